@@ -1,0 +1,286 @@
+"""A backend's answer: from its JSON, as it arrives, to the client's reply (protocol section 4).
+
+Binary outputs become arrays while their text passes by; the text is gone at once. Only the text of
+outputs that stay JSON is kept, because it is what the client gets, and that of an output whose `data`
+comes before its `datatype` and `shape`, until these are known.
+"""
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+import orjson
+
+from gateway.codec import strings
+from gateway.codec.datatypes import DATATYPES, Datatype, Kind, element_count
+from gateway.codec.numbers import NumberSink
+from gateway.codec.request import OutputSelection, members_of, object_text, parse_shape, shown
+from gateway.codec.scanner import (
+    Members,
+    Scanner,
+    Sink,
+    TextSink,
+    parse_object,
+    parse_objects,
+    protect_literals,
+    restore_literals,
+)
+from gateway.codec.strings import BytesSink
+from gateway.errors import CodecError
+
+_STRING = msgspec.json.Decoder(str)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the client gets: `header` and then `blobs`, none of them joined."""
+
+    header: list[bytes]
+    """The JSON, in pieces."""
+    blobs: list[memoryview]
+    """One per binary output, in the order of the outputs."""
+    datatypes: list[str]
+    """The datatype of each binary output."""
+    nonfinite: int
+    """How many NaN and infinities the backend wrote as null, literals or strings."""
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether the client gets octets behind the JSON, and so a header length."""
+        return bool(self.blobs)
+
+    @property
+    def header_bytes(self) -> int:
+        """The length of the JSON."""
+        return sum(map(len, self.header))
+
+    @property
+    def n_bytes(self) -> int:
+        """The length of the whole body."""
+        return self.header_bytes + sum(map(len, self.blobs))
+
+
+@dataclass(slots=True)
+class _Value:
+    """One `data` of the answer: where it went."""
+
+    sink: Sink
+    datatype: Datatype | None = None
+    shape: tuple[int, ...] = ()
+    text: list[bytes] = field(default_factory=list)
+
+
+class InferAnswer:
+    """Reads one answer piece by piece: `feed` what arrives, then `finish`."""
+
+    def __init__(self, selection: OutputSelection, *, model: str, request_id: bytes, max_bytes: int) -> None:
+        """*max_bytes* is the most JSON the caller will feed; no tensor can have more elements than that allows.
+
+        *model* (the name in the path) and *request_id* (JSON text, or empty) are added where the backend
+        leaves them out (protocol 4.6).
+        """
+        self._selection = selection
+        self._model = model
+        self._request_id = request_id
+        self._max_bytes = max_bytes
+        self._values: list[_Value] = []
+        self._scanner = Scanner("outputs", self._open_value)
+        self._nonfinite = 0
+
+    def feed(self, chunk: bytes) -> Iterator[None]:
+        """Take the next bytes of the JSON; yields after each step of work. Raises `CodecError`."""
+        yield from self._scanner.feed(chunk)
+        if self._scanner.done:
+            self._refuse_trailing()
+
+    def finish(self) -> Generator[None, None, Reply]:
+        """The reply. Raises `CodecError` if the answer is cut off or is not what it says."""
+        yield from self._scanner.finish()
+        self._refuse_trailing()
+        skeleton, marker = protect_literals(self._scanner.skeleton)
+        top = parse_object(skeleton)
+        try:
+            entries = parse_objects(top.get("outputs", b"null"))
+        except CodecError:
+            raise CodecError("the answer has no `outputs` array of objects") from None
+
+        outputs: list[bytes] = []
+        blobs: list[memoryview] = []
+        datatypes: list[str] = []
+        names = set()
+        for index, entry in enumerate(entries):
+            name = _text_of(entry, "name")
+            if name is None:
+                raise CodecError(f"output {index}: name must be a string, got {_shown_member(entry, 'name')}")
+            if not self._selection.is_wanted(name):
+                continue
+            names.add(name)
+            if outputs:
+                outputs.append(b",")
+            members, keeps_data = _without_data(entry)
+            if keeps_data and self._selection.is_binary(name):
+                value = self._value(entry)
+                blob = yield from self._blob(value, entry, name)
+                blobs.append(blob)
+                datatypes.append(value.datatype.name if value.datatype else "")
+                parameters = members_of(members["parameters"], name) if "parameters" in members else {}
+                parameters["binary_data_size"] = b"%d" % len(blob)
+                members["parameters"] = object_text(parameters)
+                outputs.append(object_text(members))
+            elif keeps_data:
+                value = self._value(entry)
+                if value.datatype is not None:
+                    raise CodecError(f"output {name!r}: its name came twice and differs")
+                outputs.append(object_text(members)[:-1] + b',"data":')
+                outputs.extend(value.text)
+                outputs.append(b"}")
+            elif _has_shared_memory(members):
+                outputs.append(object_text(members))
+            else:
+                raise CodecError(f"output {name!r} has no data")
+        missing = [name for name in self._selection.named if name not in names]
+        if missing:
+            raise CodecError(f"output {missing[0]!r} was requested, but the answer does not have it")
+        header = _compact([restore_literals(text, marker) for text in self._header(top, outputs)])
+        return Reply(header, blobs, datatypes, self._nonfinite)
+
+    def _refuse_trailing(self) -> None:
+        if self._scanner.trailing_bytes():
+            raise CodecError(f"the JSON ends after {self._scanner.consumed} bytes, but more follows")
+
+    def _open_value(self, entry_text: bytes) -> Sink:
+        """Choose the sink for an output's `data` by what its entry has said so far."""
+        entry = parse_object(protect_literals(entry_text)[0])
+        name = _text_of(entry, "name")
+        label = f"output {name!r}" if name is not None else f"output {len(self._values)}"
+        value = _Value(TextSink(label, None, check=True))
+        self._values.append(value)
+        if name is not None and not self._selection.is_wanted(name):
+            return value.sink
+        if name is None and self._selection.named:
+            is_binary = False  # not known yet: the text waits
+        else:
+            is_binary = self._selection.is_binary(name or "")
+        if is_binary and "datatype" in entry and "shape" in entry:
+            self._open_binary(value, entry, name or "")
+        else:
+            value.sink = TextSink(label, value.text, check=True)
+        return value.sink
+
+    def _open_binary(self, value: _Value, entry: Members, name: str) -> None:
+        """Give *value* the sink that makes binary of it."""
+        label, value.datatype, value.shape = self._tensor(entry, name)
+        n_elements = element_count(value.shape)
+        # every element takes a digit and a comma, or two quotes and a comma
+        if n_elements * 2 - 1 > self._max_bytes:
+            raise CodecError(f"{label}: {n_elements} elements cannot be in an answer of at most {self._max_bytes} bytes")
+        if value.datatype.kind is Kind.BYTES:
+            value.sink = BytesSink(label, n_elements)
+        else:
+            value.sink = NumberSink(label, value.datatype, n_elements)
+
+    def _tensor(self, entry: Members, name: str) -> tuple[str, Datatype, tuple[int, ...]]:
+        datatype = DATATYPES.get(_text_of(entry, "datatype") or "")
+        if datatype is None:
+            raise CodecError(f"output {name!r}: unknown datatype {_shown_member(entry, 'datatype')}")
+        shape = parse_shape(entry["shape"]) if "shape" in entry else None
+        if shape is None:
+            raise CodecError(f"output {name!r}: shape must be a list of integers >= 0, got {_shown_member(entry, 'shape')}")
+        return f"output {name!r} ({datatype.name}, shape {list(shape)})", datatype, shape
+
+    def _value(self, entry: Members) -> _Value:
+        return self._values[int(entry["data"])]
+
+    def _blob(self, value: _Value, entry: Members, name: str) -> Generator[None, None, memoryview]:
+        """The bytes of a binary output."""
+        label, datatype, shape = self._tensor(entry, name)
+        if value.datatype is None:
+            self._open_binary(value, entry, name)
+            yield from _pour(value.text, value.sink, label)
+        elif (datatype, shape) != (value.datatype, value.shape):
+            raise CodecError(f"{label}: datatype or shape came twice and differ")
+        sink = value.sink
+        if isinstance(sink, NumberSink):
+            self._nonfinite += sink.nonfinite
+            return memoryview(sink.array).cast("B") if sink.array.size else memoryview(b"")
+        assert isinstance(sink, BytesSink)
+        parameters = members_of(entry["parameters"], name) if entry.get("parameters", b"")[:1] == b"{" else {}
+        if parameters.get("content_type", b"") == b'"base64"':
+            return memoryview((yield from strings.from_base64(sink.elements, label)))
+        return memoryview(sink.elements)
+
+    def _header(self, top: Members, outputs: list[bytes]) -> Iterator[bytes]:
+        added = {"model_name": orjson.dumps(self._model), "id": self._request_id}
+        separator = b"{"
+        for key, value in top.items():
+            if key in added and value == b"null":
+                continue
+            added.pop(key, None)
+            yield separator + orjson.dumps(key) + b":"
+            separator = b","
+            if key == "outputs":
+                yield b"["
+                yield from outputs
+                yield b"]"
+            else:
+                yield value
+        for key, text in added.items():
+            if text:
+                yield b',"%b":%b' % (key.encode(), text)
+        yield b"}"
+
+
+def _pour(text: list[bytes], sink: Sink, label: str) -> Iterator[None]:
+    """Feed *text*, which waited, into *sink*, giving each piece back as soon as it is read."""
+    buffer = bytearray()
+    text.reverse()
+    while text:
+        buffer += text.pop()
+        while buffer and not sink.done and (taken := sink.step(buffer)):
+            del buffer[:taken]
+            yield
+    if not sink.done:
+        raise CodecError(f"{label}: data is cut off")
+
+
+def _without_data(entry: Members) -> tuple[Members, bool]:
+    """The members of an output but for `data`, and whether there was any; empty parameters are dropped."""
+    members = {key: value for key, value in entry.items() if key != "data"}
+    raw = members.get("parameters", b"null")
+    parameters = members_of(members["parameters"], "parameters of an output") if raw != b"null" else {}
+    parameters.pop("binary_data_size", None)
+    if parameters:
+        members["parameters"] = object_text(parameters)
+    else:
+        members.pop("parameters", None)
+    return members, "data" in entry
+
+
+def _has_shared_memory(members: Members) -> bool:
+    return b'"shared_memory_region"' in members.get("parameters", b"")
+
+
+def _text_of(entry: Members, key: str) -> str | None:
+    raw = entry.get(key)
+    return _STRING.decode(raw) if raw is not None and raw[:1] == b'"' else None
+
+
+def _shown_member(entry: Members, key: str) -> str:
+    return shown(entry[key]) if key in entry else "none"
+
+
+def _compact(texts: list[bytes]) -> list[bytes]:
+    """*texts* with runs of short ones joined, so that a reply is a few writes."""
+    compact: list[bytes] = []
+    run: list[bytes] = []
+    for text in texts:
+        if len(text) < 4096:
+            run.append(text)
+            continue
+        if run:
+            compact.append(b"".join(run))
+            run = []
+        compact.append(text)
+    if run:
+        compact.append(b"".join(run))
+    return compact

@@ -1,0 +1,160 @@
+"""The fourteen tensor datatypes of the protocol: one row each.
+
+What is here: size, layout on the wire, and how values cross to and from the two shapes in
+which JSON libraries speak numbers (arrays that orjson prints, 64-bit arrays that simdjson
+returns). What never will be: JSON text, shapes, names of tensors.
+
+The wire is little-endian, row-major, without padding (Triton's binary tensor extension).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.generic]
+
+
+class Kind(Enum):
+    """What the elements of a tensor are, and so which JSON values stand for them."""
+
+    BOOL = auto()
+    INTEGER = auto()
+    FLOAT = auto()
+    BYTES = auto()
+
+
+def _same(array: Array) -> Array:
+    return array
+
+
+def _truth(array: Array) -> Array:
+    # protocol 2.5: any non-zero byte is true; orjson prints a raw bool view of 2 as false
+    return array != 0  # type: ignore[no-any-return]
+
+
+def _bfloat16_to_float32(array: Array) -> Array:
+    # a BF16 is the upper half of an FP32, so widening only appends zero bits
+    return (array.astype("<u4") << np.uint32(16)).view("<f4")
+
+
+def _float64_to(wire: str) -> Callable[[Array], Array]:
+    def narrow(values: Array) -> Array:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return values.astype(wire)
+
+    return narrow
+
+
+def _float64_to_bfloat16(values: Array) -> Array:
+    """Round float64 to the nearest BF16 bits, ties to even, in one rounding.
+
+    Going through float32 rounds twice, which is only visible where the float32 lies exactly
+    between two BF16 and the float64 does not: there the float32 is moved one step towards
+    the float64 before its lower half is rounded away.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = values.astype("<f4")
+    bits = single.view("<u4").copy()
+    nan = np.isnan(single)
+    tie = (bits & 0xFFFF) == 0x8000
+    if tie.any():
+        back = single.astype("<f8")
+        bits[tie & (np.abs(back) < np.abs(values))] += 1
+        bits[tie & (np.abs(back) > np.abs(values))] -= 1
+    bits += np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    narrowed = (bits >> np.uint32(16)).astype("<u2")
+    if nan.any():
+        narrowed[nan] = 0x7FC0
+    return narrowed
+
+
+def _bfloat16_is_finite(array: Array) -> Array:
+    return (array & np.uint16(0x7F80)) != 0x7F80  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class Datatype:
+    """One row of the table.
+
+    `item_bytes` is the size of one element on the wire, 0 for BYTES. `wire` is the numpy
+    type that views the wire; BF16, which numpy lacks, is viewed as its bits. `widen` gives an
+    array of the same length that orjson prints exactly; `narrow` turns an array of `parsed`
+    (`d` float64, `i` int64, `u` uint64: simdjson's letters) into `wire` and rounds as IEEE 754
+    says. `lowest` and `highest` bound integers.
+    """
+
+    name: str
+    kind: Kind
+    item_bytes: int
+    wire: np.dtype[np.generic]
+    parsed: str
+    widen: Callable[[Array], Array]
+    narrow: Callable[[Array], Array]
+    is_finite: Callable[[Array], Array] | None = None
+    lowest: int = 0
+    highest: int = 0
+
+    def view(self, blob: memoryview) -> Array:
+        """The elements of *blob* as an array of shape [elements], without a copy."""
+        return np.frombuffer(blob, dtype=self.wire)
+
+
+def _integer(name: str, wire: str) -> Datatype:
+    bounds = np.iinfo(wire)
+    parsed = "u" if wire == "<u8" else "i"
+    dtype: np.dtype[np.generic] = np.dtype(wire)
+    return Datatype(
+        name,
+        Kind.INTEGER,
+        dtype.itemsize,
+        dtype,
+        parsed,
+        _same,
+        _same,
+        lowest=int(bounds.min),
+        highest=int(bounds.max),
+    )
+
+
+def _float(name: str, wire: str) -> Datatype:
+    dtype: np.dtype[np.generic] = np.dtype(wire)
+    return Datatype(name, Kind.FLOAT, dtype.itemsize, dtype, "d", _same, _float64_to(wire), np.isfinite)
+
+
+_ROWS = (
+    Datatype("BOOL", Kind.BOOL, 1, np.dtype("u1"), "i", _truth, _same, lowest=0, highest=1),
+    _integer("UINT8", "u1"),
+    _integer("UINT16", "<u2"),
+    _integer("UINT32", "<u4"),
+    _integer("UINT64", "<u8"),
+    _integer("INT8", "i1"),
+    _integer("INT16", "<i2"),
+    _integer("INT32", "<i4"),
+    _integer("INT64", "<i8"),
+    _float("FP16", "<f2"),
+    _float("FP32", "<f4"),
+    _float("FP64", "<f8"),
+    Datatype(
+        "BF16",
+        Kind.FLOAT,
+        2,
+        np.dtype("<u2"),
+        "d",
+        _bfloat16_to_float32,
+        _float64_to_bfloat16,
+        _bfloat16_is_finite,
+    ),
+    Datatype("BYTES", Kind.BYTES, 0, np.dtype("u1"), "", _same, _same),
+)
+
+DATATYPES: dict[str, Datatype] = {row.name: row for row in _ROWS}
+"""Every datatype by its name on the wire, in upper case (protocol 2.2)."""
+
+
+def element_count(shape: tuple[int, ...]) -> int:
+    """How many elements a tensor of *shape* has; 1 for `()`. Python integers: nothing overflows."""
+    return math.prod(shape)

@@ -1,0 +1,295 @@
+"""Tensors of numbers and booleans: array to JSON text, JSON text to array, a piece at a time.
+
+orjson prints and simdjson parses; both are exact and several times faster than going through
+lists. What simdjson refuses (NaN, null, integers beyond 64 bits, 1.0 for an integer) goes
+through the standard library's parser, value by value: slower and tolerant, and where no
+simdjson is installed it does all the work.
+
+Not here: BYTES (`strings`), and where in a document a tensor stands (`scanner`).
+"""
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from gateway.codec.datatypes import Array, Datatype, Kind
+from gateway.codec.scanner import MAX_DEPTH, PIECE_BYTES, check_cut
+from gateway.errors import CodecError
+
+try:
+    import simdjson
+except ImportError:  # no wheel for this Python: the tolerant path does all
+    simdjson = None  # type: ignore[assignment]
+
+PIECE_ELEMENTS = 16 * 1024
+"""How many elements are printed at once: under half a millisecond for every datatype."""
+
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
+_PARSED_DTYPE = {"d": np.dtype("<f8"), "i": np.dtype("<i8"), "u": np.dtype("<u8")}
+_PARSER = simdjson.Parser() if simdjson is not None else None
+
+TOLERANT_PIECE_BYTES = 8 * 1024
+"""How much text the tolerant path works on at once: it is ten times slower."""
+
+_SPACE = b" \t\r\n"
+# A run of quoted non-finite numbers and what stands between them; a key would be followed by a colon.
+_QUOTED_NONFINITE = re.compile(rb'(?:(?<![-\w."])"(?:NaN|-?Infinity)"(?=[ \t\r\n]*[,\]])[^"}]*+)+')
+_QUOTED = (b'"NaN"', b'"Infinity"', b'"-Infinity"')
+_NEGATIVE_ZERO = (b"-0,", b"-0]", b"-0 ", b"-0\n", b"-0\r", b"-0\t")
+_NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def text_pieces(values: Array, datatype: Datatype) -> Iterator[bytes]:
+    """*values* (wire layout, shape [n]) as the inside of a JSON array, in pieces of `PIECE_ELEMENTS`.
+
+    Every number is the shortest text that reads back to the same bits (protocol 3.3). NaN comes out as
+    `null`, as do infinities: the caller has refused what it does not want, or uses `literal_pieces`.
+    """
+    for start in range(0, len(values), PIECE_ELEMENTS):
+        text = orjson.dumps(datatype.widen(values[start : start + PIECE_ELEMENTS]), option=_OPTIONS)
+        yield text[1:-1] if start == 0 else b"," + text[1:-1]
+
+
+def literal_pieces(values: Array, datatype: Datatype) -> Iterator[bytes]:
+    """As `text_pieces`, with `NaN`, `Infinity` and `-Infinity` for what JSON cannot say (protocol 3.4)."""
+    for start, text in zip(itertools.count(0, PIECE_ELEMENTS), text_pieces(values, datatype), strict=False):
+        if b"null" not in text:
+            yield text
+            continue
+        numbers = datatype.widen(values[start : start + PIECE_ELEMENTS])
+        names = iter(_literal(float(number)) for number in numbers[~np.isfinite(numbers)])
+        yield re.sub(b"null", lambda _, names=names: next(names), text)  # type: ignore[misc]
+
+
+def _literal(number: float) -> bytes:
+    return b"NaN" if math.isnan(number) else b"Infinity" if number > 0 else b"-Infinity"
+
+
+class NumberSink:
+    """Takes the `data` of one tensor, nested or flat, into one array of its datatype.
+
+    Nested data is cut at any comma; each piece is completed with the brackets that are open at its ends, so
+    that the parser itself sees to it that brackets and commas are in their places.
+    """
+
+    def __init__(self, label: str, datatype: Datatype, n_elements: int) -> None:
+        """*label* names the tensor in errors. The caller has bounded *n_elements*: it is allocated here."""
+        self.done = False
+        self.nonfinite = 0
+        self.array = np.empty(n_elements, dtype=datatype.wire)
+        self.label = label
+        self._datatype = datatype
+        self._filled = 0
+        self._depth = 0
+        self._window_bytes = PIECE_BYTES
+
+    def step(self, buffer: bytearray) -> int:
+        """See `Sink.step`. Raises `CodecError` for what protocol 4.7 calls broken."""
+        window = bytes(memoryview(buffer)[: self._window_bytes])
+        if self._depth == 0:
+            start = window.lstrip(_SPACE)
+            if not start:
+                return 0
+            if start[:1] != b"[":
+                self._fail(f"data must be an array, got {start[:16].decode(errors='replace')!r}")
+        # Inside an array of numbers there is no quote and no brace, so the first of them is behind its end ...
+        limit = len(window)
+        for stop in (b'"', b"}"):
+            found = window.find(stop, 0, limit)
+            limit = found if found >= 0 else limit
+        depth = self._depth + _balance(window, limit)
+        if depth <= 0 or depth > MAX_DEPTH:
+            end = window.rfind(b"]", 0, limit) + 1
+            if depth != 0:
+                self._fail(f"brackets do not match, or are nested deeper than {MAX_DEPTH}")
+            return self._convert(buffer, window[:end], 0)
+        if limit < len(window):
+            # ... or a number written as a string, which is put there without its quotes.
+            if window[limit : limit + 1] == b"}":
+                self._fail("a bracket is missing: the object ends inside data")
+            quoted = _QUOTED_NONFINITE.match(window, limit)
+            if quoted is not None:
+                buffer[limit : quoted.end()] = quoted[0].replace(b'"', b"")
+                return self.step(buffer)
+            if not _may_become_nonfinite(window[limit:]):
+                index = self._filled + window.count(b",", 0, limit)
+                self._fail(f"element {index}: expected {self._datatype.name}, got a string")
+        elif len(window) < self._window_bytes:
+            return 0
+        comma = window.rfind(b",", 0, limit)
+        if comma < 0:
+            if len(window) < self._window_bytes:
+                return 0
+            self._fail(f"{self._window_bytes} bytes without a comma")
+        return self._convert(buffer, window[: comma + 1], self._depth + _balance(window, comma))
+
+    def _convert(self, buffer: bytearray, piece: bytes, depth: int) -> int:
+        """Append the numbers in *piece*, which leaves *depth* brackets open and ends with a comma if any is."""
+        inside = piece[:-1] if depth else piece
+        try:
+            check_cut(inside, continues=self._depth > 0, goes_on=depth > 0)
+        except CodecError as error:
+            self._fail(str(error))
+        text = b"[" * self._depth + inside + b"]" * depth
+        values = _parse_fast(text, self._datatype)
+        if values is not None:
+            self._window_bytes = PIECE_BYTES
+        elif len(piece) > TOLERANT_PIECE_BYTES:
+            self._window_bytes = TOLERANT_PIECE_BYTES
+            return self.step(buffer)
+        else:
+            values = self._parse_tolerantly(text)
+        self._append(values, text)
+        self._depth = depth
+        if depth == 0:
+            self.done = True
+            if self._filled != len(self.array):
+                self._fail(f"expected {len(self.array)} elements, got {self._filled}")
+        return len(piece)
+
+    def _append(self, values: Array, text: bytes) -> None:
+        """Check, round and store *values* (float64, int64 or uint64, shape [n]), which *text* says."""
+        end = self._filled + len(values)
+        if end > len(self.array):
+            self._fail(f"expected {len(self.array)} elements, got more")
+        datatype = self._datatype
+        if datatype.kind is Kind.FLOAT:
+            narrowed = datatype.narrow(_settle_ties(values, text) if datatype.name == "FP32" else values)
+            if datatype.item_bytes < 8:
+                finite = datatype.is_finite(narrowed)  # type: ignore[misc]
+                if not finite.all():
+                    beyond = np.isfinite(values) & ~finite
+                    if beyond.any():
+                        self._fail_range(values, int(np.argmax(beyond)))
+            self.array[self._filled : end] = narrowed
+        else:
+            if len(values) and (values.min() < datatype.lowest or values.max() > datatype.highest):
+                beyond = (values < datatype.lowest) | (values > datatype.highest)
+                self._fail_range(values, int(np.argmax(beyond)))
+            self.array[self._filled : end] = values
+        self._filled = end
+
+    def _parse_tolerantly(self, text: bytes) -> Array:
+        """The numbers in *text* by the standard library's parser, each looked at."""
+        try:
+            nested = json.loads(
+                text.decode(), parse_int=_parse_int, parse_float=_parse_float, parse_constant=_NONFINITE.__getitem__
+            )
+        except ValueError as error:
+            self._fail(f"not JSON near element {self._filled}: {error}")
+        parsed = _PARSED_DTYPE[self._datatype.parsed]
+        values = [self._value(item, index) for index, item in enumerate(_flatten(nested), self._filled)]
+        return np.array(values, dtype=parsed)
+
+    def _value(self, item: Any, index: int) -> float | int:
+        datatype = self._datatype
+        if datatype.kind is Kind.FLOAT:
+            if item is None:
+                item = math.nan
+            if type(item) is float:
+                self.nonfinite += not math.isfinite(item)
+                return item
+            if type(item) is int:
+                try:
+                    return float(item)
+                except OverflowError:
+                    self._fail(f"element {index}: {datatype.name} cannot hold {str(item)[:32]}...")
+        elif datatype.kind is Kind.BOOL:
+            if item is True or item is False or (type(item) is int and item in (0, 1)):
+                return int(item)
+        else:
+            if type(item) is float and item.is_integer():
+                item = int(item)
+            if type(item) is int:
+                if datatype.lowest <= item <= datatype.highest:
+                    return item
+                self._fail(f"element {index}: {datatype.name} cannot hold {str(item)[:32]}")
+        got = "null" if item is None else str(item).lower() if type(item) is bool else str(item)[:32]
+        self._fail(f"element {index}: expected {datatype.name}, got {got}")
+
+    def _fail_range(self, values: Array, index: int) -> NoReturn:
+        self._fail(f"element {self._filled + index}: {self._datatype.name} cannot hold {values[index]}")
+
+    def _fail(self, reason: str) -> NoReturn:
+        raise CodecError(f"{self.label}: {reason}")
+
+
+def _may_become_nonfinite(text: bytes) -> bool:
+    """Whether *text*, which starts with a quote, is the beginning of a quoted non-finite number."""
+    for quoted in _QUOTED:
+        if quoted.startswith(text) or (text.startswith(quoted) and not text[len(quoted) :].strip(_SPACE)):
+            return True
+    return False
+
+
+def _balance(text: bytes, end: int) -> int:
+    """How many more brackets are opened than closed in text[:end]; flat data costs two searches and no count."""
+    opened = text.count(b"[", 0, end) if text.find(b"[", 0, end) >= 0 else 0
+    return opened - (text.count(b"]", 0, end) if text.find(b"]", 0, end) >= 0 else 0)
+
+
+def _parse_fast(text: bytes, datatype: Datatype) -> Array | None:
+    """The numbers in *text* (one JSON array) by simdjson; None if they need the tolerant path."""
+    if _PARSER is None:
+        return None
+    if datatype.kind is Kind.BOOL:
+        # as_buffer refuses true and false; as 1 and 0 they cannot join a neighbour into another valid 0 or 1,
+        # except behind a minus sign
+        if b"-" in text:
+            return None
+        text = text.replace(b"true", b"1").replace(b"false", b"0")
+    try:
+        buffer = _PARSER.parse(text).as_buffer(of_type=datatype.parsed)  # type: ignore[union-attr]
+    except (ValueError, TypeError, RuntimeError):
+        return None
+    values: Array = np.frombuffer(buffer, dtype=_PARSED_DTYPE[datatype.parsed])
+    if datatype.kind is Kind.FLOAT and b"-0" in text and not values.all():
+        # simdjson reads -0 as the integer 0 and so loses its sign
+        if any(zero in text for zero in _NEGATIVE_ZERO):
+            return None
+    return values
+
+
+def _settle_ties(values: Array, text: bytes) -> Array:
+    """Move float64 *values* that lie exactly between two FP32 to the side on which their *text* is.
+
+    Rounding decimal to float64 and then to FP32 rounds twice. Of the shortest texts of all 2^32 FP32 one
+    pair comes back as its neighbour that way: 7.038531e-26 and its negative.
+    """
+    bits = values.view("<u8")
+    tied = (bits & np.uint64(0x1FFFFFFF)) == 0x10000000
+    if not tied.any():
+        return values
+    settled: npt.NDArray[np.float64] = values.astype("<f8")
+    words = text.translate(None, b"[] \t\r\n").split(b",")
+    for index in np.flatnonzero(tied):
+        exact, double = Decimal(words[index].decode()), Decimal(float(settled[index]))
+        if exact != double:
+            settled[index] = np.nextafter(settled[index], math.inf if exact > double else -math.inf)
+    return settled
+
+
+def _parse_int(text: str) -> int | float:
+    return -0.0 if text == "-0" else int(text)
+
+
+def _parse_float(text: str) -> float | str:
+    number = float(text)
+    return text if math.isinf(number) else number  # as text it fails, with its own digits in the message
+
+
+def _flatten(nested: list[Any]) -> Iterator[Any]:
+    """The leaves of lists in lists, in order."""
+    for item in nested:
+        if type(item) is list:
+            yield from _flatten(item)
+        else:
+            yield item

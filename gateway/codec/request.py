@@ -1,0 +1,559 @@
+"""An inference request: from the client's body to the backend's JSON (protocol sections 1 to 3).
+
+`InferRequest.parse` proves the whole body right before anything is sent. `InferRequest.json_pieces`
+makes the JSON as often as it is asked to: the body is held once, its JSON never.
+"""
+
+import re
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+import msgspec
+import numpy as np
+import orjson
+
+from gateway.codec import numbers, strings
+from gateway.codec.datatypes import DATATYPES, Datatype, Kind, element_count
+from gateway.codec.framing import HEADER_LENGTH, Cursor
+from gateway.codec.scanner import (
+    PIECE_BYTES,
+    Members,
+    Scanner,
+    TextSink,
+    parse_object,
+    parse_objects,
+    protect_literals,
+    restore_literals,
+)
+from gateway.errors import CodecError
+
+MAX_RANK = 64
+"""The most dimensions a shape may have; frameworks stop at 32 or 64."""
+
+MAX_DIMENSION = 2**63 - 1
+
+_BINARY_WORD = b"binary_data"
+_SEARCH_BYTES = 1024 * 1024
+_FINITE_ELEMENTS = 256 * 1024  # looking is sixteen times as fast as printing
+
+_SHAPE = re.compile(rb"\[[ \t\r\n]*(?:[0-9]+[ \t\r\n]*(?:,[ \t\r\n]*[0-9]+[ \t\r\n]*)*)?\]")
+_INTEGER = re.compile(rb"[0-9]{1,20}")
+_NUMBER = re.compile(rb"[0-9]+")
+
+_STRING = msgspec.json.Decoder(str)
+
+
+class NonFinite(Enum):
+    """What becomes of NaN and infinities in binary inputs (protocol 3.4)."""
+
+    REJECT = "reject"
+    AS_NULL = "as_null"
+    LITERAL = "literal"
+
+
+class BytesPolicy(Enum):
+    """How BYTES elements become JSON strings (protocol 3.5)."""
+
+    UTF8 = "utf8"
+    BASE64 = "base64"
+
+
+class HalfPrecision(Enum):
+    """Whether FP16 and BF16 go out under their own names or as FP32."""
+
+    NATIVE = "native"
+    PROMOTE = "promote"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPolicy:
+    """How one backend wants the tensors that JSON cannot carry as they are."""
+
+    nonfinite: NonFinite = NonFinite.REJECT
+    bytes: BytesPolicy = BytesPolicy.UTF8
+    half_precision: HalfPrecision = HalfPrecision.NATIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A binary input: a view of the body, and what its header says of it."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    blob: memoryview
+
+    @property
+    def label(self) -> str:
+        """How errors call it."""
+        return f"input {self.name!r} ({self.datatype.name}, shape {list(self.shape)})"
+
+
+@dataclass(slots=True)
+class OutputSelection:
+    """Which outputs the client wants, and which of them in binary (protocol 4.1, 4.5)."""
+
+    binary_by_default: bool = False
+    named: dict[str, bool] = field(default_factory=dict)
+    """Every output the request lists, and whether it is to be binary."""
+
+    def is_wanted(self, name: str) -> bool:
+        """Whether the client gets the output at all."""
+        return not self.named or name in self.named
+
+    def is_binary(self, name: str) -> bool:
+        """Whether the client gets the output as a blob."""
+        return self.named.get(name, self.binary_by_default)
+
+
+Segment = bytes | memoryview | Tensor
+
+
+@dataclass(slots=True)
+class InferRequest:
+    """A request that has been proved right, and the JSON it becomes."""
+
+    inputs: list[Tensor]
+    """The binary ones, in the order of their blobs."""
+    selection: OutputSelection
+    id: bytes
+    """The client's id as JSON text; empty if it sent none."""
+    header_recovered: bool
+    nonfinite: int
+    """How many NaN and infinities are let through by policy."""
+    _segments: list[Segment]
+    _policy: TensorPolicy
+
+    @staticmethod
+    def parse(
+        body: memoryview, header_length: int | None, policy: TensorPolicy, *, recover: bool
+    ) -> Generator[None, None, "InferRequest | None"]:
+        """Parse and check a whole body; None if it is pure JSON, which nobody judges (protocol 3.6).
+
+        *header_length* is the client's, None if it sent none; then *recover* allows protocol section 6.
+        Yields after each step of work. Raises `CodecError`.
+        """
+        if header_length is not None:
+            return (yield from _Parser(body, header_length, policy).parse())
+        if not body:
+            raise CodecError("empty request body")
+        if not (yield from _contains(body, _BINARY_WORD, b"\\u")):
+            return None
+        parser = _Parser(body, None, policy, recover=recover)
+        try:
+            request = yield from parser.parse()
+        except CodecError:
+            if not (yield from _contains(body, _BINARY_WORD)):
+                return None
+            raise
+        return request if parser.found_binary_parameter else None
+
+    @property
+    def is_small(self) -> bool:
+        """Whether its JSON is small enough to be made and sent in one go."""
+        return sum(len(s.blob) if isinstance(s, Tensor) else len(s) for s in self._segments) <= PIECE_BYTES
+
+    def json_pieces(self) -> Iterator[bytes | memoryview]:
+        """The backend's JSON in pieces of bounded size; every call makes it anew."""
+        pending: list[bytes | memoryview] = []
+        pending_bytes = 0
+        for segment in self._segments:
+            for piece in self._text(segment):
+                if len(piece) >= PIECE_BYTES:
+                    if pending:
+                        yield b"".join(pending)
+                        pending, pending_bytes = [], 0
+                    yield piece
+                    continue
+                pending.append(piece)
+                pending_bytes += len(piece)
+                if pending_bytes >= PIECE_BYTES:
+                    yield b"".join(pending)
+                    pending, pending_bytes = [], 0
+        if pending:
+            yield b"".join(pending)
+
+    def _text(self, segment: Segment) -> Iterator[bytes | memoryview]:
+        if isinstance(segment, bytes):
+            return iter((segment,))
+        if isinstance(segment, memoryview):
+            return (segment[start : start + PIECE_BYTES] for start in range(0, len(segment), PIECE_BYTES))
+        if segment.datatype.kind is Kind.BYTES:
+            if self._policy.bytes is BytesPolicy.BASE64:
+                return strings.base64_pieces(segment.blob)
+            return strings.text_pieces(segment.blob)
+        values = segment.datatype.view(segment.blob)
+        if self._policy.nonfinite is NonFinite.LITERAL and segment.datatype.kind is Kind.FLOAT:
+            return numbers.literal_pieces(values, segment.datatype)
+        return numbers.text_pieces(values, segment.datatype)
+
+
+class _Parser:
+    """The state of one `InferRequest.parse`; lives no longer than the call."""
+
+    def __init__(
+        self, body: memoryview, header_length: int | None, policy: TensorPolicy, *, recover: bool = False
+    ) -> None:
+        self._body = body
+        self._header_length = header_length
+        self._policy = policy
+        self._recover = recover
+        self._spans: list[tuple[int, int]] = []
+        self._marker = b""
+        self._tensors: list[Tensor] = []
+        self._segments: list[Segment] = []
+        self._nonfinite = 0
+        self._cursor = Cursor(body[:0])
+        self.found_binary_parameter = False
+
+    def parse(self) -> Generator[None, None, InferRequest]:
+        skeleton, header_bytes = yield from self._split()
+        skeleton, self._marker = protect_literals(skeleton)
+        top = parse_object(skeleton)
+        inputs = self._entries(top, "inputs")
+        if inputs is None:
+            raise CodecError("the request has no `inputs` array")
+        recovered = self._frame(inputs, header_bytes)
+        selection, outputs = self._select(top)
+
+        separator = b"{"
+        for key, value in top.items():
+            if key == "inputs":
+                self._emit(separator + b'"inputs":[')
+                yield from self._inputs(inputs)
+                self._emit(b"]")
+            elif key == "outputs" and outputs is not None:
+                self._emit(separator + b'"outputs":' + outputs)
+            elif key == "parameters" and value != b"null":
+                remaining = object_text(self._strip(members_of(value, "parameters"), "binary_data_output"))
+                if remaining == b"{}" and value.strip(b"{} \t\r\n"):
+                    continue
+                self._emit(separator + b'"parameters":' + remaining)
+            else:
+                self._emit(separator + orjson.dumps(key) + b":" + value)
+            separator = b","
+        self._emit(b"}")
+        self._cursor.finish()
+        return InferRequest(
+            self._tensors,
+            selection,
+            _request_id(top),
+            recovered,
+            self._nonfinite,
+            self._joined(),
+            self._policy,
+        )
+
+    def _split(self) -> Generator[None, None, tuple[bytes, int]]:
+        """The skeleton of the JSON, and where the JSON ends in the body."""
+        n_bytes = self._header_length
+        if n_bytes is not None:
+            if n_bytes > len(self._body):
+                raise CodecError(
+                    f"{HEADER_LENGTH} is {n_bytes}, but the whole body has {len(self._body)} bytes; "
+                    "it counts the JSON header before compression"
+                )
+            if n_bytes == 0:
+                raise CodecError(f"raw binary requests ({HEADER_LENGTH}: 0) are not available yet")
+        text = self._body[:n_bytes]
+        if n_bytes is not None and n_bytes <= PIECE_BYTES:
+            header = bytes(text)
+            if b'"data"' not in header and b"\\u" not in header:
+                return header, n_bytes
+        scanner = Scanner("inputs", lambda entry: TextSink("the JSON of an input", None, check=False))
+        for start in range(0, len(text), PIECE_BYTES):
+            yield from scanner.feed(text[start : start + PIECE_BYTES])
+            if scanner.done and n_bytes is None:
+                break
+        try:
+            yield from scanner.finish()
+        except CodecError as error:
+            if n_bytes is None:
+                raise
+            raise CodecError(f"{error}; {HEADER_LENGTH} says that the JSON has {n_bytes} bytes: is it too small?") from None
+        if n_bytes is not None and scanner.trailing_bytes():
+            raise CodecError(
+                f"the JSON ends after {scanner.consumed} bytes, but {HEADER_LENGTH} is {n_bytes}: is it too large?"
+            )
+        self._spans = scanner.spans
+        for start, end in self._spans:
+            yield from strings.check_utf8(self._body[start:end], "the request's JSON")
+        return scanner.skeleton, scanner.consumed if n_bytes is None else n_bytes
+
+    def _frame(self, inputs: list[Members], header_bytes: int) -> bool:
+        """Set the cursor to the blobs; True if the header length had to be found (protocol section 6)."""
+        binary = self._body[header_bytes:]
+        self._cursor = Cursor(binary)
+        if self._header_length is not None:
+            return False
+        sizes = [_binary_size(entry, index) for index, entry in enumerate(inputs)]
+        expected = sum(size for size in sizes if size is not None)
+        announced = any(size is not None for size in sizes)
+        if not announced and not bytes(binary[:PIECE_BYTES]).strip(b" \t\r\n") and len(binary) <= PIECE_BYTES:
+            self._cursor = Cursor(binary[:0])
+            return False
+        if announced and expected == len(binary):
+            if expected and not self._recover:
+                raise CodecError(f"binary data follows the JSON, but the header {HEADER_LENGTH} is missing")
+            return expected > 0
+        raise CodecError(
+            f"the header {HEADER_LENGTH} is missing, and the body does not make up for it: {len(binary)} bytes follow "
+            f"the JSON, but the binary_data_size of all inputs add up to {expected}"
+        )
+
+    def _entries(self, top: Members, key: str) -> list[Members] | None:
+        value = top.get(key)
+        if value is None or value == b"null":
+            return None
+        try:
+            return parse_objects(value)
+        except CodecError:
+            raise CodecError(f"`{key}` must be an array of objects, got {shown(value)}") from None
+
+    def _select(self, top: Members) -> tuple[OutputSelection, bytes | None]:
+        """What the client wants back, and `outputs` without the words of the extension; None if absent."""
+        selection = OutputSelection()
+        parameters = top.get("parameters")
+        if parameters is not None and parameters != b"null":
+            selection.binary_by_default = bool(self._flag(members_of(parameters, "parameters"), "binary_data_output", ""))
+        outputs = self._entries(top, "outputs")
+        if outputs is None:
+            return selection, None
+        texts = []
+        for index, entry in enumerate(outputs):
+            name = _name(entry, f"output {index}")
+            if name in selection.named:
+                raise CodecError(f"output {name!r} is requested more than once")
+            flag = None
+            raw = entry.get("parameters")
+            if raw is not None and raw != b"null":
+                members = members_of(raw, f"output {name!r}: parameters")
+                flag = self._flag(members, "binary_data", f"output {name!r}: ")
+                if "binary_data" in members:
+                    self._replace_parameters(entry, self._strip(members, "binary_data"))
+            selection.named[name] = selection.binary_by_default if flag is None else flag
+            texts.append(object_text(entry))
+        return selection, b"[" + b",".join(texts) + b"]"
+
+    def _flag(self, members: Members, key: str, where: str) -> bool | None:
+        value = members.get(key)
+        if value is None:
+            return None
+        self.found_binary_parameter = True
+        flag = {b"true": True, b"false": False, b"null": None}.get(value, "")
+        if flag == "":
+            raise CodecError(f"{where}{key}: expected true or false, got {shown(value)}")
+        return flag  # type: ignore[return-value]
+
+    def _inputs(self, inputs: list[Members]) -> Iterator[None]:
+        names = set()
+        for index, entry in enumerate(inputs):
+            if index:
+                self._emit(b",")
+            raw_name = entry.get("name")
+            label = f"input {index}"
+            if raw_name is not None and raw_name[:1] == b'"':
+                name = _STRING.decode(raw_name)
+                label = f"input {name!r}"
+                if name in names:
+                    raise CodecError(f"{label} is given more than once")
+                names.add(name)
+            yield from self._input(entry, index, label)
+
+    def _input(self, entry: Members, index: int, label: str) -> Iterator[None]:
+        raw = entry.get("parameters")
+        members = members_of(raw, f"{label}: parameters") if raw is not None and raw != b"null" else {}
+        size = _binary_size(entry, index)
+        data = self._data(entry)
+        given = [data is not None, size is not None, "shared_memory_region" in members]
+        if sum(given) != 1:
+            raise CodecError(
+                f"{label}: Input must set only one of the following fields: 'data', 'binary_data_size' in "
+                f"'parameters', 'shared_memory_region' in 'parameters'; got {sum(given) or 'none'} of them"
+            )
+        if "binary_data_size" in members:
+            self.found_binary_parameter = True
+            self._replace_parameters(entry, self._strip(members, "binary_data_size"))
+        if data is None:
+            entry.pop("data", None)
+        if size is not None:
+            yield from self._binary_input(entry, size, label)
+            return
+        text = object_text({key: value for key, value in entry.items() if key != "data"})
+        if data is None:
+            self._emit(text)
+            return
+        self._emit(text[:-1] + (b',"data":' if len(text) > 2 else b'"data":'))
+        self._segments.append(data)
+        self._emit(b"}")
+
+    def _binary_input(self, entry: Members, size: int, label: str) -> Iterator[None]:
+        name = _name(entry, label)
+        datatype = _datatype(entry, label)
+        shape = _shape(entry, label)
+        tensor = Tensor(name, datatype, shape, self._body[:0])
+        n_elements = element_count(shape)
+        expected = n_elements * datatype.item_bytes
+        if datatype.kind is not Kind.BYTES and size != expected:
+            raise CodecError(
+                f"{tensor.label}: binary_data_size: expected {expected}, got {size} "
+                f"({n_elements} elements of {datatype.item_bytes} bytes)"
+            )
+        tensor = Tensor(name, datatype, shape, self._cursor.take(size, tensor.label))
+        if datatype.kind is Kind.BYTES:
+            as_text = self._policy.bytes is BytesPolicy.UTF8
+            yield from strings.check_elements(tensor.blob, n_elements, tensor.label, utf8=as_text)
+            if not as_text:
+                raw = entry.get("parameters")
+                members = members_of(raw, label) if raw is not None and raw != b"null" else {}
+                members["content_type"] = b'"base64"'
+                self._replace_parameters(entry, members)
+        elif datatype.kind is Kind.FLOAT:
+            yield from self._check_finite(tensor)
+            if datatype.item_bytes == 2 and self._policy.half_precision is HalfPrecision.PROMOTE:
+                entry["datatype"] = b'"FP32"'
+        self._tensors.append(tensor)
+        text = object_text(entry)
+        self._emit(text[:-1] + b',"data":[')
+        self._segments.append(tensor)
+        self._emit(b"]}")
+
+    def _check_finite(self, tensor: Tensor) -> Iterator[None]:
+        """Count NaN and infinities, or refuse them: the backend's policy decides (protocol 3.4)."""
+        policy = self._policy.nonfinite
+        array = tensor.datatype.view(tensor.blob)
+        for start in range(0, len(array), _FINITE_ELEMENTS):
+            if start:
+                yield
+            piece = array[start : start + _FINITE_ELEMENTS]
+            finite = tensor.datatype.is_finite(piece)  # type: ignore[misc]
+            if finite.all():
+                continue
+            values = tensor.datatype.widen(piece)
+            if policy is not NonFinite.LITERAL:
+                refused = np.isinf(values) if policy is NonFinite.AS_NULL else ~finite
+                if refused.any():
+                    index = int(np.argmax(refused))
+                    raise CodecError(
+                        f"{tensor.label}: element {start + index} is {float(values[index])}, which JSON cannot carry; "
+                        f"this backend's `nonfinite` is {policy.value}"
+                    )
+            self._nonfinite += len(piece) - int(np.count_nonzero(finite))
+
+    def _data(self, entry: Members) -> memoryview | None:
+        """The text of a JSON input's `data`; None if it is absent or null."""
+        raw = entry.get("data")
+        if raw is None:
+            return None
+        start, end = self._spans[int(raw)]
+        view = self._body[start:end]
+        return None if end - start < 64 and bytes(view).strip(b" \t\r\n") == b"null" else view
+
+    def _strip(self, members: Members, key: str) -> Members:
+        return {name: value for name, value in members.items() if name != key}
+
+    def _replace_parameters(self, entry: Members, members: Members) -> None:
+        if members:
+            entry["parameters"] = object_text(members)
+        else:
+            entry.pop("parameters", None)
+
+    def _emit(self, text: bytes) -> None:
+        self._segments.append(restore_literals(text, self._marker))
+
+    def _joined(self) -> list[Segment]:
+        """The segments, with neighbouring texts in one."""
+        joined: list[Segment] = []
+        for segment in self._segments:
+            if isinstance(segment, bytes) and joined and isinstance(joined[-1], bytes):
+                joined[-1] += segment
+            else:
+                joined.append(segment)
+        return joined
+
+
+def _contains(body: memoryview, *words: bytes) -> Generator[None, None, bool]:
+    """Whether any of *words* is in *body*; yields between pieces, which overlap by a word."""
+    overlap = max(map(len, words)) - 1
+    for start in range(0, len(body), _SEARCH_BYTES):
+        piece = bytes(body[start : start + _SEARCH_BYTES + overlap])
+        if any(word in piece for word in words):
+            return True
+        yield
+    return False
+
+
+def members_of(raw: bytes, what: str) -> Members:
+    """The members of a JSON object, unparsed. Raises `CodecError` naming *what* if it is none."""
+    try:
+        return parse_object(raw)
+    except CodecError:
+        raise CodecError(f"{what} must be an object, got {shown(raw)}") from None
+
+
+def object_text(members: Members) -> bytes:
+    """*members* as JSON, each value as it came."""
+    return b"{" + b",".join(orjson.dumps(key) + b":" + value for key, value in members.items()) + b"}"
+
+
+def shown(raw: bytes) -> str:
+    """*raw* for an error message, cut to a readable length."""
+    text = raw.decode(errors="replace")
+    return text if len(text) <= 64 else text[:64] + "..."
+
+
+def _name(entry: Members, label: str) -> str:
+    raw = entry.get("name")
+    if raw is None or raw[:1] != b'"':
+        raise CodecError(f"{label}: name must be a string, got {shown(raw) if raw is not None else 'none'}")
+    return _STRING.decode(raw)
+
+
+def _datatype(entry: Members, label: str) -> Datatype:
+    raw = entry.get("datatype")
+    text = shown(raw) if raw is not None else "none"
+    datatype = DATATYPES.get(text[1:-1]) if text[:1] == '"' else None
+    if datatype is None:
+        hint = f"; datatypes are in upper case, {text.upper()}" if text[1:-1].upper() in DATATYPES else ""
+        raise CodecError(f"{label}: datatype must be one of {' '.join(DATATYPES)}, got {text}{hint}")
+    return datatype
+
+
+def parse_shape(raw: bytes) -> tuple[int, ...] | None:
+    """The shape that *raw* (JSON) says; None unless it is an array of at most `MAX_RANK` integers >= 0."""
+    if not _SHAPE.fullmatch(raw):
+        return None
+    sizes = _NUMBER.findall(raw)
+    if len(sizes) > MAX_RANK or any(len(size) > 19 for size in sizes):
+        return None
+    shape = tuple(map(int, sizes))
+    return None if any(size > MAX_DIMENSION for size in shape) else shape
+
+
+def _shape(entry: Members, label: str) -> tuple[int, ...]:
+    raw = entry.get("shape")
+    shape = parse_shape(raw) if raw is not None else None
+    if shape is None:
+        got = shown(raw) if raw is not None else "none"
+        raise CodecError(f"{label}: shape must be a list of at most {MAX_RANK} integers >= 0, got {got}")
+    return shape
+
+
+def _binary_size(entry: Members, index: int) -> int | None:
+    """`binary_data_size` of an input; None if it has none."""
+    raw = entry.get("parameters")
+    if raw is None or raw[:1] != b"{":
+        return None
+    value = parse_object(raw).get("binary_data_size")
+    if value is None or value == b"null":
+        return None
+    if not _INTEGER.fullmatch(value):
+        label = f"input {_STRING.decode(entry['name'])!r}" if entry.get("name", b"")[:1] == b'"' else f"input {index}"
+        raise CodecError(f"{label}: binary_data_size must be an integer >= 0, got {shown(value)}")
+    return int(value)
+
+
+def _request_id(top: Members) -> bytes:
+    raw = top.get("id", b"")
+    return b"" if raw in (b"null", b'""') else raw

@@ -1,0 +1,366 @@
+"""Reading a JSON document that arrives in pieces.
+
+An inference document is small but for one thing: the `data` of its tensors. `Scanner` walks
+the document as it comes and separates the two. Each `data` value goes to a sink that takes it
+piece by piece; all the rest, the skeleton, stays together, with the number of the sink standing
+where the value stood. The skeleton is ordinary JSON and is parsed (and so judged) by msgspec.
+
+The scanner itself only has to be right about where strings and brackets begin and end. It never
+recurses, so no nesting can exhaust it, and it reads every byte once.
+
+Here: where things are. Not here: what any value means.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import msgspec
+
+from gateway.errors import CodecError
+
+PIECE_BYTES = 64 * 1024
+"""How much JSON text one step works on: about half a millisecond of numbers, and it fits a cache."""
+
+SKELETON_BYTES = 4 * 1024 * 1024
+"""The most JSON around the `data` of the tensors: names, shapes, parameters, ids."""
+
+MAX_DEPTH = 64
+"""The most brackets that may be open at once in a tensor's nested `data`; tensors have at most 32 dimensions."""
+
+_SPACE = b" \t\r\n"
+_NOT_SPACE = re.compile(rb"[^ \t\r\n]")
+_AFTER_SCALAR = re.compile(rb"[ \t\r\n,}\]]")
+# A whole string, with the colon that makes it a key (1) or the end of the buffer, where that is not known yet (2);
+# a bracket; or a quote whose string is not complete.
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"[ \t\r\n]*+(?:(:)|(\Z))?|[\[\]{}]|"', re.DOTALL)
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]|"', re.DOTALL)
+_STRING_OR_NONFINITE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?Infinity|NaN', re.DOTALL)
+
+_QUOTE, _OBJECT, _END_OBJECT, _ARRAY, _END_ARRAY = b'"{}[]'
+_CLOSER = {_OBJECT: b"}", _ARRAY: b"]"}
+
+Members = dict[str, bytes]
+"""An object of JSON: each member's value is the text it came as."""
+
+_OBJECT_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_OBJECTS_DECODER = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+_ANY_DECODER = msgspec.json.Decoder(msgspec.Raw)
+
+
+class Sink(Protocol):
+    """Takes one value of a document, piece by piece."""
+
+    done: bool
+    label: str
+    """What it takes, for errors."""
+
+    def step(self, buffer: bytearray) -> int:
+        """Work on the front of *buffer*: how many bytes are finished with, 0 if more must arrive first.
+
+        Takes about `PIECE_BYTES` at a time. Raises `CodecError` if the value is not what it should be.
+        """
+
+
+OpenValue = Callable[[bytes], Sink]
+"""Gets the entry's members before its `data`, as a JSON object; gives the sink for the value."""
+
+
+class Scanner:
+    """Splits a document into its skeleton and the `data` values in the objects of one top-level array.
+
+    *section* is the key of that array: `inputs` or `outputs`. *open_value* chooses a sink for each value; in
+    the skeleton the n-th value is replaced by the number n, and `spans[n]` is where it was in the document.
+    """
+
+    def __init__(self, section: str, open_value: OpenValue) -> None:
+        self.done = False
+        self.consumed = 0
+        self.spans: list[tuple[int, int]] = []
+        self._section = b'"%b"' % section.encode()
+        self._open_value = open_value
+        self._skeleton = bytearray()
+        self._buffer = bytearray()
+        self._wait_for = 0
+        self._sink: Sink | None = None
+        self._sink_start = 0
+        self._depth = 0
+        self._inside_section = False
+        self._entry_start = 0
+        self._key = b""
+
+    def feed(self, chunk: bytes | memoryview) -> Iterator[None]:
+        """Take the next bytes; yields after each step of work. Whatever follows the document is left alone."""
+        self._buffer += chunk
+        if len(self._buffer) < self._wait_for:
+            return
+        while not self.done and self._buffer:
+            if self._sink is None:
+                taken = self._step()
+            else:
+                taken = self._sink.step(self._buffer)
+            if taken == 0:
+                # A token that is larger than a piece is looked at again only when half as much came
+                # again, so that a backend that sends byte by byte cannot make this quadratic.
+                size = len(self._buffer)
+                self._wait_for = size + size // 2 if size > PIECE_BYTES else 0
+                return
+            del self._buffer[:taken]
+            self.consumed += taken
+            if self._sink is not None and self._sink.done:
+                self.spans.append((self._sink_start, self.consumed))
+                self._sink = None
+            yield
+
+    def finish(self) -> Iterator[None]:
+        """Work off what `feed` put aside. Raises `CodecError` if the document is cut off."""
+        self._wait_for = 0
+        yield from self.feed(b"")
+        if not self.done:
+            where = f"{self._sink.label}: " if self._sink is not None else ""
+            raise CodecError(f"{where}JSON is cut off after {self.consumed + len(self._buffer)} bytes")
+
+    @property
+    def skeleton(self) -> bytes:
+        """The document with numbers in place of the values that went to sinks."""
+        return bytes(self._skeleton)
+
+    def trailing_bytes(self) -> int:
+        """How many bytes that are not blank came behind the document."""
+        return len(self._buffer.strip(_SPACE))
+
+    def _step(self) -> int:
+        """Walk the skeleton until a value for a sink, the document's end or the buffer's end."""
+        buffer = self._buffer
+        if self._depth == 0:
+            first = _NOT_SPACE.search(buffer)
+            if first is not None and first[0] != b"{":
+                raise CodecError(f"expected a JSON object, got {bytes(buffer[first.start() : first.start() + 16])!r}")
+        base = len(self._skeleton)
+        for token in _TOKEN.finditer(buffer):
+            text = token[0]
+            code = text[0]
+            if code == _QUOTE:
+                if token[2] is not None or len(text) == 1:
+                    return self._keep(token.start())
+                if token[1] is None:
+                    continue
+                if self._depth == 1:
+                    self._key = text
+                elif self._depth == 3 and self._inside_section and _is_key(text, b'"data"'):
+                    taken = self._keep(token.end())
+                    entry = self._skeleton[self._entry_start : base + token.start()].rstrip(_SPACE).rstrip(b",")
+                    self._sink = self._open_value(bytes(entry) + b"}")
+                    self._sink_start = self.consumed + taken
+                    self._skeleton += b"%d" % len(self.spans)
+                    return taken
+            elif code == _OBJECT or code == _ARRAY:
+                self._depth += 1
+                if self._depth == 2:
+                    self._inside_section = code == _ARRAY and _is_key(self._key, self._section)
+                elif self._depth == 3:
+                    self._entry_start = base + token.start()
+            else:
+                self._depth -= 1
+                if self._depth == 0:
+                    self.done = True
+                    return self._keep(token.end())
+                if self._depth == 1:
+                    self._inside_section = False
+        return self._keep(len(buffer))
+
+    def _keep(self, n_bytes: int) -> int:
+        if len(self._skeleton) + n_bytes > SKELETON_BYTES:
+            raise CodecError(f"the JSON around the tensors' data is longer than {SKELETON_BYTES} bytes")
+        self._skeleton += memoryview(self._buffer)[:n_bytes]
+        return n_bytes
+
+
+class TextSink:
+    """Takes a value of any type as it is: one that stays JSON, waits for its datatype, or that nobody wants.
+
+    With *pieces* the text is appended there. With *check* it is proved to be JSON: each piece ends at a comma,
+    and is parsed with the brackets that are open at its start put before it and those open at its end behind.
+    """
+
+    def __init__(self, label: str, pieces: list[bytes] | None, *, check: bool) -> None:
+        self.done = False
+        self.label = label
+        self._pieces = pieces
+        self._check = check
+        self._open = bytearray()
+        self._window_bytes = PIECE_BYTES
+
+    def step(self, buffer: bytearray) -> int:
+        """See `Sink.step`; with *check*, what is no JSON raises `CodecError`."""
+        while True:
+            window = bytes(memoryview(buffer)[: self._window_bytes])
+            taken = self._step(window)
+            if taken or len(buffer) <= self._window_bytes:
+                return taken
+            # one string or number fills the window
+            self._window_bytes *= 2
+
+    def _step(self, window: bytes) -> int:
+        if not self._open:
+            first = _NOT_SPACE.search(window)
+            if first is None:
+                return 0
+            if first[0] not in b'[{"':
+                end = _AFTER_SCALAR.search(window, first.start())
+                return self._take(window[: end.start()], b"", b"", done=True) if end else 0
+        before = bytes(self._open)
+        tokens = list(_STRING_OR_BRACKET.finditer(window))
+        after = bytearray(before)
+        try:
+            end_of_value = _walk(after, tokens)
+        except CodecError as error:
+            raise CodecError(f"{self.label}: {error}") from None
+        if end_of_value:
+            return self._take(window[:end_of_value], before, b"", done=True)
+        if len(window) < PIECE_BYTES:
+            return 0
+        comma, whole_tokens = _last_comma(window, tokens)
+        if comma < 0:
+            return 0
+        after = bytearray(before)
+        _walk(after, tokens[:whole_tokens])
+        self._open = after
+        return self._take(window[: comma + 1], before, bytes(after), done=False)
+
+    def _take(self, text: bytes, before: bytes, after: bytes, *, done: bool) -> int:
+        if self._check:
+            try:
+                _check_piece(text if done else text[:-1], before, after)
+            except CodecError as error:
+                raise CodecError(f"{self.label}: {error}") from None
+        if self._pieces is not None:
+            self._pieces.append(text)
+        self.done = done
+        self._window_bytes = PIECE_BYTES
+        return len(text)
+
+
+def _walk(opened: bytearray, tokens: list[re.Match[bytes]]) -> int:
+    """Follow brackets through *tokens*, with *opened* as the stack; the end of the value, or 0 if it goes on."""
+    for token in tokens:
+        code = token[0][0]
+        if code == _OBJECT or code == _ARRAY:
+            opened.append(code)
+        elif code != _QUOTE:
+            # '[' + 2 is ']' and '{' + 2 is '}'
+            if not opened or opened.pop() + 2 != code:
+                raise CodecError(f"brackets do not match: {chr(code)!r} closes what was not opened")
+        elif len(token[0]) == 1:
+            return 0
+        if not opened:
+            return token.end()
+    return 0
+
+
+def _last_comma(window: bytes, tokens: list[re.Match[bytes]]) -> tuple[int, int]:
+    """The last comma outside strings, and how many tokens stand before it; -1 where there is none."""
+    limit = len(window)
+    for n_tokens in range(len(tokens), -1, -1):
+        if n_tokens and tokens[n_tokens - 1][0] == b'"':
+            limit = tokens[n_tokens - 1].start()
+            continue
+        start = tokens[n_tokens - 1].end() if n_tokens else 0
+        comma = window.rfind(b",", start, limit)
+        if comma >= 0:
+            return comma, n_tokens
+        if n_tokens:
+            limit = tokens[n_tokens - 1].start()
+    return -1, 0
+
+
+def _check_piece(piece: bytes, before: bytes, after: bytes) -> None:
+    """Prove that *piece* continues JSON at the open brackets *before* and leaves *after* open."""
+    check_cut(piece, continues=bool(before), goes_on=bool(after))
+    outer = b"".join(b"[" if code == _ARRAY else b'{"":' for code in before[:-1])
+    suffix = b"".join(_CLOSER[code] for code in reversed(after))
+    text, _ = protect_literals(outer + before[-1:] + piece + suffix)
+    _check_json(text)
+
+
+def check_cut(piece: bytes, *, continues: bool, goes_on: bool) -> None:
+    """Raise `CodecError` where completing *piece* with brackets would hide a comma that has no value beside it.
+
+    *continues*: a comma stands before the piece. *goes_on*: one stands behind it.
+    """
+    text = piece.strip(_SPACE)
+    if (continues and text[:1] in (b"", b"]", b"}")) or (goes_on and text[-1:] in (b"", b"[", b"{")):
+        raise CodecError("a comma without a value beside it")
+
+
+def _is_key(text: bytes, wanted: bytes) -> bool:
+    """Whether the key token *text* (quotes, maybe blanks and a colon) is *wanted* (with quotes)."""
+    key = text[: text.rfind(b'"') + 1]
+    if b"\\" not in key:
+        return key == wanted
+    try:
+        return b'"%b"' % msgspec.json.decode(key, type=str).encode() == wanted
+    except msgspec.DecodeError:
+        return False
+
+
+def parse_object(text: bytes) -> Members:
+    """The members of the JSON object *text*, each as the JSON it came as; of two with one key the last.
+
+    Raises `CodecError` if it is not JSON, not UTF-8, not an object, or nested too deep to be read.
+    """
+    with _reading(text):
+        return {key: bytes(value) for key, value in _OBJECT_DECODER.decode(text).items()}
+
+
+def parse_objects(text: bytes) -> list[Members]:
+    """The same for a JSON array of objects."""
+    with _reading(text):
+        return [{key: bytes(value) for key, value in item.items()} for item in _OBJECTS_DECODER.decode(text)]
+
+
+def _check_json(text: bytes) -> None:
+    with _reading(text):
+        _ANY_DECODER.decode(text)
+
+
+@contextmanager
+def _reading(text: bytes) -> Iterator[None]:
+    try:
+        text.decode()  # msgspec does not look into the strings of a Raw
+        yield
+    except UnicodeDecodeError as error:
+        raise CodecError(f"JSON is not UTF-8: {error.reason} at byte {error.start}") from None
+    except RecursionError:
+        raise CodecError("JSON is nested too deep to be read") from None
+    except msgspec.DecodeError as error:
+        words = str(error).replace("JSON is malformed", "malformed JSON")
+        raise CodecError(words.replace("Input data was truncated", "JSON is cut off")) from None
+
+
+def protect_literals(text: bytes) -> tuple[bytes, bytes]:
+    """Put strings in place of NaN, Infinity and -Infinity: no JSON, but written by many servers and clients.
+
+    Returns the text and a marker for `restore_literals`; the marker is empty if there was nothing to protect.
+    """
+    if b"NaN" not in text and b"Infinity" not in text:
+        return text, b""
+    number = 0
+    while (marker := b"~%d~" % number) in text:
+        number += 1
+
+    def protect(match: re.Match[bytes]) -> bytes:
+        return match[0] if match[0].startswith(b'"') else b'"%b%b"' % (marker, match[0])
+
+    protected, _ = _STRING_OR_NONFINITE.subn(protect, text)
+    return (protected, marker) if protected != text else (text, b"")
+
+
+def restore_literals(text: bytes, marker: bytes) -> bytes:
+    """Undo `protect_literals`."""
+    if not marker:
+        return text
+    for literal in (b"-Infinity", b"Infinity", b"NaN"):
+        text = text.replace(b'"%b%b"' % (marker, literal), literal)
+    return text

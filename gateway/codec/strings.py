@@ -1,0 +1,317 @@
+"""Tensors of BYTES: length-prefixed elements to JSON strings, JSON strings to elements.
+
+On the wire an element is a little-endian uint32 length and that many bytes (protocol 2.4).
+In JSON it is a string: its bytes as UTF-8, or as base64 where a backend is set to it.
+
+Not here: numbers (`numbers`), and where in a document a tensor stands (`scanner`).
+"""
+
+import base64
+import binascii
+import re
+import sys
+from collections.abc import Callable, Generator, Iterator
+from typing import NoReturn
+
+import orjson
+
+from gateway.codec.scanner import MAX_DEPTH, PIECE_BYTES
+from gateway.errors import CodecError
+
+MAX_ELEMENT_BYTES = 2**32 - 1
+"""The longest element that a uint32 length can announce."""
+
+_PREFIX_BYTES = 4
+_BASE64_HINT = ", and JSON has only text; set `bytes: base64` for this backend if it reads base64"
+_STEP_TOKENS = 512  # bounds a step over deeply nested strings, where each bracket is looked at
+_BLANKS = re.compile(rb"[ \t\r\n]*+")
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_ELEMENTS = re.compile(rb'(?:[ \t\r\n]*+"(?:[^"\\]++|\\.)*+"[ \t\r\n]*+,)++', re.DOTALL)
+# As much of a string's inside as is whole: no escape is cut, and no surrogate pair.
+_INSIDE = re.compile(
+    rb'(?:[^"\\]++|\\[^u]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*+',
+    re.DOTALL,
+)
+_LONGEST_ESCAPE = len(rb"\ud83d\ude00")
+
+
+def check_elements(blob: memoryview, n_elements: int, label: str, *, utf8: bool) -> Iterator[None]:
+    """Prove that *blob* is exactly *n_elements* length-prefixed elements; with *utf8*, that each is UTF-8.
+
+    Yields after each step of work. Raises `CodecError` naming *label* and the element (protocol 2.4, 3.5).
+    """
+    if n_elements * _PREFIX_BYTES > len(blob):
+        raise CodecError(
+            f"{label}: expected {n_elements} elements, which take at least {n_elements * _PREFIX_BYTES} bytes "
+            f"for their lengths, got {len(blob)} bytes"
+        )
+    offset = worked = 0
+    for index in range(n_elements):
+        start = offset + _PREFIX_BYTES
+        left = len(blob) - start
+        if left < 0:
+            raise CodecError(
+                f"{label}: expected {n_elements} elements, got {index} and {left + _PREFIX_BYTES} trailing bytes"
+            )
+        size = int.from_bytes(blob[offset:start], "little")
+        if size > left:
+            raise CodecError(f"{label}: element {index} says it has {size} bytes, but only {left} are left")
+        offset = start + size
+        if utf8:
+            yield from check_utf8(blob[start:offset], f"{label}: element {index}", _BASE64_HINT)
+        worked += size + 64
+        if worked > PIECE_BYTES:
+            worked = 0
+            yield
+    if offset != len(blob):
+        raise CodecError(
+            f"{label}: expected {n_elements} elements, which end after {offset} bytes, got {len(blob) - offset} bytes more"
+        )
+
+
+def check_utf8(text: memoryview, what: str, hint: str = "") -> Iterator[None]:
+    """Prove that *text* is UTF-8, yielding between pieces. Raises `CodecError` naming *what* and the byte."""
+    start = 0
+    while start < len(text):
+        if start:
+            yield
+        end = _character_start(text, start + PIECE_BYTES)
+        try:
+            str(text[start:end], "utf-8")
+        except UnicodeDecodeError as error:
+            raise CodecError(f"{what} is not UTF-8 at byte {start + error.start}{hint}") from None
+        start = end
+
+
+def _character_start(text: memoryview, position: int) -> int:
+    """The end of *text*, or the start of the UTF-8 character at *position*, at most three bytes before it."""
+    if position >= len(text):
+        return len(text)
+    for back in range(4):
+        if text[position - back] & 0xC0 != 0x80:
+            return position - back
+    return position
+
+
+def text_pieces(blob: memoryview) -> Iterator[bytes]:
+    """The elements of *blob* as the inside of a JSON array of strings, in pieces of about `PIECE_BYTES`.
+
+    `check_elements` has approved the blob, with *utf8*.
+    """
+    return _pieces(blob, _escaped_batch, _escaped)
+
+
+def base64_pieces(blob: memoryview) -> Iterator[bytes]:
+    """As `text_pieces`, each element in base64 (the convention of MLServer and of KServe's rest-proxy)."""
+    return _pieces(blob, _base64_batch, _base64)
+
+
+def _pieces(
+    blob: memoryview,
+    print_batch: Callable[[list[memoryview]], bytes],
+    print_element: Callable[[memoryview], Iterator[bytes]],
+) -> Iterator[bytes]:
+    separator = b""
+    batch: list[memoryview] = []
+    batch_bytes = offset = 0
+    while offset < len(blob):
+        start = offset + _PREFIX_BYTES
+        offset = start + int.from_bytes(blob[offset:start], "little")
+        element = blob[start:offset]
+        large = len(element) > PIECE_BYTES
+        if not large:
+            batch.append(element)
+            batch_bytes += len(element) + 16
+        if batch and (large or batch_bytes > PIECE_BYTES or offset == len(blob)):
+            yield separator + print_batch(batch)
+            separator = b","
+            batch = []
+            batch_bytes = 0
+        if large:
+            yield separator + b'"'
+            yield from print_element(element)
+            yield b'"'
+            separator = b","
+
+
+def _escaped_batch(batch: list[memoryview]) -> bytes:
+    return orjson.dumps([str(element, "utf-8") for element in batch])[1:-1]
+
+
+def _escaped(element: memoryview) -> Iterator[bytes]:
+    start = 0
+    while start < len(element):
+        end = _character_start(element, start + PIECE_BYTES)
+        yield orjson.dumps(str(element[start:end], "utf-8"))[1:-1]
+        start = end
+
+
+def _base64_batch(batch: list[memoryview]) -> bytes:
+    return b",".join(b'"%b"' % base64.b64encode(element) for element in batch)
+
+
+def _base64(element: memoryview) -> Iterator[bytes]:
+    step = PIECE_BYTES // 3 * 3  # a multiple of three bytes needs no padding in the middle
+    for start in range(0, len(element), step):
+        yield base64.b64encode(element[start : start + step])
+
+
+class BytesSink:
+    """Takes the `data` of one BYTES tensor, nested or flat, into length-prefixed elements.
+
+    A string longer than a piece is decoded in parts and never exists as a whole in two forms.
+    """
+
+    def __init__(self, label: str, n_elements: int) -> None:
+        """*label* names the tensor in errors, *n_elements* is what its shape asks for."""
+        self.done = False
+        self.elements = bytearray()
+        self.label = label
+        self._n_elements = n_elements
+        self._count = 0
+        self._depth = 0
+        self._wants_value = True
+        self._just_opened = False
+        self._element_at: int | None = None
+
+    def step(self, buffer: bytearray) -> int:
+        """See `Sink.step`. Raises `CodecError` for what protocol 4.7 calls broken."""
+        if self._element_at is not None:
+            return self._continue_element(buffer, self._element_at)
+        window = bytes(memoryview(buffer)[:PIECE_BYTES])
+        position = 0
+        for _ in range(_STEP_TOKENS):
+            position = _end(_BLANKS, window, position)
+            if position == len(window) or self.done:
+                break
+            code = window[position : position + 1]
+            if not self._wants_value:
+                if code == b",":
+                    self._wants_value = True
+                elif code == b"]":
+                    self._close()
+                else:
+                    self._fail(f"expected a comma or a bracket after element {self._count - 1}, got {_shown(code)}")
+                position += 1
+            elif code == b"[":
+                self._depth += 1
+                self._just_opened = True
+                if self._depth > MAX_DEPTH:
+                    self._fail(f"data is nested deeper than {MAX_DEPTH}")
+                position += 1
+            elif code == b"]" and self._just_opened:
+                self._close()
+                position += 1
+            elif code == b'"' and self._depth:
+                end = _end(_ELEMENTS, window, position)
+                if end > position:
+                    self._append(window[position : end - 1])
+                elif (end := _end(_STRING, window, position)) > position:
+                    self._append(window[position:end])
+                    self._wants_value = False
+                else:
+                    # the string goes on behind the window
+                    if position == 0 and len(window) == PIECE_BYTES:
+                        self._element_at = len(self.elements)
+                        self.elements += bytes(_PREFIX_BYTES)
+                        return 1
+                    break
+                position = end
+                self._just_opened = False
+            elif self._depth:
+                self._fail(f"element {self._count}: expected a string, got {_shown(window[position:])}")
+            else:
+                self._fail(f"data must be an array, got {_shown(window[position:])}")
+        return position
+
+    def _append(self, text: bytes) -> None:
+        """Store the strings in *text*, which are separated by commas."""
+        try:
+            strings = orjson.loads(b"[%b]" % text)
+        except ValueError as error:
+            self._fail(f"a string near element {self._count} is not JSON: {error}")
+        parts = []
+        for string in strings:
+            element = string.encode()
+            parts.append(len(element).to_bytes(_PREFIX_BYTES, "little"))
+            parts.append(element)
+        self.elements += b"".join(parts)
+        self._add(len(strings))
+
+    def _continue_element(self, buffer: bytearray, element_at: int) -> int:
+        """Decode the next part of a string that is longer than a piece."""
+        end = _end(_INSIDE, buffer, 0, PIECE_BYTES)
+        part = bytes(memoryview(buffer)[:end])
+        closed = end < len(buffer) and buffer[end : end + 1] == b'"'
+        try:
+            part.decode()
+        except UnicodeDecodeError as error:
+            if closed or end - error.start > 3:
+                self._fail(f"element {self._count} is not UTF-8")
+            part = part[: error.start]
+        if not part and not closed:
+            if len(buffer) >= _LONGEST_ESCAPE:
+                self._fail(f"element {self._count}: broken escape or lone surrogate {_shown(bytes(buffer[:12]))}")
+            return 0
+        try:
+            self.elements += orjson.loads(b'"%b"' % part).encode()
+        except ValueError as error:
+            self._fail(f"element {self._count} is not JSON: {error}")
+        if not closed:
+            return len(part)
+        size = len(self.elements) - element_at - _PREFIX_BYTES
+        if size > MAX_ELEMENT_BYTES:
+            self._fail(f"element {self._count} has {size} bytes, more than a BYTES element can have")
+        self.elements[element_at : element_at + _PREFIX_BYTES] = size.to_bytes(_PREFIX_BYTES, "little")
+        self._element_at = None
+        self._wants_value = self._just_opened = False
+        self._add(1)
+        return end + 1
+
+    def _add(self, n_elements: int) -> None:
+        self._count += n_elements
+        if self._count > self._n_elements:
+            self._fail(f"expected {self._n_elements} elements, got more")
+
+    def _close(self) -> None:
+        self._depth -= 1
+        self._wants_value = self._just_opened = False
+        if self._depth == 0:
+            self.done = True
+            if self._count != self._n_elements:
+                self._fail(f"expected {self._n_elements} elements, got {self._count}")
+
+    def _fail(self, reason: str) -> NoReturn:
+        raise CodecError(f"{self.label}: {reason}")
+
+
+def from_base64(elements: bytearray, label: str) -> Generator[None, None, bytearray]:
+    """*elements* (length-prefixed base64) decoded, length-prefixed again (protocol 4.8); yields between steps."""
+    decoded = bytearray()
+    view = memoryview(elements)
+    offset = index = worked = 0
+    while offset < len(view):
+        start = offset + _PREFIX_BYTES
+        offset = start + int.from_bytes(view[offset:start], "little")
+        try:
+            element = base64.b64decode(view[start:offset], validate=True)
+        except binascii.Error as error:
+            raise CodecError(f"{label}: element {index} is not base64: {error}") from None
+        decoded += len(element).to_bytes(_PREFIX_BYTES, "little")
+        decoded += element
+        index += 1
+        worked += len(element) + 64
+        if worked > PIECE_BYTES:
+            worked = 0
+            yield
+    return decoded
+
+
+def _end(pattern: re.Pattern[bytes], text: bytes | bytearray, start: int, limit: int = sys.maxsize) -> int:
+    """Where *pattern* ends that is matched at *start*; *start* itself if it does not match."""
+    match = pattern.match(text, start, limit)
+    return match.end() if match else start
+
+
+def _shown(text: bytes) -> str:
+    return repr(text[:16].decode(errors="replace"))

@@ -1,0 +1,72 @@
+"""Everything that can go wrong, as one closed list.
+
+Two layers, on purpose. The codec raises `CodecError`: these bytes are wrong, and here.
+It does not know whose bytes they are. The corridor turns it into a `GatewayError`, which
+carries an `ErrorKind` and therefore a status, a metric label and a blame.
+
+Nothing here does I/O, and nothing in the gateway invents a status of its own.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+
+
+class Blame(Enum):
+    """Whose fault an error is: it decides who has to look at it."""
+
+    CLIENT = "client"
+    BACKEND = "backend"
+    GATEWAY = "gateway"
+
+
+class ErrorKind(Enum):
+    """One row per failure: label in metrics and logs, status, blame."""
+
+    NO_ROUTE = ("no_route", 404, Blame.CLIENT)
+    OVERLOADED = ("overloaded", 503, Blame.GATEWAY)
+    BODY_TOO_LARGE = ("body_too_large", 413, Blame.CLIENT)
+    SLOW_CLIENT = ("slow_client", 408, Blame.CLIENT)
+    MALFORMED_REQUEST = ("malformed_request", 400, Blame.CLIENT)
+    UNSUPPORTED_ENCODING = ("unsupported_encoding", 415, Blame.CLIENT)
+    UNREACHABLE = ("unreachable", 503, Blame.BACKEND)
+    TIMEOUT = ("timeout", 504, Blame.BACKEND)
+    UPSTREAM_CLOSED = ("upstream_closed", 502, Blame.BACKEND)
+    MALFORMED_RESPONSE = ("malformed_response", 502, Blame.BACKEND)
+    BACKEND_ERROR = ("backend_error", 502, Blame.BACKEND)  # the backend's own 4xx or 5xx keeps its status
+    CLIENT_CLOSED = ("client_closed", 499, Blame.CLIENT)  # never sent: nobody is there to read it
+    INTERNAL = ("internal", 500, Blame.GATEWAY)
+
+    def __init__(self, label: str, status: int, blame: Blame) -> None:
+        self.label = label
+        self.status = status
+        self.blame = blame
+
+
+class CodecError(ValueError):
+    """Bytes that break a rule of the wire.
+
+    The message names the tensor where one is concerned, what was expected and what came.
+    """
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message is one line: path and reason."""
+
+
+class GatewayError(Exception):
+    """A failure with its `ErrorKind`; the message is what the client gets to read."""
+
+    def __init__(self, kind: ErrorKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+
+
+@contextmanager
+def blaming(kind: ErrorKind) -> Iterator[None]:
+    """Turn a `CodecError` raised inside into a `GatewayError` of *kind*."""
+    try:
+        yield
+    except CodecError as error:
+        raise GatewayError(kind, str(error)) from error
