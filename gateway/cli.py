@@ -1,0 +1,140 @@
+"""The command line: `serve`, `check`, `demo`.
+
+Exit codes: 0 done, 1 it failed while running (an address in use), 2 the command or the configuration is wrong.
+"""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from gateway import __version__, demo
+from gateway.app import Application
+from gateway.config import Config, for_backend, load, parse
+from gateway.errors import ConfigError
+from gateway.telemetry import LogWriter
+
+log = logging.getLogger("gateway")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command in *arguments* (default: those of the process); the exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        code: int = options.run(options, parser)
+    except ConfigError as error:
+        print(f"tensor-gateway: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"tensor-gateway: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tensor-gateway",
+        description="Gives JSON-only inference servers the binary tensor extension of Triton and KServe.",
+        epilog="Try it: tensor-gateway demo",
+    )
+    parser.add_argument("--version", action="version", version=f"tensor-gateway {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="{serve,check,demo}")
+
+    serve = commands.add_parser(
+        "serve",
+        help="run the gateway",
+        description="Run the gateway until SIGTERM or SIGINT; then requests in flight are finished first.",
+    )
+    source = serve.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", type=Path, metavar="FILE", help="the YAML configuration")
+    source.add_argument("--backend", metavar="URL", help="one JSON-only server, without a configuration file")
+    serve.add_argument("--listen", metavar="HOST:PORT", help="with --backend: for clients (default 127.0.0.1:8080)")
+    serve.add_argument("--admin", metavar="HOST:PORT", help="with --backend: metrics, health (default 127.0.0.1:9090)")
+    serve.set_defaults(run=_serve)
+
+    check = commands.add_parser(
+        "check",
+        help="check a configuration",
+        description="Check a configuration: exit code 0, or 2 with file, path and reason.",
+    )
+    check.add_argument("file", type=Path, metavar="FILE", help="the YAML configuration")
+    check.set_defaults(run=_check)
+
+    demonstration = commands.add_parser(
+        "demo",
+        help="see one binary inference, step by step",
+        description="Start an embedded JSON-only server and the gateway, and show one binary inference step by step.",
+    )
+    demonstration.add_argument("--once", action="store_true", help="exit after it instead of serving on")
+    demonstration.set_defaults(run=_demo)
+    return parser
+
+
+def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    config = load(options.file)
+    print(f"{options.file}: good, backends: {', '.join(config.backends)}")
+    return 0
+
+
+def _serve(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    if options.config is not None:
+        if options.listen or options.admin:
+            parser.error("--listen and --admin go with --backend; with --config they are in the file")
+        config = load(options.config)
+    else:
+        config = for_backend(options.backend, options.listen, options.admin)
+    writer = LogWriter(config.logging.level)
+    writer.start()
+    try:
+        return asyncio.run(_serve_until_stopped(config))
+    finally:
+        writer.stop()
+
+
+async def _serve_until_stopped(config: Config) -> int:
+    application = await Application.start(config)
+    try:
+        print(f"tensor-gateway {__version__} serves clients on {application.listen_url}", flush=True)
+        print(f"metrics and health on {application.admin_url}", flush=True)
+        await _stop_signal()
+        print("draining: no new connections, requests in flight finish", flush=True)
+        cut_off = await application.drain()
+        if cut_off:
+            log.warning("shutdown.grace is over: %d requests in flight are cut off", cut_off)
+    finally:
+        await application.stop()
+    return 0
+
+
+async def _stop_signal() -> None:
+    """Wait for SIGTERM or SIGINT. SIGHUP, which would end the process, is refused aloud until it reloads."""
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: log.warning("SIGHUP: reloading is not available yet; restart"))
+    await stopped.wait()
+
+
+def _demo(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    return asyncio.run(_demonstrate(once=options.once))
+
+
+async def _demonstrate(*, once: bool) -> int:
+    async with demo.JsonServer.on_port(8000) as server:
+        config = parse(demo.configuration(server.url))
+        application = await Application.start(config)
+        try:
+            exact = await demo.show(server, application.listen_url, application.admin_url)
+            if not exact or once:
+                return 0 if exact else 1
+            print(demo.next_steps(server.url, application.listen_url, application.admin_url), flush=True)
+            await _stop_signal()
+            return 0
+        finally:
+            await application.stop()

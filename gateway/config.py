@@ -1,0 +1,344 @@
+"""The configuration: one YAML file in, one frozen object out, or one line that says what is wrong.
+
+Every default lives here, in the type. Unknown keys are typing errors and stop the start, as do keys
+of the contract that are not built yet: nothing is swallowed. Not here: what the values are used for.
+"""
+
+import difflib
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Any, Union
+from urllib.parse import urlsplit
+
+import msgspec
+import yaml
+
+from gateway.codec import BytesPolicy, HalfPrecision, NonFinite, TensorPolicy
+from gateway.errors import ConfigError
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SIZE = re.compile(r"(\d+)(B|KiB|MiB|GiB)")
+_SIZE_UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+NOT_YET = frozenset(
+    {
+        "workers",
+        "limits.in_flight_bytes",
+        "limits.concurrent_requests",
+        "limits.client_keep_alive",
+        "limits.header_timeout",
+        "limits.body_timeout",
+        "limits.client_idle",
+        "compression",
+        "tls",
+        "backends.*.dialect",
+        "backends.*.balance",
+        "backends.*.keep_alive",
+        "backends.*.max_connections",
+        "backends.*.retry",
+        "backends.*.health",
+        "backends.*.eject",
+        "backends.*.tls",
+    }
+)
+"""Keys of the contract that this version does not have; `*` is any name."""
+
+
+class Duration(float):
+    """Seconds, written as text with a unit: `250ms`, `2s`, `5m`, `1h`."""
+
+    def __str__(self) -> str:
+        return f"{self * 1000:g}ms" if 0 < self < 1 else f"{float(self):g}s"
+
+
+class Size(int):
+    """Bytes, written as text with a unit: `512B`, `64KiB`, `256MiB`, `1GiB`."""
+
+    def __str__(self) -> str:
+        for unit, factor in reversed(_SIZE_UNITS.items()):
+            if self >= factor and self % factor == 0:
+                return f"{self // factor}{unit}"
+        return f"{int(self)}B"
+
+
+class Address(str):
+    """`host:port` of a listener; port 0 is any free port. IPv6 hosts stand in brackets."""
+
+    __slots__ = ()
+
+    @property
+    def host(self) -> str:
+        """The host, without brackets."""
+        return self.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """The port."""
+        return int(self.rpartition(":")[2])
+
+
+class Endpoint(str):
+    """The base URL of one server of a backend: scheme, host, maybe a port and a path."""
+
+    __slots__ = ()
+
+
+class _Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What all parts of the configuration have in common."""
+
+
+class Limits(_Frozen, frozen=True):
+    """The most that is held; beyond it a request or an answer is refused."""
+
+    request_body: Size = Size(256 * 1024**2)
+    response_body: Size = Size(1024**3)
+
+
+class Shutdown(_Frozen, frozen=True):
+    """What happens between SIGTERM and the exit."""
+
+    delay: Duration = Duration(0)
+    grace: Duration = Duration(30)
+
+
+class Logging(_Frozen, frozen=True):
+    """What is written to standard output (access) and standard error (the rest)."""
+
+    level: typing.Literal["debug", "info", "warning", "error"] = "info"
+    access: typing.Literal["json", "text", "none"] = "json"
+
+
+class Timeouts(_Frozen, frozen=True):
+    """How long one client request may wait for its backend."""
+
+    connect: Duration = Duration(2)
+    first_byte: Duration = Duration(60)
+    idle: Duration = Duration(30)
+    total: Duration = Duration(120)
+
+
+class Headers(_Frozen, frozen=True):
+    """Changes to the headers that a backend gets."""
+
+    set: dict[str, str] = {}
+    remove: list[str] = []
+
+
+class Backend(_Frozen, frozen=True):
+    """One JSON-only server, or several that answer alike."""
+
+    endpoints: list[Endpoint]
+    framing: typing.Literal["chunked", "content-length"] = "chunked"
+    nonfinite: NonFinite = NonFinite.REJECT
+    bytes: BytesPolicy = BytesPolicy.UTF8
+    half_precision: HalfPrecision = HalfPrecision.NATIVE
+    timeouts: Timeouts = Timeouts()
+    headers: Headers = Headers()
+
+    @property
+    def tensor_policy(self) -> TensorPolicy:
+        """How its tensors are written."""
+        return TensorPolicy(self.nonfinite, self.bytes, self.half_precision)
+
+
+class Route(_Frozen, frozen=True):
+    """Which requests go to a backend; what is absent matches everything."""
+
+    name: str
+    backend: str
+    models: list[str] | None = None
+    host: str | None = None
+    path_prefix: str | None = None
+
+
+class Config(_Frozen, frozen=True):
+    """The whole file."""
+
+    backends: dict[str, Backend]
+    listen: Address = Address("127.0.0.1:8080")
+    admin: Address = Address("127.0.0.1:9090")
+    limits: Limits = Limits()
+    shutdown: Shutdown = Shutdown()
+    recover_header_length: bool = True
+    logging: Logging = Logging()
+    routes: list[Route] = []
+
+
+def load(path: Path) -> Config:
+    """The configuration in the file *path*. Raises `ConfigError`: file, path of the key, reason."""
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def parse(text: str) -> Config:
+    """The configuration in the YAML *text*. Raises `ConfigError`: path of the key, reason."""
+    try:
+        tree = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  a safe loader, see below
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        raise ConfigError(f"{where}not YAML: {getattr(error, 'problem', None) or error}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError("expected keys and values, such as `listen: 127.0.0.1:8080`")
+    _check_keys(tree, Config, "", "")
+    try:
+        config = msgspec.convert(tree, Config, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_with_path_first(str(error))) from None
+    _check_sense(config)
+    return config
+
+
+def for_backend(endpoint: str, listen: str | None, admin: str | None) -> Config:
+    """The configuration of `serve --backend`. Raises `ConfigError`."""
+    tree: dict[str, Any] = {"backends": {"default": {"endpoints": [endpoint]}}}
+    tree |= {key: value for key, value in (("listen", listen), ("admin", admin)) if value is not None}
+    return parse(yaml.safe_dump(tree))
+
+
+def masked(config: Config) -> dict[str, Any]:
+    """The effective configuration as plain values, with every header that is set hidden."""
+    tree: dict[str, Any] = msgspec.to_builtins(config, enc_hook=str)
+    for backend in tree["backends"].values():
+        backend["headers"]["set"] = dict.fromkeys(backend["headers"]["set"], "***")
+    return _as_written(tree, config)
+
+
+def _as_written(tree: Any, value: Any) -> Any:
+    """*tree* with durations and sizes in the units in which people write them."""
+    if isinstance(value, (Duration, Size)):
+        return str(value)
+    if isinstance(value, msgspec.Struct):
+        return {key: _as_written(item, getattr(value, key)) for key, item in tree.items()}
+    if isinstance(value, dict) and isinstance(tree, dict):
+        return {key: _as_written(item, value[key]) for key, item in tree.items()}
+    return tree
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """PyYAML's safe loader; a key that stands twice is an error instead of a silent last word."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key `{key}` stands twice", key_node.start_mark)
+            seen.add(key)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+def _check_keys(tree: Any, type_: Any, path: str, pattern: str) -> None:
+    """Refuse keys that *type_* does not have, with the path and the nearest name."""
+    if typing.get_origin(type_) in (Union, types.UnionType):
+        type_ = next(option for option in typing.get_args(type_) if option is not type(None))
+    if typing.get_origin(type_) is list and isinstance(tree, list):
+        for index, item in enumerate(tree):
+            _check_keys(item, typing.get_args(type_)[0], f"{path}[{index}]", f"{pattern}[]")
+    if not isinstance(tree, dict):
+        return
+    prefix = f"{path}." if path else ""
+    pattern = f"{pattern}." if pattern else ""
+    if typing.get_origin(type_) is dict:
+        for key, item in tree.items():
+            _check_keys(item, typing.get_args(type_)[1], f"{prefix}{key}", f"{pattern}*")
+    elif isinstance(type_, type) and issubclass(type_, msgspec.Struct):
+        fields = {item.name: item.type for item in msgspec.structs.fields(type_)}
+        for key, item in tree.items():
+            if f"{pattern}{key}" in NOT_YET:
+                raise ConfigError(f"{prefix}{key}: not available yet")
+            if key not in fields:
+                near = difflib.get_close_matches(str(key), fields, n=1)
+                hint = f", did you mean `{near[0]}`?" if near else f"; known are {', '.join(fields)}"
+                raise ConfigError(f"{prefix}{key}: unknown key{hint}")
+            _check_keys(item, fields[key], f"{prefix}{key}", f"{pattern}{key}")
+
+
+def _decode(type_: type, value: Any) -> Any:
+    """Values that YAML does not have, from their text."""
+    if type_ is Duration:
+        match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            raise ValueError(f"expected a duration with a unit, such as 250ms, 2s or 5m, got {value!r}")
+        return Duration(float(match[1]) * _DURATION_UNITS[match[2]])
+    if type_ is Size:
+        match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            raise ValueError(f"expected a size with a unit, such as 64KiB, 256MiB or 1GiB, got {value!r}")
+        return Size(int(match[1]) * _SIZE_UNITS[match[2]])
+    if type_ is Address:
+        host, _, port = str(value).rpartition(":")
+        if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise ValueError(f"expected host:port, such as 127.0.0.1:8080, got {value!r}")
+        return Address(value)
+    if type_ is Endpoint:
+        return _endpoint(value)
+    raise NotImplementedError(type_)
+
+
+def _endpoint(value: Any) -> Endpoint:
+    expected = "expected a URL of scheme, host and port, such as http://127.0.0.1:8000"
+    try:
+        url = urlsplit(value if isinstance(value, str) else "")
+        port_is_sound = url.port is None or url.port > 0
+    except ValueError:
+        raise ValueError(f"{expected}, got {value!r}") from None
+    if url.scheme not in ("http", "https") or not url.hostname or not port_is_sound:
+        raise ValueError(f"{expected}, got {value!r}")
+    if url.username is not None or url.query or url.fragment:
+        raise ValueError(f"{expected}, without user, query and fragment (credentials go to `headers.set`)")
+    return Endpoint(value.rstrip("/"))
+
+
+def _check_sense(config: Config) -> None:
+    """Refuse what every single key allows and all together do not."""
+    if not config.backends:
+        raise ConfigError("backends: at least one is needed")
+    for name, backend in config.backends.items():
+        path = f"backends.{name}"
+        if not backend.endpoints:
+            raise ConfigError(f"{path}.endpoints: at least one is needed")
+        if len(set(backend.endpoints)) < len(backend.endpoints):
+            raise ConfigError(f"{path}.endpoints: one stands twice")
+        for header, text in backend.headers.set.items():
+            if not _HEADER_NAME.fullmatch(header) or "\n" in text or "\r" in text:
+                raise ConfigError(f"{path}.headers.set.{header}: not a header")
+        for key in ("connect", "first_byte", "idle", "total"):
+            if getattr(backend.timeouts, key) <= 0:
+                raise ConfigError(f"{path}.timeouts.{key}: expected more than 0s")
+    for key in ("request_body", "response_body"):
+        if getattr(config.limits, key) <= 0:
+            raise ConfigError(f"limits.{key}: expected more than 0B")
+    if config.listen == config.admin and config.listen.port:
+        raise ConfigError("admin: the same address as `listen`")
+    if not config.routes and len(config.backends) > 1:
+        raise ConfigError("routes: needed as soon as there is more than one backend")
+    names = set()
+    for index, route in enumerate(config.routes):
+        if route.backend not in config.backends:
+            near = difflib.get_close_matches(route.backend, config.backends, n=1)
+            hint = f", did you mean `{near[0]}`?" if near else f"; there are {', '.join(config.backends)}"
+            raise ConfigError(f"routes[{index}].backend: no backend `{route.backend}`{hint}")
+        if route.name in names:
+            raise ConfigError(f"routes[{index}].name: `{route.name}` stands twice")
+        if route.path_prefix is not None and not route.path_prefix.startswith("/"):
+            raise ConfigError(f"routes[{index}].path_prefix: expected a path that starts with /")
+        names.add(route.name)
+
+
+def _with_path_first(message: str) -> str:
+    """msgspec's `reason - at $.a.b` as `a.b: reason`."""
+    reason, _, path = message.partition(" - at `$")
+    path = path.rstrip("`").lstrip(".").replace("[...]", "")
+    return f"{path}: {reason}" if path else reason

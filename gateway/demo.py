@@ -1,0 +1,259 @@
+"""An embedded JSON-only inference server, and one binary inference shown step by step.
+
+The server is for trying and for tests. Like the servers that the gateway is for, it speaks the JSON of
+the Open Inference Protocol and nothing else: a binary body is refused. It shares no code with the codec,
+so that it can judge it.
+"""
+
+import socket
+import time
+from typing import Any
+
+import aiohttp
+import numpy as np
+import orjson
+from aiohttp import web
+from prometheus_client.parser import text_string_to_metric_families
+
+_MAX_BODY = 2 * 1024**3
+_BINARY_WORDS = ("binary_data_size", "binary_data", "binary_data_output")
+
+_MODELS: dict[str, dict[str, Any]] = {
+    "identity": {
+        "name": "identity",
+        "versions": ["1"],
+        "platform": "embedded",
+        "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [-1]}],
+        "outputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [-1]}],
+    },
+    "simple": {
+        "name": "simple",
+        "versions": ["1"],
+        "platform": "embedded",
+        "inputs": [{"name": name, "datatype": "INT32", "shape": [1, 16]} for name in ("INPUT0", "INPUT1")],
+        "outputs": [{"name": name, "datatype": "INT32", "shape": [1, 16]} for name in ("OUTPUT0", "OUTPUT1")],
+    },
+}
+
+
+class JsonServer:
+    """A JSON-only server with two models on the loopback interface.
+
+    `identity` returns every input under its own name; `simple` returns the sum and the difference of two
+    INT32 tensors of shape [1, 16].
+    """
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.request_bytes = 0
+        """Of the last inference's body."""
+        self.answer_bytes = 0
+        """Of the last inference's answer."""
+        self.headers: list[tuple[str, str]] = []
+        """Of the last inference."""
+        self.last_request: dict[str, Any] = {}
+        self.inferences = 0
+        self._runner: web.AppRunner | None = None
+
+    @classmethod
+    def on_port(cls, port: int) -> "_Running":
+        """The server on *port* of the loopback interface, or a free one if that is taken, while inside `async with`."""
+        return _Running(cls(), port)
+
+    async def start(self, port: int) -> None:
+        """Listen; `url` says where."""
+        application = web.Application(client_max_size=_MAX_BODY)
+        for path in ("/v2", "/v2/"):
+            application.router.add_get(path, self._server)
+        application.router.add_get("/v2/health/live", self._healthy)
+        application.router.add_get("/v2/health/ready", self._healthy)
+        for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+            application.router.add_get(prefix, self._model)
+            application.router.add_get(f"{prefix}/ready", self._healthy)
+            application.router.add_post(f"{prefix}/infer", self._infer)
+        self._runner = web.AppRunner(application, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def stop(self) -> None:
+        """Close the listener and its connections."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _server(self, request: web.Request) -> web.Response:
+        return _json(200, {"name": "embedded", "version": "1", "extensions": []})
+
+    async def _healthy(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _model(self, request: web.Request) -> web.Response:
+        model = _MODELS.get(request.match_info["model"])
+        return _no_model(request) if model is None else _json(200, model)
+
+    async def _infer(self, request: web.Request) -> web.Response:
+        model = request.match_info["model"]
+        if model not in _MODELS or request.match_info.get("version", "1") != "1":
+            return _no_model(request)
+        if request.headers.get("Content-Type") != "application/json":
+            return _json(415, {"error": "Content-Type must be application/json: this server reads JSON only"})
+        text = await request.read()
+        self.request_bytes = len(text)
+        self.headers = list(request.headers.items())
+        self.inferences += 1
+        try:
+            asked = self.last_request = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            return _json(400, {"error": f"the body is not JSON: {error}"})
+        used = [word for word in _BINARY_WORDS if f'"{word}"'.encode() in text]
+        if used:
+            return _json(400, {"error": f"{used[0]} is not supported: this server reads JSON only"})
+        try:
+            outputs = _identity(asked) if model == "identity" else _simple(asked)
+        except (KeyError, ValueError, TypeError) as error:
+            return _json(400, {"error": f"{type(error).__name__}: {error}"})
+        answer = {"model_name": model, "model_version": "1", "outputs": outputs}
+        if asked.get("id"):
+            answer["id"] = asked["id"]
+        response = _json(200, answer)
+        self.answer_bytes = response.content_length or 0
+        return response
+
+
+class _Running:
+    def __init__(self, server: JsonServer, port: int) -> None:
+        self._server = server
+        self._port = port
+
+    async def __aenter__(self) -> JsonServer:
+        await self._server.start(free_port_or(self._port))
+        return self._server
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._server.stop()
+
+
+def free_port_or(wanted: int) -> int:
+    """*wanted* if it is free on the loopback interface, else 0: any free port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError:
+            return 0
+    return wanted
+
+
+def configuration(server_url: str) -> str:
+    """The YAML of a gateway in front of the embedded server."""
+    return (
+        f"listen: 127.0.0.1:{free_port_or(8080)}\n"
+        f"admin: 127.0.0.1:{free_port_or(9090)}\n"
+        "logging: {access: none, level: warning}\n"
+        f"backends:\n  default: {{endpoints: ['{server_url}']}}\n"
+    )
+
+
+async def show(server: JsonServer, gateway_url: str, admin_url: str) -> bool:
+    """Carry one image-sized tensor through the gateway and print what went over each wire; whether it is bit-exact."""
+    shape = [1, 3, 224, 224]
+    image = np.random.default_rng(7).standard_normal(shape, dtype=np.float32)
+    blob = image.tobytes()
+    header = orjson.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "INPUT0",
+                    "shape": shape,
+                    "datatype": "FP32",
+                    "parameters": {"binary_data_size": len(blob)},
+                }
+            ],
+            "outputs": [{"name": "INPUT0", "parameters": {"binary_data": True}}],
+        }
+    )
+    path = "/v2/models/identity/infer"
+    print(f"A client sends an image, FP32 {shape}, to a server that reads only JSON.\n")
+    async with aiohttp.ClientSession() as client:
+        started = time.perf_counter()
+        async with client.post(
+            gateway_url + path,
+            data=header + blob,
+            headers={"Inference-Header-Content-Length": str(len(header)), "Content-Type": "application/octet-stream"},
+        ) as response:
+            body = await response.read()
+            seconds = time.perf_counter() - started
+            reply_header = int(response.headers.get("Inference-Header-Content-Length", "0"))
+        async with client.get(f"{admin_url}/metrics") as scraped:
+            spent = _spent_ms(await scraped.text())
+    if response.status != 200:
+        print(f"the gateway answered {response.status}: {body[:200].decode(errors='replace')}")
+        return False
+    exact = body[reply_header:] == blob
+    rows = [
+        ("client  -> gateway", len(header) + len(blob), f"{len(header)} of JSON header and {len(blob):,} of tensor"),
+        ("gateway -> server", server.request_bytes, f"of JSON, made in {spent['request']:.1f} ms while it was sent"),
+        ("server  -> gateway", server.answer_bytes, f"of JSON, read in {spent['response']:.1f} ms while it arrived"),
+        ("gateway -> client", len(body), f"{reply_header} of JSON header and {len(body) - reply_header:,} of tensor"),
+    ]
+    for number, (wire, n_bytes, what) in enumerate(rows, 1):
+        print(f"  {number}. {wire:<19} {n_bytes:>10,} bytes: {what}")
+    print(f"\n  the whole trip took {seconds * 1000:.1f} ms, {spent['upstream']:.1f} ms of it between gateway and server")
+    print(f"  bit-exact: {'yes' if exact else 'NO'}\n")
+    return exact
+
+
+def next_steps(server_url: str, gateway_url: str, admin_url: str) -> str:
+    """What a user can try against the running demonstration."""
+    address = gateway_url.removeprefix("http://")
+    return f"""Still serving: the JSON-only server on {server_url}, the gateway on {gateway_url}.
+
+  curl: JSON in, binary out
+    curl -s {gateway_url}/v2/models/identity/infer --output - \\
+      -d '{{"inputs":[{{"name":"x","shape":[3],"datatype":"FP32","data":[1,2,3]}}],"parameters":{{"binary_data_output":true}}}}'
+
+  tritonclient (pip install "tritonclient[http]"):
+    import numpy as np, tritonclient.http as triton
+    client = triton.InferenceServerClient("{address}")
+    tensors = [triton.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
+    for tensor in tensors:
+        tensor.set_data_from_numpy(np.arange(16, dtype=np.int32).reshape(1, 16))
+    print(client.infer("simple", tensors).as_numpy("OUTPUT0"))
+
+  metrics: {admin_url}/metrics
+
+Stop it with Ctrl-C."""
+
+
+def _spent_ms(metrics: str) -> dict[str, float]:
+    """Milliseconds of the one inference so far, from the gateway's own metrics."""
+    spent = {"request": 0.0, "response": 0.0, "upstream": 0.0}
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples:
+            if sample.name == "tensor_gateway_transcode_seconds_sum":
+                spent[sample.labels["direction"]] = sample.value * 1000
+            elif sample.name == "tensor_gateway_upstream_seconds_sum":
+                spent["upstream"] = sample.value * 1000
+    return spent
+
+
+def _identity(asked: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{key: tensor[key] for key in ("name", "datatype", "shape", "data")} for tensor in asked["inputs"]]
+
+
+def _simple(asked: dict[str, Any]) -> list[dict[str, Any]]:
+    tensors = {tensor["name"]: tensor for tensor in asked["inputs"]}
+    left, right = (np.array(tensors[name]["data"], dtype=np.int32).reshape(1, 16) for name in ("INPUT0", "INPUT1"))
+    return [
+        {"name": name, "datatype": "INT32", "shape": [1, 16], "data": values.ravel().tolist()}
+        for name, values in (("OUTPUT0", left + right), ("OUTPUT1", left - right))
+    ]
+
+
+def _no_model(request: web.Request) -> web.Response:
+    return _json(404, {"error": f"unknown model {request.match_info['model']!r}"})
+
+
+def _json(status: int, value: object) -> web.Response:
+    return web.Response(status=status, body=orjson.dumps(value), headers={"Content-Type": "application/json"})

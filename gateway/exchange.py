@@ -1,0 +1,78 @@
+"""What one request leaves behind: written by the corridor, read once by telemetry at the end."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gateway.errors import ErrorKind
+
+
+class Format(Enum):
+    """What a body was."""
+
+    BINARY = "binary"
+    JSON = "json"
+    OTHER = "other"
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One sending of a request to an endpoint; seconds count from its start."""
+
+    endpoint: str
+    started_s: float
+    request_bytes: int = 0
+    response_bytes: int = 0
+    code: str = "none"
+    """The status, or the label of the error that ended it before there was one."""
+    first_byte_s: float | None = None
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request of a client, from its head to the last byte of its reply. Bytes are bodies on the wire."""
+
+    client: str
+    method: str
+    path: str
+    request_id: str
+    started_s: float
+    """Of the event loop's clock."""
+    model: str | None = None
+    route: str = "none"
+    backend: str = "none"
+    status: int = 0
+    """0 until something was sent to the client."""
+    error: ErrorKind | None = None
+    detail: str = ""
+    """The error's text."""
+    client_format: Format = Format.OTHER
+    reply_format: Format = Format.OTHER
+    upstream_format: Format = Format.OTHER
+    client_request_bytes: int = 0
+    client_response_bytes: int = 0
+    attempts: list[Attempt] = field(default_factory=list)
+    is_transcoded: bool = False
+    request_codec_s: float = 0.0
+    response_codec_s: float = 0.0
+    input_datatypes: list[str] = field(default_factory=list)
+    output_datatypes: list[str] = field(default_factory=list)
+    request_nonfinite: int = 0
+    response_nonfinite: int = 0
+    header_recovered: bool = False
+    seconds: float = 0.0
+
+    @property
+    def upstream_request_bytes(self) -> int:
+        """Sent to the backend, over all attempts."""
+        return sum(attempt.request_bytes for attempt in self.attempts)
+
+    @property
+    def upstream_response_bytes(self) -> int:
+        """Received from the backend, over all attempts."""
+        return sum(attempt.response_bytes for attempt in self.attempts)
+
+    @property
+    def upstream_s(self) -> float:
+        """Spent with the backend, over all attempts."""
+        return sum(attempt.seconds for attempt in self.attempts)

@@ -1,0 +1,546 @@
+"""The corridor: what happens to a request, from its head to the last byte of its reply.
+
+`Gateway.handle` reads from top to bottom as the life of a request: route, read, parse, send, decode,
+reply, record. It decides nothing about bytes (`codec`) or policies (`policy`) and knows no metrics
+(`telemetry` reads the finished exchange).
+"""
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from http import HTTPStatus
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+import orjson
+from aiohttp import web
+from multidict import CIMultiDict
+
+from gateway.codec import HEADER_LENGTH, InferAnswer, InferRequest, OutputSelection, Reply, parse_header_length
+from gateway.config import Limits
+from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
+from gateway.exchange import Exchange, Format
+from gateway.headers import relayed_to_client, transcoded_to_client
+from gateway.policy.routing import Match, PathKind, Router
+from gateway.upstream import Answer, Body, Sending, Upstream
+
+T = TypeVar("T")
+
+SLICE_S = 0.001
+"""How long the codec may keep the event loop before others run."""
+
+WRITE_BYTES = 256 * 1024
+"""How much is handed to a client's connection at once."""
+
+SMALL_BYTES = 64 * 1024
+"""Replies up to this size are joined and sent in one write."""
+
+ERROR_BYTES = 64 * 1024
+"""How much of a backend's error text is read and passed on."""
+
+METADATA_BYTES = 1024 * 1024
+"""The most server metadata (`GET /v2`) that is read."""
+
+MAX_REQUEST_ID = 128
+"""Characters of a client's `X-Request-Id` that are believed."""
+
+_ABSOLUTE = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
+_EXTENSION = "binary_tensor_data"
+
+log = logging.getLogger("gateway")
+
+
+class Gateway:
+    """The data plane: one instance serves all requests of a process."""
+
+    def __init__(
+        self,
+        router: Router,
+        upstreams: Mapping[str, Upstream],
+        limits: Limits,
+        *,
+        recover_header_length: bool,
+        record: Callable[[Exchange], None],
+    ) -> None:
+        """*record* is called once with each finished exchange."""
+        self._router = router
+        self._upstreams = upstreams
+        self._limits = limits
+        self._recover = recover_header_length
+        self._record = record
+        self.in_flight = 0
+        self.is_draining = False
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Serve one request of a client."""
+        loop = asyncio.get_running_loop()
+        exchange = Exchange(
+            client=request.remote or "unknown",
+            method=request.method,
+            path=_raw_path(request),
+            request_id=request.headers.get("X-Request-Id", "")[:MAX_REQUEST_ID] or uuid.uuid4().hex,
+            started_s=loop.time(),
+        )
+        call = _Call(request, exchange, self._limits, self._recover)
+        self.in_flight += 1
+        try:
+            try:
+                match = self._route(request, exchange)
+                upstream = self._upstreams[match.backend]
+                if match.kind is PathKind.INFER and request.method == "POST":
+                    response = await call.infer(upstream, match)
+                elif match.kind is PathKind.SERVER_METADATA and request.method == "GET":
+                    response = await call.server_metadata(upstream)
+                else:
+                    response = await call.relay(upstream)
+            except GatewayError as error:
+                response = await call.fail(error)
+            if self.is_draining:
+                response.force_close()
+            return response
+        except (asyncio.CancelledError, ConnectionError):
+            if exchange.error is None:
+                exchange.error = ErrorKind.CLIENT_CLOSED
+                exchange.status = ErrorKind.CLIENT_CLOSED.status
+            raise
+        except Exception as error:
+            log.exception("request %s failed", exchange.request_id)
+            if exchange.status:
+                raise
+            return await call.fail(GatewayError(ErrorKind.INTERNAL, f"internal error: {type(error).__name__}"))
+        finally:
+            self.in_flight -= 1
+            exchange.seconds = loop.time() - exchange.started_s
+            self._record(exchange)
+
+    def _route(self, request: web.BaseRequest, exchange: Exchange) -> Match:
+        path = exchange.path.partition("?")[0]
+        match = self._router.match(request.headers.get("Host", ""), path)
+        if match is None:
+            raise GatewayError(ErrorKind.NO_ROUTE, f"no route for {request.method} {path}")
+        exchange.route = match.route
+        exchange.backend = match.backend
+        exchange.model = match.model
+        return match
+
+
+class _Call:
+    """One request on its way: what all its steps need."""
+
+    def __init__(self, request: web.BaseRequest, exchange: Exchange, limits: Limits, recover: bool) -> None:
+        self._request = request
+        self._exchange = exchange
+        self._limits = limits
+        self._recover = recover
+        self._pacer = _Pacer()
+
+    # The life of an infer request
+
+    async def infer(self, upstream: Upstream, match: Match) -> web.StreamResponse:
+        """Binary or JSON in, JSON to the backend, binary or JSON out."""
+        exchange = self._exchange
+        with blaming(ErrorKind.MALFORMED_REQUEST):
+            header_length = parse_header_length(self._request.headers.getall(HEADER_LENGTH, ()))
+        body = await self._read_body()
+        exchange.client_format = Format.JSON if header_length is None else Format.BINARY
+        with blaming(ErrorKind.MALFORMED_REQUEST):
+            steps = InferRequest.parse(body, header_length, upstream.backend.tensor_policy, recover=self._recover)
+            parsed = await self._pacer.run(steps)
+        exchange.request_codec_s += self._pacer.take_seconds()
+        if parsed is None:
+            return await self._pass_on(upstream, body)
+        exchange.is_transcoded = True
+        exchange.upstream_format = Format.JSON
+        exchange.client_format = Format.BINARY if parsed.inputs else Format.JSON
+        exchange.header_recovered = parsed.header_recovered
+        exchange.request_nonfinite = parsed.nonfinite
+        exchange.input_datatypes = [tensor.datatype.name for tensor in parsed.inputs]
+
+        headers = upstream.headers.transcoded(self._request.headers, exchange.client, self._request.scheme)
+        json_body = await self._json_body(parsed, upstream, headers)
+        async with self._upstream_call(upstream, headers, json_body) as answer:
+            if answer.status >= 300:
+                return await self._reply_error(answer)
+            reply = await self._decode(answer, parsed.selection, parsed.id, match.model or "")
+            headers = transcoded_to_client(answer.headers)
+        return await self._reply(reply, headers)
+
+    async def _pass_on(self, upstream: Upstream, body: memoryview) -> web.StreamResponse:
+        """Pure JSON: byte for byte to the backend, and a 2xx answer byte for byte back (protocol 3.6)."""
+        self._exchange.upstream_format = Format.JSON
+        headers = upstream.headers.transcoded(self._request.headers, self._exchange.client, self._request.scheme)
+        headers["Content-Length"] = str(len(body))
+
+        async def pieces(sending: Sending) -> AsyncIterator[memoryview]:
+            for start in range(0, len(body), WRITE_BYTES):
+                piece = body[start : start + WRITE_BYTES]
+                sending.piece(len(piece))
+                yield piece
+            sending.done()
+
+        whole = Body(whole=bytes(body)) if len(body) <= SMALL_BYTES else Body(open=pieces)
+        async with self._upstream_call(upstream, headers, whole) as answer:
+            if answer.status >= 300:
+                return await self._reply_error(answer)
+            self._exchange.reply_format = Format.JSON
+            return await self._stream(answer)
+
+    async def _read_body(self) -> memoryview:
+        """The client's body in one buffer of its size, within `limits.request_body`."""
+        request = self._request
+        limit = self._limits.request_body
+        if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
+            raise GatewayError(
+                ErrorKind.UNSUPPORTED_ENCODING,
+                f"Content-Encoding {request.headers['Content-Encoding'][:64]!r} is not supported: send the body uncompressed",
+            )
+        length = request.content_length
+        if length is not None and length > limit:
+            raise GatewayError(
+                ErrorKind.BODY_TOO_LARGE, f"the body has {length} bytes, limits.request_body is {int(limit)}"
+            )
+        await self._invite_body()
+        # np.empty leaves the pages alone until they are written; bytearray(n) would clear them all at once
+        buffer = np.empty(length, np.uint8).data if length is not None else None
+        grown = bytearray()
+        received = 0
+        try:
+            while chunk := await request.content.readany():
+                start, received = received, received + len(chunk)
+                self._exchange.client_request_bytes = received
+                if received > limit:
+                    raise GatewayError(
+                        ErrorKind.BODY_TOO_LARGE, f"the body is larger than limits.request_body, {int(limit)} bytes"
+                    )
+                if buffer is not None:
+                    buffer[start:received] = chunk
+                else:
+                    grown += chunk
+        except web.RequestPayloadError as error:
+            raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"the body is not sound HTTP: {error}") from error
+        return buffer if buffer is not None else memoryview(grown)
+
+    async def _invite_body(self) -> None:
+        """Answer `Expect: 100-continue`, now that the body is welcome."""
+        request = self._request
+        if request.headers.get("Expect", "").strip().lower() == "100-continue" and request.version >= (1, 1):
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0
+
+    async def _json_body(self, parsed: InferRequest, upstream: Upstream, headers: CIMultiDict[str]) -> Body:
+        """The backend's JSON: whole if it is small, else a stream that is made while it is sent."""
+        if parsed.is_small:
+            text = await self._pacer.run(_joined(parsed))
+            self._exchange.request_codec_s += self._pacer.take_seconds()
+            return Body(whole=text)
+        if upstream.backend.framing == "content-length":
+            # The length is only known by making the JSON; it is made again while it is sent, and never held.
+            n_bytes = await self._pacer.run(_length(parsed))
+            headers["Content-Length"] = str(n_bytes)
+
+        async def pieces(sending: Sending) -> AsyncIterator[bytes | memoryview]:
+            made = parsed.json_pieces()
+            pacer = _Pacer()
+            while (piece := await pacer.next(made)) is not None:
+                sending.piece(len(piece))
+                yield piece
+            self._exchange.request_codec_s += pacer.take_seconds()
+            sending.done()
+
+        return Body(open=pieces)
+
+    async def _decode(self, answer: Answer, selection: OutputSelection, request_id: bytes, model: str) -> Reply:
+        """Turn the answer into the reply while it arrives."""
+        limit = self._limits.response_body
+        _refuse_encoded(answer)
+        decoder = InferAnswer(selection, model=model, request_id=request_id, max_bytes=limit)
+        received = 0
+        with blaming(ErrorKind.MALFORMED_RESPONSE):
+            async for chunk in answer.chunks():
+                received += len(chunk)
+                if received > limit:
+                    raise CodecError(f"the answer is larger than limits.response_body, {int(limit)} bytes")
+                await self._pacer.run(decoder.feed(chunk))
+            if not received:
+                raise CodecError(f"the answer ({answer.status}) has no body")
+            reply = await self._pacer.run(decoder.finish())
+        self._exchange.response_codec_s = self._pacer.take_seconds()
+        self._exchange.output_datatypes = reply.datatypes
+        self._exchange.response_nonfinite = reply.nonfinite
+        return reply
+
+    async def _reply(self, reply: Reply, headers: CIMultiDict[str]) -> web.StreamResponse:
+        """Send header and blobs without joining them."""
+        self._exchange.reply_format = Format.BINARY if reply.is_binary else Format.JSON
+        headers["Content-Type"] = "application/octet-stream" if reply.is_binary else "application/json"
+        if reply.is_binary:
+            headers[HEADER_LENGTH] = str(reply.header_bytes)
+        if reply.n_bytes <= SMALL_BYTES:
+            return await self._send(200, headers, b"".join([*reply.header, *reply.blobs]))
+        response = web.StreamResponse(status=200, headers=headers)
+        response.content_length = reply.n_bytes
+        self._exchange.status = 200
+        await response.prepare(self._request)
+        for buffer in [*reply.header, *reply.blobs]:
+            view = memoryview(buffer)
+            for start in range(0, len(view), WRITE_BYTES):
+                piece = view[start : start + WRITE_BYTES]
+                await response.write(piece)
+                self._exchange.client_response_bytes += len(piece)
+                await self._pacer.breathe()
+        await response.write_eof()
+        return response
+
+    async def _reply_error(self, answer: Answer) -> web.StreamResponse:
+        """Pass a backend's error on with its status, in the shape of the protocol (4.9)."""
+        if answer.status < 400:
+            raise GatewayError(
+                ErrorKind.MALFORMED_RESPONSE, f"the backend answered {answer.status} {answer.reason}, a redirect or nothing"
+            )
+        text = b""
+        async for chunk in answer.chunks():
+            text += chunk[: ERROR_BYTES - len(text)]
+            if len(text) >= ERROR_BYTES:
+                break
+        headers = transcoded_to_client(answer.headers)
+        encoded = answer.headers.get("Content-Encoding", "identity").lower() != "identity"
+        body, detail = _error_body(b"" if encoded else text, answer.status, answer.reason)
+        self._exchange.error = ErrorKind.BACKEND_ERROR
+        self._exchange.detail = detail
+        headers["Content-Type"] = "application/json"
+        return await self._send(answer.status, headers, body)
+
+    # Everything else
+
+    async def server_metadata(self, upstream: Upstream) -> web.StreamResponse:
+        """`GET /v2`: the backend's answer, with the extension among its extensions (protocol section 8)."""
+        headers = upstream.headers.relayed(self._request.headers, self._exchange.client, self._request.scheme)
+        async with self._upstream_call(upstream, headers, Body()) as answer:
+            length = int(answer.headers.get("Content-Length", "0"))
+            if answer.status != 200 or length > METADATA_BYTES or "Content-Encoding" in answer.headers:
+                return await self._stream(answer)
+            text = b""
+            async for chunk in answer.chunks():
+                text += chunk
+                if len(text) > METADATA_BYTES:
+                    raise GatewayError(
+                        ErrorKind.MALFORMED_RESPONSE, f"the server metadata is larger than {METADATA_BYTES} bytes"
+                    )
+            advertised = _with_extension(text)
+            headers = relayed_to_client(answer.headers)
+            if advertised != text:
+                headers.popall("ETag", None)
+            headers.popall("Content-Length", None)
+        return await self._send(answer.status, headers, advertised)
+
+    async def relay(self, upstream: Upstream) -> web.StreamResponse:
+        """Any other request and its answer, as they stream."""
+        request = self._request
+        headers = upstream.headers.relayed(request.headers, self._exchange.client, request.scheme)
+        failed: list[GatewayError] = []
+
+        async def pieces(sending: Sending) -> AsyncIterator[bytes]:
+            sending.paused()
+            try:
+                while chunk := await request.content.readany():
+                    self._exchange.client_request_bytes += len(chunk)
+                    sending.piece(len(chunk))
+                    yield chunk
+                    sending.paused()
+            except web.RequestPayloadError as error:
+                failed.append(GatewayError(ErrorKind.MALFORMED_REQUEST, f"the body is not sound HTTP: {error}"))
+                raise
+            sending.done()
+
+        length = request.content_length
+        if not request.body_exists or length == 0:
+            body = Body()
+            if length == 0:
+                headers["Content-Length"] = "0"
+        else:
+            await self._invite_body()
+            if length is not None and length <= SMALL_BYTES:
+                # small enough to be held, and so to be sent again if the connection turns out to be dead
+                body = Body(whole=await self._read_relayed(length))
+            else:
+                if length is not None:
+                    headers["Content-Length"] = str(length)
+                body = Body(open=pieces, can_be_repeated=False)
+        try:
+            async with self._upstream_call(upstream, headers, body) as answer:
+                return await self._stream(answer)
+        except GatewayError:
+            if failed:
+                raise failed[0] from None
+            raise
+
+    async def _read_relayed(self, length: int) -> bytes:
+        try:
+            text = await self._request.content.readexactly(length)
+        except (web.RequestPayloadError, asyncio.IncompleteReadError) as error:
+            raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"the body is not sound HTTP: {error}") from error
+        self._exchange.client_request_bytes = len(text)
+        return text
+
+    # Sending
+
+    def _upstream_call(
+        self, upstream: Upstream, headers: CIMultiDict[str], body: Body
+    ) -> AbstractAsyncContextManager[Answer]:
+        headers.setdefault("X-Request-Id", self._exchange.request_id)
+        return upstream.call(self._request.method, self._exchange.path, headers, body, self._exchange.attempts)
+
+    async def fail(self, error: GatewayError) -> web.StreamResponse:
+        """Send an error in the shape of the protocol; if a reply is on its way already, cut it off."""
+        self._exchange.error = error.kind
+        self._exchange.detail = error.message
+        if self._exchange.status:
+            # a reply that has begun cannot become an error; a cut is the only honest end
+            transport = self._request.transport
+            if transport is not None:
+                transport.abort()
+            raise ConnectionResetError(error.message)
+        return await self._send(
+            error.kind.status, CIMultiDict({"Content-Type": "application/json"}), orjson.dumps({"error": error.message})
+        )
+
+    async def _send(self, status: int, headers: CIMultiDict[str], body: bytes) -> web.StreamResponse:
+        """Send a whole body in one write."""
+        response = web.Response(status=status, headers=headers, body=body)
+        self._exchange.status = status
+        await response.prepare(self._request)
+        await response.write_eof()
+        self._exchange.client_response_bytes = len(body) if self._request.method != "HEAD" else 0
+        return response
+
+    async def _stream(self, answer: Answer) -> web.StreamResponse:
+        """Pass an answer on as it arrives."""
+        response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=relayed_to_client(answer.headers))
+        self._exchange.status = answer.status
+        await response.prepare(self._request)
+        async for chunk in answer.chunks():
+            await response.write(chunk)
+            self._exchange.client_response_bytes += len(chunk)
+            await self._pacer.breathe()
+        await response.write_eof()
+        if answer.status >= 400:
+            self._exchange.error = ErrorKind.BACKEND_ERROR
+        return response
+
+
+class _Pacer:
+    """Runs the codec's steps, lets others run every `SLICE_S`, and counts the time the codec took."""
+
+    __slots__ = ("_resumed", "_seconds")
+
+    def __init__(self) -> None:
+        self._resumed = time.perf_counter()
+        self._seconds = 0.0
+
+    async def run(self, steps: Generator[None, None, T]) -> T:
+        """Drive *steps* to the end and return its value."""
+        started = time.perf_counter()
+        try:
+            while True:
+                next(steps)
+                now = time.perf_counter()
+                if now - self._resumed > SLICE_S:
+                    self._seconds += now - started
+                    await asyncio.sleep(0)
+                    started = self._resumed = time.perf_counter()
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        finally:
+            self._seconds += time.perf_counter() - started
+
+    def take_seconds(self) -> float:
+        """The codec's time since it was last asked."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    async def next(self, pieces: Iterator[T]) -> T | None:
+        """The next of *pieces*, None at the end."""
+        started = time.perf_counter()
+        piece = next(pieces, None)
+        self._seconds += time.perf_counter() - started
+        await self.breathe()
+        return piece
+
+    async def breathe(self) -> None:
+        """Let others run, if the last time is long ago."""
+        if time.perf_counter() - self._resumed > SLICE_S:
+            await asyncio.sleep(0)
+            self._resumed = time.perf_counter()
+
+
+def _joined(parsed: InferRequest) -> Generator[None, None, bytes]:
+    pieces = []
+    for piece in parsed.json_pieces():
+        pieces.append(piece)
+        yield
+    return pieces[0] if len(pieces) == 1 and isinstance(pieces[0], bytes) else b"".join(pieces)
+
+
+def _length(parsed: InferRequest) -> Generator[None, None, int]:
+    n_bytes = 0
+    for piece in parsed.json_pieces():
+        n_bytes += len(piece)
+        yield
+    return n_bytes
+
+
+def _raw_path(request: web.BaseRequest) -> str:
+    """Path and query as the client wrote them, without the host that the absolute form puts before."""
+    path = request.raw_path
+    if path.startswith("/"):
+        return path
+    rest = _ABSOLUTE.sub("", path, count=1)
+    return rest if rest.startswith("/") else f"/{rest}"
+
+
+def _refuse_encoded(answer: Answer) -> None:
+    encoding = answer.headers.get("Content-Encoding", "identity")
+    if encoding.lower() not in ("", "identity"):
+        raise GatewayError(
+            ErrorKind.MALFORMED_RESPONSE, f"the answer has Content-Encoding {encoding[:64]!r}, asked for was identity"
+        )
+
+
+def _error_body(text: bytes, status: int, reason: str) -> tuple[bytes, str]:
+    """The body that the client gets for a backend's error, and the error's words (protocol 4.9)."""
+    try:
+        parsed = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        parsed = None
+    if isinstance(parsed, dict) and "error" in parsed:
+        return text, str(parsed["error"])
+    words = text.decode(errors="replace").strip()
+    if isinstance(parsed, dict) and "detail" in parsed:
+        detail = parsed["detail"]
+        words = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
+    words = words or f"the backend answered {status} {reason or HTTPStatus(status).phrase}".strip()
+    return orjson.dumps({"error": words}), words
+
+
+def _with_extension(text: bytes) -> bytes:
+    """Server metadata that names the binary extension exactly once; what is no JSON object stays as it is."""
+    try:
+        metadata = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return text
+    if not isinstance(metadata, dict):
+        return text
+    extensions = metadata.get("extensions")
+    if extensions is not None and not isinstance(extensions, list):
+        return text
+    named = extensions or []
+    if named.count(_EXTENSION) == 1:
+        return text
+    metadata["extensions"] = [name for name in named if name != _EXTENSION] + [_EXTENSION]
+    return msgspec.json.encode(metadata)

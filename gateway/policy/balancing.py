@@ -1,0 +1,17 @@
+"""Which endpoint of a backend gets the next request."""
+
+from collections.abc import Sequence
+
+
+class RoundRobin:
+    """Each endpoint in turn."""
+
+    def __init__(self, endpoints: Sequence[str]) -> None:
+        self._endpoints = endpoints
+        self._next = 0
+
+    def pick(self) -> str:
+        """The endpoint whose turn it is."""
+        endpoint = self._endpoints[self._next]
+        self._next = (self._next + 1) % len(self._endpoints)
+        return endpoint

@@ -1,0 +1,95 @@
+"""Which backend a request goes to, and what kind of path it asks for (protocol section 8)."""
+
+import fnmatch
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol
+from urllib.parse import unquote
+
+_MODEL_PATH = re.compile(r"/v2/models/([^/]+)(?:/.*)?")
+_INFER_PATH = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/infer")
+_SERVER_PATHS = ("/v2", "/v2/")
+
+
+class PathKind(Enum):
+    """What the gateway does with a path."""
+
+    INFER = auto()
+    SERVER_METADATA = auto()
+    OTHER = auto()
+
+
+class RouteRule(Protocol):
+    """A row of the configuration's `routes`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def models(self) -> list[str] | None: ...
+    @property
+    def host(self) -> str | None: ...
+    @property
+    def path_prefix(self) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Where a request goes: route and backend by name, the model it names (None if none), the kind of its path."""
+
+    route: str
+    backend: str
+    model: str | None
+    kind: PathKind
+
+
+class Router:
+    """The routes of a configuration; the first that matches wins."""
+
+    def __init__(self, routes: Sequence[RouteRule], only_backend: str) -> None:
+        """Without *routes*, everything goes to *only_backend*, under its name."""
+        self._routes = routes
+        self._only_backend = only_backend
+
+    def match(self, host: str, path: str) -> Match | None:
+        """Find the route for the `Host` header and the raw path (percent-encoded, without query); None if none."""
+        if not self._routes:
+            model, kind = _read(path)
+            return Match(self._only_backend, self._only_backend, model, kind)
+        for route in self._routes:
+            rest = path
+            if route.path_prefix is not None:
+                prefix = route.path_prefix.rstrip("/")
+                if path != prefix and not path.startswith(prefix + "/"):
+                    continue
+                # the prefix stands before the paths of the protocol, or is one of them itself
+                if not f"{prefix}/".startswith("/v2/"):
+                    rest = path[len(prefix) :]
+            model, kind = _read(rest)
+            if route.host is not None and not _matches_host(host, route.host):
+                continue
+            if route.models is not None and not (model is not None and _matches_any(model, route.models)):
+                continue
+            return Match(route.name, route.backend, model, kind)
+        return None
+
+
+def _read(path: str) -> tuple[str | None, PathKind]:
+    model_path = _MODEL_PATH.fullmatch(path)
+    if model_path is None:
+        return None, PathKind.SERVER_METADATA if path in _SERVER_PATHS else PathKind.OTHER
+    kind = PathKind.INFER if _INFER_PATH.fullmatch(path) else PathKind.OTHER
+    return unquote(model_path[1]), kind
+
+
+def _matches_any(model: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(model, pattern) for pattern in patterns)
+
+
+def _matches_host(host: str, pattern: str) -> bool:
+    if ":" not in pattern:
+        host = host.partition(":")[0]
+    return fnmatch.fnmatchcase(host.lower(), pattern.lower())

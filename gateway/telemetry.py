@@ -1,0 +1,265 @@
+"""Metrics and access log: read from a finished exchange, never written in the middle of one.
+
+The names are part of the contract (README, Metrics). Not here: any decision.
+"""
+
+import logging
+import logging.handlers
+import queue
+import sys
+import time
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from gateway import __version__
+from gateway.exchange import Exchange, Format
+
+MAX_MODELS = 200
+"""The most models with a label of their own; the rest is `other`."""
+
+LOG_QUEUE_LINES = 10_000
+"""The most log lines that wait for a slow reader of standard output; more are dropped and counted."""
+
+_SIZES = tuple(256.0 * 4**power for power in range(12))  # 256 B to 1 GiB
+_REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_CODEC_SECONDS = (50e-6, 100e-6, 250e-6, 500e-6, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+L = TypeVar("L")
+
+
+class Metrics:
+    """The gateway's metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._models: set[str] = set()
+        counter, gauge, histogram = self._counter, self._gauge, self._histogram
+        self._requests = counter("requests", "Requests of clients that are finished", "route", "model", "code")
+        self._seconds = histogram(
+            "request_seconds", "From a request's head to its reply's last byte", _REQUEST_SECONDS, "route", "model"
+        )
+        self.in_flight = gauge("requests_in_flight", "Requests that are being served now")
+        sizes = "route", "format"
+        self._client_request = histogram("client_request_bytes", "Request bodies as clients sent them", _SIZES, *sizes)
+        self._client_response = histogram("client_response_bytes", "Reply bodies as clients got them", _SIZES, *sizes)
+        self._upstream_request = histogram("upstream_request_bytes", "Request bodies as backends got them", _SIZES, *sizes)
+        self._upstream_response = histogram("upstream_response_bytes", "Answer bodies as backends sent them", _SIZES, *sizes)
+        self._transcode = histogram("transcode_seconds", "Time in the codec alone", _CODEC_SECONDS, "direction")
+        self._tensors = counter("tensors", "Binary tensors transcoded", "direction", "datatype")
+        self._avoided = counter("json_bytes_avoided", "JSON bytes that the client's wire saved", "direction")
+        self._upstream_seconds = histogram(
+            "upstream_seconds", "From sending to the answer's last byte, per attempt", _REQUEST_SECONDS, "backend"
+        )
+        self._first_byte_seconds = histogram(
+            "upstream_first_byte_seconds", "From sending to the answer's head, per attempt", _REQUEST_SECONDS, "backend"
+        )
+        self._upstream_requests = counter("upstream_requests", "Attempts", "backend", "endpoint", "code")
+        self._retries = counter("retries", "Requests that were sent once more", "backend", "reason")
+        self._errors = counter("errors", "Requests that failed, by reason", "route", "reason")
+        self._nonfinite = counter("nonfinite_values", "NaN and infinities let through by policy", "direction")
+        self._recovered = counter("header_recovered", "Requests whose missing header length was found")
+        for direction in ("request", "response"):
+            self._avoided(direction)
+            self._nonfinite(direction)
+        gauge("build_info", "1, labelled with the version", "version")(__version__).set(1)
+
+    def record(self, exchange: Exchange) -> None:
+        """Count a finished exchange."""
+        route = exchange.route
+        model = self._model_label(exchange)
+        self._requests(route, model, str(exchange.status)).inc()
+        self._seconds(route, model).observe(exchange.seconds)
+        self._client_request(route, exchange.client_format.value).observe(exchange.client_request_bytes)
+        self._client_response(route, exchange.reply_format.value).observe(exchange.client_response_bytes)
+        for index, attempt in enumerate(exchange.attempts):
+            self._upstream_request(route, exchange.upstream_format.value).observe(attempt.request_bytes)
+            self._upstream_response(route, exchange.upstream_format.value).observe(attempt.response_bytes)
+            self._upstream_requests(exchange.backend, attempt.endpoint, attempt.code).inc()
+            self._upstream_seconds(exchange.backend).observe(attempt.seconds)
+            if attempt.first_byte_s is not None:
+                self._first_byte_seconds(exchange.backend).observe(attempt.first_byte_s)
+            if index + 1 < len(exchange.attempts):
+                self._retries(exchange.backend, attempt.code).inc()
+        if exchange.error is not None:
+            self._errors(route, exchange.error.label).inc()
+        if exchange.is_transcoded:
+            self._record_codec(exchange)
+
+    def _record_codec(self, exchange: Exchange) -> None:
+        self._transcode("request").observe(exchange.request_codec_s)
+        for datatype in exchange.input_datatypes:
+            self._tensors("request", datatype).inc()
+        if exchange.request_nonfinite:
+            self._nonfinite("request").inc(exchange.request_nonfinite)
+        if exchange.header_recovered:
+            self._recovered().inc()
+        if exchange.error is not None:
+            return
+        if exchange.client_format is Format.BINARY:
+            self._avoided("request").inc(max(0, exchange.attempts[-1].request_bytes - exchange.client_request_bytes))
+        self._transcode("response").observe(exchange.response_codec_s)
+        for datatype in exchange.output_datatypes:
+            self._tensors("response", datatype).inc()
+        if exchange.response_nonfinite:
+            self._nonfinite("response").inc(exchange.response_nonfinite)
+        if exchange.reply_format is Format.BINARY:
+            self._avoided("response").inc(max(0, exchange.attempts[-1].response_bytes - exchange.client_response_bytes))
+
+    def _model_label(self, exchange: Exchange) -> str:
+        """The model's name once a backend has answered for it with success; clients cannot make labels."""
+        model = exchange.model
+        if model is None:
+            return "none"
+        if model in self._models:
+            return model
+        if exchange.status == 200 and exchange.attempts and len(self._models) < MAX_MODELS:
+            self._models.add(model)
+            return model
+        return "other"
+
+    def _counter(self, name: str, help_: str, *labels: str) -> Callable[..., Counter]:
+        return _children(Counter(f"tensor_gateway_{name}", help_, labels, registry=self.registry))
+
+    def _gauge(self, name: str, help_: str, *labels: str) -> Callable[..., Gauge]:
+        return _children(Gauge(f"tensor_gateway_{name}", help_, labels, registry=self.registry))
+
+    def _histogram(self, name: str, help_: str, buckets: tuple[float, ...], *labels: str) -> Callable[..., Histogram]:
+        return _children(Histogram(f"tensor_gateway_{name}", help_, labels, buckets=buckets, registry=self.registry))
+
+
+M = TypeVar("M", Counter, Gauge, Histogram)
+
+
+def _children(metric: M) -> Callable[..., M]:
+    """The metric's children by the values of its labels, looked up without the library's locks and checks."""
+    known: dict[tuple[str, ...], M] = {}
+
+    def child(*values: str) -> M:
+        found = known.get(values)
+        if found is None:
+            found = known[values] = metric.labels(*values) if values else metric
+        return found
+
+    return child
+
+
+class AccessLine(msgspec.Struct, omit_defaults=False):
+    """One line of the access log."""
+
+    time: str
+    client: str
+    method: str
+    path: str
+    model: str | None
+    route: str
+    backend: str
+    status: int
+    reason: str | None
+    detail: str | None
+    client_request_bytes: int
+    upstream_request_bytes: int
+    upstream_response_bytes: int
+    client_response_bytes: int
+    seconds: float
+    upstream_seconds: float
+    codec_seconds: float
+    request_id: str
+
+
+class AccessLog:
+    """Writes one line per exchange to standard output, as JSON or as text."""
+
+    def __init__(self, style: Literal["json", "text"]) -> None:
+        self._encode = _json_line if style == "json" else _text_line
+        self._log = logging.getLogger("gateway.access")
+
+    def record(self, exchange: Exchange) -> None:
+        """Write the line of a finished exchange."""
+        self._log.info(self._encode(_access_line(exchange)))
+
+
+def _access_line(exchange: Exchange) -> AccessLine:
+    now = time.time()
+    return AccessLine(
+        time=f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z",
+        client=exchange.client,
+        method=exchange.method,
+        path=exchange.path,
+        model=exchange.model,
+        route=exchange.route,
+        backend=exchange.backend,
+        status=exchange.status,
+        reason=exchange.error.label if exchange.error is not None else None,
+        detail=exchange.detail[:512] or None,
+        client_request_bytes=exchange.client_request_bytes,
+        upstream_request_bytes=exchange.upstream_request_bytes,
+        upstream_response_bytes=exchange.upstream_response_bytes,
+        client_response_bytes=exchange.client_response_bytes,
+        seconds=round(exchange.seconds, 6),
+        upstream_seconds=round(exchange.upstream_s, 6),
+        codec_seconds=round(exchange.request_codec_s + exchange.response_codec_s, 6),
+        request_id=exchange.request_id,
+    )
+
+
+def _json_line(line: AccessLine) -> str:
+    return msgspec.json.encode(line).decode(errors="replace")
+
+
+def _text_line(line: AccessLine) -> str:
+    """`key=value` pairs; values that could break a line or a pair are quoted as JSON strings."""
+    pairs = []
+    for key, value in msgspec.structs.asdict(line).items():
+        text = "-" if value is None else str(value)
+        if not text.isprintable() or any(mark in text for mark in ' "=') or not text:
+            text = msgspec.json.encode(text).decode(errors="replace")
+        pairs.append(f"{key}={text}")
+    return " ".join(pairs)
+
+
+class _BoundedQueueHandler(logging.handlers.QueueHandler):
+    """Never blocks the event loop: what does not fit into the queue is dropped and counted."""
+
+    dropped = 0
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        try:
+            self.queue.put_nowait(record)
+        except queue.Full:
+            self.dropped += 1
+
+
+class LogWriter:
+    """Sends log lines to standard output (access) and standard error (all else) from a thread of its own.
+
+    A reader that stalls must not stall the event loop, so lines wait in a queue of `LOG_QUEUE_LINES`.
+    """
+
+    def __init__(self, level: str) -> None:
+        lines = logging.StreamHandler(sys.stdout)
+        lines.addFilter(lambda record: record.name == "gateway.access")
+        events = logging.StreamHandler(sys.stderr)
+        events.addFilter(lambda record: record.name != "gateway.access")
+        events.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        waiting: queue.Queue[logging.LogRecord] = queue.Queue(LOG_QUEUE_LINES)
+        self._handler = _BoundedQueueHandler(waiting)
+        self._listener = logging.handlers.QueueListener(waiting, lines, events)
+        self._level = level.upper()
+
+    def start(self) -> None:
+        """Take over the root logger."""
+        root = logging.getLogger()
+        root.handlers = [self._handler]
+        root.setLevel(self._level)
+        logging.getLogger("gateway.access").setLevel(logging.INFO)
+        self._listener.start()
+
+    def stop(self) -> None:
+        """Write what waits and say how much was dropped."""
+        self._listener.stop()
+        logging.getLogger().handlers = []
+        if self._handler.dropped:
+            print(f"{self._handler.dropped} log lines were dropped: standard output was too slow", file=sys.stderr)
