@@ -7,7 +7,6 @@ import asyncio
 import logging
 import socket
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import orjson
@@ -28,6 +27,9 @@ CLIENT_KEEP_ALIVE_S = 75.0
 
 LINGERING_S = 1.0
 """How long the rest of a refused body is read and dropped, so that the client sees the refusal."""
+
+HEAD_S = 0.1
+"""How long a request whose connection was just accepted has to show itself when draining begins."""
 
 log = logging.getLogger("gateway")
 
@@ -129,11 +131,8 @@ class Application:
         await asyncio.sleep(shutdown.delay)
         if self._listener is not None:
             await self._listener.stop()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + shutdown.grace
-        while self.gateway.in_flight and loop.time() < deadline:
-            await asyncio.sleep(0.02)
-        return self.gateway.in_flight
+        await asyncio.sleep(min(HEAD_S, shutdown.grace))
+        return await self.gateway.wait_until_idle(shutdown.grace)
 
     async def stop(self) -> None:
         """Close both listeners and all connections at once."""

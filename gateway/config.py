@@ -8,8 +8,9 @@ import difflib
 import re
 import types
 import typing
+from enum import Enum
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, TypeVar, Union
 from urllib.parse import urlsplit
 
 import msgspec
@@ -23,6 +24,8 @@ _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE = re.compile(r"(\d+)(B|KiB|MiB|GiB)")
 _SIZE_UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+S = TypeVar("S")
 
 NOT_YET = frozenset(
     {
@@ -191,10 +194,11 @@ def parse(text: str) -> Config:
     if not isinstance(tree, dict):
         raise ConfigError("expected keys and values, such as `listen: 127.0.0.1:8080`")
     _check_keys(tree, Config, "", "")
-    try:
-        config = msgspec.convert(tree, Config, dec_hook=_decode)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_with_path_first(str(error))) from None
+    # each backend by itself first: msgspec's paths leave out the keys of a dict
+    backends = tree.get("backends")
+    for name, backend in backends.items() if isinstance(backends, dict) else ():
+        _convert(backend, Backend, f"backends.{name}")
+    config = _convert(tree, Config, "")
     _check_sense(config)
     return config
 
@@ -208,10 +212,10 @@ def for_backend(endpoint: str, listen: str | None, admin: str | None) -> Config:
 
 def masked(config: Config) -> dict[str, Any]:
     """The effective configuration as plain values, with every header that is set hidden."""
-    tree: dict[str, Any] = msgspec.to_builtins(config, enc_hook=str)
+    tree: dict[str, Any] = _as_written(msgspec.to_builtins(config, enc_hook=str), config)
     for backend in tree["backends"].values():
         backend["headers"]["set"] = dict.fromkeys(backend["headers"]["set"], "***")
-    return _as_written(tree, config)
+    return tree
 
 
 def _as_written(tree: Any, value: Any) -> Any:
@@ -231,7 +235,7 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key `{key}` stands twice", key_node.start_mark)
             seen.add(key)
@@ -253,7 +257,7 @@ def _check_keys(tree: Any, type_: Any, path: str, pattern: str) -> None:
     if typing.get_origin(type_) is dict:
         for key, item in tree.items():
             _check_keys(item, typing.get_args(type_)[1], f"{prefix}{key}", f"{pattern}*")
-    elif isinstance(type_, type) and issubclass(type_, msgspec.Struct):
+    elif _is_struct(type_):
         fields = {item.name: item.type for item in msgspec.structs.fields(type_)}
         for key, item in tree.items():
             if f"{pattern}{key}" in NOT_YET:
@@ -337,8 +341,31 @@ def _check_sense(config: Config) -> None:
         names.add(route.name)
 
 
-def _with_path_first(message: str) -> str:
-    """msgspec's `reason - at $.a.b` as `a.b: reason`."""
-    reason, _, path = message.partition(" - at `$")
-    path = path.rstrip("`").lstrip(".").replace("[...]", "")
-    return f"{path}: {reason}" if path else reason
+def _convert(tree: Any, type_: type[S], path: str) -> S:
+    """*tree* as *type_*. Raises `ConfigError`: path of the key, reason, and the choices where there are some."""
+    try:
+        return msgspec.convert(tree, type_, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        reason, _, inner = str(error).partition(" - at `$")
+    inner = inner.rstrip("`").lstrip(".").replace("[...]", "")
+    where = ".".join(part for part in (path, inner) if part)
+    value, wanted = tree, type_
+    for key in inner.split(".") if inner else ():
+        fields = {item.name: item.type for item in msgspec.structs.fields(wanted)} if _is_struct(wanted) else {}
+        value, wanted = (value.get(key), fields[key]) if isinstance(value, dict) and key in fields else (None, Any)
+    choices = [str(choice) for choice in _choices(wanted)]
+    if choices:
+        near = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f", did you mean `{near[0]}`?" if near else ""
+        reason = f"expected {', '.join(choices[:-1])} or {choices[-1]}, got {value!r}{hint}"
+    raise ConfigError(f"{where}: {reason}" if where else reason)
+
+
+def _choices(type_: Any) -> tuple[Any, ...]:
+    if isinstance(type_, type) and issubclass(type_, Enum):
+        return tuple(item.value for item in type_)
+    return typing.get_args(type_) if typing.get_origin(type_) is typing.Literal else ()
+
+
+def _is_struct(type_: Any) -> bool:
+    return isinstance(type_, type) and issubclass(type_, msgspec.Struct)

@@ -199,7 +199,9 @@ async def show(server: JsonServer, gateway_url: str, admin_url: str) -> bool:
     ]
     for number, (wire, n_bytes, what) in enumerate(rows, 1):
         print(f"  {number}. {wire:<19} {n_bytes:>10,} bytes: {what}")
-    print(f"\n  the whole trip took {seconds * 1000:.1f} ms, {spent['upstream']:.1f} ms of it between gateway and server")
+    print(
+        f"\n  the whole trip took {seconds * 1000:.1f} ms, {spent['upstream']:.1f} ms of it between gateway and server"
+    )
     print(f"  bit-exact: {'yes' if exact else 'NO'}\n")
     return exact
 
@@ -211,7 +213,8 @@ def next_steps(server_url: str, gateway_url: str, admin_url: str) -> str:
 
   curl: JSON in, binary out
     curl -s {gateway_url}/v2/models/identity/infer --output - \\
-      -d '{{"inputs":[{{"name":"x","shape":[3],"datatype":"FP32","data":[1,2,3]}}],"parameters":{{"binary_data_output":true}}}}'
+      -d '{{"inputs":[{{"name":"x","shape":[3],"datatype":"FP32","data":[1,2,3]}}],
+           "parameters":{{"binary_data_output":true}}}}'
 
   tritonclient (pip install "tritonclient[http]"):
     import numpy as np, tritonclient.http as triton

@@ -11,7 +11,7 @@ import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -75,6 +75,8 @@ class Gateway:
         self._record = record
         self.in_flight = 0
         self.is_draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Serve one request of a client."""
@@ -88,6 +90,7 @@ class Gateway:
         )
         call = _Call(request, exchange, self._limits, self._recover)
         self.in_flight += 1
+        self._idle.clear()
         try:
             try:
                 match = self._route(request, exchange)
@@ -115,8 +118,16 @@ class Gateway:
             return await call.fail(GatewayError(ErrorKind.INTERNAL, f"internal error: {type(error).__name__}"))
         finally:
             self.in_flight -= 1
+            if self.in_flight == 0:
+                self._idle.set()
             exchange.seconds = loop.time() - exchange.started_s
             self._record(exchange)
+
+    async def wait_until_idle(self, timeout_s: float) -> int:
+        """Wait until no request is in flight, at most *timeout_s*; how many still are."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        return self.in_flight
 
     def _route(self, request: web.BaseRequest, exchange: Exchange) -> Match:
         path = exchange.path.partition("?")[0]
@@ -197,7 +208,8 @@ class _Call:
         if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
             raise GatewayError(
                 ErrorKind.UNSUPPORTED_ENCODING,
-                f"Content-Encoding {request.headers['Content-Encoding'][:64]!r} is not supported: send the body uncompressed",
+                f"Content-Encoding {request.headers['Content-Encoding'][:64]!r} is not available yet: "
+                "send the body uncompressed",
             )
         length = request.content_length
         if length is not None and length > limit:
@@ -286,7 +298,8 @@ class _Call:
         response.content_length = reply.n_bytes
         self._exchange.status = 200
         await response.prepare(self._request)
-        for buffer in [*reply.header, *reply.blobs]:
+        buffers: list[bytes | memoryview] = [*reply.header, *reply.blobs]
+        for buffer in buffers:
             view = memoryview(buffer)
             for start in range(0, len(view), WRITE_BYTES):
                 piece = view[start : start + WRITE_BYTES]
@@ -300,7 +313,8 @@ class _Call:
         """Pass a backend's error on with its status, in the shape of the protocol (4.9)."""
         if answer.status < 400:
             raise GatewayError(
-                ErrorKind.MALFORMED_RESPONSE, f"the backend answered {answer.status} {answer.reason}, a redirect or nothing"
+                ErrorKind.MALFORMED_RESPONSE,
+                f"the backend answered {answer.status} {answer.reason}, a redirect or nothing",
             )
         text = b""
         async for chunk in answer.chunks():
@@ -420,7 +434,9 @@ class _Call:
 
     async def _stream(self, answer: Answer) -> web.StreamResponse:
         """Pass an answer on as it arrives."""
-        response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=relayed_to_client(answer.headers))
+        response = web.StreamResponse(
+            status=answer.status, reason=answer.reason, headers=relayed_to_client(answer.headers)
+        )
         self._exchange.status = answer.status
         await response.prepare(self._request)
         async for chunk in answer.chunks():

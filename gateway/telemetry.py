@@ -24,7 +24,25 @@ LOG_QUEUE_LINES = 10_000
 """The most log lines that wait for a slow reader of standard output; more are dropped and counted."""
 
 _SIZES = tuple(256.0 * 4**power for power in range(12))  # 256 B to 1 GiB
-_REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_REQUEST_SECONDS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+)
 _CODEC_SECONDS = (50e-6, 100e-6, 250e-6, 500e-6, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 L = TypeVar("L")
@@ -45,8 +63,12 @@ class Metrics:
         sizes = "route", "format"
         self._client_request = histogram("client_request_bytes", "Request bodies as clients sent them", _SIZES, *sizes)
         self._client_response = histogram("client_response_bytes", "Reply bodies as clients got them", _SIZES, *sizes)
-        self._upstream_request = histogram("upstream_request_bytes", "Request bodies as backends got them", _SIZES, *sizes)
-        self._upstream_response = histogram("upstream_response_bytes", "Answer bodies as backends sent them", _SIZES, *sizes)
+        self._upstream_request = histogram(
+            "upstream_request_bytes", "Request bodies as backends got them", _SIZES, *sizes
+        )
+        self._upstream_response = histogram(
+            "upstream_response_bytes", "Answer bodies as backends sent them", _SIZES, *sizes
+        )
         self._transcode = histogram("transcode_seconds", "Time in the codec alone", _CODEC_SECONDS, "direction")
         self._tensors = counter("tensors", "Binary tensors transcoded", "direction", "datatype")
         self._avoided = counter("json_bytes_avoided", "JSON bytes that the client's wire saved", "direction")

@@ -5,7 +5,7 @@ is worth another.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -68,7 +68,7 @@ class _Timer:
 
     __slots__ = ("_deadline", "_limits", "_loop", "_timeout", "current")
 
-    def __init__(self, timeout: asyncio.Timeout, limits: dict[str, float], deadline: float) -> None:
+    def __init__(self, timeout: asyncio.Timeout, limits: Mapping[str, float], deadline: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._timeout = timeout
         self._limits = limits
@@ -252,7 +252,9 @@ def _blaming_backend(name: str) -> Iterator[None]:
         reason = str(getattr(error, "os_error", None) or error)
         raise GatewayError(ErrorKind.UNREACHABLE, f"backend {name!r} cannot be reached: {reason}") from error
     except aiohttp.ClientResponseError as error:
-        raise GatewayError(ErrorKind.MALFORMED_RESPONSE, f"backend {name!r} does not speak HTTP: {error.message}") from error
+        raise GatewayError(
+            ErrorKind.MALFORMED_RESPONSE, f"backend {name!r} does not speak HTTP: {error.message}"
+        ) from error
     except (aiohttp.ClientError, ConnectionError) as error:
         raise GatewayError(
             ErrorKind.UPSTREAM_CLOSED, f"backend {name!r} closed the connection before its answer was complete"

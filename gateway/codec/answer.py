@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 import orjson
 
 from gateway.codec import strings
@@ -87,7 +88,7 @@ class InferAnswer:
         self._scanner = Scanner("outputs", self._open_value)
         self._nonfinite = 0
 
-    def feed(self, chunk: bytes) -> Iterator[None]:
+    def feed(self, chunk: bytes) -> Generator[None, None, None]:
         """Take the next bytes of the JSON; yields after each step of work. Raises `CodecError`."""
         yield from self._scanner.feed(chunk)
         if self._scanner.done:
@@ -157,11 +158,8 @@ class InferAnswer:
         self._values.append(value)
         if name is not None and not self._selection.is_wanted(name):
             return value.sink
-        if name is None and self._selection.named:
-            is_binary = False  # not known yet: the text waits
-        else:
-            is_binary = self._selection.is_binary(name or "")
-        if is_binary and "datatype" in entry and "shape" in entry:
+        is_known = name is not None or not self._selection.named
+        if is_known and self._selection.is_binary(name or "") and "datatype" in entry and "shape" in entry:
             self._open_binary(value, entry, name or "")
         else:
             value.sink = TextSink(label, value.text, check=True)
@@ -173,7 +171,9 @@ class InferAnswer:
         n_elements = element_count(value.shape)
         # every element takes a digit and a comma, or two quotes and a comma
         if n_elements * 2 - 1 > self._max_bytes:
-            raise CodecError(f"{label}: {n_elements} elements cannot be in an answer of at most {self._max_bytes} bytes")
+            raise CodecError(
+                f"{label}: {n_elements} elements cannot be in an answer of at most {self._max_bytes} bytes"
+            )
         if value.datatype.kind is Kind.BYTES:
             value.sink = BytesSink(label, n_elements)
         else:
@@ -185,7 +185,9 @@ class InferAnswer:
             raise CodecError(f"output {name!r}: unknown datatype {_shown_member(entry, 'datatype')}")
         shape = parse_shape(entry["shape"]) if "shape" in entry else None
         if shape is None:
-            raise CodecError(f"output {name!r}: shape must be a list of integers >= 0, got {_shown_member(entry, 'shape')}")
+            raise CodecError(
+                f"output {name!r}: shape must be a list of integers >= 0, got {_shown_member(entry, 'shape')}"
+            )
         return f"output {name!r} ({datatype.name}, shape {list(shape)})", datatype, shape
 
     def _value(self, entry: Members) -> _Value:
@@ -202,7 +204,7 @@ class InferAnswer:
         sink = value.sink
         if isinstance(sink, NumberSink):
             self._nonfinite += sink.nonfinite
-            return memoryview(sink.array).cast("B") if sink.array.size else memoryview(b"")
+            return sink.array.view(np.uint8).data
         assert isinstance(sink, BytesSink)
         parameters = members_of(entry["parameters"], name) if entry.get("parameters", b"")[:1] == b"{" else {}
         if parameters.get("content_type", b"") == b'"base64"':

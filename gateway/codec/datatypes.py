@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 
 
 class Kind(Enum):
@@ -33,7 +34,7 @@ def _same(array: Array) -> Array:
 
 def _truth(array: Array) -> Array:
     # protocol 2.5: any non-zero byte is true; orjson prints a raw bool view of 2 as false
-    return array != 0  # type: ignore[no-any-return]
+    return np.not_equal(array, 0)
 
 
 def _bfloat16_to_float32(array: Array) -> Array:
@@ -73,7 +74,8 @@ def _float64_to_bfloat16(values: Array) -> Array:
 
 
 def _bfloat16_is_finite(array: Array) -> Array:
-    return (array & np.uint16(0x7F80)) != 0x7F80  # type: ignore[no-any-return]
+    finite: Array = (array & np.uint16(0x7F80)) != 0x7F80
+    return finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class Datatype:
     kind: Kind
     item_bytes: int
     wire: np.dtype[np.generic]
-    parsed: str
+    parsed: Literal["d", "i", "u"]
     widen: Callable[[Array], Array]
     narrow: Callable[[Array], Array]
     is_finite: Callable[[Array], Array] | None = None
@@ -105,7 +107,7 @@ class Datatype:
 
 def _integer(name: str, wire: str) -> Datatype:
     bounds = np.iinfo(wire)
-    parsed = "u" if wire == "<u8" else "i"
+    parsed: Literal["i", "u"] = "u" if wire == "<u8" else "i"
     dtype: np.dtype[np.generic] = np.dtype(wire)
     return Datatype(
         name,
@@ -148,7 +150,7 @@ _ROWS = (
         _float64_to_bfloat16,
         _bfloat16_is_finite,
     ),
-    Datatype("BYTES", Kind.BYTES, 0, np.dtype("u1"), "", _same, _same),
+    Datatype("BYTES", Kind.BYTES, 0, np.dtype("u1"), "i", _same, _same),
 )
 
 DATATYPES: dict[str, Datatype] = {row.name: row for row in _ROWS}

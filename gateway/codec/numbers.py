@@ -189,7 +189,8 @@ class NumberSink:
         values = [self._value(item, index) for index, item in enumerate(_flatten(nested), self._filled)]
         return np.array(values, dtype=parsed)
 
-    def _value(self, item: Any, index: int) -> float | int:
+    def _value(self, item: Any, index: int) -> float:
+        """*item* as a number of the datatype; what JSON says of the element at *index*."""
         datatype = self._datatype
         if datatype.kind is Kind.FLOAT:
             if item is None:
@@ -201,7 +202,7 @@ class NumberSink:
                 try:
                     return float(item)
                 except OverflowError:
-                    self._fail(f"element {index}: {datatype.name} cannot hold {str(item)[:32]}...")
+                    return self._fail(f"element {index}: {datatype.name} cannot hold {str(item)[:32]}...")
         elif datatype.kind is Kind.BOOL:
             if item is True or item is False or (type(item) is int and item in (0, 1)):
                 return int(item)
@@ -211,9 +212,9 @@ class NumberSink:
             if type(item) is int:
                 if datatype.lowest <= item <= datatype.highest:
                     return item
-                self._fail(f"element {index}: {datatype.name} cannot hold {str(item)[:32]}")
+                return self._fail(f"element {index}: {datatype.name} cannot hold {str(item)[:32]}")
         got = "null" if item is None else str(item).lower() if type(item) is bool else str(item)[:32]
-        self._fail(f"element {index}: expected {datatype.name}, got {got}")
+        return self._fail(f"element {index}: expected {datatype.name}, got {got}")
 
     def _fail_range(self, values: Array, index: int) -> NoReturn:
         self._fail(f"element {self._filled + index}: {self._datatype.name} cannot hold {values[index]}")
@@ -247,14 +248,16 @@ def _parse_fast(text: bytes, datatype: Datatype) -> Array | None:
             return None
         text = text.replace(b"true", b"1").replace(b"false", b"0")
     try:
-        buffer = _PARSER.parse(text).as_buffer(of_type=datatype.parsed)  # type: ignore[union-attr]
+        parsed = _PARSER.parse(text)
+        assert isinstance(parsed, simdjson.Array)  # text starts with a bracket
+        buffer = parsed.as_buffer(of_type=datatype.parsed)
     except (ValueError, TypeError, RuntimeError):
         return None
     values: Array = np.frombuffer(buffer, dtype=_PARSED_DTYPE[datatype.parsed])
-    if datatype.kind is Kind.FLOAT and b"-0" in text and not values.all():
-        # simdjson reads -0 as the integer 0 and so loses its sign
-        if any(zero in text for zero in _NEGATIVE_ZERO):
-            return None
+    # simdjson reads -0 as the integer 0 and so loses its sign
+    may_lose_sign = datatype.kind is Kind.FLOAT and b"-0" in text and not values.all()
+    if may_lose_sign and any(zero in text for zero in _NEGATIVE_ZERO):
+        return None
     return values
 
 

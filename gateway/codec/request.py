@@ -271,7 +271,9 @@ class _Parser:
         except CodecError as error:
             if n_bytes is None:
                 raise
-            raise CodecError(f"{error}; {HEADER_LENGTH} says that the JSON has {n_bytes} bytes: is it too small?") from None
+            raise CodecError(
+                f"{error}; {HEADER_LENGTH} says that the JSON has {n_bytes} bytes: is it too small?"
+            ) from None
         if n_bytes is not None and scanner.trailing_bytes():
             raise CodecError(
                 f"the JSON ends after {scanner.consumed} bytes, but {HEADER_LENGTH} is {n_bytes}: is it too large?"
@@ -316,7 +318,9 @@ class _Parser:
         selection = OutputSelection()
         parameters = top.get("parameters")
         if parameters is not None and parameters != b"null":
-            selection.binary_by_default = bool(self._flag(members_of(parameters, "parameters"), "binary_data_output", ""))
+            selection.binary_by_default = bool(
+                self._flag(members_of(parameters, "parameters"), "binary_data_output", "")
+            )
         outputs = self._entries(top, "outputs")
         if outputs is None:
             return selection, None

@@ -96,10 +96,7 @@ class Scanner:
         if len(self._buffer) < self._wait_for:
             return
         while not self.done and self._buffer:
-            if self._sink is None:
-                taken = self._step()
-            else:
-                taken = self._sink.step(self._buffer)
+            taken = self._step() if self._sink is None else self._sink.step(self._buffer)
             if taken == 0:
                 # A token that is larger than a piece is looked at again only when half as much came
                 # again, so that a backend that sends byte by byte cannot make this quadratic.
@@ -155,7 +152,7 @@ class Scanner:
                     self._sink_start = self.consumed + taken
                     self._skeleton += b"%d" % len(self.spans)
                     return taken
-            elif code == _OBJECT or code == _ARRAY:
+            elif code in (_OBJECT, _ARRAY):
                 self._depth += 1
                 if self._depth == 2:
                     self._inside_section = code == _ARRAY and _is_key(self._key, self._section)
@@ -246,7 +243,7 @@ def _walk(opened: bytearray, tokens: list[re.Match[bytes]]) -> int:
     """Follow brackets through *tokens*, with *opened* as the stack; the end of the value, or 0 if it goes on."""
     for token in tokens:
         code = token[0][0]
-        if code == _OBJECT or code == _ARRAY:
+        if code in (_OBJECT, _ARRAY):
             opened.append(code)
         elif code != _QUOTE:
             # '[' + 2 is ']' and '{' + 2 is '}'

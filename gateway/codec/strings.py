@@ -29,7 +29,8 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _ELEMENTS = re.compile(rb'(?:[ \t\r\n]*+"(?:[^"\\]++|\\.)*+"[ \t\r\n]*+,)++', re.DOTALL)
 # As much of a string's inside as is whole: no escape is cut, and no surrogate pair.
 _INSIDE = re.compile(
-    rb'(?:[^"\\]++|\\[^u]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*+',
+    rb'(?:[^"\\]++|\\[^u]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
+    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*+",
     re.DOTALL,
 )
 _LONGEST_ESCAPE = len(rb"\ud83d\ude00")
@@ -65,7 +66,8 @@ def check_elements(blob: memoryview, n_elements: int, label: str, *, utf8: bool)
             yield
     if offset != len(blob):
         raise CodecError(
-            f"{label}: expected {n_elements} elements, which end after {offset} bytes, got {len(blob) - offset} bytes more"
+            f"{label}: expected {n_elements} elements, which end after {offset} bytes, "
+            f"got {len(blob) - offset} bytes more"
         )
 
 

@@ -25,15 +25,24 @@ class RouteRule(Protocol):
     """A row of the configuration's `routes`."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What it is called in metrics and logs."""
+
     @property
-    def backend(self) -> str: ...
+    def backend(self) -> str:
+        """Where it leads."""
+
     @property
-    def models(self) -> list[str] | None: ...
+    def models(self) -> list[str] | None:
+        """Patterns of model names, such as `resnet*`."""
+
     @property
-    def host(self) -> str | None: ...
+    def host(self) -> str | None:
+        """A pattern of host names."""
+
     @property
-    def path_prefix(self) -> str | None: ...
+    def path_prefix(self) -> str | None:
+        """The beginning of the path, ending where a segment ends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Tests of the codec: pairs of files, properties, and one table per module."""

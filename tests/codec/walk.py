@@ -1,0 +1,106 @@
+"""Drives the codec as its callers do, and rounds numbers exactly: what the tests of this folder share."""
+
+import json
+import struct
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any
+
+from gateway.codec import InferAnswer, InferRequest, OutputSelection, TensorPolicy, run
+from gateway.codec.answer import Reply
+
+MAX_BYTES = 1 << 30
+
+LAYOUTS = {"FP16": (5, 10), "BF16": (8, 7), "FP32": (8, 23), "FP64": (11, 52)}
+"""Exponent and fraction bits."""
+
+
+def parse_request(
+    body: bytes, header_bytes: int | None, policy: TensorPolicy | None = None, *, recover: bool = True
+) -> InferRequest | None:
+    """What `InferRequest.parse` makes of *body*."""
+    return run(InferRequest.parse(memoryview(body), header_bytes, policy or TensorPolicy(), recover=recover))
+
+
+def backend_json(header: bytes, blobs: bytes = b"", policy: TensorPolicy | None = None) -> bytes:
+    """The JSON that a request with a header length becomes."""
+    request = parse_request(header + blobs, len(header), policy)
+    assert request is not None
+    return b"".join(request.json_pieces())
+
+
+def read_answer(
+    chunks: Iterable[bytes],
+    selection: OutputSelection | None = None,
+    *,
+    model: str = "m",
+    request_id: bytes = b"",
+    max_bytes: int = MAX_BYTES,
+) -> Reply:
+    """The reply to an answer that comes in *chunks*; by default every output is binary."""
+    answer = InferAnswer(
+        OutputSelection(binary_by_default=True) if selection is None else selection,
+        model=model,
+        request_id=request_id,
+        max_bytes=max_bytes,
+    )
+    for chunk in chunks:
+        for _ in answer.feed(chunk):
+            pass
+    return run(answer.finish())
+
+
+def one_output(data: str | bytes, datatype: str = "FP32", shape: str = "[1]", *, reversed_keys: bool = False) -> bytes:
+    """An answer with the output `y`."""
+    text = data.encode() if isinstance(data, str) else data
+    if reversed_keys:
+        return b'{"outputs":[{"data":%b,"shape":%b,"datatype":"%b","name":"y"}]}' % (text, shape.encode(), datatype.encode())
+    return b'{"outputs":[{"name":"y","datatype":"%b","shape":%b,"data":%b}]}' % (datatype.encode(), shape.encode(), text)
+
+
+def only_blob(answer: bytes, chunk_bytes: int | None = None) -> bytes:
+    """The bytes of the one output of *answer*."""
+    (blob,) = read_answer(cut(answer, chunk_bytes)).blobs
+    return bytes(blob)
+
+
+def cut(text: bytes, chunk_bytes: int | None) -> list[bytes]:
+    """*text* in chunks of *chunk_bytes*, or whole."""
+    if chunk_bytes is None:
+        return [text]
+    return [text[start : start + chunk_bytes] for start in range(0, len(text), chunk_bytes)]
+
+
+def alike(left: Any, right: Any) -> bool:
+    """Whether two values of `json` are the same, with floats compared by their bits and 1 apart from 1.0."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, float):
+        return struct.pack("<d", left) == struct.pack("<d", right)
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(alike, left, right))
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(alike(left[key], right[key]) for key in left)
+    return bool(left == right)
+
+
+def same_json(left: bytes, right: bytes) -> bool:
+    """`alike` for two texts."""
+    return alike(json.loads(left), json.loads(right))
+
+
+def nearest_bits(text: str, datatype: str) -> int:
+    """The bits of the float of *datatype* nearest to the decimal *text*, ties to even, by integers alone."""
+    exponent_bits, fraction_bits = LAYOUTS[datatype]
+    bias = 2 ** (exponent_bits - 1) - 1
+    sign = int(text.startswith("-")) << (exponent_bits + fraction_bits)
+    value = abs(Fraction(text))
+    if value == 0:
+        return sign
+    exponent = value.numerator.bit_length() - value.denominator.bit_length()
+    if value < Fraction(2) ** exponent:
+        exponent -= 1
+    exponent = max(exponent, 1 - bias)
+    steps = round(value / Fraction(2) ** (exponent - fraction_bits))
+    bits = ((exponent + bias - 1) << fraction_bits) + steps
+    return sign | min(bits, (2**exponent_bits - 1) << fraction_bits)
