@@ -349,7 +349,8 @@ def _convert(tree: Any, type_: type[S], path: str) -> S:
         reason, _, inner = str(error).partition(" - at `$")
     inner = inner.rstrip("`").lstrip(".").replace("[...]", "")
     where = ".".join(part for part in (path, inner) if part)
-    value, wanted = tree, type_
+    value: Any = tree
+    wanted: Any = type_
     for key in inner.split(".") if inner else ():
         fields = {item.name: item.type for item in msgspec.structs.fields(wanted)} if _is_struct(wanted) else {}
         value, wanted = (value.get(key), fields[key]) if isinstance(value, dict) and key in fields else (None, Any)

@@ -45,7 +45,7 @@ def require_tool(name: str, how: str) -> str:
 
 
 def check(*command: str | Path) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -194,7 +194,8 @@ def test_health_check_follows_the_status_and_no_proxy(image: str, status: int, e
     with answering(status) as address:
         arguments = [re.sub(r"127\.0\.0\.1:\d+", address, argument) for argument in arguments]
         proxied = os.environ | {"http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
-        result = subprocess.run([sys.executable, *arguments], capture_output=True, env=proxied, timeout=30)
+        command = [sys.executable, *arguments]
+        result = subprocess.run(command, check=False, capture_output=True, env=proxied, timeout=30)
     assert result.returncode == exit_code, result.stderr.decode()
 
 

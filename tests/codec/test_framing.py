@@ -1,0 +1,74 @@
+"""The header length, and the cursor over the blobs."""
+
+import pytest
+
+from gateway.codec import HEADER_LENGTH, parse_header_length
+from gateway.codec.framing import Cursor
+from gateway.errors import CodecError
+
+
+@pytest.mark.parametrize(
+    ("values", "length"),
+    [
+        ([], None),
+        (["0"], 0),
+        (["16"], 16),
+        ([" 16\t"], 16),
+        (["0016"], 16),
+        (["16", "16"], 16),
+        (["16", " 16 "], 16),
+        (["99999999999"], 99999999999),
+    ],
+)
+def test_header_length_is_read_from_decimal_digits(values: list[str], length: int | None) -> None:
+    assert parse_header_length(values) == length
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", " ", "abc", "-1", "+1", "1.0", "1e2", "0x10", "1 2", "1_0", "1,1", "١٦", "１６", "\xb2", "16\n", "16\x00", "9" * 20],
+)
+def test_header_length_of_anything_else_is_refused_and_shown(value: str) -> None:
+    with pytest.raises(CodecError, match=f"{HEADER_LENGTH}.*decimal digits"):
+        parse_header_length([value])
+    with pytest.raises(CodecError):
+        parse_header_length(["16", value])
+
+
+def test_header_length_shows_only_the_beginning_of_a_long_value() -> None:
+    with pytest.raises(CodecError) as caught:
+        parse_header_length(["x" * 100_000])
+    assert len(str(caught.value)) < 300
+
+
+def test_two_header_lengths_that_differ_are_refused_with_both() -> None:
+    with pytest.raises(CodecError, match="more than once with different values: 16, 17"):
+        parse_header_length(["17", "16", "17"])
+
+
+def test_cursor_takes_blobs_in_order_as_views() -> None:
+    body = bytearray(b"abcdef")
+    cursor = Cursor(memoryview(body))
+    first, none, second = cursor.take(2, "a"), cursor.take(0, "b"), cursor.take(4, "c")
+    body[0:1] = b"A"
+    assert (bytes(first), bytes(none), bytes(second)) == (b"Ab", b"", b"cdef")
+    cursor.finish()
+
+
+def test_cursor_names_what_is_missing_and_how_many_bytes() -> None:
+    cursor = Cursor(memoryview(b"abcdef"))
+    cursor.take(4, "first")
+    with pytest.raises(CodecError, match=r"input 'second'.*is 5, but only 2 bytes.*3 bytes missing"):
+        cursor.take(5, "input 'second'")
+
+
+def test_cursor_refuses_an_absurd_size_without_allocating() -> None:
+    with pytest.raises(CodecError, match="missing"):
+        Cursor(memoryview(b"")).take(2**64, "x")
+
+
+def test_cursor_says_how_many_bytes_are_left_over() -> None:
+    cursor = Cursor(memoryview(b"abcdef"))
+    cursor.take(4, "first")
+    with pytest.raises(CodecError, match="2 bytes left over.*add up to 4, the body has 6"):
+        cursor.finish()

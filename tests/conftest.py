@@ -1,0 +1,198 @@
+"""What tests share: a running gateway, real and lying backends, and bodies in the binary extension."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from gateway.app import Application
+from gateway.config import parse
+from gateway.demo import JsonServer
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+
+
+@dataclass
+class Reply:
+    """What a client got."""
+
+    status: int
+    headers: Any
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The JSON part of the body."""
+        length = self.headers.get(HEADER_LENGTH)
+        return json.loads(self.body if length is None else self.body[: int(length)])
+
+    @property
+    def binary(self) -> bytes:
+        """What follows the JSON."""
+        return self.body[int(self.headers[HEADER_LENGTH]) :]
+
+    @property
+    def error(self) -> str:
+        """The text of an error, whose shape is checked on the way."""
+        assert self.headers.getall("Content-Type") == ["application/json"]
+        assert "Content-Encoding" not in self.headers
+        parsed = json.loads(self.body)
+        assert list(parsed) == ["error"]
+        return str(parsed["error"])
+
+
+@dataclass
+class Client:
+    """A plain HTTP client of a running gateway."""
+
+    session: aiohttp.ClientSession
+    gateway: Application
+    url: str
+    admin: str
+
+    async def request(self, method: str, path: str, **options: Any) -> Reply:
+        """Send a request and read its reply."""
+        async with self.session.request(method, self.url + path, **options) as response:
+            return Reply(response.status, response.headers, await response.read())
+
+    async def infer(self, body: bytes, header_length: object = None, model: str = "identity", **options: Any) -> Reply:
+        """Post *body* to the infer path of *model*."""
+        headers = dict(options.pop("headers", {}))
+        if header_length is not None:
+            headers[HEADER_LENGTH] = str(header_length)
+        return await self.request("POST", f"/v2/models/{model}/infer", data=io.BytesIO(body), headers=headers, **options)
+
+    async def infer_binary(self, header: dict[str, Any], *blobs: bytes, **options: Any) -> Reply:
+        """Post *header* and *blobs* with the right header length."""
+        text = json.dumps(header).encode()
+        return await self.infer(text + b"".join(blobs), len(text), **options)
+
+    async def metrics(self) -> dict[str, float]:
+        """Every sample of the gateway's metrics, by its name with labels."""
+        async with self.session.get(f"{self.admin}/metrics") as response:
+            text = await response.text()
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[0] != "#"}
+
+
+@asynccontextmanager
+async def running(backend_url: str, extra: str = "", backend: str = "") -> AsyncIterator[Client]:
+    """A gateway in front of *backend_url*; *extra* is YAML of the top level, *backend* of the backend."""
+    text = f"listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends:\n  main:\n    endpoints: ['{backend_url}']\n"
+    text += "".join(f"    {line}\n" for line in backend.splitlines())
+    application = await Application.start(parse(text + ("" if "logging:" in extra else "logging: {access: none}\n") + extra))
+    try:
+        async with aiohttp.ClientSession(auto_decompress=False, skip_auto_headers=["Content-Type"]) as session:
+            yield Client(session, application, application.listen_url, application.admin_url)
+    finally:
+        await application.stop()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[JsonServer]:
+    """The embedded JSON-only server."""
+    async with JsonServer.on_port(0) as running_server:
+        yield running_server
+
+
+@pytest.fixture
+async def client(server: JsonServer) -> AsyncIterator[Client]:
+    """A client of a gateway in front of the embedded server."""
+    async with running(server.url) as running_client:
+        yield running_client
+
+
+Script = Callable[["Connection"], Awaitable[None]]
+
+
+@dataclass
+class Connection:
+    """One connection that a lying backend has accepted, with the request it read."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    head: bytes = b""
+    body: bytes = b""
+
+    async def read_request(self) -> None:
+        """Read a whole request."""
+        self.head = await self.reader.readuntil(b"\r\n\r\n")
+        lower = self.head.lower()
+        if b"transfer-encoding: chunked" in lower:
+            self.body = b""
+            while size := int(await self.reader.readline(), 16):
+                self.body += await self.reader.readexactly(size)
+                await self.reader.readexactly(2)
+            await self.reader.readexactly(2)
+        elif b"content-length: " in lower:
+            length = int(lower.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            self.body = await self.reader.readexactly(length)
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes as they are."""
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def answer(self, body: bytes, status: str = "200 OK", headers: str = "Content-Type: application/json\r\n") -> None:
+        """Send a well-formed answer."""
+        await self.send(f"HTTP/1.1 {status}\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+
+@dataclass
+class Liar:
+    """A backend that follows a script, for what no real server does on demand."""
+
+    url: str
+    script: Script
+    connections: list[Connection] = field(default_factory=list)
+    requests: int = 0
+    closed_by_gateway: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@asynccontextmanager
+async def lying(script: Script) -> AsyncIterator[Liar]:
+    """A backend whose every connection runs *script*, which reads and answers as it likes, and is then closed."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(reader, writer)
+        liar.connections.append(connection)
+        try:
+            await liar.script(connection)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            liar.closed_by_gateway.set()
+        finally:
+            writer.close()
+
+    backend = await asyncio.start_server(serve, "127.0.0.1", 0)
+    liar = Liar(f"http://127.0.0.1:{backend.sockets[0].getsockname()[1]}", script)
+    async with backend:
+        yield liar
+        for connection in liar.connections:
+            connection.writer.close()
+
+
+def answering(body: bytes, status: str = "200 OK", headers: str = "Content-Type: application/json\r\n") -> Script:
+    """A script that gives every request the same answer and keeps the connection."""
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.read_request()
+            await connection.answer(body, status, headers)
+
+    return script
+
+
+def tensor(name: str, array: np.ndarray, datatype: str, **parameters: Any) -> dict[str, Any]:
+    """The header's entry for a binary input."""
+    return {
+        "name": name,
+        "shape": list(array.shape),
+        "datatype": datatype,
+        "parameters": {"binary_data_size": array.nbytes, **parameters},
+    }
