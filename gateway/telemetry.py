@@ -133,10 +133,8 @@ class Metrics:
     def _model_label(self, exchange: Exchange) -> str:
         """The model's name once a backend has answered for it with success; clients cannot make labels."""
         model = exchange.model
-        if model is None:
-            return "none"
-        if model in self._models:
-            return model
+        if model is None or model in self._models:
+            return model or "other"
         if exchange.status == 200 and exchange.attempts and len(self._models) < MAX_MODELS:
             self._models.add(model)
             return model

@@ -223,7 +223,9 @@ class Upstream:
                         method, url, headers=headers, data=data, trace_request_ctx=connection, allow_redirects=False
                     )
                 except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-                    if connection.is_reused and body.can_be_repeated and not getattr(error, "message", None):
+                    # where a part of a head had come, aiohttp puts it in the place of the message
+                    is_unanswered = isinstance(getattr(error, "message", ""), str)
+                    if connection.is_reused and body.can_be_repeated and is_unanswered:
                         raise _StaleConnectionError from error
                     raise
         except GatewayError as error:

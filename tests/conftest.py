@@ -119,6 +119,7 @@ class Connection:
     writer: asyncio.StreamWriter
     head: bytes = b""
     body: bytes = b""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def read_request(self) -> None:
         """Read a whole request."""
@@ -151,8 +152,6 @@ class Liar:
     url: str
     script: Script
     connections: list[Connection] = field(default_factory=list)
-    requests: int = 0
-    closed_by_gateway: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @asynccontextmanager
@@ -165,8 +164,9 @@ async def lying(script: Script) -> AsyncIterator[Liar]:
         try:
             await liar.script(connection)
         except (ConnectionError, asyncio.IncompleteReadError):
-            liar.closed_by_gateway.set()
+            pass
         finally:
+            connection.ended.set()
             writer.close()
 
     backend = await asyncio.start_server(serve, "127.0.0.1", 0)

@@ -1,0 +1,257 @@
+"""BYTES: length-prefixed elements to JSON strings and back, cut wherever they can be cut."""
+
+import base64
+import json
+import struct
+
+import pytest
+
+from gateway.codec import BytesPolicy, TensorPolicy
+from gateway.codec.scanner import PIECE_BYTES
+from gateway.codec.strings import check_elements, check_utf8, from_base64, text_pieces
+from gateway.errors import CodecError
+
+from .make_pairs import blob_of
+from .walk import backend_json, cut, one_output, only_blob, parse_request, read_answer
+
+
+def bytes_header(n_elements: int | str, size: int) -> bytes:
+    return (
+        b'{"inputs":[{"name":"t","datatype":"BYTES","shape":[%b],"parameters":{"binary_data_size":%d}}]}'
+        % (str(n_elements).encode(), size)
+    )
+
+
+def strings_sent(blob: bytes, n_elements: int) -> list[str]:
+    data: list[str] = json.loads(backend_json(bytes_header(n_elements, len(blob)), blob))["inputs"][0]["data"]
+    return data
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["a", "", "é", "nul\0inside"],
+        ["\x00", "\x1f", "\x7f", "\u2028", "\ufeff", "\uffff", "😀", "\U0010ffff"],
+        ['"', "\\", '\\"', "\\u0041", "]", ",", "[1,2],{"],
+        ["x" * 100 * 1024],
+        ["é" * 70_000, "", "😀" * 50_000],
+        ["\x01" * 200_000],
+        [""] * 10_000,
+        [str(i) for i in range(30_000)],
+        ["a" * (PIECE_BYTES - 1) + "😀" + "b"],
+        ["a" * PIECE_BYTES, "b", "c" * (PIECE_BYTES + 1), "d"],
+    ],
+)
+def test_text_crosses_both_ways(texts: list[str]) -> None:
+    blob = blob_of(texts)
+    assert strings_sent(blob, len(texts)) == texts
+    for ascii_only in (True, False):
+        answer = one_output(json.dumps(texts, ensure_ascii=ascii_only), "BYTES", f"[{len(texts)}]")
+        for chunk_bytes in (None, 1000, 65536):
+            assert only_blob(answer, chunk_bytes) == blob
+
+
+@pytest.mark.parametrize("n_bytes", [10 * 1024 * 1024])
+@pytest.mark.parametrize("unit", ["x", "\\n", "é", "\\u00e9", "\\ud83d\\ude00"])
+def test_one_very_long_string_crosses_back(n_bytes: int, unit: str) -> None:
+    data = '["' + unit * (n_bytes // len(unit.encode())) + '"]'
+    assert only_blob(one_output(data, "BYTES"), 65536) == blob_of(json.loads(data))
+
+
+@pytest.mark.parametrize("shift", range(14))
+@pytest.mark.parametrize("unit", ["\\ud83d\\ude00", "\\u00e9\\\\", '\\"]', "😀", "é", "],[,"])
+def test_escapes_and_characters_are_cut_at_every_place(unit: str, shift: int) -> None:
+    """The end of a piece falls on every byte of the unit, in long strings and between short ones."""
+    for strings in ([unit * (PIECE_BYTES // 3)], [unit] * (PIECE_BYTES // 6)):
+        data = "[" + ",".join(f'"{"a" * shift}{string}"' for string in strings) + "]"
+        assert only_blob(one_output(data, "BYTES", f"[{len(strings)}]"), 50_001) == blob_of(json.loads(data))
+
+
+def test_every_cut_in_two_of_strings_with_escapes_reads_the_same() -> None:
+    data = '[["\\ud83d\\ude00","\\u00e9\\"\\\\"],["é😀\\/\\b\\f\\n\\r\\t","]\\u0000,["]]'
+    answer = one_output(data, "BYTES", "[2,2]")
+    expected = blob_of([text for row in json.loads(data) for text in row])
+    for first in range(len(answer)):
+        (blob,) = read_answer([answer[:first], answer[first:]]).blobs
+        assert bytes(blob) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b'["\\ud800"]', ""),
+        (b'["\\udc00"]', ""),
+        (b'["\\ud800\\u0041"]', ""),
+        (b'["\\udc00\\ud800"]', ""),
+        (b'["\\ud800\\ud800"]', ""),
+        (b'["\\ud8"]', ""),
+        (b'["\\u12"]', ""),
+        (b'["\\x41"]', ""),
+        (b'["\\"]', ""),
+        (b'["\x01"]', ""),
+        (b'["\n"]', ""),
+        (b'["\xff"]', ""),
+        (b'["\xc3"]', ""),
+        (b'["\xed\xa0\x80"]', ""),
+        (b'["\xc0\x80"]', ""),
+        (b'["\xf4\x90\x80\x80"]', ""),
+        (b"[1]", "element 0: expected a string, got '1"),
+        (b'["a",1]', "element 1: expected a string, got '1"),
+        (b'["a",null]', "element 1: expected a string, got 'null"),
+        (b"[true]", "expected a string"),
+        (b"[{}]", "expected a string"),
+        (b"[NaN]", "expected a string"),
+        (b'["a",]', "expected a string"),
+        (b'[,"a"]', "expected a string"),
+        (b'["a",,"b"]', "expected a string"),
+        (b'["a" "b"]', "expected a comma or a bracket after element 0"),
+        (b'["a"["b"]]', "expected a comma or a bracket"),
+        (b'[["a",],["b"]]', "expected a string"),
+        (b'["a"}', "expected a comma or a bracket"),
+        (b'"a"', "data must be an array"),
+        (b"null", "data must be an array"),
+        (b"5", "data must be an array"),
+        (b"{}", "data must be an array"),
+        (b'["a"', ""),
+    ],
+)
+def test_strings_that_are_broken_are_refused_by_output(data: bytes, words: str) -> None:
+    for shape in ("[1]", "[2]"):
+        for chunk_bytes in (None, 1):
+            with pytest.raises(CodecError, match=f"output 'y'.*{words}"):
+                only_blob(one_output(data, "BYTES", shape), chunk_bytes)
+
+
+@pytest.mark.parametrize("data", [b'["a"],["b"]', b'["a","b"]]', b'["a","b"]"c"', b'["a","b"],'])
+def test_strings_behind_the_array_are_refused(data: bytes) -> None:
+    with pytest.raises(CodecError):
+        only_blob(one_output(data, "BYTES", "[2]"))
+
+
+@pytest.mark.parametrize(
+    "tail", [b'\\ud800"]', b'\\udc00"]', b'\\ud800\\u0041"]', b'\\x"]', b'\x01"]', b'\xff"]', b'\xc3"]', b'\xed\xa0\x80"]', b'\\u12"]', b'\\ud83d"]']
+)
+@pytest.mark.parametrize("shift", range(0, 14, 2))
+def test_broken_end_of_a_long_string_is_refused_like_that_of_a_short_one(tail: bytes, shift: int) -> None:
+    for n_bytes in (PIECE_BYTES - 7, 2 * PIECE_BYTES):
+        with pytest.raises(CodecError, match="output 'y'"):
+            only_blob(one_output(b'["' + b"x" * (n_bytes + shift) + tail, "BYTES"), 65536)
+
+
+@pytest.mark.parametrize(
+    ("data", "n_elements", "words"),
+    [
+        ('["a"]', 2, "expected 2 elements, got 1"),
+        ('["a","b","c"]', 2, "expected 2 elements, got more"),
+        ("[]", 1, "expected 1 elements, got 0"),
+        ('[""]', 0, "expected 0 elements, got more"),
+    ],
+)
+def test_wrong_number_of_strings_is_refused_with_both_numbers(data: str, n_elements: int, words: str) -> None:
+    with pytest.raises(CodecError, match=f"output 'y'.*{words}"):
+        only_blob(one_output(data, "BYTES", f"[{n_elements}]"))
+
+
+@pytest.mark.parametrize("data", ["[]", "[[],[]]", "[ [ ] ]"])
+def test_no_strings_are_an_empty_blob(data: str) -> None:
+    assert only_blob(one_output(data, "BYTES", "[0]"), 1) == b""
+
+
+def test_brackets_without_end_around_strings_are_refused() -> None:
+    for text in ("[" * 100_000, "[" * 65 + '"a"' + "]" * 65):
+        with pytest.raises(CodecError, match="nested deeper than 64"):
+            only_blob(one_output(text, "BYTES"))
+
+
+@pytest.mark.parametrize(
+    ("blob", "n_elements", "words"),
+    [
+        (blob_of(["a"])[:3], 1, "at least 4 bytes"),
+        (blob_of(["ab"])[:5], 1, "element 0 says it has 2 bytes, but only 1 are left"),
+        (blob_of(["a", "b"]), 1, "expected 1 elements, which end after 5 bytes, got 5 bytes more"),
+        (blob_of(["a"]), 2, "expected 2 elements"),
+        (blob_of(["abcdef"]), 2, "expected 2 elements, got 1 and 0 trailing bytes"),
+        (blob_of(["abcdef"]) + b"\0\0\0", 2, "expected 2 elements, got 1 and 3 trailing bytes"),
+        (blob_of(["a"]) + b"\0", 1, "got 1 bytes more"),
+        (blob_of(["a"]) + b"\0\0\0", 1, "got 3 bytes more"),
+        (struct.pack("<I", 2**32 - 1), 1, "element 0 says it has 4294967295 bytes, but only 0 are left"),
+        (b"\0\0\0\0", 0, "expected 0 elements"),
+        (b"", 1, "expected 1 elements"),
+        (b"", 2**60, "expected 1152921504606846976 elements"),
+    ],
+)
+def test_elements_that_do_not_fill_the_blob_exactly_are_refused(blob: bytes, n_elements: int, words: str) -> None:
+    for policy in (TensorPolicy(), TensorPolicy(bytes=BytesPolicy.BASE64)):
+        with pytest.raises(CodecError, match=f"input 't' \\(BYTES.*{words}"):
+            backend_json(bytes_header(n_elements, len(blob)), blob, policy)
+
+
+@pytest.mark.parametrize(
+    "octets", [b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"x" * PIECE_BYTES + b"\x80", b"\x80" * 9]
+)
+def test_element_that_is_no_text_is_refused_by_number_and_byte_with_the_way_out(octets: bytes) -> None:
+    blob = blob_of(["ok", octets.decode("latin-1").encode("latin-1"), "ok"])
+    position = next(index for index in range(len(octets)) if not is_text(octets[: index + 1]) and octets[index] > 127)
+    with pytest.raises(CodecError, match=f"element 1 is not UTF-8 at byte {position}.*bytes: base64"):
+        backend_json(bytes_header(3, len(blob)), blob)
+
+
+def is_text(octets: bytes) -> bool:
+    try:
+        octets.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def test_utf8_is_checked_across_pieces_wherever_a_character_is_cut() -> None:
+    for shift in range(5):
+        good = b"a" * shift + "😀".encode() * PIECE_BYTES
+        assert sum(1 for _ in check_utf8(memoryview(good), "x")) >= 3
+        with pytest.raises(CodecError, match=f"not UTF-8 at byte {len(good) - 4}"):
+            list(check_utf8(memoryview(good[:-1]), "x"))
+
+
+def test_checking_many_elements_is_done_in_steps() -> None:
+    blob = blob_of(["x" * 60] * 10_000)
+    assert sum(1 for _ in check_elements(memoryview(blob), 10_000, "x", utf8=True)) >= len(blob) // PIECE_BYTES
+
+
+def test_pieces_of_text_stay_small_for_the_worst_characters() -> None:
+    for texts in (["\x01" * 3_000_000], ["\x01" * 50_000] * 20, [""] * 200_000):
+        pieces = list(text_pieces(memoryview(blob_of(texts))))
+        assert max(map(len, pieces)) <= 1024 * 1024
+        assert json.loads(b"[" + b"".join(pieces) + b"]") == texts
+
+
+@pytest.mark.parametrize(
+    "octets", [[b"\xff\xfe", b"", b"a"], [bytes(range(256)) * 1000], [b"x" * (PIECE_BYTES + 1), b"\0", b"y" * PIECE_BYTES]]
+)
+def test_octets_cross_both_ways_in_base64(octets: list[bytes]) -> None:
+    blob = blob_of(octets)
+    request = parse_request(
+        bytes_header(len(octets), len(blob)) + blob,
+        len(bytes_header(len(octets), len(blob))),
+        TensorPolicy(bytes=BytesPolicy.BASE64),
+    )
+    assert request is not None
+    (entry,) = json.loads(b"".join(request.json_pieces()))["inputs"]
+    assert entry["data"] == [base64.b64encode(octet).decode() for octet in octets]
+    answer = {"outputs": [{"name": "y", "shape": [len(octets)], **entry}]}
+    (blob_back,) = read_answer(cut(json.dumps(answer).encode(), 1000)).blobs
+    assert bytes(blob_back) == blob
+
+
+@pytest.mark.parametrize("text", ["=", "a", "ab", "abc", "ab=c", "YQ==YQ==", "Y Q==", "YQ==\\n", "é", "-_-_", "YQ=", "YWI"])
+def test_broken_base64_is_refused_by_output_and_element(text: str) -> None:
+    answer = (
+        '{"outputs":[{"name":"y","datatype":"BYTES","shape":[2],"data":["","%s"],"parameters":{"content_type":"base64"}}]}'
+        % text
+    )
+    with pytest.raises(CodecError, match="output 'y'.*element 1 is not base64"):
+        read_answer([answer.encode()])
+
+
+def test_base64_is_decoded_in_steps() -> None:
+    elements = bytearray(blob_of([base64.b64encode(b"x" * 600)] * 1000))
+    assert sum(1 for _ in from_base64(elements, "x")) >= 600_000 // PIECE_BYTES

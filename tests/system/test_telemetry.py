@@ -1,0 +1,155 @@
+"""What an operator sees: metrics, the access log, the admin listener."""
+
+import json
+import logging
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from multidict import CIMultiDict
+
+from gateway.demo import JsonServer
+from tests.conftest import Client, running, tensor
+from tests.test_deploy import require_tool
+
+X = np.arange(1000, dtype=np.float32)
+HEADER = {"inputs": [tensor("x", X, "FP32")], "parameters": {"binary_data_output": True}}
+
+
+async def test_sizes_on_both_sides_of_the_transcoding(client: Client, server: JsonServer) -> None:
+    reply = await client.infer_binary(HEADER, X.tobytes())
+    metrics = await client.metrics()
+    sent = len(json.dumps(HEADER)) + X.nbytes
+    sides = {
+        "client_request": ("binary", sent),
+        "upstream_request": ("json", server.request_bytes),
+        "upstream_response": ("json", server.answer_bytes),
+        "client_response": ("binary", len(reply.body)),
+    }
+    for side, (format_, n_bytes) in sides.items():
+        labels = f'{{format="{format_}",route="main"}}'
+        assert metrics[f"tensor_gateway_{side}_bytes_sum{labels}"] == n_bytes
+        assert metrics[f"tensor_gateway_{side}_bytes_count{labels}"] == 1
+    assert metrics['tensor_gateway_json_bytes_avoided_total{direction="request"}'] == server.request_bytes - sent
+    avoided = server.answer_bytes - len(reply.body)
+    assert metrics['tensor_gateway_json_bytes_avoided_total{direction="response"}'] == avoided
+
+
+async def test_a_request_is_counted_once_everywhere(client: Client, server: JsonServer) -> None:
+    await client.infer_binary(HEADER, X.tobytes())
+    metrics = await client.metrics()
+    assert metrics['tensor_gateway_requests_total{code="200",model="identity",route="main"}'] == 1
+    assert metrics['tensor_gateway_request_seconds_count{model="identity",route="main"}'] == 1
+    assert metrics['tensor_gateway_tensors_total{datatype="FP32",direction="request"}'] == 1
+    assert metrics['tensor_gateway_tensors_total{datatype="FP32",direction="response"}'] == 1
+    assert metrics['tensor_gateway_transcode_seconds_count{direction="request"}'] == 1
+    assert metrics['tensor_gateway_transcode_seconds_count{direction="response"}'] == 1
+    assert metrics['tensor_gateway_upstream_seconds_count{backend="main"}'] == 1
+    assert metrics['tensor_gateway_upstream_first_byte_seconds_count{backend="main"}'] == 1
+    sample = f'tensor_gateway_upstream_requests_total{{backend="main",code="200",endpoint="{server.url}"}}'
+    assert metrics[sample] == 1
+    assert metrics["tensor_gateway_requests_in_flight"] == 0
+
+
+async def test_clients_cannot_make_model_labels(client: Client) -> None:
+    for number in range(5):
+        await client.infer_binary(HEADER, X.tobytes(), model=f"invented{number}")
+    metrics = await client.metrics()
+    assert metrics['tensor_gateway_requests_total{code="404",model="other",route="main"}'] == 5
+    assert not any("invented" in name for name in metrics)
+
+
+async def test_refusals_are_counted_by_reason(client: Client) -> None:
+    await client.infer(b"")
+    metrics = await client.metrics()
+    assert metrics['tensor_gateway_errors_total{reason="malformed_request",route="main"}'] == 1
+    assert metrics['tensor_gateway_requests_total{code="400",model="other",route="main"}'] == 1
+
+
+async def test_promtool_finds_nothing_to_say(client: Client) -> None:
+    require_tool("promtool", "install Debian's package `prometheus`")
+    await client.infer_binary(HEADER, X.tobytes())
+    async with client.session.get(f"{client.admin}/metrics") as response:
+        text = await response.read()
+    promtool = shutil.which("promtool")
+    assert promtool is not None
+    result = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)  # noqa: ASYNC221
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
+
+
+async def test_access_log_as_json_has_every_field(server: JsonServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "gateway.access"):
+        async with running(server.url, "logging: {access: json}\n") as client:
+            await client.infer_binary(HEADER, X.tobytes(), headers={"X-Request-Id": "abc"})
+            await client.infer(b"", model="q")
+    good, bad = (json.loads(record.message) for record in caplog.records if record.name == "gateway.access")
+    assert list(good) == [
+        "time",
+        "client",
+        "method",
+        "path",
+        "model",
+        "route",
+        "backend",
+        "status",
+        "reason",
+        "detail",
+        "client_request_bytes",
+        "upstream_request_bytes",
+        "upstream_response_bytes",
+        "client_response_bytes",
+        "seconds",
+        "upstream_seconds",
+        "codec_seconds",
+        "request_id",
+    ]
+    assert (good["status"], good["reason"], good["request_id"], good["model"]) == (200, None, "abc", "identity")
+    assert good["upstream_request_bytes"] == server.request_bytes
+    assert 0 < good["codec_seconds"] < good["seconds"]
+    assert 0 < good["upstream_seconds"] < good["seconds"]
+    assert (bad["status"], bad["reason"], bad["model"]) == (400, "malformed_request", "q")
+    assert bad["detail"] == "empty request body"
+    assert bad["request_id"]
+
+
+async def test_access_log_as_text_cannot_be_forged(server: JsonServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "gateway.access"):
+        async with running(server.url, "logging: {access: text}\n") as client:
+            await client.infer(b"", headers={"X-Request-Id": 'a" status=200 b'})
+    (record,) = (record for record in caplog.records if record.name == "gateway.access")
+    assert "status=400" in record.message
+    assert r'request_id="a\" status=200 b"' in record.message
+
+
+async def test_request_id_reaches_the_backend(client: Client, server: JsonServer) -> None:
+    await client.infer_binary(HEADER, X.tobytes(), headers={"X-Request-Id": "mine"})
+    assert CIMultiDict(server.headers).getall("X-Request-Id") == ["mine"]
+    await client.infer_binary(HEADER, X.tobytes())
+    assert len(CIMultiDict(server.headers)["X-Request-Id"]) == 32
+
+
+async def test_admin_listener_is_not_on_the_clients_side(client: Client) -> None:
+    for path in ("/-/live", "/-/ready", "/-/config", "/metrics"):
+        async with client.session.get(client.admin + path) as response:
+            assert response.status == 200
+        assert (await client.request("GET", path)).status == 404  # the backend's word
+
+
+async def test_effective_configuration_hides_secrets(server: JsonServer) -> None:
+    async with running(server.url, backend="headers: {set: {Authorization: Bearer hidden}}") as client:
+        async with client.session.get(f"{client.admin}/-/config") as response:
+            text = await response.text()
+    assert "hidden" not in text
+    shown = json.loads(text)
+    assert shown["backends"]["main"]["headers"]["set"] == {"Authorization": "***"}
+    assert shown["limits"]["request_body"] == "256MiB"
+    assert shown["backends"]["main"]["timeouts"]["connect"] == "2s"
+
+
+async def test_ready_fails_while_draining_and_live_does_not(client: Client) -> None:
+    client.gateway.gateway.is_draining = True
+    async with client.session.get(f"{client.admin}/-/ready") as response:
+        assert (response.status, await response.text()) == (503, "draining\n")
+    async with client.session.get(f"{client.admin}/-/live") as response:
+        assert response.status == 200
