@@ -31,6 +31,9 @@ LINGERING_S = 1.0
 HEAD_S = 0.1
 """How long a request whose connection was just accepted has to show itself when draining begins."""
 
+CUT_S = 0.05
+"""How long handlers have to notice that they are cut off. Not 0, which aiohttp takes for no limit."""
+
 log = logging.getLogger("gateway")
 
 
@@ -72,7 +75,6 @@ class Application:
     upstreams: dict[str, Upstream]
     listen_url: str = ""
     admin_url: str = ""
-    _server: _Server | None = None
     _runners: list[web.BaseRunner] = field(default_factory=list)
     _listener: web.SockSite | None = None
 
@@ -107,7 +109,7 @@ class Application:
         return application
 
     async def _open(self) -> None:
-        self._server = _Server(
+        server = _Server(
             self.gateway.handle,
             handler_cancellation=True,
             auto_decompress=False,
@@ -115,8 +117,8 @@ class Application:
             keepalive_timeout=CLIENT_KEEP_ALIVE_S,
             lingering_time=LINGERING_S,
         )
-        clients = web.ServerRunner(self._server)
-        admin = web.AppRunner(self._admin_application(), access_log=None)
+        clients = web.ServerRunner(server, shutdown_timeout=CUT_S)
+        admin = web.AppRunner(self._admin_application(), access_log=None, shutdown_timeout=CUT_S)
         self._runners = [clients, admin]
         for runner in self._runners:
             await runner.setup()
@@ -136,8 +138,6 @@ class Application:
 
     async def stop(self) -> None:
         """Close both listeners and all connections at once."""
-        if self._server is not None:
-            await self._server.shutdown(0)
         for runner in self._runners:
             await runner.cleanup()
         for upstream in self.upstreams.values():

@@ -97,11 +97,12 @@ def _serve(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 async def _serve_until_stopped(config: Config) -> int:
+    stopped = _stop_event()
     application = await Application.start(config)
     try:
         print(f"tensor-gateway {__version__} serves clients on {application.listen_url}", flush=True)
         print(f"metrics and health on {application.admin_url}", flush=True)
-        await _stop_signal()
+        await stopped.wait()
         print("draining: no new connections, requests in flight finish", flush=True)
         cut_off = await application.drain()
         if cut_off:
@@ -111,14 +112,14 @@ async def _serve_until_stopped(config: Config) -> int:
     return 0
 
 
-async def _stop_signal() -> None:
-    """Wait for SIGTERM or SIGINT. SIGHUP, which would end the process, is refused aloud until it reloads."""
+def _stop_event() -> asyncio.Event:
+    """Set by SIGTERM or SIGINT. SIGHUP, which would end the process, is refused aloud until it reloads."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     loop.add_signal_handler(signal.SIGHUP, lambda: log.warning("SIGHUP: reloading is not available yet; restart"))
-    await stopped.wait()
+    return stopped
 
 
 def _demo(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -126,6 +127,7 @@ def _demo(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 async def _demonstrate(*, once: bool) -> int:
+    stopped = _stop_event()
     async with demo.JsonServer.on_port(8000) as server:
         config = parse(demo.configuration(server.url))
         application = await Application.start(config)
@@ -134,7 +136,7 @@ async def _demonstrate(*, once: bool) -> int:
             if not exact or once:
                 return 0 if exact else 1
             print(demo.next_steps(server.url, application.listen_url, application.admin_url), flush=True)
-            await _stop_signal()
+            await stopped.wait()
             return 0
         finally:
             await application.stop()

@@ -68,10 +68,10 @@ class Gateway:
         record: Callable[[Exchange], None],
     ) -> None:
         """*record* is called once with each finished exchange."""
+        self.limits = limits
+        self.recover_header_length = recover_header_length
         self._router = router
         self._upstreams = upstreams
-        self._limits = limits
-        self._recover = recover_header_length
         self._record = record
         self.in_flight = 0
         self.is_draining = False
@@ -88,7 +88,7 @@ class Gateway:
             request_id=request.headers.get("X-Request-Id", "")[:MAX_REQUEST_ID] or uuid.uuid4().hex,
             started_s=loop.time(),
         )
-        call = _Call(request, exchange, self._limits, self._recover)
+        call = _Call(request, exchange, self)
         self.in_flight += 1
         self._idle.clear()
         try:
@@ -96,16 +96,12 @@ class Gateway:
                 match = self._route(request, exchange)
                 upstream = self._upstreams[match.backend]
                 if match.kind is PathKind.INFER and request.method == "POST":
-                    response = await call.infer(upstream, match)
-                elif match.kind is PathKind.SERVER_METADATA and request.method == "GET":
-                    response = await call.server_metadata(upstream)
-                else:
-                    response = await call.relay(upstream)
+                    return await call.infer(upstream, match)
+                if match.kind is PathKind.SERVER_METADATA and request.method == "GET":
+                    return await call.server_metadata(upstream)
+                return await call.relay(upstream)
             except GatewayError as error:
-                response = await call.fail(error)
-            if self.is_draining:
-                response.force_close()
-            return response
+                return await call.fail(error)
         except (asyncio.CancelledError, ConnectionError):
             if exchange.error is None:
                 exchange.error = ErrorKind.CLIENT_CLOSED
@@ -143,11 +139,11 @@ class Gateway:
 class _Call:
     """One request on its way: what all its steps need."""
 
-    def __init__(self, request: web.BaseRequest, exchange: Exchange, limits: Limits, recover: bool) -> None:
+    def __init__(self, request: web.BaseRequest, exchange: Exchange, gateway: Gateway) -> None:
         self._request = request
         self._exchange = exchange
-        self._limits = limits
-        self._recover = recover
+        self._gateway = gateway
+        self._limits = gateway.limits
         self._pacer = _Pacer()
 
     # The life of an infer request
@@ -160,7 +156,8 @@ class _Call:
         body = await self._read_body()
         exchange.client_format = Format.JSON if header_length is None else Format.BINARY
         with blaming(ErrorKind.MALFORMED_REQUEST):
-            steps = InferRequest.parse(body, header_length, upstream.backend.tensor_policy, recover=self._recover)
+            recover = self._gateway.recover_header_length
+            steps = InferRequest.parse(body, header_length, upstream.backend.tensor_policy, recover=recover)
             parsed = await self._pacer.run(steps)
         exchange.request_codec_s += self._pacer.take_seconds()
         if parsed is None:
@@ -296,8 +293,7 @@ class _Call:
             return await self._send(200, headers, b"".join([*reply.header, *reply.blobs]))
         response = web.StreamResponse(status=200, headers=headers)
         response.content_length = reply.n_bytes
-        self._exchange.status = 200
-        await response.prepare(self._request)
+        await self._begin(response)
         buffers: list[bytes | memoryview] = [*reply.header, *reply.blobs]
         for buffer in buffers:
             view = memoryview(buffer)
@@ -426,19 +422,24 @@ class _Call:
     async def _send(self, status: int, headers: CIMultiDict[str], body: bytes) -> web.StreamResponse:
         """Send a whole body in one write."""
         response = web.Response(status=status, headers=headers, body=body)
-        self._exchange.status = status
-        await response.prepare(self._request)
+        await self._begin(response)
         await response.write_eof()
         self._exchange.client_response_bytes = len(body) if self._request.method != "HEAD" else 0
         return response
+
+    async def _begin(self, response: web.StreamResponse) -> None:
+        """Send the head: from here on the exchange has a status, and an error can only cut the reply off."""
+        if self._gateway.is_draining:
+            response.force_close()
+        self._exchange.status = response.status
+        await response.prepare(self._request)
 
     async def _stream(self, answer: Answer) -> web.StreamResponse:
         """Pass an answer on as it arrives."""
         response = web.StreamResponse(
             status=answer.status, reason=answer.reason, headers=relayed_to_client(answer.headers)
         )
-        self._exchange.status = answer.status
-        await response.prepare(self._request)
+        await self._begin(response)
         async for chunk in answer.chunks():
             await response.write(chunk)
             self._exchange.client_response_bytes += len(chunk)

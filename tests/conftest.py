@@ -67,7 +67,9 @@ class Client:
         headers = dict(options.pop("headers", {}))
         if header_length is not None:
             headers[HEADER_LENGTH] = str(header_length)
-        return await self.request("POST", f"/v2/models/{model}/infer", data=io.BytesIO(body), headers=headers, **options)
+        return await self.request(
+            "POST", f"/v2/models/{model}/infer", data=io.BytesIO(body), headers=headers, **options
+        )
 
     async def infer_binary(self, header: dict[str, Any], *blobs: bytes, **options: Any) -> Reply:
         """Post *header* and *blobs* with the right header length."""
@@ -86,7 +88,9 @@ async def running(backend_url: str, extra: str = "", backend: str = "") -> Async
     """A gateway in front of *backend_url*; *extra* is YAML of the top level, *backend* of the backend."""
     text = f"listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends:\n  main:\n    endpoints: ['{backend_url}']\n"
     text += "".join(f"    {line}\n" for line in backend.splitlines())
-    application = await Application.start(parse(text + ("" if "logging:" in extra else "logging: {access: none}\n") + extra))
+    application = await Application.start(
+        parse(text + ("" if "logging:" in extra else "logging: {access: none}\n") + extra)
+    )
     try:
         async with aiohttp.ClientSession(auto_decompress=False, skip_auto_headers=["Content-Type"]) as session:
             yield Client(session, application, application.listen_url, application.admin_url)
@@ -140,7 +144,9 @@ class Connection:
         self.writer.write(data)
         await self.writer.drain()
 
-    async def answer(self, body: bytes, status: str = "200 OK", headers: str = "Content-Type: application/json\r\n") -> None:
+    async def answer(
+        self, body: bytes, status: str = "200 OK", headers: str = "Content-Type: application/json\r\n"
+    ) -> None:
         """Send a well-formed answer."""
         await self.send(f"HTTP/1.1 {status}\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 

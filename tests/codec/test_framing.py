@@ -26,7 +26,25 @@ def test_header_length_is_read_from_decimal_digits(values: list[str], length: in
 
 @pytest.mark.parametrize(
     "value",
-    ["", " ", "abc", "-1", "+1", "1.0", "1e2", "0x10", "1 2", "1_0", "1,1", "١٦", "１６", "\xb2", "16\n", "16\x00", "9" * 20],
+    [
+        "",
+        " ",
+        "abc",
+        "-1",
+        "+1",
+        "1.0",
+        "1e2",
+        "0x10",
+        "1 2",
+        "1_0",
+        "1,1",
+        "١٦",
+        "１６",
+        "\xb2",
+        "16\n",
+        "16\x00",
+        "9" * 20,
+    ],
 )
 def test_header_length_of_anything_else_is_refused_and_shown(value: str) -> None:
     with pytest.raises(CodecError, match=f"{HEADER_LENGTH}.*decimal digits"):

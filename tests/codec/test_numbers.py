@@ -75,7 +75,7 @@ def test_negative_zero_keeps_its_sign_in_floats(datatype: str, text: str, layout
 
 
 @pytest.mark.parametrize(
-    "data", ['[NaN,1,-Infinity,Infinity]', '["NaN",1,"-Infinity","Infinity"]', '[null,1,"-Infinity" , Infinity]']
+    "data", ["[NaN,1,-Infinity,Infinity]", '["NaN",1,"-Infinity","Infinity"]', '[null,1,"-Infinity" , Infinity]']
 )
 @pytest.mark.parametrize("datatype", ["FP16", "FP32", "FP64", "BF16"])
 def test_nonfinite_floats_are_read_in_every_spelling_and_counted(data: str, datatype: str) -> None:
@@ -243,7 +243,9 @@ def test_text_that_float64_reads_to_the_wrong_side_is_read_to_the_right_one() ->
 
 
 @pytest.mark.xfail(strict=True, reason="an empty list makes an empty word, which shifts all others and is no Decimal")
-@pytest.mark.parametrize("data", [f"[[],[{FP32_READ_TWICE}]]", f"[[{FP32_READ_TWICE}],[]]", f"[1,[],{FP32_READ_TWICE}]"])
+@pytest.mark.parametrize(
+    "data", [f"[[],[{FP32_READ_TWICE}]]", f"[[{FP32_READ_TWICE}],[]]", f"[1,[],{FP32_READ_TWICE}]"]
+)
 def test_tie_beside_an_empty_list_is_read_like_any_other(data: str) -> None:
     n_elements = 2 if "1," in data else 1
     words = np.frombuffer(only_blob(one_output(data, "FP32", f"[{n_elements}]")), "<u4")
@@ -274,7 +276,9 @@ def test_decimal_just_above_a_tie_is_rounded_up(datatype: str) -> None:
 
 @pytest.mark.xfail(strict=True, reason="ties between two denormal FP32 have more trailing zeros than is looked for")
 def test_decimal_just_above_a_tie_of_denormals_is_rounded_up() -> None:
-    text = "7.0064923216240853546186479164495806564013097093825788587853414194489554134293030074331909418106079101563e-46"
+    text = (
+        "7.0064923216240853546186479164495806564013097093825788587853414194489554134293030074331909418106079101563e-46"
+    )
     assert nearest_bits(text, "FP32") == 1
     assert int.from_bytes(only_blob(one_output(f"[{text}]", "FP32")), "little") == 1
 

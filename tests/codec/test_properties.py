@@ -40,7 +40,9 @@ UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 def header_of(datatype: str, shape: list[int], blob: bytes) -> bytes:
     parameters = {"binary_data_size": len(blob)}
-    return json.dumps({"inputs": [{"name": "x", "datatype": datatype, "shape": shape, "parameters": parameters}]}).encode()
+    return json.dumps(
+        {"inputs": [{"name": "x", "datatype": datatype, "shape": shape, "parameters": parameters}]}
+    ).encode()
 
 
 def data_of(text: bytes) -> Any:
@@ -269,7 +271,9 @@ def test_any_declaration_over_any_bytes_is_a_request_or_refused(
 
 
 @PROFILE
-@given(datatype=st.sampled_from(list(DATATYPES)), text=st.text("[],-01.eENatrufls\"\\ud8/\n {}:", max_size=40), dice=DICE)
+@given(
+    datatype=st.sampled_from(list(DATATYPES)), text=st.text('[],-01.eENatrufls"\\ud8/\n {}:', max_size=40), dice=DICE
+)
 def test_any_text_as_data_is_refused_or_what_json_says(datatype: str, text: str, dice: random.Random) -> None:
     """Whatever stands in `data` is a CodecError, or JSON to Python too with as many leaves as the shape asks for."""
     data = f"[{text}]" if dice.random() < 0.8 else text

@@ -67,7 +67,10 @@ def exhaust(steps: Iterator[None]) -> None:
     ],
 )
 def test_data_goes_to_its_sink_and_a_number_stands_in_its_place(data: bytes, chunk_bytes: int | None) -> None:
-    text = b' {"a":{"data":[0]},"outputs":[{"name":"x","data":%b , "p":{"data":[7]}},{"data" : %b}],"z":1}' % (data, data)
+    text = b' {"a":{"data":[0]},"outputs":[{"name":"x","data":%b , "p":{"data":[7]}},{"data" : %b}],"z":1}' % (
+        data,
+        data,
+    )
     walked = Walked(text, chunk_bytes)
     assert [value.strip() for value in walked.texts] == [data, data]
     assert walked.scanner.skeleton.replace(b" ", b"") == (
@@ -97,7 +100,9 @@ def test_data_goes_to_its_sink_and_a_number_stands_in_its_place(data: bytes, chu
         (b'{"outputs":["data",{"x":"data"}]}', 0),
     ],
 )
-def test_only_data_keys_of_entries_of_the_section_are_values(text: bytes, n_values: int, chunk_bytes: int | None) -> None:
+def test_only_data_keys_of_entries_of_the_section_are_values(
+    text: bytes, n_values: int, chunk_bytes: int | None
+) -> None:
     assert len(Walked(text, chunk_bytes).texts) == n_values
 
 
@@ -152,7 +157,9 @@ def test_checked_value_that_is_no_json_is_refused(data: bytes) -> None:
 FILLER = b"1," * (PIECE_BYTES // 2 - 20)
 
 
-@pytest.mark.parametrize("broken", [b"1,]", b"],1]", b",1]", b"}]", b"1,,1]", b"[1,],1]", b"[,1],1]", b"1]]", b'"a":1]'])
+@pytest.mark.parametrize(
+    "broken", [b"1,]", b"],1]", b",1]", b"}]", b"1,,1]", b"[1,],1]", b"[,1],1]", b"1]]", b'"a":1]']
+)
 def test_checked_value_is_refused_also_where_a_piece_is_cut(broken: bytes) -> None:
     for blanks in range(30):
         with pytest.raises(CodecError):
@@ -169,7 +176,9 @@ def test_checked_value_of_nested_objects_is_cut_anywhere_and_stays_whole(shift: 
     assert Walked(b'{"outputs":[{"data":%b}]}' % data).texts == [data]
 
 
-BRACKETS_IN_STRINGS = "commas behind brackets inside a string that goes on behind the window are taken for the array's own"
+BRACKETS_IN_STRINGS = (
+    "commas behind brackets inside a string that goes on behind the window are taken for the array's own"
+)
 
 
 @pytest.mark.xfail(strict=True, reason=BRACKETS_IN_STRINGS)
@@ -189,7 +198,11 @@ def test_short_strings_full_of_brackets_and_commas_stay_whole_wherever_a_piece_e
 @pytest.mark.parametrize("n_bytes", [PIECE_BYTES - 30, PIECE_BYTES, 3 * PIECE_BYTES, 10 * 1024 * 1024])
 @pytest.mark.parametrize("chunk_bytes", [None, 65536])
 def test_long_strings_stay_whole(n_bytes: int, chunk_bytes: int | None) -> None:
-    for data in (b'["%b"]' % (b"x" * n_bytes), b'"%b"' % (b'\\"' * (n_bytes // 2)), b'["a", "%b"]' % (b"\\\\" * (n_bytes // 2))):
+    for data in (
+        b'["%b"]' % (b"x" * n_bytes),
+        b'"%b"' % (b'\\"' * (n_bytes // 2)),
+        b'["a", "%b"]' % (b"\\\\" * (n_bytes // 2)),
+    ):
         assert Walked(b'{"outputs":[{"data":%b}]}' % data, chunk_bytes).texts == [data]
 
 
@@ -292,7 +305,14 @@ def test_output_that_stays_json_is_kept_in_pieces_of_its_own_text() -> None:
 
 @pytest.mark.parametrize(
     ("piece", "continues", "goes_on"),
-    [(b"", True, False), (b" ", False, True), (b"]", True, False), (b"}", True, False), (b"[", False, True), (b"{ ", False, True)],
+    [
+        (b"", True, False),
+        (b" ", False, True),
+        (b"]", True, False),
+        (b"}", True, False),
+        (b"[", False, True),
+        (b"{ ", False, True),
+    ],
 )
 def test_comma_without_a_value_beside_it_is_refused_at_a_cut(piece: bytes, continues: bool, goes_on: bool) -> None:
     check_cut(b"1", continues=continues, goes_on=goes_on)

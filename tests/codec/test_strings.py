@@ -16,9 +16,9 @@ from .walk import backend_json, cut, one_output, only_blob, parse_request, read_
 
 
 def bytes_header(n_elements: int | str, size: int) -> bytes:
-    return (
-        b'{"inputs":[{"name":"t","datatype":"BYTES","shape":[%b],"parameters":{"binary_data_size":%d}}]}'
-        % (str(n_elements).encode(), size)
+    return b'{"inputs":[{"name":"t","datatype":"BYTES","shape":[%b],"parameters":{"binary_data_size":%d}}]}' % (
+        str(n_elements).encode(),
+        size,
     )
 
 
@@ -129,7 +129,19 @@ def test_strings_behind_the_array_are_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "tail", [b'\\ud800"]', b'\\udc00"]', b'\\ud800\\u0041"]', b'\\x"]', b'\x01"]', b'\xff"]', b'\xc3"]', b'\xed\xa0\x80"]', b'\\u12"]', b'\\ud83d"]']
+    "tail",
+    [
+        b'\\ud800"]',
+        b'\\udc00"]',
+        b'\\ud800\\u0041"]',
+        b'\\x"]',
+        b'\x01"]',
+        b'\xff"]',
+        b'\xc3"]',
+        b'\xed\xa0\x80"]',
+        b'\\u12"]',
+        b'\\ud83d"]',
+    ],
 )
 @pytest.mark.parametrize("shift", range(0, 14, 2))
 def test_broken_end_of_a_long_string_is_refused_like_that_of_a_short_one(tail: bytes, shift: int) -> None:
@@ -187,7 +199,8 @@ def test_elements_that_do_not_fill_the_blob_exactly_are_refused(blob: bytes, n_e
 
 
 @pytest.mark.parametrize(
-    "octets", [b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"x" * PIECE_BYTES + b"\x80", b"\x80" * 9]
+    "octets",
+    [b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"x" * PIECE_BYTES + b"\x80", b"\x80" * 9],
 )
 def test_element_that_is_no_text_is_refused_by_number_and_byte_with_the_way_out(octets: bytes) -> None:
     blob = blob_of(["ok", octets.decode("latin-1").encode("latin-1"), "ok"])
@@ -225,7 +238,8 @@ def test_pieces_of_text_stay_small_for_the_worst_characters() -> None:
 
 
 @pytest.mark.parametrize(
-    "octets", [[b"\xff\xfe", b"", b"a"], [bytes(range(256)) * 1000], [b"x" * (PIECE_BYTES + 1), b"\0", b"y" * PIECE_BYTES]]
+    "octets",
+    [[b"\xff\xfe", b"", b"a"], [bytes(range(256)) * 1000], [b"x" * (PIECE_BYTES + 1), b"\0", b"y" * PIECE_BYTES]],
 )
 def test_octets_cross_both_ways_in_base64(octets: list[bytes]) -> None:
     blob = blob_of(octets)
@@ -242,7 +256,9 @@ def test_octets_cross_both_ways_in_base64(octets: list[bytes]) -> None:
     assert bytes(blob_back) == blob
 
 
-@pytest.mark.parametrize("text", ["=", "a", "ab", "abc", "ab=c", "YQ==YQ==", "Y Q==", "YQ==\\n", "é", "-_-_", "YQ=", "YWI"])
+@pytest.mark.parametrize(
+    "text", ["=", "a", "ab", "abc", "ab=c", "YQ==YQ==", "Y Q==", "YQ==\\n", "é", "-_-_", "YQ=", "YWI"]
+)
 def test_broken_base64_is_refused_by_output_and_element(text: str) -> None:
     answer = (
         '{"outputs":[{"name":"y","datatype":"BYTES","shape":[2],"data":["","%s"],"parameters":{"content_type":"base64"}}]}'

@@ -54,8 +54,16 @@ def one_output(data: str | bytes, datatype: str = "FP32", shape: str = "[1]", *,
     """An answer with the output `y`."""
     text = data.encode() if isinstance(data, str) else data
     if reversed_keys:
-        return b'{"outputs":[{"data":%b,"shape":%b,"datatype":"%b","name":"y"}]}' % (text, shape.encode(), datatype.encode())
-    return b'{"outputs":[{"name":"y","datatype":"%b","shape":%b,"data":%b}]}' % (datatype.encode(), shape.encode(), text)
+        return b'{"outputs":[{"data":%b,"shape":%b,"datatype":"%b","name":"y"}]}' % (
+            text,
+            shape.encode(),
+            datatype.encode(),
+        )
+    return b'{"outputs":[{"name":"y","datatype":"%b","shape":%b,"data":%b}]}' % (
+        datatype.encode(),
+        shape.encode(),
+        text,
+    )
 
 
 def only_blob(answer: bytes, chunk_bytes: int | None = None) -> bytes:

@@ -16,7 +16,9 @@ ASK_ALL = {"inputs": [tensor("x", X, "INT32")], "parameters": {"binary_data_outp
 
 
 def output(**members: Any) -> bytes:
-    return json.dumps({"outputs": [{"name": "y", "datatype": "INT32", "shape": [2], "data": [1, 2], **members}]}).encode()
+    return json.dumps(
+        {"outputs": [{"name": "y", "datatype": "INT32", "shape": [2], "data": [1, 2], **members}]}
+    ).encode()
 
 
 async def ask(body: bytes, header: dict[str, Any] = ASK, *, status: str = "200 OK", **options: Any) -> Any:

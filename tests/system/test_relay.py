@@ -44,7 +44,13 @@ async def test_other_answers_for_server_metadata_are_untouched(body: bytes, stat
 
 @pytest.mark.parametrize(
     "target",
-    ["/v2/models/a%2Fb/config?x=%20y&z=1+2", "//double//slash", "/v2/models/m/versions/1/ready", "/a/../b/./c", "/%7e?a=b?c"],
+    [
+        "/v2/models/a%2Fb/config?x=%20y&z=1+2",
+        "//double//slash",
+        "/v2/models/m/versions/1/ready",
+        "/a/../b/./c",
+        "/%7e?a=b?c",
+    ],
 )
 async def test_path_and_query_arrive_as_they_were_written(target: str) -> None:
     async with lying(answering(b"ok")) as liar, running(liar.url) as client:
@@ -91,7 +97,9 @@ async def test_events_arrive_one_by_one() -> None:
 
     async def script(connection: Connection) -> None:
         await connection.read_request()
-        await connection.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await connection.send(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         await connection.send(b"9\r\ndata: 1\n\n\r\n")
         await proceed.wait()
         await connection.send(b"9\r\ndata: 2\n\n\r\n0\r\n\r\n")
@@ -137,7 +145,11 @@ async def test_methods_other_than_post_on_the_infer_path_are_relayed(client: Cli
 async def test_infer_paths_are_two_and_model_names_may_be_encoded(server: JsonServer, client: Client) -> None:
     header = {"inputs": [{"name": "x", "shape": [1], "datatype": "UINT8", "parameters": {"binary_data_size": 1}}]}
     text = json.dumps(header).encode()
-    for path in ("/v2/models/identity/infer", "/v2/models/identity/versions/1/infer", "/v2/models/%69dentity/infer?a=b"):
+    for path in (
+        "/v2/models/identity/infer",
+        "/v2/models/identity/versions/1/infer",
+        "/v2/models/%69dentity/infer?a=b",
+    ):
         reply = await client.request(
             "POST", path, data=text + b"\x07", headers={"Inference-Header-Content-Length": str(len(text))}
         )

@@ -91,9 +91,7 @@ async def test_request_in_one_byte_chunks(client: Client) -> None:
         for offset in range(len(body)):
             yield body[offset : offset + 1]
 
-    reply = await client.request(
-        "POST", "/v2/models/identity/infer", data=drip(), headers={HEADER_LENGTH: str(length)}
-    )
+    reply = await client.request("POST", "/v2/models/identity/infer", data=drip(), headers={HEADER_LENGTH: str(length)})
     assert (reply.status, reply.binary) == (200, X.tobytes())
 
 
@@ -222,7 +220,7 @@ async def test_header_length_equal_to_the_body_is_legal(client: Client) -> None:
         ({"shape": 4}, b"1" * 4, "shape must be a list"),
         ({"shape": [16, 2**60 + 2]}, b"1" * 4, "binary_data_size: expected"),
         ({"shape": [65536] * 3}, b"1" * 4, "binary_data_size: expected"),
-        ({"datatype": "FOO"}, b"1" * 4, 'datatype must be one of BOOL UINT8'),
+        ({"datatype": "FOO"}, b"1" * 4, "datatype must be one of BOOL UINT8"),
         ({"datatype": "fp32"}, b"1" * 4, "upper case"),
         ({"datatype": 7}, b"1" * 4, "got 7"),
         ({"datatype": None}, b"1" * 4, "got null"),
@@ -298,7 +296,9 @@ async def test_blobs_that_look_like_json_do_not_confuse_the_scan(client: Client,
 
 
 @pytest.mark.parametrize("blob", [b"", b"1" * 15, b"1" * 17])
-async def test_sizes_that_do_not_add_up_name_the_missing_header(client: Client, server: JsonServer, blob: bytes) -> None:
+async def test_sizes_that_do_not_add_up_name_the_missing_header(
+    client: Client, server: JsonServer, blob: bytes
+) -> None:
     body, _ = encoded({"inputs": FP32["inputs"]}, blob)
     reply = await client.infer(body)
     assert reply.status == 400

@@ -1,0 +1,195 @@
+"""The commands as a user types them, in processes of their own."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.conftest import Connection, answering, lying
+
+COMMAND = [sys.executable, "-m", "gateway"]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_help_names_the_commands_and_their_options() -> None:
+    assert all(word in run("--help").stdout for word in ("serve", "check", "demo"))
+    assert all(word in run("serve", "--help").stdout for word in ("--config", "--backend", "--listen", "--admin"))
+    assert "--once" in run("demo", "--help").stdout
+
+
+def test_the_installed_command_is_the_same() -> None:
+    command = Path(sys.executable).with_name("tensor-gateway")
+    assert subprocess.check_output([command, "--version"], text=True) == run("--version").stdout
+
+
+def test_check_says_good_or_what_is_wrong(tmp_path: Path) -> None:
+    good = tmp_path / "good.yaml"
+    good.write_text("backends: {a: {endpoints: ['http://x:1']}}")
+    result = run("check", str(good))
+    assert (result.returncode, result.stderr) == (0, "")
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("backends: {a: {endpoints: ['http://x:1'], nonfinit: reject}}")
+    result = run("check", str(bad))
+    assert result.returncode == 2
+    assert result.stderr == f"tensor-gateway: {bad}: backends.a.nonfinit: unknown key, did you mean `nonfinite`?\n"
+    assert run("check", str(tmp_path / "none.yaml")).returncode == 2
+
+
+@pytest.mark.parametrize("arguments", [[], ["serve"], ["serve", "--config", "a", "--backend", "b"], ["what"]])
+def test_wrong_commands_are_refused(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert "usage:" in result.stderr
+
+
+def test_serve_with_a_bad_file_or_backend_exits_with_2() -> None:
+    assert run("serve", "--config", "/does/not/exist.yaml").returncode == 2
+    result = run("serve", "--backend", "localhost:8000")
+    assert result.returncode == 2
+    assert "expected a URL" in result.stderr
+
+
+def test_an_address_in_use_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = run("serve", "--backend", "http://127.0.0.1:1", "--listen", address, "--admin", "127.0.0.1:0")
+    assert result.returncode == 1
+    assert f"cannot listen on {address}" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_demo_once_is_bit_exact_and_ends() -> None:
+    result = run("demo", "--once")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "bit-exact: yes" in result.stdout
+    assert len(re.findall(r"^  [1-4]\. ", result.stdout, re.MULTILINE)) == 4
+
+
+@asynccontextmanager
+async def process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    running = await asyncio.create_subprocess_exec(
+        *COMMAND,
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        yield running
+    finally:
+        if running.returncode is None:
+            running.kill()
+        await running.communicate()
+
+
+async def url_in_line(stream: asyncio.StreamReader | None) -> str:
+    assert stream is not None
+    line = (await stream.readline()).decode()
+    match = re.search(r"http://\S+", line)
+    assert match is not None, line
+    return match[0]
+
+
+async def test_demo_keeps_serving_and_says_what_to_try_next() -> None:
+    async with process("demo") as demo:
+        assert demo.stdout is not None
+        text = b""
+        while b"Stop it with Ctrl-C." not in text:
+            text += await demo.stdout.readline()
+        curl = re.search(r"curl -s (\S+)", text.decode())
+        assert curl is not None
+        snippet = text.decode().partition('tritonclient[http]"):\n')[2].partition("  metrics:")[0]
+        code = "\n".join(line.removeprefix("    ") for line in snippet.splitlines())
+        printed = await asyncio.to_thread(subprocess.check_output, [sys.executable, "-c", code], text=True)
+        assert printed.split() == "[[ 0 2 4 6 8 10 12 14 16 18 20 22 24 26 28 30]]".split()
+        demo.send_signal(signal.SIGINT)
+        assert await demo.wait() == 0
+
+
+async def test_serve_drains_on_sigterm_and_logs_to_standard_output() -> None:
+    proceed = asyncio.Event()
+
+    async def slow(connection: Connection) -> None:
+        await connection.read_request()
+        await proceed.wait()
+        await connection.answer(b'{"done":true}')
+
+    listen = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+    async with lying(slow) as liar, process("serve", "--backend", liar.url, *listen) as serve:
+        clients, admin = await url_in_line(serve.stdout), await url_in_line(serve.stdout)
+        async with aiohttp.ClientSession() as session:
+
+            async def ask() -> Any:
+                async with session.post(f"{clients}/v2/models/m/infer", json={"inputs": []}) as response:
+                    return response.status, await response.json(), response.headers.get("Connection")
+
+            asked = asyncio.create_task(ask())
+            while not liar.connections:
+                await asyncio.sleep(0.01)
+            async with session.get(f"{admin}/-/ready") as response:
+                assert response.status == 200
+            serve.send_signal(signal.SIGTERM)
+            assert serve.stdout is not None
+            assert (await serve.stdout.readline()).startswith(b"draining")
+            async with session.get(f"{admin}/-/ready") as response:
+                assert response.status == 503
+            await asyncio.sleep(0)
+            proceed.set()
+            assert await asked == (200, {"done": True}, "close")
+        assert await asyncio.wait_for(serve.wait(), 10) == 0
+        line = json.loads(await serve.stdout.readline())
+        assert (line["path"], line["status"]) == ("/v2/models/m/infer", 200)
+
+
+async def test_grace_ends_and_says_what_was_cut_off(tmp_path: Path) -> None:
+    async def never(connection: Connection) -> None:
+        await connection.read_request()
+        await connection.reader.read()
+
+    async with lying(never) as liar:
+        config = tmp_path / "gateway.yaml"
+        config.write_text(
+            "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nshutdown: {grace: 200ms}\n"
+            f"backends: {{a: {{endpoints: ['{liar.url}']}}}}\n"
+        )
+        async with process("serve", "--config", str(config)) as serve:
+            clients = await url_in_line(serve.stdout)
+            async with aiohttp.ClientSession() as session:
+                asked = asyncio.create_task(session.get(f"{clients}/x"))
+                while not liar.connections:
+                    await asyncio.sleep(0.01)
+                serve.send_signal(signal.SIGTERM)
+                with pytest.raises(aiohttp.ClientError):
+                    await asked
+            _, errors = await asyncio.wait_for(serve.communicate(), 10)
+            assert serve.returncode == 0
+            assert b"1 requests in flight are cut off" in errors
+            assert b"Traceback" not in errors
+
+
+async def test_sighup_is_refused_aloud_and_does_not_end_the_process() -> None:
+    listen = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+    async with lying(answering(b"{}")) as liar, process("serve", "--backend", liar.url, *listen) as serve:
+        clients = await url_in_line(serve.stdout)
+        await url_in_line(serve.stdout)
+        serve.send_signal(signal.SIGHUP)
+        assert serve.stderr is not None
+        assert b"reloading is not available yet" in await serve.stderr.readline()
+        async with aiohttp.ClientSession() as session, session.get(f"{clients}/x") as response:
+            assert response.status == 200

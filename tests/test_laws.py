@@ -1,0 +1,126 @@
+"""The laws of the house: who may import whom, what every module must have, what must agree with what."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import ErrorKind
+from gateway.telemetry import Metrics
+
+ROOT = Path(__file__).parent.parent
+GATEWAY = ROOT / "gateway"
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+    for path in sorted(GATEWAY.rglob("*.py"))
+    if path.name not in ("__init__.py", "__main__.py")
+}
+
+# A module may import from rows below its own, and from its own package.
+LAYERS = [
+    {"cli"},
+    {"app", "demo"},
+    {"handlers"},
+    {"upstream", "telemetry"},
+    {"exchange"},
+    {"headers", "config"},
+    {"policy", "codec"},
+    {"errors"},
+]
+PURE = ("codec", "policy")
+IMPURE = {"aiohttp", "asyncio", "time", "datetime", "socket", "ssl", "threading", "logging", "prometheus_client"}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module that *path* imports, by its full name."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            found |= {node.module or ""}
+            found |= {f"{node.module}.{alias.name}" for alias in node.names if node.module == "gateway"}
+    return found
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def layer_of(module: str) -> int:
+    room = room_of(module)
+    return next((index for index, row in enumerate(LAYERS) if room in row), -1)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_has_its_layer_and_imports_point_down(module: str) -> None:
+    assert layer_of(module) >= 0, f"{module} has no layer in {__file__}"
+    for imported in imports_of(MODULES[module]):
+        if imported.startswith("gateway.") and room_of(imported) in set().union(*LAYERS):
+            same_room = room_of(imported) == room_of(module)
+            assert same_room or layer_of(imported) > layer_of(module), f"{module} imports {imported}"
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if room_of(name) in PURE])
+def test_pure_rooms_do_no_io_and_know_no_clock(module: str) -> None:
+    imported = {name.split(".")[0] for name in imports_of(MODULES[module])}
+    assert not imported & IMPURE
+    others = {room for room in PURE if room != room_of(module)}
+    assert not {room_of(name) for name in imports_of(MODULES[module])} & others
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if room_of(name) in PURE])
+def test_every_pure_module_has_its_test_module(module: str) -> None:
+    path = MODULES[module].relative_to(GATEWAY)
+    assert (ROOT / "tests" / path.with_name(f"test_{path.name}")).exists()
+
+
+def test_only_upstream_knows_the_http_client_and_only_the_root_the_server() -> None:
+    users = {name for name, path in MODULES.items() if "aiohttp" in imports_of(path)}
+    assert users == {"gateway.app", "gateway.demo", "gateway.handlers", "gateway.upstream"}
+
+
+def test_every_module_says_what_lives_in_it() -> None:
+    for path in GATEWAY.rglob("*.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+def documented_metrics() -> set[str]:
+    readme = (ROOT / "README.md").read_text()
+    return set(re.findall(r"^\| `(\w+)` \|", readme, re.MULTILINE))
+
+
+def built_metrics() -> set[str]:
+    names = set()
+    for metric in Metrics().registry.collect():
+        suffix = "_total" if metric.type == "counter" else ""
+        names.add(metric.name.removeprefix("tensor_gateway_") + suffix)
+    return names
+
+
+def test_the_readme_lists_exactly_the_metrics_that_exist() -> None:
+    assert documented_metrics() == built_metrics()
+
+
+def test_every_metric_named_in_deploy_exists() -> None:
+    named = set()
+    for path in (ROOT / "deploy").rglob("*"):
+        if path.suffix in (".yaml", ".yml", ".md", ".json"):
+            named |= set(re.findall(r"tensor_gateway_(\w+)", path.read_text()))
+    bare = {re.sub(r"_(bucket|sum|count)$", "", name) for name in named}
+    assert bare
+    assert bare <= built_metrics()
+
+
+def test_error_labels_are_the_names_in_lower_case() -> None:
+    assert {kind.label for kind in ErrorKind} == {kind.name.lower() for kind in ErrorKind}
+
+
+def test_dependencies_say_why_they_are_there() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    for name in ("dependencies", "test", "dev"):
+        block = re.search(rf"^{name} = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+        assert block is not None
+        assert all("#" in line for line in block[1].splitlines())
