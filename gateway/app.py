@@ -96,6 +96,7 @@ class Application:
             Router(config.routes, next(iter(config.backends))),
             upstreams,
             config.limits,
+            config.compression,
             recover_header_length=config.recover_header_length,
             record=record,
         )
@@ -140,6 +141,7 @@ class Application:
         """Close both listeners and all connections at once."""
         for runner in self._runners:
             await runner.cleanup()
+        await self.gateway.close()
         for upstream in self.upstreams.values():
             await upstream.close()
 

@@ -36,7 +36,6 @@ NOT_YET = frozenset(
         "limits.header_timeout",
         "limits.body_timeout",
         "limits.client_idle",
-        "compression",
         "tls",
         "backends.*.dialect",
         "backends.*.balance",
@@ -115,6 +114,13 @@ class Logging(_Frozen, frozen=True):
     access: typing.Literal["json", "text", "none"] = "json"
 
 
+class Compression(_Frozen, frozen=True):
+    """Which replies are compressed for clients that ask for it."""
+
+    responses: bool = False
+    min_size: Size = Size(64 * 1024)
+
+
 class Timeouts(_Frozen, frozen=True):
     """How long one client request may wait for its backend."""
 
@@ -166,6 +172,7 @@ class Config(_Frozen, frozen=True):
     admin: Address = Address("127.0.0.1:9090")
     limits: Limits = Limits()
     shutdown: Shutdown = Shutdown()
+    compression: Compression = Compression()
     recover_header_length: bool = True
     logging: Logging = Logging()
     routes: list[Route] = []

@@ -7,7 +7,7 @@ carries an `ErrorKind` and therefore a status, a metric label and a blame.
 Nothing here does I/O, and nothing in the gateway invents a status of its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 
@@ -50,6 +50,10 @@ class CodecError(ValueError):
     """
 
 
+class TooLargeError(CodecError):
+    """A body that outgrew its limit while it was read."""
+
+
 class ConfigError(ValueError):
     """A configuration that cannot be used; the message is one line: path and reason."""
 
@@ -57,10 +61,20 @@ class ConfigError(ValueError):
 class GatewayError(Exception):
     """A failure with its `ErrorKind`; the message is what the client gets to read."""
 
-    def __init__(self, kind: ErrorKind, message: str) -> None:
+    def __init__(
+        self,
+        kind: ErrorKind,
+        message: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        status: int | None = None,
+    ) -> None:
+        """*headers* go out with the refusal; *status* is a backend's own, instead of the kind's."""
         super().__init__(message)
         self.kind = kind
         self.message = message
+        self.headers = headers or {}
+        self.status = status or kind.status
 
 
 @contextmanager

@@ -21,11 +21,26 @@ import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
-from gateway.codec import HEADER_LENGTH, InferAnswer, InferRequest, OutputSelection, Reply, parse_header_length
-from gateway.config import Limits
-from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
+from gateway.codec import (
+    HEADER_LENGTH,
+    Coding,
+    Framing,
+    InferAnswer,
+    InferRequest,
+    Inflater,
+    Reply,
+    choose_coding,
+    compressed,
+    half_precision_outputs,
+    parse_content_encoding,
+    parse_framing,
+)
+from gateway.config import Compression, Limits
+from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blaming
 from gateway.exchange import Exchange, Format
 from gateway.headers import relayed_to_client, transcoded_to_client
+from gateway.metadata import ModelMetadata
+from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind, Router
 from gateway.upstream import Answer, Body, Sending, Upstream
 
@@ -44,12 +59,17 @@ ERROR_BYTES = 64 * 1024
 """How much of a backend's error text is read and passed on."""
 
 METADATA_BYTES = 1024 * 1024
-"""The most server metadata (`GET /v2`) that is read."""
+"""The most metadata, of a server (`GET /v2`) or a model, that is read."""
+
+WARNING_S = 60.0
+WARNING_CLIENTS = 1000
+"""A client address is warned of once in so long, and so many addresses are remembered."""
 
 MAX_REQUEST_ID = 128
 """Characters of a client's `X-Request-Id` that are believed."""
 
 _ABSOLUTE = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
+_RELOADED = re.compile(r"(.*)/v2/repository/models/([^/]+)/(?:load|unload)")
 _EXTENSION = "binary_tensor_data"
 
 log = logging.getLogger("gateway")
@@ -63,12 +83,16 @@ class Gateway:
         router: Router,
         upstreams: Mapping[str, Upstream],
         limits: Limits,
+        compression: Compression,
         *,
         recover_header_length: bool,
         record: Callable[[Exchange], None],
     ) -> None:
         """*record* is called once with each finished exchange."""
         self.limits = limits
+        self.compression = compression
+        self.metadata = ModelMetadata()
+        self.recovered_warnings = OncePerInterval(WARNING_S, WARNING_CLIENTS)
         self.recover_header_length = recover_header_length
         self._router = router
         self._upstreams = upstreams
@@ -119,6 +143,10 @@ class Gateway:
             exchange.seconds = loop.time() - exchange.started_s
             self._record(exchange)
 
+    async def close(self) -> None:
+        """Drop what is on its way for later requests."""
+        await self.metadata.close()
+
     async def wait_until_idle(self, timeout_s: float) -> int:
         """Wait until no request is in flight, at most *timeout_s*; how many still are."""
         with suppress(TimeoutError):
@@ -152,31 +180,78 @@ class _Call:
         """Binary or JSON in, JSON to the backend, binary or JSON out."""
         exchange = self._exchange
         with blaming(ErrorKind.MALFORMED_REQUEST):
-            header_length = parse_header_length(self._request.headers.getall(HEADER_LENGTH, ()))
+            framing = parse_framing(
+                self._request.headers.getall(HEADER_LENGTH, ()), self._request.headers.get("Content-Type", "")
+            )
         body = await self._read_body()
-        exchange.client_format = Format.JSON if header_length is None else Format.BINARY
-        with blaming(ErrorKind.MALFORMED_REQUEST):
-            recover = self._gateway.recover_header_length
-            steps = InferRequest.parse(body, header_length, upstream.backend.tensor_policy, recover=recover)
-            parsed = await self._pacer.run(steps)
-        exchange.request_codec_s += self._pacer.take_seconds()
+        exchange.client_format = Format.JSON if framing.header_length is None else Format.BINARY
+        parsed = await self._parse(upstream, body, framing)
         if parsed is None:
             return await self._pass_on(upstream, body)
         exchange.is_transcoded = True
         exchange.upstream_format = Format.JSON
         exchange.client_format = Format.BINARY if parsed.inputs else Format.JSON
         exchange.header_recovered = parsed.header_recovered
+        if parsed.header_recovered:
+            self._warn_of_missing_header()
         exchange.request_nonfinite = parsed.nonfinite
         exchange.input_datatypes = [tensor.datatype.name for tensor in parsed.inputs]
 
         headers = upstream.headers.transcoded(self._request.headers, exchange.client, self._request.scheme)
+        declared = await self._declared_half_precision(upstream) if parsed.promotes else {}
         json_body = await self._json_body(parsed, upstream, headers)
         async with self._upstream_call(upstream, headers, json_body) as answer:
             if answer.status >= 300:
                 return await self._reply_error(answer)
-            reply = await self._decode(answer, parsed.selection, parsed.id, match.model or "")
+            reply = await self._decode(answer, parsed, match.model or "", declared)
             headers = transcoded_to_client(answer.headers)
-        return await self._reply(reply, headers)
+        return await self._reply(reply, headers, framing)
+
+    async def _parse(self, upstream: Upstream, body: memoryview, framing: Framing) -> InferRequest | None:
+        """The request, proved right; None if it is pure JSON."""
+        policy = upstream.backend.tensor_policy
+        steps: Generator[None, None, InferRequest | None]
+        if framing.header_length == 0:
+            steps = InferRequest.parse_raw(body, await self._metadata(upstream), policy)
+        else:
+            recover = self._gateway.recover_header_length
+            steps = InferRequest.parse(body, framing.header_length, policy, recover=recover)
+        with blaming(ErrorKind.MALFORMED_REQUEST):
+            parsed = await self._pacer.run(steps)
+        self._exchange.request_codec_s += self._pacer.take_seconds()
+        return parsed
+
+    async def _metadata(self, upstream: Upstream) -> bytes:
+        """The model's metadata, asked of the backend with the client's headers unless it is known."""
+        path = self._exchange.path.partition("?")[0].removesuffix("/infer")
+        headers = upstream.headers.transcoded(self._request.headers, self._exchange.client, self._request.scheme)
+        del headers["Content-Type"]
+
+        async def fetch() -> bytes:
+            async with upstream.call("GET", path, headers, Body(), []) as answer:
+                text = await _read_bounded(answer, METADATA_BYTES, "the model's metadata")
+                if answer.status < 300:
+                    return text
+                if answer.status < 400:
+                    raise GatewayError(ErrorKind.MALFORMED_RESPONSE, f"the model's metadata is a {answer.status}")
+                _, words = _error_body(text, answer.status, answer.reason)
+                raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=answer.status)
+
+        key = (upstream.name, path, self._request.headers.get("Authorization", ""))
+        return await self._gateway.metadata.get(key, fetch)
+
+    async def _declared_half_precision(self, upstream: Upstream) -> dict[str, str]:
+        """Outputs that the model declares as FP16 or BF16; none if the backend does not say."""
+        try:
+            return half_precision_outputs(await self._metadata(upstream))
+        except GatewayError as error:
+            log.debug("no metadata for %s: %s", self._exchange.path, error.message)
+            return {}
+
+    def _warn_of_missing_header(self) -> None:
+        client = self._exchange.client
+        if self._gateway.recovered_warnings.allows(client, asyncio.get_running_loop().time()):
+            log.warning("client %s sends binary bodies without %s; its sizes added up", client, HEADER_LENGTH)
 
     async def _pass_on(self, upstream: Upstream, body: memoryview) -> web.StreamResponse:
         """Pure JSON: byte for byte to the backend, and a 2xx answer byte for byte back (protocol 3.6)."""
@@ -199,40 +274,65 @@ class _Call:
             return await self._stream(answer)
 
     async def _read_body(self) -> memoryview:
-        """The client's body in one buffer of its size, within `limits.request_body`."""
+        """The client's body in one buffer, inflated, within `limits.request_body` on the wire and after it."""
         request = self._request
         limit = self._limits.request_body
-        if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
-            raise GatewayError(
-                ErrorKind.UNSUPPORTED_ENCODING,
-                f"Content-Encoding {request.headers['Content-Encoding'][:64]!r} is not available yet: "
-                "send the body uncompressed",
-            )
+        try:
+            coding = parse_content_encoding(",".join(request.headers.getall("Content-Encoding", ())))
+        except CodecError as error:
+            accepted = {"Accept-Encoding": "gzip, deflate"}
+            raise GatewayError(ErrorKind.UNSUPPORTED_ENCODING, str(error), headers=accepted) from error
         length = request.content_length
         if length is not None and length > limit:
             raise GatewayError(
                 ErrorKind.BODY_TOO_LARGE, f"the body has {length} bytes, limits.request_body is {int(limit)}"
             )
         await self._invite_body()
+        if coding is not None:
+            return await self._read_inflated(coding)
+        if length is None:
+            grown = bytearray()
+            async for chunk in self._body_chunks():
+                grown += chunk
+            return memoryview(grown)
         # np.empty leaves the pages alone until they are written; bytearray(n) would clear them all at once
-        buffer = np.empty(length, np.uint8).data if length is not None else None
-        grown = bytearray()
+        buffer: memoryview = np.empty(length, np.uint8).data
         received = 0
+        async for chunk in self._body_chunks():
+            buffer[received : received + len(chunk)] = chunk
+            received += len(chunk)
+        return buffer
+
+    async def _read_inflated(self, coding: Coding) -> memoryview:
+        limit = self._limits.request_body
+        inflater = Inflater(coding, limit)
+        grown = bytearray()
         try:
-            while chunk := await request.content.readany():
-                start, received = received, received + len(chunk)
-                self._exchange.client_request_bytes = received
-                if received > limit:
+            async for chunk in self._body_chunks():
+                pieces = inflater.feed(chunk)
+                while (piece := await self._pacer.next(pieces)) is not None:
+                    grown += piece
+            inflater.finish()
+        except TooLargeError as error:
+            raise GatewayError(ErrorKind.BODY_TOO_LARGE, f"{error} (limits.request_body)") from error
+        except CodecError as error:
+            raise GatewayError(ErrorKind.MALFORMED_REQUEST, str(error)) from error
+        return memoryview(grown)
+
+    async def _body_chunks(self) -> AsyncIterator[bytes]:
+        """The body as it arrives, counted."""
+        exchange = self._exchange
+        limit = self._limits.request_body
+        try:
+            while chunk := await self._request.content.readany():
+                exchange.client_request_bytes += len(chunk)
+                if exchange.client_request_bytes > limit:
                     raise GatewayError(
                         ErrorKind.BODY_TOO_LARGE, f"the body is larger than limits.request_body, {int(limit)} bytes"
                     )
-                if buffer is not None:
-                    buffer[start:received] = chunk
-                else:
-                    grown += chunk
+                yield chunk
         except web.RequestPayloadError as error:
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"the body is not sound HTTP: {error}") from error
-        return buffer if buffer is not None else memoryview(grown)
 
     async def _invite_body(self) -> None:
         """Answer `Expect: 100-continue`, now that the body is welcome."""
@@ -263,11 +363,11 @@ class _Call:
 
         return Body(open=pieces)
 
-    async def _decode(self, answer: Answer, selection: OutputSelection, request_id: bytes, model: str) -> Reply:
+    async def _decode(self, answer: Answer, parsed: InferRequest, model: str, declared: Mapping[str, str]) -> Reply:
         """Turn the answer into the reply while it arrives."""
         limit = self._limits.response_body
         _refuse_encoded(answer)
-        decoder = InferAnswer(selection, model=model, request_id=request_id, max_bytes=limit)
+        decoder = InferAnswer(parsed.selection, model=model, request_id=parsed.id, max_bytes=limit, declared=declared)
         received = 0
         with blaming(ErrorKind.MALFORMED_RESPONSE):
             async for chunk in answer.chunks():
@@ -283,12 +383,20 @@ class _Call:
         self._exchange.response_nonfinite = reply.nonfinite
         return reply
 
-    async def _reply(self, reply: Reply, headers: CIMultiDict[str]) -> web.StreamResponse:
+    async def _reply(self, reply: Reply, headers: CIMultiDict[str], framing: Framing) -> web.StreamResponse:
         """Send header and blobs without joining them."""
         self._exchange.reply_format = Format.BINARY if reply.is_binary else Format.JSON
-        headers["Content-Type"] = "application/octet-stream" if reply.is_binary else "application/json"
+        headers["Content-Type"] = "application/json"
         if reply.is_binary:
+            headers["Content-Type"] = framing.content_type(reply.header_bytes)
             headers[HEADER_LENGTH] = str(reply.header_bytes)
+        coding = None
+        if self._gateway.compression.responses:
+            headers.add("Vary", "Accept-Encoding")
+            if reply.n_bytes >= self._gateway.compression.min_size:
+                coding = choose_coding(",".join(self._request.headers.getall("Accept-Encoding", ())))
+        if coding is not None:
+            return await self._reply_compressed(reply, headers, coding)
         if reply.n_bytes <= SMALL_BYTES:
             return await self._send(200, headers, b"".join([*reply.header, *reply.blobs]))
         response = web.StreamResponse(status=200, headers=headers)
@@ -302,6 +410,19 @@ class _Call:
                 await response.write(piece)
                 self._exchange.client_response_bytes += len(piece)
                 await self._pacer.breathe()
+        await response.write_eof()
+        return response
+
+    async def _reply_compressed(self, reply: Reply, headers: CIMultiDict[str], coding: Coding) -> web.StreamResponse:
+        """Compress while sending; how long it gets shows only at the end, so it goes out in chunks."""
+        headers["Content-Encoding"] = coding.label
+        response = web.StreamResponse(status=200, headers=headers)
+        await self._begin(response)
+        pieces = compressed([*reply.header, *reply.blobs], coding)
+        while (piece := await self._pacer.next(pieces)) is not None:
+            if piece:
+                await response.write(piece)
+                self._exchange.client_response_bytes += len(piece)
         await response.write_eof()
         return response
 
@@ -334,13 +455,7 @@ class _Call:
             length = int(answer.headers.get("Content-Length", "0"))
             if answer.status != 200 or length > METADATA_BYTES or "Content-Encoding" in answer.headers:
                 return await self._stream(answer)
-            text = b""
-            async for chunk in answer.chunks():
-                text += chunk
-                if len(text) > METADATA_BYTES:
-                    raise GatewayError(
-                        ErrorKind.MALFORMED_RESPONSE, f"the server metadata is larger than {METADATA_BYTES} bytes"
-                    )
+            text = await _read_bounded(answer, METADATA_BYTES, "the server's metadata")
             advertised = _with_extension(text)
             headers = relayed_to_client(answer.headers)
             if advertised != text:
@@ -381,6 +496,7 @@ class _Call:
                 if length is not None:
                     headers["Content-Length"] = str(length)
                 body = Body(open=pieces, can_be_repeated=False)
+        reloaded = _RELOADED.fullmatch(self._exchange.path.partition("?")[0])
         try:
             async with self._upstream_call(upstream, headers, body) as answer:
                 return await self._stream(answer)
@@ -388,6 +504,9 @@ class _Call:
             if failed:
                 raise failed[0] from None
             raise
+        finally:
+            if reloaded is not None:
+                self._gateway.metadata.forget(upstream.name, f"{reloaded[1]}/v2/models/{reloaded[2]}")
 
     async def _read_relayed(self, length: int) -> bytes:
         try:
@@ -415,9 +534,8 @@ class _Call:
             if transport is not None:
                 transport.abort()
             raise ConnectionResetError(error.message)
-        return await self._send(
-            error.kind.status, CIMultiDict({"Content-Type": "application/json"}), orjson.dumps({"error": error.message})
-        )
+        headers = CIMultiDict({"Content-Type": "application/json", **error.headers})
+        return await self._send(error.status, headers, orjson.dumps({"error": error.message}))
 
     async def _send(self, status: int, headers: CIMultiDict[str], body: bytes) -> web.StreamResponse:
         """Send a whole body in one write."""
@@ -519,6 +637,16 @@ def _raw_path(request: web.BaseRequest) -> str:
         return path
     rest = _ABSOLUTE.sub("", path, count=1)
     return rest if rest.startswith("/") else f"/{rest}"
+
+
+async def _read_bounded(answer: Answer, max_bytes: int, what: str) -> bytes:
+    """The whole body of an answer that has no reason to be large."""
+    text = b""
+    async for chunk in answer.chunks():
+        text += chunk
+        if len(text) > max_bytes:
+            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, f"{what} is larger than {max_bytes} bytes")
+    return text
 
 
 def _refuse_encoded(answer: Answer) -> None:

@@ -3,9 +3,13 @@
 import asyncio
 import io
 import json
+import os
+import shutil
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -202,3 +206,12 @@ def tensor(name: str, array: np.ndarray, datatype: str, **parameters: Any) -> di
         "datatype": datatype,
         "parameters": {"binary_data_size": array.nbytes, **parameters},
     }
+
+
+def require_tool(name: str, how: str) -> str:
+    """The path of program *name*. Where it is missing, a developer's test is skipped; in CI it fails."""
+    beside_python = Path(sys.executable).parent
+    found = shutil.which(name, path=f"{beside_python}{os.pathsep}{os.environ.get('PATH', '')}")
+    if found is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{name} is missing: {how}")
+    return found

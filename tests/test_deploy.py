@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from gateway import config
+from tests.conftest import require_tool
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -33,15 +34,6 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 
 each_image = pytest.mark.parametrize("image", DOCKERFILE_AND_CONTEXT)
 each_service = pytest.mark.parametrize("name", SERVICES)
-
-
-def require_tool(name: str, how: str) -> str:
-    """The path of program *name*. Where it is missing, a developer's test is skipped; in CI it fails."""
-    beside_python = Path(sys.executable).parent
-    found = shutil.which(name, path=f"{beside_python}{os.pathsep}{os.environ.get('PATH', '')}")
-    if found is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{name} is missing: {how}")
-    return found
 
 
 def check(*command: str | Path) -> None:

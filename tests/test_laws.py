@@ -22,7 +22,7 @@ LAYERS = [
     {"cli"},
     {"app", "demo"},
     {"handlers"},
-    {"upstream", "telemetry"},
+    {"upstream", "telemetry", "metadata"},
     {"exchange"},
     {"headers", "config"},
     {"policy", "codec"},

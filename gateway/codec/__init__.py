@@ -2,7 +2,7 @@
 
 `datatypes` is the table of the fourteen datatypes, `framing` cuts a body into JSON and
 blobs, `scanner` reads JSON that arrives in pieces, `numbers` and `strings` convert tensors,
-`request` and `answer` put them together.
+`request` and `answer` put them together; `raw` and `compression` are the two other forms a body can have.
 
 Long work is a generator that yields after every bounded step, so that a caller on an event
 loop can let others run; `run` drives such a generator to its end.
@@ -12,8 +12,10 @@ from collections.abc import Generator
 from typing import TypeVar
 
 from gateway.codec.answer import InferAnswer, Reply
+from gateway.codec.compression import Coding, Inflater, choose_coding, compressed, parse_content_encoding
 from gateway.codec.datatypes import DATATYPES, Datatype
-from gateway.codec.framing import HEADER_LENGTH, parse_header_length
+from gateway.codec.framing import HEADER_LENGTH, Framing, parse_framing
+from gateway.codec.raw import half_precision_outputs
 from gateway.codec.request import BytesPolicy, HalfPrecision, InferRequest, NonFinite, OutputSelection, TensorPolicy
 
 T = TypeVar("T")
@@ -22,15 +24,22 @@ __all__ = [
     "DATATYPES",
     "HEADER_LENGTH",
     "BytesPolicy",
+    "Coding",
     "Datatype",
+    "Framing",
     "HalfPrecision",
     "InferAnswer",
     "InferRequest",
+    "Inflater",
     "NonFinite",
     "OutputSelection",
     "Reply",
     "TensorPolicy",
-    "parse_header_length",
+    "choose_coding",
+    "compressed",
+    "half_precision_outputs",
+    "parse_content_encoding",
+    "parse_framing",
     "run",
 ]
 

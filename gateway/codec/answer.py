@@ -5,7 +5,7 @@ outputs that stay JSON is kept, because it is what the client gets, and that of 
 comes before its `datatype` and `shape`, until these are known.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -74,13 +74,23 @@ class _Value:
 class InferAnswer:
     """Reads one answer piece by piece: `feed` what arrives, then `finish`."""
 
-    def __init__(self, selection: OutputSelection, *, model: str, request_id: bytes, max_bytes: int) -> None:
+    def __init__(
+        self,
+        selection: OutputSelection,
+        *,
+        model: str,
+        request_id: bytes,
+        max_bytes: int,
+        declared: Mapping[str, str] | None = None,
+    ) -> None:
         """*max_bytes* is the most JSON the caller will feed; no tensor can have more elements than that allows.
 
         *model* (the name in the path) and *request_id* (JSON text, or empty) are added where the backend
-        leaves them out (protocol 4.6).
+        leaves them out (protocol 4.6). *declared* are outputs by name whose inputs were promoted: where the
+        backend says FP32, they get back the datatype that the model's metadata declares.
         """
         self._selection = selection
+        self._declared = declared or {}
         self._model = model
         self._request_id = request_id
         self._max_bytes = max_bytes
@@ -118,6 +128,7 @@ class InferAnswer:
             names.add(name)
             if outputs:
                 outputs.append(b",")
+            self._restore_datatype(entry, name)
             members, keeps_data = _without_data(entry)
             if keeps_data and self._selection.is_binary(name):
                 value = self._value(entry)
@@ -153,17 +164,22 @@ class InferAnswer:
         """Choose the sink for an output's `data` by what its entry has said so far."""
         entry = parse_object(protect_literals(entry_text)[0])
         name = _text_of(entry, "name")
+        self._restore_datatype(entry, name)
         label = f"output {name!r}" if name is not None else f"output {len(self._values)}"
         value = _Value(TextSink(label, None, check=True))
         self._values.append(value)
         if name is not None and not self._selection.is_wanted(name):
             return value.sink
-        is_known = name is not None or not self._selection.named
+        is_known = name is not None or not (self._selection.named or self._declared)
         if is_known and self._selection.is_binary(name or "") and "datatype" in entry and "shape" in entry:
             self._open_binary(value, entry, name or "")
         else:
             value.sink = TextSink(label, value.text, check=True)
         return value.sink
+
+    def _restore_datatype(self, entry: Members, name: str | None) -> None:
+        if name in self._declared and entry.get("datatype") == b'"FP32"':
+            entry["datatype"] = b'"%b"' % self._declared[name or ""].encode()
 
     def _open_binary(self, value: _Value, entry: Members, name: str) -> None:
         """Give *value* the sink that makes binary of it."""
@@ -175,9 +191,9 @@ class InferAnswer:
                 f"{label}: {n_elements} elements cannot be in an answer of at most {self._max_bytes} bytes"
             )
         if value.datatype.kind is Kind.BYTES:
-            value.sink = BytesSink(label, n_elements)
+            value.sink = BytesSink(label, value.shape)
         else:
-            value.sink = NumberSink(label, value.datatype, n_elements)
+            value.sink = NumberSink(label, value.datatype, value.shape)
 
     def _tensor(self, entry: Members, name: str) -> tuple[str, Datatype, tuple[int, ...]]:
         datatype = DATATYPES.get(_text_of(entry, "datatype") or "")

@@ -5,11 +5,17 @@ Here: the header length and the cursor over the blobs. Not here: what the JSON s
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gateway.errors import CodecError
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
+# The front ends of SageMaker and Vertex pass no headers on, so their clients put the length into the content type.
+_VENDOR_TYPE = re.compile(
+    r"\s*(application/vnd\.(?:sagemaker|vertex-ai)-triton\.binary\+json)\s*;\s*json-header-size\s*=\s*(.*?)\s*",
+    re.IGNORECASE,
+)
 _DIGITS = re.compile(r"[ \t]*([0-9]{1,19})[ \t]*", re.ASCII)
 
 
@@ -30,6 +36,36 @@ def parse_header_length(values: Sequence[str]) -> int | None:
         listed = ", ".join(str(length) for length in sorted(lengths))
         raise CodecError(f"{HEADER_LENGTH}: sent more than once with different values: {listed}")
     return lengths.pop() if lengths else None
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """Where the JSON header ends, and in which form the reply says the same."""
+
+    header_length: int | None
+    """None if the client did not say."""
+    media_type: str | None = None
+    """The vendor's content type that said it; the reply uses it too (protocol section 6)."""
+
+    def content_type(self, header_bytes: int) -> str:
+        """The content type of a reply with blobs behind a header of *header_bytes*."""
+        if self.media_type is None:
+            return "application/octet-stream"
+        return f"{self.media_type};json-header-size={header_bytes}"
+
+
+def parse_framing(header_lengths: Sequence[str], content_type: str) -> Framing:
+    """The framing from every value of `HEADER_LENGTH`, which wins, and the `Content-Type`. Raises `CodecError`."""
+    length = parse_header_length(header_lengths)
+    match = _VENDOR_TYPE.fullmatch(content_type) if "triton" in content_type.lower() else None
+    if match is None:
+        return Framing(length)
+    if length is None:
+        digits = _DIGITS.fullmatch(match[2])
+        if digits is None:
+            raise CodecError(f"Content-Type: json-header-size must be decimal digits, got {match[2][:64]!r}")
+        length = int(digits[1])
+    return Framing(length, match[1])
 
 
 class Cursor:

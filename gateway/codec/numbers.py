@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from gateway.codec.datatypes import Array, Datatype, Kind
+from gateway.codec.datatypes import Array, Datatype, Kind, element_count
+from gateway.codec.nesting import Nesting
 from gateway.codec.scanner import MAX_DEPTH, PIECE_BYTES, check_cut
 from gateway.errors import CodecError
 
@@ -80,11 +81,13 @@ class NumberSink:
     that the parser itself sees to it that brackets and commas are in their places.
     """
 
-    def __init__(self, label: str, datatype: Datatype, n_elements: int) -> None:
-        """*label* names the tensor in errors. The caller has bounded *n_elements*: it is allocated here."""
+    def __init__(self, label: str, datatype: Datatype, shape: tuple[int, ...]) -> None:
+        """*label* names the tensor in errors. The caller has bounded *shape*: the array is allocated here."""
         self.done = False
         self.nonfinite = 0
-        self.array = np.empty(n_elements, dtype=datatype.wire)
+        self.array = np.empty(element_count(shape), dtype=datatype.wire)
+        self._shape = shape
+        self._nesting: Nesting | None = None
         self.label = label
         self._datatype = datatype
         self._filled = 0
@@ -147,12 +150,21 @@ class NumberSink:
             return self.step(buffer)
         else:
             values = self._parse_tolerantly(text)
+        first = self._filled
         self._append(values, text)
+        if depth == 0 and self._filled != len(self.array):
+            self._fail(f"expected {len(self.array)} elements, got {self._filled}")
+        if self._nesting is None and (b"[" in inside[1:] or b"]" in inside[:-1]):
+            self._nesting = Nesting(self._shape, MAX_DEPTH)
+        if self._nesting is not None:
+            try:
+                self._nesting.read(inside, self._depth, first, len(values))
+                if depth == 0:
+                    self._nesting.finish()
+            except CodecError as error:
+                self._fail(str(error))
         self._depth = depth
-        if depth == 0:
-            self.done = True
-            if self._filled != len(self.array):
-                self._fail(f"expected {len(self.array)} elements, got {self._filled}")
+        self.done = depth == 0
         return len(piece)
 
     def _append(self, values: Array, text: bytes) -> None:

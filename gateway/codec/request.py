@@ -16,6 +16,7 @@ import orjson
 from gateway.codec import numbers, strings
 from gateway.codec.datatypes import DATATYPES, Datatype, Kind, element_count
 from gateway.codec.framing import HEADER_LENGTH, Cursor
+from gateway.codec.raw import is_bytes_model, raw_header
 from gateway.codec.scanner import (
     PIECE_BYTES,
     Members,
@@ -149,6 +150,26 @@ class InferRequest:
             raise
         return request if parser.found_binary_parameter else None
 
+    @staticmethod
+    def parse_raw(body: memoryview, metadata: bytes, policy: TensorPolicy) -> Generator[None, None, "InferRequest"]:
+        """Parse a raw binary request (protocol section 5): *metadata* is the model's, *body* its only input.
+
+        Yields after each step of work. Raises `CodecError`.
+        """
+        header = raw_header(metadata, len(body))
+        if is_bytes_model(metadata):
+            if len(body) > strings.MAX_ELEMENT_BYTES:
+                raise CodecError(f"the body has {len(body)} bytes, more than a BYTES element can have")
+            body = memoryview(b"".join((len(body).to_bytes(4, "little"), body)))
+        return (yield from _Parser(memoryview(header), len(header), policy, blobs=body).parse())
+
+    @property
+    def promotes(self) -> bool:
+        """Whether FP16 or BF16 inputs go out as FP32."""
+        return self._policy.half_precision is HalfPrecision.PROMOTE and any(
+            tensor.datatype.kind is Kind.FLOAT and tensor.datatype.item_bytes == 2 for tensor in self.inputs
+        )
+
     @property
     def is_small(self) -> bool:
         """Whether its JSON is small enough to be made and sent in one go."""
@@ -193,9 +214,17 @@ class _Parser:
     """The state of one `InferRequest.parse`; lives no longer than the call."""
 
     def __init__(
-        self, body: memoryview, header_length: int | None, policy: TensorPolicy, *, recover: bool = False
+        self,
+        body: memoryview,
+        header_length: int | None,
+        policy: TensorPolicy,
+        *,
+        recover: bool = False,
+        blobs: memoryview | None = None,
     ) -> None:
+        """*blobs*: what follows the header, where that is not in *body*."""
         self._body = body
+        self._blobs = blobs
         self._header_length = header_length
         self._policy = policy
         self._recover = recover
@@ -248,14 +277,11 @@ class _Parser:
     def _split(self) -> Generator[None, None, tuple[bytes, int]]:
         """The skeleton of the JSON, and where the JSON ends in the body."""
         n_bytes = self._header_length
-        if n_bytes is not None:
-            if n_bytes > len(self._body):
-                raise CodecError(
-                    f"{HEADER_LENGTH} is {n_bytes}, but the whole body has {len(self._body)} bytes; "
-                    "it counts the JSON header before compression"
-                )
-            if n_bytes == 0:
-                raise CodecError(f"raw binary requests ({HEADER_LENGTH}: 0) are not available yet")
+        if n_bytes is not None and n_bytes > len(self._body):
+            raise CodecError(
+                f"{HEADER_LENGTH} is {n_bytes}, but the whole body has {len(self._body)} bytes; "
+                "it counts the JSON header before compression"
+            )
         text = self._body[:n_bytes]
         if n_bytes is not None and n_bytes <= PIECE_BYTES:
             header = bytes(text)
@@ -285,7 +311,7 @@ class _Parser:
 
     def _frame(self, inputs: list[Members], header_bytes: int) -> bool:
         """Set the cursor to the blobs; True if the header length had to be found (protocol section 6)."""
-        binary = self._body[header_bytes:]
+        binary = self._body[header_bytes:] if self._blobs is None else self._blobs
         self._cursor = Cursor(binary)
         if self._header_length is not None:
             return False
@@ -396,7 +422,7 @@ class _Parser:
         name = _name(entry, label)
         datatype = _datatype(entry, label)
         shape = _shape(entry, label)
-        tensor = Tensor(name, datatype, shape, self._body[:0])
+        tensor = Tensor(name, datatype, shape, memoryview(b""))
         n_elements = element_count(shape)
         expected = n_elements * datatype.item_bytes
         if datatype.kind is not Kind.BYTES and size != expected:

@@ -15,6 +15,8 @@ from typing import NoReturn
 
 import orjson
 
+from gateway.codec.datatypes import element_count
+from gateway.codec.nesting import Nesting
 from gateway.codec.scanner import MAX_DEPTH, PIECE_BYTES
 from gateway.errors import CodecError
 
@@ -164,12 +166,14 @@ class BytesSink:
     A string longer than a piece is decoded in parts and never exists as a whole in two forms.
     """
 
-    def __init__(self, label: str, n_elements: int) -> None:
-        """*label* names the tensor in errors, *n_elements* is what its shape asks for."""
+    def __init__(self, label: str, shape: tuple[int, ...]) -> None:
+        """*label* names the tensor in errors, *shape* says how many elements there are and how they are nested."""
         self.done = False
         self.elements = bytearray()
         self.label = label
-        self._n_elements = n_elements
+        self._n_elements = element_count(shape)
+        self._shape = shape
+        self._nesting: Nesting | None = None
         self._count = 0
         self._depth = 0
         self._wants_value = True
@@ -200,6 +204,9 @@ class BytesSink:
                 self._just_opened = True
                 if self._depth > MAX_DEPTH:
                     self._fail(f"data is nested deeper than {MAX_DEPTH}")
+                if self._depth > 1:
+                    self._nesting = self._nesting or Nesting(self._shape, MAX_DEPTH)
+                    self._check_nesting(self._nesting.open, self._depth, self._count)
                 position += 1
             elif code == b"]" and self._just_opened:
                 self._close()
@@ -275,13 +282,23 @@ class BytesSink:
         if self._count > self._n_elements:
             self._fail(f"expected {self._n_elements} elements, got more")
 
+    def _check_nesting(self, check: Callable[..., None], *where: int) -> None:
+        try:
+            check(*where)
+        except CodecError as error:
+            self._fail(str(error))
+
     def _close(self) -> None:
+        if self._nesting is not None:
+            self._check_nesting(self._nesting.close, self._depth, self._count)
         self._depth -= 1
         self._wants_value = self._just_opened = False
         if self._depth == 0:
             self.done = True
             if self._count != self._n_elements:
                 self._fail(f"expected {self._n_elements} elements, got {self._count}")
+            if self._nesting is not None:
+                self._check_nesting(self._nesting.finish)
 
     def _fail(self, reason: str) -> NoReturn:
         raise CodecError(f"{self.label}: {reason}")

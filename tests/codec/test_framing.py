@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.codec import HEADER_LENGTH, parse_header_length
-from gateway.codec.framing import Cursor
+from gateway.codec import HEADER_LENGTH
+from gateway.codec.framing import Cursor, parse_header_length
 from gateway.errors import CodecError
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import zlib
 from typing import Any
 
 import numpy as np
@@ -260,21 +259,6 @@ async def test_bad_headers_are_refused(client: Client, server: JsonServer, heade
 async def test_empty_body_is_refused(client: Client) -> None:
     reply = await client.infer(b"")
     assert (reply.status, reply.error) == (400, "empty request body")
-
-
-async def test_raw_binary_requests_are_refused_aloud(client: Client) -> None:
-    reply = await client.infer(b"1234", 0)
-    assert reply.status == 400
-    assert "not available yet" in reply.error
-
-
-@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "gzip, deflate"])
-async def test_compressed_requests_are_refused_aloud(client: Client, server: JsonServer, coding: str) -> None:
-    body, length = encoded(FP32, X.tobytes())
-    reply = await client.infer(zlib.compress(body), length, headers={"Content-Encoding": coding})
-    assert reply.status == 415
-    assert "not available yet" in reply.error
-    assert server.inferences == 0
 
 
 async def test_missing_header_length_is_found_and_counted(client: Client) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shutil
 import subprocess
 
 import numpy as np
@@ -10,8 +9,7 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.demo import JsonServer
-from tests.conftest import Client, running, tensor
-from tests.test_deploy import require_tool
+from tests.conftest import Client, require_tool, running, tensor
 
 X = np.arange(1000, dtype=np.float32)
 HEADER = {"inputs": [tensor("x", X, "FP32")], "parameters": {"binary_data_output": True}}
@@ -68,12 +66,10 @@ async def test_refusals_are_counted_by_reason(client: Client) -> None:
 
 
 async def test_promtool_finds_nothing_to_say(client: Client) -> None:
-    require_tool("promtool", "install Debian's package `prometheus`")
+    promtool = require_tool("promtool", "install Debian's package `prometheus`")
     await client.infer_binary(HEADER, X.tobytes())
     async with client.session.get(f"{client.admin}/metrics") as response:
         text = await response.read()
-    promtool = shutil.which("promtool")
-    assert promtool is not None
     result = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)  # noqa: ASYNC221
     assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
 

@@ -1,0 +1,151 @@
+"""The processes that take part: started, read (processor time, peak memory) and ended.
+
+Linux only. Every process is ended when its `Process` is closed, and by the kernel if this one dies.
+"""
+
+import ctypes
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+START_S = 30
+STOP_S = 10
+
+_LIBC = ctypes.CDLL(None)
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
+_URL = re.compile(r"http://[\w.]+:\d+")
+
+
+class Process:
+    """A server that prints its URL when it is ready."""
+
+    def __init__(self, name: str, command: Sequence[str | Path], folder: Path) -> None:
+        """Start *command* and wait until it has printed a URL; its output goes to a file in *folder*."""
+        self.name = name
+        self._log = folder / f"{name}-{time.monotonic_ns()}.log"
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                start_new_session=True,  # Ctrl-C is for the benchmark, which then ends them in order
+                preexec_fn=_die_with_parent,
+            )
+        self.pid = self._process.pid
+        try:
+            self.url = self._wait_for_url()
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait_for_url(self) -> str:
+        deadline = time.monotonic() + START_S
+        while (found := _URL.search(self.output())) is None:
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{self.name} did not start:\n{self.output()}")
+            time.sleep(0.01)
+        return found[0]
+
+    def output(self) -> str:
+        """What it has printed so far."""
+        return self._log.read_text(errors="replace")
+
+    def close(self) -> None:
+        """End it: politely, and after `STOP_S` not."""
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> "Process":
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.close()
+
+    def processor_ns(self) -> int:
+        """Processor time so far of all its threads, user and system, as exact as the scheduler's own books."""
+        # the clock id of clock_getcpuclockid(3), which Python does not have: the inverted pid, and 2 for "scheduled"
+        return time.clock_gettime_ns((~self.pid << 3) | 2)
+
+    def user_and_system_s(self) -> tuple[float, float]:
+        """Processor time so far, divided by the kernel's tick: exact to 10 ms."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        ticks = os.sysconf("SC_CLK_TCK")
+        return int(fields[11]) / ticks, int(fields[12]) / ticks
+
+    def peak_bytes(self) -> int:
+        """The most memory that was resident at once."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        found = re.search(r"VmHWM:\s+(\d+) kB", status)
+        assert found is not None
+        return int(found[1]) * 1024
+
+
+def python(module: str, *arguments: str | Path) -> list[str | Path]:
+    """The command that runs *module* of this checkout."""
+    return [sys.executable, "-m", module, *arguments]
+
+
+def start_backend(cases: Path, folder: Path) -> Process:
+    return Process("backend", python("tests.bench.backend", cases), folder)
+
+
+def start_relay(cases: Path, backend: Process, folder: Path) -> Process:
+    return Process("relay", python("tests.bench.relay", cases, backend.url), folder)
+
+
+def start_gateway(
+    backend_url: str, folder: Path, *, small_url: str | None = None, extra: str = "", wrapper: Sequence[str | Path] = ()
+) -> Process:
+    """The gateway with everything on but the access log.
+
+    Models called `small*` go to *small_url* if there is one. *extra* is more YAML. *wrapper* takes the place of
+    `python -m` in the command, for profilers.
+    """
+    config = configure(backend_url, folder, small_url=small_url, extra=extra)
+    command = [*wrapper, "gateway"] if wrapper else python("gateway")
+    return Process("gateway", [*command, "serve", "--config", config], folder)
+
+
+def configure(backend_url: str, folder: Path, *, small_url: str | None = None, extra: str = "") -> Path:
+    """Write a configuration file."""
+    config = folder / f"gateway-{time.monotonic_ns()}.yaml"
+    text = "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nlogging: {level: warning, access: none}\n"
+    text += f"limits: {{request_body: 320MiB}}\nbackends:\n  main: {{endpoints: ['{backend_url}']}}\n"
+    if small_url is not None:
+        text += f"  small: {{endpoints: ['{small_url}']}}\nroutes:\n"
+        text += "  - {name: small, models: ['small*'], backend: small}\n  - {name: main, backend: main}\n"
+    config.write_text(text + extra)
+    return config
+
+
+def accepts(config: Path) -> bool:
+    """Whether the gateway of this checkout knows all keys of a configuration."""
+    done = subprocess.run(python("gateway", "check", config), cwd=ROOT, capture_output=True, timeout=START_S)
+    return done.returncode == 0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now, for servers that cannot choose their own."""
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)

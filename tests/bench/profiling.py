@@ -1,0 +1,156 @@
+"""Where the gateway's time and memory go while it does the work of a row.
+
+py-spy looks from outside and disturbs nothing, but sees no C functions; `cProfile` sees them, and makes Python
+look slower than it is. Read the shares of the first, and the second for what is inside them.
+"""
+
+import pstats
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from io import StringIO
+from pathlib import Path
+
+from tests.bench import processes
+from tests.bench.cases import WIRE, Case, strings
+from tests.bench.client import Connection
+from tests.bench.processes import Process
+from tests.bench.rows import MIB, Bench
+
+TOP = 30
+SAMPLES_PER_S = 500
+
+
+def profile(bench: Bench, row: str, tool: str | None) -> str:
+    """Profile the gateway under the load of *row*; *tool* is `py-spy`, `cprofile` or None for the best there is."""
+    cases = _cases(bench, row)
+    if row == "5":
+        return _profile_memory(bench, cases[0])
+    py_spy = _py_spy()
+    if tool == "py-spy" and py_spy is None:
+        raise RuntimeError("py-spy is not installed: pip install py-spy, or --profiler cprofile")
+    if py_spy is not None and tool != "cprofile":
+        return _profile_from_outside(bench, cases, py_spy)
+    return _profile_inside(bench, cases)
+
+
+def _cases(bench: Bench, row: str) -> list[Case]:
+    scale = bench.scale
+    if row == "1":
+        return [bench.small_case()]
+    if row == "3":
+        return [bench.image_case(name) for name in WIRE if name != "FP32"]
+    if row == "4":
+        return [
+            bench.case("strings", lambda: strings(scale.strings, 100)),
+            bench.case("string", lambda: strings(1, scale.long_string)),
+        ]
+    if row in ("5", "7"):
+        return [bench.echo_case(scale.memory_elements)]
+    if row == "6":
+        return [bench.small_case(), bench.echo_case(scale.beside_elements)]
+    return [bench.image_case()]
+
+
+def _py_spy() -> str | None:
+    return shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
+
+
+def _load(connection: Connection, cases: Iterable[Case], is_over: "Until") -> int:
+    requests = 0
+    while not is_over():
+        for case in cases:
+            connection.infer(case)
+            requests += 1
+    return requests
+
+
+class Until:
+    """Over when a time has passed, or a process has ended."""
+
+    def __init__(self, seconds: float, process: subprocess.Popen[bytes] | None = None) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._process = process
+
+    def __call__(self) -> bool:
+        ended = self._process is not None and self._process.poll() is not None
+        return ended or time.monotonic() > self._deadline
+
+
+def _profile_from_outside(bench: Bench, cases: list[Case], py_spy: str) -> str:
+    raw = bench.folder / "samples"
+    seconds = bench.scale.profile_s
+    with Connection(bench.gateway.url) as connection:
+        _load(connection, cases, Until(1))
+        command = [py_spy, "record", "--pid", str(bench.gateway.pid), "--format", "raw", "--output", str(raw)]
+        command += ["--duration", str(round(seconds)), "--rate", str(SAMPLES_PER_S), "--function"]
+        recorder = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            before = bench.gateway.processor_ns()
+            requests = _load(connection, cases, Until(seconds * 3 + 10, recorder))
+            spent = bench.gateway.processor_ns() - before
+        finally:
+            recorder.terminate()
+            _, complaint = recorder.communicate(timeout=10)
+    if not raw.exists():
+        raise RuntimeError(f"py-spy failed: {complaint.decode(errors='replace')}")
+    title = f"py-spy, {requests} requests, {spent / requests / 1000:.0f} us of processor time each\n"
+    return title + _table_of_samples(raw.read_text())
+
+
+def _table_of_samples(text: str) -> str:
+    """Shares of functions in collapsed stacks: by themselves, and with what they call."""
+    own: Counter[str] = Counter()
+    whole: Counter[str] = Counter()
+    for line in text.splitlines():
+        stack, _, count = line.rpartition(" ")
+        frames = stack.split(";")
+        own[frames[-1]] += int(count)
+        whole.update(dict.fromkeys(frames, int(count)))
+    total = own.total() or 1
+    lines = ["by itself  with callees  function"]
+    for frame, count in own.most_common(TOP):
+        lines.append(f"{count / total:8.1%}  {whole[frame] / total:12.1%}  {frame}")
+    lines.append("\nwith callees, the gateway's own functions")
+    mine = [(frame, count) for frame, count in whole.most_common() if "gateway/" in frame]
+    lines += [f"{own[frame] / total:8.1%}  {count / total:12.1%}  {frame}" for frame, count in mine[:TOP]]
+    return "\n".join(lines) + "\n"
+
+
+def _profile_inside(bench: Bench, cases: list[Case]) -> str:
+    file = bench.folder / "profile"
+    wrapper = processes.python("cProfile", "-o", file, "-m")
+    requests = 0
+    with processes.start_gateway(bench.backend.url, bench.folder, wrapper=wrapper) as gateway:
+        requests = _load_for(gateway, cases, bench.scale.profile_s)
+    output = StringIO()
+    statistics = pstats.Stats(str(file), stream=output)
+    statistics.strip_dirs().sort_stats("tottime").print_stats(TOP)
+    statistics.sort_stats("cumulative").print_stats(r"^(handlers|upstream|telemetry|request|answer|numbers|scanner)")
+    return f"cProfile, {requests} requests\n{output.getvalue()}"
+
+
+def _load_for(gateway: Process, cases: list[Case], seconds: float) -> int:
+    with Connection(gateway.url) as connection:
+        return _load(connection, cases, Until(seconds))
+
+
+def _profile_memory(bench: Bench, case: Case) -> str:
+    file = bench.folder / "memory"
+    wrapper = processes.python("tests.bench.traced", file)
+    with (
+        processes.start_gateway(bench.backend.url, bench.folder, wrapper=wrapper) as gateway,
+        Connection(gateway.url) as connection,
+    ):
+        connection.infer(bench.small_case())
+        before = gateway.peak_bytes()
+        connection.infer(case)
+        growth = gateway.peak_bytes() - before
+    size = bench.scale.memory_elements * 4
+    title = (
+        f"one echo of {size // MIB} MiB: VmHWM grew by {growth / MIB:.0f} MiB, {growth / size:.2f} x (tracing included)"
+    )
+    return f"{title}\n{file.read_text()}"

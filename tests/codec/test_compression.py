@@ -1,0 +1,108 @@
+"""Compressed bodies: laws of the inflater and the compressor, and how codings are chosen."""
+
+import gzip
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.codec.compression import PIECE_BYTES, Coding, Inflater, choose_coding, compressed, parse_content_encoding
+from gateway.errors import CodecError, TooLargeError
+
+COMPRESS = {Coding.GZIP: gzip.compress, Coding.DEFLATE: zlib.compress}
+EXPAND = {Coding.GZIP: gzip.decompress, Coding.DEFLATE: zlib.decompress}
+
+
+def inflate(coding: Coding, body: bytes, chunk: int, limit: int = 10**9) -> bytes:
+    inflater = Inflater(coding, limit)
+    pieces = []
+    for start in range(0, len(body), chunk):
+        pieces += inflater.feed(body[start : start + chunk])
+    inflater.finish()
+    assert all(len(piece) <= PIECE_BYTES for piece in pieces)
+    return b"".join(pieces)
+
+
+@given(st.binary(max_size=2000), st.sampled_from(Coding), st.integers(1, 50))
+def test_what_the_library_compresses_is_inflated_in_any_chunks(data: bytes, coding: Coding, chunk: int) -> None:
+    assert inflate(coding, COMPRESS[coding](data), chunk) == data
+
+
+@given(st.lists(st.binary(max_size=2000), max_size=5), st.sampled_from(Coding))
+def test_what_is_compressed_is_what_the_library_expands(buffers: list[bytes], coding: Coding) -> None:
+    assert EXPAND[coding](b"".join(compressed(buffers, coding))) == b"".join(buffers)
+
+
+@given(st.binary(max_size=500), st.sampled_from(Coding), st.data())
+def test_a_body_cut_anywhere_is_refused(data: bytes, coding: Coding, draw: st.DataObject) -> None:
+    body = COMPRESS[coding](data)
+    cut = draw.draw(st.integers(0, len(body) - 1))
+    with pytest.raises(CodecError):
+        inflate(coding, body[:cut], 10)
+
+
+@given(st.binary(max_size=200), st.sampled_from(Coding))
+def test_any_bytes_are_inflated_or_refused(body: bytes, coding: Coding) -> None:
+    try:
+        inflate(coding, body, 7)
+    except CodecError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize("coding", Coding)
+def test_the_limit_holds_while_inflating(coding: Coding) -> None:
+    inflater = Inflater(coding, 100_000)
+    produced = 0
+    with pytest.raises(TooLargeError):
+        for piece in inflater.feed(COMPRESS[coding](bytes(10_000_000))):
+            produced += len(piece)
+    assert produced <= 100_000
+
+
+def test_several_gzip_members_are_one_body_and_several_deflate_bodies_are_not() -> None:
+    members = gzip.compress(b"a" * 1000) + gzip.compress(b"") + gzip.compress(b"b")
+    for chunk in (1, 7, 1000):
+        assert inflate(Coding.GZIP, members, chunk) == b"a" * 1000 + b"b"
+        with pytest.raises(CodecError, match="bytes follow"):
+            inflate(Coding.DEFLATE, zlib.compress(b"a") + zlib.compress(b"b"), chunk)
+
+
+@pytest.mark.parametrize(
+    ("value", "coding"),
+    [
+        ("", None),
+        ("identity", None),
+        ("Identity, identity", None),
+        ("gzip", Coding.GZIP),
+        (" X-GZIP ", Coding.GZIP),
+        ("deflate", Coding.DEFLATE),
+        ("identity,deflate", Coding.DEFLATE),
+    ],
+)
+def test_content_encodings_are_read(value: str, coding: Coding | None) -> None:
+    assert parse_content_encoding(value) is coding
+
+
+@pytest.mark.parametrize("value", ["br", "gzip, gzip", "gzip,deflate", "zstd", "gzip;q=1"])
+def test_other_content_encodings_are_refused(value: str) -> None:
+    with pytest.raises(CodecError, match="is not supported"):
+        parse_content_encoding(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "coding"),
+    [
+        ("", None),
+        ("gzip", Coding.GZIP),
+        ("deflate, gzip", Coding.GZIP),
+        ("gzip;q=0.2,deflate;q=0.3", Coding.DEFLATE),
+        ("*;q=0.1", Coding.GZIP),
+        ("gzip;q=0, *", Coding.DEFLATE),
+        ("gzip;q=x", None),
+        ("identity", None),
+        ("br;q=1.0, zstd", None),
+    ],
+)
+def test_the_best_coding_is_chosen(value: str, coding: Coding | None) -> None:
+    assert choose_coding(value) is coding

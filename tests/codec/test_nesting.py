@@ -1,0 +1,73 @@
+"""Nested data is nested like its shape, however it is cut."""
+
+import itertools
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.codec.datatypes import DATATYPES
+from gateway.codec.numbers import NumberSink
+from gateway.codec.strings import BytesSink
+from gateway.errors import CodecError
+
+
+def read(shape: tuple[int, ...], data: Any, chunk: int, as_strings: bool) -> int:
+    """Feed *data* in chunks; how many elements came. Raises what the sinks raise."""
+    text = json.dumps(data).encode()
+    sink = BytesSink("t", shape) if as_strings else NumberSink("t", DATATYPES["INT32"], shape)
+    buffer = bytearray()
+    for start in range(0, len(text), chunk):
+        buffer += text[start : start + chunk]
+        if not as_strings:
+            sink._window_bytes = max(chunk, 16)  # type: ignore[union-attr]  # cuts where a long text would be cut
+        while buffer and not sink.done and (taken := sink.step(buffer)):
+            del buffer[:taken]
+    assert sink.done
+    return int(np.prod(shape))
+
+
+def stringed(data: Any) -> Any:
+    return [stringed(item) for item in data] if isinstance(data, list) else str(data)
+
+
+@pytest.mark.parametrize("as_strings", [False, True])
+@pytest.mark.parametrize("chunk", [1, 7, 16, 1000])
+@pytest.mark.parametrize("shape", [(2, 2), (3, 1, 2), (1, 1, 1, 4), (2, 3, 4), (1,), (), (5, 7), (0, 3), (2, 0)])
+def test_nested_and_flat_data_of_the_shape_are_read(shape: tuple[int, ...], chunk: int, as_strings: bool) -> None:
+    nested = np.arange(int(np.prod(shape))).reshape(shape or (1,)).tolist()
+    flat = np.arange(int(np.prod(shape))).tolist()
+    for data in (nested, flat):
+        read(shape, stringed(data) if as_strings else data, chunk, as_strings)
+
+
+@pytest.mark.parametrize("as_strings", [False, True])
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("shape", "data"),
+    [
+        ((2, 2), [[1, 2, 3], [4]]),
+        ((2, 2), [[1], [2, 3, 4]]),
+        ((2, 2), [1, 2, [3, 4]]),
+        ((2, 2), [[1, 2], 3, 4]),
+        ((2, 2), [[1], [2], [3], [4]]),
+        ((2, 2), [[1, 2], [], [3, 4]]),
+        ((4,), [[1, 2], [3, 4]]),
+        ((2,), [[1], 2]),
+        ((2, 2, 2), [[[1, 2], [3, 4], [5, 6], [7, 8]]]),
+        ((2, 2, 2), [[[1, 2], [3, 4]], [5, 6, 7, 8]]),
+    ],
+)
+def test_ragged_data_is_refused(shape: tuple[int, ...], data: Any, chunk: int, as_strings: bool) -> None:
+    with pytest.raises(CodecError, match="data is nested, but not like the shape"):
+        read(shape, stringed(data) if as_strings else data, chunk, as_strings)
+
+
+def test_rank_32_is_read() -> None:
+    shape = tuple([1] * 31 + [3])
+    data: Any = [1, 2, 3]
+    for _ in itertools.repeat(None, 31):
+        data = [data]
+    for as_strings in (False, True):
+        read(shape, stringed(data) if as_strings else data, 200, as_strings)
