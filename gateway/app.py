@@ -25,8 +25,8 @@ from gateway.upstream import Upstream
 CLIENT_KEEP_ALIVE_S = 75.0
 """How long an idle connection of a client is kept: longer than the 60 s of common load balancers."""
 
-LINGERING_S = 1.0
-"""How long the rest of a refused body is read and dropped, so that the client sees the refusal."""
+SAMPLE_S = 0.1
+"""How often the event loop's lag is measured."""
 
 HEAD_S = 0.1
 """How long a request whose connection was just accepted has to show itself when draining begins."""
@@ -77,6 +77,7 @@ class Application:
     admin_url: str = ""
     _runners: list[web.BaseRunner] = field(default_factory=list)
     _listener: web.SockSite | None = None
+    _sampler: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, config: Config) -> "Application":
@@ -100,7 +101,6 @@ class Application:
             recover_header_length=config.recover_header_length,
             record=record,
         )
-        metrics.in_flight().set_function(lambda: gateway.in_flight)
         application = cls(config, metrics, gateway, upstreams)
         try:
             await application._open()
@@ -116,7 +116,7 @@ class Application:
             auto_decompress=False,
             access_log=None,
             keepalive_timeout=CLIENT_KEEP_ALIVE_S,
-            lingering_time=LINGERING_S,
+            lingering_time=0,  # the corridor drops the rest of refused bodies itself, within bounds
         )
         clients = web.ServerRunner(server, shutdown_timeout=CUT_S)
         admin = web.AppRunner(self._admin_application(), access_log=None, shutdown_timeout=CUT_S)
@@ -125,7 +125,20 @@ class Application:
             await runner.setup()
         admin_site, self.admin_url = await _listen(admin, self.config.admin)
         self._listener, self.listen_url = await _listen(clients, self.config.listen)
+        self._sampler = asyncio.create_task(self._sample())
         log.debug("admin listener: %s", admin_site.name)
+
+    async def _sample(self) -> None:
+        """Measure how late the event loop is: how long anything kept it from waking this up."""
+        loop = asyncio.get_running_loop()
+        while True:
+            expected = loop.time() + SAMPLE_S
+            await asyncio.sleep(SAMPLE_S)
+            self.metrics.observe_lag(max(0.0, loop.time() - expected))
+
+    def _observe_load(self) -> None:
+        admission = self.gateway.admission
+        self.metrics.observe_load(self.gateway.in_flight, admission.held_bytes, admission.max_bytes)
 
     async def drain(self) -> int:
         """Stop accepting and let what is in flight finish, up to `shutdown.grace`; how many did not."""
@@ -141,6 +154,8 @@ class Application:
         """Close both listeners and all connections at once."""
         for runner in self._runners:
             await runner.cleanup()
+        if self._sampler is not None:
+            self._sampler.cancel()
         await self.gateway.close()
         for upstream in self.upstreams.values():
             await upstream.close()
@@ -158,6 +173,7 @@ class Application:
         return application
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:
+        self._observe_load()
         encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encoder(self.metrics.registry), headers={"Content-Type": content_type})
 

@@ -30,8 +30,6 @@ S = TypeVar("S")
 NOT_YET = frozenset(
     {
         "workers",
-        "limits.in_flight_bytes",
-        "limits.concurrent_requests",
         "limits.client_keep_alive",
         "limits.header_timeout",
         "limits.body_timeout",
@@ -98,6 +96,8 @@ class Limits(_Frozen, frozen=True):
 
     request_body: Size = Size(256 * 1024**2)
     response_body: Size = Size(1024**3)
+    in_flight_bytes: Size = Size(2 * 1024**3)
+    concurrent_requests: int = 512
 
 
 class Shutdown(_Frozen, frozen=True):
@@ -331,6 +331,10 @@ def _check_sense(config: Config) -> None:
     for key in ("request_body", "response_body"):
         if getattr(config.limits, key) <= 0:
             raise ConfigError(f"limits.{key}: expected more than 0B")
+    if config.limits.concurrent_requests < 1:
+        raise ConfigError("limits.concurrent_requests: expected at least 1")
+    if config.limits.request_body > config.limits.in_flight_bytes:
+        raise ConfigError("limits.in_flight_bytes: expected at least `limits.request_body`")
     if config.listen == config.admin and config.listen.port:
         raise ConfigError("admin: the same address as `listen`")
     if not config.routes and len(config.backends) > 1:

@@ -40,6 +40,7 @@ from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, b
 from gateway.exchange import Exchange, Format
 from gateway.headers import relayed_to_client, transcoded_to_client
 from gateway.metadata import ModelMetadata
+from gateway.policy.admission import Admission, Reservation
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind, Router
 from gateway.upstream import Answer, Body, Sending, Upstream
@@ -60,6 +61,10 @@ ERROR_BYTES = 64 * 1024
 
 METADATA_BYTES = 1024 * 1024
 """The most metadata, of a server (`GET /v2`) or a model, that is read."""
+
+DROP_BYTES = 256 * 1024
+DROP_S = 1.0
+"""How much of a body is read and dropped after a refusal, and for how long."""
 
 WARNING_S = 60.0
 WARNING_CLIENTS = 1000
@@ -91,6 +96,7 @@ class Gateway:
         """*record* is called once with each finished exchange."""
         self.limits = limits
         self.compression = compression
+        self.admission = Admission(limits.in_flight_bytes, limits.concurrent_requests)
         self.metadata = ModelMetadata()
         self.recovered_warnings = OncePerInterval(WARNING_S, WARNING_CLIENTS)
         self.recover_header_length = recover_header_length
@@ -118,14 +124,11 @@ class Gateway:
         try:
             try:
                 match = self._route(request, exchange)
-                upstream = self._upstreams[match.backend]
-                if match.kind is PathKind.INFER and request.method == "POST":
-                    return await call.infer(upstream, match)
-                if match.kind is PathKind.SERVER_METADATA and request.method == "GET":
-                    return await call.server_metadata(upstream)
-                return await call.relay(upstream)
+                response = await call.serve(self._upstreams[match.backend], match)
             except GatewayError as error:
-                return await call.fail(error)
+                response = await call.fail(error)
+            await call.drop_rest()
+            return response
         except (asyncio.CancelledError, ConnectionError):
             if exchange.error is None:
                 exchange.error = ErrorKind.CLIENT_CLOSED
@@ -137,6 +140,7 @@ class Gateway:
                 raise
             return await call.fail(GatewayError(ErrorKind.INTERNAL, f"internal error: {type(error).__name__}"))
         finally:
+            call.release()
             self.in_flight -= 1
             if self.in_flight == 0:
                 self._idle.set()
@@ -173,6 +177,35 @@ class _Call:
         self._gateway = gateway
         self._limits = gateway.limits
         self._pacer = _Pacer()
+
+        self._reservation: Reservation | None = None
+
+    async def serve(self, upstream: Upstream, match: Match) -> web.StreamResponse:
+        """Do what the path asks for."""
+        method = self._request.method
+        if match.kind is PathKind.INFER and method == "POST":
+            return await self.infer(upstream, match)
+        if match.kind is PathKind.SERVER_METADATA and method == "GET":
+            return await self.server_metadata(upstream)
+        if method not in ("GET", "HEAD"):
+            self._admit(0)
+        return await self.relay(upstream)
+
+    def _admit(self, n_bytes: int) -> Reservation:
+        """Reserve room for a body of *n_bytes*, or refuse it before it is read."""
+        admission = self._gateway.admission
+        reservation = self._reservation = admission.admit(n_bytes)
+        if reservation is None:
+            raise _overloaded(
+                f"{admission.requests} of {admission.max_requests} requests and {admission.held_bytes} of "
+                f"{admission.max_bytes} bytes are in flight"
+            )
+        return reservation
+
+    def release(self) -> None:
+        """Give back what was reserved."""
+        if self._reservation is not None:
+            self._reservation.release()
 
     # The life of an infer request
 
@@ -287,12 +320,14 @@ class _Call:
             raise GatewayError(
                 ErrorKind.BODY_TOO_LARGE, f"the body has {length} bytes, limits.request_body is {int(limit)}"
             )
+        reservation = self._admit(length if length is not None and coding is None else 0)
         await self._invite_body()
         if coding is not None:
-            return await self._read_inflated(coding)
+            return await self._read_inflated(coding, reservation)
         if length is None:
             grown = bytearray()
             async for chunk in self._body_chunks():
+                _grow(reservation, chunk)
                 grown += chunk
             return memoryview(grown)
         # np.empty leaves the pages alone until they are written; bytearray(n) would clear them all at once
@@ -303,7 +338,7 @@ class _Call:
             received += len(chunk)
         return buffer
 
-    async def _read_inflated(self, coding: Coding) -> memoryview:
+    async def _read_inflated(self, coding: Coding, reservation: Reservation) -> memoryview:
         limit = self._limits.request_body
         inflater = Inflater(coding, limit)
         grown = bytearray()
@@ -311,6 +346,7 @@ class _Call:
             async for chunk in self._body_chunks():
                 pieces = inflater.feed(chunk)
                 while (piece := await self._pacer.next(pieces)) is not None:
+                    _grow(reservation, piece)
                     grown += piece
             inflater.finish()
         except TooLargeError as error:
@@ -368,13 +404,16 @@ class _Call:
         limit = self._limits.response_body
         _refuse_encoded(answer)
         decoder = InferAnswer(parsed.selection, model=model, request_id=parsed.id, max_bytes=limit, declared=declared)
-        received = 0
+        received = held = 0
         with blaming(ErrorKind.MALFORMED_RESPONSE):
             async for chunk in answer.chunks():
                 received += len(chunk)
                 if received > limit:
                     raise CodecError(f"the answer is larger than limits.response_body, {int(limit)} bytes")
                 await self._pacer.run(decoder.feed(chunk))
+                if self._reservation is not None and decoder.held_bytes != held:
+                    self._reservation.hold(decoder.held_bytes - held)
+                    held = decoder.held_bytes
             if not received:
                 raise CodecError(f"the answer ({answer.status}) has no body")
             reply = await self._pacer.run(decoder.finish())
@@ -537,6 +576,19 @@ class _Call:
         headers = CIMultiDict({"Content-Type": "application/json", **error.headers})
         return await self._send(error.status, headers, orjson.dumps({"error": error.message}))
 
+    async def drop_rest(self) -> None:
+        """Read and drop a bounded rest of a body that nobody wanted, so that the client gets to see the reply.
+
+        What is left after that ends with the connection.
+        """
+        content = self._request.content
+        dropped = 0
+        with suppress(TimeoutError, web.RequestPayloadError):
+            if not content.is_eof():
+                async with asyncio.timeout(DROP_S):
+                    while dropped < DROP_BYTES and (chunk := await content.readany()):
+                        dropped += len(chunk)
+
     async def _send(self, status: int, headers: CIMultiDict[str], body: bytes) -> web.StreamResponse:
         """Send a whole body in one write."""
         response = web.Response(status=status, headers=headers, body=body)
@@ -612,6 +664,15 @@ class _Pacer:
         if time.perf_counter() - self._resumed > SLICE_S:
             await asyncio.sleep(0)
             self._resumed = time.perf_counter()
+
+
+def _grow(reservation: Reservation, piece: bytes) -> None:
+    if not reservation.grow(len(piece)):
+        raise _overloaded("no room for more of this body")
+
+
+def _overloaded(reason: str) -> GatewayError:
+    return GatewayError(ErrorKind.OVERLOADED, f"too busy: {reason}; try again", headers={"Retry-After": "1"})
 
 
 def _joined(parsed: InferRequest) -> Generator[None, None, bytes]:

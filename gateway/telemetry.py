@@ -43,6 +43,7 @@ _REQUEST_SECONDS = (
     120.0,
     300.0,
 )
+_LAG_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 _CODEC_SECONDS = (50e-6, 100e-6, 250e-6, 500e-6, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 L = TypeVar("L")
@@ -59,7 +60,10 @@ class Metrics:
         self._seconds = histogram(
             "request_seconds", "From a request's head to its reply's last byte", _REQUEST_SECONDS, "route", "model"
         )
-        self.in_flight = gauge("requests_in_flight", "Requests that are being served now")
+        self._in_flight = gauge("requests_in_flight", "Requests that are being served now")
+        self._held = gauge("in_flight_bytes", "Request bodies and decoded answers that are held now")
+        self._held_limit = gauge("in_flight_bytes_limit", "limits.in_flight_bytes")
+        self._lag = histogram("event_loop_lag_seconds", "How late the event loop was, sampled", _LAG_SECONDS)
         sizes = "route", "format"
         self._client_request = histogram("client_request_bytes", "Request bodies as clients sent them", _SIZES, *sizes)
         self._client_response = histogram("client_response_bytes", "Reply bodies as clients got them", _SIZES, *sizes)
@@ -87,6 +91,16 @@ class Metrics:
             self._avoided(direction)
             self._nonfinite(direction)
         gauge("build_info", "1, labelled with the version", "version")(__version__).set(1)
+
+    def observe_load(self, requests: int, held_bytes: int, max_bytes: int) -> None:
+        """Set the gauges of what is in flight."""
+        self._in_flight().set(requests)
+        self._held().set(held_bytes)
+        self._held_limit().set(max_bytes)
+
+    def observe_lag(self, seconds: float) -> None:
+        """Count one sample of the event loop's lag."""
+        self._lag().observe(seconds)
 
     def record(self, exchange: Exchange) -> None:
         """Count a finished exchange."""

@@ -63,7 +63,9 @@ def test_keys_that_are_not_built_yet_are_keys_that_do_not_exist() -> None:
         ("backends: {a: {endpoints: ['http://x'], timeouts: {idel: 1s}}}", "did you mean `idle`?"),
         ("zzz: 1\n" + MINIMAL, "zzz: unknown key; known are backends, listen"),
         ("workers: 2\n" + MINIMAL, "workers: not available yet"),
-        ("limits: {in_flight_bytes: 1GiB}\n" + MINIMAL, "limits.in_flight_bytes: not available yet"),
+        ("limits: {body_timeout: 1s}\n" + MINIMAL, "limits.body_timeout: not available yet"),
+        ("limits: {in_flight_bytes: 1MiB}\n" + MINIMAL, "limits.in_flight_bytes: expected at least `limits.request_body`"),
+        ("limits: {concurrent_requests: 0}\n" + MINIMAL, "limits.concurrent_requests: expected at least 1"),
         ("backends: {a: {endpoints: ['http://x'], retry: {attempts: 2}}}", "backends.a.retry: not available yet"),
         (
             "backends: {a: {endpoints: ['http://x'], nonfinite: asnull}}",

@@ -98,6 +98,11 @@ class InferAnswer:
         self._scanner = Scanner("outputs", self._open_value)
         self._nonfinite = 0
 
+    @property
+    def held_bytes(self) -> int:
+        """What the outputs take so far: arrays as a whole, elements and text as they have grown."""
+        return sum(value.sink.held_bytes for value in self._values)
+
     def feed(self, chunk: bytes) -> Generator[None, None, None]:
         """Take the next bytes of the JSON; yields after each step of work. Raises `CodecError`."""
         yield from self._scanner.feed(chunk)

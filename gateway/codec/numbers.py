@@ -94,6 +94,11 @@ class NumberSink:
         self._depth = 0
         self._window_bytes = PIECE_BYTES
 
+    @property
+    def held_bytes(self) -> int:
+        """The whole array, from the start."""
+        return self.array.nbytes
+
     def step(self, buffer: bytearray) -> int:
         """See `Sink.step`. Raises `CodecError` for what protocol 4.7 calls broken."""
         window = bytes(memoryview(buffer)[: self._window_bytes])

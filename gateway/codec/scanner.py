@@ -56,6 +56,10 @@ class Sink(Protocol):
     label: str
     """What it takes, for errors."""
 
+    @property
+    def held_bytes(self) -> int:
+        """How much memory what it has taken needs."""
+
     def step(self, buffer: bytearray) -> int:
         """Work on the front of *buffer*: how many bytes are finished with, 0 if more must arrive first.
 
@@ -188,6 +192,7 @@ class TextSink:
         self._check = check
         self._open = bytearray()
         self._window_bytes = PIECE_BYTES
+        self.held_bytes = 0
 
     def step(self, buffer: bytearray) -> int:
         """See `Sink.step`; with *check*, what is no JSON raises `CodecError`."""
@@ -234,6 +239,7 @@ class TextSink:
                 raise CodecError(f"{self.label}: {error}") from None
         if self._pieces is not None:
             self._pieces.append(text)
+            self.held_bytes += len(text)
         self.done = done
         self._window_bytes = PIECE_BYTES
         return len(text)

@@ -180,6 +180,11 @@ class BytesSink:
         self._just_opened = False
         self._element_at: int | None = None
 
+    @property
+    def held_bytes(self) -> int:
+        """The elements so far."""
+        return len(self.elements)
+
     def step(self, buffer: bytearray) -> int:
         """See `Sink.step`. Raises `CodecError` for what protocol 4.7 calls broken."""
         if self._element_at is not None:

@@ -122,7 +122,7 @@ def _run(bench: Bench, rows: list[str], progress: Progress) -> tuple[list[Result
             for result in ROWS[row](bench):
                 results.append(result)
                 progress.clear()
-                print(_line(_columns(result)), flush=True)
+                print(_line(_columns(result, quick=bench.scale is QUICK)), flush=True)
         except WrongBytesError as error:
             failures.append(f"row {row}: wrong bytes: {error}")
         except (RowTimeoutError, RuntimeError, OSError) as error:
@@ -134,14 +134,14 @@ def _run(bench: Bench, rows: list[str], progress: Progress) -> tuple[list[Result
     return results, failures
 
 
-def _columns(result: Result) -> tuple[str, ...]:
+def _columns(result: Result, *, quick: bool) -> tuple[str, ...]:
     sign = ">=" if result.at_least else "<="
     unit = " ms" if result.unit == "ms" else ""
     target = f"{sign} {result.target:g}{unit}" + (f" ({result.stretch:g})" if result.stretch is not None else "")
     if not result.samples:
         return (result.row, result.what, target, "-", "-", "-", "", result.missing)
     figures = (min(result.samples), statistics.median(result.samples), max(result.samples))
-    mark = "held" if result.is_held else "missed"
+    mark = "" if quick else "held" if result.is_held else "missed"
     return (result.row, result.what, target, *(f"{figure:.2f}" for figure in figures), mark, result.absolute)
 
 

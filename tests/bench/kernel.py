@@ -1,4 +1,4 @@
-"""K, the yardstick for converting numbers: orjson on the request's array, simdjson on the answer's, whole and in a loop.
+"""K, the yardstick for converting numbers: orjson on the request's array, simdjson on the answer's, in a loop.
 
 This is the fastest way there is in Python without native code of one's own, with everything in memory at once and
 nothing checked: no finiteness, no ranges, no brackets. BOOL, which simdjson does not give as a buffer, is made 0

@@ -156,14 +156,14 @@ def test_checked_value_that_is_no_json_is_refused(data: bytes) -> None:
             Walked(b'{"outputs":[{"data":%b}]}' % data, chunk_bytes)
 
 
-FILLER = b"1," * (PIECE_BYTES // 2 - 20)
+FILLER = b"1," * (PIECE_BYTES // 2 - 4)
 
 
 @pytest.mark.parametrize(
     "broken", [b"1,]", b"],1]", b",1]", b"}]", b"1,,1]", b"[1,],1]", b"[,1],1]", b"1]]", b'"a":1]']
 )
 def test_checked_value_is_refused_also_where_a_piece_is_cut(broken: bytes) -> None:
-    for blanks in range(30):
+    for blanks in range(11):  # the piece ends at each byte of what is broken
         with pytest.raises(CodecError):
             parse_object_of(Walked(b'{"outputs":[{"data":[' + FILLER + b" " * blanks + broken + b"}]}"))
 
@@ -197,7 +197,7 @@ def test_short_strings_full_of_brackets_and_commas_stay_whole_wherever_a_piece_e
         assert Walked(b'{"outputs":[{"data":%b}]}' % data, 65536).texts == [data], shift
 
 
-@pytest.mark.parametrize("n_bytes", [PIECE_BYTES - 30, PIECE_BYTES, 3 * PIECE_BYTES, 10 * 1024 * 1024])
+@pytest.mark.parametrize("n_bytes", [PIECE_BYTES - 30, PIECE_BYTES, 3 * PIECE_BYTES, 4 * 1024 * 1024])
 @pytest.mark.parametrize("chunk_bytes", [None, 65536])
 def test_long_strings_stay_whole(n_bytes: int, chunk_bytes: int | None) -> None:
     for unit in (b"x", b"\\n", b"\\\\"):
@@ -205,7 +205,9 @@ def test_long_strings_stay_whole(n_bytes: int, chunk_bytes: int | None) -> None:
         assert Walked(b'{"outputs":[{"data":%b}]}' % data, chunk_bytes).texts == [data]
 
 
-@pytest.mark.xfail(strict=True, reason="each quote inside a string that is not whole yet is tried as the start of another")
+@pytest.mark.xfail(
+    strict=True, reason="each quote inside a string that is not whole yet is tried as the start of another"
+)
 def test_long_string_full_of_quotes_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a string that is not whole yet there is nothing to look for: 8 Ki quotes in it make no more tokens."""
     n_tokens = 0
@@ -286,7 +288,7 @@ def test_duplicate_data_keys_cost_no_more_than_their_length() -> None:
     ("data", "datatype"),
     [
         ("[" + "0.10000000149011612," * 200_000 + "1]", "FP32"),
-        ("[" + "[[1.5],[-0]]," * 200_000 + "[1]]", "FP64"),
+        ("[" + "[[1.5],[-0]]," * 200_000 + "[[1],[2]]]", "FP64"),
         ("[" + "null," * 200_000 + "1]", "FP16"),
         ("[" + '"NaN",' * 200_000 + "1]", "BF16"),
         ("[" + "true,\n      " * 200_000 + "1]", "BOOL"),
@@ -298,11 +300,10 @@ def test_duplicate_data_keys_cost_no_more_than_their_length() -> None:
 )
 def test_text_of_a_binary_output_is_gone_as_soon_as_it_is_read(data: str, datatype: str) -> None:
     n_elements = data.count('"') // 2 if datatype == "BYTES" else data.count(",") + 1
-    if datatype == "FP64":
-        n_elements = data.count(",") + 1
+    shape = "[200001,2,1]" if "[[" in data else f"[{n_elements}]"
     answer = InferAnswer(OutputSelection(binary_by_default=True), model="m", request_id=b"", max_bytes=MAX_BYTES)
     steps = 0
-    for chunk in cut(one_output(data, datatype, f"[{n_elements}]"), 65536):
+    for chunk in cut(one_output(data, datatype, shape), 65536):
         for _ in answer.feed(chunk):
             steps += 1
         assert len(answer._scanner._buffer) <= PIECE_BYTES

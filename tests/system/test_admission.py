@@ -1,0 +1,126 @@
+"""More than the gateway may hold: refused before the body is read, counted, and given back."""
+
+import asyncio
+import json
+
+import numpy as np
+
+from gateway.demo import JsonServer
+from tests.conftest import HEADER_LENGTH, Connection, answering, lying, running, tensor
+
+LIMITS = "limits: {request_body: 8MiB, in_flight_bytes: 8MiB, concurrent_requests: 20}\n"
+
+
+def bodies(n_bytes: int) -> tuple[bytes, dict[str, str]]:
+    array = np.zeros(n_bytes, np.uint8)
+    text = json.dumps({"inputs": [tensor("x", array, "UINT8")]}).encode()
+    return text + array.tobytes(), {HEADER_LENGTH: str(len(text))}
+
+
+class Slow:
+    """A backend that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.release = asyncio.Event()
+
+    async def __call__(self, connection: Connection) -> None:
+        while True:
+            await connection.read_request()
+            await self.release.wait()
+            await connection.answer(b'{"outputs":[]}')
+
+
+async def test_beyond_the_budget_large_requests_are_refused_and_small_ones_served() -> None:
+    slow = Slow()
+    async with lying(slow) as liar, running(liar.url, LIMITS) as client:
+        body, headers = bodies(6 * 1024 * 1024)
+        held = asyncio.create_task(client.infer(body, headers=headers))
+        while client.gateway.gateway.admission.held_bytes < len(body):
+            await asyncio.sleep(0.005)
+        refused = await client.infer(body, headers=headers)
+        assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+        assert "too busy" in refused.error
+        chunked = await client.request("POST", "/v2/models/m/infer", data=_stream(body), headers=headers)
+        assert chunked.status == 503
+        metrics = await client.metrics()
+        assert metrics["tensor_gateway_in_flight_bytes"] == len(body)
+        assert metrics["tensor_gateway_in_flight_bytes_limit"] == 8 * 1024 * 1024
+        assert metrics['tensor_gateway_errors_total{reason="overloaded",route="main"}'] == 2
+        small_body, small_headers = bodies(1000)
+        small = asyncio.create_task(client.infer(small_body, headers=small_headers))
+        slow.release.set()
+        assert (await held).status == (await small).status == 200
+        assert (await client.metrics())["tensor_gateway_in_flight_bytes"] == 0
+        assert (await client.infer(body, headers=headers)).status == 200
+
+
+async def _stream(body: bytes):  # type: ignore[no-untyped-def]
+    for start in range(0, len(body), 100_000):
+        yield body[start : start + 100_000]
+
+
+async def test_a_refused_client_that_waits_for_100_continue_never_sends_its_body() -> None:
+    slow = Slow()
+    async with lying(slow) as liar, running(liar.url, LIMITS) as client:
+        body, headers = bodies(6 * 1024 * 1024)
+        held = asyncio.create_task(client.infer(body, headers=headers))
+        while client.gateway.gateway.admission.held_bytes < len(body):
+            await asyncio.sleep(0.005)
+        host, port = client.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+            b"Content-Length: 6000000\r\nInference-Header-Content-Length: 10\r\n\r\n"
+        )
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
+        writer.close()
+        slow.release.set()
+        assert (await held).status == 200
+
+
+async def test_beyond_the_number_of_requests_new_ones_are_refused_and_health_is_not() -> None:
+    slow = Slow()
+    async with lying(slow) as liar, running(liar.url, LIMITS) as client:
+        body, headers = bodies(10)
+        held = [asyncio.create_task(client.infer(body, headers=headers)) for _ in range(20)]
+        while client.gateway.gateway.admission.requests < 20:
+            await asyncio.sleep(0.005)
+        assert (await client.infer(body, headers=headers)).status == 503
+        assert (await client.request("POST", "/v2/repository/index", data=b"{}")).status == 503
+        health = asyncio.create_task(client.request("GET", "/v2/health/ready"))
+        slow.release.set()
+        assert (await health).status == 200
+        assert {(await task).status for task in held} == {200}
+
+
+async def test_answers_are_counted_while_they_are_held_and_given_back(server: JsonServer) -> None:
+    array = np.zeros(1_000_000, np.float32)
+    header = {"inputs": [tensor("x", array, "FP32")], "parameters": {"binary_data_output": True}}
+    seen: list[int] = []
+    async with running(server.url) as client:
+        admission = client.gateway.gateway.admission
+        asked = asyncio.create_task(client.infer_binary(header, array.tobytes()))
+        while not asked.done():
+            seen.append(admission.held_bytes)
+            await asyncio.sleep(0)
+        assert (await asked).binary == array.tobytes()
+        assert max(seen) >= 2 * array.nbytes
+        await client.gateway.gateway.wait_until_idle(5)
+        assert (admission.held_bytes, admission.requests) == (0, 0)
+
+
+async def test_every_end_of_a_request_gives_back_what_it_held() -> None:
+    async with lying(answering(b'{"outputs":[')) as liar, running(liar.url) as client:
+        body, headers = bodies(100_000)
+        for _ in range(3):
+            assert (await client.infer(body, headers=headers)).status == 502
+            assert (await client.infer(body[:-1], headers=headers)).status == 400
+            assert (await client.infer(b"")).status == 400
+        admission = client.gateway.gateway.admission
+        assert (admission.held_bytes, admission.requests) == (0, 0)
+
+
+async def test_the_lag_of_the_event_loop_is_sampled(server: JsonServer) -> None:
+    async with running(server.url) as client:
+        while (await client.metrics())["tensor_gateway_event_loop_lag_seconds_count"] < 2:
+            await asyncio.sleep(0.05)
