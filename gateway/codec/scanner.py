@@ -304,7 +304,7 @@ def _is_key(text: bytes, wanted: bytes) -> bool:
         return key == wanted
     try:
         return b'"%b"' % msgspec.json.decode(key, type=str).encode() == wanted
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return False
 
 

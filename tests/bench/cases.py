@@ -74,10 +74,15 @@ def numbers(datatype: str, shape: tuple[int, ...]) -> Tensor:
     return Tensor(datatype, shape, array.tobytes(), text[1:-1], repeats)
 
 
-def strings(count: int, length: int) -> Tensor:
-    """Random text: letters, digits and blanks, with a line feed (which JSON escapes) here and there."""
-    letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ 0123456789 the \n", np.uint8)
-    text = np.random.default_rng(0).choice(letters, count * length).tobytes()
+def strings(count: int, length: int, *, escapes: bool = False) -> Tensor:
+    """Random ASCII text; with *escapes*, three of four strings of 100 have a line feed or a quote in them."""
+    letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz 0123456789 ABCDEFGHIJKLMNOPQRSTUVWXYZ .,-", np.uint8)
+    generator = np.random.default_rng(0)
+    characters = generator.choice(letters, count * length)
+    if escapes:
+        places = generator.random(count * length) < 0.014
+        characters[places] = generator.choice(np.frombuffer(b'\n"', np.uint8), np.count_nonzero(places))
+    text = characters.tobytes()
     elements = [text[start : start + length] for start in range(0, len(text), length)]
     blob = b"".join(length.to_bytes(4, "little") + element for element in elements)
     return Tensor("BYTES", (count,), blob, orjson.dumps([element.decode() for element in elements])[1:-1])

@@ -102,34 +102,58 @@ def _profile_from_outside(bench: Bench, cases: list[Case], py_spy: str) -> str:
 
 
 def _table_of_samples(text: str) -> str:
-    """Shares of functions in collapsed stacks: by themselves, and with what they call."""
+    """Shares in collapsed stacks of the event loop's thread, but its `select`: that and other threads only wait."""
+    rooms: Counter[str] = Counter()
     own: Counter[str] = Counter()
     whole: Counter[str] = Counter()
+    innermost: Counter[str] = Counter()
     for line in text.splitlines():
         stack, _, count = line.rpartition(" ")
         frames = stack.split(";")
+        in_loop = any(frame.startswith("BaseEventLoop._run_once ") for frame in frames)
+        if not in_loop or frames[-1].startswith("EpollSelector.select "):
+            continue
         own[frames[-1]] += int(count)
+        rooms[_room(frames[-1])] += int(count)
         whole.update(dict.fromkeys(frames, int(count)))
+        mine = [frame for frame in frames if "gateway/" in frame and "__main__" not in frame]
+        innermost[mine[-1] if mine[-1:] and "cli.py" not in mine[-1] else "(nobody: server, client, loop)"] += int(
+            count
+        )
     total = own.total() or 1
-    lines = ["by itself  with callees  function"]
-    for frame, count in own.most_common(TOP):
-        lines.append(f"{count / total:8.1%}  {whole[frame] / total:12.1%}  {frame}")
-    lines.append("\nwith callees, the gateway's own functions")
-    mine = [(frame, count) for frame, count in whole.most_common() if "gateway/" in frame]
-    lines += [f"{own[frame] / total:8.1%}  {count / total:12.1%}  {frame}" for frame, count in mine[:TOP]]
+    tables = [
+        ("by room, without callees", rooms, whole),
+        ("by function, without callees; with callees", own, whole),
+        ("by the innermost function of the gateway, with the libraries it calls; with all callees", innermost, whole),
+    ]
+    lines = []
+    for title, counts, with_callees in tables:
+        lines.append(f"\n{title}")
+        for name, count in counts.most_common(TOP):
+            both = f"{with_callees[name] / total:8.1%}" if name in with_callees else " " * 8
+            lines.append(f"{count / total:8.1%}  {both}  {name}")
     return "\n".join(lines) + "\n"
+
+
+def _room(frame: str) -> str:
+    """The package of a frame such as `name (package/module.py:1)`; the gateway's own by module or room."""
+    if frame.startswith("_SelectorSocketTransport.write "):
+        return "asyncio, sending"
+    parts = frame.rpartition("(")[2].split("/")
+    if parts[0] == "gateway":
+        return f"gateway/{parts[1].partition(':')[0]}"
+    return parts[0].partition(":")[0]
 
 
 def _profile_inside(bench: Bench, cases: list[Case]) -> str:
     file = bench.folder / "profile"
     wrapper = processes.python("cProfile", "-o", file, "-m")
-    requests = 0
     with processes.start_gateway(bench.backend.url, bench.folder, wrapper=wrapper) as gateway:
         requests = _load_for(gateway, cases, bench.scale.profile_s)
     output = StringIO()
     statistics = pstats.Stats(str(file), stream=output)
-    statistics.strip_dirs().sort_stats("tottime").print_stats(TOP)
-    statistics.sort_stats("cumulative").print_stats(r"^(handlers|upstream|telemetry|request|answer|numbers|scanner)")
+    statistics.sort_stats("tottime").print_stats(TOP)
+    statistics.sort_stats("cumulative").print_stats(r"/gateway/", TOP)
     return f"cProfile, {requests} requests\n{output.getvalue()}"
 
 

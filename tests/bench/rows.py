@@ -45,7 +45,7 @@ class Scale:
     memory_elements: int = 64 * MIB
     memory_rounds: int = 3
     beside_elements: int = 16 * MIB
-    beside_requests: int = 1500
+    beside_requests: int = 1000
     beside_rounds: int = 3
     few_elements: int = 128 * 1024
     few_requests: int = 128
@@ -213,10 +213,13 @@ def datatypes(bench: Bench) -> Iterator[Result]:
 
 
 def text(bench: Bench) -> Iterator[Result]:
-    """Row 4. Many strings, and one long one: gateway / P."""
+    """Row 4. Many strings, without and with characters that JSON escapes, and one long one: gateway / P."""
     scale = bench.scale
     case = bench.case("strings", lambda: strings(scale.strings, 100))
     result = Result("4", f"BYTES [{scale.strings}] of 100 bytes / P", "ratio", 3.0)
+    yield against_yardsticks(bench, result, case, scale.strings_requests, scale.rounds)
+    case = bench.case("lines", lambda: strings(scale.strings, 100, escapes=True))
+    result = Result("4", f"BYTES [{scale.strings}] of 100 bytes, with escapes / P", "ratio", 3.0)
     yield against_yardsticks(bench, result, case, scale.strings_requests, scale.rounds)
     case = bench.case("string", lambda: strings(1, scale.long_string))
     result = Result("4", f"BYTES [1] of {scale.long_string} bytes / P", "ratio", 3.0)
@@ -405,7 +408,7 @@ def _requests_per_second(process: Process, case: Case, connections: int, request
 def trip(bench: Bench) -> Iterator[Result]:
     """Row 9. numpy to numpy with tritonclient: JSON straight to an MLServer / binary through the gateway to it."""
     scale = bench.scale
-    title = f"MLServer, FP32 {list(scale.image)}: JSON straight / binary through the gateway"
+    title = f"MLServer, FP32 {list(scale.image)}: JSON straight / gateway"
     result = Result("9", title, "ratio", 7.0, at_least=True)
     command = os.environ.get("MLSERVER")
     try:

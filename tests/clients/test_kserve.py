@@ -342,7 +342,6 @@ async def test_model_and_server_that_are_not_ready(kserve: KServe) -> None:
         assert "still loading" in await kserve.error("ready", url=client.url)
 
 
-@pytest.mark.xfail(reason="replies are not compressed yet", strict=False)
 async def test_reply_is_compressed_since_the_client_always_asks_for_it(kserve: KServe, server: JsonServer) -> None:
     array = np.zeros(100_000, np.float32)
     async with running(server.url, "compression: {responses: true, min_size: 1KiB}\n") as client:

@@ -67,7 +67,6 @@ async def test_headerless_program_gets_binary_back_when_it_asks(language: str, c
     assert sizes == [len(image), len(LABEL)]
 
 
-@pytest.mark.xfail(reason="replies are not compressed yet", strict=False)
 @pytest.mark.parametrize("language", ["go", "javascript"])
 async def test_program_that_unpacks_unasked_reads_a_compressed_binary_reply(
     language: str, server: JsonServer, tmp_path: Path

@@ -196,9 +196,10 @@ def requests() -> dict[str, Pair]:
     )
     pairs["reversed_keys_pretty_printed"] = Pair(
         "keys in reverse and white space everywhere, also behind the JSON",
-        b'\r\n{\n\t"outputs" : null ,\n "parameters" : null,\n "inputs" : [ {\n  "data" : [ [ 1 , -2 ] ,\n [ 3 , 4 ] ] ,\n'
-        b'  "shape" : [ 2 , 2 ] , "datatype" : "INT8" , "name" : "j" } ,\n { "parameters" : { "binary_data_size" : 24 } ,\n'
-        b'  "shape" : [ 1 , 2 , 3 ] , "datatype" : "FP32" , "name" : "b" } ] , "id" : "" }\n  ',
+        b'\r\n{\n\t"outputs" : null ,\n "parameters" : null,\n "inputs" : [ {\n'
+        b'  "data" : [ [ 1 , -2 ] ,\n [ 3 , 4 ] ] ,\n  "shape" : [ 2 , 2 ] , "datatype" : "INT8" , "name" : "j" } ,\n'
+        b' { "parameters" : { "binary_data_size" : 24 } ,\n  "shape" : [ 1 , 2 , 3 ] , "datatype" : "FP32" ,\n'
+        b'  "name" : "b" } ] , "id" : "" }\n  ',
         blob_of(pixels),
         compact(
             {

@@ -2,7 +2,6 @@
 
 import json
 import struct
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,13 +18,12 @@ FP32_READ_TWICE_BITS = 0x15AE43FD
 
 
 @pytest.fixture(params=["simdjson", "tolerant"], autouse=True)
-def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test here holds with simdjson and without it."""
     if request.param == "tolerant":
         monkeypatch.setattr(numbers, "_PARSER", None)
     else:
         assert numbers._PARSER is not None
-    yield
 
 
 def values_of(data: str, datatype: str, shape: str) -> list[float]:
@@ -200,7 +198,7 @@ def test_brackets_and_commas_out_of_place_are_refused_also_where_a_piece_is_cut(
     n_filler = PIECE_BYTES // 2 - 4
     for blanks in range(11):  # the piece ends at each byte of what is broken
         data = "[" + "1," * n_filler + " " * blanks + broken
-        for n_elements in (n_filler, n_filler + 1, n_filler + 2):
+        for n_elements in (n_filler, n_filler + 1):
             with pytest.raises(CodecError):
                 only_blob(one_output(data, "INT8", f"[{n_elements}]"))
 
@@ -319,8 +317,7 @@ def test_fraction_beyond_the_digits_of_float64_is_still_a_fraction() -> None:
         only_blob(one_output("[0.99999999999999999999]", "INT32"))
 
 
-@pytest.mark.parametrize("depth", [20_000, 100_000])
-@pytest.mark.parametrize("leaf", ["1", "null", "", "1,1"])
+@pytest.mark.parametrize(("depth", "leaf"), [(20_000, "1"), (20_000, ""), (20_000, "1,1"), (100_000, "null")])
 def test_brackets_without_end_are_refused(depth: int, leaf: str) -> None:
     for closing in ("", "]" * depth):
         for reversed_keys in (False, True):
@@ -376,9 +373,9 @@ def test_literals_stand_where_the_nonfinite_values_are_in_every_piece() -> None:
     assert np.array_equal(read, values, equal_nan=True)
 
 
-def test_answers_of_a_million_elements_are_the_same_in_chunks_of_any_size() -> None:
-    values = np.random.default_rng(5).standard_normal(200_000).astype("<f4")
-    answer = one_output(json.dumps(values.reshape(-1, 4).tolist()), "FP32", "[50000,4]")
+def test_large_answers_are_the_same_in_chunks_of_any_size() -> None:
+    values = np.random.default_rng(5).standard_normal(50_000).astype("<f4")
+    answer = one_output(json.dumps(values.reshape(-1, 4).tolist()), "FP32", "[12500,4]")
     for chunk_bytes in (None, 100, 4096, 65536, 65537):
         assert only_blob(answer, chunk_bytes) == values.tobytes()
 
@@ -390,7 +387,7 @@ def test_quoted_nan_beside_keys_named_nan_touches_only_the_values() -> None:
     )
     for chunk_bytes in (None, 1, 5):
         reply = read_answer(cut(answer, chunk_bytes))
-        document = json.loads(b"".join(reply.header), parse_constant=lambda word: pytest.fail(word))
+        document = json.loads(b"".join(reply.header), parse_constant=pytest.fail)
         assert document["NaN"] == "NaN"
         assert document["outputs"][0]["NaN"] == "Infinity"
         assert document["outputs"][0]["Infinity"] == ["NaN"]

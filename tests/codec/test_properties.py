@@ -265,7 +265,12 @@ def test_any_declaration_over_any_bytes_is_a_request_or_refused(
     try:
         request = parse_request(header + blob, len(header), TensorPolicy(NonFinite.LITERAL, BytesPolicy.BASE64))
     except CodecError as error:
-        assert "'x'" in str(error) or "left over" in str(error)
+        words = str(error)
+        request = None
+    else:
+        words = ""
+    if request is None:
+        assert "'x'" in words or "left over" in words
         return
     assert request is not None and size == len(blob)
     assert len(data_of(b"".join(request.json_pieces()))) == math.prod(shape)

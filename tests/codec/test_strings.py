@@ -260,12 +260,9 @@ def test_octets_cross_both_ways_in_base64(octets: list[bytes]) -> None:
     "text", ["=", "a", "ab", "abc", "ab=c", "YQ==YQ==", "Y Q==", "YQ==\\n", "é", "-_-_", "YQ=", "YWI"]
 )
 def test_broken_base64_is_refused_by_output_and_element(text: str) -> None:
-    answer = (
-        '{"outputs":[{"name":"y","datatype":"BYTES","shape":[2],"data":["","%s"],"parameters":{"content_type":"base64"}}]}'
-        % text
-    )
+    answer = one_output(f'["","{text}"]', "BYTES", "[2]").replace(b"}]}", b',"parameters":{"content_type":"base64"}}]}')
     with pytest.raises(CodecError, match="output 'y'.*element 1 is not base64"):
-        read_answer([answer.encode()])
+        read_answer([answer])
 
 
 def test_base64_is_decoded_in_steps() -> None:

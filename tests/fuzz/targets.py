@@ -1,0 +1,208 @@
+"""What is fuzzed, and the invariant of each target in its first line."""
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from gateway.codec import DATATYPES, BytesPolicy, InferAnswer, InferRequest, NonFinite, OutputSelection, TensorPolicy, run
+from gateway.codec.compression import Coding, Inflater
+from gateway.codec.datatypes import Kind
+from gateway.errors import CodecError
+
+POLICIES = [TensorPolicy(nonfinite, bytes_) for nonfinite in NonFinite for bytes_ in BytesPolicy]
+WORDS = (b"binary_data_size", b"binary_data_output")
+LIMIT = 1 << 20
+
+
+class Provider(Protocol):
+    """What is used of atheris's data provider."""
+
+    def ConsumeIntInRange(self, low: int, high: int) -> int: ...  # noqa: N802
+    def ConsumeBytes(self, count: int) -> bytes: ...  # noqa: N802
+    def ConsumeBool(self) -> bool: ...  # noqa: N802
+    def remaining_bytes(self) -> int: ...
+
+
+def rest(data: Provider) -> bytes:
+    return data.ConsumeBytes(data.remaining_bytes())
+
+
+def fuzz_request(data: Provider) -> None:
+    """Any body with any header length is a request, pure JSON, or a CodecError; a request's JSON is whole and unbinary."""
+    policy = POLICIES[data.ConsumeIntInRange(0, len(POLICIES) - 1)]
+    with_length = data.ConsumeBool()
+    length = data.ConsumeIntInRange(0, 4096)
+    body = rest(data)
+    if with_length and length > len(body):
+        length = len(body)
+    try:
+        request = run(InferRequest.parse(memoryview(body), length if with_length else None, policy, recover=True))
+    except CodecError as error:
+        assert str(error)
+        return
+    if request is None:
+        assert not with_length
+        return
+    check_request(request)
+
+
+def fuzz_tensors(data: Provider) -> None:
+    """A request with well-formed header and any blobs is a CodecError, or its JSON says the values of the blobs."""
+    policy = POLICIES[data.ConsumeIntInRange(0, len(POLICIES) - 1)]
+    entries, blobs = [], []
+    for index in range(data.ConsumeIntInRange(1, 3)):
+        datatype = list(DATATYPES.values())[data.ConsumeIntInRange(0, len(DATATYPES) - 1)]
+        shape = [data.ConsumeIntInRange(0, 5) for _ in range(data.ConsumeIntInRange(0, 3))]
+        wanted = int(np.prod(shape)) * (datatype.item_bytes or 6)
+        blob = data.ConsumeBytes(wanted)
+        entries.append(
+            {
+                "name": str(index),
+                "shape": shape,
+                "datatype": datatype.name,
+                "parameters": {"binary_data_size": len(blob)},
+            }
+        )
+        blobs.append(blob)
+    header = json.dumps({"inputs": entries}).encode()
+    try:
+        request = run(InferRequest.parse(memoryview(header + b"".join(blobs)), len(header), policy, recover=True))
+    except CodecError as error:
+        assert "input '" in str(error)
+        return
+    assert request is not None
+    sent = check_request(request)
+    for entry, tensor in zip(sent["inputs"], request.inputs, strict=True):
+        if tensor.datatype.kind in (Kind.INTEGER, Kind.BOOL):
+            expected = tensor.datatype.widen(tensor.datatype.view(tensor.blob)).tolist()
+            assert entry["data"] == expected
+        elif tensor.datatype.kind is Kind.FLOAT and policy.nonfinite is not NonFinite.AS_NULL:
+            exact = tensor.datatype.widen(tensor.datatype.view(tensor.blob))
+            values = np.array(entry["data"], np.float64).astype(exact.dtype)
+            number = ~np.isnan(exact)  # a literal NaN has no payload
+            assert np.isnan(values[~number]).all()
+            assert values[number].tobytes() == exact[number].tobytes()
+
+
+def check_request(request: InferRequest) -> Any:
+    """The backend's JSON of *request*, which must parse and have no word of the extension as a key."""
+    text = b"".join(request.json_pieces())
+    assert text == b"".join(request.json_pieces())
+    try:
+        sent = json.loads(text.decode("utf-8", "surrogatepass"))
+    except ValueError:
+        # the text of JSON inputs crosses unjudged: only then may the whole be no JSON
+        assert any(isinstance(segment, memoryview) for segment in request._segments)
+        return None
+    for entry in sent["inputs"]:
+        parameters = entry.get("parameters") or {}
+        assert "binary_data_size" not in parameters
+        assert "data" in entry or "shared_memory_region" in parameters
+    for entry in sent.get("outputs") or []:
+        assert "binary_data" not in (entry.get("parameters") or {})
+    return sent
+
+
+def fuzz_answer(data: Provider) -> None:
+    """Any answer is a reply or a CodecError, the same in whatever pieces it comes; a reply is what Python's parser reads."""
+    selection = OutputSelection(data.ConsumeBool())
+    if data.ConsumeBool():
+        selection.named["y"] = data.ConsumeBool()
+    cuts = [data.ConsumeIntInRange(1, 40) for _ in range(3)]
+    text = rest(data)
+    whole = decode(selection, text, [len(text) or 1])
+    pieces = decode(selection, text, cuts)
+    assert (whole is None) == (pieces is None), (text, cuts)
+    if whole is None or pieces is None:
+        return
+    assert whole == pieces
+    answer = json.loads(text)
+    blobs = whole[1]
+    header = json.loads(whole[0])
+    expected = [item for item in answer["outputs"] if selection.is_wanted(item["name"])]
+    assert [item["name"] for item in header["outputs"]] == [item["name"] for item in expected]
+    sizes = [item.get("parameters", {}).get("binary_data_size") for item in header["outputs"]]
+    assert sum(size or 0 for size in sizes) == len(blobs)
+
+
+def decode(selection: OutputSelection, text: bytes, cuts: list[int]) -> tuple[bytes, bytes] | None:
+    """Header and blobs of the reply, None if the answer is refused; *text* is fed in pieces of *cuts*, in turn."""
+    decoder = InferAnswer(selection, model="m", request_id=b"", max_bytes=LIMIT)
+    try:
+        start = turn = 0
+        while start < len(text):
+            size = cuts[turn % len(cuts)]
+            for _ in decoder.feed(text[start : start + size]):
+                pass
+            start += size
+            turn += 1
+        reply = run(decoder.finish())
+    except CodecError as error:
+        assert str(error)
+        return None
+    return b"".join(reply.header), b"".join(bytes(blob) for blob in reply.blobs)
+
+
+def fuzz_inflate(data: Provider) -> None:
+    """Any bytes are inflated within the limit or are a CodecError, the same in whatever pieces they come."""
+    coding = Coding.GZIP if data.ConsumeBool() else Coding.DEFLATE
+    chunk = data.ConsumeIntInRange(1, 30)
+    body = rest(data)
+    results = []
+    for size in (chunk, len(body) or 1):
+        inflater = Inflater(coding, LIMIT)
+        try:
+            pieces = [piece for start in range(0, len(body), size) for piece in inflater.feed(body[start : start + size])]
+            inflater.finish()
+            results.append(b"".join(pieces))
+        except CodecError:
+            results.append(None)
+    assert results[0] == results[1]
+
+
+TARGETS: dict[str, Callable[[Provider], None]] = {
+    "request": fuzz_request,
+    "tensors": fuzz_tensors,
+    "answer": fuzz_answer,
+    "inflate": fuzz_inflate,
+}
+
+_TOKENS = {
+    "request": [
+        '"inputs":[', '"outputs":[', '"parameters":{', '"binary_data_size":', '"binary_data":true', '"data":[', '"shape":[',
+        '"datatype":"FP32"', '"datatype":"BYTES"', '"name":"x"', '"binary_data_output":true', "NaN", "null", '"id":"a"',
+        '{"inputs":[{"name":"x","shape":[1],"datatype":"UINT8","parameters":{"binary_data_size":1}}]}',
+        '{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1]}],"parameters":{"binary_data_output":true}}',
+    ],
+    "answer": [
+        '{"outputs":[{"name":"y","datatype":"FP32","shape":[2],"data":[1,2.5]}]}', '"data":[', '"shape":[2]', "[[", "]]",
+        '{"outputs":[{"name":"y","datatype":"BYTES","shape":[2],"data":["a","\\u00e9"]}]}', '"parameters":null', "NaN",
+        '{"outputs":[{"data":[[1],[0]],"shape":[2,1],"datatype":"BOOL","name":"y"}]}', '"Infinity"', "-0", "1e39", "true",
+        '"content_type":"base64"', '"datatype":"INT64"', '"datatype":"UINT8"', '"datatype":"BF16"', "\\ud83d\\ude00",
+    ],
+}  # fmt: skip
+
+
+def options(name: str) -> list[str]:
+    """libFuzzer's options for a target: a dictionary of its words."""
+    if name not in _TOKENS:
+        return []
+    with tempfile.NamedTemporaryFile("w", suffix=".dict", delete=False) as file:
+        for token in _TOKENS[name]:
+            file.write('"' + token.replace("\\", "\\\\").replace('"', '\\"') + '"\n')
+    return [f"-dict={file.name}", "-max_len=2048"]
+
+
+def seeds(name: str, folder: Path) -> None:
+    """Fill *folder* with the small ones of the codec's pairs; atheris takes the choices from the end of an input."""
+    pattern = {"request": "requests/*.bin", "answer": "answers/*.json"}.get(name)
+    for path in (Path(__file__).parent.parent / "codec" / "pairs").glob(pattern) if pattern else ():
+        body = path.read_bytes()
+        if len(body) < 1500:
+            header = max(body.rfind(b"}") + 1, 0)
+            choices = header.to_bytes(2, "little") + b"\x01\x00"
+            (folder / path.name).write_bytes(body + (choices if name == "request" else b"\x05\x07\x09\x00\x01"))
