@@ -15,6 +15,7 @@ from gateway.app import Application
 from gateway.config import Config, for_backend, load, parse
 from gateway.errors import ConfigError
 from gateway.telemetry import LogWriter
+from gateway.workers import Supervisor
 
 log = logging.getLogger("gateway")
 
@@ -98,15 +99,13 @@ def _serve(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 async def _serve_until_stopped(config: Config) -> int:
     stopped = _stop_event()
-    application = await Application.start(config)
+    application = await (Application if config.workers == 1 else Supervisor).start(config)
     try:
         print(f"tensor-gateway {__version__} serves clients on {application.listen_url}", flush=True)
         print(f"metrics and health on {application.admin_url}", flush=True)
         await stopped.wait()
         print("draining: no new connections, requests in flight finish", flush=True)
-        cut_off = await application.drain()
-        if cut_off:
-            log.warning("shutdown.grace is over: %d requests in flight are cut off", cut_off)
+        await application.drain()
     finally:
         await application.stop()
     return 0

@@ -29,7 +29,6 @@ S = TypeVar("S")
 
 NOT_YET = frozenset(
     {
-        "workers",
         "limits.client_keep_alive",
         "limits.header_timeout",
         "limits.body_timeout",
@@ -170,6 +169,7 @@ class Config(_Frozen, frozen=True):
     backends: dict[str, Backend]
     listen: Address = Address("127.0.0.1:8080")
     admin: Address = Address("127.0.0.1:9090")
+    workers: int = 1
     limits: Limits = Limits()
     shutdown: Shutdown = Shutdown()
     compression: Compression = Compression()
@@ -215,6 +215,16 @@ def for_backend(endpoint: str, listen: str | None, admin: str | None) -> Config:
     tree: dict[str, Any] = {"backends": {"default": {"endpoints": [endpoint]}}}
     tree |= {key: value for key, value in (("listen", listen), ("admin", admin)) if value is not None}
     return parse(yaml.safe_dump(tree))
+
+
+def encode(config: Config) -> bytes:
+    """*config* as text for another process; `decode` reads it."""
+    return msgspec.json.encode(_as_written(msgspec.to_builtins(config, enc_hook=str), config))
+
+
+def decode(text: bytes) -> Config:
+    """The configuration that `encode` wrote."""
+    return _convert(msgspec.json.decode(text), Config, "")
 
 
 def masked(config: Config) -> dict[str, Any]:
@@ -333,8 +343,11 @@ def _check_sense(config: Config) -> None:
             raise ConfigError(f"limits.{key}: expected more than 0B")
     if config.limits.concurrent_requests < 1:
         raise ConfigError("limits.concurrent_requests: expected at least 1")
-    if config.limits.request_body > config.limits.in_flight_bytes:
-        raise ConfigError("limits.in_flight_bytes: expected at least `limits.request_body`")
+    if config.workers < 1:
+        raise ConfigError("workers: expected at least 1")
+    if config.limits.request_body > config.limits.in_flight_bytes // config.workers:
+        share = " for each worker" if config.workers > 1 else ""
+        raise ConfigError(f"limits.in_flight_bytes: expected at least `limits.request_body`{share}")
     if config.listen == config.admin and config.listen.port:
         raise ConfigError("admin: the same address as `listen`")
     if not config.routes and len(config.backends) > 1:

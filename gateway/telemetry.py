@@ -90,7 +90,7 @@ class Metrics:
         for direction in ("request", "response"):
             self._avoided(direction)
             self._nonfinite(direction)
-        gauge("build_info", "1, labelled with the version", "version")(__version__).set(1)
+        gauge("build_info", "1, labelled with the version", "version", mode="livemax")(__version__).set(1)
 
     def observe_load(self, requests: int, held_bytes: int, max_bytes: int) -> None:
         """Set the gauges of what is in flight."""
@@ -157,8 +157,12 @@ class Metrics:
     def _counter(self, name: str, help_: str, *labels: str) -> Callable[..., Counter]:
         return _children(Counter(f"tensor_gateway_{name}", help_, labels, registry=self.registry))
 
-    def _gauge(self, name: str, help_: str, *labels: str) -> Callable[..., Gauge]:
-        return _children(Gauge(f"tensor_gateway_{name}", help_, labels, registry=self.registry))
+    def _gauge(
+        self, name: str, help_: str, *labels: str, mode: Literal["livesum", "livemax"] = "livesum"
+    ) -> Callable[..., Gauge]:
+        # where there are workers, those that live are summed
+        gauge = Gauge(f"tensor_gateway_{name}", help_, labels, registry=self.registry, multiprocess_mode=mode)
+        return _children(gauge)
 
     def _histogram(self, name: str, help_: str, buckets: tuple[float, ...], *labels: str) -> Callable[..., Histogram]:
         return _children(Histogram(f"tensor_gateway_{name}", help_, labels, buckets=buckets, registry=self.registry))

@@ -3,12 +3,12 @@
 The gateway speaks JSON to it, so that a blob which is the same has crossed in JSON twice.
 
 Optional, with the marker `triton`: it takes 370 MB and a quarter of a minute to start. TRITON_PYTHON names the
-interpreter of an environment of its own, which must be CPython 3.9 to 3.13 with a shared `libpython` (Debian's):
+interpreter of an environment of its own, CPython 3.8 to 3.13 whose `libpython` is a shared library:
 
     pip install nvidia-pytriton==0.7.0
 
 No GPU is needed. Triton cannot read or write FP16 and BF16 in JSON; with these it answers 400, and so does the
-gateway in front of it.
+gateway in front of it. Its JSON reader does not round FP64 correctly.
 """
 
 import gzip
@@ -150,6 +150,12 @@ def assert_same(direct: Reply, through: Reply) -> None:
         assert direct.headers["Content-Type"] == through.headers["Content-Type"] == "application/json"
 
 
+def random_floats(kind: type, bits: type) -> np.ndarray:
+    """Finite floats of all magnitudes."""
+    array = np.random.default_rng(11).integers(0, np.iinfo(bits).max, (50, 400), bits, endpoint=True).view(kind)
+    return np.where(np.isfinite(array), array, kind(0))
+
+
 BINARY_OUT = {"parameters": {"binary_data_output": True}}
 
 
@@ -162,15 +168,25 @@ async def test_blobs_agree(judges: Judges, datatype: str) -> None:
     assert through.binary == array.tobytes()
 
 
-@pytest.mark.parametrize("datatype", ["FP32", "FP64"])
-async def test_random_bit_patterns_agree(judges: Judges, datatype: str) -> None:
-    kind, bits = {"FP32": (np.float32, np.uint32), "FP64": (np.float64, np.uint64)}[datatype]
-    array = np.random.default_rng(11).integers(0, np.iinfo(bits).max, (50, 400), bits, endpoint=True).view(kind)
-    array = np.where(np.isfinite(array), array, kind(0))
-    header = {"inputs": [tensor("x", array, datatype)], **BINARY_OUT}
-    direct, through = await judges.both_binary(datatype.lower(), header, array.tobytes())
+async def test_random_bit_patterns_of_fp32_agree(judges: Judges) -> None:
+    array = random_floats(np.float32, np.uint32)
+    header = {"inputs": [tensor("x", array, "FP32")], **BINARY_OUT}
+    direct, through = await judges.both_binary("fp32", header, array.tobytes())
     assert_same(direct, through)
     assert through.binary == array.tobytes()
+
+
+async def test_random_bit_patterns_of_fp64_are_what_triton_reads_in_json(judges: Judges) -> None:
+    # Triton's JSON reader is up to two steps off in three of ten such numbers, and its writer is exact
+    array = random_floats(np.float64, np.uint64)
+    described = {"name": "x", "datatype": "FP64", "shape": list(array.shape), "data": array.ravel().tolist()}
+    direct = await judges.direct.infer(json.dumps({"inputs": [described], **BINARY_OUT}).encode(), model="fp64")
+    header = {"inputs": [tensor("x", array, "FP64")], **BINARY_OUT}
+    through = await judges.gateway.infer_binary(header, array.tobytes(), model="fp64")
+    assert_same(direct, through)
+    in_json, in_binary = await judges.both_binary("fp64", {"inputs": [tensor("x", array, "FP64")]}, array.tobytes())
+    assert np.array(in_json.json["outputs"][0]["data"]).tobytes() == array.tobytes()
+    assert np.array(in_binary.json["outputs"][0]["data"]).tobytes() == through.binary
 
 
 async def test_bytes_agree(judges: Judges) -> None:

@@ -263,9 +263,28 @@ def test_brackets_without_end_around_data_are_refused_when_they_are_parsed(openi
 
 
 def test_brackets_without_end_in_data_are_refused() -> None:
-    for text in (b"[" * 100_000, b"[" * 100_000 + b"]" * 100_000, b'[{"a":' * 50_000):
+    for text in (b"[" * 100_000, b"[" * 20_000 + b"]" * 20_000, b'[{"a":' * 50_000):
         with pytest.raises(CodecError):
             Walked(b'{"outputs":[{"data":' + text + b"}]}", 65536)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the window doubles until a comma is in it, and every bracket in it becomes a match"
+)
+def test_brackets_without_a_comma_are_looked_at_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a string may make the window grow; brackets would make millions of matches in one step."""
+    longest = 0
+    walk = scanner_module._walk
+
+    def measuring_walk(opened: bytearray, tokens: list[re.Match[bytes]]) -> int:
+        nonlocal longest
+        longest = max(longest, len(tokens))
+        return walk(opened, tokens)
+
+    monkeypatch.setattr(scanner_module, "_walk", measuring_walk)
+    with pytest.raises(CodecError):
+        Walked(b'{"outputs":[{"data":' + b"[" * (4 * PIECE_BYTES) + b"}]}", check=False)
+    assert longest <= PIECE_BYTES
 
 
 @pytest.mark.xfail(strict=True, reason="what was read of the entry is copied and parsed again for each duplicate key")
@@ -377,11 +396,6 @@ def test_literals_are_protected_and_come_back(text: bytes) -> None:
     assert restore_literals(protected, marker) == text
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="msgspec raises UnicodeDecodeError, not its own error, for such a key",
-    raises=UnicodeDecodeError,
-)
 @pytest.mark.parametrize("text", [b'{"\xff\\u0075":[{"x":1}]}', b'{"outputs":[{"d\xff\\u0061ta":[1]}]}'])
 def test_key_with_an_escape_that_is_not_utf8_is_refused(text: bytes) -> None:
     with pytest.raises(CodecError, match="not UTF-8"):

@@ -1,0 +1,208 @@
+"""Several processes on one port: a supervisor with the admin listener, and workers with a data plane each.
+
+The supervisor serves no client. It keeps the port (each worker binds its own socket to it with SO_REUSEPORT, because a
+socket that is shared by inheritance feeds them unevenly), starts workers, replaces one that dies, sums their metrics
+through files in a folder of its own, and drains them together.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+
+from gateway import listeners
+from gateway.admin import AdminListener
+from gateway.app import DataPlane
+from gateway.config import Address, Config, Limits, Size, decode, encode
+from gateway.telemetry import LogWriter
+
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""Where prometheus_client's processes leave their numbers; read by it when it is imported."""
+
+RESTART_S = 1.0
+"""How long the place of a worker that died stays empty."""
+
+START_S = 30.0
+"""How long a worker may take to listen."""
+
+log = logging.getLogger("gateway")
+
+
+class Supervisor:
+    """Starts and minds the workers of one configuration."""
+
+    def __init__(self, config: Config) -> None:
+        self.listen_url = ""
+        self.admin_url = ""
+        self._config = config
+        self._folder = Path(tempfile.mkdtemp(prefix="tensor-gateway-"))
+        self._admin = AdminListener(config, self._registry, self._not_ready)
+        self._is_draining = False
+        self._workers: dict[int, asyncio.subprocess.Process] = {}
+        self._minders: list[asyncio.Task[None]] = []
+        self._port_holder: socket.socket | None = None
+
+    @classmethod
+    async def start(cls, config: Config) -> "Supervisor":
+        """Open the admin listener and start all workers. Raises `OSError` if an address or a worker cannot be had."""
+        supervisor = cls(config)
+        try:
+            supervisor.admin_url = await supervisor._admin.start()
+            await supervisor._start_workers()
+        except BaseException:
+            await supervisor.stop()
+            raise
+        return supervisor
+
+    async def _start_workers(self) -> None:
+        self._port_holder = await listeners.bind(self._config.listen, shared=True)
+        port = self._port_holder.getsockname()[1]
+        self.listen_url = listeners.url_of(self._config.listen, port)
+        address = Address(f"{self._config.listen.rpartition(':')[0]}:{port}")
+        share = encode(msgspec.structs.replace(self._config, listen=address, limits=_share(self._config)))
+        workers = await asyncio.gather(*(self._spawn(share) for _ in range(self._config.workers)))
+        self._minders = [asyncio.create_task(self._mind(worker, share)) for worker in workers]
+
+    async def _spawn(self, config: bytes) -> asyncio.subprocess.Process:
+        """Start a worker and wait until it listens. Raises `OSError` if it does not."""
+        listening, tell = os.pipe()
+        try:
+            worker = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gateway.workers", str(tell)),
+                stdin=asyncio.subprocess.PIPE,
+                pass_fds=[tell],
+                env={**os.environ, METRICS_FOLDER: str(self._folder)},
+            )
+        finally:
+            os.close(tell)
+        self._workers[worker.pid] = worker
+        assert worker.stdin is not None
+        # standard input stays open: its end tells the worker that the supervisor is gone
+        worker.stdin.write(len(config).to_bytes(4, "big") + config)
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(listening, "rb")
+        )
+        try:
+            told = await asyncio.wait_for(reader.read(1), START_S)
+        except TimeoutError:
+            told = b""
+        finally:
+            transport.close()
+        if not told:
+            self._workers.pop(worker.pid, None)
+            with contextlib.suppress(ProcessLookupError):
+                worker.kill()
+            raise OSError(f"a worker did not start on {self._config.listen}")
+        return worker
+
+    async def _mind(self, worker: asyncio.subprocess.Process, config: bytes) -> None:
+        """Replace *worker* whenever it dies."""
+        while True:
+            code = await worker.wait()
+            self._workers.pop(worker.pid, None)
+            mark_process_dead(worker.pid, str(self._folder))  # type: ignore[no-untyped-call]
+            if self._is_draining:
+                return
+            log.error("worker %d died with code %d; it is replaced", worker.pid, code)
+            while True:
+                await asyncio.sleep(RESTART_S)
+                try:
+                    worker = await self._spawn(config)
+                    break
+                except OSError as error:
+                    log.error("%s; trying again", error)
+
+    async def drain(self) -> None:
+        """Let all workers finish what is in flight, up to `shutdown.grace`."""
+        self._is_draining = True
+        for worker in list(self._workers.values()):
+            with contextlib.suppress(ProcessLookupError):
+                worker.send_signal(signal.SIGTERM)
+        # each of them keeps the grace itself; twice that is for a worker that hangs
+        shutdown = self._config.shutdown
+        if self._minders:
+            await asyncio.wait(self._minders, timeout=shutdown.delay + 2 * shutdown.grace + 5)
+
+    async def stop(self) -> None:
+        """End what is left at once."""
+        self._is_draining = True
+        for task in self._minders:
+            task.cancel()
+        for worker in list(self._workers.values()):
+            with contextlib.suppress(ProcessLookupError):
+                worker.kill()
+            await worker.wait()
+        await self._admin.stop()
+        if self._port_holder is not None:
+            self._port_holder.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _registry(self) -> CollectorRegistry:
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, path=str(self._folder))  # type: ignore[no-untyped-call]
+        return registry
+
+    def _not_ready(self) -> str | None:
+        if self._is_draining:
+            return "draining"
+        return None if self._workers else "no worker is running"
+
+
+def _share(config: Config) -> Limits:
+    """One worker's share of the limits, which are for the whole gateway."""
+    return msgspec.structs.replace(
+        config.limits,
+        in_flight_bytes=Size(config.limits.in_flight_bytes // config.workers),
+        concurrent_requests=max(1, config.limits.concurrent_requests // config.workers),
+    )
+
+
+async def work(config: Config, tell: int) -> None:
+    """Be a worker: serve until SIGTERM, SIGINT or the end of standard input, and drain."""
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    loop.add_reader(0, stopped.set)
+    data_plane = DataPlane(config)
+    try:
+        await data_plane.start(shared=True)
+        os.write(tell, b"!")
+        os.close(tell)
+        await stopped.wait()
+        loop.remove_reader(0)
+        await data_plane.drain()
+    finally:
+        await data_plane.stop()
+
+
+def main() -> None:
+    """A worker's process: its configuration comes on standard input."""
+    # by its number, not through a buffer: the event loop watches the same pipe later
+    length = int.from_bytes(os.read(0, 4), "big")
+    text = b""
+    while len(text) < length:
+        text += os.read(0, length - len(text))
+    config = decode(text)
+    writer = LogWriter(config.logging.level)
+    writer.start()
+    try:
+        asyncio.run(work(config, int(sys.argv[1])))
+    finally:
+        writer.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Several workers on one port, in processes of their own."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+
+from gateway.demo import JsonServer
+from tests.conftest import Client, tensor
+from tests.test_cli import process, url_in_line
+
+X = np.arange(4, dtype=np.float32)
+HEADER = {"inputs": [tensor("x", X, "FP32")], "parameters": {"binary_data_output": True}}
+
+
+def configuration(folder: Path, server: JsonServer, extra: str = "") -> str:
+    path = folder / "gateway.yaml"
+    path.write_text(
+        f"workers: 2\nlisten: 127.0.0.1:0\nadmin: 127.0.0.1:0\n{extra}backends: {{a: {{endpoints: ['{server.url}']}}}}\n"
+    )
+    return str(path)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def infer_afresh(client: Client, count: int) -> None:
+    """Infer on a new connection each time, so that the kernel chooses a worker anew."""
+    for _ in range(count):
+        reply = await client.infer_binary(HEADER, X.tobytes(), headers={"Connection": "close"})
+        assert (reply.status, reply.binary) == (200, X.tobytes())
+
+
+async def test_workers_share_the_port_and_their_metrics_are_summed(tmp_path: Path, server: JsonServer) -> None:
+    async with process("serve", "--config", configuration(tmp_path, server)) as serve:
+        url, admin = await url_in_line(serve.stdout), await url_in_line(serve.stdout)
+        async with aiohttp.ClientSession() as session:
+            client = Client(session, None, url, admin)  # type: ignore[arg-type]
+            await infer_afresh(client, 40)
+            metrics = await client.metrics()
+            assert metrics['tensor_gateway_requests_total{code="200",model="identity",route="a"}'] == 40
+            assert metrics["tensor_gateway_in_flight_bytes_limit"] == 2 * 1024**3
+            assert metrics['tensor_gateway_build_info{version="0.1.0"}'] == 1
+            busy = [Path(f"/proc/{pid}/schedstat").read_text().split()[0] for pid in children_of(serve.pid)]
+            assert len(busy) == 2
+            async with session.get(f"{admin}/-/ready") as response:
+                assert response.status == 200
+
+
+async def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(tmp_path: Path, server: JsonServer) -> None:
+    async with process("serve", "--config", configuration(tmp_path, server)) as serve:
+        url, admin = await url_in_line(serve.stdout), await url_in_line(serve.stdout)
+        async with aiohttp.ClientSession() as session:
+            client = Client(session, None, url, admin)  # type: ignore[arg-type]
+            await infer_afresh(client, 20)
+            counted = 'tensor_gateway_requests_total{code="200",model="identity",route="a"}'
+            while (await client.metrics())[counted] < 20:
+                await asyncio.sleep(0.05)
+            before = children_of(serve.pid)
+            os.kill(before[0], signal.SIGKILL)
+            while len(children_of(serve.pid)) < 2 or set(children_of(serve.pid)) == set(before):
+                await asyncio.sleep(0.05)
+            while (await client.metrics())["tensor_gateway_in_flight_bytes_limit"] < 2 * 1024**3:
+                await asyncio.sleep(0.05)
+            await infer_afresh(client, 20)
+            while (await client.metrics())[counted] < 40:
+                await asyncio.sleep(0.05)
+            assert (await client.metrics())[counted] == 40
+        serve.send_signal(signal.SIGTERM)
+        _, errors = await serve.communicate()
+        assert serve.returncode == 0
+        assert b"died with code -9; it is replaced" in errors
+        assert b"Traceback" not in errors
+
+
+async def test_workers_drain_together(tmp_path: Path, server: JsonServer) -> None:
+    async with process("serve", "--config", configuration(tmp_path, server)) as serve:
+        url, admin = await url_in_line(serve.stdout), await url_in_line(serve.stdout)
+        async with aiohttp.ClientSession() as session:
+            client = Client(session, None, url, admin)  # type: ignore[arg-type]
+            slow = asyncio.Event()
+
+            async def body():  # type: ignore[no-untyped-def]
+                text = b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT8","data":[1]}]}'
+                yield text[:10]
+                await slow.wait()
+                yield text[10:]
+
+            uploading = asyncio.create_task(client.request("POST", "/v2/models/identity/infer", data=body()))
+            while (await client.metrics())["tensor_gateway_requests_in_flight"] < 1:
+                await asyncio.sleep(0.05)
+            serve.send_signal(signal.SIGTERM)
+            assert serve.stdout is not None
+            assert (await serve.stdout.readline()).startswith(b"draining")
+            async with session.get(f"{admin}/-/ready") as response:
+                assert response.status == 503
+            slow.set()
+            assert (await uploading).status == 200
+        assert await asyncio.wait_for(serve.wait(), 20) == 0
+
+
+async def test_workers_end_when_their_supervisor_is_gone(tmp_path: Path, server: JsonServer) -> None:
+    async with process("serve", "--config", configuration(tmp_path, server)) as serve:
+        await url_in_line(serve.stdout)
+        workers = children_of(serve.pid)
+        serve.kill()
+        await serve.wait()
+        while any(Path(f"/proc/{pid}/cmdline").exists() and b"gateway" in cmdline(pid) for pid in workers):
+            await asyncio.sleep(0.05)
+
+
+def cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+async def test_an_address_in_use_ends_the_start(tmp_path: Path, server: JsonServer) -> None:
+    text = Path(configuration(tmp_path, server)).read_text()
+    taken = server.url.removeprefix("http://")
+    (tmp_path / "gateway.yaml").write_text(text.replace("listen: 127.0.0.1:0", f"listen: {taken}"))
+    async with process("serve", "--config", str(tmp_path / "gateway.yaml")) as serve:
+        _, errors = await serve.communicate()
+        assert serve.returncode == 1
+        assert f"cannot listen on {taken}".encode() in errors
