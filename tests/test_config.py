@@ -66,7 +66,10 @@ def test_keys_that_are_not_built_yet_are_keys_that_do_not_exist() -> None:
         ("workers: 0\n" + MINIMAL, "workers: expected at least 1"),
         ("workers: 10\n" + MINIMAL, "limits.in_flight_bytes: expected at least `limits.request_body` for each worker"),
         ("limits: {body_timeout: 1s}\n" + MINIMAL, "limits.body_timeout: not available yet"),
-        ("limits: {in_flight_bytes: 1MiB}\n" + MINIMAL, "limits.in_flight_bytes: expected at least `limits.request_body`"),
+        (
+            "limits: {in_flight_bytes: 1MiB}\n" + MINIMAL,
+            "limits.in_flight_bytes: expected at least `limits.request_body`",
+        ),
         ("limits: {concurrent_requests: 0}\n" + MINIMAL, "limits.concurrent_requests: expected at least 1"),
         ("backends: {a: {endpoints: ['http://x'], retry: {attempts: 2}}}", "backends.a.retry: not available yet"),
         (

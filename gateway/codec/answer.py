@@ -5,7 +5,7 @@ outputs that stay JSON is kept, because it is what the client gets, and that of 
 comes before its `datatype` and `shape`, until these are known.
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -115,6 +115,10 @@ class InferAnswer:
         self._refuse_trailing()
         skeleton, marker = protect_literals(self._scanner.skeleton)
         top = parse_object(skeleton)
+
+        def restored(text: bytes) -> bytes:
+            return restore_literals(text, marker)
+
         try:
             entries = parse_objects(top.get("outputs", b"null"))
         except CodecError:
@@ -143,35 +147,35 @@ class InferAnswer:
                 parameters = members_of(members["parameters"], name) if "parameters" in members else {}
                 parameters["binary_data_size"] = b"%d" % len(blob)
                 members["parameters"] = object_text(parameters)
-                outputs.append(object_text(members))
+                outputs.append(restored(object_text(members)))
             elif keeps_data:
                 value = self._value(entry)
-                if value.datatype is not None:
+                if not value.text:
                     raise CodecError(f"output {name!r}: its name came twice and differs")
-                outputs.append(object_text(members)[:-1] + b',"data":')
+                outputs.append(restored(object_text(members))[:-1] + b',"data":')
                 outputs.extend(value.text)
                 outputs.append(b"}")
             elif _has_shared_memory(members):
-                outputs.append(object_text(members))
+                outputs.append(restored(object_text(members)))
             else:
                 raise CodecError(f"output {name!r} has no data")
         missing = [name for name in self._selection.named if name not in names]
         if missing:
             raise CodecError(f"output {missing[0]!r} was requested, but the answer does not have it")
-        header = _compact([restore_literals(text, marker) for text in self._header(top, outputs)])
+        header = _compact(list(self._header({key: restored(text) for key, text in top.items()}, outputs)))
         return Reply(header, blobs, datatypes, self._nonfinite)
 
     def _refuse_trailing(self) -> None:
         if self._scanner.trailing_bytes():
             raise CodecError(f"the JSON ends after {self._scanner.consumed} bytes, but more follows")
 
-    def _open_value(self, entry_text: bytes) -> Sink:
+    def _open_value(self, entry_text: Callable[[], bytes]) -> Sink:
         """Choose the sink for an output's `data` by what its entry has said so far."""
-        entry = parse_object(protect_literals(entry_text)[0])
+        entry = parse_object(protect_literals(entry_text())[0])
         name = _text_of(entry, "name")
         self._restore_datatype(entry, name)
         label = f"output {name!r}" if name is not None else f"output {len(self._values)}"
-        value = _Value(TextSink(label, None, check=True))
+        value = _Value(TextSink(label, None))
         self._values.append(value)
         if name is not None and not self._selection.is_wanted(name):
             return value.sink
@@ -179,7 +183,7 @@ class InferAnswer:
         if is_known and self._selection.is_binary(name or "") and "datatype" in entry and "shape" in entry:
             self._open_binary(value, entry, name or "")
         else:
-            value.sink = TextSink(label, value.text, check=True)
+            value.sink = TextSink(label, value.text)
         return value.sink
 
     def _restore_datatype(self, entry: Members, name: str | None) -> None:
@@ -236,7 +240,7 @@ class InferAnswer:
         added = {"model_name": orjson.dumps(self._model), "id": self._request_id}
         separator = b"{"
         for key, value in top.items():
-            if key in added and value == b"null":
+            if value == b"null" and key in (*added, "parameters"):
                 continue
             added.pop(key, None)
             yield separator + orjson.dumps(key) + b":"

@@ -99,6 +99,12 @@ class Datatype:
     is_finite: Callable[[Array], Array] | None = None
     lowest: int = 0
     highest: int = 0
+    dropped_bits: int = 0
+    """Of a float64's 52 bits of fraction, how many it has not."""
+    smallest: float = 0.0
+    """The smallest positive number."""
+    steps_to_normal: int = 0
+    """The smallest normal number, in steps of `smallest`."""
 
     def view(self, blob: memoryview) -> Array:
         """The elements of *blob* as an array of shape [elements], without a copy."""
@@ -124,7 +130,20 @@ def _integer(name: str, wire: str) -> Datatype:
 
 def _float(name: str, wire: str) -> Datatype:
     dtype: np.dtype[np.generic] = np.dtype(wire)
-    return Datatype(name, Kind.FLOAT, dtype.itemsize, dtype, "d", _same, _float64_to(wire), np.isfinite)
+    facts = np.finfo(wire)
+    return Datatype(
+        name,
+        Kind.FLOAT,
+        dtype.itemsize,
+        dtype,
+        "d",
+        _same,
+        _float64_to(wire),
+        np.isfinite,
+        dropped_bits=52 - facts.nmant,
+        smallest=float(facts.smallest_subnormal),
+        steps_to_normal=2**facts.nmant,
+    )
 
 
 _ROWS = (
@@ -149,6 +168,9 @@ _ROWS = (
         _bfloat16_to_float32,
         _float64_to_bfloat16,
         _bfloat16_is_finite,
+        dropped_bits=45,
+        smallest=2.0**-133,
+        steps_to_normal=2**7,
     ),
     Datatype("BYTES", Kind.BYTES, 0, np.dtype("u1"), "i", _same, _same),
 )

@@ -41,6 +41,7 @@ TOLERANT_PIECE_BYTES = 8 * 1024
 """How much text the tolerant path works on at once: it is ten times slower."""
 
 _SPACE = b" \t\r\n"
+_OPEN, _CLOSE = b"[]"
 # A run of quoted non-finite numbers and what stands between them; a key would be followed by a colon.
 _QUOTED_NONFINITE = re.compile(rb'(?:(?<![-\w."])"(?:NaN|-?Infinity)"(?=[ \t\r\n]*[,\]])[^"}]*+)+')
 _QUOTED = (b'"NaN"', b'"Infinity"', b'"-Infinity"')
@@ -146,6 +147,8 @@ class NumberSink:
             check_cut(inside, continues=self._depth > 0, goes_on=depth > 0)
         except CodecError as error:
             self._fail(str(error))
+        if _deepest(inside, self._depth) > MAX_DEPTH:
+            self._fail(f"data is nested deeper than {MAX_DEPTH}")
         text = b"[" * self._depth + inside + b"]" * depth
         values = _parse_fast(text, self._datatype)
         if values is not None:
@@ -179,7 +182,7 @@ class NumberSink:
             self._fail(f"expected {len(self.array)} elements, got more")
         datatype = self._datatype
         if datatype.kind is Kind.FLOAT:
-            narrowed = datatype.narrow(_settle_ties(values, text) if datatype.name == "FP32" else values)
+            narrowed = datatype.narrow(_settle_ties(values, datatype, text))
             if datatype.item_bytes < 8:
                 finite = datatype.is_finite(narrowed)  # type: ignore[misc]
                 if not finite.all():
@@ -198,7 +201,10 @@ class NumberSink:
         """The numbers in *text* by the standard library's parser, each looked at."""
         try:
             nested = json.loads(
-                text.decode(), parse_int=_parse_int, parse_float=_parse_float, parse_constant=_NONFINITE.__getitem__
+                text.decode(),
+                parse_int=_parse_int,
+                parse_float=_parse_float if self._datatype.kind is Kind.FLOAT else _parse_decimal,
+                parse_constant=_NONFINITE.__getitem__,
             )
         except ValueError as error:
             self._fail(f"not JSON near element {self._filled}: {error}")
@@ -224,8 +230,8 @@ class NumberSink:
             if item is True or item is False or (type(item) is int and item in (0, 1)):
                 return int(item)
         else:
-            if type(item) is float and item.is_integer():
-                item = int(item)
+            if type(item) is float and item == 0:
+                item = 0  # -0, see _parse_int
             if type(item) is int:
                 if datatype.lowest <= item <= datatype.highest:
                     return item
@@ -278,18 +284,33 @@ def _parse_fast(text: bytes, datatype: Datatype) -> Array | None:
     return values
 
 
-def _settle_ties(values: Array, text: bytes) -> Array:
-    """Move float64 *values* that lie exactly between two FP32 to the side on which their *text* is.
+def _deepest(text: bytes, depth: int) -> int:
+    """How many brackets are open at once at most in *text*, with *depth* open before; cheap where there are few."""
+    if text.find(b"[", 1) < 0:
+        return depth + 1
+    codes = np.frombuffer(text, dtype=np.uint8)
+    steps = (codes == _OPEN).astype(np.int32) - (codes == _CLOSE)
+    return depth + int(np.cumsum(steps).max())
 
-    Rounding decimal to float64 and then to FP32 rounds twice. Of the shortest texts of all 2^32 FP32 one
-    pair comes back as its neighbour that way: 7.038531e-26 and its negative.
+
+def _settle_ties(values: Array, datatype: Datatype, text: bytes) -> Array:
+    """Move float64 *values* that lie exactly between two of *datatype* to the side on which their *text* is.
+
+    Rounding decimal to float64 and then to something narrower rounds twice. Of the shortest texts of all 2^32 FP32
+    one pair comes back as its neighbour that way: 7.038531e-26 and its negative.
     """
-    bits = values.view("<u8")
-    tied = (bits & np.uint64(0x1FFFFFFF)) == 0x10000000
+    if datatype.dropped_bits == 0:
+        return values
+    mask = (1 << datatype.dropped_bits) - 1
+    tied = (values.view("<u8") & np.uint64(mask)) == np.uint64(1 << (datatype.dropped_bits - 1))
+    if b"e-" in text or b"E-" in text:
+        # below the smallest normal number the steps are all of one size
+        steps = np.abs(values) / datatype.smallest
+        tied |= (steps < datatype.steps_to_normal) & (steps - np.floor(steps) == 0.5)
     if not tied.any():
         return values
     settled: npt.NDArray[np.float64] = values.astype("<f8")
-    words = text.translate(None, b"[] \t\r\n").split(b",")
+    words = [word for word in text.translate(None, b"[] \t\r\n").split(b",") if word]
     for index in np.flatnonzero(tied):
         exact, double = Decimal(words[index].decode()), Decimal(float(settled[index]))
         if exact != double:
@@ -299,6 +320,13 @@ def _settle_ties(values: Array, text: bytes) -> Array:
 
 def _parse_int(text: str) -> int | float:
     return -0.0 if text == "-0" else int(text)
+
+
+def _parse_decimal(text: str) -> int | str:
+    """A number with fraction or exponent for an integer datatype: exact, through no float."""
+    number = Decimal(text)
+    # beyond 64 bits it is refused in any case, and 1e999999999 should not be written out first
+    return int(number) if number.adjusted() < 25 and number == number.to_integral_value() else text
 
 
 def _parse_float(text: str) -> float | str:

@@ -4,6 +4,7 @@
 makes the JSON as often as it is asked to: the body is held once, its JSON never.
 """
 
+import itertools
 import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from gateway.codec.scanner import (
     PIECE_BYTES,
     Members,
     Scanner,
-    TextSink,
+    SkipSink,
     parse_object,
     parse_objects,
     protect_literals,
@@ -34,8 +35,10 @@ MAX_RANK = 64
 
 MAX_DIMENSION = 2**63 - 1
 
-_BINARY_WORD = b"binary_data"
-_SEARCH_BYTES = 1024 * 1024
+_PARAMETER_KEY = re.compile(rb'"binary_data(?:_size|_output)?"[ \t\r\n]{0,32}:')
+_PARAMETER_KEY_OR_ESCAPE = re.compile(_PARAMETER_KEY.pattern + rb"|\\u00")
+_SEARCH_BYTES = 256 * 1024
+_SEARCH_OVERLAP = 64
 _FINITE_ELEMENTS = 256 * 1024  # looking is sixteen times as fast as printing
 
 _SHAPE = re.compile(rb"\[[ \t\r\n]*(?:[0-9]+[ \t\r\n]*(?:,[ \t\r\n]*[0-9]+[ \t\r\n]*)*)?\]")
@@ -139,16 +142,9 @@ class InferRequest:
             return (yield from _Parser(body, header_length, policy).parse())
         if not body:
             raise CodecError("empty request body")
-        if not (yield from _contains(body, _BINARY_WORD, b"\\u")):
+        if not (yield from _may_have_binary_parameters(body)):
             return None
-        parser = _Parser(body, None, policy, recover=recover)
-        try:
-            request = yield from parser.parse()
-        except CodecError:
-            if not (yield from _contains(body, _BINARY_WORD)):
-                return None
-            raise
-        return request if parser.found_binary_parameter else None
+        return (yield from _Parser(body, None, policy, recover=recover).parse_if_binary())
 
     @staticmethod
     def parse_raw(body: memoryview, metadata: bytes, policy: TensorPolicy) -> Generator[None, None, "InferRequest"]:
@@ -234,12 +230,38 @@ class _Parser:
         self._segments: list[Segment] = []
         self._nonfinite = 0
         self._cursor = Cursor(body[:0])
-        self.found_binary_parameter = False
 
     def parse(self) -> Generator[None, None, InferRequest]:
+        """The request of a client that said where its header ends."""
+        top, header_bytes = yield from self._read()
+        return (yield from self._build(top, header_bytes))
+
+    def parse_if_binary(self) -> Generator[None, None, InferRequest | None]:
+        """The request if it uses any of the three parameters of the extension; None if it does not."""
+        try:
+            top, header_bytes = yield from self._read()
+        except CodecError:
+            # what cannot be read is judged only if it was plainly meant to be binary
+            if (yield from _contains(self._body, _PARAMETER_KEY)):
+                raise
+            return None
+        if not _has_binary_parameters(top):
+            return None
+        return (yield from self._build(top, header_bytes))
+
+    def _read(self) -> Generator[None, None, tuple[Members, int]]:
+        """The members of the JSON, and where it ends in the body."""
         skeleton, header_bytes = yield from self._split()
         skeleton, self._marker = protect_literals(skeleton)
-        top = parse_object(skeleton)
+        return parse_object(skeleton), header_bytes
+
+    def _build(self, top: Members, header_bytes: int) -> Generator[None, None, InferRequest]:
+        try:
+            return (yield from self._check_and_build(top, header_bytes))
+        except CodecError as error:
+            raise CodecError(restore_literals(str(error).encode(), self._marker).decode()) from None
+
+    def _check_and_build(self, top: Members, header_bytes: int) -> Generator[None, None, InferRequest]:
         inputs = self._entries(top, "inputs")
         if inputs is None:
             raise CodecError("the request has no `inputs` array")
@@ -267,7 +289,7 @@ class _Parser:
         return InferRequest(
             self._tensors,
             selection,
-            _request_id(top),
+            restore_literals(_request_id(top), self._marker),
             recovered,
             self._nonfinite,
             self._joined(),
@@ -287,7 +309,7 @@ class _Parser:
             header = bytes(text)
             if b'"data"' not in header and b"\\u" not in header:
                 return header, n_bytes
-        scanner = Scanner("inputs", lambda entry: TextSink("the JSON of an input", None, check=False))
+        scanner = Scanner("inputs", lambda entry: SkipSink("the JSON of an input"))
         for start in range(0, len(text), PIECE_BYTES):
             yield from scanner.feed(text[start : start + PIECE_BYTES])
             if scanner.done and n_bytes is None:
@@ -318,7 +340,8 @@ class _Parser:
         sizes = [_binary_size(entry, index) for index, entry in enumerate(inputs)]
         expected = sum(size for size in sizes if size is not None)
         announced = any(size is not None for size in sizes)
-        if not announced and not bytes(binary[:PIECE_BYTES]).strip(b" \t\r\n") and len(binary) <= PIECE_BYTES:
+        is_blank = len(binary) <= PIECE_BYTES and not bytes(binary).strip(b" \t\r\n")
+        if expected == 0 and is_blank:
             self._cursor = Cursor(binary[:0])
             return False
         if announced and expected == len(binary):
@@ -370,7 +393,6 @@ class _Parser:
         value = members.get(key)
         if value is None:
             return None
-        self.found_binary_parameter = True
         flag = {b"true": True, b"false": False, b"null": None}.get(value, "")
         if flag == "":
             raise CodecError(f"{where}{key}: expected true or false, got {shown(value)}")
@@ -403,7 +425,6 @@ class _Parser:
                 f"'parameters', 'shared_memory_region' in 'parameters'; got {sum(given) or 'none'} of them"
             )
         if "binary_data_size" in members:
-            self.found_binary_parameter = True
             self._replace_parameters(entry, self._strip(members, "binary_data_size"))
         if data is None:
             entry.pop("data", None)
@@ -495,23 +516,51 @@ class _Parser:
     def _joined(self) -> list[Segment]:
         """The segments, with neighbouring texts in one."""
         joined: list[Segment] = []
-        for segment in self._segments:
-            if isinstance(segment, bytes) and joined and isinstance(joined[-1], bytes):
-                joined[-1] += segment
+        for is_text, run in itertools.groupby(self._segments, lambda segment: isinstance(segment, bytes)):
+            if is_text:
+                joined.append(b"".join(segment for segment in run if isinstance(segment, bytes)))
             else:
-                joined.append(segment)
+                joined.extend(run)
         return joined
 
 
-def _contains(body: memoryview, *words: bytes) -> Generator[None, None, bool]:
-    """Whether any of *words* is in *body*; yields between pieces, which overlap by a word."""
-    overlap = max(map(len, words)) - 1
+def _may_have_binary_parameters(body: memoryview) -> Generator[None, None, bool]:
+    """Whether *body* has to be parsed to know if it uses the extension: its words, or an escape that may hide them."""
+    return (yield from _contains(body, _PARAMETER_KEY_OR_ESCAPE))
+
+
+def _contains(body: memoryview, pattern: re.Pattern[bytes]) -> Generator[None, None, bool]:
+    """Whether *pattern* is anywhere in *body*; yields between pieces, which overlap."""
     for start in range(0, len(body), _SEARCH_BYTES):
-        piece = bytes(body[start : start + _SEARCH_BYTES + overlap])
-        if any(word in piece for word in words):
+        piece = bytes(body[start : start + _SEARCH_BYTES + _SEARCH_OVERLAP])
+        if (b"binary_data" in piece or b"\\" in piece) and pattern.search(piece):
             return True
         yield
     return False
+
+
+def _has_binary_parameters(top: Members) -> bool:
+    """Whether the request uses one of the extension's parameters, right or wrong (protocol 1.6)."""
+    if "binary_data_output" in _parameters(top):
+        return True
+    return any(
+        word in _parameters(entry)
+        for key, word in (("inputs", "binary_data_size"), ("outputs", "binary_data"))
+        for entry in _objects(top.get(key, b"null"))
+    )
+
+
+def _parameters(members: Members) -> Members:
+    """The `parameters` of an object; none if they are absent or anything else."""
+    raw = members.get("parameters", b"")
+    return parse_object(raw) if raw[:1] == b"{" else {}
+
+
+def _objects(raw: bytes) -> list[Members]:
+    try:
+        return parse_objects(raw)
+    except CodecError:
+        return []
 
 
 def members_of(raw: bytes, what: str) -> Members:
@@ -543,9 +592,10 @@ def _name(entry: Members, label: str) -> str:
 def _datatype(entry: Members, label: str) -> Datatype:
     raw = entry.get("datatype")
     text = shown(raw) if raw is not None else "none"
-    datatype = DATATYPES.get(text[1:-1]) if text[:1] == '"' else None
+    name = _STRING.decode(raw) if raw is not None and raw[:1] == b'"' else ""
+    datatype = DATATYPES.get(name)
     if datatype is None:
-        hint = f"; datatypes are in upper case, {text.upper()}" if text[1:-1].upper() in DATATYPES else ""
+        hint = f'; datatypes are in upper case, "{name.upper()}"' if name.upper() in DATATYPES else ""
         raise CodecError(f"{label}: datatype must be one of {' '.join(DATATYPES)}, got {text}{hint}")
     return datatype
 

@@ -14,7 +14,7 @@ Here: where things are. Not here: what any value means.
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import msgspec
 
@@ -26,6 +26,14 @@ PIECE_BYTES = 64 * 1024
 SKELETON_BYTES = 4 * 1024 * 1024
 """The most JSON around the `data` of the tensors: names, shapes, parameters, ids."""
 
+MAX_TEXT_DEPTH = 512
+"""The most brackets that may be open at once in a value that crosses as text."""
+
+MAX_VALUES = 16
+"""How often one object may say `data`: the last wins, but each is looked at."""
+
+_STEP_TOKENS = 4096  # bounds a step over text that is all brackets
+
 MAX_DEPTH = 64
 """The most brackets that may be open at once in a tensor's nested `data`; tensors have at most 32 dimensions."""
 
@@ -35,7 +43,9 @@ _AFTER_SCALAR = re.compile(rb"[ \t\r\n,}\]]")
 # A whole string, with the colon that makes it a key (1) or the end of the buffer, where that is not known yet (2);
 # a bracket; or a quote whose string is not complete.
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"[ \t\r\n]*+(?:(:)|(\Z))?|[\[\]{}]|"', re.DOTALL)
-_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]|"', re.DOTALL)
+# A whole string, one that goes on behind the window (1), or a bracket.
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|(\\?\Z))|[\[\]{}]', re.DOTALL)
+_INSIDE_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _STRING_OR_NONFINITE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?Infinity|NaN', re.DOTALL)
 
 _QUOTE, _OBJECT, _END_OBJECT, _ARRAY, _END_ARRAY = b'"{}[]'
@@ -67,8 +77,8 @@ class Sink(Protocol):
         """
 
 
-OpenValue = Callable[[bytes], Sink]
-"""Gets the entry's members before its `data`, as a JSON object; gives the sink for the value."""
+OpenValue = Callable[[Callable[[], bytes]], Sink]
+"""Gives the sink for a value; can ask for the members before its `data`, as a JSON object."""
 
 
 class Scanner:
@@ -92,10 +102,15 @@ class Scanner:
         self._depth = 0
         self._inside_section = False
         self._entry_start = 0
+        self._entry_values = 0
         self._key = b""
+        self._trailing = 0
 
     def feed(self, chunk: bytes | memoryview) -> Iterator[None]:
-        """Take the next bytes; yields after each step of work. Whatever follows the document is left alone."""
+        """Take the next bytes; yields after each step of work. What follows the document is only counted."""
+        if self.done:
+            self._trailing += len(bytes(chunk).strip(_SPACE))
+            return
         self._buffer += chunk
         if len(self._buffer) < self._wait_for:
             return
@@ -105,6 +120,8 @@ class Scanner:
                 # A token that is larger than a piece is looked at again only when half as much came
                 # again, so that a backend that sends byte by byte cannot make this quadratic.
                 size = len(self._buffer)
+                if self._sink is None and size > SKELETON_BYTES:
+                    self._fail_skeleton()
                 self._wait_for = size + size // 2 if size > PIECE_BYTES else 0
                 return
             del self._buffer[:taken]
@@ -113,6 +130,9 @@ class Scanner:
                 self.spans.append((self._sink_start, self.consumed))
                 self._sink = None
             yield
+        if self.done and self._buffer:
+            self._trailing += len(self._buffer.strip(_SPACE))
+            self._buffer.clear()
 
     def finish(self) -> Iterator[None]:
         """Work off what `feed` put aside. Raises `CodecError` if the document is cut off."""
@@ -129,7 +149,7 @@ class Scanner:
 
     def trailing_bytes(self) -> int:
         """How many bytes that are not blank came behind the document."""
-        return len(self._buffer.strip(_SPACE))
+        return self._trailing
 
     def _step(self) -> int:
         """Walk the skeleton until a value for a sink, the document's end or the buffer's end."""
@@ -151,10 +171,7 @@ class Scanner:
                     self._key = text
                 elif self._depth == 3 and self._inside_section and _is_key(text, b'"data"'):
                     taken = self._keep(token.end())
-                    entry = self._skeleton[self._entry_start : base + token.start()].rstrip(_SPACE).rstrip(b",")
-                    self._sink = self._open_value(bytes(entry) + b"}")
-                    self._sink_start = self.consumed + taken
-                    self._skeleton += b"%d" % len(self.spans)
+                    self._open_sink(slice(self._entry_start, base + token.start()), self.consumed + taken)
                     return taken
             elif code in (_OBJECT, _ARRAY):
                 self._depth += 1
@@ -162,6 +179,7 @@ class Scanner:
                     self._inside_section = code == _ARRAY and _is_key(self._key, self._section)
                 elif self._depth == 3:
                     self._entry_start = base + token.start()
+                    self._entry_values = 0
             else:
                 self._depth -= 1
                 if self._depth == 0:
@@ -171,91 +189,165 @@ class Scanner:
                     self._inside_section = False
         return self._keep(len(buffer))
 
+    def _open_sink(self, entry: slice, start: int) -> None:
+        self._entry_values += 1
+        if self._entry_values > MAX_VALUES:
+            raise CodecError(f"one object says `data` more than {MAX_VALUES} times")
+        self._sink = self._open_value(lambda: bytes(self._skeleton[entry]).rstrip(_SPACE).rstrip(b",") + b"}")
+        self._sink_start = start
+        # the blank keeps the number apart from whatever wrongly follows the value
+        self._skeleton += b"%d " % len(self.spans)
+
+    def _fail_skeleton(self) -> NoReturn:
+        raise CodecError(f"the JSON around the tensors' data is longer than {SKELETON_BYTES} bytes")
+
     def _keep(self, n_bytes: int) -> int:
         if len(self._skeleton) + n_bytes > SKELETON_BYTES:
-            raise CodecError(f"the JSON around the tensors' data is longer than {SKELETON_BYTES} bytes")
+            self._fail_skeleton()
         self._skeleton += memoryview(self._buffer)[:n_bytes]
         return n_bytes
 
 
-class TextSink:
-    """Takes a value of any type as it is: one that stays JSON, waits for its datatype, or that nobody wants.
+class SkipSink:
+    """Takes a value of any type that nobody looks into, and only finds its end: where it stands is enough."""
 
-    With *pieces* the text is appended there. With *check* it is proved to be JSON: each piece ends at a comma,
-    and is parsed with the brackets that are open at its start put before it and those open at its end behind.
-    """
+    held_bytes = 0
 
-    def __init__(self, label: str, pieces: list[bytes] | None, *, check: bool) -> None:
+    def __init__(self, label: str) -> None:
         self.done = False
         self.label = label
-        self._pieces = pieces
-        self._check = check
         self._open = bytearray()
-        self._window_bytes = PIECE_BYTES
-        self.held_bytes = 0
+        self._inside_string = False
 
     def step(self, buffer: bytearray) -> int:
-        """See `Sink.step`; with *check*, what is no JSON raises `CodecError`."""
-        while True:
-            window = bytes(memoryview(buffer)[: self._window_bytes])
-            taken = self._step(window)
-            if taken or len(buffer) <= self._window_bytes:
-                return taken
-            # one string or number fills the window
-            self._window_bytes *= 2
-
-    def _step(self, window: bytes) -> int:
+        """See `Sink.step`."""
+        if self._inside_string:
+            match = _INSIDE_STRING.match(buffer, 0, PIECE_BYTES)
+            end = match.end() if match else 0
+            self._inside_string = end >= min(len(buffer), PIECE_BYTES) or buffer[end] != _QUOTE
+            if not self._inside_string:
+                end += 1
+                self.done = not self._open
+            return end
+        window = bytes(memoryview(buffer)[:PIECE_BYTES])
         if not self._open:
             first = _NOT_SPACE.search(window)
             if first is None:
                 return 0
             if first[0] not in b'[{"':
-                end = _AFTER_SCALAR.search(window, first.start())
-                return self._take(window[: end.start()], b"", b"", done=True) if end else 0
+                return self._skip_scalar(window, first.start())
+        tokens = []
+        for token in _STRING_OR_BRACKET.finditer(window):
+            tokens.append(token)
+            if len(tokens) == _STEP_TOKENS:
+                break
+        end = _walk(self._open, tokens, self.label)
+        if end:
+            self.done = True
+            return end
+        if tokens and tokens[-1][1] is not None:
+            self._inside_string = True
+            return tokens[-1].start() + 1
+        return tokens[-1].end() if len(tokens) == _STEP_TOKENS else len(window)
+
+    def _skip_scalar(self, window: bytes, start: int) -> int:
+        end = scalar_end(window, start, self.label)
+        self.done = end > 0
+        return end
+
+
+class TextSink:
+    """Takes a value of any type as it is: one that stays JSON, waits for its datatype, or that nobody wants.
+
+    It is proved to be JSON on the way: each piece ends at a comma, and is parsed with the brackets that are open at
+    its start put before it and those open at its end behind.
+    """
+
+    def __init__(self, label: str, pieces: list[bytes] | None) -> None:
+        """The text is appended to *pieces*, where they are wanted."""
+        self.done = False
+        self.label = label
+        self.held_bytes = 0
+        self._pieces = pieces
+        self._open = bytearray()
+        self._window_bytes = PIECE_BYTES
+
+    def step(self, buffer: bytearray) -> int:
+        """See `Sink.step`. Raises `CodecError` for what is no JSON."""
+        while True:
+            window = bytes(memoryview(buffer)[: self._window_bytes])
+            taken, is_cut_in_string = self._step(window)
+            if taken or len(buffer) <= self._window_bytes:
+                return taken
+            # one string, or little else, fills the window
+            if not is_cut_in_string and self._window_bytes > 4 * PIECE_BYTES:
+                raise CodecError(f"{self.label}: {self._window_bytes} bytes without a comma")
+            self._window_bytes *= 2
+
+    def _step(self, window: bytes) -> tuple[int, bool]:
+        """How many bytes are taken, and if none, whether a string goes on behind the window."""
+        if not self._open:
+            first = _NOT_SPACE.search(window)
+            if first is None:
+                return 0, False
+            if first[0] not in b'[{"':
+                end = scalar_end(window, first.start(), self.label)
+                return (self._take(window[:end], b"", b""), False) if end else (0, False)
         before = bytes(self._open)
         tokens = list(_STRING_OR_BRACKET.finditer(window))
         after = bytearray(before)
-        try:
-            end_of_value = _walk(after, tokens)
-        except CodecError as error:
-            raise CodecError(f"{self.label}: {error}") from None
-        if end_of_value:
-            return self._take(window[:end_of_value], before, b"", done=True)
+        end = _walk(after, tokens, self.label)
+        if end:
+            return self._take(window[:end], before, b""), False
+        is_cut_in_string = bool(tokens) and tokens[-1][1] is not None
         if len(window) < PIECE_BYTES:
-            return 0
+            return 0, is_cut_in_string
         comma, whole_tokens = _last_comma(window, tokens)
         if comma < 0:
-            return 0
+            return 0, is_cut_in_string
         after = bytearray(before)
-        _walk(after, tokens[:whole_tokens])
+        _walk(after, tokens[:whole_tokens], self.label)
         self._open = after
-        return self._take(window[: comma + 1], before, bytes(after), done=False)
+        return self._take(window[: comma + 1], before, bytes(after)), False
 
-    def _take(self, text: bytes, before: bytes, after: bytes, *, done: bool) -> int:
-        if self._check:
-            try:
-                _check_piece(text if done else text[:-1], before, after)
-            except CodecError as error:
-                raise CodecError(f"{self.label}: {error}") from None
+    def _take(self, text: bytes, before: bytes, after: bytes) -> int:
+        try:
+            _check_piece(text[:-1] if after else text, before, after)
+        except CodecError as error:
+            raise CodecError(f"{self.label}: {error}") from None
         if self._pieces is not None:
             self._pieces.append(text)
             self.held_bytes += len(text)
-        self.done = done
+        self.done = not after
         self._window_bytes = PIECE_BYTES
         return len(text)
 
 
-def _walk(opened: bytearray, tokens: list[re.Match[bytes]]) -> int:
+def scalar_end(window: bytes, start: int, label: str) -> int:
+    """Where a number or word ends that begins at *start*; 0 if that is behind the window. Raises for none."""
+    end = _AFTER_SCALAR.search(window, start)
+    if end is None:
+        if len(window) >= PIECE_BYTES:
+            raise CodecError(f"{label}: a number or word of more than {PIECE_BYTES - start} bytes")
+        return 0
+    if end.start() == start:
+        raise CodecError(f"{label}: data has no value")
+    return end.start()
+
+
+def _walk(opened: bytearray, tokens: list[re.Match[bytes]], label: str) -> int:
     """Follow brackets through *tokens*, with *opened* as the stack; the end of the value, or 0 if it goes on."""
     for token in tokens:
         code = token[0][0]
         if code in (_OBJECT, _ARRAY):
             opened.append(code)
+            if len(opened) > MAX_TEXT_DEPTH:
+                raise CodecError(f"{label}: data is nested deeper than {MAX_TEXT_DEPTH}")
         elif code != _QUOTE:
             # '[' + 2 is ']' and '{' + 2 is '}'
             if not opened or opened.pop() + 2 != code:
-                raise CodecError(f"brackets do not match: {chr(code)!r} closes what was not opened")
-        elif len(token[0]) == 1:
+                raise CodecError(f"{label}: brackets do not match: {chr(code)!r} closes what was not opened")
+        elif token[1] is not None:
             return 0
         if not opened:
             return token.end()
@@ -266,7 +358,7 @@ def _last_comma(window: bytes, tokens: list[re.Match[bytes]]) -> tuple[int, int]
     """The last comma outside strings, and how many tokens stand before it; -1 where there is none."""
     limit = len(window)
     for n_tokens in range(len(tokens), -1, -1):
-        if n_tokens and tokens[n_tokens - 1][0] == b'"':
+        if n_tokens and tokens[n_tokens - 1][1] is not None:
             limit = tokens[n_tokens - 1].start()
             continue
         start = tokens[n_tokens - 1].end() if n_tokens else 0
@@ -342,28 +434,31 @@ def _reading(text: bytes) -> Iterator[None]:
         raise CodecError(words.replace("Input data was truncated", "JSON is cut off")) from None
 
 
+_LITERALS = (b"NaN", b"Infinity", b"-Infinity")
+
+
 def protect_literals(text: bytes) -> tuple[bytes, bytes]:
-    """Put strings in place of NaN, Infinity and -Infinity: no JSON, but written by many servers and clients.
+    """Put numbers in place of NaN, Infinity and -Infinity: no JSON, but written by many servers and clients.
 
     Returns the text and a marker for `restore_literals`; the marker is empty if there was nothing to protect.
     """
     if b"NaN" not in text and b"Infinity" not in text:
         return text, b""
-    number = 0
-    while (marker := b"~%d~" % number) in text:
+    number = 10**9
+    while (marker := b"%d" % number) in text:
         number += 1
 
     def protect(match: re.Match[bytes]) -> bytes:
-        return match[0] if match[0].startswith(b'"') else b'"%b%b"' % (marker, match[0])
+        return match[0] if match[0].startswith(b'"') else b"%b%d" % (marker, _LITERALS.index(match[0]))
 
     protected, _ = _STRING_OR_NONFINITE.subn(protect, text)
     return (protected, marker) if protected != text else (text, b"")
 
 
 def restore_literals(text: bytes, marker: bytes) -> bytes:
-    """Undo `protect_literals`."""
+    """Undo `protect_literals`, in a part of what it returned."""
     if not marker:
         return text
-    for literal in (b"-Infinity", b"Infinity", b"NaN"):
-        text = text.replace(b'"%b%b"' % (marker, literal), literal)
+    for index, literal in enumerate(_LITERALS):
+        text = text.replace(b"%b%d" % (marker, index), literal)
     return text

@@ -58,7 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
     if sys.platform != "linux":
         print("tests.bench: it reads /proc and the clocks of other processes, and so needs Linux", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, _exit)
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: shells start background jobs without it
+        signal.signal(number, _exit)
     signal.signal(signal.SIGALRM, _give_up)
     scale = QUICK if options.quick else Scale()
     try:

@@ -99,10 +99,10 @@ def test_nonfinite_floats_are_read_in_every_spelling_and_counted(data: str, data
         ("[9223372036854775808]", "INT64", "INT64 cannot hold 9223372036854775808"),
         ("[-9223372036854775809]", "INT64", "INT64 cannot hold -9223372036854775809"),
         ("[300.0]", "UINT8", "UINT8 cannot hold 300"),
-        ("[1e300]", "INT64", "INT64 cannot hold"),
+        ("[1e300]", "INT64", "expected INT64, got 1e300"),
         ("[1,1.5]", "INT32", "element 1: expected INT32, got 1.5"),
         ("[1e400]", "INT32", "INT32"),
-        ("[1e-1]", "UINT64", "expected UINT64, got 0.1"),
+        ("[1e-1]", "UINT64", "expected UINT64, got 1e-1"),
         ("[null]", "INT32", "expected INT32, got null"),
         ("[NaN]", "INT32", "expected INT32"),
         ('["NaN"]', "INT32", "expected INT32"),
@@ -268,7 +268,6 @@ def test_text_that_float64_reads_to_the_wrong_side_is_read_to_the_right_one() ->
             assert sign | FP32_READ_TWICE_BITS in words
 
 
-@pytest.mark.xfail(strict=True, reason="an empty list makes an empty word, which shifts all others and is no Decimal")
 @pytest.mark.parametrize("data", [f"[[],[{FP32_READ_TWICE}]]", f"[1,[],{FP32_READ_TWICE}]"])
 def test_tie_beside_an_empty_list_is_refused_like_any_other_number(data: str) -> None:
     with pytest.raises(CodecError, match="output 'y'"):
@@ -286,8 +285,8 @@ ABOVE_TIE = {
     "datatype",
     [
         "FP32",
-        pytest.param("FP16", marks=pytest.mark.xfail(strict=True, reason="decimal -> float64 -> FP16 rounds twice")),
-        pytest.param("BF16", marks=pytest.mark.xfail(strict=True, reason="decimal -> float64 -> BF16 rounds twice")),
+        "FP16",
+        "BF16",
     ],
 )
 def test_decimal_just_above_a_tie_is_rounded_up(datatype: str) -> None:
@@ -296,7 +295,6 @@ def test_decimal_just_above_a_tie_is_rounded_up(datatype: str) -> None:
     assert int.from_bytes(only_blob(one_output(f"[{text}]", datatype)), "little") == bits
 
 
-@pytest.mark.xfail(strict=True, reason="ties between two denormal FP32 have more trailing zeros than is looked for")
 def test_decimal_just_above_a_tie_of_denormals_is_rounded_up() -> None:
     text = (
         "7.0064923216240853546186479164495806564013097093825788587853414194489554134293030074331909418106079101563e-46"
@@ -305,13 +303,11 @@ def test_decimal_just_above_a_tie_of_denormals_is_rounded_up() -> None:
     assert int.from_bytes(only_blob(one_output(f"[{text}]", "FP32")), "little") == 1
 
 
-@pytest.mark.xfail(strict=True, reason="a number with a point goes through float64 before it is looked at")
 @pytest.mark.parametrize(("text", "datatype"), [("9007199254740993.0", "INT64"), ("18446744073709551615.0", "UINT64")])
 def test_whole_number_with_a_point_keeps_its_64_bits(text: str, datatype: str) -> None:
     assert int.from_bytes(only_blob(one_output(f"[{text}]", datatype)), "little") == int(text[:-2])
 
 
-@pytest.mark.xfail(strict=True, reason="a fraction that float64 rounds away is taken for a whole number")
 def test_fraction_beyond_the_digits_of_float64_is_still_a_fraction() -> None:
     with pytest.raises(CodecError, match="expected INT32"):
         only_blob(one_output("[0.99999999999999999999]", "INT32"))
@@ -325,14 +321,12 @@ def test_brackets_without_end_are_refused(depth: int, leaf: str) -> None:
                 only_blob(one_output("[" * depth + leaf + closing, "FP32", reversed_keys=reversed_keys), 65536)
 
 
-@pytest.mark.xfail(strict=True, reason="depth is measured at the end of a piece only, and json.loads recurses")
 @pytest.mark.parametrize("depth", [1100, 3000])
 def test_brackets_that_open_and_close_within_a_piece_are_counted_too(depth: int) -> None:
     with pytest.raises(CodecError, match="nested"):
         only_blob(one_output("[" * depth + "null" + "]" * depth))
 
 
-@pytest.mark.xfail(strict=True, reason="depth is measured at the end of a piece only")
 def test_limit_of_depth_does_not_depend_on_the_datatype() -> None:
     for data, datatype in (('"a"', "BYTES"), ("1", "FP32")):
         with pytest.raises(CodecError, match="nested deeper than 64"):

@@ -192,7 +192,6 @@ def test_datatype_in_lower_case_gets_the_right_spelling_as_a_hint() -> None:
         parsed(header_of(entry(datatype="fp32")), bytes(16))
 
 
-@pytest.mark.xfail(strict=True, reason="the raw text of the datatype is compared, not the string it stands for")
 def test_datatype_with_an_escape_is_the_string_it_stands_for() -> None:
     header = header_of(entry()).replace(b'"FP32"', b'"FP\\u00332"')
     assert sent(header, bytes(16))["inputs"][0]["data"] == [0.0] * 4
@@ -204,7 +203,6 @@ def test_name_that_is_no_string_is_refused(name: Any) -> None:
         parsed(header_of(entry(name)), bytes(16))
 
 
-@pytest.mark.xfail(strict=True, reason="a protected literal looks like a string")
 @pytest.mark.parametrize("literal", [b"NaN", b"Infinity", b"-Infinity"])
 def test_name_that_is_a_literal_is_no_string(literal: bytes) -> None:
     header = header_of(entry("~")).replace(b'"~"', literal)
@@ -212,7 +210,6 @@ def test_name_that_is_a_literal_is_no_string(literal: bytes) -> None:
         parsed(header, bytes(16))
 
 
-@pytest.mark.xfail(strict=True, reason="a literal becomes a string even where only a key may stand")
 def test_key_that_is_a_literal_is_no_json() -> None:
     with pytest.raises(CodecError):
         backend_json(b'{NaN:1,"inputs":[]}')
@@ -404,7 +401,6 @@ def test_id_is_kept_as_it_came_and_null_or_empty_is_absent(given: str, kept: byt
     assert parsed(b'{"inputs":[]}').id == b""
 
 
-@pytest.mark.xfail(strict=True, reason="the id keeps the marker that protects literals")
 def test_id_that_is_a_literal_does_not_show_the_marker() -> None:
     assert b"~" not in parsed(b'{"id":NaN,"inputs":[]}').id
 
@@ -510,7 +506,6 @@ def test_body_without_the_words_of_the_extension_is_nobodys_business(body: bytes
     assert parse_request(body, None) is None
 
 
-@pytest.mark.xfail(strict=True, reason="once the word `binary_data` occurs anywhere, every other rule is enforced too")
 @pytest.mark.parametrize(
     "body",
     [
@@ -573,7 +568,6 @@ def test_rules_of_binary_inputs_hold_without_a_header_length_too() -> None:
 CRASHES = "the number of a value and what follows it make another number"
 
 
-@pytest.mark.xfail(strict=True, reason=CRASHES, raises=(ValueError, IndexError))
 @pytest.mark.parametrize("tail", [b".5", b"e1", b"0", b"E-1"])
 def test_number_behind_data_is_no_json(tail: bytes) -> None:
     first, second = b'{"name":"a","data":[1]}', b'{"name":"b","data":[1]%b}' % tail
@@ -597,11 +591,15 @@ def test_brackets_without_end_in_parameters_are_refused(opening: bytes) -> None:
             backend_json(header)
 
 
-def test_brackets_without_end_in_json_data_are_the_backends_business_or_refused() -> None:
-    header = b'{"inputs":[{"name":"x","data":' + b"[" * 100_000 + b"]" * 100_000 + b"}]}"
-    assert backend_json(header) == header
+def test_deep_json_data_is_the_backends_business_up_to_a_limit() -> None:
+    def header(depth: int, closed: int) -> bytes:
+        return b'{"inputs":[{"name":"x","data":' + b"[" * depth + b"]" * closed + b"}]}"
+
+    assert backend_json(header(500, 500)) == header(500, 500)
     with pytest.raises(CodecError, match="brackets do not match"):
-        backend_json(header.replace(b"]]", b"]"))
+        backend_json(header(500, 499))
+    with pytest.raises(CodecError, match="nested deeper than 512"):
+        backend_json(header(100_000, 100_000))
 
 
 @pytest.mark.parametrize("data", [b"[1]]", b"[1", b"[1}", b"{]", b'["]', b"]"])

@@ -8,7 +8,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gateway.codec import DATATYPES, BytesPolicy, InferAnswer, InferRequest, NonFinite, OutputSelection, TensorPolicy, run
+from gateway.codec import (
+    DATATYPES,
+    BytesPolicy,
+    InferAnswer,
+    InferRequest,
+    NonFinite,
+    OutputSelection,
+    TensorPolicy,
+    run,
+)
 from gateway.codec.compression import Coding, Inflater
 from gateway.codec.datatypes import Kind
 from gateway.errors import CodecError
@@ -156,7 +165,9 @@ def fuzz_inflate(data: Provider) -> None:
     for size in (chunk, len(body) or 1):
         inflater = Inflater(coding, LIMIT)
         try:
-            pieces = [piece for start in range(0, len(body), size) for piece in inflater.feed(body[start : start + size])]
+            pieces = [
+                piece for start in range(0, len(body), size) for piece in inflater.feed(body[start : start + size])
+            ]
             inflater.finish()
             results.append(b"".join(pieces))
         except CodecError:

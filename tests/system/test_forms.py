@@ -242,7 +242,9 @@ async def test_vendor_content_types_carry_the_length_in_both_directions(client: 
     assert reply.status == 200
     assert reply.headers["Content-Type"] == f"{media_type};json-header-size={reply.headers[HEADER_LENGTH]}"
     assert reply.binary == X.tobytes()
-    wins = await client.infer(TEXT + X.tobytes(), len(TEXT), headers={"Content-Type": f"{media_type};json-header-size=5"})
+    wins = await client.infer(
+        TEXT + X.tobytes(), len(TEXT), headers={"Content-Type": f"{media_type};json-header-size=5"}
+    )
     assert wins.status == 200
     json_out = {"inputs": HEADER["inputs"]}
     headers = {"Content-Type": f"{media_type};json-header-size={len(json.dumps(json_out))}"}
@@ -275,9 +277,7 @@ async def test_promotion_works_without_metadata() -> None:
         assert reply.json["outputs"][0]["datatype"] == "FP32"
 
 
-async def test_a_client_without_the_header_is_warned_of_once(
-    client: Client, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_client_without_the_header_is_warned_of_once(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         assert (await client.infer(TEXT + X.tobytes())).status == 200
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
