@@ -19,9 +19,6 @@ from gateway.policy.routing import Router
 from gateway.telemetry import AccessLog, Metrics
 from gateway.upstream import Upstream
 
-CLIENT_KEEP_ALIVE_S = 75.0
-"""How long an idle connection of a client is kept: longer than the 60 s of common load balancers."""
-
 SAMPLE_S = 0.1
 """How often the event loop's lag is measured."""
 
@@ -49,23 +46,18 @@ class DataPlane:
             record=self._record,
         )
         self._runner = web.ServerRunner(
-            listeners.Server(
-                self.gateway.handle,
-                handler_cancellation=True,
-                auto_decompress=False,
-                access_log=None,
-                keepalive_timeout=CLIENT_KEEP_ALIVE_S,
-                lingering_time=0,  # the corridor drops the rest of refused bodies itself, within bounds
-            ),
-            shutdown_timeout=listeners.CUT_S,
+            listeners.Server(self.gateway.handle, self.gateway.refused), shutdown_timeout=listeners.CUT_S
         )
         self._site: web.SockSite | None = None
         self._sampler: asyncio.Task[None] | None = None
 
     def _record(self, exchange: Exchange) -> None:
-        self.metrics.record(exchange)
-        if self._access_log is not None:
-            self._access_log.record(exchange)
+        try:
+            self.metrics.record(exchange)
+            if self._access_log is not None:
+                self._access_log.record(exchange)
+        except Exception:  # the client has its reply, and shall keep it
+            log.exception("request %s could not be recorded", exchange.request_id)
         if exchange.error is ErrorKind.INTERNAL:
             log.error("request %s: %s", exchange.request_id, exchange.detail)
 

@@ -25,6 +25,11 @@ _SIZE = re.compile(r"(\d+)(B|KiB|MiB|GiB)")
 _SIZE_UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
+_URL = re.compile(r"[\w.~:/\[\]@!$&'()*+,;=%?#-]+", re.ASCII)
+_FRAMING_HEADERS = frozenset(
+    {"connection", "content-encoding", "content-length", "content-type", "expect", "te", "transfer-encoding", "upgrade"}
+)
+
 S = TypeVar("S")
 
 NOT_YET = frozenset(
@@ -198,6 +203,8 @@ def parse(text: str) -> Config:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
         raise ConfigError(f"{where}not YAML: {getattr(error, 'problem', None) or error}") from None
+    except RecursionError:
+        raise ConfigError("nested too deep to be read") from None
     if not isinstance(tree, dict):
         raise ConfigError("expected keys and values, such as `listen: 127.0.0.1:8080`")
     _check_keys(tree, Config, "", "")
@@ -253,6 +260,8 @@ class _StrictLoader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is no text", key_node.start_mark)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key `{key}` stands twice", key_node.start_mark)
             seen.add(key)
@@ -315,7 +324,7 @@ def _endpoint(value: Any) -> Endpoint:
         port_is_sound = url.port is None or url.port > 0
     except ValueError:
         raise ValueError(f"{expected}, got {value!r}") from None
-    if url.scheme not in ("http", "https") or not url.hostname or not port_is_sound:
+    if url.scheme not in ("http", "https") or not url.hostname or not port_is_sound or not _URL.fullmatch(value):
         raise ValueError(f"{expected}, got {value!r}")
     if url.username is not None or url.query or url.fragment:
         raise ValueError(f"{expected}, without user, query and fragment (credentials go to `headers.set`)")
@@ -333,8 +342,10 @@ def _check_sense(config: Config) -> None:
         if len(set(backend.endpoints)) < len(backend.endpoints):
             raise ConfigError(f"{path}.endpoints: one stands twice")
         for header, text in backend.headers.set.items():
-            if not _HEADER_NAME.fullmatch(header) or "\n" in text or "\r" in text:
+            if not _HEADER_NAME.fullmatch(header) or not text.isprintable() or not text.isascii():
                 raise ConfigError(f"{path}.headers.set.{header}: not a header")
+            if header.lower() in _FRAMING_HEADERS:
+                raise ConfigError(f"{path}.headers.set.{header}: the gateway sets this itself")
         for key in ("connect", "first_byte", "idle", "total"):
             if getattr(backend.timeouts, key) <= 0:
                 raise ConfigError(f"{path}.timeouts.{key}: expected more than 0s")
@@ -362,7 +373,13 @@ def _check_sense(config: Config) -> None:
             raise ConfigError(f"routes[{index}].name: `{route.name}` stands twice")
         if route.path_prefix is not None and not route.path_prefix.startswith("/"):
             raise ConfigError(f"routes[{index}].path_prefix: expected a path that starts with /")
+        if route.models is not None and not route.models:
+            raise ConfigError(
+                f"routes[{index}].models: an empty list matches nothing; leave it out to match everything"
+            )
         names.add(route.name)
+    if "none" in names or (not config.routes and "none" in config.backends):
+        raise ConfigError("the name `none` is what metrics call requests that match no route")
 
 
 def _convert(tree: Any, type_: type[S], path: str) -> S:

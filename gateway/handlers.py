@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
-from http import HTTPStatus
 from typing import TypeVar
 
 import msgspec
@@ -71,7 +70,7 @@ WARNING_CLIENTS = 1000
 """A client address is warned of once in so long, and so many addresses are remembered."""
 
 MAX_REQUEST_ID = 128
-"""Characters of a client's `X-Request-Id` that are believed."""
+"""The longest `X-Request-Id` of a client that is taken over."""
 
 _ABSOLUTE = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 _RELOADED = re.compile(r"(.*)/v2/repository/models/([^/]+)/(?:load|unload)")
@@ -115,7 +114,7 @@ class Gateway:
             client=request.remote or "unknown",
             method=request.method,
             path=_raw_path(request),
-            request_id=request.headers.get("X-Request-Id", "")[:MAX_REQUEST_ID] or uuid.uuid4().hex,
+            request_id=_request_id(request),
             started_s=loop.time(),
         )
         call = _Call(request, exchange, self)
@@ -146,6 +145,14 @@ class Gateway:
                 self._idle.set()
             exchange.seconds = loop.time() - exchange.started_s
             self._record(exchange)
+
+    def refused(self, request: web.BaseRequest, status: int, text: str) -> None:
+        """Record what never became a request: bad HTTP."""
+        now = asyncio.get_running_loop().time()
+        exchange = Exchange(request.remote or "unknown", request.method, "", _new_id(), now, status=status)
+        exchange.error = ErrorKind.MALFORMED_REQUEST if status < 500 else ErrorKind.INTERNAL
+        exchange.detail = text
+        self._record(exchange)
 
     async def close(self) -> None:
         """Drop what is on its way for later requests."""
@@ -179,6 +186,7 @@ class _Call:
         self._pacer = _Pacer()
 
         self._reservation: Reservation | None = None
+        self._is_invited = False
 
     async def serve(self, upstream: Upstream, match: Match) -> web.StreamResponse:
         """Do what the path asks for."""
@@ -187,6 +195,8 @@ class _Call:
             return await self.infer(upstream, match)
         if match.kind is PathKind.SERVER_METADATA and method == "GET":
             return await self.server_metadata(upstream)
+        if method == "CONNECT":
+            raise GatewayError(ErrorKind.MALFORMED_REQUEST, "CONNECT is not supported: this is no forward proxy")
         if method not in ("GET", "HEAD"):
             self._admit(0)
         return await self.relay(upstream)
@@ -336,6 +346,10 @@ class _Call:
         async for chunk in self._body_chunks():
             buffer[received : received + len(chunk)] = chunk
             received += len(chunk)
+        if received != length:
+            raise GatewayError(
+                ErrorKind.MALFORMED_REQUEST, f"the body has {received} bytes, Content-Length is {length}"
+            )
         return buffer
 
     async def _read_inflated(self, coding: Coding, reservation: Reservation) -> memoryview:
@@ -373,9 +387,16 @@ class _Call:
     async def _invite_body(self) -> None:
         """Answer `Expect: 100-continue`, now that the body is welcome."""
         request = self._request
-        if request.headers.get("Expect", "").strip().lower() == "100-continue" and request.version >= (1, 1):
+        if self._waits_for_invitation():
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0
+            self._is_invited = True
+
+    def _waits_for_invitation(self) -> bool:
+        """Whether the client sends its body only after `100 Continue`, which it has not got."""
+        request = self._request
+        expects = request.headers.get("Expect", "").strip().lower() == "100-continue"
+        return expects and request.version >= (1, 1) and not self._is_invited
 
     async def _json_body(self, parsed: InferRequest, upstream: Upstream, headers: CIMultiDict[str]) -> Body:
         """The backend's JSON: whole if it is small, else a stream that is made while it is sent."""
@@ -560,7 +581,7 @@ class _Call:
     def _upstream_call(
         self, upstream: Upstream, headers: CIMultiDict[str], body: Body
     ) -> AbstractAsyncContextManager[Answer]:
-        headers.setdefault("X-Request-Id", self._exchange.request_id)
+        headers["X-Request-Id"] = self._exchange.request_id
         return upstream.call(self._request.method, self._exchange.path, headers, body, self._exchange.attempts)
 
     async def fail(self, error: GatewayError) -> web.StreamResponse:
@@ -576,6 +597,13 @@ class _Call:
         headers = CIMultiDict({"Content-Type": "application/json", **error.headers})
         return await self._send(error.status, headers, orjson.dumps({"error": error.message}))
 
+    def _leaves_body(self) -> bool:
+        """Whether so much of the body is unread that the connection cannot go on to a next request."""
+        if self._request.content.is_eof():
+            return False
+        left = (self._request.content_length or DROP_BYTES + 1) - self._exchange.client_request_bytes
+        return left > DROP_BYTES or self._waits_for_invitation()
+
     async def drop_rest(self) -> None:
         """Read and drop a bounded rest of a body that nobody wanted, so that the client gets to see the reply.
 
@@ -584,7 +612,7 @@ class _Call:
         content = self._request.content
         dropped = 0
         with suppress(TimeoutError, web.RequestPayloadError):
-            if not content.is_eof():
+            if not content.is_eof() and not self._waits_for_invitation():
                 async with asyncio.timeout(DROP_S):
                     while dropped < DROP_BYTES and (chunk := await content.readany()):
                         dropped += len(chunk)
@@ -599,8 +627,16 @@ class _Call:
 
     async def _begin(self, response: web.StreamResponse) -> None:
         """Send the head: from here on the exchange has a status, and an error can only cut the reply off."""
-        if self._gateway.is_draining:
+        request = self._request
+        if (
+            self._gateway.is_draining
+            or self._leaves_body()
+            # aiohttp takes a trailer of this request for a header of the next one
+            or "Transfer-Encoding" in request.headers
+            or (request.version < (1, 1) and response.content_length is None)
+        ):
             response.force_close()
+        response.headers.setdefault("Server", "tensor-gateway")
         self._exchange.status = response.status
         await response.prepare(self._request)
 
@@ -691,6 +727,16 @@ def _length(parsed: InferRequest) -> Generator[None, None, int]:
     return n_bytes
 
 
+def _request_id(request: web.BaseRequest) -> str:
+    """The client's, if it can stand in a log and a header; else a new one."""
+    given = request.headers.get("X-Request-Id", "")
+    return given if 0 < len(given) <= MAX_REQUEST_ID and given.isascii() and given.isprintable() else _new_id()
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
 def _raw_path(request: web.BaseRequest) -> str:
     """Path and query as the client wrote them, without the host that the absolute form puts before."""
     path = request.raw_path
@@ -730,7 +776,7 @@ def _error_body(text: bytes, status: int, reason: str) -> tuple[bytes, str]:
     if isinstance(parsed, dict) and "detail" in parsed:
         detail = parsed["detail"]
         words = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
-    words = words or f"the backend answered {status} {reason or HTTPStatus(status).phrase}".strip()
+    words = words or f"the backend answered {status} {reason.encode('ascii', 'replace').decode()}".strip()
     return orjson.dumps({"error": words}), words
 
 

@@ -7,11 +7,15 @@ is worth another.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
-from types import SimpleNamespace
+from functools import lru_cache, partial
+from typing import Any
 
 import aiohttp
+import aiohttp.client_proto
+import aiohttp.connector
+from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
@@ -43,59 +47,134 @@ class Body:
 class Sending:
     """What a streaming body tells of its progress, so that the right timeout runs."""
 
-    __slots__ = ("_attempt", "_timer")
+    __slots__ = ("_attempt", "_is_answered", "_timer")
 
     def __init__(self, timer: "_Timer", attempt: Attempt) -> None:
         self._timer = timer
         self._attempt = attempt
+        self._is_answered = False
 
     def piece(self, n_bytes: int) -> None:
         """*n_bytes* are handed to the connection now: the backend has `idle` to take them."""
         self._attempt.request_bytes += n_bytes
-        self._timer.phase("idle")
+        self._phase("idle")
 
     def paused(self) -> None:
         """The gateway waits for the client, for which the backend is not to blame."""
-        self._timer.phase("total")
+        self._phase("client")
 
     def done(self) -> None:
         """All is sent: the backend has `first_byte` to begin its answer."""
-        self._timer.phase("first_byte")
+        self._phase("first_byte")
+
+    def answered(self) -> None:
+        """The answer has begun, maybe before all was sent: from now on its reading sets the timeouts."""
+        self._is_answered = True
+
+    def _phase(self, name: str) -> None:
+        if not self._is_answered:
+            self._timer.phase(name)
 
 
 class _Timer:
     """One asyncio timeout for a call, moved as the call goes through its phases; never beyond `total`."""
 
-    __slots__ = ("_deadline", "_limits", "_loop", "_timeout", "current")
+    __slots__ = ("_deadline", "_limits", "_loop", "_phase", "_timeout")
 
     def __init__(self, timeout: asyncio.Timeout, limits: Mapping[str, float], deadline: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._timeout = timeout
         self._limits = limits
         self._deadline = deadline
-        self.current = "total"
+        self._phase = "total"
 
     def phase(self, name: str) -> None:
-        """Run the timeout *name* from now on."""
+        """Run the timeout *name* from now on: one of the configuration's, or `client`, which only `total` ends."""
         if self._timeout.expired():
             return
         deadline = self._deadline
-        self.current = "total"
-        if name != "total":
-            by_phase = self._loop.time() + self._limits[name]
-            if by_phase < deadline:
-                deadline = by_phase
-                self.current = name
+        if name in self._limits:
+            deadline = min(deadline, self._loop.time() + self._limits[name])
+        self._phase = name
         self._timeout.reschedule(deadline)
 
-    def describe(self) -> str:
-        """What has run out, for the error's text."""
-        words = {
-            "idle": "was silent in the middle for",
-            "first_byte": "did not begin to answer within",
-            "total": "took longer than",
-        }
-        return f"{words[self.current]} {self._limits[self.current]:g} s (timeouts.{self.current})"
+    def expired(self, backend: str) -> GatewayError:
+        """What to say when time has run out."""
+        total = f"{self._limits['total']:g} s (timeouts.total)"
+        if self._loop.time() >= self._deadline:
+            if self._phase == "client":
+                return GatewayError(ErrorKind.SLOW_CLIENT, f"the client kept the request open for more than {total}")
+            return GatewayError(ErrorKind.TIMEOUT, f"backend {backend!r} took longer than {total}")
+        words = {"idle": "was silent in the middle for", "first_byte": "did not begin to answer within"}
+        limit = f"{self._limits[self._phase]:g} s (timeouts.{self._phase})"
+        return GatewayError(ErrorKind.TIMEOUT, f"backend {backend!r} {words[self._phase]} {limit}")
+
+
+class _BrokenFramingError(aiohttp.ClientPayloadError):
+    """The chunks of an answer's body are not sound."""
+
+    message = "broken chunks"
+
+
+class _Wire(aiohttp.client_proto.ResponseHandler):
+    """aiohttp's client protocol, which also counts what came."""
+
+    received_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Count and parse. A body whose framing breaks later than its head fails at once, not by silence."""
+        self.received_bytes += len(data)
+        super().data_received(data)
+        payload = self._payload
+        if payload is not None and not payload.is_eof() and isinstance(self.exception(), HttpProcessingError):
+            payload.set_exception(_BrokenFramingError())
+
+
+class _Lease:
+    """The connection that a call has got."""
+
+    __slots__ = ("on_connected", "received_before", "wire")
+
+    def __init__(self, on_connected: Callable[[], None]) -> None:
+        self.wire: _Wire | None = None
+        self.received_before = 0
+        self.on_connected = on_connected
+
+    @property
+    def was_dead(self) -> bool:
+        """Whether it had been used before, and not one byte came over it this time."""
+        return self.wire is not None and 0 < self.received_before == self.wire.received_bytes
+
+    def abort(self) -> None:
+        """Close the connection without waiting for what is still to be sent."""
+        if self.wire is not None and self.wire.transport is not None:
+            self.wire.transport.abort()
+
+
+_lease: ContextVar[_Lease] = ContextVar("lease")
+
+
+class _Connector(aiohttp.TCPConnector):
+    """aiohttp's connector, which tells the call what connection it has got."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._factory = partial(_Wire, loop=self._loop)  # type: ignore[assignment]
+
+    async def connect(
+        self,
+        req: aiohttp.ClientRequest,
+        traces: list[Any],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  aiohttp's signature
+    ) -> aiohttp.connector.Connection:
+        """See aiohttp."""
+        connection = await super().connect(req, traces, timeout)
+        lease = _lease.get()
+        assert isinstance(connection.protocol, _Wire)
+        lease.wire = connection.protocol
+        lease.received_before = lease.wire.received_bytes
+        lease.on_connected()
+        return connection
 
 
 class Answer:
@@ -132,7 +211,7 @@ class Answer:
             self._timer.phase("idle")
             with _blaming_backend(self._name):
                 chunk = await content.readany()
-            self._timer.phase("total")
+            self._timer.phase("client")
             if not chunk:
                 return
             self._attempt.response_bytes += len(chunk)
@@ -150,10 +229,9 @@ class Upstream:
         timeouts = backend.timeouts
         self._limits = {"first_byte": timeouts.first_byte, "idle": timeouts.idle, "total": timeouts.total}
         self._balancer = RoundRobin(backend.endpoints)
-        self._pooled = _session(
-            timeouts.connect, aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=KEEP_ALIVE_S)
-        )
-        self._fresh = _session(timeouts.connect, aiohttp.TCPConnector(limit=MAX_CONNECTIONS, force_close=True))
+        pool = _Connector(limit=MAX_CONNECTIONS, keepalive_timeout=KEEP_ALIVE_S)
+        self._pooled = _session(timeouts.connect, pool)
+        self._fresh = _session(timeouts.connect, _Connector(limit=MAX_CONNECTIONS, force_close=True))
 
     async def close(self) -> None:
         """Close every connection."""
@@ -171,61 +249,61 @@ class Upstream:
         """
         loop = asyncio.get_running_loop()
         url = _url(self._balancer.pick(), raw_path)
-        started = loop.time()
+        deadline = loop.time() + self._limits["total"]
+        request = _Request(method, url, headers, body)
         response: aiohttp.ClientResponse | None = None
-        timer: _Timer | None = None
-        finished = False
+        is_finished = False
         try:
-            async with asyncio.timeout_at(started + self._limits["total"]) as timeout:
-                timer = _Timer(timeout, self._limits, started + self._limits["total"])
+            async with asyncio.timeout_at(deadline) as timeout:
+                timer = _Timer(timeout, self._limits, deadline)
                 try:
-                    response = await self._send(self._pooled, method, url, headers, body, attempts, timer)
+                    response = await self._send(self._pooled, request, attempts, timer)
                 except _StaleConnectionError:
-                    response = await self._send(self._fresh, method, url, headers, body, attempts, timer)
+                    response = await self._send(self._fresh, request, attempts, timer)
                 yield Answer(self.name, response, timer, attempts[-1])
-                finished = response.content.at_eof()
+                is_finished = response.content.at_eof()
         except TimeoutError:
-            described = timer.describe() if timer is not None else ""
-            attempts[-1].code = ErrorKind.TIMEOUT.label if response is None else attempts[-1].code
-            raise GatewayError(ErrorKind.TIMEOUT, f"backend {self.name!r} {described}") from None
+            error = timer.expired(self.name)
+            if response is None:
+                attempts[-1].code = error.kind.label
+            raise error from None
         finally:
-            if attempts:
-                attempts[-1].seconds = loop.time() - attempts[-1].started_s
+            attempts[-1].seconds = loop.time() - attempts[-1].started_s
             if response is not None:
-                if finished:
+                if is_finished:
                     response.release()
                 else:
                     response.close()
+            if not is_finished:
+                _lease.get().abort()
 
     async def _send(
-        self,
-        session: aiohttp.ClientSession,
-        method: str,
-        url: URL,
-        headers: CIMultiDict[str],
-        body: Body,
-        attempts: list[Attempt],
-        timer: _Timer,
+        self, session: aiohttp.ClientSession, request: "_Request", attempts: list[Attempt], timer: _Timer
     ) -> aiohttp.ClientResponse:
         loop = asyncio.get_running_loop()
-        attempt = Attempt(str(url.origin()), loop.time())
+        attempt = Attempt(str(request.url.origin()), loop.time())
         attempts.append(attempt)
+        timer.phase("total")
         sending = Sending(timer, attempt)
-        data = body.open(sending) if body.open is not None else body.whole
-        connection = SimpleNamespace(is_reused=False, sending=None)
-        if body.open is None:
+        body = request.body
+        if body.open is not None:
+            lease = _Lease(_do_nothing)
+        else:
             attempt.request_bytes = len(body.whole or b"")
-            connection.sending = sending
+            lease = _Lease(sending.done)  # a body that does not stream goes out with the head
+        _lease.set(lease)
         try:
             with _blaming_backend(self.name):
                 try:
                     response = await session.request(
-                        method, url, headers=headers, data=data, trace_request_ctx=connection, allow_redirects=False
+                        request.method,
+                        request.url,
+                        headers=request.headers,
+                        data=body.open(sending) if body.open is not None else body.whole,
+                        allow_redirects=False,
                     )
                 except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-                    # where a part of a head had come, aiohttp puts it in the place of the message
-                    is_unanswered = isinstance(getattr(error, "message", ""), str)
-                    if connection.is_reused and body.can_be_repeated and is_unanswered:
+                    if lease.was_dead and body.can_be_repeated:
                         raise _StaleConnectionError from error
                     raise
         except GatewayError as error:
@@ -235,10 +313,26 @@ class Upstream:
             attempt.code = ErrorKind.UPSTREAM_CLOSED.label
             raise
         finally:
+            sending.answered()
             attempt.seconds = loop.time() - attempt.started_s
+        if response.status < 200:
+            response.close()
+            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, f"backend {self.name!r} answered {response.status}")
         attempt.code = str(response.status)
         attempt.first_byte_s = attempt.seconds
         return response
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    method: str
+    url: URL
+    headers: CIMultiDict[str]
+    body: Body
+
+
+def _do_nothing() -> None:
+    pass
 
 
 class _StaleConnectionError(Exception):
@@ -253,7 +347,7 @@ def _blaming_backend(name: str) -> Iterator[None]:
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         reason = str(getattr(error, "os_error", None) or error)
         raise GatewayError(ErrorKind.UNREACHABLE, f"backend {name!r} cannot be reached: {reason}") from error
-    except aiohttp.ClientResponseError as error:
+    except (aiohttp.ClientResponseError, HttpProcessingError, _BrokenFramingError) as error:
         raise GatewayError(
             ErrorKind.MALFORMED_RESPONSE, f"backend {name!r} does not speak HTTP: {error.message}"
         ) from error
@@ -263,28 +357,17 @@ def _blaming_backend(name: str) -> Iterator[None]:
         ) from error
 
 
-def _session(connect_s: float, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_reuseconn.append(_mark_reused)
-    trace.on_request_headers_sent.append(_mark_sent)
-    return aiohttp.ClientSession(
+def _session(connect_s: float, connector: _Connector) -> aiohttp.ClientSession:
+    session = aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
-        trace_configs=[trace],
     )
-
-
-async def _mark_reused(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-    context.trace_request_ctx.is_reused = True
-
-
-async def _mark_sent(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-    if context.trace_request_ctx.sending is not None:
-        # a body that does not stream goes out with the head
-        context.trace_request_ctx.sending.done()
+    # aiohttp sends idempotent methods again by itself, which nobody would count
+    session._retry_connection = False
+    return session
 
 
 @lru_cache(maxsize=1024)
