@@ -18,6 +18,7 @@ from gateway.telemetry import LogWriter
 from gateway.workers import Supervisor
 
 log = logging.getLogger("gateway")
+announce = logging.getLogger("gateway.announce")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -101,10 +102,10 @@ async def _serve_until_stopped(config: Config) -> int:
     stopped = _stop_event()
     application = await (Application if config.workers == 1 else Supervisor).start(config)
     try:
-        print(f"tensor-gateway {__version__} serves clients on {application.listen_url}", flush=True)
-        print(f"metrics and health on {application.admin_url}", flush=True)
+        announce.info("tensor-gateway %s serves clients on %s", __version__, application.listen_url)
+        announce.info("metrics and health on %s", application.admin_url)
         await stopped.wait()
-        print("draining: no new connections, requests in flight finish", flush=True)
+        announce.info("draining: no new connections, requests in flight finish")
         await application.drain()
     finally:
         await application.stop()

@@ -3,10 +3,11 @@
 The names are part of the contract (README, Metrics). Not here: any decision.
 """
 
+import contextlib
 import logging
-import logging.handlers
+import os
 import queue
-import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Literal, TypeVar
@@ -22,6 +23,12 @@ MAX_MODELS = 200
 
 LOG_QUEUE_LINES = 10_000
 """The most log lines that wait for a slow reader of standard output; more are dropped and counted."""
+
+STOP_S = 2.0
+"""How long lines that wait may take to be written at the end."""
+
+STANDARD_OUTPUT = ("gateway.access", "gateway.announce")
+"""The loggers whose bare messages go to standard output."""
 
 _SIZES = tuple(256.0 * 4**power for power in range(12))  # 256 B to 1 GiB
 _REQUEST_SECONDS = (
@@ -258,46 +265,58 @@ def _text_line(line: AccessLine) -> str:
     return " ".join(pairs)
 
 
-class _BoundedQueueHandler(logging.handlers.QueueHandler):
-    """Never blocks the event loop: what does not fit into the queue is dropped and counted."""
+class LogWriter(logging.Handler):
+    """Writes access lines and announcements to standard output, all else to standard error, from a thread of its own.
 
-    dropped = 0
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        try:
-            self.queue.put_nowait(record)
-        except queue.Full:
-            self.dropped += 1
-
-
-class LogWriter:
-    """Sends log lines to standard output (access) and standard error (all else) from a thread of its own.
-
-    A reader that stalls must not stall the event loop, so lines wait in a queue of `LOG_QUEUE_LINES`.
+    A reader that stalls or is gone must stall nothing: lines wait in a queue of `LOG_QUEUE_LINES`, and what does not
+    fit or cannot be written is counted.
     """
 
     def __init__(self, level: str) -> None:
-        lines = logging.StreamHandler(sys.stdout)
-        lines.addFilter(lambda record: record.name == "gateway.access")
-        events = logging.StreamHandler(sys.stderr)
-        events.addFilter(lambda record: record.name != "gateway.access")
-        events.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        waiting: queue.Queue[logging.LogRecord] = queue.Queue(LOG_QUEUE_LINES)
-        self._handler = _BoundedQueueHandler(waiting)
-        self._listener = logging.handlers.QueueListener(waiting, lines, events)
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        self.dropped = 0
         self._level = level.upper()
+        self._waiting: queue.Queue[tuple[int, bytes] | None] = queue.Queue(LOG_QUEUE_LINES)
+        # a daemon: a pipe that nobody reads cannot keep the process from ending
+        self._thread = threading.Thread(target=self._write, name="log", daemon=True)
 
     def start(self) -> None:
         """Take over the root logger."""
         root = logging.getLogger()
-        root.handlers = [self._handler]
+        root.handlers = [self]
         root.setLevel(self._level)
-        logging.getLogger("gateway.access").setLevel(logging.INFO)
-        self._listener.start()
+        for name in STANDARD_OUTPUT:
+            logging.getLogger(name).setLevel(logging.INFO)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue the line of *record*."""
+        if record.name in STANDARD_OUTPUT:
+            descriptor, line = 1, record.getMessage()
+        else:
+            descriptor, line = 2, self.format(record)
+        try:
+            self._waiting.put_nowait((descriptor, line.encode(errors="replace") + b"\n"))
+        except queue.Full:
+            self.dropped += 1
+
+    def _write(self) -> None:
+        while (waiting := self._waiting.get()) is not None:
+            descriptor, line = waiting
+            try:
+                # past Python's buffers, whose locks a blocked thread would hold until the very end
+                while line:
+                    line = line[os.write(descriptor, line) :]
+            except OSError:
+                self.dropped += 1
 
     def stop(self) -> None:
-        """Write what waits and say how much was dropped."""
-        self._listener.stop()
+        """Write what waits, as far as that is possible within `STOP_S`, and say how much was dropped."""
         logging.getLogger().handlers = []
-        if self._handler.dropped:
-            print(f"{self._handler.dropped} log lines were dropped: standard output was too slow", file=sys.stderr)
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(None, timeout=STOP_S)
+        self._thread.join(STOP_S)
+        if self.dropped:
+            with contextlib.suppress(OSError):
+                os.write(2, b"%d log lines were dropped: nobody read them in time\n" % self.dropped)

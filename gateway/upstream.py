@@ -133,10 +133,11 @@ class _Wire(aiohttp.client_proto.ResponseHandler):
 class _Lease:
     """The connection that a call has got."""
 
-    __slots__ = ("on_connected", "received_before", "wire")
+    __slots__ = ("on_connected", "received_before", "transport", "wire")
 
     def __init__(self, on_connected: Callable[[], None]) -> None:
         self.wire: _Wire | None = None
+        self.transport: asyncio.Transport | None = None
         self.received_before = 0
         self.on_connected = on_connected
 
@@ -147,8 +148,8 @@ class _Lease:
 
     def abort(self) -> None:
         """Close the connection without waiting for what is still to be sent."""
-        if self.wire is not None and self.wire.transport is not None:
-            self.wire.transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
 
 _lease: ContextVar[_Lease] = ContextVar("lease")
@@ -172,6 +173,8 @@ class _Connector(aiohttp.TCPConnector):
         lease = _lease.get()
         assert isinstance(connection.protocol, _Wire)
         lease.wire = connection.protocol
+        # kept here, because the protocol lets go of it as soon as it is told to close
+        lease.transport = lease.wire.transport
         lease.received_before = lease.wire.received_bytes
         lease.on_connected()
         return connection
