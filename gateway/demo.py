@@ -70,6 +70,7 @@ class JsonServer:
         for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             application.router.add_get(prefix, self._model)
             application.router.add_get(f"{prefix}/ready", self._healthy)
+            application.router.add_get(f"{prefix}/config", self._config)
             application.router.add_post(f"{prefix}/infer", self._infer)
         self._runner = web.AppRunner(application, access_log=None)
         await self._runner.setup()
@@ -91,6 +92,19 @@ class JsonServer:
     async def _model(self, request: web.Request) -> web.Response:
         model = _MODELS.get(request.match_info["model"])
         return _no_model(request) if model is None else _json(200, model)
+
+    async def _config(self, request: web.Request) -> web.Response:
+        """Triton's model configuration, which some clients insist on."""
+        model = _MODELS.get(request.match_info["model"])
+        if model is None:
+            return _no_model(request)
+        described: dict[str, Any] = {"name": model["name"], "platform": model["platform"], "max_batch_size": 0}
+        for key in ("input", "output"):
+            described[key] = [
+                {"name": tensor["name"], "data_type": f"TYPE_{tensor['datatype']}", "dims": tensor["shape"]}
+                for tensor in model[f"{key}s"]
+            ]
+        return _json(200, described)
 
     async def _infer(self, request: web.Request) -> web.Response:
         model = request.match_info["model"]
