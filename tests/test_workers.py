@@ -19,7 +19,8 @@ HEADER = {"inputs": [tensor("x", X, "FP32")], "parameters": {"binary_data_output
 def configuration(folder: Path, server: JsonServer, extra: str = "") -> str:
     path = folder / "gateway.yaml"
     path.write_text(
-        f"workers: 2\nlisten: 127.0.0.1:0\nadmin: 127.0.0.1:0\n{extra}backends: {{a: {{endpoints: ['{server.url}']}}}}\n"
+        f"workers: 2\nlisten: 127.0.0.1:0\nadmin: 127.0.0.1:0\n{extra}"
+        f"backends: {{a: {{endpoints: ['{server.url}']}}}}\n"
     )
     return str(path)
 

@@ -41,7 +41,7 @@ def rest(data: Provider) -> bytes:
 
 
 def fuzz_request(data: Provider) -> None:
-    """Any body with any header length is a request, pure JSON, or a CodecError; a request's JSON is whole and unbinary."""
+    """Any body with any header length is a request, pure JSON or a CodecError; its JSON is whole, unbinary."""
     policy = POLICIES[data.ConsumeIntInRange(0, len(POLICIES) - 1)]
     with_length = data.ConsumeBool()
     length = data.ConsumeIntInRange(0, 4096)
@@ -117,7 +117,7 @@ def check_request(request: InferRequest) -> Any:
 
 
 def fuzz_answer(data: Provider) -> None:
-    """Any answer is a reply or a CodecError, the same in whatever pieces it comes; a reply is what Python's parser reads."""
+    """Any answer is a reply or a CodecError, in whatever pieces it comes; a reply is what Python's parser reads."""
     selection = OutputSelection(data.ConsumeBool())
     if data.ConsumeBool():
         selection.named["y"] = data.ConsumeBool()
@@ -184,15 +184,18 @@ TARGETS: dict[str, Callable[[Provider], None]] = {
 
 _TOKENS = {
     "request": [
-        '"inputs":[', '"outputs":[', '"parameters":{', '"binary_data_size":', '"binary_data":true', '"data":[', '"shape":[',
+        '"inputs":[', '"outputs":[', '"parameters":{', '"binary_data_size":', '"binary_data":true', '"data":[',
+        '"shape":[',
         '"datatype":"FP32"', '"datatype":"BYTES"', '"name":"x"', '"binary_data_output":true', "NaN", "null", '"id":"a"',
         '{"inputs":[{"name":"x","shape":[1],"datatype":"UINT8","parameters":{"binary_data_size":1}}]}',
         '{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1]}],"parameters":{"binary_data_output":true}}',
     ],
     "answer": [
-        '{"outputs":[{"name":"y","datatype":"FP32","shape":[2],"data":[1,2.5]}]}', '"data":[', '"shape":[2]', "[[", "]]",
+        '{"outputs":[{"name":"y","datatype":"FP32","shape":[2],"data":[1,2.5]}]}', '"data":[', '"shape":[2]', "[[",
+        "]]",
         '{"outputs":[{"name":"y","datatype":"BYTES","shape":[2],"data":["a","\\u00e9"]}]}', '"parameters":null', "NaN",
-        '{"outputs":[{"data":[[1],[0]],"shape":[2,1],"datatype":"BOOL","name":"y"}]}', '"Infinity"', "-0", "1e39", "true",
+        '{"outputs":[{"data":[[1],[0]],"shape":[2,1],"datatype":"BOOL","name":"y"}]}', '"Infinity"', "-0", "1e39",
+        "true",
         '"content_type":"base64"', '"datatype":"INT64"', '"datatype":"UINT8"', '"datatype":"BF16"', "\\ud83d\\ude00",
     ],
 }  # fmt: skip

@@ -70,7 +70,7 @@ async def test_promtool_finds_nothing_to_say(client: Client) -> None:
     await client.infer_binary(HEADER, X.tobytes())
     async with client.session.get(f"{client.admin}/metrics") as response:
         text = await response.read()
-    result = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)  # noqa: ASYNC221
+    result = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
 
 

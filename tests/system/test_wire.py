@@ -204,7 +204,7 @@ async def test_broken_chunks_of_a_backend_are_a_502_at_once() -> None:
         await connection.read_request()
         await connection.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
         await asyncio.sleep(0.05)
-        await connection.send(b"c\r\n{\"outputs\":[\r\nzz\r\n")
+        await connection.send(b'c\r\n{"outputs":[\r\nzz\r\n')
         await connection.reader.read()
 
     async with lying(script) as liar, running(liar.url) as client:
