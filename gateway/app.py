@@ -4,6 +4,7 @@ Everything is put together here and nowhere else; read it to see what talks to w
 """
 
 import asyncio
+import gc
 import logging
 
 from aiohttp import web
@@ -26,6 +27,15 @@ HEAD_S = 0.1
 """How long a request whose connection was just accepted has to show itself when draining begins."""
 
 log = logging.getLogger("gateway")
+
+
+def settle() -> None:
+    """To be called once when a process has started: what lives until its end is no longer searched for garbage.
+
+    A full collection walks every object of every imported module, which holds the event loop for 20 ms.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class DataPlane:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from gateway import __version__, demo
-from gateway.app import Application
+from gateway.app import Application, settle
 from gateway.config import Config, for_backend, load, parse
 from gateway.errors import ConfigError
 from gateway.telemetry import LogWriter
@@ -102,6 +102,7 @@ async def _serve_until_stopped(config: Config) -> int:
     stopped = _stop_event()
     application = await (Application if config.workers == 1 else Supervisor).start(config)
     try:
+        settle()
         announce.info("tensor-gateway %s serves clients on %s", __version__, application.listen_url)
         announce.info("metrics and health on %s", application.admin_url)
         await stopped.wait()

@@ -7,9 +7,9 @@ reply, record. It decides nothing about bytes (`codec`) or policies (`policy`) a
 
 import asyncio
 import logging
+import random
 import re
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TypeVar
@@ -48,6 +48,9 @@ T = TypeVar("T")
 
 SLICE_S = 0.001
 """How long the codec may keep the event loop before others run."""
+
+RESTED_S = 0.0002
+"""After so long without work of its own, a request has waited for something, and others have run."""
 
 WRITE_BYTES = 256 * 1024
 """How much is handed to a client's connection at once."""
@@ -659,15 +662,17 @@ class _Call:
 class _Pacer:
     """Runs the codec's steps, lets others run every `SLICE_S`, and counts the time the codec took."""
 
-    __slots__ = ("_resumed", "_seconds")
+    __slots__ = ("_resumed", "_seconds", "_worked_until")
 
     def __init__(self) -> None:
-        self._resumed = time.perf_counter()
+        self._resumed = self._worked_until = time.perf_counter()
         self._seconds = 0.0
 
     async def run(self, steps: Generator[None, None, T]) -> T:
         """Drive *steps* to the end and return its value."""
         started = time.perf_counter()
+        if started - self._worked_until > RESTED_S:
+            self._resumed = started
         try:
             while True:
                 next(steps)
@@ -680,7 +685,8 @@ class _Pacer:
             value: T = stop.value
             return value
         finally:
-            self._seconds += time.perf_counter() - started
+            self._worked_until = time.perf_counter()
+            self._seconds += self._worked_until - started
 
     def take_seconds(self) -> float:
         """The codec's time since it was last asked."""
@@ -734,7 +740,7 @@ def _request_id(request: web.BaseRequest) -> str:
 
 
 def _new_id() -> str:
-    return uuid.uuid4().hex
+    return f"{random.getrandbits(128):032x}"  # a name, not a secret
 
 
 def _raw_path(request: web.BaseRequest) -> str:

@@ -5,8 +5,8 @@ is worth another.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -77,31 +77,46 @@ class Sending:
 
 
 class _Timer:
-    """One asyncio timeout for a call, moved as the call goes through its phases; never beyond `total`."""
+    """The timeouts of one call, moved as it goes through its phases; never beyond `total`.
 
-    __slots__ = ("_deadline", "_limits", "_loop", "_phase", "_timeout")
+    Moving one is an assignment: the event loop is asked to look again after the shortest of them, and each time it
+    looks, the deadline of that moment counts. Moving asyncio's own timeout several times per request costs more than
+    a small tensor's codec.
+    """
 
-    def __init__(self, timeout: asyncio.Timeout, limits: Mapping[str, float], deadline: float) -> None:
+    __slots__ = ("_deadline", "_handle", "_limits", "_loop", "_phase", "_shortest", "_timeout", "_total")
+
+    def __init__(self, timeout: asyncio.Timeout, limits: Mapping[str, float]) -> None:
         self._loop = asyncio.get_running_loop()
         self._timeout = timeout
         self._limits = limits
-        self._deadline = deadline
+        self._shortest = min(limits.values())
+        now = self._loop.time()
+        self._total = self._deadline = now + limits["total"]
         self._phase = "total"
+        self._handle = self._loop.call_at(now + self._shortest, self._look)
 
     def phase(self, name: str) -> None:
         """Run the timeout *name* from now on: one of the configuration's, or `client`, which only `total` ends."""
-        if self._timeout.expired():
-            return
-        deadline = self._deadline
-        if name in self._limits:
-            deadline = min(deadline, self._loop.time() + self._limits[name])
         self._phase = name
-        self._timeout.reschedule(deadline)
+        limit = self._limits.get(name)
+        self._deadline = self._total if limit is None else min(self._total, self._loop.time() + limit)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if now >= self._deadline:
+            self._timeout.reschedule(now)
+        else:
+            self._handle = self._loop.call_at(min(self._deadline, now + self._shortest), self._look)
+
+    def stop(self) -> None:
+        """The call is over."""
+        self._handle.cancel()
 
     def expired(self, backend: str) -> GatewayError:
         """What to say when time has run out."""
         total = f"{self._limits['total']:g} s (timeouts.total)"
-        if self._loop.time() >= self._deadline:
+        if self._loop.time() >= self._total:
             if self._phase == "client":
                 return GatewayError(ErrorKind.SLOW_CLIENT, f"the client kept the request open for more than {total}")
             return GatewayError(ErrorKind.TIMEOUT, f"backend {backend!r} took longer than {total}")
@@ -212,8 +227,10 @@ class Answer:
         content = self._response.content
         while True:
             self._timer.phase("idle")
-            with _blaming_backend(self._name):
+            try:
                 chunk = await content.readany()
+            except _FAILURES as error:
+                raise _blamed(self._name, error) from error
             self._timer.phase("client")
             if not chunk:
                 return
@@ -252,13 +269,12 @@ class Upstream:
         """
         loop = asyncio.get_running_loop()
         url = _url(self._balancer.pick(), raw_path)
-        deadline = loop.time() + self._limits["total"]
         request = _Request(method, url, headers, body)
         response: aiohttp.ClientResponse | None = None
         is_finished = False
         try:
-            async with asyncio.timeout_at(deadline) as timeout:
-                timer = _Timer(timeout, self._limits, deadline)
+            async with asyncio.timeout(None) as timeout:
+                timer = _Timer(timeout, self._limits)
                 try:
                     response = await self._send(self._pooled, request, attempts, timer)
                 except _StaleConnectionError:
@@ -271,6 +287,7 @@ class Upstream:
                 attempts[-1].code = error.kind.label
             raise error from None
         finally:
+            timer.stop()
             attempts[-1].seconds = loop.time() - attempts[-1].started_s
             if response is not None:
                 if is_finished:
@@ -296,25 +313,20 @@ class Upstream:
             lease = _Lease(sending.done)  # a body that does not stream goes out with the head
         _lease.set(lease)
         try:
-            with _blaming_backend(self.name):
-                try:
-                    response = await session.request(
-                        request.method,
-                        request.url,
-                        headers=request.headers,
-                        data=body.open(sending) if body.open is not None else body.whole,
-                        allow_redirects=False,
-                    )
-                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-                    if lease.was_dead and body.can_be_repeated:
-                        raise _StaleConnectionError from error
-                    raise
-        except GatewayError as error:
-            attempt.code = error.kind.label
-            raise
-        except _StaleConnectionError:
-            attempt.code = ErrorKind.UPSTREAM_CLOSED.label
-            raise
+            response = await session.request(
+                request.method,
+                request.url,
+                headers=request.headers,
+                data=body.open(sending) if body.open is not None else body.whole,
+                allow_redirects=False,
+            )
+        except _FAILURES as error:
+            blamed = _blamed(self.name, error)
+            attempt.code = blamed.kind.label
+            is_lost = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
+            if is_lost and lease.was_dead and body.can_be_repeated:
+                raise _StaleConnectionError from error
+            raise blamed from error
         finally:
             sending.answered()
             attempt.seconds = loop.time() - attempt.started_s
@@ -342,22 +354,19 @@ class _StaleConnectionError(Exception):
     """A kept connection died before any byte of an answer."""
 
 
-@contextmanager
-def _blaming_backend(name: str) -> Iterator[None]:
-    """Turn what aiohttp's client raises into a `GatewayError`."""
-    try:
-        yield
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+_FAILURES = (aiohttp.ClientError, HttpProcessingError, ConnectionError)
+
+
+def _blamed(name: str, error: Exception) -> GatewayError:
+    """What aiohttp's client raised, as an error of the backend *name*."""
+    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
         reason = str(getattr(error, "os_error", None) or error)
-        raise GatewayError(ErrorKind.UNREACHABLE, f"backend {name!r} cannot be reached: {reason}") from error
-    except (aiohttp.ClientResponseError, HttpProcessingError, _BrokenFramingError) as error:
-        raise GatewayError(
-            ErrorKind.MALFORMED_RESPONSE, f"backend {name!r} does not speak HTTP: {error.message}"
-        ) from error
-    except (aiohttp.ClientError, ConnectionError) as error:
-        raise GatewayError(
-            ErrorKind.UPSTREAM_CLOSED, f"backend {name!r} closed the connection before its answer was complete"
-        ) from error
+        return GatewayError(ErrorKind.UNREACHABLE, f"backend {name!r} cannot be reached: {reason}")
+    if isinstance(error, aiohttp.ClientResponseError | HttpProcessingError | _BrokenFramingError):
+        return GatewayError(ErrorKind.MALFORMED_RESPONSE, f"backend {name!r} does not speak HTTP: {error.message}")
+    return GatewayError(
+        ErrorKind.UPSTREAM_CLOSED, f"backend {name!r} closed the connection before its answer was complete"
+    )
 
 
 def _session(connect_s: float, connector: _Connector) -> aiohttp.ClientSession:

@@ -22,7 +22,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 
 from gateway import listeners
 from gateway.admin import AdminListener
-from gateway.app import DataPlane
+from gateway.app import DataPlane, settle
 from gateway.config import Address, Config, Limits, Size, decode, encode
 from gateway.telemetry import LogWriter
 
@@ -179,6 +179,7 @@ async def work(config: Config, tell: int) -> None:
     data_plane = DataPlane(config)
     try:
         await data_plane.start(shared=True)
+        settle()
         os.write(tell, b"!")
         os.close(tell)
         await stopped.wait()

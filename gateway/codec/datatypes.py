@@ -44,8 +44,7 @@ def _bfloat16_to_float32(array: Array) -> Array:
 
 def _float64_to(wire: str) -> Callable[[Array], Array]:
     def narrow(values: Array) -> Array:
-        with np.errstate(over="ignore", invalid="ignore"):
-            return values.astype(wire)
+        return values.astype(wire)
 
     return narrow
 
@@ -57,8 +56,7 @@ def _float64_to_bfloat16(values: Array) -> Array:
     between two BF16 and the float64 does not: there the float32 is moved one step towards
     the float64 before its lower half is rounded away.
     """
-    with np.errstate(over="ignore", invalid="ignore"):
-        single = values.astype("<f4")
+    single = values.astype("<f4")
     bits = single.view("<u4").copy()
     nan = np.isnan(single)
     tie = (bits & 0xFFFF) == 0x8000
@@ -86,7 +84,8 @@ class Datatype:
     type that views the wire; BF16, which numpy lacks, is viewed as its bits. `widen` gives an
     array of the same length that orjson prints exactly; `narrow` turns an array of `parsed`
     (`d` float64, `i` int64, `u` uint64: simdjson's letters) into `wire` and rounds as IEEE 754
-    says. `lowest` and `highest` bound integers.
+    says; beyond `highest` it becomes infinite, with numpy's warnings. `lowest` and `highest` bound the
+    values, `lowest` that of integers only.
     """
 
     name: str
@@ -98,13 +97,13 @@ class Datatype:
     narrow: Callable[[Array], Array]
     is_finite: Callable[[Array], Array] | None = None
     lowest: int = 0
-    highest: int = 0
+    highest: float = 0
     dropped_bits: int = 0
     """Of a float64's 52 bits of fraction, how many it has not."""
     smallest: float = 0.0
     """The smallest positive number."""
-    steps_to_normal: int = 0
-    """The smallest normal number, in steps of `smallest`."""
+    smallest_normal: float = 0.0
+    """The smallest positive number of full precision."""
 
     def view(self, blob: memoryview) -> Array:
         """The elements of *blob* as an array of shape [elements], without a copy."""
@@ -142,7 +141,8 @@ def _float(name: str, wire: str) -> Datatype:
         np.isfinite,
         dropped_bits=52 - facts.nmant,
         smallest=float(facts.smallest_subnormal),
-        steps_to_normal=2**facts.nmant,
+        smallest_normal=float(facts.smallest_normal),
+        highest=float(facts.max),
     )
 
 
@@ -170,7 +170,8 @@ _ROWS = (
         _bfloat16_is_finite,
         dropped_bits=45,
         smallest=2.0**-133,
-        steps_to_normal=2**7,
+        smallest_normal=2.0**-126,
+        highest=(2 - 2**-7) * 2.0**127,
     ),
     Datatype("BYTES", Kind.BYTES, 0, np.dtype("u1"), "i", _same, _same),
 )

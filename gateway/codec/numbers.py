@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from gateway.codec.datatypes import Array, Datatype, Kind, element_count
+from gateway.codec.datatypes import DATATYPES, Array, Datatype, Kind, element_count
 from gateway.codec.nesting import Nesting
 from gateway.codec.scanner import MAX_DEPTH, PIECE_BYTES, check_cut
 from gateway.errors import CodecError
@@ -41,11 +41,13 @@ TOLERANT_PIECE_BYTES = 8 * 1024
 """How much text the tolerant path works on at once: it is ten times slower."""
 
 _SPACE = b" \t\r\n"
-_OPEN, _CLOSE = b"[]"
+_NOT_SPACE = re.compile(rb"[^ \t\r\n]")
+_OPEN, _CLOSE, _END_OBJECT, _MINUS, _ZERO, _TRUE = b"[]}-0t"
+_ENDS_NUMBER = np.isin(np.arange(256), list(b",] \t\r\n"))
+_NONE = np.empty(0, np.int64)
 # A run of quoted non-finite numbers and what stands between them; a key would be followed by a colon.
 _QUOTED_NONFINITE = re.compile(rb'(?:(?<![-\w."])"(?:NaN|-?Infinity)"(?=[ \t\r\n]*[,\]])[^"}]*+)+')
 _QUOTED = (b'"NaN"', b'"Infinity"', b'"-Infinity"')
-_NEGATIVE_ZERO = (b"-0,", b"-0]", b"-0 ", b"-0\n", b"-0\r", b"-0\t")
 _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -55,9 +57,26 @@ def text_pieces(values: Array, datatype: Datatype) -> Iterator[bytes]:
     Every number is the shortest text that reads back to the same bits (protocol 3.3). NaN comes out as
     `null`, as do infinities: the caller has refused what it does not want, or uses `literal_pieces`.
     """
+    table = _TABLES.get(datatype.name)
     for start in range(0, len(values), PIECE_ELEMENTS):
-        text = orjson.dumps(datatype.widen(values[start : start + PIECE_ELEMENTS]), option=_OPTIONS)
-        yield text[1:-1] if start == 0 else b"," + text[1:-1]
+        piece = values[start : start + PIECE_ELEMENTS]
+        if table is None:
+            text = orjson.dumps(datatype.widen(piece), option=_OPTIONS)
+            yield b"".join((b"," if start else b"", memoryview(text)[1:-1]))
+        else:
+            text = table.take(piece.view("<u2")).tobytes().translate(None, b"\0")
+            yield text if start else text[1:]
+
+
+def _table(datatype: Datatype) -> npt.NDArray[np.bytes_]:
+    """The text of each number of a 16-bit *datatype*, with a comma before it and filled up with zero bytes."""
+    numbers = datatype.view(memoryview(np.arange(2**16, dtype="<u2").tobytes()))
+    texts = orjson.dumps(datatype.widen(numbers), option=_OPTIONS)[1:-1].split(b",")
+    return np.array([b"," + text for text in texts])
+
+
+# Looking up and taking out the zero bytes is two thirds of printing; for integers, whose texts are short, it is not.
+_TABLES = {name: _table(DATATYPES[name]) for name in ("FP16", "BF16")}
 
 
 def literal_pieces(values: Array, datatype: Datatype) -> Iterator[bytes]:
@@ -102,58 +121,62 @@ class NumberSink:
 
     def step(self, buffer: bytearray) -> int:
         """See `Sink.step`. Raises `CodecError` for what protocol 4.7 calls broken."""
-        window = bytes(memoryview(buffer)[: self._window_bytes])
+        window = min(len(buffer), self._window_bytes)
         if self._depth == 0:
-            start = window.lstrip(_SPACE)
-            if not start:
+            first = _NOT_SPACE.search(buffer, 0, window)
+            if first is None:
                 return 0
-            if start[:1] != b"[":
-                self._fail(f"data must be an array, got {start[:16].decode(errors='replace')!r}")
+            if first[0] != b"[":
+                start = bytes(buffer[first.start() : min(first.start() + 16, window)])
+                self._fail(f"data must be an array, got {start.decode(errors='replace')!r}")
         # Inside an array of numbers there is no quote and no brace, so the first of them is behind its end ...
-        limit = len(window)
+        limit = window
         for stop in (b'"', b"}"):
-            found = window.find(stop, 0, limit)
+            found = buffer.find(stop, 0, limit)
             limit = found if found >= 0 else limit
-        depth = self._depth + _balance(window, limit)
+        depth = self._depth + _balance(buffer, 0, limit)
         if depth <= 0 or depth > MAX_DEPTH:
-            end = window.rfind(b"]", 0, limit) + 1
             if depth != 0:
                 self._fail(f"brackets do not match, or are nested deeper than {MAX_DEPTH}")
-            return self._convert(buffer, window[:end], 0)
-        if limit < len(window):
+            return self._convert(buffer, buffer.rfind(b"]", 0, limit) + 1, 0)
+        if limit < window:
             # ... or a number written as a string, which is put there without its quotes.
-            if window[limit : limit + 1] == b"}":
+            if buffer[limit] == _END_OBJECT:
                 self._fail("a bracket is missing: the object ends inside data")
-            quoted = _QUOTED_NONFINITE.match(window, limit)
+            quoted = _QUOTED_NONFINITE.match(buffer, limit, window)
             if quoted is not None:
                 buffer[limit : quoted.end()] = quoted[0].replace(b'"', b"")
                 return self.step(buffer)
-            if not _may_become_nonfinite(window[limit:]):
-                index = self._filled + window.count(b",", 0, limit)
+            if not _may_become_nonfinite(bytes(buffer[limit:window])):
+                index = self._filled + buffer.count(b",", 0, limit)
                 self._fail(f"element {index}: expected {self._datatype.name}, got a string")
-        elif len(window) < self._window_bytes:
+        elif window < self._window_bytes:
             return 0
-        comma = window.rfind(b",", 0, limit)
+        comma = buffer.rfind(b",", 0, limit)
         if comma < 0:
-            if len(window) < self._window_bytes:
+            if window < self._window_bytes:
                 return 0
             self._fail(f"{self._window_bytes} bytes without a comma")
-        return self._convert(buffer, window[: comma + 1], self._depth + _balance(window, comma))
+        return self._convert(buffer, comma + 1, depth - _balance(buffer, comma, limit))
 
-    def _convert(self, buffer: bytearray, piece: bytes, depth: int) -> int:
-        """Append the numbers in *piece*, which leaves *depth* brackets open and ends with a comma if any is."""
-        inside = piece[:-1] if depth else piece
+    def _convert(self, buffer: bytearray, n_bytes: int, depth: int) -> int:
+        """Append the numbers in the first *n_bytes*, which leave *depth* brackets open and end with a comma if any is.
+
+        For pieces without a bracket, so almost all of flat data, the text is copied once and searched only for bytes.
+        """
+        end = n_bytes - 1 if depth else n_bytes
+        text = b"".join((b"[" * self._depth, memoryview(buffer)[:end], b"]" * depth))
         try:
-            check_cut(inside, continues=self._depth > 0, goes_on=depth > 0)
+            check_cut(text, self._depth, self._depth + end, continues=self._depth > 0, goes_on=depth > 0)
         except CodecError as error:
             self._fail(str(error))
-        if _deepest(inside, self._depth) > MAX_DEPTH:
+        inside = b"" if _is_flat(text, self._depth, depth) else text[self._depth : self._depth + end]
+        if inside and _deepest(inside, self._depth) > MAX_DEPTH:
             self._fail(f"data is nested deeper than {MAX_DEPTH}")
-        text = b"[" * self._depth + inside + b"]" * depth
         values = _parse_fast(text, self._datatype)
         if values is not None:
             self._window_bytes = PIECE_BYTES
-        elif len(piece) > TOLERANT_PIECE_BYTES:
+        elif n_bytes > TOLERANT_PIECE_BYTES:
             self._window_bytes = TOLERANT_PIECE_BYTES
             return self.step(buffer)
         else:
@@ -173,7 +196,7 @@ class NumberSink:
                 self._fail(str(error))
         self._depth = depth
         self.done = depth == 0
-        return len(piece)
+        return n_bytes
 
     def _append(self, values: Array, text: bytes) -> None:
         """Check, round and store *values* (float64, int64 or uint64, shape [n]), which *text* says."""
@@ -182,20 +205,31 @@ class NumberSink:
             self._fail(f"expected {len(self.array)} elements, got more")
         datatype = self._datatype
         if datatype.kind is Kind.FLOAT:
-            narrowed = datatype.narrow(_settle_ties(values, datatype, text))
-            if datatype.item_bytes < 8:
-                finite = datatype.is_finite(narrowed)  # type: ignore[misc]
-                if not finite.all():
-                    beyond = np.isfinite(values) & ~finite
-                    if beyond.any():
-                        self._fail_range(values, int(np.argmax(beyond)))
-            self.array[self._filled : end] = narrowed
+            self.array[self._filled : end] = self._rounded(values, text) if datatype.item_bytes < 8 else values
         else:
-            if len(values) and (values.min() < datatype.lowest or values.max() > datatype.highest):
+            # those of 64 bits have been parsed as what they are
+            is_checked = datatype.item_bytes == 8 or not len(values)
+            if not is_checked and (values.min() < datatype.lowest or values.max() > datatype.highest):
                 beyond = (values < datatype.lowest) | (values > datatype.highest)
                 self._fail_range(values, int(np.argmax(beyond)))
             self.array[self._filled : end] = values
         self._filled = end
+
+    def _rounded(self, values: Array, text: bytes) -> Array:
+        """float64 *values*, which *text* says, each as the nearest number of a narrower datatype."""
+        datatype = self._datatype
+        magnitudes = np.abs(values)
+        tied = _tied(values, magnitudes, datatype)
+        if len(tied):
+            values = _settled(values, tied, text)
+        if magnitudes.max(initial=0) <= datatype.highest:
+            return datatype.narrow(values)
+        with np.errstate(over="ignore", invalid="ignore"):
+            narrowed = datatype.narrow(values)
+        beyond = np.isfinite(values) & ~datatype.is_finite(narrowed)  # type: ignore[misc]
+        if beyond.any():
+            self._fail_range(values, int(np.argmax(beyond)))
+        return narrowed
 
     def _parse_tolerantly(self, text: bytes) -> Array:
         """The numbers in *text* by the standard library's parser, each looked at."""
@@ -254,10 +288,16 @@ def _may_become_nonfinite(text: bytes) -> bool:
     return False
 
 
-def _balance(text: bytes, end: int) -> int:
-    """How many more brackets are opened than closed in text[:end]; flat data costs two searches and no count."""
-    opened = text.count(b"[", 0, end) if text.find(b"[", 0, end) >= 0 else 0
-    return opened - (text.count(b"]", 0, end) if text.find(b"]", 0, end) >= 0 else 0)
+def _balance(text: bytearray, start: int, end: int) -> int:
+    """How many more brackets are opened than closed in text[start:end]; counts only where there are some."""
+    opens = text.count(b"[", start, text.rfind(b"[", start, end) + 1)
+    first_close = text.find(b"]", start, end)
+    return opens - (text.count(b"]", first_close, end) if first_close >= 0 else 0)
+
+
+def _is_flat(text: bytes, opened: int, closed: int) -> bool:
+    """Whether *text* has no brackets but *opened* at its front and *closed* at its end."""
+    return text.find(b"[", opened) < 0 and text.rfind(b"]", 0, len(text) - closed) < 0
 
 
 def _parse_fast(text: bytes, datatype: Datatype) -> Array | None:
@@ -265,6 +305,11 @@ def _parse_fast(text: bytes, datatype: Datatype) -> Array | None:
     if _PARSER is None:
         return None
     if datatype.kind is Kind.BOOL:
+        # the letters that tell them apart, printed, are the whole proof
+        letters = np.frombuffer(text.translate(None, b"[]rueals,"), dtype=np.uint8)
+        truth: npt.NDArray[np.bool_] = letters == _TRUE
+        if orjson.dumps(truth, option=_OPTIONS) == text:
+            return truth
         # as_buffer refuses true and false; as 1 and 0 they cannot join a neighbour into another valid 0 or 1,
         # except behind a minus sign
         if b"-" in text:
@@ -278,10 +323,16 @@ def _parse_fast(text: bytes, datatype: Datatype) -> Array | None:
         return None
     values: Array = np.frombuffer(buffer, dtype=_PARSED_DTYPE[datatype.parsed])
     # simdjson reads -0 as the integer 0 and so loses its sign
-    may_lose_sign = datatype.kind is Kind.FLOAT and b"-0" in text and not values.all()
-    if may_lose_sign and any(zero in text for zero in _NEGATIVE_ZERO):
-        return None
-    return values
+    may_lose_sign = datatype.kind is Kind.FLOAT and b"-" in text and not values.all()
+    return None if may_lose_sign and _has_negative_zero(text) else values
+
+
+def _has_negative_zero(text: bytes) -> bool:
+    """Whether *text* (JSON numbers) has one that is written `-0`: `in` takes as long for that as parsing it all."""
+    codes = np.frombuffer(text, dtype=np.uint8)
+    signs = np.flatnonzero(codes == _MINUS)
+    signs = signs[codes[signs + 1] == _ZERO]
+    return bool(_ENDS_NUMBER[codes[signs + 2]].any())
 
 
 def _deepest(text: bytes, depth: int) -> int:
@@ -293,25 +344,31 @@ def _deepest(text: bytes, depth: int) -> int:
     return depth + int(np.cumsum(steps).max())
 
 
-def _settle_ties(values: Array, datatype: Datatype, text: bytes) -> Array:
-    """Move float64 *values* that lie exactly between two of *datatype* to the side on which their *text* is.
+def _tied(values: Array, magnitudes: Array, datatype: Datatype) -> Array:
+    """Which of float64 *values* lie exactly between two of *datatype*, as indices; *magnitudes* are without sign.
+
+    Some may be named that do not.
+    """
+    half = np.uint64(1 << (datatype.dropped_bits - 1))
+    ties = (values.view("<u8") & (half | (half - np.uint64(1)))) == half
+    tied = np.flatnonzero(ties) if ties.any() else _NONE
+    if magnitudes.min(initial=math.inf) >= datatype.smallest_normal:
+        return tied
+    # below the smallest normal number the steps are all of one size
+    small = np.flatnonzero((magnitudes < datatype.smallest_normal) & (magnitudes > 0))
+    steps = magnitudes[small] / datatype.smallest
+    return np.union1d(tied, small[steps - np.floor(steps) == 0.5])
+
+
+def _settled(values: Array, tied: Array, text: bytes) -> Array:
+    """float64 *values* with those at the indices *tied* moved to the side on which their *text* is.
 
     Rounding decimal to float64 and then to something narrower rounds twice. Of the shortest texts of all 2^32 FP32
     one pair comes back as its neighbour that way: 7.038531e-26 and its negative.
     """
-    if datatype.dropped_bits == 0:
-        return values
-    mask = (1 << datatype.dropped_bits) - 1
-    tied = (values.view("<u8") & np.uint64(mask)) == np.uint64(1 << (datatype.dropped_bits - 1))
-    if b"e-" in text or b"E-" in text:
-        # below the smallest normal number the steps are all of one size
-        steps = np.abs(values) / datatype.smallest
-        tied |= (steps < datatype.steps_to_normal) & (steps - np.floor(steps) == 0.5)
-    if not tied.any():
-        return values
     settled: npt.NDArray[np.float64] = values.astype("<f8")
     words = [word for word in text.translate(None, b"[] \t\r\n").split(b",") if word]
-    for index in np.flatnonzero(tied):
+    for index in tied:
         exact, double = Decimal(words[index].decode()), Decimal(float(settled[index]))
         if exact != double:
             settled[index] = np.nextafter(settled[index], math.inf if exact > double else -math.inf)

@@ -372,20 +372,23 @@ def _last_comma(window: bytes, tokens: list[re.Match[bytes]]) -> tuple[int, int]
 
 def _check_piece(piece: bytes, before: bytes, after: bytes) -> None:
     """Prove that *piece* continues JSON at the open brackets *before* and leaves *after* open."""
-    check_cut(piece, continues=bool(before), goes_on=bool(after))
+    check_cut(piece, 0, len(piece), continues=bool(before), goes_on=bool(after))
     outer = b"".join(b"[" if code == _ARRAY else b'{"":' for code in before[:-1])
     suffix = b"".join(_CLOSER[code] for code in reversed(after))
     text, _ = protect_literals(outer + before[-1:] + piece + suffix)
     _check_json(text)
 
 
-def check_cut(piece: bytes, *, continues: bool, goes_on: bool) -> None:
-    """Raise `CodecError` where completing *piece* with brackets would hide a comma that has no value beside it.
+def check_cut(text: bytes, start: int, end: int, *, continues: bool, goes_on: bool) -> None:
+    """Raise `CodecError` where completing text[start:end] with brackets would hide a comma without a value beside it.
 
     *continues*: a comma stands before the piece. *goes_on*: one stands behind it.
     """
-    text = piece.strip(_SPACE)
-    if (continues and text[:1] in (b"", b"]", b"}")) or (goes_on and text[-1:] in (b"", b"[", b"{")):
+    first, last = text[start : start + 1], text[end - 1 : end]
+    if first in _SPACE or last in _SPACE:
+        stripped = text[start:end].strip(_SPACE)
+        first, last = stripped[:1], stripped[-1:]
+    if (continues and first in (b"", b"]", b"}")) or (goes_on and last in (b"", b"[", b"{")):
         raise CodecError("a comma without a value beside it")
 
 

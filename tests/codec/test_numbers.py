@@ -2,6 +2,7 @@
 
 import json
 import struct
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -301,6 +302,27 @@ def test_decimal_just_above_a_tie_of_denormals_is_rounded_up() -> None:
     )
     assert nearest_bits(text, "FP32") == 1
     assert int.from_bytes(only_blob(one_output(f"[{text}]", "FP32")), "little") == 1
+
+
+@pytest.mark.parametrize(("datatype", "smallest"), [("FP16", 2.0**-24), ("BF16", 2.0**-133), ("FP32", 2.0**-149)])
+@pytest.mark.parametrize("sign", ["", "-"])
+@pytest.mark.parametrize("spelling", ["f", "e"])
+def test_tie_of_denormals_is_seen_in_every_spelling(datatype: str, smallest: float, sign: str, spelling: str) -> None:
+    exact = format(Decimal(smallest * 2.5), spelling)
+    above = exact.replace("e", "0001e") if "e" in exact else exact + "0001"
+    for text, steps in ((exact, 2), (above, 3)):
+        assert nearest_bits(text, datatype) == steps
+        data = f"[0,{sign}{text},0.5,0]"
+        blob = only_blob(one_output(data, datatype, "[4]"))
+        bits = np.frombuffer(blob, f"<u{len(blob) // 4}")
+        assert int(bits[1]) == steps | (bool(sign) << (len(blob) * 2 - 1))
+
+
+@pytest.mark.parametrize("zero", ["0", "0.0", "-0.0", "0e5"])
+@pytest.mark.parametrize("other", ["-0.5", "-1", "-0.0", "-0e0"])
+def test_zeros_beside_negative_numbers_keep_their_signs(zero: str, other: str) -> None:
+    read = np.frombuffer(only_blob(one_output(f"[{zero},{other},{zero}]", "FP32", "[3]")), "<f4")
+    assert np.signbit(read).tolist() == [zero.startswith("-"), True, zero.startswith("-")]
 
 
 @pytest.mark.parametrize(("text", "datatype"), [("9007199254740993.0", "INT64"), ("18446744073709551615.0", "UINT64")])

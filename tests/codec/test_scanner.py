@@ -339,9 +339,9 @@ def test_output_that_stays_json_is_kept_in_pieces_of_its_own_text() -> None:
     ],
 )
 def test_comma_without_a_value_beside_it_is_refused_at_a_cut(piece: bytes, continues: bool, goes_on: bool) -> None:
-    check_cut(b"1", continues=continues, goes_on=goes_on)
+    check_cut(b"1", 0, 1, continues=continues, goes_on=goes_on)
     with pytest.raises(CodecError, match="comma without a value"):
-        check_cut(piece, continues=continues, goes_on=goes_on)
+        check_cut(piece, 0, len(piece), continues=continues, goes_on=goes_on)
 
 
 def test_objects_are_parsed_to_members_as_they_came_and_the_last_duplicate_wins() -> None:

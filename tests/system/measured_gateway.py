@@ -1,0 +1,46 @@
+"""A gateway that measures itself: `python -m tests.system.measured_gateway BACKEND_URL`.
+
+It runs as ever, with one change: the processor time of each callback of the event loop is taken, and the longest is
+printed at the end, in seconds. Processor time, because a busy machine makes the clock on the wall meaningless.
+"""
+
+import asyncio
+import signal
+import sys
+import time
+
+from gateway.app import Application, settle
+from gateway.config import for_backend
+
+longest_s = 0.0
+
+
+def measure_callbacks() -> None:
+    """Take the time of everything that the event loop runs."""
+    run = asyncio.Handle._run
+
+    def measured(handle: asyncio.Handle) -> None:
+        global longest_s  # noqa: PLW0603
+        started = time.thread_time()
+        run(handle)
+        longest_s = max(longest_s, time.thread_time() - started)
+
+    asyncio.Handle._run = measured  # type: ignore[method-assign]
+
+
+async def main() -> None:
+    global longest_s  # noqa: PLW0603
+    application = await Application.start(for_backend(sys.argv[1], "127.0.0.1:0", "127.0.0.1:0"))
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    settle()
+    await asyncio.sleep(0)  # what was done until here is not measured
+    longest_s = 0.0
+    print(application.listen_url, flush=True)
+    await stopped.wait()
+    print(longest_s, flush=True)
+    await application.stop()
+
+
+measure_callbacks()
+asyncio.run(main())

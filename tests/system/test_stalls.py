@@ -1,0 +1,121 @@
+"""No piece of work holds the event loop for long, whatever the tensors' size."""
+
+import asyncio
+import io
+import json
+import sys
+
+import aiohttp
+import numpy as np
+import orjson
+import pytest
+
+from tests.conftest import HEADER_LENGTH, Connection, lying, tensor
+
+LONGEST_S = 0.020
+"""What no single callback may take of the processor."""
+
+
+def answer_of(name: str, array: np.ndarray, datatype: str, shape: list[int]) -> bytes:
+    data = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+    return b'{"outputs":[{"name":"%b","datatype":"%b","shape":%b,"data":%b}]}' % (
+        name.encode(),
+        datatype.encode(),
+        json.dumps(shape).encode(),
+        data,
+    )
+
+
+async def longest_callback(header: dict, blob: bytes, answer: bytes, expected: bytes, beside: int) -> float:
+    """Carry one large request through, twice at once, with small ones beside it; the longest callback in seconds."""
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.read_request()
+            large = len(connection.body) > 100_000
+            await connection.answer(answer if large else answer_of("x", np.zeros(4, np.float32), "FP32", [4]))
+
+    async with lying(script) as liar:
+        gateway = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.system.measured_gateway", liar.url), stdout=asyncio.subprocess.PIPE
+        )
+        assert gateway.stdout is not None
+        url = (await gateway.stdout.readline()).decode().strip()
+        async with aiohttp.ClientSession() as session:
+
+            async def infer(asked: dict, body: bytes) -> bytes:
+                text = json.dumps(asked).encode()
+                path = f"{url}/v2/models/m/infer"
+                headers = {HEADER_LENGTH: str(len(text))}
+                async with session.post(path, data=io.BytesIO(text + body), headers=headers) as response:
+                    reply = await response.read()
+                    assert response.status == 200, reply[:500]
+                    return reply[int(response.headers.get(HEADER_LENGTH, "0")) :]
+
+            small = {"inputs": [tensor("x", np.zeros(4, np.float32), "FP32")], "parameters": {"binary_data_output": True}}
+            large = [asyncio.create_task(infer(header, blob)) for _ in range(2)]
+            for _ in range(beside):
+                assert await infer(small, bytes(16)) == bytes(16)
+            for task in large:
+                assert await task == expected
+        gateway.terminate()
+        printed = float(await gateway.stdout.readline())
+        await gateway.wait()
+        return printed
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "INT64", "UINT8"])
+async def test_large_tensors_do_not_hold_the_loop(datatype: str) -> None:
+    dtype = {"FP32": np.float32, "INT64": np.int64, "UINT8": np.uint8}[datatype]
+    rng = np.random.default_rng(5)
+    count = 32 * 1024 * 1024 // np.dtype(dtype).itemsize // (4 if datatype == "UINT8" else 1)
+    array = rng.standard_normal(count).astype(dtype) if datatype == "FP32" else rng.integers(0, 200, count).astype(dtype)
+    header = {"inputs": [tensor("x", array, datatype)], "parameters": {"binary_data_output": True}}
+    answer = answer_of("x", array, datatype, [count])
+    assert await longest_callback(header, array.tobytes(), answer, array.tobytes(), 50) < LONGEST_S
+
+
+async def test_large_strings_do_not_hold_the_loop() -> None:
+    element = ("é\\\"" + "x" * 97).encode() * 100_000
+    blob = len(element).to_bytes(4, "little") + element
+    entry = {"name": "x", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": len(blob)}}
+    header = {"inputs": [entry], "parameters": {"binary_data_output": True}}
+    answer = b'{"outputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":[%b]}]}' % orjson.dumps(element.decode())
+    assert await longest_callback(header, blob, answer, blob, 50) < LONGEST_S
+
+
+async def test_many_small_strings_do_not_hold_the_loop() -> None:
+    elements = [b"%d" % number for number in range(300_000)]
+    blob = b"".join(len(element).to_bytes(4, "little") + element for element in elements)
+    entry = {"name": "x", "shape": [300_000], "datatype": "BYTES", "parameters": {"binary_data_size": len(blob)}}
+    header = {"inputs": [entry], "parameters": {"binary_data_output": True}}
+    texts = orjson.dumps([element.decode() for element in elements])
+    answer = b'{"outputs":[{"name":"x","datatype":"BYTES","shape":[300000],"data":%b}]}' % texts
+    assert await longest_callback(header, blob, answer, blob, 50) < LONGEST_S
+
+
+async def test_large_json_that_stays_json_does_not_hold_the_loop() -> None:
+    array = np.random.default_rng(5).standard_normal(4_000_000).astype(np.float32)
+    text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+    array_json = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[4000000],"data":%b}]}' % text
+    answer = answer_of("x", array, "FP32", [array.size])
+
+    async def script(connection: Connection) -> None:
+        await connection.read_request()
+        await connection.answer(answer)
+
+    async with lying(script) as liar:
+        gateway = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.system.measured_gateway", liar.url), stdout=asyncio.subprocess.PIPE
+        )
+        assert gateway.stdout is not None
+        url = (await gateway.stdout.readline()).decode().strip()
+        async with aiohttp.ClientSession() as session:
+            headers = {HEADER_LENGTH: str(len(array_json))}
+            path = f"{url}/v2/models/m/infer"
+            async with session.post(path, data=io.BytesIO(array_json), headers=headers) as response:
+                assert response.status == 200
+                assert (await response.json())["outputs"][0]["data"][:5] == orjson.loads(text)[:5]
+        gateway.terminate()
+        assert float(await gateway.stdout.readline()) < LONGEST_S
+        await gateway.wait()
