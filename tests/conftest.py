@@ -134,11 +134,12 @@ class Connection:
         self.head = await self.reader.readuntil(b"\r\n\r\n")
         lower = self.head.lower()
         if b"transfer-encoding: chunked" in lower:
-            self.body = b""
+            pieces = []
             while size := int(await self.reader.readline(), 16):
-                self.body += await self.reader.readexactly(size)
+                pieces.append(await self.reader.readexactly(size))
                 await self.reader.readexactly(2)
             await self.reader.readexactly(2)
+            self.body = b"".join(pieces)
         elif b"content-length: " in lower:
             length = int(lower.partition(b"content-length: ")[2].partition(b"\r\n")[0])
             self.body = await self.reader.readexactly(length)

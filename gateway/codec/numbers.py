@@ -217,12 +217,14 @@ class NumberSink:
 
     def _rounded(self, values: Array, text: bytes) -> Array:
         """float64 *values*, which *text* says, each as the nearest number of a narrower datatype."""
+        if not len(values):
+            return values
         datatype = self._datatype
         magnitudes = np.abs(values)
         tied = _tied(values, magnitudes, datatype)
         if len(tied):
             values = _settled(values, tied, text)
-        if magnitudes.max(initial=0) <= datatype.highest:
+        if magnitudes[magnitudes.argmax()] <= datatype.highest:
             return datatype.narrow(values)
         with np.errstate(over="ignore", invalid="ignore"):
             narrowed = datatype.narrow(values)
@@ -351,8 +353,8 @@ def _tied(values: Array, magnitudes: Array, datatype: Datatype) -> Array:
     """
     half = np.uint64(1 << (datatype.dropped_bits - 1))
     ties = (values.view("<u8") & (half | (half - np.uint64(1)))) == half
-    tied = np.flatnonzero(ties) if ties.any() else _NONE
-    if magnitudes.min(initial=math.inf) >= datatype.smallest_normal:
+    tied = np.flatnonzero(ties) if np.count_nonzero(ties) else _NONE
+    if magnitudes[magnitudes.argmin()] >= datatype.smallest_normal:
         return tied
     # below the smallest normal number the steps are all of one size
     small = np.flatnonzero((magnitudes < datatype.smallest_normal) & (magnitudes > 0))

@@ -13,8 +13,7 @@ Here: where things are. Not here: what any value means.
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, TypeVar
 
 import msgspec
 
@@ -41,8 +40,10 @@ _SPACE = b" \t\r\n"
 _NOT_SPACE = re.compile(rb"[^ \t\r\n]")
 _AFTER_SCALAR = re.compile(rb"[ \t\r\n,}\]]")
 # A whole string, with the colon that makes it a key (1) or the end of the buffer, where that is not known yet (2);
-# a bracket; or a quote whose string is not complete.
-_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"[ \t\r\n]*+(?:(:)|(\Z))?|[\[\]{}]|"', re.DOTALL)
+# a bracket that opens (3) or closes (4); or a quote whose string is not complete (2).
+_TOKEN = re.compile(rb'"(?:(?:[^"\\]++|\\.)*+"[ \t\r\n]*+(?:(:)|(?!\Z))|())|([\[{])|([\]}])', re.DOTALL)
+_KEY_TOKEN, _OPEN_TOKEN, _CLOSE_TOKEN = 1, 3, 4
+_CUT_TOKEN = 2
 # A whole string, one that goes on behind the window (1), or a bracket.
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|(\\?\Z))|[\[\]{}]', re.DOTALL)
 _INSIDE_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
@@ -50,6 +51,8 @@ _STRING_OR_NONFINITE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?Infinity|NaN', re.DO
 
 _QUOTE, _OBJECT, _END_OBJECT, _ARRAY, _END_ARRAY = b'"{}[]'
 _CLOSER = {_OBJECT: b"}", _ARRAY: b"]"}
+
+T = TypeVar("T")
 
 Members = dict[str, bytes]
 """An object of JSON: each member's value is the text it came as."""
@@ -160,33 +163,32 @@ class Scanner:
                 raise CodecError(f"expected a JSON object, got {bytes(buffer[first.start() : first.start() + 16])!r}")
         base = len(self._skeleton)
         for token in _TOKEN.finditer(buffer):
-            text = token[0]
-            code = text[0]
-            if code == _QUOTE:
-                if token[2] is not None or len(text) == 1:
-                    return self._keep(token.start())
-                if token[1] is None:
-                    continue
+            kind = token.lastindex
+            if kind is None:
+                continue
+            if kind == _KEY_TOKEN:
                 if self._depth == 1:
-                    self._key = text
-                elif self._depth == 3 and self._inside_section and _is_key(text, b'"data"'):
+                    self._key = token[0]
+                elif self._depth == 3 and self._inside_section and _is_key(token[0], b'"data"'):
                     taken = self._keep(token.end())
                     self._open_sink(slice(self._entry_start, base + token.start()), self.consumed + taken)
                     return taken
-            elif code in (_OBJECT, _ARRAY):
+            elif kind == _OPEN_TOKEN:
                 self._depth += 1
                 if self._depth == 2:
-                    self._inside_section = code == _ARRAY and _is_key(self._key, self._section)
+                    self._inside_section = token[0] == b"[" and _is_key(self._key, self._section)
                 elif self._depth == 3:
                     self._entry_start = base + token.start()
                     self._entry_values = 0
-            else:
+            elif kind == _CLOSE_TOKEN:
                 self._depth -= 1
                 if self._depth == 0:
                     self.done = True
                     return self._keep(token.end())
                 if self._depth == 1:
                     self._inside_section = False
+            else:
+                return self._keep(token.start())
         return self._keep(len(buffer))
 
     def _open_sink(self, entry: slice, start: int) -> None:
@@ -376,7 +378,7 @@ def _check_piece(piece: bytes, before: bytes, after: bytes) -> None:
     outer = b"".join(b"[" if code == _ARRAY else b'{"":' for code in before[:-1])
     suffix = b"".join(_CLOSER[code] for code in reversed(after))
     text, _ = protect_literals(outer + before[-1:] + piece + suffix)
-    _check_json(text)
+    _decode(_ANY_DECODER, text)
 
 
 def check_cut(text: bytes, start: int, end: int, *, continues: bool, goes_on: bool) -> None:
@@ -394,11 +396,12 @@ def check_cut(text: bytes, start: int, end: int, *, continues: bool, goes_on: bo
 
 def _is_key(text: bytes, wanted: bytes) -> bool:
     """Whether the key token *text* (quotes, maybe blanks and a colon) is *wanted* (with quotes)."""
-    key = text[: text.rfind(b'"') + 1]
-    if b"\\" not in key:
-        return key == wanted
+    if text.startswith(wanted):
+        return True
+    if b"\\" not in text:
+        return False
     try:
-        return b'"%b"' % msgspec.json.decode(key, type=str).encode() == wanted
+        return b'"%b"' % msgspec.json.decode(text[: text.rfind(b'"') + 1], type=str).encode() == wanted
     except (msgspec.DecodeError, UnicodeDecodeError):
         return False
 
@@ -408,26 +411,19 @@ def parse_object(text: bytes) -> Members:
 
     Raises `CodecError` if it is not JSON, not UTF-8, not an object, or nested too deep to be read.
     """
-    with _reading(text):
-        return {key: bytes(value) for key, value in _OBJECT_DECODER.decode(text).items()}
+    return {key: bytes(value) for key, value in _decode(_OBJECT_DECODER, text).items()}
 
 
 def parse_objects(text: bytes) -> list[Members]:
     """The same for a JSON array of objects."""
-    with _reading(text):
-        return [{key: bytes(value) for key, value in item.items()} for item in _OBJECTS_DECODER.decode(text)]
+    return [{key: bytes(value) for key, value in item.items()} for item in _decode(_OBJECTS_DECODER, text)]
 
 
-def _check_json(text: bytes) -> None:
-    with _reading(text):
-        _ANY_DECODER.decode(text)
-
-
-@contextmanager
-def _reading(text: bytes) -> Iterator[None]:
+def _decode(decoder: msgspec.json.Decoder[T], text: bytes) -> T:
     try:
-        text.decode()  # msgspec does not look into the strings of a Raw
-        yield
+        if not text.isascii():
+            text.decode()  # msgspec does not look into the strings of a Raw
+        return decoder.decode(text)
     except UnicodeDecodeError as error:
         raise CodecError(f"JSON is not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
