@@ -272,6 +272,18 @@ async def test_a_client_that_uploads_too_slowly_is_to_blame_itself() -> None:
         assert (reply.status, "the client kept the request open" in reply.error) == (408, True)
 
 
+async def test_a_client_that_closes_its_sending_side_counts_as_gone() -> None:
+    async def script(connection: Connection) -> None:
+        await connection.read_request()
+        await connection.reader.read()
+
+    async with lying(script) as liar, running(liar.url) as client, connected(client) as (reader, writer):
+        writer.write(INFER)
+        writer.write_eof()
+        assert await reader.read() == b""
+        assert await client.gateway.gateway.wait_until_idle(5) == 0
+
+
 async def test_connect_is_refused(client: Client) -> None:
     async with connected(client) as (reader, writer):
         writer.write(b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com:443\r\n\r\n")
