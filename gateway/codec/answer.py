@@ -65,10 +65,12 @@ class Reply:
 class _Value:
     """One `data` of the answer: where it went."""
 
-    sink: Sink
+    sink: Sink = field(init=False)
     datatype: Datatype | None = None
     shape: tuple[int, ...] = ()
     text: list[bytes] = field(default_factory=list)
+    said: tuple[bytes | None, bytes | None] = (None, None)
+    """Datatype and shape as the answer says them, before its `data`."""
 
 
 class InferAnswer:
@@ -174,16 +176,21 @@ class InferAnswer:
         entry = parse_object(protect_literals(entry_text())[0])
         name = _text_of(entry, "name")
         self._restore_datatype(entry, name)
-        label = f"output {name!r}" if name is not None else f"output {len(self._values)}"
-        value = _Value(TextSink(label, None))
-        self._values.append(value)
-        if name is not None and not self._selection.is_wanted(name):
-            return value.sink
+        value = _Value()
+        is_wanted = name is None or self._selection.is_wanted(name)
         is_known = name is not None or not (self._selection.named or self._declared)
-        if is_known and self._selection.is_binary(name or "") and "datatype" in entry and "shape" in entry:
+        if (
+            is_wanted
+            and is_known
+            and self._selection.is_binary(name or "")
+            and "datatype" in entry
+            and "shape" in entry
+        ):
             self._open_binary(value, entry, name or "")
         else:
-            value.sink = TextSink(label, value.text)
+            label = f"output {name!r}" if name is not None else f"output {len(self._values)}"
+            value.sink = TextSink(label, value.text if is_wanted else None)
+        self._values.append(value)
         return value.sink
 
     def _restore_datatype(self, entry: Members, name: str | None) -> None:
@@ -193,6 +200,7 @@ class InferAnswer:
     def _open_binary(self, value: _Value, entry: Members, name: str) -> None:
         """Give *value* the sink that makes binary of it."""
         label, value.datatype, value.shape = self._tensor(entry, name)
+        value.said = (entry.get("datatype"), entry.get("shape"))
         n_elements = element_count(value.shape)
         # every element takes a digit and a comma, or two quotes and a comma
         if n_elements * 2 - 1 > self._max_bytes:
@@ -220,12 +228,13 @@ class InferAnswer:
 
     def _blob(self, value: _Value, entry: Members, name: str) -> Generator[None, None, memoryview]:
         """The bytes of a binary output."""
-        label, datatype, shape = self._tensor(entry, name)
         if value.datatype is None:
             self._open_binary(value, entry, name)
-            yield from _pour(value.text, value.sink, label)
-        elif (datatype, shape) != (value.datatype, value.shape):
-            raise CodecError(f"{label}: datatype or shape came twice and differ")
+            yield from _pour(value.text, value.sink)
+        elif value.said != (entry.get("datatype"), entry.get("shape")):
+            label, datatype, shape = self._tensor(entry, name)
+            if (datatype, shape) != (value.datatype, value.shape):
+                raise CodecError(f"{label}: datatype or shape came twice and differ")
         sink = value.sink
         if isinstance(sink, NumberSink):
             self._nonfinite += sink.nonfinite
@@ -233,7 +242,7 @@ class InferAnswer:
         assert isinstance(sink, BytesSink)
         parameters = members_of(entry["parameters"], name) if entry.get("parameters", b"")[:1] == b"{" else {}
         if parameters.get("content_type", b"") == b'"base64"':
-            return memoryview((yield from strings.from_base64(sink.elements, label)))
+            return memoryview((yield from strings.from_base64(sink.elements, sink.label)))
         return memoryview(sink.elements)
 
     def _header(self, top: Members, outputs: list[bytes]) -> Iterator[bytes]:
@@ -257,7 +266,7 @@ class InferAnswer:
         yield b"}"
 
 
-def _pour(text: list[bytes], sink: Sink, label: str) -> Iterator[None]:
+def _pour(text: list[bytes], sink: Sink) -> Iterator[None]:
     """Feed *text*, which waited, into *sink*, giving each piece back as soon as it is read."""
     buffer = bytearray()
     text.reverse()
@@ -267,7 +276,7 @@ def _pour(text: list[bytes], sink: Sink, label: str) -> Iterator[None]:
             del buffer[:taken]
             yield
     if not sink.done:
-        raise CodecError(f"{label}: data is cut off")
+        raise CodecError(f"{sink.label}: data is cut off")
 
 
 def _without_data(entry: Members) -> tuple[Members, bool]:

@@ -18,6 +18,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
+_NO_BITS = np.uint64(0)
+
 
 class Kind(Enum):
     """What the elements of a tensor are, and so which JSON values stand for them."""
@@ -98,8 +100,9 @@ class Datatype:
     is_finite: Callable[[Array], Array] | None = None
     lowest: int = 0
     highest: float = 0
-    dropped_bits: int = 0
-    """Of a float64's 52 bits of fraction, how many it has not."""
+    dropped_bits: np.uint64 = _NO_BITS
+    """Those of a float64's 52 bits of fraction that it has not, as a mask; the highest of them alone is a tie."""
+    tie: np.uint64 = _NO_BITS
     smallest: float = 0.0
     """The smallest positive number."""
     smallest_normal: float = 0.0
@@ -139,7 +142,8 @@ def _float(name: str, wire: str) -> Datatype:
         _same,
         _float64_to(wire),
         np.isfinite,
-        dropped_bits=52 - facts.nmant,
+        dropped_bits=np.uint64(2 ** (52 - facts.nmant) - 1),
+        tie=np.uint64(2 ** (52 - facts.nmant) // 2),
         smallest=float(facts.smallest_subnormal),
         smallest_normal=float(facts.smallest_normal),
         highest=float(facts.max),
@@ -168,7 +172,8 @@ _ROWS = (
         _bfloat16_to_float32,
         _float64_to_bfloat16,
         _bfloat16_is_finite,
-        dropped_bits=45,
+        dropped_bits=np.uint64(2**45 - 1),
+        tie=np.uint64(2**44),
         smallest=2.0**-133,
         smallest_normal=2.0**-126,
         highest=(2 - 2**-7) * 2.0**127,

@@ -77,7 +77,7 @@ class Cursor:
         self._binary = binary
         self._offset = 0
 
-    def take(self, n_bytes: int, what: str) -> memoryview:
+    def take(self, n_bytes: int, what: object) -> memoryview:
         """The next *n_bytes* as a view. Raises `CodecError` naming *what* when they are not there."""
         left = len(self._binary) - self._offset
         if n_bytes > left:

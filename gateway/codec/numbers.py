@@ -44,6 +44,7 @@ _SPACE = b" \t\r\n"
 _NOT_SPACE = re.compile(rb"[^ \t\r\n]")
 _OPEN, _CLOSE, _END_OBJECT, _MINUS, _ZERO, _TRUE = b"[]}-0t"
 _ENDS_NUMBER = np.isin(np.arange(256), list(b",] \t\r\n"))
+_BITS = np.dtype("<u8")
 _NONE = np.empty(0, np.int64)
 # A run of quoted non-finite numbers and what stands between them; a key would be followed by a colon.
 _QUOTED_NONFINITE = re.compile(rb'(?:(?<![-\w."])"(?:NaN|-?Infinity)"(?=[ \t\r\n]*[,\]])[^"}]*+)+')
@@ -351,8 +352,7 @@ def _tied(values: Array, magnitudes: Array, datatype: Datatype) -> Array:
 
     Some may be named that do not.
     """
-    half = np.uint64(1 << (datatype.dropped_bits - 1))
-    ties = (values.view("<u8") & (half | (half - np.uint64(1)))) == half
+    ties = (values.view(_BITS) & datatype.dropped_bits) == datatype.tie
     tied = np.flatnonzero(ties) if np.count_nonzero(ties) else _NONE
     if magnitudes[magnitudes.argmin()] >= datatype.smallest_normal:
         return tied

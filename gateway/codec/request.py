@@ -4,7 +4,6 @@
 makes the JSON as often as it is asked to: the body is held once, its JSON never.
 """
 
-import itertools
 import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
@@ -41,11 +40,10 @@ _SEARCH_BYTES = 256 * 1024
 _SEARCH_OVERLAP = 64
 _FINITE_ELEMENTS = 256 * 1024  # looking is sixteen times as fast as printing
 
-_SHAPE = re.compile(rb"\[[ \t\r\n]*(?:[0-9]+[ \t\r\n]*(?:,[ \t\r\n]*[0-9]+[ \t\r\n]*)*)?\]")
 _INTEGER = re.compile(rb"[0-9]{1,20}")
-_NUMBER = re.compile(rb"[0-9]+")
 
 _STRING = msgspec.json.Decoder(str)
+_INTEGERS = msgspec.json.Decoder(list[int])
 
 
 class NonFinite(Enum):
@@ -79,8 +77,7 @@ class TensorPolicy:
     half_precision: HalfPrecision = HalfPrecision.NATIVE
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(msgspec.Struct, frozen=True):
     """A binary input: a view of the body, and what its header says of it."""
 
     name: str
@@ -88,8 +85,7 @@ class Tensor:
     shape: tuple[int, ...]
     blob: memoryview
 
-    @property
-    def label(self) -> str:
+    def __str__(self) -> str:
         """How errors call it."""
         return f"input {self.name!r} ({self.datatype.name}, shape {list(self.shape)})"
 
@@ -228,6 +224,7 @@ class _Parser:
         self._marker = b""
         self._tensors: list[Tensor] = []
         self._segments: list[Segment] = []
+        self._texts: list[bytes] = []
         self._nonfinite = 0
         self._cursor = Cursor(body[:0])
 
@@ -277,10 +274,10 @@ class _Parser:
             elif key == "outputs" and outputs is not None:
                 self._emit(separator + b'"outputs":' + outputs)
             elif key == "parameters" and value != b"null":
-                remaining = object_text(self._strip(members_of(value, "parameters"), "binary_data_output"))
-                if remaining == b"{}" and value.strip(b"{} \t\r\n"):
+                parameters = members_of(value, "parameters")
+                if parameters.pop("binary_data_output", None) is not None and not parameters:
                     continue
-                self._emit(separator + b'"parameters":' + remaining)
+                self._emit(separator + b'"parameters":' + object_text(parameters))
             else:
                 self._emit(separator + orjson.dumps(key) + b":" + value)
             separator = b","
@@ -292,7 +289,7 @@ class _Parser:
             restore_literals(_request_id(top), self._marker),
             recovered,
             self._nonfinite,
-            self._joined(),
+            [*self._segments, b"".join(self._texts)],
             self._policy,
         )
 
@@ -337,7 +334,7 @@ class _Parser:
         self._cursor = Cursor(binary)
         if self._header_length is not None:
             return False
-        sizes = [_binary_size(entry, index) for index, entry in enumerate(inputs)]
+        sizes = [_binary_size(_parameters(entry), entry, index) for index, entry in enumerate(inputs)]
         expected = sum(size for size in sizes if size is not None)
         announced = any(size is not None for size in sizes)
         is_blank = len(binary) <= PIECE_BYTES and not bytes(binary).strip(b" \t\r\n")
@@ -378,13 +375,10 @@ class _Parser:
             name = _name(entry, f"output {index}")
             if name in selection.named:
                 raise CodecError(f"output {name!r} is requested more than once")
-            flag = None
-            raw = entry.get("parameters")
-            if raw is not None and raw != b"null":
-                members = members_of(raw, f"output {name!r}: parameters")
-                flag = self._flag(members, "binary_data", f"output {name!r}: ")
-                if "binary_data" in members:
-                    self._replace_parameters(entry, self._strip(members, "binary_data"))
+            members = _given_parameters(entry, f"output {name!r}")
+            flag = self._flag(members, "binary_data", f"output {name!r}: ")
+            if members.pop("binary_data", None) is not None:
+                _replace_parameters(entry, members)
             selection.named[name] = selection.binary_by_default if flag is None else flag
             texts.append(object_text(entry))
         return selection, b"[" + b",".join(texts) + b"]"
@@ -414,9 +408,8 @@ class _Parser:
             yield from self._input(entry, index, label)
 
     def _input(self, entry: Members, index: int, label: str) -> Iterator[None]:
-        raw = entry.get("parameters")
-        members = members_of(raw, f"{label}: parameters") if raw is not None and raw != b"null" else {}
-        size = _binary_size(entry, index)
+        members = _given_parameters(entry, label)
+        size = _binary_size(members, entry, index)
         data = self._data(entry)
         given = [data is not None, size is not None, "shared_memory_region" in members]
         if sum(given) != 1:
@@ -424,19 +417,18 @@ class _Parser:
                 f"{label}: Input must set only one of the following fields: 'data', 'binary_data_size' in "
                 f"'parameters', 'shared_memory_region' in 'parameters'; got {sum(given) or 'none'} of them"
             )
-        if "binary_data_size" in members:
-            self._replace_parameters(entry, self._strip(members, "binary_data_size"))
-        if data is None:
-            entry.pop("data", None)
+        if members.pop("binary_data_size", None) is not None:
+            _replace_parameters(entry, members)
+        entry.pop("data", None)
         if size is not None:
             yield from self._binary_input(entry, size, label)
             return
-        text = object_text({key: value for key, value in entry.items() if key != "data"})
+        text = object_text(entry)
         if data is None:
             self._emit(text)
             return
         self._emit(text[:-1] + (b',"data":' if len(text) > 2 else b'"data":'))
-        self._segments.append(data)
+        self._emit_data(data)
         self._emit(b"}")
 
     def _binary_input(self, entry: Members, size: int, label: str) -> Iterator[None]:
@@ -448,18 +440,17 @@ class _Parser:
         expected = n_elements * datatype.item_bytes
         if datatype.kind is not Kind.BYTES and size != expected:
             raise CodecError(
-                f"{tensor.label}: binary_data_size: expected {expected}, got {size} "
+                f"{tensor}: binary_data_size: expected {expected}, got {size} "
                 f"({n_elements} elements of {datatype.item_bytes} bytes)"
             )
-        tensor = Tensor(name, datatype, shape, self._cursor.take(size, tensor.label))
+        tensor = Tensor(name, datatype, shape, self._cursor.take(size, tensor))
         if datatype.kind is Kind.BYTES:
             as_text = self._policy.bytes is BytesPolicy.UTF8
-            yield from strings.check_elements(tensor.blob, n_elements, tensor.label, utf8=as_text)
+            yield from strings.check_elements(tensor.blob, n_elements, tensor, utf8=as_text)
             if not as_text:
-                raw = entry.get("parameters")
-                members = members_of(raw, label) if raw is not None and raw != b"null" else {}
+                members = _given_parameters(entry, label)
                 members["content_type"] = b'"base64"'
-                self._replace_parameters(entry, members)
+                _replace_parameters(entry, members)
         elif datatype.kind is Kind.FLOAT:
             yield from self._check_finite(tensor)
             if datatype.item_bytes == 2 and self._policy.half_precision is HalfPrecision.PROMOTE:
@@ -467,7 +458,7 @@ class _Parser:
         self._tensors.append(tensor)
         text = object_text(entry)
         self._emit(text[:-1] + b',"data":[')
-        self._segments.append(tensor)
+        self._emit_data(tensor)
         self._emit(b"]}")
 
     def _check_finite(self, tensor: Tensor) -> Iterator[None]:
@@ -479,7 +470,8 @@ class _Parser:
                 yield
             piece = array[start : start + _FINITE_ELEMENTS]
             finite = tensor.datatype.is_finite(piece)  # type: ignore[misc]
-            if finite.all():
+            n_finite = np.count_nonzero(finite)
+            if n_finite == len(piece):
                 continue
             values = tensor.datatype.widen(piece)
             if policy is not NonFinite.LITERAL:
@@ -487,10 +479,10 @@ class _Parser:
                 if refused.any():
                     index = int(np.argmax(refused))
                     raise CodecError(
-                        f"{tensor.label}: element {start + index} is {float(values[index])}, which JSON cannot carry; "
+                        f"{tensor}: element {start + index} is {float(values[index])}, which JSON cannot carry; "
                         f"this backend's `nonfinite` is {policy.value}"
                     )
-            self._nonfinite += len(piece) - int(np.count_nonzero(finite))
+            self._nonfinite += len(piece) - int(n_finite)
 
     def _data(self, entry: Members) -> memoryview | None:
         """The text of a JSON input's `data`; None if it is absent or null."""
@@ -501,27 +493,12 @@ class _Parser:
         view = self._body[start:end]
         return None if end - start < 64 and bytes(view).strip(b" \t\r\n") == b"null" else view
 
-    def _strip(self, members: Members, key: str) -> Members:
-        return {name: value for name, value in members.items() if name != key}
-
-    def _replace_parameters(self, entry: Members, members: Members) -> None:
-        if members:
-            entry["parameters"] = object_text(members)
-        else:
-            entry.pop("parameters", None)
-
     def _emit(self, text: bytes) -> None:
-        self._segments.append(restore_literals(text, self._marker))
+        self._texts.append(restore_literals(text, self._marker))
 
-    def _joined(self) -> list[Segment]:
-        """The segments, with neighbouring texts in one."""
-        joined: list[Segment] = []
-        for is_text, run in itertools.groupby(self._segments, lambda segment: isinstance(segment, bytes)):
-            if is_text:
-                joined.append(b"".join(segment for segment in run if isinstance(segment, bytes)))
-            else:
-                joined.extend(run)
-        return joined
+    def _emit_data(self, data: memoryview | Tensor) -> None:
+        self._segments += (b"".join(self._texts), data)
+        self._texts.clear()
 
 
 def _may_have_binary_parameters(body: memoryview) -> Generator[None, None, bool]:
@@ -550,6 +527,19 @@ def _has_binary_parameters(top: Members) -> bool:
     )
 
 
+def _given_parameters(entry: Members, label: str) -> Members:
+    """The `parameters` of an input or output; none if they are absent or null. Raises `CodecError` if not an object."""
+    raw = entry.get("parameters")
+    return members_of(raw, f"{label}: parameters") if raw is not None and raw != b"null" else {}
+
+
+def _replace_parameters(entry: Members, parameters: Members) -> None:
+    if parameters:
+        entry["parameters"] = object_text(parameters)
+    else:
+        entry.pop("parameters", None)
+
+
 def _parameters(members: Members) -> Members:
     """The `parameters` of an object; none if they are absent or anything else."""
     raw = members.get("parameters", b"")
@@ -573,7 +563,7 @@ def members_of(raw: bytes, what: str) -> Members:
 
 def object_text(members: Members) -> bytes:
     """*members* as JSON, each value as it came."""
-    return b"{" + b",".join(orjson.dumps(key) + b":" + value for key, value in members.items()) + b"}"
+    return b"{" + b",".join([b"%b:%b" % (orjson.dumps(key), value) for key, value in members.items()]) + b"}"
 
 
 def shown(raw: bytes) -> str:
@@ -602,13 +592,14 @@ def _datatype(entry: Members, label: str) -> Datatype:
 
 def parse_shape(raw: bytes) -> tuple[int, ...] | None:
     """The shape that *raw* (JSON) says; None unless it is an array of at most `MAX_RANK` integers >= 0."""
-    if not _SHAPE.fullmatch(raw):
+    try:
+        shape = _INTEGERS.decode(raw)
+    except msgspec.DecodeError:
         return None
-    sizes = _NUMBER.findall(raw)
-    if len(sizes) > MAX_RANK or any(len(size) > 19 for size in sizes):
+    # with a minus sign even 0 is refused
+    if b"-" in raw or len(shape) > MAX_RANK or max(shape, default=0) > MAX_DIMENSION:
         return None
-    shape = tuple(map(int, sizes))
-    return None if any(size > MAX_DIMENSION for size in shape) else shape
+    return tuple(shape)
 
 
 def _shape(entry: Members, label: str) -> tuple[int, ...]:
@@ -620,12 +611,9 @@ def _shape(entry: Members, label: str) -> tuple[int, ...]:
     return shape
 
 
-def _binary_size(entry: Members, index: int) -> int | None:
-    """`binary_data_size` of an input; None if it has none."""
-    raw = entry.get("parameters")
-    if raw is None or raw[:1] != b"{":
-        return None
-    value = parse_object(raw).get("binary_data_size")
+def _binary_size(parameters: Members, entry: Members, index: int) -> int | None:
+    """`binary_data_size` among the *parameters* of the input *entry*; None if it has none."""
+    value = parameters.get("binary_data_size")
     if value is None or value == b"null":
         return None
     if not _INTEGER.fullmatch(value):

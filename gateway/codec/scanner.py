@@ -43,7 +43,6 @@ _AFTER_SCALAR = re.compile(rb"[ \t\r\n,}\]]")
 # a bracket that opens (3) or closes (4); or a quote whose string is not complete (2).
 _TOKEN = re.compile(rb'"(?:(?:[^"\\]++|\\.)*+"[ \t\r\n]*+(?:(:)|(?!\Z))|())|([\[{])|([\]}])', re.DOTALL)
 _KEY_TOKEN, _OPEN_TOKEN, _CLOSE_TOKEN = 1, 3, 4
-_CUT_TOKEN = 2
 # A whole string, one that goes on behind the window (1), or a bracket.
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|(\\?\Z))|[\[\]{}]', re.DOTALL)
 _INSIDE_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
@@ -162,34 +161,40 @@ class Scanner:
             if first is not None and first[0] != b"{":
                 raise CodecError(f"expected a JSON object, got {bytes(buffer[first.start() : first.start() + 16])!r}")
         base = len(self._skeleton)
+        depth = self._depth
+        end = len(buffer)
         for token in _TOKEN.finditer(buffer):
             kind = token.lastindex
             if kind is None:
                 continue
             if kind == _KEY_TOKEN:
-                if self._depth == 1:
+                if depth == 1:
                     self._key = token[0]
-                elif self._depth == 3 and self._inside_section and _is_key(token[0], b'"data"'):
-                    taken = self._keep(token.end())
-                    self._open_sink(slice(self._entry_start, base + token.start()), self.consumed + taken)
-                    return taken
+                elif depth == 3 and self._inside_section and _is_key(token[0], b'"data"'):
+                    end = self._keep(token.end())
+                    self._open_sink(slice(self._entry_start, base + token.start()), self.consumed + end)
+                    self._depth = depth
+                    return end
             elif kind == _OPEN_TOKEN:
-                self._depth += 1
-                if self._depth == 2:
+                depth += 1
+                if depth == 2:
                     self._inside_section = token[0] == b"[" and _is_key(self._key, self._section)
-                elif self._depth == 3:
+                elif depth == 3:
                     self._entry_start = base + token.start()
                     self._entry_values = 0
             elif kind == _CLOSE_TOKEN:
-                self._depth -= 1
-                if self._depth == 0:
+                depth -= 1
+                if depth == 0:
                     self.done = True
-                    return self._keep(token.end())
-                if self._depth == 1:
+                    end = token.end()
+                    break
+                if depth == 1:
                     self._inside_section = False
             else:
-                return self._keep(token.start())
-        return self._keep(len(buffer))
+                end = token.start()
+                break
+        self._depth = depth
+        return self._keep(end)
 
     def _open_sink(self, entry: slice, start: int) -> None:
         self._entry_values += 1

@@ -35,6 +35,7 @@ _MARK = b"\x7f"  # stands between strings that are handled as one; the only cont
 _FILLER = b"_"
 _FIRST_MARK = b'"' + _MARK + _FILLER * (_PREFIX_BYTES - 1)
 _RUN_BYTES = 1024  # less text is not worth numpy's calls
+_RUN_ELEMENTS = 100  # fewer strings are not worth joining
 _QUOTE, _BACKSLASH = b'"\\'
 _SEPARATOR = re.compile(rb'",[ \t\r\n]?"')
 _BASE64_HINT = ", and JSON has only text; set `bytes: base64` for this backend if it reads base64"
@@ -51,7 +52,7 @@ _INSIDE = re.compile(
 _LONGEST_ESCAPE = len(rb"\ud83d\ude00")
 
 
-def check_elements(blob: memoryview, n_elements: int, label: str, *, utf8: bool) -> Iterator[None]:
+def check_elements(blob: memoryview, n_elements: int, label: object, *, utf8: bool) -> Iterator[None]:
     """Prove that *blob* is exactly *n_elements* length-prefixed elements; with *utf8*, that each is UTF-8.
 
     Yields after each step of work. Raises `CodecError` naming *label* and the element (protocol 2.4, 3.5).
@@ -96,6 +97,13 @@ def check_elements(blob: memoryview, n_elements: int, label: str, *, utf8: bool)
 
 def _ends(window: bytes, most: int) -> list[int]:
     """Where the elements that are whole at the front of *window* end, at most *most* and `_STEP_ELEMENTS`."""
+    if len(window) > _RUN_BYTES:
+        # each length says where the next one is, so it takes a walk, unless all are the same: keys, hashes, crops
+        stride = _PREFIX_BYTES + _LENGTH.unpack_from(window)[0]
+        n_elements = min(most, _STEP_ELEMENTS, len(window) // stride)
+        lengths: npt.NDArray[np.uint32] = np.ndarray((n_elements,), "<u4", window, strides=(stride,))
+        if n_elements and np.count_nonzero(lengths == stride - _PREFIX_BYTES) == n_elements:
+            return list(range(stride, n_elements * stride + 1, stride))
     ends: list[int] = []
     end = 0
     length_at = _LENGTH.unpack_from
@@ -109,7 +117,7 @@ def _ends(window: bytes, most: int) -> list[int]:
     return ends
 
 
-def _check_utf8_of_all(window: bytes, ends: list[int], index: int, label: str) -> None:
+def _check_utf8_of_all(window: bytes, ends: list[int], index: int, label: object) -> None:
     """Prove that the elements of *window*, the first of which is number *index*, are UTF-8, each on its own."""
     text = bytearray(window[: ends[-1]])
     # zeros in place of the lengths are characters of their own, so that none reaches from one element into the next
@@ -191,9 +199,10 @@ def _pieces(
 
 def _escaped_batch(batch: list[bytes]) -> bytes:
     # printed as one string: orjson leaves the mark between two elements as it is, unless an element has it too
-    joined = _MARK.join(batch)
-    if joined.count(_MARK) == len(batch) - 1:
-        return orjson.dumps(str(joined, "utf-8")).replace(_MARK, b'","')
+    if len(batch) >= _RUN_ELEMENTS:
+        joined = _MARK.join(batch)
+        if joined.count(_MARK) == len(batch) - 1:
+            return orjson.dumps(str(joined, "utf-8")).replace(_MARK, b'","')
     return orjson.dumps([str(element, "utf-8") for element in batch])[1:-1]
 
 

@@ -4,6 +4,7 @@ import base64
 import json
 import struct
 
+import orjson
 import pytest
 
 from gateway.codec import BytesPolicy, TensorPolicy
@@ -268,3 +269,108 @@ def test_broken_base64_is_refused_by_output_and_element(text: str) -> None:
 def test_base64_is_decoded_in_steps() -> None:
     elements = bytearray(blob_of([base64.b64encode(b"x" * 600)] * 1000))
     assert sum(1 for _ in from_base64(elements, "x")) >= 600_000 // PIECE_BYTES
+
+
+RUN = [f"string number {index} of some" for index in range(12_000)]  # several windows
+
+
+def text_blob(elements: list[str]) -> bytes:
+    return b"".join(struct.pack("<I", len(element.encode())) + element.encode() for element in elements)
+
+
+def with_one(odd: str) -> list[str]:
+    return [*RUN[:5000], odd, *RUN[5000:]]
+
+
+ODD = [
+    "\x7f",
+    "\x7f___",
+    "_",
+    "",
+    '"',
+    "\\",
+    '\\"',
+    '\\\\",',
+    '",',
+    '","',
+    '", "',
+    "\n",
+    "\x00",
+    "é",
+    "\U0001f600",
+    "x" * 300,
+    "]",
+    "},{",
+]
+
+
+@pytest.mark.parametrize("separator", [",", ", ", ",\n", " ,", ",\n  "])
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("is_ascii", [True, False])
+def test_run_of_strings_with_an_odd_one_is_read_like_others(odd: str, separator: str, is_ascii: bool) -> None:
+    elements = with_one(odd)
+    data = "[" + separator.join(json.dumps(element, ensure_ascii=is_ascii) for element in elements) + "]"
+    assert only_blob(one_output(data, "BYTES", f"[{len(elements)}]"), 100_000) == text_blob(elements)
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_run_that_is_all_odd_is_read_and_written_like_others(odd: str) -> None:
+    elements = [odd] * 20_000
+    answer = one_output(json.dumps(elements, separators=(",", ":")), "BYTES", "[20000]")
+    assert only_blob(answer, 50_000) == text_blob(elements)
+    assert json.loads(b"[" + b"".join(text_pieces(memoryview(text_blob(elements)))) + b"]") == elements
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_string_among_many_is_written_like_others(odd: str) -> None:
+    elements = with_one(odd)
+    blob = memoryview(text_blob(elements))
+    for _ in check_elements(blob, len(elements), "input 'x'", utf8=True):
+        pass
+    assert b"".join(text_pieces(blob)) == b",".join(orjson.dumps(element) for element in elements)
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (b'"\\ud800"', "not JSON"),
+        (b'"a\nb"', "not JSON"),
+        (b'"\xff"', "not JSON"),
+        (b'"\xc3","\xa9"', "not JSON"),
+        (b'"\\x"', "not JSON"),
+        (b"1", "expected a string, got '1"),
+        (b"null", "expected a string, got 'null"),
+        (b'"a" "b"', "expected a comma or a bracket"),
+        (b'"a",,"b"', "expected a string, got ',"),
+        (b'["a"]', "nested"),
+    ],
+)
+def test_broken_string_in_a_long_run_is_refused(odd: bytes, words: str) -> None:
+    texts = [json.dumps(element).encode() for element in RUN]
+    data = b"[" + b",".join([*texts[:5000], odd, *texts[5000:]]) + b"]"
+    with pytest.raises(CodecError, match=f"output 'y'.*{words}"):
+        only_blob(one_output(data, "BYTES", f"[{len(RUN) + 1}]"), 100_000)
+
+
+@pytest.mark.parametrize("size", [10, 200])
+def test_character_that_reaches_from_one_element_into_the_next_is_refused_by_element(size: int) -> None:
+    elements = [b"x" * (size - 1) + b"\xc3", b"\xa9" + b"y" * (size - 1)]
+    elements = [b"z" * size] * 700 + elements + [b"z" * size] * 700
+    blob = b"".join(struct.pack("<I", len(element)) + element for element in elements)
+    with pytest.raises(CodecError, match=f"element 700 is not UTF-8 at byte {size - 1}"):
+        for _ in check_elements(memoryview(blob), len(elements), "input 'x'", utf8=True):
+            pass
+
+
+@pytest.mark.parametrize("size", [0, 1, 6, 100, 65_530, 65_532, 65_533])
+@pytest.mark.parametrize("last", [0, 3, 70_000])
+def test_strings_of_one_length_with_another_at_the_end(size: int, last: int) -> None:
+    elements = ["a" * size] * (400_000 // (size + 4) % 9000 + 3) + ["b" * last]
+    blob = memoryview(text_blob(elements))
+    for _ in check_elements(blob, len(elements), "input 'x'", utf8=True):
+        pass
+    assert json.loads(b"[" + b"".join(text_pieces(blob)) + b"]") == elements
+    for cut_blob, words in ((blob[:-1], "are left|trailing|at least"), (bytes(blob) + b"c", "1 bytes more")):
+        with pytest.raises(CodecError, match=words):
+            for _ in check_elements(memoryview(cut_blob), len(elements), "input 'x'", utf8=True):
+                pass
