@@ -127,6 +127,8 @@ class NumberSink:
             first = _NOT_SPACE.search(buffer, 0, window)
             if first is None:
                 return 0
+            if first.start():
+                return first.start()
             if first[0] != b"[":
                 start = bytes(buffer[first.start() : min(first.start() + 16, window)])
                 self._fail(f"data must be an array, got {start.decode(errors='replace')!r}")

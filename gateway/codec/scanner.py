@@ -116,6 +116,7 @@ class Scanner:
         self._buffer += chunk
         if len(self._buffer) < self._wait_for:
             return
+        self._wait_for = 0
         while not self.done and self._buffer:
             taken = self._step() if self._sink is None else self._sink.step(self._buffer)
             if taken == 0:
@@ -124,7 +125,10 @@ class Scanner:
                 size = len(self._buffer)
                 if self._sink is None and size > SKELETON_BYTES:
                     self._fail_skeleton()
-                self._wait_for = size + size // 2 if size > PIECE_BYTES else 0
+                if size > PIECE_BYTES:
+                    self._wait_for = size + size // 2
+                elif self._sink is not None:
+                    self._wait_for = PIECE_BYTES  # a sink is not asked again for less than a piece
                 return
             del self._buffer[:taken]
             self.consumed += taken
