@@ -219,6 +219,24 @@ async def test_an_answer_that_is_not_http_is_a_502() -> None:
     assert "does not speak HTTP" in reply.error
 
 
+@pytest.mark.parametrize("wrong_by", [-20, 20])
+async def test_a_wrong_content_length_harms_its_own_answer_alone(wrong_by: int) -> None:
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.read_request()
+            wrong = wrong_by if connection is liar.connections[0] else 0
+            body = output()
+            await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (len(body) + wrong) + body)
+            if wrong > 0:
+                return
+
+    async with lying(script) as liar, running(liar.url) as client:
+        assert (await client.infer_binary(ASK, X.tobytes())).status == 502
+        for _ in range(2):
+            reply = await client.infer_binary(ASK, X.tobytes())
+            assert (reply.status, reply.binary) == (200, X.tobytes())
+
+
 async def silent(connection: Connection) -> None:
     await connection.read_request()
     await connection.reader.read()
