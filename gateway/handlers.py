@@ -9,51 +9,38 @@ import asyncio
 import logging
 import random
 import re
-import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import TypeVar
 
-import msgspec
-import numpy as np
 import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
+from gateway.client_body import ClientBody
 from gateway.codec import (
     HEADER_LENGTH,
     Coding,
     Framing,
     InferAnswer,
     InferRequest,
-    Inflater,
     Reply,
     choose_coding,
     compressed,
+    error_body,
     half_precision_outputs,
-    parse_content_encoding,
     parse_framing,
+    with_extension,
 )
 from gateway.config import Compression, Limits
-from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blaming
+from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
 from gateway.exchange import Exchange, Format
 from gateway.headers import relayed_to_client, transcoded_to_client
 from gateway.metadata import ModelMetadata
-from gateway.policy.admission import Admission, Reservation
+from gateway.pacing import Pacer
+from gateway.policy.admission import Admission
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind, Router
 from gateway.upstream import Answer, Body, Sending, Upstream
-
-T = TypeVar("T")
-
-SLICE_S = 0.00025
-"""How long the codec may keep the event loop before others run.
-
-A small request needs six turns of the loop, and in each it waits for one slice of every large request beside it.
-"""
-
-RESTED_S = 0.0002
-"""After so long without work of its own, a request has waited for something, and others have run."""
 
 WRITE_BYTES = 256 * 1024
 """How much is handed to a client's connection at once."""
@@ -67,10 +54,6 @@ ERROR_BYTES = 64 * 1024
 METADATA_BYTES = 1024 * 1024
 """The most metadata, of a server (`GET /v2`) or a model, that is read."""
 
-DROP_BYTES = 256 * 1024
-DROP_S = 1.0
-"""How much of a body is read and dropped after a refusal, and for how long."""
-
 WARNING_S = 60.0
 WARNING_CLIENTS = 1000
 """A client address is warned of once in so long, and so many addresses are remembered."""
@@ -80,7 +63,6 @@ MAX_REQUEST_ID = 128
 
 _ABSOLUTE = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 _RELOADED = re.compile(r"(.*)/v2/repository/models/([^/]+)/(?:load|unload)")
-_EXTENSION = "binary_tensor_data"
 
 log = logging.getLogger("gateway")
 
@@ -132,7 +114,7 @@ class Gateway:
                 response = await call.serve(self._upstreams[match.backend], match)
             except GatewayError as error:
                 response = await call.fail(error)
-            await call.drop_rest()
+            await call.body.drop_rest()
             return response
         except (asyncio.CancelledError, ConnectionError):
             if exchange.error is None:
@@ -145,7 +127,7 @@ class Gateway:
                 raise
             return await call.fail(GatewayError(ErrorKind.INTERNAL, f"internal error: {type(error).__name__}"))
         finally:
-            call.release()
+            call.body.release()
             self.in_flight -= 1
             if self.in_flight == 0:
                 self._idle.set()
@@ -189,10 +171,9 @@ class _Call:
         self._exchange = exchange
         self._gateway = gateway
         self._limits = gateway.limits
-        self._pacer = _Pacer()
-
-        self._reservation: Reservation | None = None
-        self._is_invited = False
+        self._pacer = Pacer()
+        limits = gateway.limits
+        self.body = ClientBody(request, exchange, gateway.admission, limits.request_body, self._pacer)
 
     async def serve(self, upstream: Upstream, match: Match) -> web.StreamResponse:
         """Do what the path asks for."""
@@ -204,24 +185,8 @@ class _Call:
         if method == "CONNECT":
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, "CONNECT is not supported: this is no forward proxy")
         if method not in ("GET", "HEAD"):
-            self._admit(0)
+            self.body.admit(0)
         return await self.relay(upstream)
-
-    def _admit(self, n_bytes: int) -> Reservation:
-        """Reserve room for a body of *n_bytes*, or refuse it before it is read."""
-        admission = self._gateway.admission
-        reservation = self._reservation = admission.admit(n_bytes)
-        if reservation is None:
-            raise _overloaded(
-                f"{admission.requests} of {admission.max_requests} requests and {admission.held_bytes} of "
-                f"{admission.max_bytes} bytes are in flight"
-            )
-        return reservation
-
-    def release(self) -> None:
-        """Give back what was reserved."""
-        if self._reservation is not None:
-            self._reservation.release()
 
     # The life of an infer request
 
@@ -232,7 +197,7 @@ class _Call:
             framing = parse_framing(
                 self._request.headers.getall(HEADER_LENGTH, ()), self._request.headers.get("Content-Type", "")
             )
-        body = await self._read_body()
+        body = await self.body.read()
         exchange.client_format = Format.JSON if framing.header_length is None else Format.BINARY
         parsed = await self._parse(upstream, body, framing)
         if parsed is None:
@@ -283,7 +248,7 @@ class _Call:
                     return text
                 if answer.status < 400:
                     raise GatewayError(ErrorKind.MALFORMED_RESPONSE, f"the model's metadata is a {answer.status}")
-                _, words = _error_body(text, answer.status, answer.reason)
+                _, words = error_body(text, answer.status, answer.reason)
                 raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=answer.status)
 
         key = (upstream.name, path, self._request.headers.get("Authorization", ""))
@@ -322,88 +287,6 @@ class _Call:
             self._exchange.reply_format = Format.JSON
             return await self._stream(answer)
 
-    async def _read_body(self) -> memoryview:
-        """The client's body in one buffer, inflated, within `limits.request_body` on the wire and after it."""
-        request = self._request
-        limit = self._limits.request_body
-        try:
-            coding = parse_content_encoding(",".join(request.headers.getall("Content-Encoding", ())))
-        except CodecError as error:
-            accepted = {"Accept-Encoding": "gzip, deflate"}
-            raise GatewayError(ErrorKind.UNSUPPORTED_ENCODING, str(error), headers=accepted) from error
-        length = request.content_length
-        if length is not None and length > limit:
-            raise GatewayError(
-                ErrorKind.BODY_TOO_LARGE, f"the body has {length} bytes, limits.request_body is {int(limit)}"
-            )
-        reservation = self._admit(length if length is not None and coding is None else 0)
-        await self._invite_body()
-        if coding is not None:
-            return await self._read_inflated(coding, reservation)
-        if length is None:
-            grown = bytearray()
-            async for chunk in self._body_chunks():
-                _grow(reservation, chunk)
-                grown += chunk
-            return memoryview(grown)
-        # np.empty leaves the pages alone until they are written; bytearray(n) would clear them all at once
-        buffer: memoryview = np.empty(length, np.uint8).data
-        received = 0
-        async for chunk in self._body_chunks():
-            buffer[received : received + len(chunk)] = chunk
-            received += len(chunk)
-        if received != length:
-            raise GatewayError(
-                ErrorKind.MALFORMED_REQUEST, f"the body has {received} bytes, Content-Length is {length}"
-            )
-        return buffer
-
-    async def _read_inflated(self, coding: Coding, reservation: Reservation) -> memoryview:
-        limit = self._limits.request_body
-        inflater = Inflater(coding, limit)
-        grown = bytearray()
-        try:
-            async for chunk in self._body_chunks():
-                pieces = inflater.feed(chunk)
-                while (piece := await self._pacer.next(pieces)) is not None:
-                    _grow(reservation, piece)
-                    grown += piece
-            inflater.finish()
-        except TooLargeError as error:
-            raise GatewayError(ErrorKind.BODY_TOO_LARGE, f"{error} (limits.request_body)") from error
-        except CodecError as error:
-            raise GatewayError(ErrorKind.MALFORMED_REQUEST, str(error)) from error
-        return memoryview(grown)
-
-    async def _body_chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives, counted."""
-        exchange = self._exchange
-        limit = self._limits.request_body
-        try:
-            while chunk := await self._request.content.readany():
-                exchange.client_request_bytes += len(chunk)
-                if exchange.client_request_bytes > limit:
-                    raise GatewayError(
-                        ErrorKind.BODY_TOO_LARGE, f"the body is larger than limits.request_body, {int(limit)} bytes"
-                    )
-                yield chunk
-        except web.RequestPayloadError as error:
-            raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"the body is not sound HTTP: {error}") from error
-
-    async def _invite_body(self) -> None:
-        """Answer `Expect: 100-continue`, now that the body is welcome."""
-        request = self._request
-        if self._waits_for_invitation():
-            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            request.writer.output_size = 0
-            self._is_invited = True
-
-    def _waits_for_invitation(self) -> bool:
-        """Whether the client sends its body only after `100 Continue`, which it has not got."""
-        request = self._request
-        expects = request.headers.get("Expect", "").strip().lower() == "100-continue"
-        return expects and request.version >= (1, 1) and not self._is_invited
-
     async def _json_body(self, parsed: InferRequest, upstream: Upstream, headers: CIMultiDict[str]) -> Body:
         """The backend's JSON: whole if it is small, else a stream that is made while it is sent."""
         if parsed.is_small:
@@ -417,7 +300,7 @@ class _Call:
 
         async def pieces(sending: Sending) -> AsyncIterator[bytes | memoryview]:
             made = parsed.json_pieces()
-            pacer = _Pacer()
+            pacer = Pacer()
             while (piece := await pacer.next(made)) is not None:
                 sending.piece(len(piece))
                 yield piece
@@ -438,8 +321,8 @@ class _Call:
                 if received > limit:
                     raise CodecError(f"the answer is larger than limits.response_body, {int(limit)} bytes")
                 await self._pacer.run(decoder.feed(chunk))
-                if self._reservation is not None and decoder.held_bytes != held:
-                    self._reservation.hold(decoder.held_bytes - held)
+                if decoder.held_bytes != held:
+                    self.body.hold(decoder.held_bytes - held)
                     held = decoder.held_bytes
             if not received:
                 raise CodecError(f"the answer ({answer.status}) has no body")
@@ -506,7 +389,7 @@ class _Call:
                 break
         headers = transcoded_to_client(answer.headers)
         encoded = answer.headers.get("Content-Encoding", "identity").lower() != "identity"
-        body, detail = _error_body(b"" if encoded else text, answer.status, answer.reason)
+        body, detail = error_body(b"" if encoded else text, answer.status, answer.reason)
         self._exchange.error = ErrorKind.BACKEND_ERROR
         self._exchange.detail = detail
         headers["Content-Type"] = "application/json"
@@ -522,7 +405,7 @@ class _Call:
             if answer.status != 200 or length > METADATA_BYTES or "Content-Encoding" in answer.headers:
                 return await self._stream(answer)
             text = await _read_bounded(answer, METADATA_BYTES, "the server's metadata")
-            advertised = _with_extension(text)
+            advertised = with_extension(text)
             headers = relayed_to_client(answer.headers)
             if advertised != text:
                 headers.popall("ETag", None)
@@ -554,10 +437,10 @@ class _Call:
             if length == 0:
                 headers["Content-Length"] = "0"
         else:
-            await self._invite_body()
+            await self.body.invite()
             if length is not None and length <= SMALL_BYTES:
                 # small enough to be held, and so to be sent again if the connection turns out to be dead
-                body = Body(whole=await self._read_relayed(length))
+                body = Body(whole=await self.body.read_small(length))
             else:
                 if length is not None:
                     headers["Content-Length"] = str(length)
@@ -573,14 +456,6 @@ class _Call:
         finally:
             if reloaded is not None:
                 self._gateway.metadata.forget(upstream.name, f"{reloaded[1]}/v2/models/{reloaded[2]}")
-
-    async def _read_relayed(self, length: int) -> bytes:
-        try:
-            text = await self._request.content.readexactly(length)
-        except (web.RequestPayloadError, asyncio.IncompleteReadError) as error:
-            raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"the body is not sound HTTP: {error}") from error
-        self._exchange.client_request_bytes = len(text)
-        return text
 
     # Sending
 
@@ -603,26 +478,6 @@ class _Call:
         headers = CIMultiDict({"Content-Type": "application/json", **error.headers})
         return await self._send(error.status, headers, orjson.dumps({"error": error.message}))
 
-    def _leaves_body(self) -> bool:
-        """Whether so much of the body is unread that the connection cannot go on to a next request."""
-        if self._request.content.is_eof():
-            return False
-        left = (self._request.content_length or DROP_BYTES + 1) - self._exchange.client_request_bytes
-        return left > DROP_BYTES or self._waits_for_invitation()
-
-    async def drop_rest(self) -> None:
-        """Read and drop a bounded rest of a body that nobody wanted, so that the client gets to see the reply.
-
-        What is left after that ends with the connection.
-        """
-        content = self._request.content
-        dropped = 0
-        with suppress(TimeoutError, web.RequestPayloadError):
-            if not content.is_eof() and not self._waits_for_invitation():
-                async with asyncio.timeout(DROP_S):
-                    while dropped < DROP_BYTES and (chunk := await content.readany()):
-                        dropped += len(chunk)
-
     async def _send(self, status: int, headers: CIMultiDict[str], body: bytes) -> web.StreamResponse:
         """Send a whole body in one write."""
         response = web.Response(status=status, headers=headers, body=body)
@@ -636,7 +491,7 @@ class _Call:
         request = self._request
         if (
             self._gateway.is_draining
-            or self._leaves_body()
+            or self.body.is_left_over()
             # aiohttp takes a trailer of this request for a header of the next one
             or "Transfer-Encoding" in request.headers
             or (request.version < (1, 1) and response.content_length is None)
@@ -660,64 +515,6 @@ class _Call:
         if answer.status >= 400:
             self._exchange.error = ErrorKind.BACKEND_ERROR
         return response
-
-
-class _Pacer:
-    """Runs the codec's steps, lets others run every `SLICE_S`, and counts the time the codec took."""
-
-    __slots__ = ("_resumed", "_seconds", "_worked_until")
-
-    def __init__(self) -> None:
-        self._resumed = self._worked_until = time.perf_counter()
-        self._seconds = 0.0
-
-    async def run(self, steps: Generator[None, None, T]) -> T:
-        """Drive *steps* to the end and return its value."""
-        started = time.perf_counter()
-        if started - self._worked_until > RESTED_S:
-            self._resumed = started
-        try:
-            while True:
-                next(steps)
-                now = time.perf_counter()
-                if now - self._resumed > SLICE_S:
-                    self._seconds += now - started
-                    await asyncio.sleep(0)
-                    started = self._resumed = time.perf_counter()
-        except StopIteration as stop:
-            value: T = stop.value
-            return value
-        finally:
-            self._worked_until = time.perf_counter()
-            self._seconds += self._worked_until - started
-
-    def take_seconds(self) -> float:
-        """The codec's time since it was last asked."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
-
-    async def next(self, pieces: Iterator[T]) -> T | None:
-        """The next of *pieces*, None at the end."""
-        started = time.perf_counter()
-        piece = next(pieces, None)
-        self._seconds += time.perf_counter() - started
-        await self.breathe()
-        return piece
-
-    async def breathe(self) -> None:
-        """Let others run, if the last time is long ago."""
-        if time.perf_counter() - self._resumed > SLICE_S:
-            await asyncio.sleep(0)
-            self._resumed = time.perf_counter()
-
-
-def _grow(reservation: Reservation, piece: bytes) -> None:
-    if not reservation.grow(len(piece)):
-        raise _overloaded("no room for more of this body")
-
-
-def _overloaded(reason: str) -> GatewayError:
-    return GatewayError(ErrorKind.OVERLOADED, f"too busy: {reason}; try again", headers={"Retry-After": "1"})
 
 
 def _joined(parsed: InferRequest) -> Generator[None, None, bytes]:
@@ -771,37 +568,3 @@ def _refuse_encoded(answer: Answer) -> None:
         raise GatewayError(
             ErrorKind.MALFORMED_RESPONSE, f"the answer has Content-Encoding {encoding[:64]!r}, asked for was identity"
         )
-
-
-def _error_body(text: bytes, status: int, reason: str) -> tuple[bytes, str]:
-    """The body that the client gets for a backend's error, and the error's words (protocol 4.9)."""
-    try:
-        parsed = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        parsed = None
-    if isinstance(parsed, dict) and "error" in parsed:
-        return text, str(parsed["error"])
-    words = text.decode(errors="replace").strip()
-    if isinstance(parsed, dict) and "detail" in parsed:
-        detail = parsed["detail"]
-        words = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
-    words = words or f"the backend answered {status} {reason.encode('ascii', 'replace').decode()}".strip()
-    return orjson.dumps({"error": words}), words
-
-
-def _with_extension(text: bytes) -> bytes:
-    """Server metadata that names the binary extension exactly once; what is no JSON object stays as it is."""
-    try:
-        metadata = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return text
-    if not isinstance(metadata, dict):
-        return text
-    extensions = metadata.get("extensions")
-    if extensions is not None and not isinstance(extensions, list):
-        return text
-    named = extensions or []
-    if named.count(_EXTENSION) == 1:
-        return text
-    metadata["extensions"] = [name for name in named if name != _EXTENSION] + [_EXTENSION]
-    return msgspec.json.encode(metadata)

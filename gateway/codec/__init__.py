@@ -12,6 +12,7 @@ from collections.abc import Generator
 from typing import TypeVar
 
 from gateway.codec.answer import InferAnswer, Reply
+from gateway.codec.backend_json import error_body, with_extension
 from gateway.codec.compression import Coding, Inflater, choose_coding, compressed, parse_content_encoding
 from gateway.codec.datatypes import DATATYPES, Datatype
 from gateway.codec.framing import HEADER_LENGTH, Framing, parse_framing
@@ -37,10 +38,12 @@ __all__ = [
     "TensorPolicy",
     "choose_coding",
     "compressed",
+    "error_body",
     "half_precision_outputs",
     "parse_content_encoding",
     "parse_framing",
     "run",
+    "with_extension",
 ]
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.codec import HEADER_LENGTH
-from gateway.codec.framing import Cursor, parse_header_length
+from gateway.codec.framing import Cursor, parse_framing, parse_header_length
 from gateway.errors import CodecError
 
 
@@ -90,3 +90,24 @@ def test_cursor_says_how_many_bytes_are_left_over() -> None:
     cursor.take(4, "first")
     with pytest.raises(CodecError, match="2 bytes left over.*add up to 4, the body has 6"):
         cursor.finish()
+
+
+@pytest.mark.parametrize("vendor", ["sagemaker", "vertex-ai"])
+def test_vendors_content_types_carry_the_length_and_the_reply_says_it_alike(vendor: str) -> None:
+    media_type = f"application/vnd.{vendor}-triton.binary+json"
+    for content_type in (f"{media_type};json-header-size=12", f" {media_type.upper()} ; json-header-size = 12 "):
+        framing = parse_framing([], content_type)
+        assert framing.header_length == 12
+        assert framing.content_type(34).lower() == f"{media_type};json-header-size=34"
+    assert parse_framing(["5"], f"{media_type};json-header-size=12").header_length == 5
+    with pytest.raises(CodecError, match="json-header-size must be decimal digits, got 'x'"):
+        parse_framing([], f"{media_type};json-header-size=x")
+
+
+@pytest.mark.parametrize(
+    "content_type", ["", "application/json", "application/vnd.other-triton.binary+json;json-header-size=1"]
+)
+def test_other_content_types_say_nothing_of_the_length(content_type: str) -> None:
+    framing = parse_framing(["7"], content_type)
+    assert (framing.header_length, framing.content_type(9)) == (7, "application/octet-stream")
+    assert parse_framing([], content_type).header_length is None

@@ -52,7 +52,10 @@ async def longest_callback(header: dict, blob: bytes, answer: bytes, expected: b
                     assert response.status == 200, reply[:500]
                     return reply[int(response.headers.get(HEADER_LENGTH, "0")) :]
 
-            small = {"inputs": [tensor("x", np.zeros(4, np.float32), "FP32")], "parameters": {"binary_data_output": True}}
+            small = {
+                "inputs": [tensor("x", np.zeros(4, np.float32), "FP32")],
+                "parameters": {"binary_data_output": True},
+            }
             large = [asyncio.create_task(infer(header, blob)) for _ in range(2)]
             for _ in range(beside):
                 assert await infer(small, bytes(16)) == bytes(16)
@@ -69,14 +72,16 @@ async def test_large_tensors_do_not_hold_the_loop(datatype: str) -> None:
     dtype = {"FP32": np.float32, "INT64": np.int64, "UINT8": np.uint8}[datatype]
     rng = np.random.default_rng(5)
     count = 32 * 1024 * 1024 // np.dtype(dtype).itemsize // (4 if datatype == "UINT8" else 1)
-    array = rng.standard_normal(count).astype(dtype) if datatype == "FP32" else rng.integers(0, 200, count).astype(dtype)
+    array = (
+        rng.standard_normal(count).astype(dtype) if datatype == "FP32" else rng.integers(0, 200, count).astype(dtype)
+    )
     header = {"inputs": [tensor("x", array, datatype)], "parameters": {"binary_data_output": True}}
     answer = answer_of("x", array, datatype, [count])
     assert await longest_callback(header, array.tobytes(), answer, array.tobytes(), 50) < LONGEST_S
 
 
 async def test_large_strings_do_not_hold_the_loop() -> None:
-    element = ("é\\\"" + "x" * 97).encode() * 100_000
+    element = ('é\\"' + "x" * 97).encode() * 100_000
     blob = len(element).to_bytes(4, "little") + element
     entry = {"name": "x", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": len(blob)}}
     header = {"inputs": [entry], "parameters": {"binary_data_output": True}}
