@@ -67,13 +67,15 @@ class GatewayError(Exception):
         *,
         headers: Mapping[str, str] | None = None,
         status: int | None = None,
+        body: bytes | None = None,
     ) -> None:
-        """*headers* go out with the refusal; *status* is a backend's own, instead of the kind's."""
+        """*headers* go out with the refusal; *status* and *body* are a backend's own, instead of the gateway's."""
         super().__init__(message)
         self.kind = kind
         self.message = message
         self.headers = headers or {}
         self.status = status or kind.status
+        self.body = body
 
 
 class blaming:  # noqa: N801  reads as a verb: with blaming(...)

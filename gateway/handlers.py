@@ -9,6 +9,8 @@ import asyncio
 import logging
 import random
 import re
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 
@@ -123,8 +125,6 @@ class Gateway:
             raise
         except Exception as error:
             log.exception("request %s failed", exchange.request_id)
-            if exchange.status:
-                raise
             return await call.fail(GatewayError(ErrorKind.INTERNAL, f"internal error: {type(error).__name__}"))
         finally:
             call.body.release()
@@ -154,6 +154,8 @@ class Gateway:
 
     def _route(self, request: web.BaseRequest, exchange: Exchange) -> Match:
         path = exchange.path.partition("?")[0]
+        if "#" in exchange.path:
+            raise GatewayError(ErrorKind.MALFORMED_REQUEST, "'#' cannot stand in the path of a request")
         match = self._router.match(request.headers.get("Host", ""), path)
         if match is None:
             raise GatewayError(ErrorKind.NO_ROUTE, f"no route for {request.method} {path}")
@@ -173,6 +175,7 @@ class _Call:
         self._limits = gateway.limits
         self._pacer = Pacer()
         limits = gateway.limits
+        self._total_at: float | None = None
         self.body = ClientBody(request, exchange, gateway.admission, limits.request_body, self._pacer)
 
     async def serve(self, upstream: Upstream, match: Match) -> web.StreamResponse:
@@ -243,16 +246,22 @@ class _Call:
 
         async def fetch() -> bytes:
             async with upstream.call("GET", path, headers, Body(), []) as answer:
-                text = await _read_bounded(answer, METADATA_BYTES, "the model's metadata")
                 if answer.status < 300:
-                    return text
-                if answer.status < 400:
-                    raise GatewayError(ErrorKind.MALFORMED_RESPONSE, f"the model's metadata is a {answer.status}")
-                _, words = error_body(text, answer.status, answer.reason)
-                raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=answer.status)
+                    return await _read_bounded(answer, METADATA_BYTES, "the model's metadata")
+                body, words = await _read_error(answer)
+                raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=answer.status, body=body)
 
         key = (upstream.name, path, self._request.headers.get("Authorization", ""))
-        return await self._gateway.metadata.get(key, fetch)
+        # what is spent here is part of the client's time, also where it waits for another client's call
+        total_s = upstream.backend.timeouts.total
+        self._total_at = asyncio.get_running_loop().time() + total_s
+        try:
+            async with asyncio.timeout_at(self._total_at):
+                return await self._gateway.metadata.get(key, fetch)
+        except TimeoutError:
+            raise GatewayError(
+                ErrorKind.TIMEOUT, f"backend {upstream.name!r} took longer than {total_s:g} s (timeouts.total)"
+            ) from None
 
     async def _declared_half_precision(self, upstream: Upstream) -> dict[str, str]:
         """Outputs that the model declares as FP16 or BF16; none if the backend does not say."""
@@ -377,19 +386,8 @@ class _Call:
 
     async def _reply_error(self, answer: Answer) -> web.StreamResponse:
         """Pass a backend's error on with its status, in the shape of the protocol (4.9)."""
-        if answer.status < 400:
-            raise GatewayError(
-                ErrorKind.MALFORMED_RESPONSE,
-                f"the backend answered {answer.status} {answer.reason}, a redirect or nothing",
-            )
-        text = b""
-        async for chunk in answer.chunks():
-            text += chunk[: ERROR_BYTES - len(text)]
-            if len(text) >= ERROR_BYTES:
-                break
+        body, detail = await _read_error(answer)
         headers = transcoded_to_client(answer.headers)
-        encoded = answer.headers.get("Content-Encoding", "identity").lower() != "identity"
-        body, detail = error_body(b"" if encoded else text, answer.status, answer.reason)
         self._exchange.error = ErrorKind.BACKEND_ERROR
         self._exchange.detail = detail
         headers["Content-Type"] = "application/json"
@@ -463,7 +461,8 @@ class _Call:
         self, upstream: Upstream, headers: CIMultiDict[str], body: Body
     ) -> AbstractAsyncContextManager[Answer]:
         headers["X-Request-Id"] = self._exchange.request_id
-        return upstream.call(self._request.method, self._exchange.path, headers, body, self._exchange.attempts)
+        exchange = self._exchange
+        return upstream.call(self._request.method, exchange.path, headers, body, exchange.attempts, self._total_at)
 
     async def fail(self, error: GatewayError) -> web.StreamResponse:
         """Send an error in the shape of the protocol; if a reply is on its way already, cut it off."""
@@ -473,10 +472,14 @@ class _Call:
             # a reply that has begun cannot become an error; a cut is the only honest end
             transport = self._request.transport
             if transport is not None:
+                # with a reset: an end alone would look like the end of a reply without length
+                client = transport.get_extra_info("socket")
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 transport.abort()
             raise ConnectionResetError(error.message)
         headers = CIMultiDict({"Content-Type": "application/json", **error.headers})
-        return await self._send(error.status, headers, orjson.dumps({"error": error.message}))
+        body = error.body if error.body is not None else orjson.dumps({"error": error.message})
+        return await self._send(error.status, headers, body)
 
     async def _send(self, status: int, headers: CIMultiDict[str], body: bytes) -> web.StreamResponse:
         """Send a whole body in one write."""
@@ -550,6 +553,22 @@ def _raw_path(request: web.BaseRequest) -> str:
         return path
     rest = _ABSOLUTE.sub("", path, count=1)
     return rest if rest.startswith("/") else f"/{rest}"
+
+
+async def _read_error(answer: Answer) -> tuple[bytes, str]:
+    """The body that the client gets for an answer of status 300 and beyond, and its words (protocol 4.9)."""
+    if answer.status < 400:
+        raise GatewayError(
+            ErrorKind.MALFORMED_RESPONSE,
+            f"the backend answered {answer.status} {answer.reason}, a redirect or nothing",
+        )
+    text = b""
+    async for chunk in answer.chunks():
+        text += chunk[: ERROR_BYTES - len(text)]
+        if len(text) >= ERROR_BYTES:
+            break
+    is_plain = answer.headers.get("Content-Encoding", "").lower() in ("", "identity")
+    return error_body(text if is_plain else b"", answer.status, answer.reason)
 
 
 async def _read_bounded(answer: Answer, max_bytes: int, what: str) -> bytes:

@@ -53,7 +53,7 @@ class _Protocol(RequestHandler):
         response = web.Response(
             status=status,
             body=orjson.dumps({"error": text.encode(errors="replace").decode()}),
-            headers={"Content-Type": "application/json"},
+            headers={"Content-Type": "application/json", "Server": "tensor-gateway"},
         )
         response.force_close()
         return response

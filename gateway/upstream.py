@@ -84,17 +84,16 @@ class _Timer:
     a small tensor's codec.
     """
 
-    __slots__ = ("_deadline", "_handle", "_limits", "_loop", "_phase", "_shortest", "_timeout", "_total")
+    __slots__ = ("_deadline", "_ended_in", "_handle", "_limits", "_loop", "_phase", "_shortest", "_timeout", "_total")
 
-    def __init__(self, timeout: asyncio.Timeout, limits: Mapping[str, float]) -> None:
+    def __init__(self, timeout: asyncio.Timeout, limits: Mapping[str, float], total_at: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._timeout = timeout
         self._limits = limits
         self._shortest = min(limits.values())
-        now = self._loop.time()
-        self._total = self._deadline = now + limits["total"]
-        self._phase = "total"
-        self._handle = self._loop.call_at(now + self._shortest, self._look)
+        self._total = self._deadline = total_at
+        self._phase = self._ended_in = "total"
+        self._handle = self._loop.call_at(min(total_at, self._loop.time() + self._shortest), self._look)
 
     def phase(self, name: str) -> None:
         """Run the timeout *name* from now on: one of the configuration's, or `client`, which only `total` ends."""
@@ -105,6 +104,7 @@ class _Timer:
     def _look(self) -> None:
         now = self._loop.time()
         if now >= self._deadline:
+            self._ended_in = self._phase  # the call may move on before it is cancelled
             self._timeout.reschedule(now)
         else:
             self._handle = self._loop.call_at(min(self._deadline, now + self._shortest), self._look)
@@ -116,13 +116,13 @@ class _Timer:
     def expired(self, backend: str) -> GatewayError:
         """What to say when time has run out."""
         total = f"{self._limits['total']:g} s (timeouts.total)"
-        if self._loop.time() >= self._total:
-            if self._phase == "client":
+        if self._ended_in not in ("idle", "first_byte") or self._loop.time() >= self._total:
+            if self._ended_in == "client":
                 return GatewayError(ErrorKind.SLOW_CLIENT, f"the client kept the request open for more than {total}")
             return GatewayError(ErrorKind.TIMEOUT, f"backend {backend!r} took longer than {total}")
         words = {"idle": "was silent in the middle for", "first_byte": "did not begin to answer within"}
-        limit = f"{self._limits[self._phase]:g} s (timeouts.{self._phase})"
-        return GatewayError(ErrorKind.TIMEOUT, f"backend {backend!r} {words[self._phase]} {limit}")
+        limit = f"{self._limits[self._ended_in]:g} s (timeouts.{self._ended_in})"
+        return GatewayError(ErrorKind.TIMEOUT, f"backend {backend!r} {words[self._ended_in]} {limit}")
 
 
 class _BrokenFramingError(aiohttp.ClientPayloadError):
@@ -260,9 +260,17 @@ class Upstream:
 
     @asynccontextmanager
     async def call(
-        self, method: str, raw_path: str, headers: CIMultiDict[str], body: Body, attempts: list[Attempt]
+        self,
+        method: str,
+        raw_path: str,
+        headers: CIMultiDict[str],
+        body: Body,
+        attempts: list[Attempt],
+        total_at: float | None = None,
     ) -> AsyncIterator[Answer]:
         """Send a request and give its answer. What was tried is appended to *attempts*.
+
+        *total_at*: when `timeouts.total` is over, by the event loop's clock, if it began before this call.
 
         A connection that had been used before and dies before any byte of an answer is replaced once, whatever
         the method: the backend had closed it while it was idle. Raises `GatewayError`.
@@ -270,11 +278,13 @@ class Upstream:
         loop = asyncio.get_running_loop()
         url = _url(self._balancer.pick(), raw_path)
         request = _Request(method, url, headers, body)
+        if total_at is None:
+            total_at = loop.time() + self._limits["total"]
         response: aiohttp.ClientResponse | None = None
         is_finished = False
         try:
             async with asyncio.timeout(None) as timeout:
-                timer = _Timer(timeout, self._limits)
+                timer = _Timer(timeout, self._limits, total_at)
                 try:
                     response = await self._send(self._pooled, request, attempts, timer)
                 except _StaleConnectionError:

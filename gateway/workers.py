@@ -117,8 +117,12 @@ class Supervisor:
             log.error("worker %d died with code %d; it is replaced", worker.pid, code)
             while True:
                 await asyncio.sleep(RESTART_S)
+                if self._is_draining:
+                    return
                 try:
                     worker = await self._spawn(config)
+                    if self._is_draining:  # it was not there yet when the others were told
+                        worker.send_signal(signal.SIGTERM)
                     break
                 except OSError as error:
                     log.error("%s; trying again", error)
@@ -195,7 +199,10 @@ def main() -> None:
     length = int.from_bytes(os.read(0, 4), "big")
     text = b""
     while len(text) < length:
-        text += os.read(0, length - len(text))
+        piece = os.read(0, length - len(text))
+        if not piece:
+            return  # the supervisor is gone
+        text += piece
     config = decode(text)
     writer = LogWriter(config.logging.level)
     writer.start()

@@ -78,6 +78,16 @@ async def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(tmp_path
         assert b"Traceback" not in errors
 
 
+async def test_a_worker_that_dies_just_before_the_end_is_not_waited_for(tmp_path: Path, server: JsonServer) -> None:
+    async with process("serve", "--config", configuration(tmp_path, server, "shutdown: {grace: 60s}\n")) as serve:
+        await url_in_line(serve.stdout)
+        os.kill(children_of(serve.pid)[0], signal.SIGKILL)
+        while len(children_of(serve.pid)) > 1:
+            await asyncio.sleep(0.01)
+        serve.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(serve.wait(), 30) == 0
+
+
 async def test_workers_drain_together(tmp_path: Path, server: JsonServer) -> None:
     async with process("serve", "--config", configuration(tmp_path, server)) as serve:
         url, admin = await url_in_line(serve.stdout), await url_in_line(serve.stdout)

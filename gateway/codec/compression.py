@@ -45,14 +45,16 @@ def choose_coding(accept_encoding: str) -> Coding | None:
     weights: dict[str, float] = {}
     for part in accept_encoding.lower().split(","):
         name, _, parameters = part.partition(";")
-        weight = parameters.strip().removeprefix("q=").strip() if parameters.strip().startswith("q=") else "1"
+        first = parameters.partition(";")[0].strip()
+        weight = first.removeprefix("q=").strip() if first.startswith("q=") else "1"
         try:
             weights[name.strip()] = float(weight)
         except ValueError:
             weights[name.strip()] = 0.0
     anything = weights.get("*", 0.0)
     best = max(Coding, key=lambda coding: weights.get(coding.label, anything))
-    return best if weights.get(best.label, anything) > 0 else None
+    liking = weights.get(best.label, anything)
+    return best if liking > 0 and liking >= weights.get("identity", 0.0) else None
 
 
 class Inflater:

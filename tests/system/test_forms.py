@@ -106,6 +106,37 @@ async def test_metadata_of_a_raw_request_may_fail() -> None:
         assert (reply.status, "metadata" in reply.error) == (400, True)
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        ("400 Bad", b'{"error":{"code":1}}', b'{"error":{"code":1}}'),
+        ("500 Oops", b"x" * 2_000_000, b'{"error":"' + b"x" * 65536 + b'"}'),
+        ("302 Found", b"", None),
+    ],
+)
+async def test_errors_of_the_metadata_are_those_of_the_backend(
+    status: str, body: bytes, expected: bytes | None
+) -> None:
+    backend = Model(status=status)
+    backend.metadata = body
+    async with lying(backend) as liar, running(liar.url) as client:
+        reply = await client.infer(bytes(4), 0)
+        assert reply.status == (502 if expected is None else int(status[:3]))
+        assert expected is None or reply.body == expected
+
+
+async def test_the_time_for_metadata_is_part_of_the_clients_time() -> None:
+    backend = Model()
+    backend.release.clear()
+    half = np.array([0.5], np.float16)
+    header = {"inputs": [tensor("x", half, "FP16")]}
+    timeouts = "half_precision: promote\ntimeouts: {total: 100ms}"
+    async with lying(backend) as liar, running(liar.url, backend=timeouts) as client:
+        reply = await client.infer_binary(header, half.tobytes())
+        assert (reply.status, "timeouts.total" in reply.error) == (504, True)
+        assert not backend.inferred
+
+
 async def test_metadata_is_asked_once_for_many_and_forgotten_after_a_load() -> None:
     backend = Model(described("FP32", -1))
     backend.release.clear()

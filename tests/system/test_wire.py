@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from gateway.demo import JsonServer
+from gateway.errors import ErrorKind
+from gateway.upstream import _Timer
 from tests.conftest import HEADER_LENGTH, Client, Connection, answering, lying, running, tensor
 
 X = np.array([1, 2], np.int32)
@@ -282,6 +284,44 @@ async def test_a_client_that_closes_its_sending_side_counts_as_gone() -> None:
         writer.write_eof()
         assert await reader.read() == b""
         assert await client.gateway.gateway.wait_until_idle(5) == 0
+
+
+@pytest.mark.parametrize("target", ["/v2/models/secret#x/infer", "/a?b#c"])
+async def test_a_fragment_in_the_path_is_refused(client: Client, server: JsonServer, target: str) -> None:
+    async with connected(client) as (reader, writer):
+        writer.write(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert (await read_reply(reader))[0].split()[1] == b"400"
+
+
+async def test_a_cut_reply_without_length_is_a_reset() -> None:
+    async def script(connection: Connection) -> None:
+        await connection.read_request()
+        await connection.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n")
+        await connection.reader.read()
+
+    async with lying(script) as liar, running(liar.url, backend="timeouts: {idle: 100ms}") as client:
+        async with connected(client) as (reader, writer):
+            writer.write(b"GET /x HTTP/1.0\r\n\r\n")
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+
+
+async def test_a_timeout_is_what_ran_out_even_if_the_call_moved_on() -> None:
+    async with asyncio.timeout(None) as timeout:
+        loop = asyncio.get_running_loop()
+        timer = _Timer(timeout, {"first_byte": 60.0, "idle": 1e-9, "total": 60.0}, loop.time() + 60)
+        timer.phase("idle")
+        while loop.time() <= timer._deadline:
+            pass
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(None) as inner:
+                timer._timeout = inner
+                timer._look()
+                timer.phase("client")
+                await asyncio.sleep(10)
+        timer.stop()
+        error = timer.expired("b")
+        assert (error.kind, "timeouts.idle" in error.message) == (ErrorKind.TIMEOUT, True)
 
 
 async def test_connect_is_refused(client: Client) -> None:
