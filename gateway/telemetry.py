@@ -53,8 +53,6 @@ _REQUEST_SECONDS = (
 _LAG_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 _CODEC_SECONDS = (50e-6, 100e-6, 250e-6, 500e-6, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
-L = TypeVar("L")
-
 
 class Metrics:
     """The gateway's metrics, in a registry of their own."""

@@ -22,7 +22,7 @@ import pytest
 import tritonclient.http.aio as triton_aio
 
 from tests.conftest import Client, require_tool, running, tensor
-from tests.system.test_tritonclient import VALUES
+from tests.values import VALUES
 
 RUNTIME = Path(__file__).parent.parent.parent / "deploy" / "mlserver"
 START_S = 120
