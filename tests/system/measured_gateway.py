@@ -1,7 +1,8 @@
 """A gateway that measures itself: `python -m tests.system.measured_gateway BACKEND_URL`.
 
-It runs as ever, with one change: the processor time of each callback of the event loop is taken, and the longest is
-printed at the end, in seconds. Processor time, because a busy machine makes the clock on the wall meaningless.
+It runs as ever, with two changes. The processor time of each callback of the event loop is taken, and the longest is
+printed at the end, in seconds: processor time, because a busy machine makes the clock on the wall meaningless. And a
+request whose path ends in `HELD` holds the loop, to prove that such a thing is seen.
 """
 
 import asyncio
@@ -9,8 +10,14 @@ import signal
 import sys
 import time
 
+from aiohttp import web
+
 from gateway.app import Application, settle
 from gateway.config import for_backend
+from gateway.handlers import Gateway
+
+HELD = "/held"
+HELD_S = 0.05
 
 longest_s = 0.0
 
@@ -28,6 +35,20 @@ def measure_callbacks() -> None:
     asyncio.Handle._run = measured  # type: ignore[method-assign]
 
 
+def hold_when_asked() -> None:
+    """Let requests for `HELD` take `HELD_S` of the processor at once."""
+    handle = Gateway.handle
+
+    async def held(gateway: Gateway, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path.endswith(HELD):
+            until = time.thread_time() + HELD_S
+            while time.thread_time() < until:
+                pass
+        return await handle(gateway, request)
+
+    Gateway.handle = held  # type: ignore[method-assign]
+
+
 async def main() -> None:
     global longest_s  # noqa: PLW0603
     application = await Application.start(for_backend(sys.argv[1], "127.0.0.1:0", "127.0.0.1:0"))
@@ -42,5 +63,7 @@ async def main() -> None:
     await application.stop()
 
 
-measure_callbacks()
-asyncio.run(main())
+if __name__ == "__main__":
+    hold_when_asked()
+    measure_callbacks()
+    asyncio.run(main())

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import sys
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 import numpy as np
@@ -11,9 +12,13 @@ import orjson
 import pytest
 
 from tests.conftest import HEADER_LENGTH, Connection, lying, tensor
+from tests.system.measured_gateway import HELD
 
 LONGEST_S = 0.020
 """What no single callback may take of the processor."""
+
+ROUNDS = 5
+BESIDE = 50
 
 
 def answer_of(name: str, array: np.ndarray, datatype: str, shape: list[int]) -> bytes:
@@ -26,9 +31,24 @@ def answer_of(name: str, array: np.ndarray, datatype: str, shape: list[int]) -> 
     )
 
 
-async def longest_callback(header: dict, blob: bytes, answer: bytes, expected: bytes, beside: int) -> float:
-    """Carry one large request through, twice at once, with small ones beside it; the longest callback in seconds."""
+Exercise = Callable[[aiohttp.ClientSession, str], Awaitable[None]]
 
+
+async def longest_callback(answer: bytes, exercise: Exercise) -> float:
+    """The longest callback in seconds while *exercise* runs against a gateway whose backend gives *answer*.
+
+    Of the calmest of up to `ROUNDS` rounds: a stall that belongs to the work is there in each of them, the time that
+    a busy host takes away from this machine in the middle of a callback is not.
+    """
+    calmest = float("inf")
+    for _ in range(ROUNDS):
+        calmest = min(calmest, await one_round(answer, exercise))
+        if calmest < LONGEST_S:
+            break
+    return calmest
+
+
+async def one_round(answer: bytes, exercise: Exercise) -> float:
     async def script(connection: Connection) -> None:
         while True:
             await connection.read_request()
@@ -41,30 +61,49 @@ async def longest_callback(header: dict, blob: bytes, answer: bytes, expected: b
         )
         assert gateway.stdout is not None
         url = (await gateway.stdout.readline()).decode().strip()
-        async with aiohttp.ClientSession() as session:
-
-            async def infer(asked: dict, body: bytes) -> bytes:
-                text = json.dumps(asked).encode()
-                path = f"{url}/v2/models/m/infer"
-                headers = {HEADER_LENGTH: str(len(text))}
-                async with session.post(path, data=io.BytesIO(text + body), headers=headers) as response:
-                    reply = await response.read()
-                    assert response.status == 200, reply[:500]
-                    return reply[int(response.headers.get(HEADER_LENGTH, "0")) :]
-
-            small = {
-                "inputs": [tensor("x", np.zeros(4, np.float32), "FP32")],
-                "parameters": {"binary_data_output": True},
-            }
-            large = [asyncio.create_task(infer(header, blob)) for _ in range(2)]
-            for _ in range(beside):
-                assert await infer(small, bytes(16)) == bytes(16)
-            for task in large:
-                assert await task == expected
-        gateway.terminate()
+        try:
+            async with aiohttp.ClientSession() as session:
+                await exercise(session, f"{url}/v2/models/m/infer")
+        finally:
+            gateway.terminate()
         printed = float(await gateway.stdout.readline())
         await gateway.wait()
         return printed
+
+
+async def longest_callback_beside(header: dict, blob: bytes, answer: bytes, expected: bytes) -> float:
+    """Carry one large request through, twice at once, with `BESIDE` small ones one after the other."""
+
+    async def exercise(session: aiohttp.ClientSession, path: str) -> None:
+        async def infer(asked: dict, body: bytes) -> bytes:
+            text = json.dumps(asked).encode()
+            headers = {HEADER_LENGTH: str(len(text))}
+            async with session.post(path, data=io.BytesIO(text + body), headers=headers) as response:
+                reply = await response.read()
+                assert response.status == 200, reply[:500]
+                return reply[int(response.headers.get(HEADER_LENGTH, "0")) :]
+
+        small = {
+            "inputs": [tensor("x", np.zeros(4, np.float32), "FP32")],
+            "parameters": {"binary_data_output": True},
+        }
+        large = [asyncio.create_task(infer(header, blob)) for _ in range(2)]
+        for _ in range(BESIDE):
+            assert await infer(small, bytes(16)) == bytes(16)
+        for task in large:
+            assert await task == expected
+
+    return await longest_callback(answer, exercise)
+
+
+async def test_a_callback_that_holds_the_loop_is_seen() -> None:
+    """The measure itself: a request whose path asks the measured gateway to work for long."""
+
+    async def exercise(session: aiohttp.ClientSession, path: str) -> None:
+        async with session.get(path.replace("/infer", HELD)) as response:
+            assert response.status == 200
+
+    assert await one_round(b"{}", exercise) >= LONGEST_S
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "INT64", "UINT8"])
@@ -77,7 +116,7 @@ async def test_large_tensors_do_not_hold_the_loop(datatype: str) -> None:
     )
     header = {"inputs": [tensor("x", array, datatype)], "parameters": {"binary_data_output": True}}
     answer = answer_of("x", array, datatype, [count])
-    assert await longest_callback(header, array.tobytes(), answer, array.tobytes(), 50) < LONGEST_S
+    assert await longest_callback_beside(header, array.tobytes(), answer, array.tobytes()) < LONGEST_S
 
 
 async def test_large_strings_do_not_hold_the_loop() -> None:
@@ -86,7 +125,7 @@ async def test_large_strings_do_not_hold_the_loop() -> None:
     entry = {"name": "x", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": len(blob)}}
     header = {"inputs": [entry], "parameters": {"binary_data_output": True}}
     answer = b'{"outputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":[%b]}]}' % orjson.dumps(element.decode())
-    assert await longest_callback(header, blob, answer, blob, 50) < LONGEST_S
+    assert await longest_callback_beside(header, blob, answer, blob) < LONGEST_S
 
 
 async def test_many_small_strings_do_not_hold_the_loop() -> None:
@@ -96,7 +135,7 @@ async def test_many_small_strings_do_not_hold_the_loop() -> None:
     header = {"inputs": [entry], "parameters": {"binary_data_output": True}}
     texts = orjson.dumps([element.decode() for element in elements])
     answer = b'{"outputs":[{"name":"x","datatype":"BYTES","shape":[300000],"data":%b}]}' % texts
-    assert await longest_callback(header, blob, answer, blob, 50) < LONGEST_S
+    assert await longest_callback_beside(header, blob, answer, blob) < LONGEST_S
 
 
 async def test_large_json_that_stays_json_does_not_hold_the_loop() -> None:
@@ -105,22 +144,10 @@ async def test_large_json_that_stays_json_does_not_hold_the_loop() -> None:
     array_json = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[4000000],"data":%b}]}' % text
     answer = answer_of("x", array, "FP32", [array.size])
 
-    async def script(connection: Connection) -> None:
-        await connection.read_request()
-        await connection.answer(answer)
+    async def exercise(session: aiohttp.ClientSession, path: str) -> None:
+        headers = {HEADER_LENGTH: str(len(array_json))}
+        async with session.post(path, data=io.BytesIO(array_json), headers=headers) as response:
+            assert response.status == 200
+            assert (await response.json())["outputs"][0]["data"][:5] == orjson.loads(text)[:5]
 
-    async with lying(script) as liar:
-        gateway = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.system.measured_gateway", liar.url), stdout=asyncio.subprocess.PIPE
-        )
-        assert gateway.stdout is not None
-        url = (await gateway.stdout.readline()).decode().strip()
-        async with aiohttp.ClientSession() as session:
-            headers = {HEADER_LENGTH: str(len(array_json))}
-            path = f"{url}/v2/models/m/infer"
-            async with session.post(path, data=io.BytesIO(array_json), headers=headers) as response:
-                assert response.status == 200
-                assert (await response.json())["outputs"][0]["data"][:5] == orjson.loads(text)[:5]
-        gateway.terminate()
-        assert float(await gateway.stdout.readline()) < LONGEST_S
-        await gateway.wait()
+    assert await longest_callback(answer, exercise) < LONGEST_S
