@@ -162,6 +162,20 @@ class NumberSink:
             self._fail(f"{self._window_bytes} bytes without a comma")
         return self._convert(buffer, comma + 1, depth - _balance(buffer, comma, limit))
 
+    def take_flat(self, text: bytes) -> bool:
+        """Take the whole `data`, where *text* (a JSON array, proved) is flat and simdjson reads it; False if not."""
+        values = _parse_fast(text, self._datatype) if text.find(b"[", 1) < 0 else None
+        if values is None:
+            return False
+        self._append(values, text)
+        self._finish()
+        return True
+
+    def _finish(self) -> None:
+        if self._filled != len(self.array):
+            self._fail(f"expected {len(self.array)} elements, got {self._filled}")
+        self.done = True
+
     def _convert(self, buffer: bytearray, n_bytes: int, depth: int) -> int:
         """Append the numbers in the first *n_bytes*, which leave *depth* brackets open and end with a comma if any is.
 
@@ -186,8 +200,8 @@ class NumberSink:
             values = self._parse_tolerantly(text)
         first = self._filled
         self._append(values, text)
-        if depth == 0 and self._filled != len(self.array):
-            self._fail(f"expected {len(self.array)} elements, got {self._filled}")
+        if depth == 0:
+            self._finish()
         if self._nesting is None and (b"[" in inside[1:] or b"]" in inside[:-1]):
             self._nesting = Nesting(self._shape, MAX_DEPTH)
         if self._nesting is not None:
@@ -198,7 +212,6 @@ class NumberSink:
             except CodecError as error:
                 self._fail(str(error))
         self._depth = depth
-        self.done = depth == 0
         return n_bytes
 
     def _append(self, values: Array, text: bytes) -> None:

@@ -301,8 +301,10 @@ class TextSink:
             first = _NOT_SPACE.search(window)
             if first is None:
                 return 0, False
+            if first.start():
+                return first.start(), False
             if first[0] not in b'[{"':
-                end = scalar_end(window, first.start(), self.label)
+                end = scalar_end(window, 0, self.label)
                 return (self._take(window[:end], b"", b""), False) if end else (0, False)
         before = bytes(self._open)
         tokens = list(_STRING_OR_BRACKET.finditer(window))
