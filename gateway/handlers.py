@@ -42,7 +42,7 @@ from gateway.pacing import Pacer
 from gateway.policy.admission import Admission
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind, Router
-from gateway.upstream import Answer, Body, Sending, Upstream
+from gateway.upstream import Answer, Body, Pieces, Sending, Upstream
 
 WRITE_BYTES = 256 * 1024
 """How much is handed to a client's connection at once."""
@@ -307,7 +307,7 @@ class _Call:
             n_bytes = await self._pacer.run(_length(parsed))
             headers["Content-Length"] = str(n_bytes)
 
-        async def pieces(sending: Sending) -> AsyncIterator[bytes | memoryview]:
+        async def pieces(sending: Sending) -> Pieces:
             made = parsed.json_pieces()
             pacer = Pacer()
             while (piece := await pacer.next(made)) is not None:

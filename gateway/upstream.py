@@ -31,7 +31,7 @@ KEEP_ALIVE_S = 4.0
 MAX_CONNECTIONS = 100
 """The most connections to one backend."""
 
-Pieces = AsyncIterator[bytes | memoryview]
+Pieces = AsyncIterator[bytes | bytearray | memoryview]
 
 
 @dataclass(frozen=True, slots=True)

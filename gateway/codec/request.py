@@ -109,6 +109,9 @@ class OutputSelection:
 
 Segment = bytes | memoryview | Tensor
 
+Piece = bytes | bytearray | memoryview
+"""Some JSON text."""
+
 
 @dataclass(slots=True)
 class InferRequest:
@@ -167,9 +170,9 @@ class InferRequest:
         """Whether its JSON is small enough to be made and sent in one go."""
         return sum(len(s.blob) if isinstance(s, Tensor) else len(s) for s in self._segments) <= PIECE_BYTES
 
-    def json_pieces(self) -> Iterator[bytes | memoryview]:
+    def json_pieces(self) -> Iterator[Piece]:
         """The backend's JSON in pieces of bounded size; every call makes it anew."""
-        pending: list[bytes | memoryview] = []
+        pending: list[Piece] = []
         pending_bytes = 0
         for segment in self._segments:
             for piece in self._text(segment):
@@ -187,7 +190,7 @@ class InferRequest:
         if pending:
             yield b"".join(pending)
 
-    def _text(self, segment: Segment) -> Iterator[bytes | memoryview]:
+    def _text(self, segment: Segment) -> Iterator[Piece]:
         if isinstance(segment, bytes):
             return iter((segment,))
         if isinstance(segment, memoryview):

@@ -31,13 +31,12 @@ MAX_ELEMENT_BYTES = 2**32 - 1
 _PREFIX_BYTES = 4
 _LENGTH = struct.Struct("<I")
 _STEP_ELEMENTS = 4096  # bounds a step over short elements
-_MARK = b"\x7f"  # stands between strings that are handled as one; the only control character that JSON need not escape
-_FILLER = b"_"
-_FIRST_MARK = b'"' + _MARK + _FILLER * (_PREFIX_BYTES - 1)
-_RUN_BYTES = 1024  # less text is not worth numpy's calls
-_RUN_ELEMENTS = 100  # fewer strings are not worth joining
-_QUOTE, _BACKSLASH = b'"\\'
-_SEPARATOR = re.compile(rb'",[ \t\r\n]?"')
+_SEPARATOR = b'", "'  # as long as the length before an element, whose place it takes
+_SEPARATORS = (b'","', b'", "', b'",')
+_BLANK = b"    "
+_GAP = "____"  # takes the place of a length
+_MARK = b"\x7f___"  # the only control character that JSON need not escape, and fillers
+_RUN_ELEMENTS = 32  # fewer are not worth numpy's calls
 _BASE64_HINT = ", and JSON has only text; set `bytes: base64` for this backend if it reads base64"
 _STEP_TOKENS = 512  # bounds a step over deeply nested strings, where each bracket is looked at
 _BLANKS = re.compile(rb"[ \t\r\n]*+")
@@ -65,12 +64,12 @@ def check_elements(blob: memoryview, n_elements: int, label: object, *, utf8: bo
     offset = index = 0
     while index < n_elements:
         window = bytes(blob[offset : offset + PIECE_BYTES])
-        ends = _ends(window, n_elements - index)
-        if ends:
+        bounds = _bounds(window, n_elements - index)
+        if len(bounds) > 1:
             if utf8 and not window.isascii():
-                _check_utf8_of_all(window, ends, index, label)
-            offset += ends[-1]
-            index += len(ends)
+                _check_utf8_of_all(window, bounds, index, label)
+            offset += int(bounds[-1])
+            index += len(bounds) - 1
             yield
             continue
         # one that is longer than a piece, or broken
@@ -95,37 +94,40 @@ def check_elements(blob: memoryview, n_elements: int, label: object, *, utf8: bo
         )
 
 
-def _ends(window: bytes, most: int) -> list[int]:
-    """Where the elements that are whole at the front of *window* end, at most *most* and `_STEP_ELEMENTS`."""
-    if len(window) > _RUN_BYTES:
+def _bounds(window: bytes, most: int) -> npt.NDArray[np.int64]:
+    """Where the elements start that are whole at the front of *window*, and where the last ends; shape [n + 1].
+
+    At most *most* and `_STEP_ELEMENTS` elements.
+    """
+    most = min(most, _STEP_ELEMENTS)
+    if len(window) >= _PREFIX_BYTES:
         # each length says where the next one is, so it takes a walk, unless all are the same: keys, hashes, crops
         stride = _PREFIX_BYTES + _LENGTH.unpack_from(window)[0]
-        n_elements = min(most, _STEP_ELEMENTS, len(window) // stride)
-        lengths: npt.NDArray[np.uint32] = np.ndarray((n_elements,), "<u4", window, strides=(stride,))
-        if n_elements and np.count_nonzero(lengths == stride - _PREFIX_BYTES) == n_elements:
-            return list(range(stride, n_elements * stride + 1, stride))
-    ends: list[int] = []
+        n_elements = min(most, len(window) // stride)
+        if n_elements >= _RUN_ELEMENTS:
+            lengths: npt.NDArray[np.uint32] = np.ndarray((n_elements,), "<u4", window, strides=(stride,))
+            if np.count_nonzero(lengths == stride - _PREFIX_BYTES) == n_elements:
+                return np.arange(0, n_elements * stride + 1, stride)
+    bounds = [0]
     end = 0
     length_at = _LENGTH.unpack_from
     with suppress(struct.error):  # the window has no more
-        for _ in range(min(most, _STEP_ELEMENTS)):
+        for _ in range(most):
             (size,) = length_at(window, end)
             end += _PREFIX_BYTES + size
-            ends.append(end)
-    if ends and ends[-1] > len(window):
-        ends.pop()
-    return ends
+            bounds.append(end)
+    if end > len(window):
+        bounds.pop()
+    return np.array(bounds)
 
 
-def _check_utf8_of_all(window: bytes, ends: list[int], index: int, label: object) -> None:
+def _check_utf8_of_all(window: bytes, bounds: npt.NDArray[np.int64], index: int, label: object) -> None:
     """Prove that the elements of *window*, the first of which is number *index*, are UTF-8, each on its own."""
-    text = bytearray(window[: ends[-1]])
     # zeros in place of the lengths are characters of their own, so that none reaches from one element into the next
-    _lengths_at(text)[[0, *ends[:-1]]] = 0
     try:
-        str(text, "utf-8")
+        str(_with_words(window, bounds, bytes(_PREFIX_BYTES)), "utf-8")
     except UnicodeDecodeError:
-        for number, (start, end) in enumerate(pairwise([0, *ends]), index):
+        for number, (start, end) in enumerate(pairwise(bounds.tolist()), index):
             run_over = check_utf8(
                 memoryview(window)[start + _PREFIX_BYTES : end], f"{label}: element {number}", _BASE64_HINT
             )
@@ -133,9 +135,16 @@ def _check_utf8_of_all(window: bytes, ends: list[int], index: int, label: object
                 pass
 
 
-def _lengths_at(elements: bytearray) -> npt.NDArray[np.uint32]:
-    """The uint32 at each byte of *elements*, to be set there."""
-    return np.ndarray((len(elements) - _PREFIX_BYTES + 1,), "<u4", elements, strides=(1,))
+def _with_words(window: bytes, bounds: npt.NDArray[np.int64], word: bytes) -> bytearray:
+    """The elements of *window*, each with *word* in place of its length."""
+    text = bytearray(memoryview(window)[: bounds[-1]])
+    _words_of(text)[bounds[:-1]] = _LENGTH.unpack(word)
+    return text
+
+
+def _words_of(text: bytearray, start: int = 0) -> npt.NDArray[np.uint32]:
+    """The uint32 at each byte of *text* from *start* on, to be set there."""
+    return np.ndarray((len(text) - start - _PREFIX_BYTES + 1,), "<u4", text, start, strides=(1,))
 
 
 def check_utf8(text: memoryview, what: str, hint: str = "") -> Iterator[None]:
@@ -162,48 +171,61 @@ def _character_start(text: memoryview, position: int) -> int:
     return position
 
 
-def text_pieces(blob: memoryview) -> Iterator[bytes]:
+def text_pieces(blob: memoryview) -> Iterator[bytes | bytearray]:
     """The elements of *blob* as the inside of a JSON array of strings, in pieces of about `PIECE_BYTES`.
 
     `check_elements` has approved the blob, with *utf8*.
     """
-    return _pieces(blob, _escaped_batch, _escaped)
+    return _pieces(blob, _escaped_run, _escaped)
 
 
-def base64_pieces(blob: memoryview) -> Iterator[bytes]:
+def base64_pieces(blob: memoryview) -> Iterator[bytes | bytearray]:
     """As `text_pieces`, each element in base64 (the convention of MLServer and of KServe's rest-proxy)."""
-    return _pieces(blob, _base64_batch, _base64)
+    return _pieces(blob, _base64_run, _base64)
 
 
 def _pieces(
     blob: memoryview,
-    print_batch: Callable[[list[bytes]], bytes],
+    print_run: Callable[[bytes, npt.NDArray[np.int64]], bytes | bytearray],
     print_element: Callable[[memoryview], Iterator[bytes]],
-) -> Iterator[bytes]:
-    separator = b""
+) -> Iterator[bytes | bytearray]:
+    """*print_run* puts a separator before each element; the first has nothing to close there but a quote to open."""
     offset = 0
     while offset < len(blob):
+        skip = 0 if offset else len(_SEPARATOR) - 1
         window = bytes(blob[offset : offset + PIECE_BYTES])
-        ends = _ends(window, _STEP_ELEMENTS)
-        if ends:
-            yield separator + print_batch([window[start + _PREFIX_BYTES : end] for start, end in pairwise([0, *ends])])
-            offset += ends[-1]
+        bounds = _bounds(window, _STEP_ELEMENTS)
+        if len(bounds) > 1:
+            run = print_run(window, bounds)
+            yield run[skip:] if skip else run
+            offset += int(bounds[-1])
         else:
             start = offset + _PREFIX_BYTES
             offset = start + int.from_bytes(blob[offset:start], "little")
-            yield separator + b'"'
+            yield _SEPARATOR[skip:]
             yield from print_element(blob[start:offset])
-            yield b'"'
-        separator = b","
+    if offset:
+        yield b'"'
 
 
-def _escaped_batch(batch: list[bytes]) -> bytes:
-    # printed as one string: orjson leaves the mark between two elements as it is, unless an element has it too
-    if len(batch) >= _RUN_ELEMENTS:
-        joined = _MARK.join(batch)
-        if joined.count(_MARK) == len(batch) - 1:
-            return orjson.dumps(str(joined, "utf-8")).replace(_MARK, b'","')
-    return orjson.dumps([str(element, "utf-8") for element in batch])[1:-1]
+def _escaped_run(window: bytes, bounds: npt.NDArray[np.int64]) -> bytes | bytearray:
+    if len(bounds) <= _RUN_ELEMENTS:
+        return b'", ' + orjson.dumps([str(element, "utf-8") for element in _elements(window, bounds)])[1:-2]
+    text = _with_words(window, bounds, _BLANK)
+    if not (b'"' in text or b"\\" in text or np.frombuffer(text, np.uint8).min() < ord(" ")):
+        _words_of(text)[bounds[:-1]] = _LENGTH.unpack(_SEPARATOR)  # nothing to escape
+        return text
+    if _MARK[0] in text:
+        return b'", ' + orjson.dumps([str(element, "utf-8") for element in _elements(window, bounds)])[1:-2]
+    # printed as one string, in which orjson leaves the marks as they are
+    printed = orjson.dumps(str(_with_words(window, bounds, _MARK), "utf-8"))
+    text = bytearray(memoryview(printed)[1:-1])
+    _words_of(text)[np.flatnonzero(np.frombuffer(text, np.uint8) == _MARK[0])] = _LENGTH.unpack(_SEPARATOR)
+    return text
+
+
+def _elements(window: bytes, bounds: npt.NDArray[np.int64]) -> list[bytes]:
+    return [window[start + _PREFIX_BYTES : end] for start, end in pairwise(bounds.tolist())]
 
 
 def _escaped(element: memoryview) -> Iterator[bytes]:
@@ -214,8 +236,10 @@ def _escaped(element: memoryview) -> Iterator[bytes]:
         start = end
 
 
-def _base64_batch(batch: list[bytes]) -> bytes:
-    return b'"%b"' % b'","'.join([binascii.b2a_base64(element, newline=False) for element in batch])
+def _base64_run(window: bytes, bounds: npt.NDArray[np.int64]) -> bytes:
+    return b"".join(
+        [_SEPARATOR + binascii.b2a_base64(element, newline=False) for element in _elements(window, bounds)]
+    )
 
 
 def _base64(element: memoryview) -> Iterator[bytes]:
@@ -243,6 +267,7 @@ class BytesSink:
         self._wants_value = True
         self._just_opened = False
         self._element_at: int | None = None
+        self._separator = _SEPARATORS[0]
 
     @property
     def held_bytes(self) -> int:
@@ -308,50 +333,26 @@ class BytesSink:
         return position
 
     def _append_run(self, window: bytes, start: int) -> int:
-        """Store many strings at once that have the same between them, `,` or a blank more; where they end.
+        """Store all strings up to the last in *window* that a comma or a bracket follows; where that one ends.
 
-        Answers *start* for few strings and for all that is not plain: then nothing is stored. The work is numpy's
-        and orjson's, on the text as a whole: Python for each string takes three times as long.
+        Answers *start*, and stores nothing, where that place is not between strings, or not only strings are there.
         """
-        if len(window) - start < _RUN_BYTES:
-            return start
-        text = window[start:]
-        codes = np.frombuffer(text, dtype=np.uint8)
-        quotes = np.flatnonzero(codes == _QUOTE)
-        if b"\\" in text:
-            slashes = codes == _BACKSLASH
-            if (slashes[1:] & slashes[:-1]).any():
-                slashes = np.frombuffer(text.replace(b"\\\\", b"__"), dtype=np.uint8) == _BACKSLASH
-            quotes = quotes[~slashes[quotes - 1] | (quotes == 0)]
-        closes = quotes[1::2]
-        opens = quotes[2::2]
-        if not len(opens) or not _SEPARATOR.fullmatch(text, int(closes[0]), int(opens[0]) + 1):
-            return start
-        # the run goes as far as all that stands between two strings is like the first
-        gap = int(opens[0] - closes[0])
-        alike = opens - closes[: len(opens)] == gap
-        for place in range(1, gap):
-            alike &= codes.take(closes[: len(opens)] + place, mode="clip") == codes[closes[0] + place]
-        n_elements = min(len(closes), 1 + (len(alike) if alike.all() else int(np.argmin(alike))))
-        # one JSON string of them all: a mark and three fillers where a length belongs
-        inside = bytearray(text[1 : closes[n_elements - 1]])
-        marks = closes[: n_elements - 1] - 1
-        filled = np.frombuffer(inside, dtype=np.uint8)
-        filled[marks] = _MARK[0]
-        for place in range(1, gap + 1):
-            filled[marks + place] = _FILLER[0]
-        spread = inside if gap + 1 == _PREFIX_BYTES else inside.replace(_MARK, _MARK + _FILLER)
+        end = window.rfind(self._separator, start) + 1
+        if end <= start:
+            # how this backend writes lists, the commonest way first; a string may begin with a comma
+            for separator in _SEPARATORS:
+                end = window.rfind(separator, start) + 1
+                if end > start:
+                    self._separator = separator
+                    break
+        end = max(end, window.rfind(b'"]', max(start, end)) + 1)
         try:
-            elements = bytearray(orjson.loads(b"".join((_FIRST_MARK, spread, b'"'))).encode())
-        except ValueError:
+            # the end is guessed; if it is wrong, what stands before it is no JSON
+            strings = orjson.loads(b"".join((b"[", memoryview(window)[start:end], b"]")))
+            self._store(strings)
+        except (ValueError, TypeError):
             return start
-        places = np.flatnonzero(np.frombuffer(elements, dtype=np.uint8) == _MARK[0])
-        if len(places) != n_elements:
-            return start  # an element has the mark too
-        _lengths_at(elements)[places] = np.diff(places, append=len(elements)) - _PREFIX_BYTES
-        self.elements += elements
-        self._add(n_elements)
-        return start + int(closes[n_elements - 1]) + 1
+        return end
 
     def _append(self, text: bytes) -> None:
         """Store the strings in *text*, which are separated by commas."""
@@ -359,12 +360,21 @@ class BytesSink:
             strings = orjson.loads(b"[%b]" % text)
         except ValueError as error:
             self._fail(f"a string near element {self._count} is not JSON: {error}")
-        parts = []
-        for string in strings:
-            element = string.encode()
-            parts.append(len(element).to_bytes(_PREFIX_BYTES, "little"))
-            parts.append(element)
-        self.elements += b"".join(parts)
+        self._store(strings)
+
+    def _store(self, strings: list[str]) -> None:
+        """Store *strings*. Raises `TypeError`, having stored nothing, if one of them is none."""
+        joined = _GAP.join(["", *strings])
+        lengths = map(len, strings) if joined.isascii() else [len(string.encode()) for string in strings]
+        start = len(self.elements)
+        self.elements += joined.encode()
+        if len(strings) < _RUN_ELEMENTS:
+            for length in lengths:
+                self.elements[start : start + _PREFIX_BYTES] = length.to_bytes(_PREFIX_BYTES, "little")
+                start += _PREFIX_BYTES + length
+        else:
+            sizes = np.fromiter(lengths, np.int64, len(strings))
+            _words_of(self.elements, start)[np.cumsum(sizes + _PREFIX_BYTES) - sizes - _PREFIX_BYTES] = sizes
         self._add(len(strings))
 
     def _continue_element(self, buffer: bytearray, element_at: int) -> int:

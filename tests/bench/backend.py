@@ -9,6 +9,8 @@ import re
 import sys
 from pathlib import Path
 
+import orjson
+
 from tests.bench.cases import Case
 
 BUFFER_BYTES = 256 * 1024
@@ -125,7 +127,10 @@ class CannedAnswers(asyncio.BufferedProtocol):
         expected = self._case.request_data
         key = b'"data":'
         start = bytes(body[:65536]).find(key) + len(key)
-        return bool(body[start : start + len(expected)] == expected)
+        if body[start : start + len(expected)] == expected:
+            return True
+        # the same values may be written in another way
+        return bool(orjson.loads(body)["inputs"][0]["data"] == orjson.loads(expected))
 
     def _send(self) -> None:
         while self._unsent and not self._is_paused:

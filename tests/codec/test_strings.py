@@ -327,7 +327,7 @@ def test_odd_string_among_many_is_written_like_others(odd: str) -> None:
     blob = memoryview(text_blob(elements))
     for _ in check_elements(blob, len(elements), "input 'x'", utf8=True):
         pass
-    assert b"".join(text_pieces(blob)) == b",".join(orjson.dumps(element) for element in elements)
+    assert orjson.loads(b"[%b]" % b"".join(text_pieces(blob))) == elements
 
 
 @pytest.mark.parametrize(
