@@ -38,7 +38,7 @@ from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
 from gateway.exchange import Exchange, Format
 from gateway.headers import relayed_to_client, transcoded_to_client
 from gateway.metadata import ModelMetadata
-from gateway.pacing import Pacer
+from gateway.pacing import Load, Pacer
 from gateway.policy.admission import Admission
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind, Router
@@ -92,7 +92,7 @@ class Gateway:
         self._router = router
         self._upstreams = upstreams
         self._record = record
-        self.in_flight = 0
+        self.load = Load()
         self.is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -108,7 +108,7 @@ class Gateway:
             started_s=loop.time(),
         )
         call = _Call(request, exchange, self)
-        self.in_flight += 1
+        self.load.enter()
         self._idle.clear()
         try:
             try:
@@ -128,8 +128,8 @@ class Gateway:
             return await call.fail(GatewayError(ErrorKind.INTERNAL, f"internal error: {type(error).__name__}"))
         finally:
             call.body.release()
-            self.in_flight -= 1
-            if self.in_flight == 0:
+            self.load.leave()
+            if self.load.requests == 0:
                 self._idle.set()
             exchange.seconds = loop.time() - exchange.started_s
             self._record(exchange)
@@ -150,7 +150,7 @@ class Gateway:
         """Wait until no request is in flight, at most *timeout_s*; how many still are."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
-        return self.in_flight
+        return self.load.requests
 
     def _route(self, request: web.BaseRequest, exchange: Exchange) -> Match:
         path = exchange.path.partition("?")[0]
@@ -173,7 +173,7 @@ class _Call:
         self._exchange = exchange
         self._gateway = gateway
         self._limits = gateway.limits
-        self._pacer = Pacer()
+        self._pacer = Pacer(gateway.load)
         limits = gateway.limits
         self._total_at: float | None = None
         self.body = ClientBody(request, exchange, gateway.admission, limits.request_body, self._pacer)
@@ -309,7 +309,7 @@ class _Call:
 
         async def pieces(sending: Sending) -> Pieces:
             made = parsed.json_pieces()
-            pacer = Pacer()
+            pacer = Pacer(self._gateway.load)
             while (piece := await pacer.next(made)) is not None:
                 sending.piece(len(piece))
                 yield piece

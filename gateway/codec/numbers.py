@@ -123,6 +123,8 @@ class NumberSink:
     def step(self, buffer: bytearray) -> int:
         """See `Sink.step`. Raises `CodecError` for what protocol 4.7 calls broken."""
         window = min(len(buffer), self._window_bytes)
+        if self._depth == 1 and window == PIECE_BYTES and self._nesting is None and (taken := self._take_run(buffer)):
+            return taken
         if self._depth == 0:
             first = _NOT_SPACE.search(buffer, 0, window)
             if first is None:
@@ -175,6 +177,21 @@ class NumberSink:
         if self._filled != len(self.array):
             self._fail(f"expected {len(self.array)} elements, got {self._filled}")
         self.done = True
+
+    def _take_run(self, buffer: bytearray) -> int:
+        """Append the numbers of a whole piece that is like most: one level deep, nothing but numbers; 0 if it is not.
+
+        Then nothing is appended. Quotes and braces are not looked for: simdjson makes no numbers of them.
+        """
+        comma = buffer.rfind(b",", 0, PIECE_BYTES)
+        text = b"".join((b"[", memoryview(buffer)[: max(comma, 0)], b"]"))
+        if text.rfind(b"[") or text.find(b"]") < len(text) - 1:
+            return 0
+        values = _parse_fast(text, self._datatype)
+        if values is None or not len(values):
+            return 0
+        self._append(values, text)
+        return comma + 1
 
     def _convert(self, buffer: bytearray, n_bytes: int, depth: int) -> int:
         """Append the numbers in the first *n_bytes*, which leave *depth* brackets open and end with a comma if any is.

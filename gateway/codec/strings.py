@@ -237,9 +237,7 @@ def _escaped(element: memoryview) -> Iterator[bytes]:
 
 
 def _base64_run(window: bytes, bounds: npt.NDArray[np.int64]) -> bytes:
-    return b"".join(
-        [_SEPARATOR + binascii.b2a_base64(element, newline=False) for element in _elements(window, bounds)]
-    )
+    return b"".join([_SEPARATOR + binascii.b2a_base64(element, newline=False) for element in _elements(window, bounds)])
 
 
 def _base64(element: memoryview) -> Iterator[bytes]:
