@@ -25,6 +25,7 @@ from gateway.codec import (
     Framing,
     InferAnswer,
     InferRequest,
+    KnownHeaders,
     Reply,
     choose_coding,
     compressed,
@@ -87,6 +88,7 @@ class Gateway:
         self.compression = compression
         self.admission = Admission(limits.in_flight_bytes, limits.concurrent_requests)
         self.metadata = ModelMetadata()
+        self.known_headers = {name: KnownHeaders() for name in upstreams}
         self.recovered_warnings = OncePerInterval(WARNING_S, WARNING_CLIENTS)
         self.recover_header_length = recover_header_length
         self._router = router
@@ -232,7 +234,8 @@ class _Call:
             steps = InferRequest.parse_raw(body, await self._metadata(upstream), policy)
         else:
             recover = self._gateway.recover_header_length
-            steps = InferRequest.parse(body, framing.header_length, policy, recover=recover)
+            known = self._gateway.known_headers[upstream.name]
+            steps = InferRequest.parse(body, framing.header_length, policy, recover=recover, known=known)
         with blaming(ErrorKind.MALFORMED_REQUEST):
             parsed = await self._pacer.run(steps)
         self._exchange.request_codec_s += self._pacer.take_seconds()

@@ -17,7 +17,15 @@ from gateway.codec.compression import Coding, Inflater, choose_coding, compresse
 from gateway.codec.datatypes import DATATYPES, Datatype
 from gateway.codec.framing import HEADER_LENGTH, Framing, parse_framing
 from gateway.codec.raw import half_precision_outputs
-from gateway.codec.request import BytesPolicy, HalfPrecision, InferRequest, NonFinite, OutputSelection, TensorPolicy
+from gateway.codec.request import (
+    BytesPolicy,
+    HalfPrecision,
+    InferRequest,
+    KnownHeaders,
+    NonFinite,
+    OutputSelection,
+    TensorPolicy,
+)
 
 T = TypeVar("T")
 
@@ -32,6 +40,7 @@ __all__ = [
     "InferAnswer",
     "InferRequest",
     "Inflater",
+    "KnownHeaders",
     "NonFinite",
     "OutputSelection",
     "Reply",

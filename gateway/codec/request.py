@@ -40,6 +40,10 @@ _SEARCH_BYTES = 256 * 1024
 _SEARCH_OVERLAP = 64
 _FINITE_ELEMENTS = 256 * 1024  # looking is sixteen times as fast as printing
 
+KNOWN_HEADERS = 256
+KNOWN_HEADER_BYTES = 4096
+"""How many headers of earlier requests are remembered, and how long one may be."""
+
 _INTEGER = re.compile(rb"[0-9]{1,20}")
 
 _STRING = msgspec.json.Decoder(str)
@@ -130,20 +134,35 @@ class InferRequest:
 
     @staticmethod
     def parse(
-        body: memoryview, header_length: int | None, policy: TensorPolicy, *, recover: bool
+        body: memoryview,
+        header_length: int | None,
+        policy: TensorPolicy,
+        *,
+        recover: bool,
+        known: "KnownHeaders | None" = None,
     ) -> Generator[None, None, "InferRequest | None"]:
         """Parse and check a whole body; None if it is pure JSON, which nobody judges (protocol 3.6).
 
         *header_length* is the client's, None if it sent none; then *recover* allows protocol section 6.
+        *known* are headers of earlier requests under the same policy.
         Yields after each step of work. Raises `CodecError`.
         """
         if header_length is not None:
-            return (yield from _Parser(body, header_length, policy).parse())
+            if known is None or header_length > min(KNOWN_HEADER_BYTES, len(body)):
+                header, blobs = yield from _Parser(body, header_length, policy).parse()
+                return (yield from header.bind(blobs, policy))
+            text = bytes(body[:header_length])
+            found = known.get(text)
+            if found is None:
+                found, _ = yield from _Parser(body, header_length, policy).parse()
+                known.add(text, found)
+            return (yield from found.bind(body[header_length:], policy))
         if not body:
             raise CodecError("empty request body")
         if not (yield from _may_have_binary_parameters(body)):
             return None
-        return (yield from _Parser(body, None, policy, recover=recover).parse_if_binary())
+        parsed = yield from _Parser(body, None, policy, recover=recover).parse_if_binary()
+        return (yield from parsed[0].bind(parsed[1], policy)) if parsed is not None else None
 
     @staticmethod
     def parse_raw(body: memoryview, metadata: bytes, policy: TensorPolicy) -> Generator[None, None, "InferRequest"]:
@@ -156,7 +175,8 @@ class InferRequest:
             if len(body) > strings.MAX_ELEMENT_BYTES:
                 raise CodecError(f"the body has {len(body)} bytes, more than a BYTES element can have")
             body = memoryview(b"".join((len(body).to_bytes(4, "little"), body)))
-        return (yield from _Parser(memoryview(header), len(header), policy, blobs=body).parse())
+        parsed, blobs = yield from _Parser(memoryview(header), len(header), policy, blobs=body).parse()
+        return (yield from parsed.bind(blobs, policy))
 
     @property
     def promotes(self) -> bool:
@@ -205,6 +225,59 @@ class InferRequest:
         return numbers.text_pieces(values, segment.datatype)
 
 
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """The JSON of a request, proved right; all that is left to prove are the values in its blobs."""
+
+    announced: list[tuple[Tensor, int]]
+    """The binary inputs, still without their blobs, and how many bytes each has."""
+    selection: OutputSelection
+    id: bytes
+    is_recovered: bool
+    segments: list[bytes | memoryview | int]
+    """The backend's JSON: text as it is, and the numbers of the binary inputs that stand between."""
+
+    def bind(self, blobs: memoryview, policy: TensorPolicy) -> Generator[None, None, InferRequest]:
+        """The request that has these *blobs*. Raises `CodecError`."""
+        cursor = Cursor(blobs)
+        inputs = [
+            Tensor(tensor.name, tensor.datatype, tensor.shape, cursor.take(n_bytes, tensor))
+            for tensor, n_bytes in self.announced
+        ]
+        cursor.finish()
+        nonfinite = 0
+        for tensor in inputs:
+            if tensor.datatype.kind is Kind.BYTES:
+                as_text = policy.bytes is BytesPolicy.UTF8
+                yield from strings.check_elements(tensor.blob, element_count(tensor.shape), tensor, utf8=as_text)
+            elif tensor.datatype.kind is Kind.FLOAT:
+                nonfinite += yield from _check_finite(tensor, policy.nonfinite)
+        segments = [inputs[segment] if isinstance(segment, int) else segment for segment in self.segments]
+        return InferRequest(inputs, self.selection, self.id, self.is_recovered, nonfinite, segments, policy)
+
+
+class KnownHeaders:
+    """Headers of earlier requests, all under one policy: clients send the same ones again and again.
+
+    Only those whose inputs are all binary. The first that came is the first to be forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._headers: dict[bytes, _Header] = {}
+
+    def get(self, text: bytes) -> _Header | None:
+        """What *text* says, if it is known."""
+        return self._headers.get(text)
+
+    def add(self, text: bytes, header: _Header) -> None:
+        """Remember what *text* says."""
+        if any(isinstance(segment, memoryview) for segment in header.segments):
+            return  # a part of its body
+        if len(self._headers) >= KNOWN_HEADERS:
+            del self._headers[next(iter(self._headers))]
+        self._headers[text] = header
+
+
 class _Parser:
     """The state of one `InferRequest.parse`; lives no longer than the call."""
 
@@ -225,19 +298,17 @@ class _Parser:
         self._recover = recover
         self._spans: list[tuple[int, int]] = []
         self._marker = b""
-        self._tensors: list[Tensor] = []
-        self._segments: list[Segment] = []
+        self._announced: list[tuple[Tensor, int]] = []
+        self._segments: list[bytes | memoryview | int] = []
         self._texts: list[bytes] = []
-        self._nonfinite = 0
-        self._cursor = Cursor(body[:0])
 
-    def parse(self) -> Generator[None, None, InferRequest]:
-        """The request of a client that said where its header ends."""
+    def parse(self) -> Generator[None, None, tuple[_Header, memoryview]]:
+        """Header and blobs of a client that said where its header ends."""
         top, header_bytes = yield from self._read()
-        return (yield from self._build(top, header_bytes))
+        return self._build(top, header_bytes)
 
-    def parse_if_binary(self) -> Generator[None, None, InferRequest | None]:
-        """The request if it uses any of the three parameters of the extension; None if it does not."""
+    def parse_if_binary(self) -> Generator[None, None, tuple[_Header, memoryview] | None]:
+        """The same if the request uses any of the three parameters of the extension; None if it does not."""
         try:
             top, header_bytes = yield from self._read()
         except CodecError:
@@ -247,7 +318,7 @@ class _Parser:
             return None
         if not _has_binary_parameters(top):
             return None
-        return (yield from self._build(top, header_bytes))
+        return self._build(top, header_bytes)
 
     def _read(self) -> Generator[None, None, tuple[Members, int]]:
         """The members of the JSON, and where it ends in the body."""
@@ -255,24 +326,24 @@ class _Parser:
         skeleton, self._marker = protect_literals(skeleton)
         return parse_object(skeleton), header_bytes
 
-    def _build(self, top: Members, header_bytes: int) -> Generator[None, None, InferRequest]:
+    def _build(self, top: Members, header_bytes: int) -> tuple[_Header, memoryview]:
         try:
-            return (yield from self._check_and_build(top, header_bytes))
+            return self._check_and_build(top, header_bytes)
         except CodecError as error:
             raise CodecError(restore_literals(str(error).encode(), self._marker).decode()) from None
 
-    def _check_and_build(self, top: Members, header_bytes: int) -> Generator[None, None, InferRequest]:
+    def _check_and_build(self, top: Members, header_bytes: int) -> tuple[_Header, memoryview]:
         inputs = self._entries(top, "inputs")
         if inputs is None:
             raise CodecError("the request has no `inputs` array")
-        recovered = self._frame(inputs, header_bytes)
+        blobs, is_recovered = self._frame(inputs, header_bytes)
         selection, outputs = self._select(top)
 
         separator = b"{"
         for key, value in top.items():
             if key == "inputs":
                 self._emit(separator + b'"inputs":[')
-                yield from self._inputs(inputs)
+                self._inputs(inputs)
                 self._emit(b"]")
             elif key == "outputs" and outputs is not None:
                 self._emit(separator + b'"outputs":' + outputs)
@@ -285,16 +356,9 @@ class _Parser:
                 self._emit(separator + orjson.dumps(key) + b":" + value)
             separator = b","
         self._emit(b"}")
-        self._cursor.finish()
-        return InferRequest(
-            self._tensors,
-            selection,
-            restore_literals(_request_id(top), self._marker),
-            recovered,
-            self._nonfinite,
-            [*self._segments, b"".join(self._texts)],
-            self._policy,
-        )
+        request_id = restore_literals(_request_id(top), self._marker)
+        segments = [*self._segments, b"".join(self._texts)]
+        return _Header(self._announced, selection, request_id, is_recovered, segments), blobs
 
     def _split(self) -> Generator[None, None, tuple[bytes, int]]:
         """The skeleton of the JSON, and where the JSON ends in the body."""
@@ -331,25 +395,23 @@ class _Parser:
             yield from strings.check_utf8(self._body[start:end], "the request's JSON")
         return scanner.skeleton, scanner.consumed if n_bytes is None else n_bytes
 
-    def _frame(self, inputs: list[Members], header_bytes: int) -> bool:
-        """Set the cursor to the blobs; True if the header length had to be found (protocol section 6)."""
-        binary = self._body[header_bytes:] if self._blobs is None else self._blobs
-        self._cursor = Cursor(binary)
+    def _frame(self, inputs: list[Members], header_bytes: int) -> tuple[memoryview, bool]:
+        """The blobs, and whether the header length had to be found (protocol section 6)."""
+        blobs = self._body[header_bytes:] if self._blobs is None else self._blobs
         if self._header_length is not None:
-            return False
+            return blobs, False
         sizes = [_binary_size(_parameters(entry), entry, index) for index, entry in enumerate(inputs)]
         expected = sum(size for size in sizes if size is not None)
         announced = any(size is not None for size in sizes)
-        is_blank = len(binary) <= PIECE_BYTES and not bytes(binary).strip(b" \t\r\n")
+        is_blank = len(blobs) <= PIECE_BYTES and not bytes(blobs).strip(b" \t\r\n")
         if expected == 0 and is_blank:
-            self._cursor = Cursor(binary[:0])
-            return False
-        if announced and expected == len(binary):
+            return blobs[:0], False
+        if announced and expected == len(blobs):
             if expected and not self._recover:
                 raise CodecError(f"binary data follows the JSON, but the header {HEADER_LENGTH} is missing")
-            return expected > 0
+            return blobs, expected > 0
         raise CodecError(
-            f"the header {HEADER_LENGTH} is missing, and the body does not make up for it: {len(binary)} bytes follow "
+            f"the header {HEADER_LENGTH} is missing, and the body does not make up for it: {len(blobs)} bytes follow "
             f"the JSON, but the binary_data_size of all inputs add up to {expected}"
         )
 
@@ -395,7 +457,7 @@ class _Parser:
             raise CodecError(f"{where}{key}: expected true or false, got {shown(value)}")
         return flag  # type: ignore[return-value]
 
-    def _inputs(self, inputs: list[Members]) -> Iterator[None]:
+    def _inputs(self, inputs: list[Members]) -> None:
         names = set()
         for index, entry in enumerate(inputs):
             if index:
@@ -408,9 +470,9 @@ class _Parser:
                 if name in names:
                     raise CodecError(f"{label} is given more than once")
                 names.add(name)
-            yield from self._input(entry, index, label)
+            self._input(entry, index, label)
 
-    def _input(self, entry: Members, index: int, label: str) -> Iterator[None]:
+    def _input(self, entry: Members, index: int, label: str) -> None:
         members = _given_parameters(entry, label)
         size = _binary_size(members, entry, index)
         data = self._data(entry)
@@ -424,7 +486,7 @@ class _Parser:
             _replace_parameters(entry, members)
         entry.pop("data", None)
         if size is not None:
-            yield from self._binary_input(entry, size, label)
+            self._binary_input(entry, size, label)
             return
         text = object_text(entry)
         if data is None:
@@ -434,58 +496,34 @@ class _Parser:
         self._emit_data(data)
         self._emit(b"}")
 
-    def _binary_input(self, entry: Members, size: int, label: str) -> Iterator[None]:
+    def _binary_input(self, entry: Members, size: int, label: str) -> None:
         name = _name(entry, label)
         datatype = _datatype(entry, label)
         shape = _shape(entry, label)
         tensor = Tensor(name, datatype, shape, memoryview(b""))
         n_elements = element_count(shape)
         expected = n_elements * datatype.item_bytes
-        if datatype.kind is not Kind.BYTES and size != expected:
+        if datatype.kind is Kind.BYTES:
+            if self._policy.bytes is BytesPolicy.BASE64:
+                members = _given_parameters(entry, label)
+                members["content_type"] = b'"base64"'
+                _replace_parameters(entry, members)
+        elif size != expected:
             raise CodecError(
                 f"{tensor}: binary_data_size: expected {expected}, got {size} "
                 f"({n_elements} elements of {datatype.item_bytes} bytes)"
             )
-        tensor = Tensor(name, datatype, shape, self._cursor.take(size, tensor))
-        if datatype.kind is Kind.BYTES:
-            as_text = self._policy.bytes is BytesPolicy.UTF8
-            yield from strings.check_elements(tensor.blob, n_elements, tensor, utf8=as_text)
-            if not as_text:
-                members = _given_parameters(entry, label)
-                members["content_type"] = b'"base64"'
-                _replace_parameters(entry, members)
-        elif datatype.kind is Kind.FLOAT:
-            yield from self._check_finite(tensor)
-            if datatype.item_bytes == 2 and self._policy.half_precision is HalfPrecision.PROMOTE:
-                entry["datatype"] = b'"FP32"'
-        self._tensors.append(tensor)
+        elif (
+            datatype.kind is Kind.FLOAT
+            and datatype.item_bytes == 2
+            and self._policy.half_precision is HalfPrecision.PROMOTE
+        ):
+            entry["datatype"] = b'"FP32"'
         text = object_text(entry)
         self._emit(text[:-1] + b',"data":[')
-        self._emit_data(tensor)
+        self._emit_data(len(self._announced))
+        self._announced.append((tensor, size))
         self._emit(b"]}")
-
-    def _check_finite(self, tensor: Tensor) -> Iterator[None]:
-        """Count NaN and infinities, or refuse them: the backend's policy decides (protocol 3.4)."""
-        policy = self._policy.nonfinite
-        array = tensor.datatype.view(tensor.blob)
-        for start in range(0, len(array), _FINITE_ELEMENTS):
-            if start:
-                yield
-            piece = array[start : start + _FINITE_ELEMENTS]
-            finite = tensor.datatype.is_finite(piece)  # type: ignore[misc]
-            n_finite = np.count_nonzero(finite)
-            if n_finite == len(piece):
-                continue
-            values = tensor.datatype.widen(piece)
-            if policy is not NonFinite.LITERAL:
-                refused = np.isinf(values) if policy is NonFinite.AS_NULL else ~finite
-                if refused.any():
-                    index = int(np.argmax(refused))
-                    raise CodecError(
-                        f"{tensor}: element {start + index} is {float(values[index])}, which JSON cannot carry; "
-                        f"this backend's `nonfinite` is {policy.value}"
-                    )
-            self._nonfinite += len(piece) - int(n_finite)
 
     def _data(self, entry: Members) -> memoryview | None:
         """The text of a JSON input's `data`; None if it is absent or null."""
@@ -499,9 +537,34 @@ class _Parser:
     def _emit(self, text: bytes) -> None:
         self._texts.append(restore_literals(text, self._marker))
 
-    def _emit_data(self, data: memoryview | Tensor) -> None:
+    def _emit_data(self, data: memoryview | int) -> None:
         self._segments += (b"".join(self._texts), data)
         self._texts.clear()
+
+
+def _check_finite(tensor: Tensor, policy: NonFinite) -> Generator[None, None, int]:
+    """How many NaN and infinities are let through. Raises `CodecError` where *policy* refuses one (protocol 3.4)."""
+    nonfinite = 0
+    array = tensor.datatype.view(tensor.blob)
+    for start in range(0, len(array), _FINITE_ELEMENTS):
+        if start:
+            yield
+        piece = array[start : start + _FINITE_ELEMENTS]
+        finite = tensor.datatype.is_finite(piece)  # type: ignore[misc]
+        n_finite = np.count_nonzero(finite)
+        if n_finite == len(piece):
+            continue
+        values = tensor.datatype.widen(piece)
+        if policy is not NonFinite.LITERAL:
+            refused = np.isinf(values) if policy is NonFinite.AS_NULL else ~finite
+            if refused.any():
+                index = int(np.argmax(refused))
+                raise CodecError(
+                    f"{tensor}: element {start + index} is {float(values[index])}, which JSON cannot carry; "
+                    f"this backend's `nonfinite` is {policy.value}"
+                )
+        nonfinite += len(piece) - int(n_finite)
+    return nonfinite
 
 
 def _may_have_binary_parameters(body: memoryview) -> Generator[None, None, bool]:

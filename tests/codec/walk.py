@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
-from gateway.codec import InferAnswer, InferRequest, OutputSelection, TensorPolicy, run
+from gateway.codec import InferAnswer, InferRequest, KnownHeaders, OutputSelection, TensorPolicy, run
 from gateway.codec.answer import Reply
+from gateway.errors import CodecError
 
 MAX_BYTES = 1 << 30
 
@@ -18,8 +19,21 @@ LAYOUTS = {"FP16": (5, 10), "BF16": (8, 7), "FP32": (8, 23), "FP64": (11, 52)}
 def parse_request(
     body: bytes, header_bytes: int | None, policy: TensorPolicy | None = None, *, recover: bool = True
 ) -> InferRequest | None:
-    """What `InferRequest.parse` makes of *body*."""
-    return run(InferRequest.parse(memoryview(body), header_bytes, policy or TensorPolicy(), recover=recover))
+    """What `InferRequest.parse` makes of *body*, the first time and again when its header is known."""
+    view, policy = memoryview(body), policy or TensorPolicy()
+    if header_bytes is None:
+        return run(InferRequest.parse(view, None, policy, recover=recover))
+    known = KnownHeaders()
+    results: list[InferRequest | str | None] = []
+    for memory in (None, known, known):
+        try:
+            results.append(run(InferRequest.parse(view, header_bytes, policy, recover=recover, known=memory)))
+        except CodecError as error:
+            results.append(str(error))
+    assert results[0] == results[1] == results[2]
+    if isinstance(results[0], str):
+        raise CodecError(results[0])
+    return results[2]
 
 
 def backend_json(header: bytes, blobs: bytes = b"", policy: TensorPolicy | None = None) -> bytes:
