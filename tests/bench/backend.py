@@ -15,6 +15,7 @@ from tests.bench.cases import Case
 
 BUFFER_BYTES = 256 * 1024
 SMALL_BYTES = 64 * 1024
+LINE_BYTES = 1024
 
 _MODEL = re.compile(rb"\S+ \S*/models/([^/ ]+)/")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)")
@@ -29,7 +30,7 @@ class CannedAnswers(asyncio.BufferedProtocol):
         self._cases = cases
         self._buffer = memoryview(buffer)
         self._step = self._read_head
-        self._line = bytearray()
+        self._line = b""
         self._left = 0
         self._is_chunked = False
         self._kept: bytearray | None = None
@@ -49,13 +50,14 @@ class CannedAnswers(asyncio.BufferedProtocol):
 
     def _until(self, end: bytes, data: memoryview) -> tuple[bytes | None, memoryview]:
         """The text before *end*, and what follows it; None if *end* has not come yet."""
-        self._line += data
-        position = self._line.find(end)
+        look = self._line + bytes(data[:LINE_BYTES])
+        position = look.find(end)
         if position < 0:
-            return None, data[:0]
-        text, rest = bytes(self._line[:position]), bytes(self._line[position + len(end) :])
-        self._line.clear()
-        return text, memoryview(rest)
+            self._line = look
+            return None, data[LINE_BYTES:]
+        used = position + len(end) - len(self._line)
+        self._line = b""
+        return look[:position], data[used:]
 
     def _read_head(self, data: memoryview) -> memoryview:
         head, rest = self._until(b"\r\n\r\n", data)
