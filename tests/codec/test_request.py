@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec import BytesPolicy, HalfPrecision, InferRequest, NonFinite, TensorPolicy
+from gateway.codec import BytesPolicy, HalfPrecision, InferRequest, KnownHeaders, NonFinite, TensorPolicy, run
+from gateway.codec.request import KNOWN_HEADER_BYTES, KNOWN_HEADERS
 from gateway.codec.scanner import PIECE_BYTES
 from gateway.errors import CodecError
 
@@ -647,3 +648,63 @@ def test_small_request_is_one_piece() -> None:
     assert request.is_small
     assert len(list(request.json_pieces())) == 1
     assert len(b"".join(request.json_pieces())) < PIECE_BYTES
+
+
+# headers that came before
+
+
+def again(known: KnownHeaders, header: bytes, blobs: bytes, header_length: int | None = None) -> InferRequest:
+    length = len(header) if header_length is None else header_length
+    body = memoryview(header + blobs)
+    request = run(InferRequest.parse(body, length, TensorPolicy(), recover=False, known=known))
+    assert request is not None
+    return request
+
+
+def test_known_header_gets_the_values_of_its_own_body() -> None:
+    known = KnownHeaders()
+    header = header_of(entry("a", "UINT8", [2], 2), entry("b", "FP32", [1], 4))
+    for blobs in (b"\1\2\0\0\0\0", b"\3\4\0\0\x80\x3f", b"\5\6\0\0\x80\xbf"):
+        request = again(known, header, blobs)
+        assert [bytes(tensor.blob) for tensor in request.inputs] == [blobs[:2], blobs[2:]]
+        assert b"".join(request.json_pieces()) == backend_json(header, blobs)
+
+
+def test_known_header_does_not_vouch_for_what_follows_it() -> None:
+    known = KnownHeaders()
+    header = header_of(entry("a", "FP32", [1], 4))
+    again(known, header, bytes(4))
+    with pytest.raises(CodecError, match=r"input 'a' .*1 bytes missing"):
+        again(known, header, bytes(3))
+    with pytest.raises(CodecError, match="1 bytes left over"):
+        again(known, header, bytes(5))
+    with pytest.raises(CodecError, match=r"input 'a' .*is nan"):
+        again(known, header, b"\0\0\xc0\x7f")
+
+
+def test_known_header_of_empty_tensors_does_not_hide_a_header_length_that_is_too_large() -> None:
+    known = KnownHeaders()
+    header = header_of(entry("a", "FP32", [0], 0))
+    again(known, header, b"")
+    with pytest.raises(CodecError, match="but the whole body has"):
+        again(known, header, b"", len(header) + 1)
+
+
+def test_json_inputs_of_an_earlier_request_do_not_come_back() -> None:
+    known = KnownHeaders()
+    for value in (b"1", b"2"):
+        header = b'{"inputs":[{"name":"j","datatype":"INT8","shape":[1],"data":[%b]}]}' % value
+        for _ in range(2):
+            assert b"".join(again(known, header, b"").json_pieces()) == header
+        assert known.get(header) is None
+
+
+def test_known_headers_are_bounded_and_the_oldest_is_forgotten() -> None:
+    known = KnownHeaders()
+    headers = [header_of(entry(str(number), "UINT8", [1], 1)) for number in range(KNOWN_HEADERS + 1)]
+    for header in headers:
+        again(known, header, b"\1")
+    assert [known.get(header) is not None for header in headers] == [False] + [True] * KNOWN_HEADERS
+    long = header_of(entry("n" * KNOWN_HEADER_BYTES, "UINT8", [1], 1))
+    again(known, long, b"\1")
+    assert known.get(long) is None
