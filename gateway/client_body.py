@@ -121,7 +121,7 @@ class ClientBody:
                     )
                 yield chunk
         except web.RequestPayloadError as error:
-            raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"the body is not sound HTTP: {error}") from error
+            raise _unsound(error) from error.with_traceback(None)
 
     async def invite(self) -> None:
         """Answer `Expect: 100-continue`, now that the body is welcome."""
@@ -142,7 +142,7 @@ class ClientBody:
         try:
             text = await self._request.content.readexactly(length)
         except (web.RequestPayloadError, asyncio.IncompleteReadError) as error:
-            raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"the body is not sound HTTP: {error}") from error
+            raise _unsound(error) from error.with_traceback(None)
         self._exchange.client_request_bytes = len(text)
         return text
 
@@ -170,6 +170,11 @@ class ClientBody:
 def _grow(reservation: Reservation, piece: bytes) -> None:
     if not reservation.grow(len(piece)):
         raise _overloaded("no room for more of this body")
+
+
+def _unsound(error: Exception) -> GatewayError:
+    # raised from it without its traceback: aiohttp keeps the error, and would keep the last chunk with it
+    return GatewayError(ErrorKind.MALFORMED_REQUEST, f"the body is not sound HTTP: {error}")
 
 
 def _overloaded(reason: str) -> GatewayError:

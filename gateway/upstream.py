@@ -230,7 +230,8 @@ class Answer:
             try:
                 chunk = await content.readany()
             except _FAILURES as error:
-                raise _blamed(self._name, error) from error
+                # aiohttp keeps the error, and with its traceback it would keep the last chunk
+                raise _blamed(self._name, error) from error.with_traceback(None)
             self._timer.phase("client")
             if not chunk:
                 return

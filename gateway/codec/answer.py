@@ -5,7 +5,7 @@ outputs that stay JSON is kept, because it is what the client gets, and that of 
 comes before its `datatype` and `shape`, until these are known.
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -78,6 +78,76 @@ class _Value:
     """Datatype and shape as the answer says them, before its `data`."""
 
 
+class _Values:
+    """Chooses a sink for each `data` of an answer, and keeps them.
+
+    The scanner knows this and not the `InferAnswer`: in a circle, a tensor would wait for the garbage collector.
+    """
+
+    def __init__(self, selection: OutputSelection, declared: Mapping[str, str], max_bytes: int) -> None:
+        self.opened: list[_Value] = []
+        self._selection = selection
+        self._declared = declared
+        self._max_bytes = max_bytes
+
+    def open_scanned(self, entry_text: Callable[[], bytes]) -> Sink:
+        """The sink for an output's `data`, by what its entry has said so far."""
+        return self.open(parse_object(protect_literals(entry_text())[0]))
+
+    def open(self, entry: Members) -> Sink:
+        """Choose the sink for an output's `data` by what its *entry* has said so far."""
+        name = _text_of(entry, "name")
+        self.restore_datatype(entry, name)
+        value = _Value()
+        is_wanted = name is None or self._selection.is_wanted(name)
+        is_known = name is not None or not (self._selection.named or self._declared)
+        if (
+            is_wanted
+            and is_known
+            and self._selection.is_binary(name or "")
+            and "datatype" in entry
+            and "shape" in entry
+        ):
+            self.open_binary(value, entry, name or "")
+        else:
+            label = f"output {name!r}" if name is not None else f"output {len(self.opened)}"
+            value.sink = TextSink(label, value.text if is_wanted else None)
+        self.opened.append(value)
+        return value.sink
+
+    def restore_datatype(self, entry: Members, name: str | None) -> None:
+        """Undo the promotion of an output's inputs, where the model declares a narrower datatype."""
+        if name in self._declared and entry.get("datatype") == b'"FP32"':
+            entry["datatype"] = b'"%b"' % self._declared[name or ""].encode()
+
+    def open_binary(self, value: _Value, entry: Members, name: str) -> None:
+        """Give *value* the sink that makes binary of it."""
+        label, value.datatype, value.shape = self.tensor(entry, name)
+        value.said = (entry.get("datatype"), entry.get("shape"))
+        n_elements = element_count(value.shape)
+        # every element takes a digit and a comma, or two quotes and a comma
+        if n_elements * 2 - 1 > self._max_bytes:
+            raise CodecError(
+                f"{label}: {n_elements} elements cannot be in an answer of at most {self._max_bytes} bytes"
+            )
+        if value.datatype.kind is Kind.BYTES:
+            value.sink = BytesSink(label, value.shape)
+        else:
+            value.sink = NumberSink(label, value.datatype, value.shape)
+
+    def tensor(self, entry: Members, name: str) -> tuple[str, Datatype, tuple[int, ...]]:
+        """How errors call an output, its datatype and its shape. Raises `CodecError` for wrong ones."""
+        datatype = DATATYPES.get(_text_of(entry, "datatype") or "")
+        if datatype is None:
+            raise CodecError(f"output {name!r}: unknown datatype {_shown_member(entry, 'datatype')}")
+        shape = parse_shape(entry["shape"]) if "shape" in entry else None
+        if shape is None:
+            raise CodecError(
+                f"output {name!r}: shape must be a list of integers >= 0, got {_shown_member(entry, 'shape')}"
+            )
+        return f"output {name!r} ({datatype.name}, shape {list(shape)})", datatype, shape
+
+
 class InferAnswer:
     """Reads one answer piece by piece: `feed` what arrives, then `finish`."""
 
@@ -97,19 +167,17 @@ class InferAnswer:
         backend says FP32, they get back the datatype that the model's metadata declares.
         """
         self._selection = selection
-        self._declared = declared or {}
         self._model = model
         self._request_id = request_id
-        self._max_bytes = max_bytes
-        self._values: list[_Value] = []
+        self._values = _Values(selection, declared or {}, max_bytes)
         self._first: bytes | None = None
-        self._scanner = Scanner("outputs", lambda text: self._open_value(parse_object(protect_literals(text())[0])))
+        self._scanner = Scanner("outputs", self._values.open_scanned)
         self._nonfinite = 0
 
     @property
     def held_bytes(self) -> int:
         """What the outputs take so far: arrays as a whole, elements and text as they have grown."""
-        return sum(value.sink.held_bytes for value in self._values)
+        return sum(value.sink.held_bytes for value in self._values.opened)
 
     def feed(self, chunk: bytes) -> Generator[None, None, None]:
         """Take the next bytes of the JSON; yields after each step of work. Raises `CodecError`."""
@@ -145,7 +213,7 @@ class InferAnswer:
             names.add(name)
             if outputs:
                 outputs.append(b",")
-            self._restore_datatype(entry, name)
+            self._values.restore_datatype(entry, name)
             members, keeps_data = _without_data(entry)
             if keeps_data and self._selection.is_binary(name):
                 value = self._value(entry)
@@ -196,8 +264,8 @@ class InferAnswer:
     def _take(self, entry: Members) -> Generator[None, None, None]:
         """Take the `data` of *entry*, and put there the number of its value, as the scanner does."""
         text = entry["data"]
-        entry["data"] = b"%d" % len(self._values)
-        sink = self._open_value(entry)
+        entry["data"] = b"%d" % len(self._values.opened)
+        sink = self._values.open(entry)
         if not isinstance(sink, NumberSink) or not sink.take_flat(text):
             yield from _pour([text], sink)
 
@@ -226,67 +294,16 @@ class InferAnswer:
         if self._scanner.trailing_bytes():
             raise CodecError(f"the JSON ends after {self._scanner.consumed} bytes, but more follows")
 
-    def _open_value(self, entry: Members) -> Sink:
-        """Choose the sink for an output's `data` by what its *entry* has said so far."""
-        name = _text_of(entry, "name")
-        self._restore_datatype(entry, name)
-        value = _Value()
-        is_wanted = name is None or self._selection.is_wanted(name)
-        is_known = name is not None or not (self._selection.named or self._declared)
-        if (
-            is_wanted
-            and is_known
-            and self._selection.is_binary(name or "")
-            and "datatype" in entry
-            and "shape" in entry
-        ):
-            self._open_binary(value, entry, name or "")
-        else:
-            label = f"output {name!r}" if name is not None else f"output {len(self._values)}"
-            value.sink = TextSink(label, value.text if is_wanted else None)
-        self._values.append(value)
-        return value.sink
-
-    def _restore_datatype(self, entry: Members, name: str | None) -> None:
-        if name in self._declared and entry.get("datatype") == b'"FP32"':
-            entry["datatype"] = b'"%b"' % self._declared[name or ""].encode()
-
-    def _open_binary(self, value: _Value, entry: Members, name: str) -> None:
-        """Give *value* the sink that makes binary of it."""
-        label, value.datatype, value.shape = self._tensor(entry, name)
-        value.said = (entry.get("datatype"), entry.get("shape"))
-        n_elements = element_count(value.shape)
-        # every element takes a digit and a comma, or two quotes and a comma
-        if n_elements * 2 - 1 > self._max_bytes:
-            raise CodecError(
-                f"{label}: {n_elements} elements cannot be in an answer of at most {self._max_bytes} bytes"
-            )
-        if value.datatype.kind is Kind.BYTES:
-            value.sink = BytesSink(label, value.shape)
-        else:
-            value.sink = NumberSink(label, value.datatype, value.shape)
-
-    def _tensor(self, entry: Members, name: str) -> tuple[str, Datatype, tuple[int, ...]]:
-        datatype = DATATYPES.get(_text_of(entry, "datatype") or "")
-        if datatype is None:
-            raise CodecError(f"output {name!r}: unknown datatype {_shown_member(entry, 'datatype')}")
-        shape = parse_shape(entry["shape"]) if "shape" in entry else None
-        if shape is None:
-            raise CodecError(
-                f"output {name!r}: shape must be a list of integers >= 0, got {_shown_member(entry, 'shape')}"
-            )
-        return f"output {name!r} ({datatype.name}, shape {list(shape)})", datatype, shape
-
     def _value(self, entry: Members) -> _Value:
-        return self._values[int(entry["data"])]
+        return self._values.opened[int(entry["data"])]
 
     def _blob(self, value: _Value, entry: Members, name: str) -> Generator[None, None, memoryview]:
         """The bytes of a binary output."""
         if value.datatype is None:
-            self._open_binary(value, entry, name)
+            self._values.open_binary(value, entry, name)
             yield from _pour(value.text, value.sink)
         elif value.said != (entry.get("datatype"), entry.get("shape")):
-            label, datatype, shape = self._tensor(entry, name)
+            label, datatype, shape = self._values.tensor(entry, name)
             if (datatype, shape) != (value.datatype, value.shape):
                 raise CodecError(f"{label}: datatype or shape came twice and differ")
         sink = value.sink
