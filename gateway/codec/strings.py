@@ -36,6 +36,7 @@ _SEPARATORS = (b'","', b'", "', b'",')
 _BLANK = b"    "
 _GAP = "____"  # takes the place of a length
 _MARK = b"\x7f___"  # the only control character that JSON need not escape, and fillers
+_QUOTE = ord('"')
 _RUN_ELEMENTS = 32  # fewer are not worth numpy's calls
 _BASE64_HINT = ", and JSON has only text; set `bytes: base64` for this backend if it reads base64"
 _STEP_TOKENS = 512  # bounds a step over deeply nested strings, where each bracket is looked at
@@ -344,6 +345,8 @@ class BytesSink:
                     self._separator = separator
                     break
         end = max(end, window.rfind(b'"]', max(start, end)) + 1)
+        if window.find(b"\\", start, end) < 0 and self._append_plain(window[start:end]):
+            return end
         try:
             # the end is guessed; if it is wrong, what stands before it is no JSON
             strings = orjson.loads(b"".join((b"[", memoryview(window)[start:end], b"]")))
@@ -351,6 +354,42 @@ class BytesSink:
         except (ValueError, TypeError):
             return start
         return end
+
+    def _append_plain(self, text: bytes) -> bool:
+        """Store the strings in *text*, where no backslash is, if there are many and all is in order; else False.
+
+        Without escapes the bytes of a string are those of its element, so that only what stands between them changes.
+        """
+        inside = bytearray(memoryview(text)[:-1])
+        codes = np.frombuffer(inside, np.uint8)
+        quotes = np.flatnonzero(codes == _QUOTE)
+        opens, closes = quotes[::2], quotes[1::2]
+        if len(opens) != len(closes) + 1 or len(opens) < _RUN_ELEMENTS or codes.min() < ord(" "):
+            return False
+        between = self._separator if self._separator[-1] == _QUOTE else _SEPARATORS[0]
+        if (opens[1:] - closes != len(between) - 1).any():
+            return False
+        for place in range(1, len(between) - 1):
+            if (codes[closes + place] != between[place]).any():
+                return False
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            return False
+        if len(between) < _PREFIX_BYTES:
+            codes[closes] = 0
+            inside = inside.replace(b"\0", b"\0\0")
+        start = len(self.elements)
+        self.elements += bytes(_PREFIX_BYTES - 1)
+        self.elements += inside
+        sizes = np.append(closes, len(text) - 1) - opens - 1
+        self._set_lengths(start, sizes)
+        return True
+
+    def _set_lengths(self, start: int, sizes: npt.NDArray[np.int64]) -> None:
+        """Put the lengths before elements of *sizes* bytes, of which the first begins at *start*."""
+        _words_of(self.elements, start)[np.cumsum(sizes + _PREFIX_BYTES) - sizes - _PREFIX_BYTES] = sizes
+        self._add(len(sizes))
 
     def _append(self, text: bytes) -> None:
         """Store the strings in *text*, which are separated by commas."""
@@ -366,13 +405,12 @@ class BytesSink:
         lengths = map(len, strings) if joined.isascii() else [len(string.encode()) for string in strings]
         start = len(self.elements)
         self.elements += joined.encode()
-        if len(strings) < _RUN_ELEMENTS:
-            for length in lengths:
-                self.elements[start : start + _PREFIX_BYTES] = length.to_bytes(_PREFIX_BYTES, "little")
-                start += _PREFIX_BYTES + length
-        else:
-            sizes = np.fromiter(lengths, np.int64, len(strings))
-            _words_of(self.elements, start)[np.cumsum(sizes + _PREFIX_BYTES) - sizes - _PREFIX_BYTES] = sizes
+        if len(strings) >= _RUN_ELEMENTS:
+            self._set_lengths(start, np.fromiter(lengths, np.int64, len(strings)))
+            return
+        for length in lengths:
+            self.elements[start : start + _PREFIX_BYTES] = length.to_bytes(_PREFIX_BYTES, "little")
+            start += _PREFIX_BYTES + length
         self._add(len(strings))
 
     def _continue_element(self, buffer: bytearray, element_at: int) -> int:
