@@ -46,7 +46,9 @@ _KEY_TOKEN, _OPEN_TOKEN, _CLOSE_TOKEN = 1, 3, 4
 # A whole string, one that goes on behind the window (1), or a bracket.
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|(\\?\Z))|[\[\]{}]', re.DOTALL)
 _INSIDE_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-_STRING_OR_NONFINITE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?Infinity|NaN', re.DOTALL)
+_STRING_OR_NONFINITE = re.compile(
+    rb'"(?:[^"\\]++|\\.)*+"|(?<![-+.\w])(?:-?Infinity|NaN)(?![-+.\w])', re.DOTALL
+)  # alone: what is put in its place must not join a neighbour into a number
 
 _QUOTE, _OBJECT, _END_OBJECT, _ARRAY, _END_ARRAY = b'"{}[]'
 _CLOSER = {_OBJECT: b"}", _ARRAY: b"]"}

@@ -10,7 +10,7 @@ from gateway.codec import OutputSelection
 from gateway.codec.answer import Reply
 from gateway.errors import CodecError
 
-from .walk import MAX_BYTES, cut, read_answer
+from .walk import MAX_BYTES, cut, one_output, read_answer
 
 TWO = (
     b'{"model_name":"backend","outputs":[{"name":"out0","datatype":"INT8","shape":[2],"data":[1,2]},'
@@ -339,3 +339,11 @@ def test_text_that_looks_like_the_marker_of_literals_stays_in_data() -> None:
 def test_literal_is_neither_a_key_nor_a_name(text: str) -> None:
     with pytest.raises(CodecError):
         read_answer([text.encode()])
+
+
+@pytest.mark.parametrize("glued", [b"NaN0", b"0NaN", b"-NaN", b"1Infinity", b"Infinity.5"])
+@pytest.mark.parametrize("is_binary", [True, False])
+def test_literal_that_is_glued_to_something_is_no_json(glued: bytes, is_binary: bool) -> None:
+    for text in (one_output(b"[" + glued + b"]"), one_output("[1]").replace(b'{"', b'{"id":%b,"' % glued, 1)):
+        with pytest.raises(CodecError):
+            read_answer([text], OutputSelection(is_binary))

@@ -211,6 +211,16 @@ def test_name_that_is_a_literal_is_no_string(literal: bytes) -> None:
         parsed(header, bytes(16))
 
 
+GLUED = [b"NaN0", b"0NaN", b"-NaN", b"NaNNaN", b"1Infinity", b"Infinity.5", b"NaNe5", b"1e-Infinity", b"--Infinity"]
+
+
+@pytest.mark.parametrize("glued", GLUED)
+def test_literal_that_is_glued_to_something_is_no_json(glued: bytes) -> None:
+    header = header_of(entry("x", "UINT8", [1], 1), id="~").replace(b'"~"', glued)
+    with pytest.raises(CodecError, match="malformed JSON"):
+        parsed(header, b"\1")
+
+
 def test_key_that_is_a_literal_is_no_json() -> None:
     with pytest.raises(CodecError):
         backend_json(b'{NaN:1,"inputs":[]}')
@@ -640,7 +650,10 @@ def test_no_piece_of_a_large_request_is_longer_than_a_mebibyte(datatype: str) ->
 def test_checking_a_large_request_is_done_in_steps() -> None:
     header = header_of(entry(shape=[4_000_000], size=16_000_000), entry("t", "BYTES", [1], 10_000_004))
     body = memoryview(header + bytes(16_000_000) + struct.pack("<I", 10_000_000) + b"x" * 10_000_000)
-    assert sum(1 for _ in InferRequest.parse(body, len(header), TensorPolicy(), recover=False)) >= 10_000_000 // PIECE_BYTES
+    assert (
+        sum(1 for _ in InferRequest.parse(body, len(header), TensorPolicy(), recover=False))
+        >= 10_000_000 // PIECE_BYTES
+    )
 
 
 def test_small_request_is_one_piece() -> None:
