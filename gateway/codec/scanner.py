@@ -45,6 +45,7 @@ _TOKEN = re.compile(rb'"(?:(?:[^"\\]++|\\.)*+"[ \t\r\n]*+(?:(:)|(?!\Z))|())|([\[
 _KEY_TOKEN, _OPEN_TOKEN, _CLOSE_TOKEN = 1, 3, 4
 # A whole string, one that goes on behind the window (1), or a bracket.
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|(\\?\Z))|[\[\]{}]', re.DOTALL)
+_INSIDE_STRING_WHOLE = re.compile(rb'(?:[^"\\]++|\\[^u]|\\u[0-9a-fA-F]{4})*+', re.DOTALL)
 _INSIDE_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _STRING_OR_NONFINITE = re.compile(
     rb'"(?:[^"\\]++|\\.)*+"|(?<![-+.\w])(?:-?Infinity|NaN)(?![-+.\w])', re.DOTALL
@@ -233,7 +234,13 @@ class SkipSink:
         self._inside_string = False
 
     def step(self, buffer: bytearray) -> int:
-        """See `Sink.step`."""
+        """See `Sink.step`. Raises `CodecError` where brackets do not match."""
+        try:
+            return self._step(buffer)
+        except CodecError as error:
+            raise CodecError(f"{self.label}: {error}") from None
+
+    def _step(self, buffer: bytearray) -> int:
         if self._inside_string:
             match = _INSIDE_STRING.match(buffer, 0, PIECE_BYTES)
             end = match.end() if match else 0
@@ -248,13 +255,15 @@ class SkipSink:
             if first is None:
                 return 0
             if first[0] not in b'[{"':
-                return self._skip_scalar(window, first.start())
+                end = scalar_end(window, first.start())
+                self.done = end > 0
+                return end
         tokens = []
         for token in _STRING_OR_BRACKET.finditer(window):
             tokens.append(token)
             if len(tokens) == _STEP_TOKENS:
                 break
-        end = _walk(self._open, tokens, self.label)
+        end = _walk(self._open, tokens)
         if end:
             self.done = True
             return end
@@ -263,17 +272,12 @@ class SkipSink:
             return tokens[-1].start() + 1
         return tokens[-1].end() if len(tokens) == _STEP_TOKENS else len(window)
 
-    def _skip_scalar(self, window: bytes, start: int) -> int:
-        end = scalar_end(window, start, self.label)
-        self.done = end > 0
-        return end
-
 
 class TextSink:
     """Takes a value of any type as it is: one that stays JSON, waits for its datatype, or that nobody wants.
 
-    It is proved to be JSON on the way: each piece ends at a comma, and is parsed with the brackets that are open at
-    its start put before it and those open at its end behind.
+    It is proved to be JSON on the way: each piece ends at a comma, or where a string begins or ends that is longer
+    than a piece, and is parsed with what is open at its start put before it and what is open at its end behind.
     """
 
     def __init__(self, label: str, pieces: list[bytes] | None) -> None:
@@ -283,85 +287,139 @@ class TextSink:
         self.held_bytes = 0
         self._pieces = pieces
         self._open = bytearray()
+        self._before = b""
+        self._long_string: bytes | None = None
         self._window_bytes = PIECE_BYTES
 
     def step(self, buffer: bytearray) -> int:
         """See `Sink.step`. Raises `CodecError` for what is no JSON."""
-        while True:
-            window = bytes(memoryview(buffer)[: self._window_bytes])
-            taken, is_cut_in_string = self._step(window)
-            if taken or len(buffer) <= self._window_bytes:
-                return taken
-            # one string, or little else, fills the window
-            if not is_cut_in_string and self._window_bytes > 4 * PIECE_BYTES:
-                raise CodecError(f"{self.label}: {self._window_bytes} bytes without a comma")
-            self._window_bytes *= 2
+        try:
+            while True:
+                window = bytes(memoryview(buffer)[: self._window_bytes])
+                taken = self._step(window)
+                if taken or len(buffer) <= self._window_bytes:
+                    return taken
+                if self._window_bytes > 4 * PIECE_BYTES:
+                    raise CodecError(f"{self._window_bytes} bytes without a comma")
+                self._window_bytes *= 2
+        except CodecError as error:
+            raise CodecError(f"{self.label}: {error}") from None
 
-    def _step(self, window: bytes) -> tuple[int, bool]:
-        """How many bytes are taken, and if none, whether a string goes on behind the window."""
+    def _step(self, window: bytes) -> int:
+        if self._long_string is not None:
+            return self._continue_string(window, self._long_string)
         if not self._open:
             first = _NOT_SPACE.search(window)
             if first is None:
-                return 0, False
+                return 0
             if first.start():
-                return first.start(), False
+                return first.start()
             if first[0] not in b'[{"':
-                end = scalar_end(window, 0, self.label)
-                return (self._take(window[:end], b"", b""), False) if end else (0, False)
-        before = bytes(self._open)
+                end = scalar_end(window, 0)
+                if end:
+                    self._check(window[:end], b"", b"")
+                    self._take(window[:end], done=True)
+                return end
         tokens = list(_STRING_OR_BRACKET.finditer(window))
-        after = bytearray(before)
-        end = _walk(after, tokens, self.label)
+        opened = bytearray(self._open)
+        end = _walk(opened, tokens)
         if end:
-            return self._take(window[:end], before, b""), False
-        is_cut_in_string = bool(tokens) and tokens[-1][1] is not None
+            self._check(window[:end], b"", b"")
+            self._take(window[:end], done=True)
+            return end
         if len(window) < PIECE_BYTES:
-            return 0, is_cut_in_string
+            return 0
         comma, whole_tokens = _last_comma(window, tokens)
         if comma < 0:
-            return 0, is_cut_in_string
-        after = bytearray(before)
-        _walk(after, tokens[:whole_tokens], self.label)
-        self._open = after
-        return self._take(window[: comma + 1], before, bytes(after)), False
+            return self._begin_string(window, tokens) if tokens and tokens[-1][1] is not None else 0
+        opened = bytearray(self._open)
+        _walk(opened, tokens[:whole_tokens])
+        self._check(window[:comma], b"", opened, goes_on=True)
+        self._open = opened
+        self._before = b""
+        return self._take(window[: comma + 1])
 
-    def _take(self, text: bytes, before: bytes, after: bytes) -> int:
+    def _begin_string(self, window: bytes, tokens: list[re.Match[bytes]]) -> int:
+        """Take what stands before the inside of a string that goes on behind the window."""
+        opened = bytearray(self._open)
+        _walk(opened, tokens[:-1])
+        text = window[: tokens[-1].start() + 1]
         try:
-            _check_piece(text[:-1] if after else text, before, after)
-        except CodecError as error:
-            raise CodecError(f"{self.label}: {error}") from None
+            self._check(text, b'"', opened)
+            self._long_string = b'"":0' if opened[-1:] == b"{" else b"0"
+        except CodecError:
+            self._check(text, b'":0', opened)  # it is a key
+            self._long_string = b'""'
+        self._open = opened
+        return self._take(text)
+
+    def _continue_string(self, window: bytes, stand_in: bytes) -> int:
+        """Take as much of a long string as is whole: no escape is cut, and no character."""
+        inside = _INSIDE_STRING_WHOLE.match(window)
+        end = inside.end() if inside is not None else 0
+        is_closed = window[end : end + 1] == b'"'
+        if not is_closed and len(window) < PIECE_BYTES:
+            return 0
+        text = window[:end]
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            if is_closed or end - error.start > 3:
+                raise CodecError(f"JSON is not UTF-8: {error.reason}") from None
+            text = text[: error.start]
+        if not text and not is_closed:
+            raise CodecError(f"a broken escape in a string: {window[:6]!r}")
+        _decode(_ANY_DECODER, b'"%b"' % text)
+        if not is_closed:
+            return self._take(text)
+        self._long_string = None
+        self._before = stand_in
+        return self._take(text + b'"', done=not self._open)
+
+    def _check(self, text: bytes, behind: bytes, opened: bytes | bytearray, *, goes_on: bool = False) -> None:
+        """Prove that *text* and then *behind* continue what was open, and leave *opened* open.
+
+        *goes_on*: a comma follows.
+        """
+        text = self._before + text + behind
+        check_cut(text, 0, len(text), continues=bool(self._open), goes_on=goes_on)
+        outer = b"".join([b"[" if code == _ARRAY else b'{"":' for code in self._open[:-1]])
+        suffix = b"".join([_CLOSER[code] for code in reversed(opened)])
+        _decode(_ANY_DECODER, protect_literals(outer + self._open[-1:] + text + suffix)[0])
+
+    def _take(self, text: bytes, *, done: bool = False) -> int:
         if self._pieces is not None:
             self._pieces.append(text)
             self.held_bytes += len(text)
-        self.done = not after
+        self.done = done
         self._window_bytes = PIECE_BYTES
         return len(text)
 
 
-def scalar_end(window: bytes, start: int, label: str) -> int:
+def scalar_end(window: bytes, start: int) -> int:
     """Where a number or word ends that begins at *start*; 0 if that is behind the window. Raises for none."""
     end = _AFTER_SCALAR.search(window, start)
     if end is None:
         if len(window) >= PIECE_BYTES:
-            raise CodecError(f"{label}: a number or word of more than {PIECE_BYTES - start} bytes")
+            raise CodecError(f"a number or word of more than {PIECE_BYTES - start} bytes")
         return 0
     if end.start() == start:
-        raise CodecError(f"{label}: data has no value")
+        raise CodecError("data has no value")
     return end.start()
 
 
-def _walk(opened: bytearray, tokens: list[re.Match[bytes]], label: str) -> int:
+def _walk(opened: bytearray, tokens: list[re.Match[bytes]]) -> int:
     """Follow brackets through *tokens*, with *opened* as the stack; the end of the value, or 0 if it goes on."""
     for token in tokens:
         code = token[0][0]
         if code in (_OBJECT, _ARRAY):
             opened.append(code)
             if len(opened) > MAX_TEXT_DEPTH:
-                raise CodecError(f"{label}: data is nested deeper than {MAX_TEXT_DEPTH}")
+                raise CodecError(f"data is nested deeper than {MAX_TEXT_DEPTH}")
         elif code != _QUOTE:
             # '[' + 2 is ']' and '{' + 2 is '}'
             if not opened or opened.pop() + 2 != code:
-                raise CodecError(f"{label}: brackets do not match: {chr(code)!r} closes what was not opened")
+                raise CodecError(f"brackets do not match: {chr(code)!r} closes what was not opened")
         elif token[1] is not None:
             return 0
         if not opened:
@@ -383,15 +441,6 @@ def _last_comma(window: bytes, tokens: list[re.Match[bytes]]) -> tuple[int, int]
         if n_tokens:
             limit = tokens[n_tokens - 1].start()
     return -1, 0
-
-
-def _check_piece(piece: bytes, before: bytes, after: bytes) -> None:
-    """Prove that *piece* continues JSON at the open brackets *before* and leaves *after* open."""
-    check_cut(piece, 0, len(piece), continues=bool(before), goes_on=bool(after))
-    outer = b"".join(b"[" if code == _ARRAY else b'{"":' for code in before[:-1])
-    suffix = b"".join(_CLOSER[code] for code in reversed(after))
-    text, _ = protect_literals(outer + before[-1:] + piece + suffix)
-    _decode(_ANY_DECODER, text)
 
 
 def check_cut(text: bytes, start: int, end: int, *, continues: bool, goes_on: bool) -> None:

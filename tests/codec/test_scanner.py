@@ -214,10 +214,10 @@ def test_long_string_full_of_quotes_is_looked_at_once(monkeypatch: pytest.Monkey
     n_tokens = 0
     walk = scanner_module._walk
 
-    def counting_walk(opened: bytearray, tokens: list[re.Match[bytes]], label: str) -> int:
+    def counting_walk(opened: bytearray, tokens: list[re.Match[bytes]]) -> int:
         nonlocal n_tokens
         n_tokens += len(tokens)
-        return walk(opened, tokens, label)
+        return walk(opened, tokens)
 
     monkeypatch.setattr(scanner_module, "_walk", counting_walk)
     data = b'["' + b'\\"' * 8192 + b'"]'
@@ -269,14 +269,14 @@ def test_brackets_without_end_in_data_are_refused() -> None:
 
 
 def test_brackets_without_a_comma_are_looked_at_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a string may make the window grow; brackets would make millions of matches in one step."""
+    """In one step they would be millions of matches."""
     longest = 0
     walk = scanner_module._walk
 
-    def measuring_walk(opened: bytearray, tokens: list[re.Match[bytes]], label: str) -> int:
+    def measuring_walk(opened: bytearray, tokens: list[re.Match[bytes]]) -> int:
         nonlocal longest
         longest = max(longest, len(tokens))
-        return walk(opened, tokens, label)
+        return walk(opened, tokens)
 
     monkeypatch.setattr(scanner_module, "_walk", measuring_walk)
     with pytest.raises(CodecError):
@@ -388,3 +388,69 @@ def test_literals_are_protected_and_come_back(text: bytes) -> None:
 def test_key_with_an_escape_that_is_not_utf8_is_refused(text: bytes) -> None:
     with pytest.raises(CodecError, match="not UTF-8"):
         read_answer([text])
+
+
+LONG_BYTES = 2 * PIECE_BYTES + 100
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'"%b"',
+        b'["%b"]',
+        b'["a", "%b","b"]',
+        b'[["%b"] , "c"]',
+        b'{"k":"%b"}',
+        b'{"%b":1}',
+        b'{"k" : [{"%b" : {"l":"%b"}, "m":"%b" }] ,"n":[1,"%b", 2]}',
+    ],
+)
+@pytest.mark.parametrize("unit", [b"x", b"\\n", b"\\u00e9", b'\\\\\\"', "é".encode(), "\U0001f600".encode(), b"]},"])
+@pytest.mark.parametrize("shift", range(6))
+def test_strings_longer_than_a_piece_are_kept_as_they_came(data: bytes, unit: bytes, shift: int) -> None:
+    text = data.replace(b"%b", b"y" * shift + unit * (LONG_BYTES // len(unit)))
+    assert Walked(b'{"outputs":[{"data":%b}]}' % text, 100_000).texts == [text]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'["%b\xff%b"]',
+        b'["%b\xc3"]',
+        b'["%b\n%b"]',
+        b'["%b\\x%b"]',
+        b'["%b\\u12g4%b"]',
+        b'["%b\\u12"]',
+        b'["%b" "a"]',
+        b'["%b":1]',
+        b'["%b"}',
+        b'["%b",]',
+        b'[,"%b"]',
+        b'[1 "%b"]',
+        b'{"%b"}',
+        b'{"%b",1}',
+        b'{"%b":}',
+        b'{"k":"%b":1}',
+        b'{"k":"%b" "l":1}',
+        b'{"k":"%b",}',
+        b'{"k" "%b"}',
+        b'["%b',
+        b'"%b"1',
+    ],
+)
+@pytest.mark.parametrize("shift", range(3))
+def test_strings_longer_than_a_piece_are_judged_like_short_ones(data: bytes, shift: int) -> None:
+    for filling in (b"x" * 5, b"x" * (LONG_BYTES + shift)):
+        text = b'{"outputs":[{"name":"y","data":%b}]}' % data.replace(b"%b", filling)
+        with pytest.raises(CodecError):
+            read_answer(cut(text, 100_000), OutputSelection())
+
+
+def test_long_string_that_stays_json_is_read_in_steps_of_a_piece() -> None:
+    taken = []
+    sink = TextSink("value", None)
+    buffer = bytearray(b'["' + b"x" * 20 * PIECE_BYTES + b'"]')
+    while not sink.done:
+        taken.append(sink.step(buffer))
+        del buffer[: taken[-1]]
+    assert max(taken) <= PIECE_BYTES
