@@ -90,7 +90,7 @@ class DataPlane:
     def observe_load(self) -> None:
         """Set the gauges of what is in flight to this moment's values."""
         admission = self.gateway.admission
-        self.metrics.observe_load(self.gateway.load.requests, admission.held_bytes, admission.max_bytes)
+        self.metrics.observe_load(self.gateway.in_flight, admission.held_bytes, admission.max_bytes)
 
     async def drain(self) -> None:
         """Stop accepting and let what is in flight finish, up to `shutdown.grace`; then it is cut off."""

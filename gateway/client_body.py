@@ -35,6 +35,7 @@ class ClientBody:
         self._pacer = pacer
         self._reservation: Reservation | None = None
         self._is_invited = False
+        self._answer_bytes = 0
 
     def admit(self, n_bytes: int) -> Reservation:
         """Reserve room for a body of *n_bytes*, or refuse it before it is read."""
@@ -47,10 +48,11 @@ class ClientBody:
             )
         return reservation
 
-    def hold(self, n_bytes: int) -> None:
-        """Count *n_bytes* of the answer, which are held as long as the body."""
-        if self._reservation is not None:
-            self._reservation.hold(n_bytes)
+    def hold_answer(self, n_bytes: int) -> None:
+        """Count the *n_bytes* that the answer has taken so far, and that are held as long as the body."""
+        if self._reservation is not None and n_bytes != self._answer_bytes:
+            self._reservation.hold(n_bytes - self._answer_bytes)
+            self._answer_bytes = n_bytes
 
     def release(self) -> None:
         """Give back what was reserved."""

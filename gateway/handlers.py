@@ -39,7 +39,7 @@ from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
 from gateway.exchange import Exchange, Format
 from gateway.headers import relayed_to_client, transcoded_to_client
 from gateway.metadata import ModelMetadata
-from gateway.pacing import Load, Pacer
+from gateway.pacing import Pacer
 from gateway.policy.admission import Admission
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind, Router
@@ -94,7 +94,7 @@ class Gateway:
         self._router = router
         self._upstreams = upstreams
         self._record = record
-        self.load = Load()
+        self.in_flight = 0
         self.is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -110,7 +110,7 @@ class Gateway:
             started_s=loop.time(),
         )
         call = _Call(request, exchange, self)
-        self.load.enter()
+        self.in_flight += 1
         self._idle.clear()
         try:
             try:
@@ -129,10 +129,10 @@ class Gateway:
             log.exception("request %s failed", exchange.request_id)
             return await call.fail(GatewayError(ErrorKind.INTERNAL, f"internal error: {type(error).__name__}"))
         finally:
-            call.body.release()
-            self.load.leave()
-            if self.load.requests == 0:
+            self.in_flight -= 1
+            if self.in_flight == 0:
                 self._idle.set()
+            call.body.release()
             exchange.seconds = loop.time() - exchange.started_s
             self._record(exchange)
 
@@ -152,7 +152,7 @@ class Gateway:
         """Wait until no request is in flight, at most *timeout_s*; how many still are."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
-        return self.load.requests
+        return self.in_flight
 
     def _route(self, request: web.BaseRequest, exchange: Exchange) -> Match:
         path = exchange.path.partition("?")[0]
@@ -175,7 +175,7 @@ class _Call:
         self._exchange = exchange
         self._gateway = gateway
         self._limits = gateway.limits
-        self._pacer = Pacer(gateway.load)
+        self._pacer = Pacer()
         limits = gateway.limits
         self._total_at: float | None = None
         self.body = ClientBody(request, exchange, gateway.admission, limits.request_body, self._pacer)
@@ -312,7 +312,7 @@ class _Call:
 
         async def pieces(sending: Sending) -> Pieces:
             made = parsed.json_pieces()
-            pacer = Pacer(self._gateway.load)
+            pacer = Pacer()
             while (piece := await pacer.next(made)) is not None:
                 sending.piece(len(piece))
                 yield piece
@@ -326,19 +326,18 @@ class _Call:
         limit = self._limits.response_body
         _refuse_encoded(answer)
         decoder = InferAnswer(parsed.selection, model=model, request_id=parsed.id, max_bytes=limit, declared=declared)
-        received = held = 0
+        received = 0
         with blaming(ErrorKind.MALFORMED_RESPONSE):
             async for chunk in answer.chunks():
                 received += len(chunk)
                 if received > limit:
                     raise CodecError(f"the answer is larger than limits.response_body, {int(limit)} bytes")
                 await self._pacer.run(decoder.feed(chunk))
-                if decoder.held_bytes != held:
-                    self.body.hold(decoder.held_bytes - held)
-                    held = decoder.held_bytes
+                self.body.hold_answer(decoder.held_bytes)
             if not received:
                 raise CodecError(f"the answer ({answer.status}) has no body")
             reply = await self._pacer.run(decoder.finish())
+            self.body.hold_answer(decoder.held_bytes)
         self._exchange.response_codec_s = self._pacer.take_seconds()
         self._exchange.output_datatypes = reply.datatypes
         self._exchange.response_nonfinite = reply.nonfinite

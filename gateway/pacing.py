@@ -13,42 +13,16 @@ SLICE_S = 0.00025
 A small request needs six turns of the loop, and in each it waits for one slice of every large request beside it.
 """
 
-ALONE_S = 0.002
-"""The same while there is no other request: then only one that begins has to wait, and only once."""
-
 RESTED_S = 0.0002
 """After so long without work of its own, a request has waited for something, and others have run."""
 
 
-class Load:
-    """How many requests are in flight in this process, and so how long each may work before others run."""
+class Pacer:
+    """Runs the codec's steps, lets others run every `SLICE_S`, and counts the time the codec took."""
 
-    __slots__ = ("requests", "slice_s")
+    __slots__ = ("_resumed", "_seconds", "_worked_until")
 
     def __init__(self) -> None:
-        self.requests = 0
-        self.slice_s = ALONE_S
-
-    def enter(self) -> None:
-        """One more request is in flight."""
-        self.requests += 1
-        if self.requests > 1:
-            self.slice_s = SLICE_S
-
-    def leave(self) -> None:
-        """One of them is done."""
-        self.requests -= 1
-        if self.requests <= 1:
-            self.slice_s = ALONE_S
-
-
-class Pacer:
-    """Runs the codec's steps, lets others run every slice, and counts the time the codec took."""
-
-    __slots__ = ("_load", "_resumed", "_seconds", "_worked_until")
-
-    def __init__(self, load: Load) -> None:
-        self._load = load
         self._resumed = self._worked_until = time.perf_counter()
         self._seconds = 0.0
 
@@ -61,7 +35,7 @@ class Pacer:
             while True:
                 next(steps)
                 now = time.perf_counter()
-                if now - self._resumed > self._load.slice_s:
+                if now - self._resumed > SLICE_S:
                     self._seconds += now - started
                     await asyncio.sleep(0)
                     started = self._resumed = time.perf_counter()
@@ -87,6 +61,6 @@ class Pacer:
 
     async def breathe(self) -> None:
         """Let others run, if the last time is long ago."""
-        if time.perf_counter() - self._resumed > self._load.slice_s:
+        if time.perf_counter() - self._resumed > SLICE_S:
             await asyncio.sleep(0)
             self._resumed = time.perf_counter()

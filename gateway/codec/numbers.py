@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn
 
 import numpy as np
@@ -188,7 +188,10 @@ class NumberSink:
         if text.rfind(b"[") or text.find(b"]") < len(text) - 1:
             return 0
         values = _parse_fast(text, self._datatype)
-        if values is None or not len(values):
+        if values is None:
+            self._window_bytes = TOLERANT_PIECE_BYTES
+            return self.step(buffer)
+        if not len(values):
             return 0
         self._append(values, text)
         return comma + 1
@@ -209,7 +212,7 @@ class NumberSink:
             self._fail(f"data is nested deeper than {MAX_DEPTH}")
         values = _parse_fast(text, self._datatype)
         if values is not None:
-            self._window_bytes = PIECE_BYTES
+            self._window_bytes = min(PIECE_BYTES, 2 * self._window_bytes)
         elif n_bytes > TOLERANT_PIECE_BYTES:
             self._window_bytes = TOLERANT_PIECE_BYTES
             return self.step(buffer)
@@ -415,7 +418,10 @@ def _parse_int(text: str) -> int | float:
 
 def _parse_decimal(text: str) -> int | str:
     """A number with fraction or exponent for an integer datatype: exact, through no float."""
-    number = Decimal(text)
+    try:
+        number = Decimal(text)
+    except InvalidOperation:  # an exponent of more than 18 digits
+        return text
     # beyond 64 bits it is refused in any case, and 1e999999999 should not be written out first
     return int(number) if number.adjusted() < 25 and number == number.to_integral_value() else text
 

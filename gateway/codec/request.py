@@ -40,6 +40,9 @@ _SEARCH_BYTES = 256 * 1024
 _SEARCH_OVERLAP = 64
 _FINITE_ELEMENTS = 256 * 1024  # looking is sixteen times as fast as printing
 
+SMALL_BYTES = 16 * 1024
+"""The most that is made to JSON as a whole; as text, one-byte types take up to six times as much."""
+
 KNOWN_HEADERS = 256
 KNOWN_HEADER_BYTES = 4096
 """How many headers of earlier requests are remembered, and how long one may be."""
@@ -188,7 +191,7 @@ class InferRequest:
     @property
     def is_small(self) -> bool:
         """Whether its JSON is small enough to be made and sent in one go."""
-        return sum(len(s.blob) if isinstance(s, Tensor) else len(s) for s in self._segments) <= PIECE_BYTES
+        return sum(len(s.blob) if isinstance(s, Tensor) else len(s) for s in self._segments) <= SMALL_BYTES
 
     def json_pieces(self) -> Iterator[Piece]:
         """The backend's JSON in pieces of bounded size; every call makes it anew."""
@@ -259,7 +262,7 @@ class _Header:
 class KnownHeaders:
     """Headers of earlier requests, all under one policy: clients send the same ones again and again.
 
-    Only those whose inputs are all binary. The first that came is the first to be forgotten.
+    Only those whose inputs are all binary and that have no id. What was not used for longest is forgotten first.
     """
 
     def __init__(self) -> None:
@@ -267,12 +270,15 @@ class KnownHeaders:
 
     def get(self, text: bytes) -> _Header | None:
         """What *text* says, if it is known."""
-        return self._headers.get(text)
+        header = self._headers.pop(text, None)
+        if header is not None:
+            self._headers[text] = header
+        return header
 
     def add(self, text: bytes, header: _Header) -> None:
         """Remember what *text* says."""
-        if any(isinstance(segment, memoryview) for segment in header.segments):
-            return  # a part of its body
+        if header.id or any(isinstance(segment, memoryview) for segment in header.segments):
+            return  # it will not come again, or has a part of its body
         if len(self._headers) >= KNOWN_HEADERS:
             del self._headers[next(iter(self._headers))]
         self._headers[text] = header

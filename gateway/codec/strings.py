@@ -31,8 +31,8 @@ MAX_ELEMENT_BYTES = 2**32 - 1
 _PREFIX_BYTES = 4
 _LENGTH = struct.Struct("<I")
 _STEP_ELEMENTS = 4096  # bounds a step over short elements
-_SEPARATOR = b'", "'  # as long as the length before an element, whose place it takes
-_SEPARATORS = (b'","', b'", "', b'",')
+_PRINTED_SEPARATOR = b'", "'  # as long as the length before an element, whose place it takes
+_KNOWN_SEPARATORS = (b'","', b'", "', b'",')
 _BLANK = b"    "
 _GAP = "____"  # takes the place of a length
 _MARK = b"\x7f___"  # the only control character that JSON need not escape, and fillers
@@ -193,7 +193,7 @@ def _pieces(
     """*print_run* puts a separator before each element; the first has nothing to close there but a quote to open."""
     offset = 0
     while offset < len(blob):
-        skip = 0 if offset else len(_SEPARATOR) - 1
+        skip = 0 if offset else len(_PRINTED_SEPARATOR) - 1
         window = bytes(blob[offset : offset + PIECE_BYTES])
         bounds = _bounds(window, _STEP_ELEMENTS)
         if len(bounds) > 1:
@@ -203,7 +203,7 @@ def _pieces(
         else:
             start = offset + _PREFIX_BYTES
             offset = start + int.from_bytes(blob[offset:start], "little")
-            yield _SEPARATOR[skip:]
+            yield _PRINTED_SEPARATOR[skip:]
             yield from print_element(blob[start:offset])
     if offset:
         yield b'"'
@@ -211,18 +211,22 @@ def _pieces(
 
 def _escaped_run(window: bytes, bounds: npt.NDArray[np.int64]) -> bytes | bytearray:
     if len(bounds) <= _RUN_ELEMENTS:
-        return b'", ' + orjson.dumps([str(element, "utf-8") for element in _elements(window, bounds)])[1:-2]
+        return _escaped_one_by_one(window, bounds)
     text = _with_words(window, bounds, _BLANK)
     if not (b'"' in text or b"\\" in text or np.frombuffer(text, np.uint8).min() < ord(" ")):
-        _words_of(text)[bounds[:-1]] = _LENGTH.unpack(_SEPARATOR)  # nothing to escape
+        _words_of(text)[bounds[:-1]] = _LENGTH.unpack(_PRINTED_SEPARATOR)  # nothing to escape
         return text
     if _MARK[0] in text:
-        return b'", ' + orjson.dumps([str(element, "utf-8") for element in _elements(window, bounds)])[1:-2]
+        return _escaped_one_by_one(window, bounds)
     # printed as one string, in which orjson leaves the marks as they are
     printed = orjson.dumps(str(_with_words(window, bounds, _MARK), "utf-8"))
     text = bytearray(memoryview(printed)[1:-1])
-    _words_of(text)[np.flatnonzero(np.frombuffer(text, np.uint8) == _MARK[0])] = _LENGTH.unpack(_SEPARATOR)
+    _words_of(text)[np.flatnonzero(np.frombuffer(text, np.uint8) == _MARK[0])] = _LENGTH.unpack(_PRINTED_SEPARATOR)
     return text
+
+
+def _escaped_one_by_one(window: bytes, bounds: npt.NDArray[np.int64]) -> bytes:
+    return b'", ' + orjson.dumps([str(element, "utf-8") for element in _elements(window, bounds)])[1:-2]
 
 
 def _elements(window: bytes, bounds: npt.NDArray[np.int64]) -> list[bytes]:
@@ -238,7 +242,9 @@ def _escaped(element: memoryview) -> Iterator[bytes]:
 
 
 def _base64_run(window: bytes, bounds: npt.NDArray[np.int64]) -> bytes:
-    return b"".join([_SEPARATOR + binascii.b2a_base64(element, newline=False) for element in _elements(window, bounds)])
+    return b"".join(
+        [_PRINTED_SEPARATOR + binascii.b2a_base64(element, newline=False) for element in _elements(window, bounds)]
+    )
 
 
 def _base64(element: memoryview) -> Iterator[bytes]:
@@ -266,7 +272,7 @@ class BytesSink:
         self._wants_value = True
         self._just_opened = False
         self._element_at: int | None = None
-        self._separator = _SEPARATORS[0]
+        self._separator = _KNOWN_SEPARATORS[0]
 
     @property
     def held_bytes(self) -> int:
@@ -279,7 +285,7 @@ class BytesSink:
             return self._continue_element(buffer, self._element_at)
         window = bytes(memoryview(buffer)[:PIECE_BYTES])
         position = 0
-        has_tried_run = False
+        has_tried_run = self._nesting is not None  # short ones at best
         for _ in range(_STEP_TOKENS):
             position = _end(_BLANKS, window, position)
             if position == len(window) or self.done:
@@ -338,8 +344,8 @@ class BytesSink:
         """
         end = window.rfind(self._separator, start) + 1
         if end <= start:
-            # how this backend writes lists, the commonest way first; a string may begin with a comma
-            for separator in _SEPARATORS:
+            # how this backend writes lists; not a comma alone if possible, for a string may begin with one
+            for separator in _KNOWN_SEPARATORS:
                 end = window.rfind(separator, start) + 1
                 if end > start:
                     self._separator = separator
@@ -366,7 +372,7 @@ class BytesSink:
         opens, closes = quotes[::2], quotes[1::2]
         if len(opens) != len(closes) + 1 or len(opens) < _RUN_ELEMENTS or codes.min() < ord(" "):
             return False
-        between = self._separator if self._separator[-1] == _QUOTE else _SEPARATORS[0]
+        between = self._separator if self._separator[-1] == _QUOTE else _KNOWN_SEPARATORS[0]
         if (opens[1:] - closes != len(between) - 1).any():
             return False
         for place in range(1, len(between) - 1):

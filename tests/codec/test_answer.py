@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec import OutputSelection
+from gateway.codec import InferAnswer, OutputSelection
 from gateway.codec.answer import Reply
 from gateway.errors import CodecError
 
@@ -347,3 +347,26 @@ def test_literal_that_is_glued_to_something_is_no_json(glued: bytes, is_binary: 
     for text in (one_output(b"[" + glued + b"]"), one_output("[1]").replace(b'{"', b'{"id":%b,"' % glued, 1)):
         with pytest.raises(CodecError):
             read_answer([text], OutputSelection(is_binary))
+
+
+@pytest.mark.parametrize(
+    "text", [b'"data":["x"],"d\\u0061ta":[2]', b'"data":[2],"data":["x"]', b'"data":[2],"x":{"data":1}']
+)
+def test_small_answer_is_judged_alike_whole_and_in_pieces(text: bytes) -> None:
+    answer = b'{"outputs":[{"name":"y","datatype":"UINT8","shape":[1],%b}]}' % text
+    results = []
+    for chunk_bytes in (None, 1):
+        try:
+            results.append(b"".join(read_answer(cut(answer, chunk_bytes)).header))
+        except CodecError as error:
+            results.append(str(error).encode())
+    assert results[0] == results[1]
+
+
+def test_many_small_outputs_are_read_in_steps() -> None:
+    entry = b'{"name":"%d","datatype":"INT8","shape":[1],"data":[1]}'
+    for n_outputs in (20, 2000):
+        answer = InferAnswer(OutputSelection(binary_by_default=True), model="m", request_id=b"", max_bytes=MAX_BYTES)
+        entries = b",".join(entry % number for number in range(n_outputs))
+        steps = sum(1 for _ in answer.feed(b'{"outputs":[%b]}' % entries)) + sum(1 for _ in answer.finish())
+        assert steps >= n_outputs

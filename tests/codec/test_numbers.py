@@ -410,3 +410,31 @@ def test_quoted_nan_beside_keys_named_nan_touches_only_the_values() -> None:
         first, second = (np.frombuffer(blob, "<f4") for blob in reply.blobs)
         assert np.isnan(first[0])
         assert list(first[1:]) + list(second) == [np.inf, -np.inf]
+
+
+@pytest.mark.parametrize("number", ["1e99999999999999999999", "-1E+1000000000000000000", "1e-99999999999999999999999"])
+@pytest.mark.parametrize("datatype", ["INT32", "UINT8", "UINT64", "BOOL"])
+def test_exponents_beyond_all_measure_are_refused_by_output(number: str, datatype: str) -> None:
+    for chunk_bytes in (None, 1):
+        with pytest.raises(CodecError, match="output 'y'.*element 1"):
+            only_blob(one_output(f"[1,{number}]", datatype, "[2]"), chunk_bytes)
+
+
+def test_piece_of_nothing_but_blanks_between_two_commas_is_refused() -> None:
+    data = b"[1," + b" " * (PIECE_BYTES - 2) + b",2]"
+    with pytest.raises(CodecError, match="without a"):
+        only_blob(one_output(data, "INT32", "[2]"))
+
+
+def test_list_that_is_first_nested_behind_a_piece_is_refused() -> None:
+    data = b"[" + b"1," * PIECE_BYTES + b"[2]," + b"3," * PIECE_BYTES + b"4]"
+    with pytest.raises(CodecError, match="nested"):
+        only_blob(one_output(data, "INT32", f"[{2 * PIECE_BYTES + 2}]"))
+
+
+@pytest.mark.parametrize("distance", [100, 1000, 20_000])
+def test_values_that_only_the_tolerant_path_reads_may_be_far_apart(distance: int) -> None:
+    numbers_with_null = [None if index % distance == 7 else float(index) for index in range(60_000)]
+    expected = np.array([np.nan if number is None else number for number in numbers_with_null], "<f4")
+    answer = one_output(json.dumps(numbers_with_null), "FP32", "[60000]")
+    assert np.array_equal(np.frombuffer(only_blob(answer, 100_000), "<f4"), expected, equal_nan=True)

@@ -712,6 +712,22 @@ def test_json_inputs_of_an_earlier_request_do_not_come_back() -> None:
         assert known.get(header) is None
 
 
+def test_header_with_an_id_is_not_remembered() -> None:
+    """The next request has another, and would only push out what comes again."""
+    known = KnownHeaders()
+    header = header_of(entry("a", "UINT8", [1], 1), id="of this request")
+    assert again(known, header, b"\1").id == b'"of this request"'
+    assert known.get(header) is None
+
+
+def test_header_that_is_used_again_is_kept_longest() -> None:
+    known = KnownHeaders()
+    headers = [header_of(entry(str(number), "UINT8", [1], 1)) for number in range(KNOWN_HEADERS)]
+    for header in [*headers, headers[0], header_of(entry("new", "UINT8", [1], 1))]:
+        again(known, header, b"\1")
+    assert [known.get(header) is not None for header in headers[:3]] == [True, False, True]
+
+
 def test_known_headers_are_bounded_and_the_oldest_is_forgotten() -> None:
     known = KnownHeaders()
     headers = [header_of(entry(str(number), "UINT8", [1], 1)) for number in range(KNOWN_HEADERS + 1)]

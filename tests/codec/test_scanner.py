@@ -454,3 +454,22 @@ def test_long_string_that_stays_json_is_read_in_steps_of_a_piece() -> None:
         taken.append(sink.step(buffer))
         del buffer[: taken[-1]]
     assert max(taken) <= PIECE_BYTES
+
+
+def test_literals_are_protected_with_one_look_whatever_numbers_are_written() -> None:
+    """Whoever could foresee the number that takes a literal's place could write it, and the next, and the next."""
+    text = b"[NaN,%b]" % b",".join(b"%d" % number for number in range(10**9, 10**9 + 20_000))
+    protected, marker = protect_literals(text)
+    assert protected.count(marker) == 1
+    assert len(marker) == 20
+    assert restore_literals(protected, marker) == text
+
+
+def test_text_of_many_brackets_is_taken_in_steps_of_so_many() -> None:
+    sink = TextSink("value", None)
+    buffer = bytearray(b"[" + b"[1,2]," * PIECE_BYTES + b"3]")
+    taken = []
+    while not sink.done:
+        taken.append(sink.step(buffer))
+        del buffer[: taken[-1]]
+    assert max(taken) < 4096 * 4

@@ -52,7 +52,7 @@ async def test_chunks_that_break_later_than_the_head_are_refused_at_once(path: b
 
     async with lying(script) as liar, running(liar.url) as client, connected(client) as (reader, writer):
         writer.write(CHUNKED.replace(b"/v2/models/identity/infer", path) + b"3\r\nabc\r\n")
-        while client.gateway.gateway.load.requests == 0:
+        while client.gateway.gateway.in_flight == 0:
             await asyncio.sleep(0.001)
         writer.write(b"zz\r\n")
         head, body = await read_reply(reader)
