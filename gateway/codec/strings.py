@@ -407,17 +407,19 @@ class BytesSink:
 
     def _store(self, strings: list[str]) -> None:
         """Store *strings*. Raises `TypeError`, having stored nothing, if one of them is none."""
+        if len(strings) < _RUN_ELEMENTS:
+            parts: list[bytes] = []
+            for string in strings:
+                element = str.encode(string)
+                parts += (len(element).to_bytes(_PREFIX_BYTES, "little"), element)
+            self.elements += b"".join(parts)
+            self._add(len(strings))
+            return
         joined = _GAP.join(["", *strings])
         lengths = map(len, strings) if joined.isascii() else [len(string.encode()) for string in strings]
         start = len(self.elements)
         self.elements += joined.encode()
-        if len(strings) >= _RUN_ELEMENTS:
-            self._set_lengths(start, np.fromiter(lengths, np.int64, len(strings)))
-            return
-        for length in lengths:
-            self.elements[start : start + _PREFIX_BYTES] = length.to_bytes(_PREFIX_BYTES, "little")
-            start += _PREFIX_BYTES + length
-        self._add(len(strings))
+        self._set_lengths(start, np.fromiter(lengths, np.int64, len(strings)))
 
     def _continue_element(self, buffer: bytearray, element_at: int) -> int:
         """Decode the next part of a string that is longer than a piece."""
