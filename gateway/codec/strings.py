@@ -29,6 +29,7 @@ MAX_ELEMENT_BYTES = 2**32 - 1
 """The longest element that a uint32 length can announce."""
 
 _PREFIX_BYTES = 4
+_WINDOW_BYTES = 2 * PIECE_BYTES  # how much is looked at for many short elements, so that numpy's calls pay off
 _LENGTH = struct.Struct("<I")
 _STEP_ELEMENTS = 4096  # bounds a step over short elements
 _PRINTED_SEPARATOR = b'", "'  # as long as the length before an element, whose place it takes
@@ -64,7 +65,7 @@ def check_elements(blob: memoryview, n_elements: int, label: object, *, utf8: bo
         )
     offset = index = 0
     while index < n_elements:
-        window = bytes(blob[offset : offset + PIECE_BYTES])
+        window = bytes(blob[offset : offset + _WINDOW_BYTES])
         bounds = _bounds(window, n_elements - index)
         if len(bounds) > 1:
             if utf8 and not window.isascii():
@@ -173,7 +174,7 @@ def _character_start(text: memoryview, position: int) -> int:
 
 
 def text_pieces(blob: memoryview) -> Iterator[bytes | bytearray]:
-    """The elements of *blob* as the inside of a JSON array of strings, in pieces of about `PIECE_BYTES`.
+    """The elements of *blob* as the inside of a JSON array of strings, in pieces of about `_WINDOW_BYTES`.
 
     `check_elements` has approved the blob, with *utf8*.
     """
@@ -194,7 +195,7 @@ def _pieces(
     offset = 0
     while offset < len(blob):
         skip = 0 if offset else len(_PRINTED_SEPARATOR) - 1
-        window = bytes(blob[offset : offset + PIECE_BYTES])
+        window = bytes(blob[offset : offset + _WINDOW_BYTES])
         bounds = _bounds(window, _STEP_ELEMENTS)
         if len(bounds) > 1:
             run = print_run(window, bounds)
@@ -283,7 +284,7 @@ class BytesSink:
         """See `Sink.step`. Raises `CodecError` for what protocol 4.7 calls broken."""
         if self._element_at is not None:
             return self._continue_element(buffer, self._element_at)
-        window = bytes(memoryview(buffer)[:PIECE_BYTES])
+        window = bytes(memoryview(buffer)[:_WINDOW_BYTES])
         position = 0
         has_tried_run = self._nesting is not None  # short ones at best
         for _ in range(_STEP_TOKENS):
@@ -324,7 +325,7 @@ class BytesSink:
                     self._wants_value = False
                 else:
                     # the string goes on behind the window
-                    if position == 0 and len(window) == PIECE_BYTES:
+                    if position == 0 and len(window) >= PIECE_BYTES:
                         self._element_at = len(self.elements)
                         self.elements += bytes(_PREFIX_BYTES)
                         return 1

@@ -45,6 +45,7 @@ def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         for module in (scanner, numbers, strings):
             monkeypatch.setattr(module, "PIECE_BYTES", 48)
         monkeypatch.setattr(numbers, "TOLERANT_PIECE_BYTES", 24)
+        monkeypatch.setattr(strings, "_WINDOW_BYTES", 96)
         monkeypatch.setattr(strings, "_RUN_ELEMENTS", 2)
         monkeypatch.setattr(scanner, "_STEP_TOKENS", 8)
     return request.param
