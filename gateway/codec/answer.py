@@ -36,7 +36,6 @@ PLAIN_BYTES = 2048
 
 _PLAIN = frozenset(("name", "datatype", "shape", "data"))
 _PLAIN_KEYS = tuple(b'"%b"' % key.encode() for key in _PLAIN)
-_ARRAY = ord("[")
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +260,7 @@ class InferAnswer:
             if text.count(key) != len(entries):
                 return None
         for entry in entries:
-            if not entry.keys() >= _PLAIN or entry["data"][0] != _ARRAY:
+            if not entry.keys() >= _PLAIN or entry["data"][:1] != b"[":
                 return None
         return top, entries
 

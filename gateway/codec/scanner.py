@@ -46,6 +46,7 @@ _TOKEN = re.compile(rb'"(?:(?:[^"\\]++|\\.)*+"[ \t\r\n]*+(?:(:)|(?!\Z))|())|([\[
 _KEY_TOKEN, _OPEN_TOKEN, _CLOSE_TOKEN = 1, 3, 4
 # A whole string, one that goes on behind the window (1), or a bracket.
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|(\\?\Z))|[\[\]{}]', re.DOTALL)
+# As much of a string's inside as is whole, where it is judged, and where only its end is looked for.
 _INSIDE_STRING_WHOLE = re.compile(rb'(?:[^"\\]++|\\[^u]|\\u[0-9a-fA-F]{4})*+', re.DOTALL)
 _INSIDE_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _STRING_OR_NONFINITE = re.compile(
