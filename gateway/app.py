@@ -1,6 +1,6 @@
-"""The composition root: a configuration becomes a running data plane and its admin listener.
+"""The composition root: a configuration becomes a running data plane.
 
-Everything is put together here and nowhere else; read it to see what talks to what. Several processes: `workers`.
+Everything is put together here and nowhere else; read it to see what talks to what. Processes: `process`.
 """
 
 import asyncio
@@ -8,17 +8,16 @@ import gc
 import logging
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry
 
-from gateway import listeners
-from gateway.admin import AdminListener
+from gateway.backend.upstream import Upstream
+from gateway.client import listeners
 from gateway.config import Config
 from gateway.errors import ErrorKind
 from gateway.exchange import Exchange
 from gateway.handlers import Gateway
 from gateway.policy.routing import Router
-from gateway.telemetry import AccessLog, Metrics
-from gateway.upstream import Upstream
+from gateway.telemetry.access_log import AccessLog
+from gateway.telemetry.metrics import Metrics
 
 SAMPLE_S = 0.1
 """How often the event loop's lag is measured."""
@@ -112,44 +111,3 @@ class DataPlane:
         await self.gateway.close()
         for upstream in self._upstreams.values():
             await upstream.close()
-
-
-class Application:
-    """A data plane and its admin listener in one process."""
-
-    def __init__(self, config: Config) -> None:
-        """Must be called on a running event loop; `start` and `stop` must be awaited."""
-        self.data_plane = DataPlane(config)
-        self.gateway = self.data_plane.gateway
-        self.listen_url = ""
-        self.admin_url = ""
-        self._admin = AdminListener(config, self._registry, self._not_ready)
-
-    @classmethod
-    async def start(cls, config: Config) -> "Application":
-        """Build everything, open both listeners and serve. Raises `OSError` if an address cannot be had."""
-        application = cls(config)
-        try:
-            application.admin_url = await application._admin.start()
-            await application.data_plane.start()
-        except BaseException:
-            await application.stop()
-            raise
-        application.listen_url = application.data_plane.url
-        return application
-
-    def _registry(self) -> CollectorRegistry:
-        self.data_plane.observe_load()
-        return self.data_plane.metrics.registry
-
-    def _not_ready(self) -> str | None:
-        return "draining" if self.gateway.is_draining else None
-
-    async def drain(self) -> None:
-        """See `DataPlane.drain`; the admin listener stays, not ready."""
-        await self.data_plane.drain()
-
-    async def stop(self) -> None:
-        """Close both listeners and all connections at once."""
-        await self.data_plane.stop()
-        await self._admin.stop()

@@ -11,11 +11,12 @@ import sys
 from pathlib import Path
 
 from gateway import __version__, demo
-from gateway.app import Application, settle
+from gateway.app import settle
 from gateway.config import Config, for_backend, load, parse
 from gateway.errors import ConfigError
-from gateway.telemetry import LogWriter
-from gateway.workers import Supervisor
+from gateway.process.application import Application
+from gateway.process.workers import Supervisor
+from gateway.telemetry.log_writer import LogWriter
 
 log = logging.getLogger("gateway")
 announce = logging.getLogger("gateway.announce")

@@ -18,7 +18,9 @@ import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
-from gateway.client_body import ClientBody
+from gateway.backend.metadata import ModelMetadata
+from gateway.backend.upstream import Answer, Body, Pieces, Sending, Upstream
+from gateway.client.body import ClientBody
 from gateway.codec import (
     HEADER_LENGTH,
     Coding,
@@ -37,13 +39,11 @@ from gateway.codec import (
 from gateway.config import Compression, Limits
 from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
 from gateway.exchange import Exchange, Format
-from gateway.headers import relayed_to_client, transcoded_to_client
-from gateway.metadata import ModelMetadata
 from gateway.pacing import Pacer
 from gateway.policy.admission import Admission
+from gateway.policy.crossing import relayed_to_client, transcoded_to_client
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind, Router
-from gateway.upstream import Answer, Body, Pieces, Sending, Upstream
 
 WRITE_BYTES = 256 * 1024
 """How much is handed to a client's connection at once."""

@@ -16,9 +16,9 @@ import aiohttp
 import numpy as np
 import pytest
 
-from gateway.app import Application
 from gateway.config import parse
 from gateway.demo import JsonServer
+from gateway.process.application import Application
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 

@@ -11,13 +11,12 @@ loop can let others run; `run` drives such a generator to its end.
 from collections.abc import Generator
 from typing import TypeVar
 
-from gateway.codec.answer import InferAnswer, Reply
-from gateway.codec.backend_json import error_body, with_extension
 from gateway.codec.compression import Coding, Inflater, choose_coding, compressed, parse_content_encoding
-from gateway.codec.datatypes import DATATYPES, Datatype
-from gateway.codec.framing import HEADER_LENGTH, Framing, parse_framing
-from gateway.codec.raw import half_precision_outputs
-from gateway.codec.request import (
+from gateway.codec.tensors.datatypes import DATATYPES, Datatype
+from gateway.codec.v2.answer import InferAnswer, Reply
+from gateway.codec.v2.framing import HEADER_LENGTH, Framing, parse_framing
+from gateway.codec.v2.raw import half_precision_outputs
+from gateway.codec.v2.request import (
     BytesPolicy,
     HalfPrecision,
     InferRequest,
@@ -26,6 +25,7 @@ from gateway.codec.request import (
     OutputSelection,
     TensorPolicy,
 )
+from gateway.codec.v2.server_json import error_body, with_extension
 
 T = TypeVar("T")
 

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from gateway.codec import OutputSelection, numbers, scanner, strings
+from gateway.codec import OutputSelection
+from gateway.codec.json import scanner
+from gateway.codec.tensors import numbers, strings
 from gateway.errors import CodecError
 
 from .make_pairs import WIRE, blob_of

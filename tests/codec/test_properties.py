@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.codec import DATATYPES, BytesPolicy, NonFinite, TensorPolicy
-from gateway.codec.datatypes import Kind
+from gateway.codec.tensors.datatypes import Kind
 from gateway.errors import CodecError
 
 from .make_pairs import WIRE, blob_of, nested

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from gateway.codec import InferAnswer, InferRequest, KnownHeaders, OutputSelection, TensorPolicy, run
-from gateway.codec.answer import Reply
+from gateway.codec.v2.answer import Reply
 from gateway.errors import CodecError
 
 MAX_BYTES = 1 << 30

@@ -19,7 +19,7 @@ from gateway.codec import (
     run,
 )
 from gateway.codec.compression import Coding, Inflater
-from gateway.codec.datatypes import Kind
+from gateway.codec.tensors.datatypes import Kind
 from gateway.errors import CodecError
 
 POLICIES = [TensorPolicy(nonfinite, bytes_) for nonfinite in NonFinite for bytes_ in BytesPolicy]

@@ -12,9 +12,10 @@ import time
 
 from aiohttp import web
 
-from gateway.app import Application, settle
+from gateway.app import settle
 from gateway.config import for_backend
 from gateway.handlers import Gateway
+from gateway.process.application import Application
 
 HELD = "/held"
 HELD_S = 0.05

@@ -10,9 +10,9 @@ import aiohttp
 import numpy as np
 import pytest
 
+from gateway.backend.upstream import _Timer
 from gateway.demo import JsonServer
 from gateway.errors import ErrorKind
-from gateway.upstream import _Timer
 from tests.conftest import HEADER_LENGTH, Client, Connection, answering, lying, running, tensor
 
 X = np.array([1, 2], np.int32)

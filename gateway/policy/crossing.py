@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.codec import HEADER_LENGTH
+_HEADER_LENGTH = "inference-header-content-length"
 
 HOP_BY_HOP = frozenset(
     {
@@ -26,7 +26,7 @@ HOP_BY_HOP = frozenset(
 
 # Set anew for the backend: its own host, its own framing, and what it may answer in.
 _NOT_TO_BACKEND = HOP_BY_HOP | {"host", "content-length", "expect", "accept-encoding"}
-_NOT_TO_BACKEND_TRANSCODED = _NOT_TO_BACKEND | {"content-type", "content-encoding", HEADER_LENGTH.lower()}
+_NOT_TO_BACKEND_TRANSCODED = _NOT_TO_BACKEND | {"content-type", "content-encoding", _HEADER_LENGTH}
 # Say something of the backend's body, which is not the client's.
 _NOT_TO_CLIENT_TRANSCODED = HOP_BY_HOP | {
     "accept-ranges",
@@ -40,7 +40,7 @@ _NOT_TO_CLIENT_TRANSCODED = HOP_BY_HOP | {
     "etag",
     "last-modified",
     "repr-digest",
-    HEADER_LENGTH.lower(),
+    _HEADER_LENGTH,
 }
 
 Incoming = CIMultiDictProxy[str]

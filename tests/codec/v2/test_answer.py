@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from gateway.codec import InferAnswer, OutputSelection
-from gateway.codec.answer import Reply
+from gateway.codec.v2.answer import Reply
 from gateway.errors import CodecError
-
-from .walk import MAX_BYTES, cut, one_output, read_answer
+from tests.codec.walk import MAX_BYTES, cut, one_output, read_answer
 
 TWO = (
     b'{"model_name":"backend","outputs":[{"name":"out0","datatype":"INT8","shape":[2],"data":[1,2]},'

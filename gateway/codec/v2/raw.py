@@ -7,7 +7,7 @@ import math
 
 import msgspec
 
-from gateway.codec.datatypes import DATATYPES, Kind
+from gateway.codec.tensors.datatypes import DATATYPES, Kind
 from gateway.errors import CodecError
 
 

@@ -12,11 +12,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from gateway.codec import strings
-from gateway.codec.datatypes import DATATYPES, Datatype, Kind, element_count
-from gateway.codec.numbers import NumberSink
-from gateway.codec.request import OutputSelection, members_of, object_text, parse_shape, shown
-from gateway.codec.scanner import (
+from gateway.codec.json.scanner import (
     Members,
     Scanner,
     Sink,
@@ -26,7 +22,11 @@ from gateway.codec.scanner import (
     protect_literals,
     restore_literals,
 )
-from gateway.codec.strings import BytesSink
+from gateway.codec.tensors import strings
+from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind, element_count
+from gateway.codec.tensors.numbers import NumberSink
+from gateway.codec.tensors.strings import BytesSink
+from gateway.codec.v2.request import OutputSelection, members_of, object_text, parse_shape, shown
 from gateway.errors import CodecError
 
 _STRING = msgspec.json.Decoder(str)

@@ -22,8 +22,8 @@ from yarl import URL
 from gateway.config import Backend
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
-from gateway.headers import BackendHeaders
 from gateway.policy.balancing import RoundRobin
+from gateway.policy.crossing import BackendHeaders
 
 KEEP_ALIVE_S = 4.0
 """How long an idle connection is kept: less than the 5 s after which uvicorn closes it."""

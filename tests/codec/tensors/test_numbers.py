@@ -7,12 +7,12 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from gateway.codec import DATATYPES, numbers
-from gateway.codec.scanner import PIECE_BYTES
+from gateway.codec import DATATYPES
+from gateway.codec.json.scanner import PIECE_BYTES
+from gateway.codec.tensors import numbers
 from gateway.errors import CodecError
-
-from .make_pairs import WIRE
-from .walk import cut, nearest_bits, one_output, only_blob, read_answer
+from tests.codec.make_pairs import WIRE
+from tests.codec.walk import cut, nearest_bits, one_output, only_blob, read_answer
 
 FP32_READ_TWICE = "7.038531e-26"  # the one positive FP32 whose shortest text is wrong by way of float64
 FP32_READ_TWICE_BITS = 0x15AE43FD

@@ -7,7 +7,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from gateway import listeners
+from gateway.client import listeners
 from gateway.config import Config, masked
 
 

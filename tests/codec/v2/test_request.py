@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from gateway.codec import BytesPolicy, HalfPrecision, InferRequest, KnownHeaders, NonFinite, TensorPolicy, run
-from gateway.codec.request import KNOWN_HEADER_BYTES, KNOWN_HEADERS
-from gateway.codec.scanner import PIECE_BYTES
+from gateway.codec.json.scanner import PIECE_BYTES
+from gateway.codec.v2.request import KNOWN_HEADER_BYTES, KNOWN_HEADERS
 from gateway.errors import CodecError
-
-from .walk import backend_json, parse_request
+from tests.codec.walk import backend_json, parse_request
 
 ONLY_ONE = "Input must set only one of the following fields"
 

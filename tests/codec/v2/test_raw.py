@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.codec.raw import half_precision_outputs, is_bytes_model, raw_header
+from gateway.codec.v2.raw import half_precision_outputs, is_bytes_model, raw_header
 from gateway.errors import CodecError
 
 

@@ -7,10 +7,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gateway.codec.datatypes import DATATYPES, Kind, element_count
-
-from .make_pairs import WIRE
-from .walk import nearest_bits, one_output, only_blob, parse_request
+from gateway.codec.tensors.datatypes import DATATYPES, Kind, element_count
+from tests.codec.make_pairs import WIRE
+from tests.codec.walk import nearest_bits, one_output, only_blob, parse_request
 
 SIZES = {
     **{"BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8},

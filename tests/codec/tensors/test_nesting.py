@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec.datatypes import DATATYPES
-from gateway.codec.numbers import NumberSink
-from gateway.codec.strings import BytesSink
+from gateway.codec.tensors.datatypes import DATATYPES
+from gateway.codec.tensors.numbers import NumberSink
+from gateway.codec.tensors.strings import BytesSink
 from gateway.errors import CodecError
 
 

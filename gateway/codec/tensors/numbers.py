@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from gateway.codec.datatypes import DATATYPES, Array, Datatype, Kind, element_count
-from gateway.codec.nesting import Nesting
-from gateway.codec.scanner import MAX_DEPTH, PIECE_BYTES, check_cut
+from gateway.codec.json.scanner import MAX_DEPTH, PIECE_BYTES, check_cut
+from gateway.codec.tensors.datatypes import DATATYPES, Array, Datatype, Kind, element_count
+from gateway.codec.tensors.nesting import Nesting
 from gateway.errors import CodecError
 
 try:

@@ -1,18 +1,11 @@
-"""Metrics and access log: read from a finished exchange, never written in the middle of one.
+"""Metrics: read from a finished exchange, never written in the middle of one.
 
 The names are part of the contract (README, Metrics). Not here: any decision.
 """
 
-import contextlib
-import logging
-import os
-import queue
-import threading
-import time
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
-import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway import __version__
@@ -20,15 +13,6 @@ from gateway.exchange import Exchange, Format
 
 MAX_MODELS = 200
 """The most models with a label of their own; the rest is `other`."""
-
-LOG_QUEUE_LINES = 10_000
-"""The most log lines that wait for a slow reader of standard output; more are dropped and counted."""
-
-STOP_S = 2.0
-"""How long lines that wait may take to be written at the end."""
-
-STANDARD_OUTPUT = ("gateway.access", "gateway.announce")
-"""The loggers whose bare messages go to standard output."""
 
 _SIZES = tuple(256.0 * 4**power for power in range(12))  # 256 B to 1 GiB
 _REQUEST_SECONDS = (
@@ -187,134 +171,3 @@ def _children(metric: M) -> Callable[..., M]:
         return found
 
     return child
-
-
-class AccessLine(msgspec.Struct, omit_defaults=False):
-    """One line of the access log."""
-
-    time: str
-    client: str
-    method: str
-    path: str
-    model: str | None
-    route: str
-    backend: str
-    status: int
-    reason: str | None
-    detail: str | None
-    client_request_bytes: int
-    upstream_request_bytes: int
-    upstream_response_bytes: int
-    client_response_bytes: int
-    seconds: float
-    upstream_seconds: float
-    codec_seconds: float
-    request_id: str
-
-
-class AccessLog:
-    """Writes one line per exchange to standard output, as JSON or as text."""
-
-    def __init__(self, style: Literal["json", "text"]) -> None:
-        self._encode = _json_line if style == "json" else _text_line
-        self._log = logging.getLogger("gateway.access")
-
-    def record(self, exchange: Exchange) -> None:
-        """Write the line of a finished exchange."""
-        self._log.info(self._encode(_access_line(exchange)))
-
-
-def _access_line(exchange: Exchange) -> AccessLine:
-    now = time.time()
-    return AccessLine(
-        time=f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z",
-        client=exchange.client,
-        method=exchange.method,
-        path=exchange.path,
-        model=exchange.model,
-        route=exchange.route,
-        backend=exchange.backend,
-        status=exchange.status,
-        reason=exchange.error.label if exchange.error is not None else None,
-        detail=exchange.detail[:512] or None,
-        client_request_bytes=exchange.client_request_bytes,
-        upstream_request_bytes=exchange.upstream_request_bytes,
-        upstream_response_bytes=exchange.upstream_response_bytes,
-        client_response_bytes=exchange.client_response_bytes,
-        seconds=round(exchange.seconds, 6),
-        upstream_seconds=round(exchange.upstream_s, 6),
-        codec_seconds=round(exchange.request_codec_s + exchange.response_codec_s, 6),
-        request_id=exchange.request_id,
-    )
-
-
-def _json_line(line: AccessLine) -> str:
-    return msgspec.json.encode(line).decode(errors="replace")
-
-
-def _text_line(line: AccessLine) -> str:
-    """`key=value` pairs; values that could break a line or a pair are quoted as JSON strings."""
-    pairs = []
-    for key, value in msgspec.structs.asdict(line).items():
-        text = "-" if value is None else str(value)
-        if not text.isprintable() or any(mark in text for mark in ' "=') or not text:
-            text = msgspec.json.encode(text).decode(errors="replace")
-        pairs.append(f"{key}={text}")
-    return " ".join(pairs)
-
-
-class LogWriter(logging.Handler):
-    """Writes access lines and announcements to standard output, all else to standard error, from a thread of its own.
-
-    A reader that stalls or is gone must stall nothing: lines wait in a queue of `LOG_QUEUE_LINES`, and what does not
-    fit or cannot be written is counted.
-    """
-
-    def __init__(self, level: str) -> None:
-        super().__init__()
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        self.dropped = 0
-        self._level = level.upper()
-        self._waiting: queue.Queue[tuple[int, bytes] | None] = queue.Queue(LOG_QUEUE_LINES)
-        # a daemon: a pipe that nobody reads cannot keep the process from ending
-        self._thread = threading.Thread(target=self._write, name="log", daemon=True)
-
-    def start(self) -> None:
-        """Take over the root logger."""
-        root = logging.getLogger()
-        root.handlers = [self]
-        root.setLevel(self._level)
-        for name in STANDARD_OUTPUT:
-            logging.getLogger(name).setLevel(logging.INFO)
-        self._thread.start()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Queue the line of *record*."""
-        if record.name in STANDARD_OUTPUT:
-            descriptor, line = 1, record.getMessage()
-        else:
-            descriptor, line = 2, self.format(record)
-        try:
-            self._waiting.put_nowait((descriptor, line.encode(errors="replace") + b"\n"))
-        except queue.Full:
-            self.dropped += 1
-
-    def _write(self) -> None:
-        while (waiting := self._waiting.get()) is not None:
-            descriptor, line = waiting
-            try:
-                # past Python's buffers, whose locks a blocked thread would hold until the very end
-                while line:
-                    line = line[os.write(descriptor, line) :]
-            except OSError:
-                self.dropped += 1
-
-    def stop(self) -> None:
-        """Write what waits, as far as that is possible within `STOP_S`, and say how much was dropped."""
-        logging.getLogger().handlers = []
-        with contextlib.suppress(queue.Full):
-            self._waiting.put(None, timeout=STOP_S)
-        self._thread.join(STOP_S)
-        if self.dropped:
-            with contextlib.suppress(OSError):
-                os.write(2, b"%d log lines were dropped: nobody read them in time\n" % self.dropped)

@@ -20,11 +20,11 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from gateway import listeners
-from gateway.admin import AdminListener
 from gateway.app import DataPlane, settle
+from gateway.client import listeners
 from gateway.config import Address, Config, Limits, Size, decode, encode
-from gateway.telemetry import LogWriter
+from gateway.process.admin import AdminListener
+from gateway.telemetry.log_writer import LogWriter
 
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """Where prometheus_client's processes leave their numbers; read by it when it is imported."""
@@ -78,7 +78,7 @@ class Supervisor:
         listening, tell = os.pipe()
         try:
             worker = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway.workers", str(tell)),
+                *(sys.executable, "-m", "gateway.process.workers", str(tell)),
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=[tell],
                 env={**os.environ, METRICS_FOLDER: str(self._folder)},

@@ -8,12 +8,11 @@ import orjson
 import pytest
 
 from gateway.codec import BytesPolicy, TensorPolicy
-from gateway.codec.scanner import PIECE_BYTES
-from gateway.codec.strings import check_elements, check_utf8, from_base64, text_pieces
+from gateway.codec.json.scanner import PIECE_BYTES
+from gateway.codec.tensors.strings import check_elements, check_utf8, from_base64, text_pieces
 from gateway.errors import CodecError
-
-from .make_pairs import blob_of
-from .walk import backend_json, cut, one_output, only_blob, parse_request, read_answer
+from tests.codec.make_pairs import blob_of
+from tests.codec.walk import backend_json, cut, one_output, only_blob, parse_request, read_answer
 
 
 def bytes_header(n_elements: int | str, size: int) -> bytes:

@@ -13,11 +13,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from gateway.codec import numbers, strings
-from gateway.codec.datatypes import DATATYPES, Datatype, Kind, element_count
-from gateway.codec.framing import HEADER_LENGTH, Cursor
-from gateway.codec.raw import is_bytes_model, raw_header
-from gateway.codec.scanner import (
+from gateway.codec.json.scanner import (
     PIECE_BYTES,
     Members,
     Scanner,
@@ -27,6 +23,10 @@ from gateway.codec.scanner import (
     protect_literals,
     restore_literals,
 )
+from gateway.codec.tensors import numbers, strings
+from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind, element_count
+from gateway.codec.v2.framing import HEADER_LENGTH, Cursor
+from gateway.codec.v2.raw import is_bytes_model, raw_header
 from gateway.errors import CodecError
 
 MAX_RANK = 64

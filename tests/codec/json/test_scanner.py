@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gateway.codec import InferAnswer, OutputSelection
-from gateway.codec import scanner as scanner_module
-from gateway.codec.scanner import (
+from gateway.codec.json import scanner as scanner_module
+from gateway.codec.json.scanner import (
     PIECE_BYTES,
     SKELETON_BYTES,
     Scanner,
@@ -22,8 +22,7 @@ from gateway.codec.scanner import (
     restore_literals,
 )
 from gateway.errors import CodecError
-
-from .walk import MAX_BYTES, cut, one_output, read_answer
+from tests.codec.walk import MAX_BYTES, cut, one_output, read_answer
 
 
 class Walked:

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.codec import HEADER_LENGTH
-from gateway.codec.framing import Cursor, parse_framing, parse_header_length
+from gateway.codec.v2.framing import Cursor, parse_framing, parse_header_length
 from gateway.errors import CodecError
 
 

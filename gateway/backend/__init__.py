@@ -1,0 +1,1 @@
+"""All of the backends' side: connections, attempts, deadlines, metadata."""

@@ -1,0 +1,1 @@
+"""JSON documents that arrive in pieces: where things are, and what takes them."""

@@ -1,0 +1,1 @@
+"""Tensors: datatypes, and their values out to JSON and in from JSON."""

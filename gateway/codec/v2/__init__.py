@@ -1,0 +1,1 @@
+"""The V2 inference protocol: requests, answers, framing, raw requests, errors."""

@@ -1,0 +1,1 @@
+"""Processes: the admin listener, the application in one process, the workers."""

@@ -1,0 +1,83 @@
+"""The access log: one line per finished exchange, as JSON or as text. Not here: where lines go (`log_writer`)."""
+
+import logging
+import time
+from typing import Literal
+
+import msgspec
+
+from gateway.exchange import Exchange
+
+
+class AccessLine(msgspec.Struct, omit_defaults=False):
+    """One line of the access log."""
+
+    time: str
+    client: str
+    method: str
+    path: str
+    model: str | None
+    route: str
+    backend: str
+    status: int
+    reason: str | None
+    detail: str | None
+    client_request_bytes: int
+    upstream_request_bytes: int
+    upstream_response_bytes: int
+    client_response_bytes: int
+    seconds: float
+    upstream_seconds: float
+    codec_seconds: float
+    request_id: str
+
+
+class AccessLog:
+    """Writes one line per exchange to standard output, as JSON or as text."""
+
+    def __init__(self, style: Literal["json", "text"]) -> None:
+        self._encode = _json_line if style == "json" else _text_line
+        self._log = logging.getLogger("gateway.access")
+
+    def record(self, exchange: Exchange) -> None:
+        """Write the line of a finished exchange."""
+        self._log.info(self._encode(_access_line(exchange)))
+
+
+def _access_line(exchange: Exchange) -> AccessLine:
+    now = time.time()
+    return AccessLine(
+        time=f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z",
+        client=exchange.client,
+        method=exchange.method,
+        path=exchange.path,
+        model=exchange.model,
+        route=exchange.route,
+        backend=exchange.backend,
+        status=exchange.status,
+        reason=exchange.error.label if exchange.error is not None else None,
+        detail=exchange.detail[:512] or None,
+        client_request_bytes=exchange.client_request_bytes,
+        upstream_request_bytes=exchange.upstream_request_bytes,
+        upstream_response_bytes=exchange.upstream_response_bytes,
+        client_response_bytes=exchange.client_response_bytes,
+        seconds=round(exchange.seconds, 6),
+        upstream_seconds=round(exchange.upstream_s, 6),
+        codec_seconds=round(exchange.request_codec_s + exchange.response_codec_s, 6),
+        request_id=exchange.request_id,
+    )
+
+
+def _json_line(line: AccessLine) -> str:
+    return msgspec.json.encode(line).decode(errors="replace")
+
+
+def _text_line(line: AccessLine) -> str:
+    """`key=value` pairs; values that could break a line or a pair are quoted as JSON strings."""
+    pairs = []
+    for key, value in msgspec.structs.asdict(line).items():
+        text = "-" if value is None else str(value)
+        if not text.isprintable() or any(mark in text for mark in ' "=') or not text:
+            text = msgspec.json.encode(text).decode(errors="replace")
+        pairs.append(f"{key}={text}")
+    return " ".join(pairs)

@@ -1,0 +1,73 @@
+"""Where log lines go: standard output and error, written by a thread that may wait. Not here: what they say."""
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+
+LOG_QUEUE_LINES = 10_000
+"""The most log lines that wait for a slow reader of standard output; more are dropped and counted."""
+
+STOP_S = 2.0
+"""How long lines that wait may take to be written at the end."""
+
+STANDARD_OUTPUT = ("gateway.access", "gateway.announce")
+"""The loggers whose bare messages go to standard output."""
+
+
+class LogWriter(logging.Handler):
+    """Writes access lines and announcements to standard output, all else to standard error, from a thread of its own.
+
+    A reader that stalls or is gone must stall nothing: lines wait in a queue of `LOG_QUEUE_LINES`, and what does not
+    fit or cannot be written is counted.
+    """
+
+    def __init__(self, level: str) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        self.dropped = 0
+        self._level = level.upper()
+        self._waiting: queue.Queue[tuple[int, bytes] | None] = queue.Queue(LOG_QUEUE_LINES)
+        # a daemon: a pipe that nobody reads cannot keep the process from ending
+        self._thread = threading.Thread(target=self._write, name="log", daemon=True)
+
+    def start(self) -> None:
+        """Take over the root logger."""
+        root = logging.getLogger()
+        root.handlers = [self]
+        root.setLevel(self._level)
+        for name in STANDARD_OUTPUT:
+            logging.getLogger(name).setLevel(logging.INFO)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue the line of *record*."""
+        if record.name in STANDARD_OUTPUT:
+            descriptor, line = 1, record.getMessage()
+        else:
+            descriptor, line = 2, self.format(record)
+        try:
+            self._waiting.put_nowait((descriptor, line.encode(errors="replace") + b"\n"))
+        except queue.Full:
+            self.dropped += 1
+
+    def _write(self) -> None:
+        while (waiting := self._waiting.get()) is not None:
+            descriptor, line = waiting
+            try:
+                # past Python's buffers, whose locks a blocked thread would hold until the very end
+                while line:
+                    line = line[os.write(descriptor, line) :]
+            except OSError:
+                self.dropped += 1
+
+    def stop(self) -> None:
+        """Write what waits, as far as that is possible within `STOP_S`, and say how much was dropped."""
+        logging.getLogger().handlers = []
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(None, timeout=STOP_S)
+        self._thread.join(STOP_S)
+        if self.dropped:
+            with contextlib.suppress(OSError):
+                os.write(2, b"%d log lines were dropped: nobody read them in time\n" % self.dropped)
