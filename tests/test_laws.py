@@ -28,7 +28,7 @@ LAYERS = [
     {"plan", "telemetry", "exchange", "pacing"},
     {"config"},
     {"policy", "codec"},
-    {"errors"},
+    {"errors", "headers"},
 ]
 PURE = ("codec", "policy")
 IMPURE = {"aiohttp", "asyncio", "time", "datetime", "socket", "ssl", "threading", "logging", "prometheus_client"}
