@@ -115,7 +115,7 @@ def test_mistakes_are_named(text: str, message: str) -> None:
 def test_units_are_read() -> None:
     text = "limits: {request_body: 3MiB}\nshutdown: {delay: 250ms, grace: 1.5m}\n" + MINIMAL
     read = parse(text)
-    assert (read.limits.request_body, read.shutdown.delay, read.shutdown.grace) == (3 * 1024**2, 0.25, 90)
+    assert (read.limits.request_body, read.shutdown.delay, read.shutdown.grace) == (3 * 1024**2, 0.25, 90.0)
 
 
 def test_serve_with_a_backend_is_the_minimal_file() -> None:

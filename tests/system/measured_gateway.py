@@ -33,7 +33,7 @@ def measure_callbacks() -> None:
         run(handle)
         longest_s = max(longest_s, time.thread_time() - started)
 
-    asyncio.Handle._run = measured  # type: ignore[method-assign]
+    asyncio.Handle._run = measured  # type: ignore[assignment, method-assign]
 
 
 def hold_when_asked() -> None:
@@ -47,7 +47,7 @@ def hold_when_asked() -> None:
                 pass
         return await handle(gateway, request)
 
-    Gateway.handle = held  # type: ignore[method-assign]
+    Gateway.handle = held  # type: ignore[assignment, method-assign]
 
 
 async def main() -> None:
