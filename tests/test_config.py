@@ -17,6 +17,7 @@ from gateway.config import (
     Config,
     Duration,
     Shutdown,
+    Size,
     decode,
     encode,
     for_backend,
@@ -154,7 +155,7 @@ def test_mistakes_are_named(text: str, message: str) -> None:
 def test_units_are_read() -> None:
     text = "limits: {request_body: 3MiB}\nshutdown: {delay: 250ms, grace: 1.5m}\n" + MINIMAL
     read = parse(text)
-    assert (read.limits.request_body, read.shutdown.delay, read.shutdown.grace) == (3 * 1024**2, 0.25, 90)
+    assert [read.limits.request_body, read.shutdown.delay, read.shutdown.grace] == [Size(3 * 1024**2), 0.25, 90.0]
 
 
 @pytest.mark.parametrize("path", sorted(NOT_YET))
@@ -243,7 +244,7 @@ def test_aliases_are_read_and_a_bomb_of_them_is_refused() -> None:
         "backends: {a: {endpoints: ['http://x'], timeouts: &t {total: 9s}}, b: {endpoints: ['http://y'], timeouts: *t}}"
     )
     config = parse(shared + "\nroutes: [{name: r, backend: a}]")
-    assert config.backends["b"].timeouts.total == 9
+    assert config.backends["b"].timeouts.total == Duration(9)
     levels = "".join(f"x{n + 1}: &x{n + 1} [{', '.join([f'*x{n}'] * 9)}]\n" for n in range(9))
     for bomb in ("x0: &x0 [lol]\n" + levels, "x: &x [*x]\n"):
         with pytest.raises(ConfigError, match="more than 100000 keys and values, counting what aliases stand for"):
