@@ -25,6 +25,8 @@ class Attempt:
     code: str = "none"
     """The status, or the label of the error that ended it before there was one."""
     first_byte_s: float | None = None
+    queue_s: float | None = 0.0
+    """Spent waiting for a connection, which is not the backend's time; None if it never waited for one."""
     seconds: float = 0.0
 
 
@@ -41,6 +43,8 @@ class Exchange:
     model: str | None = None
     route: str = "none"
     backend: str = "none"
+    is_inference: bool = False
+    """Whether it was handled as an inference: a POST to an infer path."""
     status: int = 0
     """0 until something was sent to the client."""
     error: ErrorKind | None = None
@@ -71,6 +75,11 @@ class Exchange:
     def upstream_response_bytes(self) -> int:
         """Received from the backend, over all attempts."""
         return sum(attempt.response_bytes for attempt in self.attempts)
+
+    @property
+    def queue_s(self) -> float:
+        """Spent waiting for connections to the backend, over all attempts."""
+        return sum(attempt.queue_s or 0.0 for attempt in self.attempts)
 
     @property
     def upstream_s(self) -> float:

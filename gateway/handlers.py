@@ -184,6 +184,7 @@ class _Call:
         """Do what the path asks for."""
         method = self._request.method
         if match.kind is PathKind.INFER and method == "POST":
+            self._exchange.is_inference = True
             return await self.infer(upstream, match)
         if match.kind is PathKind.SERVER_METADATA and method == "GET":
             return await self.server_metadata(upstream)

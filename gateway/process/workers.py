@@ -22,7 +22,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 
 from gateway.app import DataPlane, settle
 from gateway.client import listeners
-from gateway.config import Address, Config, Limits, Size, decode, encode
+from gateway.config import Address, Config, decode, encode
 from gateway.process.admin import AdminListener
 from gateway.telemetry.log_writer import LogWriter
 
@@ -69,7 +69,7 @@ class Supervisor:
         port = self._port_holder.getsockname()[1]
         self.listen_url = listeners.url_of(self._config.listen, port)
         address = Address(f"{self._config.listen.rpartition(':')[0]}:{port}")
-        share = encode(msgspec.structs.replace(self._config, listen=address, limits=_share(self._config)))
+        share = encode(msgspec.structs.replace(self._config.share(), listen=address))
         workers = await asyncio.gather(*(self._spawn(share) for _ in range(self._config.workers)))
         self._minders = [asyncio.create_task(self._mind(worker, share)) for worker in workers]
 
@@ -161,15 +161,6 @@ class Supervisor:
         if self._is_draining:
             return "draining"
         return None if self._workers else "no worker is running"
-
-
-def _share(config: Config) -> Limits:
-    """One worker's share of the limits, which are for the whole gateway."""
-    return msgspec.structs.replace(
-        config.limits,
-        in_flight_bytes=Size(config.limits.in_flight_bytes // config.workers),
-        concurrent_requests=max(1, config.limits.concurrent_requests // config.workers),
-    )
 
 
 async def work(config: Config, tell: int) -> None:
