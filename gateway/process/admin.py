@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from gateway.client import listeners
+from gateway.client.server import CUT_S
 from gateway.config import Config, masked
 
 
@@ -34,7 +35,7 @@ class AdminListener:
                 web.get("/-/config", self._configuration),
             ]
         )
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=listeners.CUT_S)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=CUT_S)
         await listeners.serve(self._runner, self._config.admin)
         return listeners.url_of(self._config.admin, self._runner.addresses[0][1])
 

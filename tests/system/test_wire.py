@@ -57,7 +57,7 @@ async def test_chunks_that_break_later_than_the_head_are_refused_at_once(path: b
         writer.write(b"zz\r\n")
         head, body = await read_reply(reader)
         assert head.split()[1] == b"400"
-        assert "not sound HTTP" in json.loads(body)["error"]
+        assert "malformed HTTP body" in json.loads(body)["error"]
         assert await client.gateway.gateway.wait_until_idle(5) == 0
 
 
