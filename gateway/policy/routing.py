@@ -18,6 +18,8 @@ class PathKind(Enum):
 
     INFER = auto()
     SERVER_METADATA = auto()
+    V2 = auto()
+    """Any other path of the protocol: errors are put into its shape."""
     OTHER = auto()
 
 
@@ -89,8 +91,10 @@ class Router:
 def _read(path: str) -> tuple[str | None, PathKind]:
     model_path = _MODEL_PATH.fullmatch(path)
     if model_path is None:
-        return None, PathKind.SERVER_METADATA if path in _SERVER_PATHS else PathKind.OTHER
-    kind = PathKind.INFER if _INFER_PATH.fullmatch(path) else PathKind.OTHER
+        if path in _SERVER_PATHS:
+            return None, PathKind.SERVER_METADATA
+        return None, PathKind.V2 if path.startswith("/v2/") else PathKind.OTHER
+    kind = PathKind.INFER if _INFER_PATH.fullmatch(path) else PathKind.V2
     return unquote(model_path[1]), kind
 
 

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from gateway.app import DataPlane
+from gateway.app import DataPlane, new_name
 from gateway.config import Config
 from gateway.process.admin import AdminListener
 
@@ -12,7 +12,7 @@ class Application:
 
     def __init__(self, config: Config) -> None:
         """Must be called on a running event loop; `start` and `stop` must be awaited."""
-        self.data_plane = DataPlane(config)
+        self.data_plane = DataPlane(config, new_name())
         self.gateway = self.data_plane.gateway
         self.listen_url = ""
         self.admin_url = ""

@@ -20,7 +20,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from gateway.app import DataPlane, settle
+from gateway.app import DataPlane, new_name, settle
 from gateway.client import listeners
 from gateway.config import Address, Config, decode, encode
 from gateway.process.admin import AdminListener
@@ -48,6 +48,7 @@ class Supervisor:
         self._folder = Path(tempfile.mkdtemp(prefix="tensor-gateway-"))
         self._admin = AdminListener(config, self._registry, self._not_ready)
         self._is_draining = False
+        self._name = new_name()
         self._workers: dict[int, asyncio.subprocess.Process] = {}
         self._minders: list[asyncio.Task[None]] = []
         self._port_holder: socket.socket | None = None
@@ -78,7 +79,7 @@ class Supervisor:
         listening, tell = os.pipe()
         try:
             worker = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway.process.workers", str(tell)),
+                *(sys.executable, "-m", "gateway.process.workers", str(tell), self._name),
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=[tell],
                 env={**os.environ, METRICS_FOLDER: str(self._folder)},
@@ -163,7 +164,7 @@ class Supervisor:
         return None if self._workers else "no worker is running"
 
 
-async def work(config: Config, tell: int) -> None:
+async def work(config: Config, tell: int, name: str) -> None:
     """Be a worker: serve until SIGTERM, SIGINT or the end of standard input, and drain."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
@@ -171,7 +172,7 @@ async def work(config: Config, tell: int) -> None:
         loop.add_signal_handler(number, stopped.set)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     loop.add_reader(0, stopped.set)
-    data_plane = DataPlane(config)
+    data_plane = DataPlane(config, name)
     try:
         await data_plane.start(shared=True)
         settle()
@@ -198,7 +199,7 @@ def main() -> None:
     writer = LogWriter(config.logging.level)
     writer.start()
     try:
-        asyncio.run(work(config, int(sys.argv[1])))
+        asyncio.run(work(config, int(sys.argv[1]), sys.argv[2]))
     finally:
         writer.stop()
 
