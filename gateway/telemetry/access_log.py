@@ -8,7 +8,6 @@ import msgspec
 
 from gateway.exchange import Exchange
 
-
 DETAIL_CHARACTERS = 512
 """The longest `detail` that is written as it is; of longer ones the first and the last half."""
 
