@@ -61,6 +61,25 @@ def test_serve_with_a_bad_file_or_backend_exits_with_2() -> None:
     result = run("serve", "--backend", "localhost:8000")
     assert result.returncode == 2
     assert "expected a URL" in result.stderr
+    result = run("serve", "--backend", "http://user:secret@127.0.0.1:8000")
+    assert result.returncode == 2
+    assert "without user" in result.stderr
+    assert "secret" not in result.stderr
+
+
+def test_a_backend_that_is_the_gateway_itself_is_refused_with_words(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text("listen: 0.0.0.0:8000\nbackends: {a: {endpoints: ['http://localhost:8000']}}")
+    for arguments in (
+        ("serve", "--backend", "http://localhost:8000", "--listen", "127.0.0.1:8000"),
+        ("serve", "--backend", "http://127.0.0.1:8080"),
+        ("serve", "--config", str(path)),
+        ("check", str(path)),
+    ):
+        result = run(*arguments)
+        assert result.returncode == 2
+        assert "is the gateway's own listener" in result.stderr
+        assert result.stdout == ""
 
 
 def test_an_address_in_use_is_named() -> None:
