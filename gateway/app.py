@@ -7,10 +7,9 @@ import asyncio
 import gc
 import logging
 
-from aiohttp import web
-
 from gateway.backend.upstream import Upstream
-from gateway.client import listeners
+from gateway.client.listeners import ClientListener
+from gateway.client.server import Server
 from gateway.config import Config
 from gateway.errors import ErrorKind
 from gateway.exchange import Exchange
@@ -54,10 +53,8 @@ class DataPlane:
             recover_header_length=config.recover_header_length,
             record=self._record,
         )
-        self._runner = web.ServerRunner(
-            listeners.Server(self.gateway.handle, self.gateway.refused), shutdown_timeout=listeners.CUT_S
-        )
-        self._site: web.SockSite | None = None
+        self.server = Server(self.gateway.handle, self._record)
+        self._listener = ClientListener(self.server)
         self._sampler: asyncio.Task[None] | None = None
 
     def _record(self, exchange: Exchange) -> None:
@@ -72,8 +69,7 @@ class DataPlane:
 
     async def start(self, *, shared: bool = False) -> None:
         """Listen, on a port that is *shared* with other workers. Raises `OSError` if the address cannot be had."""
-        self._site = await listeners.serve(self._runner, self.config.listen, shared=shared)
-        self.url = listeners.url_of(self.config.listen, self._runner.addresses[0][1])
+        self.url = await self._listener.open(self.config.listen, shared=shared)
         self.observe_load()
         self._sampler = asyncio.create_task(self._sample())
 
@@ -96,8 +92,7 @@ class DataPlane:
         shutdown = self.config.shutdown
         self.gateway.is_draining = True
         await asyncio.sleep(shutdown.delay)
-        if self._site is not None:
-            await self._site.stop()
+        await self._listener.stop_accepting()
         await asyncio.sleep(min(HEAD_S, shutdown.grace))
         cut_off = await self.gateway.wait_until_idle(shutdown.grace)
         if cut_off:
@@ -105,7 +100,7 @@ class DataPlane:
 
     async def stop(self) -> None:
         """Close the listener and all connections at once."""
-        await self._runner.cleanup()
+        await self._listener.close()
         if self._sampler is not None:
             self._sampler.cancel()
         await self.gateway.close()

@@ -7,20 +7,17 @@ reply, record. It decides nothing about bytes (`codec`) or policies (`policy`) a
 
 import asyncio
 import logging
-import random
 import re
-import socket
-import struct
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 
-import orjson
-from aiohttp import web
 from multidict import CIMultiDict
 
 from gateway.backend.metadata import ModelMetadata
 from gateway.backend.upstream import Answer, Body, Pieces, Sending, Upstream
 from gateway.client.body import ClientBody
+from gateway.client.reply import Reply
+from gateway.client.request import ClientRequest, request_id
 from gateway.codec import (
     HEADER_LENGTH,
     Coding,
@@ -28,7 +25,6 @@ from gateway.codec import (
     InferAnswer,
     InferRequest,
     KnownHeaders,
-    Reply,
     choose_coding,
     compressed,
     error_body,
@@ -36,17 +32,19 @@ from gateway.codec import (
     parse_framing,
     with_extension,
 )
+from gateway.codec import Reply as DecodedReply
 from gateway.config import Compression, Limits
 from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
 from gateway.exchange import Exchange, Format
+from gateway.headers import Headers
 from gateway.pacing import Pacer
 from gateway.policy.admission import Admission
-from gateway.policy.crossing import relayed_to_client, transcoded_to_client
+from gateway.policy.crossing import Fields, relayed_to_client, transcoded_to_client
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind, Router
 
 WRITE_BYTES = 256 * 1024
-"""How much is handed to a client's connection at once."""
+"""How much of a body is handed to a backend's connection at once."""
 
 SMALL_BYTES = 64 * 1024
 """Replies up to this size are joined and sent in one write."""
@@ -61,10 +59,6 @@ WARNING_S = 60.0
 WARNING_CLIENTS = 1000
 """A client address is warned of once in so long, and so many addresses are remembered."""
 
-MAX_REQUEST_ID = 128
-"""The longest `X-Request-Id` of a client that is taken over."""
-
-_ABSOLUTE = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 _RELOADED = re.compile(r"(.*)/v2/repository/models/([^/]+)/(?:load|unload)")
 
 log = logging.getLogger("gateway")
@@ -99,14 +93,14 @@ class Gateway:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, request: ClientRequest) -> None:
         """Serve one request of a client."""
         loop = asyncio.get_running_loop()
         exchange = Exchange(
-            client=request.remote or "unknown",
+            client=request.peer,
             method=request.method,
-            path=_raw_path(request),
-            request_id=_request_id(request),
+            path=request.path,
+            request_id=request_id(request.headers),
             started_s=loop.time(),
         )
         call = _Call(request, exchange, self)
@@ -115,19 +109,16 @@ class Gateway:
         try:
             try:
                 match = self._route(request, exchange)
-                response = await call.serve(self._upstreams[match.backend], match)
+                await call.serve(self._upstreams[match.backend], match)
             except GatewayError as error:
-                response = await call.fail(error)
+                await call.reply.error(error)
             await call.body.drop_rest()
-            return response
         except (asyncio.CancelledError, ConnectionError):
-            if exchange.error is None:
-                exchange.error = ErrorKind.CLIENT_CLOSED
-                exchange.status = ErrorKind.CLIENT_CLOSED.status
+            call.reply.client_left()
             raise
         except Exception as error:
             log.exception("request %s failed", exchange.request_id)
-            return await call.fail(GatewayError(ErrorKind.INTERNAL, f"internal error: {type(error).__name__}"))
+            await call.reply.error(GatewayError(ErrorKind.INTERNAL, f"internal error: {type(error).__name__}"))
         finally:
             self.in_flight -= 1
             if self.in_flight == 0:
@@ -135,14 +126,6 @@ class Gateway:
             call.body.release()
             exchange.seconds = loop.time() - exchange.started_s
             self._record(exchange)
-
-    def refused(self, request: web.BaseRequest, status: int, text: str) -> None:
-        """Record what never became a request: bad HTTP."""
-        now = asyncio.get_running_loop().time()
-        exchange = Exchange(request.remote or "unknown", request.method, "", _new_id(), now, status=status)
-        exchange.error = ErrorKind.MALFORMED_REQUEST if status < 500 else ErrorKind.INTERNAL
-        exchange.detail = text
-        self._record(exchange)
 
     async def close(self) -> None:
         """Drop what is on its way for later requests."""
@@ -154,11 +137,11 @@ class Gateway:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         return self.in_flight
 
-    def _route(self, request: web.BaseRequest, exchange: Exchange) -> Match:
+    def _route(self, request: ClientRequest, exchange: Exchange) -> Match:
         path = exchange.path.partition("?")[0]
         if "#" in exchange.path:
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, "'#' cannot stand in the path of a request")
-        match = self._router.match(request.headers.get("Host", ""), path)
+        match = self._router.match(request.host, path)
         if match is None:
             raise GatewayError(ErrorKind.NO_ROUTE, f"no route for {request.method} {path}")
         exchange.route = match.route
@@ -170,7 +153,7 @@ class Gateway:
 class _Call:
     """One request on its way: what all its steps need."""
 
-    def __init__(self, request: web.BaseRequest, exchange: Exchange, gateway: Gateway) -> None:
+    def __init__(self, request: ClientRequest, exchange: Exchange, gateway: Gateway) -> None:
         self._request = request
         self._exchange = exchange
         self._gateway = gateway
@@ -179,35 +162,39 @@ class _Call:
         limits = gateway.limits
         self._total_at: float | None = None
         self.body = ClientBody(request, exchange, gateway.admission, limits.request_body, self._pacer)
+        self.reply = Reply(request, exchange, body=self.body, is_draining=lambda: gateway.is_draining)
 
-    async def serve(self, upstream: Upstream, match: Match) -> web.StreamResponse:
+    async def serve(self, upstream: Upstream, match: Match) -> None:
         """Do what the path asks for."""
         method = self._request.method
         if match.kind is PathKind.INFER and method == "POST":
             self._exchange.is_inference = True
-            return await self.infer(upstream, match)
+            await self.infer(upstream, match)
+            return
         if match.kind is PathKind.SERVER_METADATA and method == "GET":
-            return await self.server_metadata(upstream)
+            await self.server_metadata(upstream)
+            return
         if method == "CONNECT":
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, "CONNECT is not supported: this is no forward proxy")
         if method not in ("GET", "HEAD"):
             self.body.admit(0)
-        return await self.relay(upstream)
+        await self.relay(upstream)
 
     # The life of an infer request
 
-    async def infer(self, upstream: Upstream, match: Match) -> web.StreamResponse:
+    async def infer(self, upstream: Upstream, match: Match) -> None:
         """Binary or JSON in, JSON to the backend, binary or JSON out."""
         exchange = self._exchange
         with blaming(ErrorKind.MALFORMED_REQUEST):
             framing = parse_framing(
-                self._request.headers.getall(HEADER_LENGTH, ()), self._request.headers.get("Content-Type", "")
+                self._request.headers.all(HEADER_LENGTH.lower()), self._request.headers.get("content-type")
             )
         body = await self.body.read()
         exchange.client_format = Format.JSON if framing.header_length is None else Format.BINARY
         parsed = await self._parse(upstream, body, framing)
         if parsed is None:
-            return await self._pass_on(upstream, body)
+            await self._pass_on(upstream, body)
+            return
         exchange.is_transcoded = True
         exchange.upstream_format = Format.JSON
         exchange.client_format = Format.BINARY if parsed.inputs else Format.JSON
@@ -217,15 +204,16 @@ class _Call:
         exchange.request_nonfinite = parsed.nonfinite
         exchange.input_datatypes = [tensor.datatype.name for tensor in parsed.inputs]
 
-        headers = upstream.headers.transcoded(self._request.headers, exchange.client, self._request.scheme)
+        headers = self._backend_headers(upstream.headers.transcoded)
         declared = await self._declared_half_precision(upstream) if parsed.promotes else {}
         json_body = await self._json_body(parsed, upstream, headers)
         async with self._upstream_call(upstream, headers, json_body) as answer:
             if answer.status >= 300:
-                return await self._reply_error(answer)
+                await self._reply_error(answer)
+                return
             reply = await self._decode(answer, parsed, match.model or "", declared)
-            headers = transcoded_to_client(answer.headers)
-        return await self._reply(reply, headers, framing)
+            fields = transcoded_to_client(Headers(answer.headers.items()))
+        await self._reply(reply, fields, framing)
 
     async def _parse(self, upstream: Upstream, body: memoryview, framing: Framing) -> InferRequest | None:
         """The request, proved right; None if it is pure JSON."""
@@ -245,8 +233,7 @@ class _Call:
     async def _metadata(self, upstream: Upstream) -> bytes:
         """The model's metadata, asked of the backend with the client's headers unless it is known."""
         path = self._exchange.path.partition("?")[0].removesuffix("/infer")
-        headers = upstream.headers.transcoded(self._request.headers, self._exchange.client, self._request.scheme)
-        del headers["Content-Type"]
+        headers = self._backend_headers(upstream.headers.metadata)
 
         async def fetch() -> bytes:
             async with upstream.call("GET", path, headers, Body(), []) as answer:
@@ -255,7 +242,7 @@ class _Call:
                 body, words = await _read_error(answer)
                 raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=answer.status, body=body)
 
-        key = (upstream.name, path, self._request.headers.get("Authorization", ""))
+        key = (upstream.name, path, self._request.headers.get("authorization"))
         # what is spent here is part of the client's time, also where it waits for another client's call
         total_s = upstream.backend.timeouts.total
         self._total_at = asyncio.get_running_loop().time() + total_s
@@ -280,10 +267,10 @@ class _Call:
         if self._gateway.recovered_warnings.allows(client, asyncio.get_running_loop().time()):
             log.warning("client %s sends binary bodies without %s; its sizes added up", client, HEADER_LENGTH)
 
-    async def _pass_on(self, upstream: Upstream, body: memoryview) -> web.StreamResponse:
+    async def _pass_on(self, upstream: Upstream, body: memoryview) -> None:
         """Pure JSON: byte for byte to the backend, and a 2xx answer byte for byte back (protocol 3.6)."""
         self._exchange.upstream_format = Format.JSON
-        headers = upstream.headers.transcoded(self._request.headers, self._exchange.client, self._request.scheme)
+        headers = self._backend_headers(upstream.headers.inflated)
         headers["Content-Length"] = str(len(body))
 
         async def pieces(sending: Sending) -> AsyncIterator[memoryview]:
@@ -296,9 +283,10 @@ class _Call:
         whole = Body(whole=bytes(body)) if len(body) <= SMALL_BYTES else Body(open=pieces)
         async with self._upstream_call(upstream, headers, whole) as answer:
             if answer.status >= 300:
-                return await self._reply_error(answer)
+                await self._reply_error(answer)
+                return
             self._exchange.reply_format = Format.JSON
-            return await self._stream(answer)
+            await self._stream(answer)
 
     async def _json_body(self, parsed: InferRequest, upstream: Upstream, headers: CIMultiDict[str]) -> Body:
         """The backend's JSON: whole if it is small, else a stream that is made while it is sent."""
@@ -322,7 +310,9 @@ class _Call:
 
         return Body(open=pieces)
 
-    async def _decode(self, answer: Answer, parsed: InferRequest, model: str, declared: Mapping[str, str]) -> Reply:
+    async def _decode(
+        self, answer: Answer, parsed: InferRequest, model: str, declared: Mapping[str, str]
+    ) -> DecodedReply:
         """Turn the answer into the reply while it arrives."""
         limit = self._limits.response_body
         _refuse_encoded(answer)
@@ -344,104 +334,94 @@ class _Call:
         self._exchange.response_nonfinite = reply.nonfinite
         return reply
 
-    async def _reply(self, reply: Reply, headers: CIMultiDict[str], framing: Framing) -> web.StreamResponse:
+    async def _reply(self, decoded: DecodedReply, headers: Fields, framing: Framing) -> None:
         """Send header and blobs without joining them."""
-        self._exchange.reply_format = Format.BINARY if reply.is_binary else Format.JSON
-        headers["Content-Type"] = "application/json"
-        if reply.is_binary:
-            headers["Content-Type"] = framing.content_type(reply.header_bytes)
-            headers[HEADER_LENGTH] = str(reply.header_bytes)
+        self._exchange.reply_format = Format.BINARY if decoded.is_binary else Format.JSON
+        if decoded.is_binary:
+            headers.append(("Content-Type", framing.content_type(decoded.header_bytes)))
+            headers.append((HEADER_LENGTH, str(decoded.header_bytes)))
+        else:
+            headers.append(("Content-Type", "application/json"))
         coding = None
         if self._gateway.compression.responses:
-            headers.add("Vary", "Accept-Encoding")
-            if reply.n_bytes >= self._gateway.compression.min_size:
-                coding = choose_coding(",".join(self._request.headers.getall("Accept-Encoding", ())))
+            headers.append(("Vary", "Accept-Encoding"))
+            if decoded.n_bytes >= self._gateway.compression.min_size:
+                coding = choose_coding(self._request.headers.joined("accept-encoding"))
         if coding is not None:
-            return await self._reply_compressed(reply, headers, coding)
-        if reply.n_bytes <= SMALL_BYTES:
-            return await self._send(200, headers, b"".join([*reply.header, *reply.blobs]))
-        response = web.StreamResponse(status=200, headers=headers)
-        response.content_length = reply.n_bytes
-        await self._begin(response)
-        buffers: list[bytes | memoryview] = [*reply.header, *reply.blobs]
+            await self._reply_compressed(decoded, headers, coding)
+            return
+        if decoded.n_bytes <= SMALL_BYTES:
+            await self.reply.whole(200, headers, b"".join([*decoded.header, *decoded.blobs]))
+            return
+        await self.reply.begin(200, headers, decoded.n_bytes)
+        buffers: list[bytes | memoryview] = [*decoded.header, *decoded.blobs]
         for buffer in buffers:
-            view = memoryview(buffer)
-            for start in range(0, len(view), WRITE_BYTES):
-                piece = view[start : start + WRITE_BYTES]
-                await response.write(piece)
-                self._exchange.client_response_bytes += len(piece)
-                await self._pacer.breathe()
-        await response.write_eof()
-        return response
+            await self.reply.write(buffer)
+        await self.reply.end()
 
-    async def _reply_compressed(self, reply: Reply, headers: CIMultiDict[str], coding: Coding) -> web.StreamResponse:
+    async def _reply_compressed(self, decoded: DecodedReply, headers: Fields, coding: Coding) -> None:
         """Compress while sending; how long it gets shows only at the end, so it goes out in chunks."""
-        headers["Content-Encoding"] = coding.label
-        response = web.StreamResponse(status=200, headers=headers)
-        await self._begin(response)
-        pieces = compressed([*reply.header, *reply.blobs], coding)
+        headers.append(("Content-Encoding", coding.label))
+        await self.reply.begin(200, headers, None)
+        pieces = compressed([*decoded.header, *decoded.blobs], coding)
         while (piece := await self._pacer.next(pieces)) is not None:
-            if piece:
-                await response.write(piece)
-                self._exchange.client_response_bytes += len(piece)
-        await response.write_eof()
-        return response
+            await self.reply.write(piece)
+        await self.reply.end()
 
-    async def _reply_error(self, answer: Answer) -> web.StreamResponse:
+    async def _reply_error(self, answer: Answer) -> None:
         """Pass a backend's error on with its status, in the shape of the protocol (4.9)."""
         body, detail = await _read_error(answer)
-        headers = transcoded_to_client(answer.headers)
+        headers = transcoded_to_client(Headers(answer.headers.items()))
         self._exchange.error = ErrorKind.BACKEND_ERROR
         self._exchange.detail = detail
-        headers["Content-Type"] = "application/json"
-        return await self._send(answer.status, headers, body)
+        headers.append(("Content-Type", "application/json"))
+        await self.reply.whole(answer.status, headers, body)
 
     # Everything else
 
-    async def server_metadata(self, upstream: Upstream) -> web.StreamResponse:
+    async def server_metadata(self, upstream: Upstream) -> None:
         """`GET /v2`: the backend's answer, with the extension among its extensions (protocol section 8)."""
-        headers = upstream.headers.relayed(self._request.headers, self._exchange.client, self._request.scheme)
+        headers = self._backend_headers(upstream.headers.relayed_uncoded)
         async with self._upstream_call(upstream, headers, Body()) as answer:
             length = int(answer.headers.get("Content-Length", "0"))
             if answer.status != 200 or length > METADATA_BYTES or "Content-Encoding" in answer.headers:
-                return await self._stream(answer)
+                await self._stream(answer)
+                return
             text = await _read_bounded(answer, METADATA_BYTES, "the server's metadata")
             advertised = with_extension(text)
-            headers = relayed_to_client(answer.headers)
+            fields = relayed_to_client(Headers(answer.headers.items()))
             if advertised != text:
-                headers.popall("ETag", None)
-            headers.popall("Content-Length", None)
-        return await self._send(answer.status, headers, advertised)
+                fields = [pair for pair in fields if pair[0].lower() != "etag"]
+        await self.reply.whole(answer.status, fields, advertised)
 
-    async def relay(self, upstream: Upstream) -> web.StreamResponse:
+    async def relay(self, upstream: Upstream) -> None:
         """Any other request and its answer, as they stream."""
         request = self._request
-        headers = upstream.headers.relayed(request.headers, self._exchange.client, request.scheme)
+        headers = self._backend_headers(upstream.headers.relayed_uncoded)
         failed: list[GatewayError] = []
 
         async def pieces(sending: Sending) -> AsyncIterator[bytes]:
             sending.paused()
             try:
-                while chunk := await request.content.readany():
-                    self._exchange.client_request_bytes += len(chunk)
+                async for chunk in self.body.chunks():
                     sending.piece(len(chunk))
                     yield chunk
                     sending.paused()
-            except web.RequestPayloadError as error:
-                failed.append(GatewayError(ErrorKind.MALFORMED_REQUEST, f"the body is not sound HTTP: {error}"))
+            except GatewayError as error:
+                failed.append(error)
                 raise
             sending.done()
 
         length = request.content_length
-        if not request.body_exists or length == 0:
+        if not request.has_body:
             body = Body()
             if length == 0:
                 headers["Content-Length"] = "0"
         else:
-            await self.body.invite()
+            self.body.invite()
             if length is not None and length <= SMALL_BYTES:
                 # small enough to be held, and so to be sent again if the connection turns out to be dead
-                body = Body(whole=await self.body.read_small(length))
+                body = Body(whole=await self._read_small(length))
             else:
                 if length is not None:
                     headers["Content-Length"] = str(length)
@@ -449,7 +429,7 @@ class _Call:
         reloaded = _RELOADED.fullmatch(self._exchange.path.partition("?")[0])
         try:
             async with self._upstream_call(upstream, headers, body) as answer:
-                return await self._stream(answer)
+                await self._stream(answer)
         except GatewayError:
             if failed:
                 raise failed[0] from None
@@ -467,60 +447,28 @@ class _Call:
         exchange = self._exchange
         return upstream.call(self._request.method, exchange.path, headers, body, exchange.attempts, self._total_at)
 
-    async def fail(self, error: GatewayError) -> web.StreamResponse:
-        """Send an error in the shape of the protocol; if a reply is on its way already, cut it off."""
-        self._exchange.error = error.kind
-        self._exchange.detail = error.message
-        if self._exchange.status:
-            # a reply that has begun cannot become an error; a cut is the only honest end
-            transport = self._request.transport
-            if transport is not None:
-                # with a reset: an end alone would look like the end of a reply without length
-                client = transport.get_extra_info("socket")
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                transport.abort()
-            raise ConnectionResetError(error.message)
-        headers = CIMultiDict({"Content-Type": "application/json", **error.headers})
-        body = error.body if error.body is not None else orjson.dumps({"error": error.message})
-        return await self._send(error.status, headers, body)
-
-    async def _send(self, status: int, headers: CIMultiDict[str], body: bytes) -> web.StreamResponse:
-        """Send a whole body in one write."""
-        response = web.Response(status=status, headers=headers, body=body)
-        await self._begin(response)
-        await response.write_eof()
-        self._exchange.client_response_bytes = len(body) if self._request.method != "HEAD" else 0
-        return response
-
-    async def _begin(self, response: web.StreamResponse) -> None:
-        """Send the head: from here on the exchange has a status, and an error can only cut the reply off."""
+    def _backend_headers(self, make: Callable[..., Fields]) -> CIMultiDict[str]:
         request = self._request
-        if (
-            self._gateway.is_draining
-            or self.body.is_left_over()
-            # aiohttp takes a trailer of this request for a header of the next one
-            or "Transfer-Encoding" in request.headers
-            or (request.version < (1, 1) and response.content_length is None)
-        ):
-            response.force_close()
-        response.headers.setdefault("Server", "tensor-gateway")
-        self._exchange.status = response.status
-        await response.prepare(self._request)
+        return CIMultiDict(make(request.headers, peer=request.peer, scheme=request.scheme, host=request.host))
 
-    async def _stream(self, answer: Answer) -> web.StreamResponse:
+    async def _read_small(self, length: int) -> bytes:
+        """A body of *length* bytes that is relayed as it is, and small enough to be held."""
+        text = await self.body.read_first(length)
+        if len(text) < length:
+            raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"the body ended after {len(text)} of {length} bytes")
+        return text
+
+    async def _stream(self, answer: Answer) -> None:
         """Pass an answer on as it arrives."""
-        response = web.StreamResponse(
-            status=answer.status, reason=answer.reason, headers=relayed_to_client(answer.headers)
-        )
-        await self._begin(response)
+        headers = Headers(answer.headers.items())
+        length = headers.get("content-length")
+        fields = relayed_to_client(headers)
+        await self.reply.begin(answer.status, fields, int(length) if length.isdecimal() else None, answer.reason)
         async for chunk in answer.chunks():
-            await response.write(chunk)
-            self._exchange.client_response_bytes += len(chunk)
-            await self._pacer.breathe()
-        await response.write_eof()
+            await self.reply.write(chunk)
+        await self.reply.end()
         if answer.status >= 400:
             self._exchange.error = ErrorKind.BACKEND_ERROR
-        return response
 
 
 def _joined(parsed: InferRequest) -> Generator[None, None, bytes]:
@@ -537,25 +485,6 @@ def _length(parsed: InferRequest) -> Generator[None, None, int]:
         n_bytes += len(piece)
         yield
     return n_bytes
-
-
-def _request_id(request: web.BaseRequest) -> str:
-    """The client's, if it can stand in a log and a header; else a new one."""
-    given = request.headers.get("X-Request-Id", "")
-    return given if 0 < len(given) <= MAX_REQUEST_ID and given.isascii() and given.isprintable() else _new_id()
-
-
-def _new_id() -> str:
-    return f"{random.getrandbits(128):032x}"  # a name, not a secret
-
-
-def _raw_path(request: web.BaseRequest) -> str:
-    """Path and query as the client wrote them, without the host that the absolute form puts before."""
-    path = request.raw_path
-    if path.startswith("/"):
-        return path
-    rest = _ABSOLUTE.sub("", path, count=1)
-    return rest if rest.startswith("/") else f"/{rest}"
 
 
 async def _read_error(answer: Answer) -> tuple[bytes, str]:

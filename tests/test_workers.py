@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -96,7 +97,7 @@ async def test_workers_drain_together(tmp_path: Path, server: JsonServer) -> Non
             client = Client(session, None, url, admin)  # type: ignore[arg-type]
             slow = asyncio.Event()
 
-            async def body():  # type: ignore[no-untyped-def]
+            async def body() -> AsyncIterator[bytes]:
                 text = b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT8","data":[1]}]}'
                 yield text[:10]
                 await slow.wait()

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from gateway.client import listeners
+from gateway.client.server import CUT_S
 from gateway.config import Config, masked
 
 _OPENMETRICS = "application/openmetrics-text"
@@ -34,7 +35,7 @@ class AdminListener:
     async def start(self) -> str:
         """Listen; the URL. Raises `OSError` if the address cannot be had."""
         server = web.Server(self._answer, access_log=None)
-        self._runner = web.ServerRunner(server, shutdown_timeout=listeners.CUT_S)
+        self._runner = web.ServerRunner(server, shutdown_timeout=CUT_S)
         await listeners.serve(self._runner, self._config.admin)
         return listeners.url_of(self._config.admin, self._runner.addresses[0][1])
 

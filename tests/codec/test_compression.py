@@ -2,6 +2,7 @@
 
 import gzip
 import zlib
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -10,13 +11,13 @@ from hypothesis import strategies as st
 from gateway.codec.compression import PIECE_BYTES, Coding, Inflater, choose_coding, compressed, parse_content_encoding
 from gateway.errors import CodecError, TooLargeError
 
-COMPRESS = {Coding.GZIP: gzip.compress, Coding.DEFLATE: zlib.compress}
-EXPAND = {Coding.GZIP: gzip.decompress, Coding.DEFLATE: zlib.decompress}
+COMPRESS: dict[Coding, Callable[[bytes], bytes]] = {Coding.GZIP: gzip.compress, Coding.DEFLATE: zlib.compress}
+EXPAND: dict[Coding, Callable[[bytes], bytes]] = {Coding.GZIP: gzip.decompress, Coding.DEFLATE: zlib.decompress}
 
 
 def inflate(coding: Coding, body: bytes, chunk: int, limit: int = 10**9) -> bytes:
     inflater = Inflater(coding, limit)
-    pieces = []
+    pieces: list[bytes] = []
     for start in range(0, len(body), chunk):
         pieces += inflater.feed(body[start : start + chunk])
     inflater.finish()

@@ -5,7 +5,6 @@ With the pieces of every day, and with pieces of a few bytes, so that every plac
 
 import json
 import random
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -42,7 +41,7 @@ ODD = ["\x7f", "\x7f___", "", '"', "\\", '",', '","', '", "', "\n", "é", "\U000
 
 
 @pytest.fixture(params=["real", "tiny"])
-def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "tiny":
         for module in (scanner, numbers, strings):
             monkeypatch.setattr(module, "PIECE_BYTES", 48)
@@ -50,7 +49,7 @@ def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         monkeypatch.setattr(strings, "_WINDOW_BYTES", 96)
         monkeypatch.setattr(strings, "_RUN_ELEMENTS", 2)
         monkeypatch.setattr(scanner, "_STEP_TOKENS", 8)
-    return request.param
+    return str(request.param)
 
 
 def damaged(dice: random.Random, texts: list[str]) -> bytes:

@@ -6,6 +6,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.conftest import HEADER_LENGTH, Connection, answering, lying, running, tensor
@@ -46,7 +47,7 @@ async def ask(body: bytes, header: dict[str, Any] = ASK, *, status: str = "200 O
         (output(datatype="UINT8", shape=[], data=[7]), np.array(7, np.uint8)),
     ],
 )
-async def test_answers_that_are_well_meant_are_read(answer: bytes, expected: np.ndarray) -> None:
+async def test_answers_that_are_well_meant_are_read(answer: bytes, expected: npt.NDArray[Any]) -> None:
     reply = await ask(answer)
     assert reply.status == 200
     assert reply.binary == expected.tobytes()
@@ -276,7 +277,7 @@ async def test_a_slow_backend_is_a_504_that_names_the_timeout(script: Any, timeo
 async def test_a_backend_that_stops_reading_is_a_504() -> None:
     async def script(connection: Connection) -> None:
         await connection.reader.readuntil(b"\r\n\r\n")
-        connection.writer.transport.pause_reading()
+        connection.pause_reading()
         await asyncio.Event().wait()
 
     array = np.zeros(8_000_000, np.float32)
