@@ -177,6 +177,25 @@ async def test_serve_drains_on_sigterm_and_standard_output_is_the_access_log_alo
         assert (line["path"], line["status"]) == ("/v2/models/m/infer", 200)
 
 
+async def test_a_backend_given_on_a_terminal_is_logged_as_text() -> None:
+    ours, theirs = os.openpty()
+    listen = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+    async with lying(answering(b"{}")) as liar:
+        serve = await asyncio.create_subprocess_exec(
+            *COMMAND, "serve", "--backend", liar.url, *listen, stdout=theirs, stderr=asyncio.subprocess.PIPE
+        )
+        os.close(theirs)
+        url = await url_in_line(serve.stderr)
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/x") as response:
+            assert response.status == 200
+        line = await asyncio.to_thread(os.read, ours, 4096)
+        serve.send_signal(signal.SIGTERM)
+        await serve.communicate()
+        os.close(ours)
+    assert line.startswith(b"time=")
+    assert b" status=200 " in line
+
+
 async def test_grace_ends_and_says_what_was_cut_off(tmp_path: Path) -> None:
     async def never(connection: Connection) -> None:
         await connection.read_request()

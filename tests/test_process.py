@@ -184,7 +184,7 @@ def test_each_worker_has_descriptors_of_its_own(caplog: pytest.LogCaptureFixture
     fitted = fit(config)
     assert (fitted.limits.connections, fitted.share().limits.connections) == (204, 102)
     (message,) = caplog.messages
-    assert "2048 client connections do not fit into 300 file descriptors of each worker" in message
+    assert "2048 client connections of each worker do not fit into 300 file descriptors: " in message
 
 
 def test_the_soft_limit_is_raised_in_a_real_process() -> None:

@@ -40,12 +40,12 @@ def fit(config: Config) -> Config:
         return config
     kept = ADMIN_DESCRIPTORS + OTHER_DESCRIPTORS
     log.warning(
-        "limits.connections: %d client connections do not fit into %d file descriptors%s: each can need one more per "
+        "limits.connections: %d client connections%s do not fit into %d file descriptors: each can need one more per "
         "backend, up to its max_connections, and %d are kept for the admin listener and files; lowered to %d. "
         "Raise the hard limit to %d (ulimit -Hn, LimitNOFILE=, --ulimit nofile=), or set limits.connections",
         wanted,
-        descriptors,
         " of each worker" if config.workers > 1 else "",
+        descriptors,
         kept,
         connections,
         descriptors_needed(share, wanted),
