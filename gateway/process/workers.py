@@ -87,6 +87,9 @@ class Supervisor:
                 pass_fds=[tell],
                 env={**os.environ, METRICS_FOLDER: str(self._folder)},
             )
+        except BaseException:
+            os.close(listening)
+            raise
         finally:
             os.close(tell)
         self._workers[worker.pid] = worker
