@@ -284,7 +284,8 @@ async def ask(client: Client, form: str, number: int, model: str = "m") -> Asked
     text = json.dumps(infer_header(array, "INT64", binary=form == "binary")).encode()
     if form == "json":
         reply = await client.request("POST", path, data=text, headers={"Content-Type": "application/json"})
-        is_own = reply.status == 200 and json.loads(reply.body)["outputs"][0]["data"] == array.tolist()
+        outputs = json.loads(reply.body).get("outputs") if reply.status == 200 else None
+        is_own = outputs is not None and outputs[0]["data"] == array.tolist()
         return Asked(reply.status, is_own, reply.body)
     headers = {HEADER_LENGTH: str(len(text))}
     reply = await client.request("POST", path, data=text + array.tobytes(), headers=headers)
