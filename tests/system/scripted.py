@@ -46,13 +46,19 @@ class Peer:
         lower = head.lower()
         if b"\r\ntransfer-encoding: chunked" in lower:
             pieces = []
-            while size := int(await self.reader.readline(), 16):
+            while size := await self._chunk_size():
                 pieces.append(await self.reader.readexactly(size))
                 await self.reader.readexactly(2)
             await self.reader.readexactly(2)
             return b"".join(pieces)
         length = re.search(rb"\r\ncontent-length: *(\d+)", lower)
         return await self.reader.readexactly(int(length[1])) if length else b""
+
+    async def _chunk_size(self) -> int:
+        line = await self.reader.readline()
+        if not line.endswith(b"\n"):
+            raise asyncio.IncompleteReadError(line, None)
+        return int(line, 16)
 
     async def send(self, data: bytes) -> None:
         """Send bytes as they are."""
@@ -61,6 +67,8 @@ class Peer:
 
     def reset(self) -> None:
         """Close with a reset instead of an end of stream."""
+        if self.writer.transport.is_closing():
+            return
         self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self.writer.transport.abort()
 
