@@ -272,7 +272,9 @@ class FaultyBackend:
             raise DroppedError
         if plan.fault in ("late second answer", "late 408"):
             await asyncio.sleep(plan.delay_s)
-            if unread_bytes(peer) == 0 and not peer.reader.at_eof():
+            if peer.writer.transport.is_closing() or peer.reader.at_eof():
+                raise DroppedError
+            if unread_bytes(peer) == 0:
                 self._litter(peer, plan, one_segment=False)
                 is_408 = plan.fault == "late 408"
                 await peer.send(_whole(plan, text, status="408 Request Timeout" if is_408 else "200 OK"))

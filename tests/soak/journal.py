@@ -103,12 +103,12 @@ class Journal:
         ):
             self.violated("a body was not what the backend had sent", what)
 
-    def cut(self, plan: Plan, where: str) -> None:
+    def cut(self, plan: Plan, how: str) -> None:
         """The reply of a client that stayed broke off, or never came."""
         self.replies[f"{plan.kind} cut"] += 1
         if plan.fault in HARMLESS and plan.answered:
             rule = "a whole answer did not reach its client"
-            self.violated(rule, f"{plan.kind} {plan.id} ({plan.fault}) was cut {where}")
+            self.violated(rule, f"{plan.kind} {plan.id} ({plan.fault}) was cut, {how}")
 
     def forget(self, plan: Plan) -> None:
         """Nobody waits for its reply any more: let its texts go."""
