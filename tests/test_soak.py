@@ -61,7 +61,7 @@ def test_a_whole_answer_that_is_lost_is_seen(fault: str, seen: bool, ending: str
     journal, mine = Journal(), plan("post", fault)
     mine.answered = True
     if ending == "cut":
-        journal.cut(mine, "in a test")
+        journal.cut(mine, "in a test", still_sending=False)
     else:
         journal.judge(mine, 502, b'{"error":"lost"}', None)
     assert bool(journal.violations) == seen

@@ -32,7 +32,7 @@ CONFIGURATION = """
 listen: 127.0.0.1:0
 admin: 127.0.0.1:0
 workers: {workers}
-logging: {{access: none, level: warning}}
+logging: {{access: none}}
 limits: {{request_body: 16MiB, in_flight_bytes: 512MiB}}
 backends:
   main:

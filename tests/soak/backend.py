@@ -93,6 +93,7 @@ class FaultyBackend:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
         peer = _IdentityPeer(reader, writer)
+        writer.transport.set_write_buffer_limits(0)  # `send` returns when the kernel has all
         self._peers.add(peer)
         try:
             if self._random.random() < ACCEPT_FAULTS:
@@ -136,7 +137,7 @@ class FaultyBackend:
         if not plan.fault.startswith("early answer"):
             plan.texts.append(text)
             await self._answer(peer, plan, text)
-        await self._idle(peer, plan, text)
+        await self._idle(peer, plan)
 
     async def _unread(self, peer: Peer, plan: Plan) -> None:
         """What happens before the body is read."""
@@ -231,14 +232,14 @@ class FaultyBackend:
                     await self._until_dropped(peer)
                 raise DroppedError
             case "short length":
-                self._litter(peer, plan, one_segment=len(text) < ONE_SEGMENT)
                 await peer.send(_head(plan, half) + text)
-            case "extra byte":
                 self._litter(peer, plan, one_segment=len(text) < ONE_SEGMENT)
+            case "extra byte":
                 await peer.send(_whole(plan, text) + b"x")
+                self._litter(peer, plan, one_segment=len(text) < ONE_SEGMENT)
             case "second answer":
-                self._litter(peer, plan, one_segment=len(text) * 2 < ONE_SEGMENT)
                 await peer.send(_whole(plan, text) * 2)
+                self._litter(peer, plan, one_segment=len(text) * 2 < ONE_SEGMENT)
             case "error":
                 status = self._random.choice(["500 No", "404 Not Found", "422 Unprocessable", "503 Busy"])
                 error = f'{{"detail":"{plan.mark} does not work"}}'.encode()
@@ -261,7 +262,7 @@ class FaultyBackend:
                 await peer.send(_whole(plan, text))
         plan.answered = True
 
-    async def _idle(self, peer: "_IdentityPeer", plan: Plan, text: bytes) -> None:
+    async def _idle(self, peer: "_IdentityPeer", plan: Plan) -> None:
         """What happens on the connection while no request is outstanding."""
         if plan.fault == "idle close":
             await asyncio.sleep(plan.delay_s)
@@ -277,7 +278,8 @@ class FaultyBackend:
             if unread_bytes(peer) == 0:
                 self._litter(peer, plan, one_segment=False)
                 is_408 = plan.fault == "late 408"
-                await peer.send(_whole(plan, text, status="408 Request Timeout" if is_408 else "200 OK"))
+                late = f'{{"id":"{plan.mark}","error":"of no request"}}'.encode()  # small: it is there at once
+                await peer.send(_whole(plan, late, status="408 Request Timeout" if is_408 else "200 OK"))
 
     def _litter(self, peer: "_IdentityPeer", plan: Plan, *, one_segment: bool) -> None:
         """Note that from now on bytes of no request are on the connection."""

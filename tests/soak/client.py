@@ -119,7 +119,8 @@ class SoakClient:
                 pass
             except (ConnectionError, asyncio.IncompleteReadError) as error:
                 if open_plans:
-                    self._journal.cut(open_plans[0], f"{self._way}: {error!r}")
+                    how = f"{self._way}: {error!r}"
+                    self._journal.cut(open_plans[0], how, still_sending=len(open_plans) > 1)
                     self._journal.replies["not reached in a pipeline"] += len(open_plans) - 1
             except TimeoutError:
                 first = open_plans[0]

@@ -103,10 +103,14 @@ class Journal:
         ):
             self.violated("a body was not what the backend had sent", what)
 
-    def cut(self, plan: Plan, how: str) -> None:
-        """The reply of a client that stayed broke off, or never came."""
+    def cut(self, plan: Plan, how: str, *, still_sending: bool) -> None:
+        """The reply of a client that stayed broke off, or never came.
+
+        A client that was *still_sending* later requests may lose a reply that stands in its own kernel, when one of
+        them ends the connection: nobody else can be blamed for it.
+        """
         self.replies[f"{plan.kind} cut"] += 1
-        if plan.fault in HARMLESS and plan.answered:
+        if plan.fault in HARMLESS and plan.answered and not still_sending:
             rule = "a whole answer did not reach its client"
             self.violated(rule, f"{plan.kind} {plan.id} ({plan.fault}) was cut, {how}")
 

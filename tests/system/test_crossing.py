@@ -115,6 +115,20 @@ async def test_header_bytes_of_a_client_that_are_not_utf8_are_a_400(line: bytes,
         assert backend.seen == []
 
 
+async def test_headers_named_by_any_connection_header_stay_at_their_hop() -> None:
+    lines = "Connection: keep-alive\r\nConnection: X-A, X-B\r\nX-A: 1\r\nX-B: 2\r\nX-C: 3\r\n"
+
+    async def behave(seen: Seen) -> bool:
+        assert [seen.values(name) for name in ("X-A", "X-B", "X-C")] == [[], [], ["3"]]
+        await seen.peer.send(f"HTTP/1.1 200 OK\r\n{lines}Content-Length: 0\r\n\r\n".encode())
+        return True
+
+    async with counting(behave) as backend, running(backend.url) as client, wire(client.url) as sender:
+        await sender.send(f"GET /any HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode())
+        reply = await sender.reply()
+        assert [reply.values(name) for name in ("X-A", "X-B", "X-C")] == [[], [], ["3"]]
+
+
 # Labels
 
 
