@@ -81,7 +81,8 @@ async def test_bytes_behind_an_answer_are_nobodys_answer(form: str, extra: str) 
             # the answer itself is whole: it may be given to its own client, or refused, but to nobody else
             assert asked.is_own or (asked.status == 502 and number % 2), asked
         assert backend.executed == {str(number): 1 for number in range(1, 7)}
-        assert all(peer.served <= 2 for peer in backend.peers)
+        # a line end alone is no beginning of an answer, and parsers pass over it (RFC 9112 section 2.2)
+        assert extra == "line end" or all(peer.served <= 2 for peer in backend.peers)
 
 
 # Connections that already serve someone else
