@@ -59,7 +59,7 @@ FAULTS = {
 ACCEPT_FAULTS = 0.01
 """The share of connections that end before anything was read from them."""
 
-RACE_S = 0.025
+RACE_S = 0.01
 """Bytes on an idle connection that came so long before a request was sent on it had to be seen by the gateway."""
 
 ONE_SEGMENT = 50_000
@@ -127,6 +127,7 @@ class FaultyBackend:
                 example = f"{plan.kind} {plan.id}, {gap_s * 1000:.0f} ms after {peer.litter} of {peer.littered_by}"
                 self._journal.violated("a request was sent on a connection with bytes of no request", example)
             else:
+                plan.raced_with = peer.littered_by
                 self._journal.faults["bytes met a request on its way"] += 1
             raise DroppedError
         self._journal.faults[plan.fault] += 1
