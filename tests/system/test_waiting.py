@@ -78,6 +78,8 @@ async def test_with_a_queue_a_request_waits_for_a_connection_and_is_served(form:
     async with counting(gate) as backend, running(backend.url, backend=queue) as client:
         asked = [asyncio.create_task(ask(client, form, number)) for number in range(1, 7)]
         await until(client, "requests_in_flight", 6)
+        await gate.holds(2)
+        await client.metrics()  # the others have had their chance to come too
         assert gate.arrived == 2
         gate.open.set()
         assert all(one.is_own for one in await asyncio.gather(*asked))
