@@ -138,9 +138,9 @@ class Gateway:
         return self.in_flight
 
     def _route(self, request: ClientRequest, exchange: Exchange) -> Match:
+        if request.fault is not None:
+            raise request.fault
         path = exchange.path.partition("?")[0]
-        if "#" in exchange.path:
-            raise GatewayError(ErrorKind.MALFORMED_REQUEST, "'#' cannot stand in the path of a request")
         match = self._router.match(request.host, path)
         if match is None:
             raise GatewayError(ErrorKind.NO_ROUTE, f"no route for {request.method} {path}")
@@ -173,8 +173,6 @@ class _Call:
         if match.kind is PathKind.SERVER_METADATA and method == "GET":
             await self.server_metadata(upstream)
             return
-        if method == "CONNECT":
-            raise GatewayError(ErrorKind.MALFORMED_REQUEST, "CONNECT is not supported: this is no forward proxy")
         if method not in ("GET", "HEAD"):
             self.body.admit(0)
         await self.relay(upstream)
