@@ -40,6 +40,7 @@ from gateway.headers import Headers
 from gateway.pacing import Pacer
 from gateway.policy.admission import Admission
 from gateway.policy.crossing import Fields, relayed_to_client, transcoded_to_client
+from gateway.policy.paths import find_path_fault
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind, Router
 
@@ -141,6 +142,9 @@ class Gateway:
         if request.fault is not None:
             raise request.fault
         path = exchange.path.partition("?")[0]
+        fault = find_path_fault(path)
+        if fault is not None:
+            raise GatewayError(ErrorKind.MALFORMED_REQUEST, fault)
         match = self._router.match(request.host, path)
         if match is None:
             raise GatewayError(ErrorKind.NO_ROUTE, f"no route for {request.method} {path}")

@@ -97,7 +97,8 @@ async def crowded(max_connections: int) -> AsyncIterator[tuple[Crowded, list[Raw
     )
     try:
         assert process.stdout is not None
-        program = Crowded(*json.loads(await process.stdout.readline()), process)
+        url, admin = json.loads(await process.stdout.readline())
+        program = Crowded(url, admin, process)
         async with AsyncExitStack() as stack:
             yield program, [await stack.enter_async_context(connect(program.url)) for _ in range(SILENT)]
     finally:
