@@ -125,7 +125,7 @@ async def serving(serve: Serve, *, max_bytes: int = 1 << 20, max_connections: in
     async def handle(request: ClientRequest) -> None:
         running.requests.append(request)
         exchange = Exchange(request.peer, request.method, request.path, request_id(request.headers), 0.0)
-        body = ClientBody(request, exchange, Admission(1 << 20, 10), max_bytes, Pacer())
+        body = ClientBody(request, exchange, Admission(1 << 24, 10), max_bytes, Pacer())
         reply = Reply(request, exchange, body=body, is_draining=lambda: running.is_draining)
         try:
             try:
