@@ -3,6 +3,9 @@
 Here: the protocol of a connection, what a parsed request becomes (`ClientRequest`), what happens to bytes that are no
 HTTP. Not here: sockets and accepting (`listeners`), bodies (`body`), replies (`reply`). What of aiohttp is private is
 listed in tests/client/test_server_privates.py, which fails when a new release has lost or changed it.
+
+A client that only shuts down its sending side counts as gone, as it does with nginx: on the wire this cannot be told
+from a client that closed, whose request must not go on running at the backend.
 """
 
 import asyncio
@@ -59,6 +62,7 @@ class Server(web.Server):
             handler_cancellation=True,
             auto_decompress=False,
             access_log=None,
+            logger=log,
             keepalive_timeout=CLIENT_KEEP_ALIVE_S,
             lingering_time=0,  # `ClientBody.drop_rest` reads the rest of refused bodies, within bounds
         )
