@@ -23,7 +23,7 @@ from gateway.codec.json.members import (
     restore_literals,
 )
 from gateway.codec.json.scanner import Scanner
-from gateway.codec.json.sinks import Sink, TextSink
+from gateway.codec.json.sinks import Sink, TextSink, labelling, pour
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind, element_count
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink, from_base64
@@ -270,10 +270,13 @@ class InferAnswer:
         text = entry["data"]
         entry["data"] = b"%d" % len(self._values.opened)
         sink = self._values.open(entry)
-        if isinstance(sink, NumberSink) and sink.take_flat(text):
-            yield
-        else:
-            yield from _pour([text], sink)
+        if isinstance(sink, NumberSink):
+            with labelling(sink):
+                is_taken = sink.take_flat(text)
+            if is_taken:
+                yield
+                return
+        yield from pour([text], sink)
 
     def _scan(self, chunk: bytes) -> Generator[None, None, None]:
         """Walk through *chunk*, and before it through what came first, if nobody has."""
@@ -307,7 +310,7 @@ class InferAnswer:
         """The bytes of a binary output."""
         if value.datatype is None:
             self._values.open_binary(value, entry, name)
-            yield from _pour(value.text, value.sink)
+            yield from pour(value.text, value.sink)
         elif value.said != (entry.get("datatype"), entry.get("shape")):
             label, datatype, shape = self._values.tensor(entry, name)
             if (datatype, shape) != (value.datatype, value.shape):
@@ -341,19 +344,6 @@ class InferAnswer:
             if text:
                 yield b',"%b":%b' % (key.encode(), text)
         yield b"}"
-
-
-def _pour(text: list[bytes], sink: Sink) -> Iterator[None]:
-    """Feed *text*, which waited, into *sink*, giving each piece back as soon as it is read."""
-    buffer = bytearray()
-    text.reverse()
-    while text:
-        buffer += text.pop()
-        while buffer and not sink.done and (taken := sink.step(buffer)):
-            del buffer[:taken]
-            yield
-    if not sink.done:
-        raise CodecError(f"{sink.label}: data is cut off")
 
 
 def _without_data(entry: Members) -> tuple[Members, bool]:
