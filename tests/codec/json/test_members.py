@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ from gateway.codec import run
 from gateway.codec.json import members as members_module
 from gateway.codec.json.members import (
     EXCERPT_CHARACTERS,
+    HELD_PER_BYTE,
     Members,
     excerpt,
     members_of,
@@ -234,3 +236,25 @@ def test_literals_in_a_long_text_are_protected_in_many_steps() -> None:
 def test_name_that_is_too_long_to_be_parsed_in_one_step_is_refused() -> None:
     with pytest.raises(CodecError, match='expected a member, got "xxx'):
         run(sliced_object(b'{"%b":1}' % (b"x" * LONG)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[%b{}]" % (b"{}," * 40_000),
+        b"[%b{}]" % (b'{"":10},' * 20_000),
+        b"[{%b}]" % b",".join(b'"%b":NaN' % chr(code).encode() for code in range(0x10000, 0x16000)),
+        b'[{"a":[%b1]}]' % (b"NaN," * 40_000),
+    ],
+    ids=["empty", "one_member", "names", "literals"],
+)
+def test_members_take_no_more_memory_than_is_reserved_for_them(text: bytes) -> None:
+    tracemalloc.start()
+    try:
+        protected, _ = run(sliced_protect(text))
+        entries = run(sliced_objects(protected, 100_000))
+        held_bytes, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert entries
+    assert len(text) < held_bytes <= peak_bytes <= HELD_PER_BYTE * len(text)

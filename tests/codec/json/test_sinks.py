@@ -5,6 +5,7 @@ import json
 import pytest
 
 from gateway.codec import InferAnswer, OutputSelection
+from gateway.codec.json.sinks import SkipSink, TextSink, labelling, pour
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.errors import CodecError
 from tests.codec.walk import MAX_BYTES, Walked, cut, exhaust, one_output, read_answer
@@ -50,3 +51,36 @@ def test_brackets_without_end_in_data_are_refused() -> None:
     for text in (b"[" * 100_000, b"[" * 20_000 + b"]" * 20_000, b'[{"a":' * 50_000):
         with pytest.raises(CodecError):
             Walked(b'{"outputs":[{"data":' + text + b"}]}", 65536)
+
+
+def test_errors_of_sinks_get_their_label_once() -> None:
+    for pieces in ([b"[1,", b"}"], [b"[1,", b"2"]):
+        with pytest.raises(CodecError, match="^output 'y': (?!.*output)"):
+            exhaust(pour(pieces, TextSink("output 'y'", None)))
+    with pytest.raises(KeyError), labelling(SkipSink("x")):
+        raise KeyError
+
+
+def test_kept_text_is_poured_in_steps_and_given_back() -> None:
+    pieces = [b'["a",' * 1, *[b"1," * PIECE_BYTES] * 4, b"2]"]
+    text = b"".join(pieces)
+    kept: list[bytes] = []
+    sink = TextSink("x", kept)
+    assert sum(1 for _ in pour(pieces, sink)) >= len(text) // PIECE_BYTES
+    assert not pieces
+    assert b"".join(kept) == text
+    assert sink.held_bytes == len(text)
+
+
+@pytest.mark.parametrize("unit", [b"x", b"\\\\", b'\\"', b"]},"])
+def test_value_that_nobody_looks_into_is_skipped_in_steps(unit: bytes) -> None:
+    for data in (b'"%b"', b'["a","%b",{"b":[]}]'):
+        text = data.replace(b"%b", unit * (300_000 // len(unit)))
+        assert Walked(b'{"outputs":[{"data":%b ,"x":1}]}' % text, 70_000, check=False).texts == [text]
+    sink = SkipSink("x")
+    buffer = bytearray(b'"' + unit * (1_000_000 // len(unit)) + b'"')
+    steps = 0
+    while not sink.done:
+        del buffer[: sink.step(buffer)]
+        steps += 1
+    assert steps > 20

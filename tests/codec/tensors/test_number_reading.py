@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from gateway.codec.tensors import number_reading
+from gateway.codec.tensors.datatypes import DATATYPES
+from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.errors import CodecError
 from tests.codec.make_pairs import WIRE
@@ -419,3 +421,18 @@ def test_values_that_only_the_tolerant_path_reads_may_be_far_apart(distance: int
     expected = np.array([np.nan if number is None else number for number in numbers_with_null], "<f4")
     answer = one_output(json.dumps(numbers_with_null), "FP32", "[60000]")
     assert np.array_equal(np.frombuffer(only_blob(answer, 100_000), "<f4"), expected, equal_nan=True)
+
+
+def test_array_is_held_as_far_as_it_is_filled() -> None:
+    sink = NumberSink("output 'y'", DATATYPES["FP64"], (500_000_000,))
+    assert sink.held_bytes == 0
+    buffer = bytearray(b"[" + b"1.5," * PIECE_BYTES)
+    while taken := sink.step(buffer):
+        del buffer[:taken]
+    assert 8 * PIECE_BYTES * 0.9 < sink.held_bytes <= 8 * PIECE_BYTES
+
+
+@pytest.mark.parametrize("shape", [(2**60,), (2**62, 2**62)])
+def test_array_that_the_machine_has_no_room_for_is_refused_by_name(shape: tuple[int, ...]) -> None:
+    with pytest.raises(CodecError, match="^output 'y': there is no memory for [0-9]+ elements of 8 bytes$"):
+        NumberSink("output 'y'", DATATYPES["FP64"], shape)

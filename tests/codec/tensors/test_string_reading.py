@@ -250,3 +250,29 @@ def test_broken_string_in_a_long_run_is_refused(odd: bytes, words: str) -> None:
     data = b"[" + b",".join([*texts[:5000], odd, *texts[5000:]]) + b"]"
     with pytest.raises(CodecError, match=f"output 'y'.*{words}"):
         only_blob(one_output(data, "BYTES", f"[{len(MANY_TEXTS) + 1}]"), 100_000)
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE_BYTES // 4 * 3, PIECE_BYTES, 1_000_000])
+def test_long_element_in_base64_is_decoded_in_parts(size: int) -> None:
+    octets = bytes(range(256)) * (size // 256 + 1)
+    elements = bytearray(blob_of([base64.b64encode(octets[:size]), base64.b64encode(b"z")]))
+    steps = from_base64(elements, "x")
+    n_steps = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            assert stop.value == blob_of([octets[:size], b"z"])
+            break
+        n_steps += 1
+    assert n_steps >= size // PIECE_BYTES
+
+
+@pytest.mark.parametrize("broken", [b"=", b"==", b"!", b"\n"])
+def test_long_element_with_something_else_inside_is_not_base64(broken: bytes) -> None:
+    for place in (PIECE_BYTES - 4, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES - 1):
+        text = bytearray(b"A" * (3 * PIECE_BYTES))
+        text[place : place + len(broken)] = broken
+        with pytest.raises(CodecError, match="^x: element 0 is not base64"):
+            for _ in from_base64(bytearray(blob_of([bytes(text)])), "x"):
+                pass
