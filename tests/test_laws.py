@@ -31,6 +31,8 @@ LAYERS = [
     {"errors", "headers"},
 ]
 PURE = ("codec", "policy")
+# Inside the codec the same holds for its folders.
+CODEC_LAYERS = ["v2", "json", "tensors"]
 IMPURE = {"aiohttp", "asyncio", "time", "datetime", "socket", "ssl", "threading", "logging", "prometheus_client"}
 
 
@@ -84,6 +86,15 @@ def test_only_upstream_knows_the_http_client_and_only_the_root_the_server() -> N
     users = {name for name, path in MODULES.items() if "aiohttp" in imports_of(path)}
     server = {"process.admin", "app", "client.body", "client.listeners", "demo", "handlers"}
     assert users == {f"gateway.{name}" for name in (*server, "backend.upstream")}
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("gateway.codec.")])
+def test_imports_inside_the_codec_point_from_messages_to_json_to_tensors(module: str) -> None:
+    folders = {name: name.split(".")[2] for name in (module, *imports_of(MODULES[module])) if name.count(".") > 2}
+    below = CODEC_LAYERS.index(folders[module]) if module in folders else 0
+    for imported, folder in folders.items():
+        if imported.startswith("gateway.codec."):
+            assert CODEC_LAYERS.index(folder) >= below, f"{module} imports {imported}"
 
 
 def test_every_module_says_what_lives_in_it() -> None:

@@ -1,8 +1,7 @@
 """Bytes to meaning and back, without I/O, clock or HTTP.
 
-`datatypes` is the table of the fourteen datatypes, `framing` cuts a body into JSON and
-blobs, `scanner` reads JSON that arrives in pieces, `numbers` and `strings` convert tensors,
-`request` and `answer` put them together; `raw` and `compression` are the two other forms a body can have.
+`tensors` converts the values of tensors to JSON and back, `json` reads documents that arrive in pieces, `v2` puts
+both together to requests and answers. `compression` is what a body may be wrapped in.
 
 Long work is a generator that yields after every bounded step, so that a caller on an event
 loop can let others run; `run` drives such a generator to its end.

@@ -5,13 +5,13 @@ With the pieces of every day, and with pieces of a few bytes, so that every plac
 
 import json
 import random
+import sys
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from gateway.codec import OutputSelection
-from gateway.codec.json import scanner
 from gateway.codec.tensors import numbers, strings
 from gateway.errors import CodecError
 
@@ -44,12 +44,13 @@ ODD = ["\x7f", "\x7f___", "", '"', "\\", '",', '","', '", "', "\n", "é", "\U000
 @pytest.fixture(params=["real", "tiny"])
 def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if request.param == "tiny":
-        for module in (scanner, numbers, strings):
-            monkeypatch.setattr(module, "PIECE_BYTES", 48)
+        for name, module in list(sys.modules.items()):
+            for constant, tiny in (("PIECE_BYTES", 48), ("STEP_TOKENS", 8)):
+                if name.startswith("gateway.codec.") and hasattr(module, constant):
+                    monkeypatch.setattr(module, constant, tiny)
         monkeypatch.setattr(numbers, "TOLERANT_PIECE_BYTES", 24)
         monkeypatch.setattr(strings, "_WINDOW_BYTES", 96)
         monkeypatch.setattr(strings, "_RUN_ELEMENTS", 2)
-        monkeypatch.setattr(scanner, "_STEP_TOKENS", 8)
     return request.param
 
 

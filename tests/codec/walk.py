@@ -2,11 +2,13 @@
 
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from typing import Any
 
 from gateway.codec import InferAnswer, InferRequest, KnownHeaders, OutputSelection, TensorPolicy, run
+from gateway.codec.json.scanner import Scanner
+from gateway.codec.json.sinks import Sink, SkipSink, TextSink
 from gateway.codec.v2.answer import Reply
 from gateway.errors import CodecError
 
@@ -126,3 +128,34 @@ def nearest_bits(text: str, datatype: str) -> int:
     steps = round(value / Fraction(2) ** (exponent - fraction_bits))
     bits = ((exponent + bias - 1) << fraction_bits) + steps
     return sign | min(bits, (2**exponent_bits - 1) << fraction_bits)
+
+
+class Walked:
+    """A document walked by a `Scanner`, with the text of each value that went to a sink."""
+
+    def __init__(self, text: bytes, chunk_bytes: int | None = None, *, check: bool = True) -> None:
+        self.values: list[list[bytes]] = []
+        self.entries: list[bytes] = []
+        self.text = text
+        self.check = check
+        self.scanner = Scanner("outputs", lambda entry: self._open(entry, check))
+        for chunk in cut(text, chunk_bytes):
+            exhaust(self.scanner.feed(chunk))
+        exhaust(self.scanner.finish())
+
+    def _open(self, entry: Callable[[], bytes], check: bool) -> Sink:
+        self.entries.append(entry())
+        self.values.append([])
+        return TextSink("value", self.values[-1]) if check else SkipSink("value")
+
+    @property
+    def texts(self) -> list[bytes]:
+        spans = [self.text[start:end] for start, end in self.scanner.spans]
+        if self.check:
+            assert [span.lstrip(b" \t\r\n") for span in spans] == [b"".join(pieces) for pieces in self.values]
+        return spans
+
+
+def exhaust(steps: Iterator[None]) -> None:
+    for _ in steps:
+        pass

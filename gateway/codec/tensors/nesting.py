@@ -12,6 +12,9 @@ import numpy as np
 
 from gateway.errors import CodecError
 
+MAX_DEPTH = 64
+"""The most brackets that may be open at once in a tensor's nested `data`; tensors have at most 32 dimensions."""
+
 _COMMA, _OPEN, _CLOSE = b",[]"
 
 

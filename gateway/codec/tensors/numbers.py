@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from gateway.codec.json.scanner import MAX_DEPTH, PIECE_BYTES, check_cut
 from gateway.codec.tensors.datatypes import DATATYPES, Array, Datatype, Kind, element_count
-from gateway.codec.tensors.nesting import Nesting
+from gateway.codec.tensors.nesting import MAX_DEPTH, Nesting
+from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES, SPACE, check_cut
 from gateway.errors import CodecError
 
 try:
@@ -40,8 +40,6 @@ _PARSER = simdjson.Parser() if simdjson is not None else None
 TOLERANT_PIECE_BYTES = 8 * 1024
 """How much text the tolerant path works on at once: it is ten times slower."""
 
-_SPACE = b" \t\r\n"
-_NOT_SPACE = re.compile(rb"[^ \t\r\n]")
 _OPEN, _CLOSE, _END_OBJECT, _MINUS, _ZERO, _TRUE = b"[]}-0t"
 _ENDS_NUMBER = np.isin(np.arange(256), list(b",] \t\r\n"))
 _BITS = np.dtype("<u8")
@@ -126,7 +124,7 @@ class NumberSink:
         if self._depth == 1 and window == PIECE_BYTES and self._nesting is None and (taken := self._take_run(buffer)):
             return taken
         if self._depth == 0:
-            first = _NOT_SPACE.search(buffer, 0, window)
+            first = NOT_SPACE.search(buffer, 0, window)
             if first is None:
                 return 0
             if first.start():
@@ -321,7 +319,7 @@ class NumberSink:
 def _may_become_nonfinite(text: bytes) -> bool:
     """Whether *text*, which starts with a quote, is the beginning of a quoted non-finite number."""
     for quoted in _QUOTED:
-        if quoted.startswith(text) or (text.startswith(quoted) and not text[len(quoted) :].strip(_SPACE)):
+        if quoted.startswith(text) or (text.startswith(quoted) and not text[len(quoted) :].strip(SPACE)):
             return True
     return False
 

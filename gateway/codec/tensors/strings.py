@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from gateway.codec.json.scanner import MAX_DEPTH, PIECE_BYTES
 from gateway.codec.tensors.datatypes import element_count
-from gateway.codec.tensors.nesting import Nesting
+from gateway.codec.tensors.nesting import MAX_DEPTH, Nesting
+from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.errors import CodecError
 
 MAX_ELEMENT_BYTES = 2**32 - 1

@@ -12,21 +12,23 @@ import msgspec
 import numpy as np
 import orjson
 
-from gateway.codec.json.scanner import (
+from gateway.codec.json.members import (
     Members,
-    Scanner,
-    Sink,
-    TextSink,
+    excerpt,
+    members_of,
+    object_text,
     parse_object,
     parse_objects,
     protect_literals,
     restore_literals,
 )
+from gateway.codec.json.scanner import Scanner
+from gateway.codec.json.sinks import Sink, TextSink
 from gateway.codec.tensors import strings
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind, element_count
 from gateway.codec.tensors.numbers import NumberSink
 from gateway.codec.tensors.strings import BytesSink
-from gateway.codec.v2.request import OutputSelection, members_of, object_text, parse_shape, shown
+from gateway.codec.v2.request import OutputSelection, parse_shape
 from gateway.errors import CodecError
 
 _STRING = msgspec.json.Decoder(str)
@@ -378,7 +380,7 @@ def _text_of(entry: Members, key: str) -> str | None:
 
 
 def _shown_member(entry: Members, key: str) -> str:
-    return shown(entry[key]) if key in entry else "none"
+    return excerpt(entry[key]) if key in entry else "none"
 
 
 def _compact(texts: list[bytes]) -> list[bytes]:

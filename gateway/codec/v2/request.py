@@ -13,18 +13,21 @@ import msgspec
 import numpy as np
 import orjson
 
-from gateway.codec.json.scanner import (
-    PIECE_BYTES,
+from gateway.codec.json.members import (
     Members,
-    Scanner,
-    SkipSink,
+    excerpt,
+    members_of,
+    object_text,
     parse_object,
     parse_objects,
     protect_literals,
     restore_literals,
 )
+from gateway.codec.json.scanner import Scanner
+from gateway.codec.json.sinks import SkipSink
 from gateway.codec.tensors import numbers, strings
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind, element_count
+from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.v2.framing import HEADER_LENGTH, Cursor
 from gateway.codec.v2.raw import is_bytes_model, raw_header
 from gateway.errors import CodecError
@@ -428,7 +431,7 @@ class _Parser:
         try:
             return parse_objects(value)
         except CodecError:
-            raise CodecError(f"`{key}` must be an array of objects, got {shown(value)}") from None
+            raise CodecError(f"`{key}` must be an array of objects, got {excerpt(value)}") from None
 
     def _select(self, top: Members) -> tuple[OutputSelection, bytes | None]:
         """What the client wants back, and `outputs` without the words of the extension; None if absent."""
@@ -460,7 +463,7 @@ class _Parser:
             return None
         flag = {b"true": True, b"false": False, b"null": None}.get(value, "")
         if flag == "":
-            raise CodecError(f"{where}{key}: expected true or false, got {shown(value)}")
+            raise CodecError(f"{where}{key}: expected true or false, got {excerpt(value)}")
         return flag  # type: ignore[return-value]
 
     def _inputs(self, inputs: list[Members]) -> None:
@@ -625,35 +628,16 @@ def _objects(raw: bytes) -> list[Members]:
         return []
 
 
-def members_of(raw: bytes, what: str) -> Members:
-    """The members of a JSON object, unparsed. Raises `CodecError` naming *what* if it is none."""
-    try:
-        return parse_object(raw)
-    except CodecError:
-        raise CodecError(f"{what} must be an object, got {shown(raw)}") from None
-
-
-def object_text(members: Members) -> bytes:
-    """*members* as JSON, each value as it came."""
-    return b"{" + b",".join([b"%b:%b" % (orjson.dumps(key), value) for key, value in members.items()]) + b"}"
-
-
-def shown(raw: bytes) -> str:
-    """*raw* for an error message, cut to a readable length."""
-    text = raw.decode(errors="replace")
-    return text if len(text) <= 64 else text[:64] + "..."
-
-
 def _name(entry: Members, label: str) -> str:
     raw = entry.get("name")
     if raw is None or raw[:1] != b'"':
-        raise CodecError(f"{label}: name must be a string, got {shown(raw) if raw is not None else 'none'}")
+        raise CodecError(f"{label}: name must be a string, got {excerpt(raw) if raw is not None else 'none'}")
     return _STRING.decode(raw)
 
 
 def _datatype(entry: Members, label: str) -> Datatype:
     raw = entry.get("datatype")
-    text = shown(raw) if raw is not None else "none"
+    text = excerpt(raw) if raw is not None else "none"
     name = _STRING.decode(raw) if raw is not None and raw[:1] == b'"' else ""
     datatype = DATATYPES.get(name)
     if datatype is None:
@@ -678,7 +662,7 @@ def _shape(entry: Members, label: str) -> tuple[int, ...]:
     raw = entry.get("shape")
     shape = parse_shape(raw) if raw is not None else None
     if shape is None:
-        got = shown(raw) if raw is not None else "none"
+        got = excerpt(raw) if raw is not None else "none"
         raise CodecError(f"{label}: shape must be a list of at most {MAX_RANK} integers >= 0, got {got}")
     return shape
 
@@ -690,7 +674,7 @@ def _binary_size(parameters: Members, entry: Members, index: int) -> int | None:
         return None
     if not _INTEGER.fullmatch(value):
         label = f"input {_STRING.decode(entry['name'])!r}" if entry.get("name", b"")[:1] == b'"' else f"input {index}"
-        raise CodecError(f"{label}: binary_data_size must be an integer >= 0, got {shown(value)}")
+        raise CodecError(f"{label}: binary_data_size must be an integer >= 0, got {excerpt(value)}")
     return int(value)
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gateway.codec import DATATYPES
-from gateway.codec.json.scanner import PIECE_BYTES
 from gateway.codec.tensors import numbers
+from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.errors import CodecError
 from tests.codec.make_pairs import WIRE
 from tests.codec.walk import cut, nearest_bits, one_output, only_blob, read_answer

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from gateway.codec import BytesPolicy, TensorPolicy
-from gateway.codec.json.scanner import PIECE_BYTES
+from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.tensors.strings import check_elements, check_utf8, from_base64, text_pieces
 from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gateway.codec import BytesPolicy, HalfPrecision, InferRequest, KnownHeaders, NonFinite, TensorPolicy, run
-from gateway.codec.json.scanner import PIECE_BYTES
+from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.v2.request import KNOWN_HEADER_BYTES, KNOWN_HEADERS
 from gateway.errors import CodecError
 from tests.codec.walk import backend_json, parse_request

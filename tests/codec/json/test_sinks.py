@@ -1,0 +1,52 @@
+"""Sinks for values that stay JSON: they keep their text, or only find its end."""
+
+import json
+
+import pytest
+
+from gateway.codec import InferAnswer, OutputSelection
+from gateway.codec.tensors.pieces import PIECE_BYTES
+from gateway.errors import CodecError
+from tests.codec.walk import MAX_BYTES, Walked, cut, exhaust, one_output, read_answer
+
+
+def test_output_that_stays_json_is_kept_in_pieces_of_its_own_text() -> None:
+    data = json.dumps([[1.5, 2]] * 100_000)
+    reply = read_answer(cut(one_output(data, "FP32", "[100000,2]"), 65536), OutputSelection())
+    assert data.encode() in b"".join(reply.header)
+    assert max(map(len, reply.header)) <= 2 * PIECE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("data", "datatype"),
+    [
+        ("[" + "0.10000000149011612," * 200_000 + "1]", "FP32"),
+        ("[" + "[[1.5],[-0]]," * 200_000 + "[[1],[2]]]", "FP64"),
+        ("[" + "null," * 200_000 + "1]", "FP16"),
+        ("[" + '"NaN",' * 200_000 + "1]", "BF16"),
+        ("[" + "true,\n      " * 200_000 + "1]", "BOOL"),
+        ("[" + '"element",' * 200_000 + '"x"]', "BYTES"),
+        ('["' + "\\u00e9" * 1_000_000 + '"]', "BYTES"),
+        ('["' + "x" * 10 * 1024 * 1024 + '"]', "BYTES"),
+    ],
+    ids=["flat", "nested", "nulls", "quoted", "pretty", "strings", "escapes", "one_string"],
+)
+def test_text_of_a_binary_output_is_gone_as_soon_as_it_is_read(data: str, datatype: str) -> None:
+    n_elements = data.count('"') // 2 if datatype == "BYTES" else data.count(",") + 1
+    shape = "[200001,2,1]" if "[[" in data else f"[{n_elements}]"
+    answer = InferAnswer(OutputSelection(binary_by_default=True), model="m", request_id=b"", max_bytes=MAX_BYTES)
+    steps = 0
+    for chunk in cut(one_output(data, datatype, shape), 65536):
+        for _ in answer.feed(chunk):
+            steps += 1
+        assert len(answer._scanner._buffer) <= PIECE_BYTES
+        assert len(answer._scanner._skeleton) < 1000
+        assert not any(value.text for value in answer._values.opened)
+    exhaust(answer.finish())  # type: ignore[arg-type]
+    assert steps >= len(data) // (2 * PIECE_BYTES)
+
+
+def test_brackets_without_end_in_data_are_refused() -> None:
+    for text in (b"[" * 100_000, b"[" * 20_000 + b"]" * 20_000, b'[{"a":' * 50_000):
+        with pytest.raises(CodecError):
+            Walked(b'{"outputs":[{"data":' + text + b"}]}", 65536)

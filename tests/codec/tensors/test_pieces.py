@@ -1,0 +1,23 @@
+"""Where text may be cut into pieces."""
+
+import pytest
+
+from gateway.codec.tensors.pieces import check_cut
+from gateway.errors import CodecError
+
+
+@pytest.mark.parametrize(
+    ("piece", "continues", "goes_on"),
+    [
+        (b"", True, False),
+        (b" ", False, True),
+        (b"]", True, False),
+        (b"}", True, False),
+        (b"[", False, True),
+        (b"{ ", False, True),
+    ],
+)
+def test_comma_without_a_value_beside_it_is_refused_at_a_cut(piece: bytes, continues: bool, goes_on: bool) -> None:
+    check_cut(b"1", 0, 1, continues=continues, goes_on=goes_on)
+    with pytest.raises(CodecError, match="comma without a value"):
+        check_cut(piece, 0, len(piece), continues=continues, goes_on=goes_on)
