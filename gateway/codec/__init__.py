@@ -13,6 +13,7 @@ from typing import TypeVar
 from gateway.codec.compression import Coding, Inflater, choose_coding, compressed, parse_content_encoding
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype
 from gateway.codec.v2.answer import InferAnswer, Reply
+from gateway.codec.v2.error_bodies import error_body
 from gateway.codec.v2.framing import HEADER_LENGTH, Framing, parse_framing
 from gateway.codec.v2.raw import half_precision_outputs
 from gateway.codec.v2.request import (
@@ -24,7 +25,7 @@ from gateway.codec.v2.request import (
     OutputSelection,
     TensorPolicy,
 )
-from gateway.codec.v2.server_json import error_body, with_extension
+from gateway.codec.v2.server_metadata import with_extension
 
 T = TypeVar("T")
 

@@ -114,7 +114,7 @@ async def test_broken_answers_are_named(answer: bytes, words: list[str]) -> None
         ("404 Not Found", b'{"error":"Model x not found"}', 404, "Model x not found"),
         ("422 Unprocessable", b'{"detail":[{"loc":["body"],"msg":"field required"}]}', 422, "field required"),
         ("400 Bad Request", b'{"detail":"no"}', 400, "no"),
-        ("500 Internal Server Error", b"<html>boom</html>", 500, "<html>boom</html>"),
+        ("500 Internal Server Error", b"<html>boom</html>", 500, "boom"),
         ("503 Service Unavailable", b"", 503, "503 Service Unavailable"),
         ("500 Internal Server Error", b"\xff\xfe", 500, "\ufffd"),
         ("302 Found", b"", 502, "redirect"),
@@ -127,7 +127,13 @@ async def test_statuses_of_the_backend(status: str, body: bytes, expected: int, 
     if expected != 502:
         assert reply.headers["X-Why"] == "because"
     if words is not None:
-        assert words in reply.error
+        assert words in reply.json["error"]
+        assert reply.headers.getall("Content-Type") == ["application/json"]
+
+
+async def test_members_of_a_backends_error_stay_beside_its_words() -> None:
+    reply = await ask(b'{"detail":[{"msg":"field required"}]}', status="422 Unprocessable")
+    assert reply.json == {"error": '[{"msg":"field required"}]', "detail": [{"msg": "field required"}]}
 
 
 async def test_204_is_an_answer_without_a_body() -> None:
