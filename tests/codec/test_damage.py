@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from gateway.codec import OutputSelection
-from gateway.codec.tensors import numbers, strings
 from gateway.errors import CodecError
 
 from .make_pairs import WIRE, blob_of
@@ -39,18 +38,16 @@ DAMAGE = [
     b"null",
 ]
 ODD = ["\x7f", "\x7f___", "", '"', "\\", '",', '","', '", "', "\n", "é", "\U0001f600", "]", "},{"]
+TINY = {"PIECE_BYTES": 48, "STEP_TOKENS": 8, "TOLERANT_PIECE_BYTES": 24, "WINDOW_BYTES": 96, "RUN_ELEMENTS": 2}
 
 
 @pytest.fixture(params=["real", "tiny"])
 def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if request.param == "tiny":
         for name, module in list(sys.modules.items()):
-            for constant, tiny in (("PIECE_BYTES", 48), ("STEP_TOKENS", 8)):
+            for constant, tiny in TINY.items():
                 if name.startswith("gateway.codec.") and hasattr(module, constant):
                     monkeypatch.setattr(module, constant, tiny)
-        monkeypatch.setattr(numbers, "TOLERANT_PIECE_BYTES", 24)
-        monkeypatch.setattr(strings, "_WINDOW_BYTES", 96)
-        monkeypatch.setattr(strings, "_RUN_ELEMENTS", 2)
     return request.param
 
 

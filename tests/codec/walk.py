@@ -159,3 +159,40 @@ class Walked:
 def exhaust(steps: Iterator[None]) -> None:
     for _ in steps:
         pass
+
+
+def bytes_header(n_elements: int | str, size: int) -> bytes:
+    """The header of a request whose only input `t` is *size* bytes of BYTES."""
+    return b'{"inputs":[{"name":"t","datatype":"BYTES","shape":[%b],"parameters":{"binary_data_size":%d}}]}' % (
+        str(n_elements).encode(),
+        size,
+    )
+
+
+MANY_TEXTS = [f"string number {index} of some" for index in range(12_000)]  # several windows
+ODD_TEXTS = [
+    "\x7f",
+    "\x7f___",
+    "_",
+    "",
+    '"',
+    "\\",
+    '\\"',
+    '\\\\",',
+    '",',
+    '","',
+    '", "',
+    "\n",
+    "\x00",
+    "é",
+    "\U0001f600",
+    "x" * 300,
+    "]",
+    "},{",
+]
+"""What may be mistaken for something else between strings or inside them."""
+
+
+def with_odd_text(odd: str) -> list[str]:
+    """*odd* among many that are like each other."""
+    return [*MANY_TEXTS[:5000], odd, *MANY_TEXTS[5000:]]

@@ -4,6 +4,7 @@ Not here: what is read from a piece.
 """
 
 import re
+from collections.abc import Iterator
 
 from gateway.errors import CodecError
 
@@ -27,3 +28,27 @@ def check_cut(text: bytes, start: int, end: int, *, continues: bool, goes_on: bo
         first, last = stripped[:1], stripped[-1:]
     if (continues and first in (b"", b"]", b"}")) or (goes_on and last in (b"", b"[", b"{")):
         raise CodecError("a comma without a value beside it")
+
+
+def check_utf8(text: memoryview, what: str, hint: str = "") -> Iterator[None]:
+    """Prove that *text* is UTF-8, yielding between pieces. Raises `CodecError` naming *what* and the byte."""
+    start = 0
+    while start < len(text):
+        if start:
+            yield
+        end = character_start(text, start + PIECE_BYTES)
+        try:
+            str(text[start:end], "utf-8")
+        except UnicodeDecodeError as error:
+            raise CodecError(f"{what} is not UTF-8 at byte {start + error.start}{hint}") from None
+        start = end
+
+
+def character_start(text: memoryview, position: int) -> int:
+    """The end of *text*, or the start of the UTF-8 character at *position*, at most three bytes before it."""
+    if position >= len(text):
+        return len(text)
+    for back in range(4):
+        if text[position - back] & 0xC0 != 0x80:
+            return position - back
+    return position

@@ -24,10 +24,9 @@ from gateway.codec.json.members import (
 )
 from gateway.codec.json.scanner import Scanner
 from gateway.codec.json.sinks import Sink, TextSink
-from gateway.codec.tensors import strings
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind, element_count
-from gateway.codec.tensors.numbers import NumberSink
-from gateway.codec.tensors.strings import BytesSink
+from gateway.codec.tensors.number_reading import NumberSink
+from gateway.codec.tensors.string_reading import BytesSink, from_base64
 from gateway.codec.v2.request import OutputSelection, parse_shape
 from gateway.errors import CodecError
 
@@ -320,7 +319,7 @@ class InferAnswer:
         assert isinstance(sink, BytesSink)
         parameters = members_of(entry["parameters"], name) if entry.get("parameters", b"")[:1] == b"{" else {}
         if parameters.get("content_type", b"") == b'"base64"':
-            return memoryview((yield from strings.from_base64(sink.elements, sink.label)))
+            return memoryview((yield from from_base64(sink.elements, sink.label)))
         return memoryview(sink.elements)
 
     def _header(self, top: Members, outputs: list[bytes]) -> Iterator[bytes]:

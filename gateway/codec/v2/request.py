@@ -25,9 +25,9 @@ from gateway.codec.json.members import (
 )
 from gateway.codec.json.scanner import Scanner
 from gateway.codec.json.sinks import SkipSink
-from gateway.codec.tensors import numbers, strings
+from gateway.codec.tensors import elements, number_printing, string_printing
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind, element_count
-from gateway.codec.tensors.pieces import PIECE_BYTES
+from gateway.codec.tensors.pieces import PIECE_BYTES, check_utf8
 from gateway.codec.v2.framing import HEADER_LENGTH, Cursor
 from gateway.codec.v2.raw import is_bytes_model, raw_header
 from gateway.errors import CodecError
@@ -178,7 +178,7 @@ class InferRequest:
         """
         header = raw_header(metadata, len(body))
         if is_bytes_model(metadata):
-            if len(body) > strings.MAX_ELEMENT_BYTES:
+            if len(body) > elements.MAX_ELEMENT_BYTES:
                 raise CodecError(f"the body has {len(body)} bytes, more than a BYTES element can have")
             body = memoryview(b"".join((len(body).to_bytes(4, "little"), body)))
         parsed, blobs = yield from _Parser(memoryview(header), len(header), policy, blobs=body).parse()
@@ -223,12 +223,12 @@ class InferRequest:
             return (segment[start : start + PIECE_BYTES] for start in range(0, len(segment), PIECE_BYTES))
         if segment.datatype.kind is Kind.BYTES:
             if self._policy.bytes is BytesPolicy.BASE64:
-                return strings.base64_pieces(segment.blob)
-            return strings.text_pieces(segment.blob)
+                return string_printing.base64_pieces(segment.blob)
+            return string_printing.text_pieces(segment.blob)
         values = segment.datatype.view(segment.blob)
         if self._policy.nonfinite is NonFinite.LITERAL and segment.datatype.kind is Kind.FLOAT:
-            return numbers.literal_pieces(values, segment.datatype)
-        return numbers.text_pieces(values, segment.datatype)
+            return number_printing.literal_pieces(values, segment.datatype)
+        return number_printing.text_pieces(values, segment.datatype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,7 @@ class _Header:
         for tensor in inputs:
             if tensor.datatype.kind is Kind.BYTES:
                 as_text = policy.bytes is BytesPolicy.UTF8
-                yield from strings.check_elements(tensor.blob, element_count(tensor.shape), tensor, utf8=as_text)
+                yield from elements.check_elements(tensor.blob, element_count(tensor.shape), tensor, utf8=as_text)
             elif tensor.datatype.kind is Kind.FLOAT:
                 nonfinite += yield from _check_finite(tensor, policy.nonfinite)
         segments = [inputs[segment] if isinstance(segment, int) else segment for segment in self.segments]
@@ -401,7 +401,7 @@ class _Parser:
             )
         self._spans = scanner.spans
         for start, end in self._spans:
-            yield from strings.check_utf8(self._body[start:end], "the request's JSON")
+            yield from check_utf8(self._body[start:end], "the request's JSON")
         return scanner.skeleton, scanner.consumed if n_bytes is None else n_bytes
 
     def _frame(self, inputs: list[Members], header_bytes: int) -> tuple[memoryview, bool]:

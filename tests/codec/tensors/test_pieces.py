@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.codec.tensors.pieces import check_cut
+from gateway.codec.tensors.pieces import PIECE_BYTES, check_cut, check_utf8
 from gateway.errors import CodecError
 
 
@@ -21,3 +21,11 @@ def test_comma_without_a_value_beside_it_is_refused_at_a_cut(piece: bytes, conti
     check_cut(b"1", 0, 1, continues=continues, goes_on=goes_on)
     with pytest.raises(CodecError, match="comma without a value"):
         check_cut(piece, 0, len(piece), continues=continues, goes_on=goes_on)
+
+
+def test_utf8_is_checked_across_pieces_wherever_a_character_is_cut() -> None:
+    for shift in range(5):
+        good = b"a" * shift + "😀".encode() * PIECE_BYTES
+        assert sum(1 for _ in check_utf8(memoryview(good), "x")) >= 3
+        with pytest.raises(CodecError, match=f"not UTF-8 at byte {len(good) - 4}"):
+            list(check_utf8(memoryview(good[:-1]), "x"))

@@ -1,19 +1,13 @@
-"""Tensors of BYTES: length-prefixed elements to JSON strings, JSON strings to elements.
+"""Tensors of BYTES from JSON strings, a piece at a time.
 
-On the wire an element is a little-endian uint32 length and that many bytes (protocol 2.4).
-In JSON it is a string: its bytes as UTF-8, or as base64 where a backend is set to it.
-
-Not here: numbers (`numbers`), and where in a document a tensor stands (`scanner`).
+Not here: printing (`string_printing`), and where in a document a tensor stands (`scanner`).
 """
 
 import base64
 import binascii
 import re
-import struct
 import sys
-from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
-from itertools import pairwise
+from collections.abc import Callable, Generator
 from typing import NoReturn
 
 import numpy as np
@@ -21,25 +15,14 @@ import numpy.typing as npt
 import orjson
 
 from gateway.codec.tensors.datatypes import element_count
+from gateway.codec.tensors.elements import MAX_ELEMENT_BYTES, PREFIX_BYTES, RUN_ELEMENTS, WINDOW_BYTES, words_of
 from gateway.codec.tensors.nesting import MAX_DEPTH, Nesting
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.errors import CodecError
 
-MAX_ELEMENT_BYTES = 2**32 - 1
-"""The longest element that a uint32 length can announce."""
-
-_PREFIX_BYTES = 4
-_WINDOW_BYTES = 2 * PIECE_BYTES  # how much is looked at for many short elements, so that numpy's calls pay off
-_LENGTH = struct.Struct("<I")
-_STEP_ELEMENTS = 4096  # bounds a step over short elements
-_PRINTED_SEPARATOR = b'", "'  # as long as the length before an element, whose place it takes
 _KNOWN_SEPARATORS = (b'","', b'", "', b'",')
-_BLANK = b"    "
 _GAP = "____"  # takes the place of a length
-_MARK = b"\x7f___"  # the only control character that JSON need not escape, and fillers
 _QUOTE = ord('"')
-_RUN_ELEMENTS = 32  # fewer are not worth numpy's calls
-_BASE64_HINT = ", and JSON has only text; set `bytes: base64` for this backend if it reads base64"
 _STEP_TOKENS = 512  # bounds a step over deeply nested strings, where each bracket is looked at
 _BLANKS = re.compile(rb"[ \t\r\n]*+")
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
@@ -51,207 +34,6 @@ _INSIDE = re.compile(
     re.DOTALL,
 )
 _LONGEST_ESCAPE = len(rb"\ud83d\ude00")
-
-
-def check_elements(blob: memoryview, n_elements: int, label: object, *, utf8: bool) -> Iterator[None]:
-    """Prove that *blob* is exactly *n_elements* length-prefixed elements; with *utf8*, that each is UTF-8.
-
-    Yields after each step of work. Raises `CodecError` naming *label* and the element (protocol 2.4, 3.5).
-    """
-    if n_elements * _PREFIX_BYTES > len(blob):
-        raise CodecError(
-            f"{label}: expected {n_elements} elements, which take at least {n_elements * _PREFIX_BYTES} bytes "
-            f"for their lengths, got {len(blob)} bytes"
-        )
-    offset = index = 0
-    while index < n_elements:
-        window = bytes(blob[offset : offset + _WINDOW_BYTES])
-        bounds = _bounds(window, n_elements - index)
-        if len(bounds) > 1:
-            if utf8 and not window.isascii():
-                _check_utf8_of_all(window, bounds, index, label)
-            offset += int(bounds[-1])
-            index += len(bounds) - 1
-            yield
-            continue
-        # one that is longer than a piece, or broken
-        start = offset + _PREFIX_BYTES
-        left = len(blob) - start
-        if left < 0:
-            raise CodecError(
-                f"{label}: expected {n_elements} elements, got {index} and {left + _PREFIX_BYTES} trailing bytes"
-            )
-        size = int.from_bytes(blob[offset:start], "little")
-        if size > left:
-            raise CodecError(f"{label}: element {index} says it has {size} bytes, but only {left} are left")
-        offset = start + size
-        if utf8:
-            yield from check_utf8(blob[start:offset], f"{label}: element {index}", _BASE64_HINT)
-        index += 1
-        yield
-    if offset != len(blob):
-        raise CodecError(
-            f"{label}: expected {n_elements} elements, which end after {offset} bytes, "
-            f"got {len(blob) - offset} bytes more"
-        )
-
-
-def _bounds(window: bytes, most: int) -> npt.NDArray[np.int64]:
-    """Where the elements start that are whole at the front of *window*, and where the last ends; shape [n + 1].
-
-    At most *most* and `_STEP_ELEMENTS` elements.
-    """
-    most = min(most, _STEP_ELEMENTS)
-    if len(window) >= _PREFIX_BYTES:
-        # each length says where the next one is, so it takes a walk, unless all are the same: keys, hashes, crops
-        stride = _PREFIX_BYTES + _LENGTH.unpack_from(window)[0]
-        n_elements = min(most, len(window) // stride)
-        if n_elements >= _RUN_ELEMENTS:
-            lengths: npt.NDArray[np.uint32] = np.ndarray((n_elements,), "<u4", window, strides=(stride,))
-            if np.count_nonzero(lengths == stride - _PREFIX_BYTES) == n_elements:
-                return np.arange(0, n_elements * stride + 1, stride)
-    bounds = [0]
-    end = 0
-    length_at = _LENGTH.unpack_from
-    with suppress(struct.error):  # the window has no more
-        for _ in range(most):
-            (size,) = length_at(window, end)
-            end += _PREFIX_BYTES + size
-            bounds.append(end)
-    if end > len(window):
-        bounds.pop()
-    return np.array(bounds)
-
-
-def _check_utf8_of_all(window: bytes, bounds: npt.NDArray[np.int64], index: int, label: object) -> None:
-    """Prove that the elements of *window*, the first of which is number *index*, are UTF-8, each on its own."""
-    # zeros in place of the lengths are characters of their own, so that none reaches from one element into the next
-    try:
-        str(_with_words(window, bounds, bytes(_PREFIX_BYTES)), "utf-8")
-    except UnicodeDecodeError:
-        for number, (start, end) in enumerate(pairwise(bounds.tolist()), index):
-            run_over = check_utf8(
-                memoryview(window)[start + _PREFIX_BYTES : end], f"{label}: element {number}", _BASE64_HINT
-            )
-            for _ in run_over:
-                pass
-
-
-def _with_words(window: bytes, bounds: npt.NDArray[np.int64], word: bytes) -> bytearray:
-    """The elements of *window*, each with *word* in place of its length."""
-    text = bytearray(memoryview(window)[: bounds[-1]])
-    _words_of(text)[bounds[:-1]] = _LENGTH.unpack(word)
-    return text
-
-
-def _words_of(text: bytearray, start: int = 0) -> npt.NDArray[np.uint32]:
-    """The uint32 at each byte of *text* from *start* on, to be set there."""
-    return np.ndarray((len(text) - start - _PREFIX_BYTES + 1,), "<u4", text, start, strides=(1,))
-
-
-def check_utf8(text: memoryview, what: str, hint: str = "") -> Iterator[None]:
-    """Prove that *text* is UTF-8, yielding between pieces. Raises `CodecError` naming *what* and the byte."""
-    start = 0
-    while start < len(text):
-        if start:
-            yield
-        end = _character_start(text, start + PIECE_BYTES)
-        try:
-            str(text[start:end], "utf-8")
-        except UnicodeDecodeError as error:
-            raise CodecError(f"{what} is not UTF-8 at byte {start + error.start}{hint}") from None
-        start = end
-
-
-def _character_start(text: memoryview, position: int) -> int:
-    """The end of *text*, or the start of the UTF-8 character at *position*, at most three bytes before it."""
-    if position >= len(text):
-        return len(text)
-    for back in range(4):
-        if text[position - back] & 0xC0 != 0x80:
-            return position - back
-    return position
-
-
-def text_pieces(blob: memoryview) -> Iterator[bytes | bytearray]:
-    """The elements of *blob* as the inside of a JSON array of strings, in pieces of about `_WINDOW_BYTES`.
-
-    `check_elements` has approved the blob, with *utf8*.
-    """
-    return _pieces(blob, _escaped_run, _escaped)
-
-
-def base64_pieces(blob: memoryview) -> Iterator[bytes | bytearray]:
-    """As `text_pieces`, each element in base64 (the convention of MLServer and of KServe's rest-proxy)."""
-    return _pieces(blob, _base64_run, _base64)
-
-
-def _pieces(
-    blob: memoryview,
-    print_run: Callable[[bytes, npt.NDArray[np.int64]], bytes | bytearray],
-    print_element: Callable[[memoryview], Iterator[bytes]],
-) -> Iterator[bytes | bytearray]:
-    """*print_run* puts a separator before each element; the first has nothing to close there but a quote to open."""
-    offset = 0
-    while offset < len(blob):
-        skip = 0 if offset else len(_PRINTED_SEPARATOR) - 1
-        window = bytes(blob[offset : offset + _WINDOW_BYTES])
-        bounds = _bounds(window, _STEP_ELEMENTS)
-        if len(bounds) > 1:
-            run = print_run(window, bounds)
-            yield run[skip:] if skip else run
-            offset += int(bounds[-1])
-        else:
-            start = offset + _PREFIX_BYTES
-            offset = start + int.from_bytes(blob[offset:start], "little")
-            yield _PRINTED_SEPARATOR[skip:]
-            yield from print_element(blob[start:offset])
-    if offset:
-        yield b'"'
-
-
-def _escaped_run(window: bytes, bounds: npt.NDArray[np.int64]) -> bytes | bytearray:
-    if len(bounds) <= _RUN_ELEMENTS:
-        return _escaped_one_by_one(window, bounds)
-    text = _with_words(window, bounds, _BLANK)
-    if not (b'"' in text or b"\\" in text or np.frombuffer(text, np.uint8).min() < ord(" ")):
-        _words_of(text)[bounds[:-1]] = _LENGTH.unpack(_PRINTED_SEPARATOR)  # nothing to escape
-        return text
-    if _MARK[0] in text:
-        return _escaped_one_by_one(window, bounds)
-    # printed as one string, in which orjson leaves the marks as they are
-    printed = orjson.dumps(str(_with_words(window, bounds, _MARK), "utf-8"))
-    text = bytearray(memoryview(printed)[1:-1])
-    _words_of(text)[np.flatnonzero(np.frombuffer(text, np.uint8) == _MARK[0])] = _LENGTH.unpack(_PRINTED_SEPARATOR)
-    return text
-
-
-def _escaped_one_by_one(window: bytes, bounds: npt.NDArray[np.int64]) -> bytes:
-    return b'", ' + orjson.dumps([str(element, "utf-8") for element in _elements(window, bounds)])[1:-2]
-
-
-def _elements(window: bytes, bounds: npt.NDArray[np.int64]) -> list[bytes]:
-    return [window[start + _PREFIX_BYTES : end] for start, end in pairwise(bounds.tolist())]
-
-
-def _escaped(element: memoryview) -> Iterator[bytes]:
-    start = 0
-    while start < len(element):
-        end = _character_start(element, start + PIECE_BYTES)
-        yield orjson.dumps(str(element[start:end], "utf-8"))[1:-1]
-        start = end
-
-
-def _base64_run(window: bytes, bounds: npt.NDArray[np.int64]) -> bytes:
-    return b"".join(
-        [_PRINTED_SEPARATOR + binascii.b2a_base64(element, newline=False) for element in _elements(window, bounds)]
-    )
-
-
-def _base64(element: memoryview) -> Iterator[bytes]:
-    step = PIECE_BYTES // 3 * 3  # a multiple of three bytes needs no padding in the middle
-    for start in range(0, len(element), step):
-        yield binascii.b2a_base64(element[start : start + step], newline=False)
 
 
 class BytesSink:
@@ -284,7 +66,7 @@ class BytesSink:
         """See `Sink.step`. Raises `CodecError` for what protocol 4.7 calls broken."""
         if self._element_at is not None:
             return self._continue_element(buffer, self._element_at)
-        window = bytes(memoryview(buffer)[:_WINDOW_BYTES])
+        window = bytes(memoryview(buffer)[:WINDOW_BYTES])
         position = 0
         has_tried_run = self._nesting is not None  # short ones at best
         for _ in range(_STEP_TOKENS):
@@ -327,7 +109,7 @@ class BytesSink:
                     # the string goes on behind the window
                     if position == 0 and len(window) >= PIECE_BYTES:
                         self._element_at = len(self.elements)
-                        self.elements += bytes(_PREFIX_BYTES)
+                        self.elements += bytes(PREFIX_BYTES)
                         return 1
                     break
                 position = end
@@ -371,7 +153,7 @@ class BytesSink:
         codes = np.frombuffer(inside, np.uint8)
         quotes = np.flatnonzero(codes == _QUOTE)
         opens, closes = quotes[::2], quotes[1::2]
-        if len(opens) != len(closes) + 1 or len(opens) < _RUN_ELEMENTS or codes.min() < ord(" "):
+        if len(opens) != len(closes) + 1 or len(opens) < RUN_ELEMENTS or codes.min() < ord(" "):
             return False
         between = self._separator if self._separator[-1] == _QUOTE else _KNOWN_SEPARATORS[0]
         if (opens[1:] - closes != len(between) - 1).any():
@@ -383,11 +165,11 @@ class BytesSink:
             text.decode()
         except UnicodeDecodeError:
             return False
-        if len(between) < _PREFIX_BYTES:
+        if len(between) < PREFIX_BYTES:
             codes[closes] = 0
             inside = inside.replace(b"\0", b"\0\0")
         start = len(self.elements)
-        self.elements += bytes(_PREFIX_BYTES - 1)
+        self.elements += bytes(PREFIX_BYTES - 1)
         self.elements += inside
         sizes = np.append(closes, len(text) - 1) - opens - 1
         self._set_lengths(start, sizes)
@@ -395,7 +177,7 @@ class BytesSink:
 
     def _set_lengths(self, start: int, sizes: npt.NDArray[np.int64]) -> None:
         """Put the lengths before elements of *sizes* bytes, of which the first begins at *start*."""
-        _words_of(self.elements, start)[np.cumsum(sizes + _PREFIX_BYTES) - sizes - _PREFIX_BYTES] = sizes
+        words_of(self.elements, start)[np.cumsum(sizes + PREFIX_BYTES) - sizes - PREFIX_BYTES] = sizes
         self._add(len(sizes))
 
     def _append(self, text: bytes) -> None:
@@ -408,11 +190,11 @@ class BytesSink:
 
     def _store(self, strings: list[str]) -> None:
         """Store *strings*. Raises `TypeError`, having stored nothing, if one of them is none."""
-        if len(strings) < _RUN_ELEMENTS:
+        if len(strings) < RUN_ELEMENTS:
             parts: list[bytes] = []
             for string in strings:
                 element = str.encode(string)
-                parts += (len(element).to_bytes(_PREFIX_BYTES, "little"), element)
+                parts += (len(element).to_bytes(PREFIX_BYTES, "little"), element)
             self.elements += b"".join(parts)
             self._add(len(strings))
             return
@@ -447,10 +229,10 @@ class BytesSink:
             self._fail(f"element {self._count} is not JSON: {error}")
         if not closed:
             return len(part)
-        size = len(self.elements) - element_at - _PREFIX_BYTES
+        size = len(self.elements) - element_at - PREFIX_BYTES
         if size > MAX_ELEMENT_BYTES:
             self._fail(f"element {self._count} has {size} bytes, more than a BYTES element can have")
-        self.elements[element_at : element_at + _PREFIX_BYTES] = size.to_bytes(_PREFIX_BYTES, "little")
+        self.elements[element_at : element_at + PREFIX_BYTES] = size.to_bytes(PREFIX_BYTES, "little")
         self._element_at = None
         self._wants_value = self._just_opened = False
         self._add(1)
@@ -489,13 +271,13 @@ def from_base64(elements: bytearray, label: str) -> Generator[None, None, bytear
     view = memoryview(elements)
     offset = index = worked = 0
     while offset < len(view):
-        start = offset + _PREFIX_BYTES
+        start = offset + PREFIX_BYTES
         offset = start + int.from_bytes(view[offset:start], "little")
         try:
             element = base64.b64decode(view[start:offset], validate=True)
         except binascii.Error as error:
             raise CodecError(f"{label}: element {index} is not base64: {error}") from None
-        decoded += len(element).to_bytes(_PREFIX_BYTES, "little")
+        decoded += len(element).to_bytes(PREFIX_BYTES, "little")
         decoded += element
         index += 1
         worked += len(element) + 64
