@@ -175,10 +175,10 @@ def test_answer_that_is_not_what_it_should_be_is_refused(text: str) -> None:
         (output(data="[1.5]", datatype="INT32"), "output 'y'.*1.5"),
         (output(shape="[2]"), "output 'y'.*expected 2 elements, got 1"),
         (output(data="[1"), "output 'y'.*a bracket is missing"),
-        (output(datatype="FOO"), "output 'y': unknown datatype \"FOO\""),
-        (output(datatype="int8"), "output 'y': unknown datatype"),
-        ('{"name":"y","datatype":7,"shape":[1],"data":[1]}', "output 'y': unknown datatype 7"),
-        ('{"name":"y","shape":[1],"data":[1]}', "output 'y': unknown datatype none"),
+        (output(datatype="FOO"), "output 'y': datatype must be one of BOOL.*got \"FOO\""),
+        (output(datatype="int8"), "output 'y': datatype must be one of.*upper case, \"INT8\""),
+        ('{"name":"y","datatype":7,"shape":[1],"data":[1]}', "output 'y': datatype must be one of.*got 7"),
+        ('{"name":"y","shape":[1],"data":[1]}', "output 'y': datatype must be one of.*got none"),
         ('{"name":"y","datatype":"INT8","data":[1]}', "output 'y': shape"),
         (output(shape="[-1]"), r"output 'y': shape.*\[-1\]"),
         (output(shape="[1.0]"), "output 'y': shape"),
@@ -364,7 +364,7 @@ def test_small_answer_is_judged_alike_whole_and_in_pieces(text: bytes) -> None:
 
 def test_many_small_outputs_are_read_in_steps() -> None:
     entry = b'{"name":"%d","datatype":"INT8","shape":[1],"data":[1]}'
-    for n_outputs in (20, 2000):
+    for n_outputs in (20, 1000):
         answer = InferAnswer(OutputSelection(binary_by_default=True), model="m", request_id=b"", max_bytes=MAX_BYTES)
         entries = b",".join(entry % number for number in range(n_outputs))
         steps = sum(1 for _ in answer.feed(b'{"outputs":[%b]}' % entries)) + sum(1 for _ in answer.finish())
