@@ -11,19 +11,39 @@ from gateway.errors import CodecError
 MAX_TEXT_DEPTH = 512
 """The most brackets that may be open at once in a value that crosses as text."""
 
-STEP_TOKENS = 4096
-"""How many strings and brackets one step looks at: it bounds a step over text that has hardly anything else."""
+STEP_TOKENS = 2048
+"""How many strings and brackets one step looks at: it bounds a step over text that has hardly anything else.
+
+More than a value without a comma can have, which is three for each of `MAX_TEXT_DEPTH`: a step that finds a comma can
+go on from it.
+"""
 
 QUOTE, OBJECT, END_OBJECT, ARRAY, END_ARRAY = b'"{}[]'
 
 STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|(\\?\Z))|[\[\]{}]', re.DOTALL)
 """A whole string, one that goes on behind the window (group 1), or a bracket."""
 
+_INSIDE_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _AFTER_SCALAR = re.compile(rb"[ \t\r\n,}\]]")
 
 
+def skip_inside_string(text: bytes | bytearray, start: int) -> tuple[int, bool]:
+    """Where the inside of a string ends that goes on at *start*, at most a piece further, and whether it is closed.
+
+    If it is closed, the end is behind its quote. Only the end is looked for: escapes are not judged.
+    """
+    limit = min(len(text), start + PIECE_BYTES)
+    inside = _INSIDE_STRING.match(text, start, limit)
+    end = inside.end() if inside is not None else start
+    is_closed = end < limit and text[end] == QUOTE
+    return end + is_closed, is_closed
+
+
 def scalar_end(window: bytes, start: int) -> int:
-    """Where a number or word ends that begins at *start*; 0 if that is behind the window. Raises for none."""
+    """Where the number or word ends that begins at *start*; 0 if that is behind the window.
+
+    Raises `CodecError` if no value begins there, or one longer than a piece.
+    """
     end = _AFTER_SCALAR.search(window, start)
     if end is None:
         if len(window) >= PIECE_BYTES:
@@ -35,7 +55,11 @@ def scalar_end(window: bytes, start: int) -> int:
 
 
 def walk(opened: bytearray, tokens: list[re.Match[bytes]]) -> int:
-    """Follow brackets through *tokens*, with *opened* as the stack; the end of the value, or 0 if it goes on."""
+    """Follow the brackets among *tokens*, pushing onto and popping from the stack *opened*.
+
+    Returns the end of the value, where the last open bracket closes, or 0 if the value goes on. Raises `CodecError`
+    for brackets that do not match and for more than `MAX_TEXT_DEPTH` of them.
+    """
     for token in tokens:
         code = token[0][0]
         if code in (OBJECT, ARRAY):
@@ -43,7 +67,7 @@ def walk(opened: bytearray, tokens: list[re.Match[bytes]]) -> int:
             if len(opened) > MAX_TEXT_DEPTH:
                 raise CodecError(f"data is nested deeper than {MAX_TEXT_DEPTH}")
         elif code != QUOTE:
-            # '[' + 2 is ']' and '{' + 2 is '}'
+            # in ASCII a closing bracket is its opening one plus 2: '[' and ']', '{' and '}'
             if not opened or opened.pop() + 2 != code:
                 raise CodecError(f"brackets do not match: {chr(code)!r} closes what was not opened")
         elif token[1] is not None:
@@ -54,7 +78,7 @@ def walk(opened: bytearray, tokens: list[re.Match[bytes]]) -> int:
 
 
 def last_comma(window: bytes, tokens: list[re.Match[bytes]]) -> tuple[int, int]:
-    """The last comma outside strings, and how many tokens stand before it; -1 where there is none."""
+    """The last comma outside strings, and how many tokens stand before it; -1 and 0 where there is none."""
     limit = len(window)
     for n_tokens in range(len(tokens), -1, -1):
         if n_tokens and tokens[n_tokens - 1][1] is not None:

@@ -1,15 +1,24 @@
-"""Small JSON objects: split into members whose values stay the text they came as, and put together again.
+"""JSON objects as members: split so that each value stays the text it came as, and put together again.
 
-msgspec judges the text. Not here: documents that arrive in pieces (`scanner`).
+msgspec judges the text, which must be strict JSON in UTF-8; of two members with one key the last wins (protocol 1.6).
+A short text is one call. A long one (a header may have a mebibyte) takes the `sliced_` functions, generators that
+yield after each step of about half a millisecond and come to the same end.
+
+Not here: documents that arrive in pieces (`scanner`), and what any member means.
 """
 
 import re
 from collections.abc import Generator
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
 import orjson
 
+from gateway.codec.json.brackets import ARRAY, OBJECT, STEP_TOKENS, skip_inside_string
+from gateway.codec.json.items import RUN_BYTES, Items
+from gateway.codec.json.prover import Prover
+from gateway.codec.tensors.pieces import PIECE_BYTES, SPACE
 from gateway.errors import CodecError
 
 T = TypeVar("T")
@@ -17,18 +26,28 @@ T = TypeVar("T")
 Members = dict[str, bytes]
 """An object of JSON: each member's value is the text it came as."""
 
+WHOLE_BYTES = RUN_BYTES
+"""The longest text that the `sliced_` functions parse in one call."""
+
+EXCERPT_CHARACTERS = 64
+"""How much of a wrong value an error shows."""
+
 _OBJECT_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _OBJECTS_DECODER = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _ANY_DECODER = msgspec.json.Decoder(msgspec.Raw)
+_KEY_DECODER = msgspec.json.Decoder(str)
+_KEY = re.compile(rb'[ \t\r\n]*+("(?:[^"\\]++|\\.)*+")[ \t\r\n]*+:', re.DOTALL)
 
-_MARKERS = 2**63 - 1
 _LITERALS = (b"NaN", b"Infinity", b"-Infinity")
-# A literal alone: what is put in its place must not join a neighbour into a number.
-_STRING_OR_NONFINITE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|(?<![-+.\w])(?:-?Infinity|NaN)(?![-+.\w])', re.DOTALL)
+_LONGEST_LITERAL = len(b"-Infinity")
+_MARKER_VALUES = 2**63 - 1
+# A whole string, one that goes on behind the window (1), or a literal (2). A literal stands alone: what is put in its
+# place must not join a neighbour into a number.
+_STRING_OR_LITERAL = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|(\\?\Z))|(?<![-+.\w])(-?Infinity|NaN)(?![-+.\w])', re.DOTALL)
 
 
 def parse_object(text: bytes) -> Members:
-    """The members of the JSON object *text*, each as the JSON it came as; of two with one key the last.
+    """The members of the JSON object *text*.
 
     Raises `CodecError` if it is not JSON, not UTF-8, not an object, or nested too deep to be read.
     """
@@ -36,31 +55,91 @@ def parse_object(text: bytes) -> Members:
 
 
 def parse_objects(text: bytes) -> list[Members]:
-    """The same for a JSON array of objects."""
+    """The members of each object in the JSON array *text*. Raises `CodecError` as `parse_object` does."""
     return [{key: bytes(value) for key, value in item.items()} for item in _decode(_OBJECTS_DECODER, text)]
 
 
+def check_json(text: bytes) -> None:
+    """Raise `CodecError` unless *text* is one JSON value."""
+    _decode(_ANY_DECODER, text)
+
+
 def sliced_object(text: bytes) -> Generator[None, None, Members]:
-    """As `parse_object`, for an object of any length: yields after each step of work."""
-    yield from ()
-    return parse_object(text)
+    """As `parse_object`, for an object of any length: yields after each step of work.
+
+    In long texts, values may be nested up to `MAX_TEXT_DEPTH` deep.
+    """
+    if len(text) <= WHOLE_BYTES:
+        return parse_object(text)
+    members: Members = {}
+    items = Items(text, OBJECT)
+    while not items.done:
+        run = items.step()
+        if run is not None:
+            start, end = run
+            _check_run(text[start:end], is_only=items.done and not members)
+            if end - start <= RUN_BYTES:
+                members |= parse_object(b"{%b}" % text[start:end])
+            else:
+                yield from _large_member(text, start, end, members)
+        yield
+    return members
 
 
 def sliced_objects(text: bytes, max_entries: int) -> Generator[None, None, list[Members]]:
     """As `parse_objects`, for an array of any length: yields after each step of work.
 
-    Raises `CodecError` also if there are more than *max_entries* objects.
+    Raises `CodecError` also for more than *max_entries* objects, as soon as they are there.
     """
-    yield from ()
-    entries = parse_objects(text)
-    if len(entries) > max_entries:
-        raise CodecError(f"more than {max_entries} entries; the limit is `limits.tensors`")
+    if len(text) <= WHOLE_BYTES:
+        entries = parse_objects(text)
+        _check_entries(entries, max_entries)
+        return entries
+    entries = []
+    items = Items(text, ARRAY)
+    while not items.done:
+        run = items.step()
+        if run is not None:
+            piece = text[run[0] : run[1]]
+            _check_run(piece, is_only=items.done and not entries)
+            if len(piece) <= RUN_BYTES:
+                entries += parse_objects(b"[%b]" % piece)
+            else:
+                entries.append((yield from sliced_object(piece)))
+            _check_entries(entries, max_entries)
+        yield
     return entries
 
 
-def check_json(text: bytes) -> None:
-    """Raise `CodecError` unless *text* is one JSON value, in UTF-8."""
-    _decode(_ANY_DECODER, text)
+def _check_run(run: bytes, *, is_only: bool) -> None:
+    """A parser that gets a run between brackets would take none for an empty array or object."""
+    if not is_only and not run.strip(SPACE):
+        raise CodecError("malformed JSON: a comma without a value beside it")
+
+
+def _check_entries(entries: list[Members], max_entries: int) -> None:
+    if len(entries) > max_entries:
+        raise CodecError(f"more than {max_entries} entries, which is the most that `limits.tensors` allows")
+
+
+def _large_member(text: bytes, start: int, end: int, members: Members) -> Generator[None, None, None]:
+    """Put the member text[start:end] among *members*; its value takes several steps to be proved."""
+    key = _KEY.match(text, start, end)
+    if key is None:
+        raise CodecError(f"malformed JSON: expected a key and a colon, got {excerpt(text[start : start + 256])}")
+    name = _decode(_KEY_DECODER, key[1])
+    # with the comma or bracket behind it, without which the end of a number is not known
+    rest = bytearray(memoryview(text)[key.end() : end + 1])
+    prover = Prover(check_json)
+    while not prover.done:
+        taken = prover.step(rest)
+        if not taken:
+            raise CodecError("JSON is cut off")
+        del rest[:taken]
+        yield
+    if len(rest.strip(SPACE)) != 1:
+        raise CodecError(f"malformed JSON: more follows the value of {excerpt(key[1])}")
+    members[name] = text[key.end() : end].strip(SPACE)
 
 
 def _decode(decoder: msgspec.json.Decoder[T], text: bytes) -> T:
@@ -78,7 +157,7 @@ def _decode(decoder: msgspec.json.Decoder[T], text: bytes) -> T:
 
 
 def members_of(raw: bytes, what: str) -> Members:
-    """The members of a JSON object, unparsed. Raises `CodecError` naming *what* if it is none."""
+    """The members of the JSON object *raw*. Raises `CodecError` naming *what* if it is none."""
     try:
         return parse_object(raw)
     except CodecError:
@@ -91,9 +170,9 @@ def object_text(members: Members) -> bytes:
 
 
 def excerpt(raw: bytes) -> str:
-    """*raw* for an error message, cut to a readable length."""
-    text = raw.decode(errors="replace")
-    return text if len(text) <= 64 else text[:64] + "..."
+    """*raw* for an error message, cut to `EXCERPT_CHARACTERS`."""
+    text = raw[: 4 * EXCERPT_CHARACTERS + 4].decode(errors="replace")
+    return text if len(text) <= EXCERPT_CHARACTERS else text[:EXCERPT_CHARACTERS] + "..."
 
 
 def protect_literals(text: bytes) -> tuple[bytes, bytes]:
@@ -101,24 +180,55 @@ def protect_literals(text: bytes) -> tuple[bytes, bytes]:
 
     Returns the text and a marker for `restore_literals`; the marker is empty if there was nothing to protect.
     """
-    if b"NaN" not in text and b"Infinity" not in text:
-        return text, b""
-    # nobody can write down a number that depends on all that is written, so this is one look
-    number = hash(text) & _MARKERS
-    while (marker := b"1%019d" % number) in text:
-        number = (number + 1) & _MARKERS
-
-    def protect(match: re.Match[bytes]) -> bytes:
-        return match[0] if match[0].startswith(b'"') else b"%b%d" % (marker, _LITERALS.index(match[0]))
-
-    protected, _ = _STRING_OR_NONFINITE.subn(protect, text)
-    return (protected, marker) if protected != text else (text, b"")
+    protection = sliced_protect(text)
+    while True:
+        try:
+            next(protection)
+        except StopIteration as stop:
+            protected: tuple[bytes, bytes] = stop.value
+            return protected
 
 
 def sliced_protect(text: bytes) -> Generator[None, None, tuple[bytes, bytes]]:
     """As `protect_literals`, for a text of any length: yields after each step of work."""
-    yield from ()
-    return protect_literals(text)
+    if b"NaN" not in text and b"Infinity" not in text:
+        return text, b""
+    # hash() is keyed per process, so a sender cannot predict the marker and write it; the loop almost never repeats
+    number = hash(text) & _MARKER_VALUES
+    while (marker := b"1%019d" % number) in text:
+        number = (number + 1) & _MARKER_VALUES
+    pieces: list[bytes] = []
+    copied = position = 0
+    inside_string = False
+    while position < len(text):
+        if inside_string:
+            end, is_closed = skip_inside_string(text, position)
+            if end == position:
+                break  # the text ends with a backslash; whoever parses it will say so
+            position, inside_string = end, not is_closed
+            yield
+            continue
+        limit = min(len(text), position + PIECE_BYTES)
+        tokens = list(islice(_STRING_OR_LITERAL.finditer(text, position, limit), STEP_TOKENS))
+        if len(tokens) < STEP_TOKENS:
+            # a literal that is cut at the window's end is looked at again with what follows it
+            position = limit if limit == len(text) else limit - _LONGEST_LITERAL
+        for token in tokens:
+            if token[1] is not None:
+                inside_string = True
+                position = token.start() + 1
+            elif token[2] is not None and token.end() == limit < len(text):
+                position = token.start()
+            else:
+                position = max(position, token.end())
+                if token[2] is not None:
+                    pieces += (text[copied : token.start()], marker, b"%d" % _LITERALS.index(token[2]))
+                    copied = token.end()
+        yield
+    if not pieces:
+        return text, b""
+    pieces.append(text[copied:])
+    return b"".join(pieces), marker
 
 
 def restore_literals(text: bytes, marker: bytes) -> bytes:

@@ -31,7 +31,7 @@ from gateway.codec.json.members import (
     sliced_protect,
 )
 from gateway.codec.json.scanner import Scanner
-from gateway.codec.json.sinks import Sink, TextSink
+from gateway.codec.json.sinks import Sink, TextSink, labelling, pour
 from gateway.codec.tensors.datatypes import Datatype, Kind, element_count
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink, from_base64
@@ -50,12 +50,6 @@ from gateway.errors import CodecError
 
 PLAIN_BYTES = 2048
 """The longest answer that is parsed as a whole; above it, looking for what is not plain costs more than walking."""
-
-MAX_ENTRY_BYTES = 8 * 1024
-"""How much an output may say before its `data` to be known by then; with more, its data is kept as text until the end.
-
-It is parsed in one step, as often as the output says `data`.
-"""
 
 WRITE_BYTES = 4096
 """Texts of the reply that are shorter are joined, so that a reply is a few writes."""
@@ -125,8 +119,7 @@ class _Values:
 
     def open_scanned(self, entry_text: Callable[[], bytes]) -> Sink:
         """The sink for an output's `data`, by what its entry has said so far."""
-        text = entry_text()
-        return self.open(parse_object(protect_literals(text)[0]) if len(text) <= MAX_ENTRY_BYTES else {})
+        return self.open(parse_object(protect_literals(entry_text())[0]))
 
     def open(self, entry: Members) -> Sink:
         """Choose the sink for an output's `data` by what its *entry* has said so far."""
@@ -160,7 +153,7 @@ class _Values:
         """Make binary of a *value* whose text was kept because its datatype and shape were not known."""
         kept_bytes = value.sink.held_bytes
         self._open_binary(value, entry, name)
-        yield from _pour(value.text, value.sink)
+        yield from pour(value.text, value.sink)
         if value is not self.opened[-1]:
             self._done_bytes += value.sink.held_bytes - kept_bytes
 
@@ -326,10 +319,13 @@ class InferAnswer:
         text = entry["data"]
         entry["data"] = b"%d" % len(self._values.opened)
         sink = self._values.open(entry)
-        if isinstance(sink, NumberSink) and sink.take_flat(text):
-            yield
-        else:
-            yield from _pour([text], sink)
+        if isinstance(sink, NumberSink):
+            with labelling(sink):
+                is_taken = sink.take_flat(text)
+            if is_taken:
+                yield
+                return
+        yield from pour([text], sink)
 
     def _scan(self, chunk: bytes) -> Generator[None, None, None]:
         """Walk through *chunk*, and before it through what came first, if nobody has."""
@@ -373,7 +369,9 @@ class InferAnswer:
                 object_text(parameters) if len(parameters) <= FEW_MEMBERS else (yield from sliced_text(parameters))
             )
         text = object_text(entry) if len(entry) <= FEW_MEMBERS else (yield from sliced_text(entry))
-        return (yield from sliced_restore(text, self._marker)) if self._marker else text
+        if len(text) <= SHORT_BYTES:
+            return restore_literals(text, self._marker)
+        return (yield from sliced_restore(text, self._marker))
 
     def _blob(self, value: _Value, entry: Members, parameters: Members, name: str) -> Generator[None, None, memoryview]:
         """The bytes of a binary output."""
@@ -411,7 +409,11 @@ class InferAnswer:
                     text.add(piece)
                 text.add(b"]")
             else:
-                text.add((yield from sliced_restore(value, self._marker)) if self._marker else value)
+                text.add(
+                    restore_literals(value, self._marker)
+                    if len(value) <= SHORT_BYTES
+                    else (yield from sliced_restore(value, self._marker))
+                )
         for key, value in added.items():  # protocol 4.6
             if value:
                 text.add(b',"%b":%b' % (key.encode(), value))
@@ -451,16 +453,3 @@ def declared_output(entry: Members, name: str) -> tuple[str, Datatype, tuple[int
     datatype = datatype_of(entry, label)
     shape = shape_of(entry, label)
     return labelled("output", name, datatype, shape), datatype, shape
-
-
-def _pour(text: list[bytes], sink: Sink) -> Iterator[None]:
-    """Feed *text*, which waited, into *sink*, giving each piece back as soon as it is read."""
-    buffer = bytearray()
-    text.reverse()
-    while text:
-        buffer += text.pop()
-        while buffer and not sink.done and (taken := sink.step(buffer)):
-            del buffer[:taken]
-            yield
-    if not sink.done:
-        raise CodecError(f"{sink.label}: data is cut off")

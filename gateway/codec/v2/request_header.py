@@ -462,7 +462,13 @@ class HeaderParser:
             return
         for index, segment in enumerate(self._segments):
             if isinstance(segment, bytes):
-                self._segments[index] = yield from sliced_restore(segment, self._marker)
+                if self._steps.is_full_with(ITEM_COST):
+                    yield
+                self._segments[index] = (
+                    restore_literals(segment, self._marker)
+                    if len(segment) <= SHORT_BYTES
+                    else (yield from sliced_restore(segment, self._marker))
+                )
 
 
 def may_have_binary_parameters(body: memoryview) -> Generator[None, None, bool]:

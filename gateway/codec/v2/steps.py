@@ -60,6 +60,8 @@ def sliced_text(members: Members) -> Generator[None, None, bytes]:
 
 def sliced_restore(text: bytes, marker: bytes) -> Generator[None, None, bytes]:
     """As `restore_literals`, for a *text* of any length: yields after each step of work."""
+    if not marker:
+        return text
     whole = bytearray()
     start = 0
     while start < len(text):

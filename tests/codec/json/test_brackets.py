@@ -6,7 +6,7 @@ import pytest
 
 from gateway.codec.json import prover as prover_module
 from gateway.codec.json import sinks as sinks_module
-from gateway.codec.json.brackets import walk
+from gateway.codec.json.brackets import MAX_TEXT_DEPTH, STEP_TOKENS, walk
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.errors import CodecError
 from tests.codec.walk import Walked
@@ -40,3 +40,13 @@ def test_brackets_without_a_comma_are_looked_at_a_piece_at_a_time(monkeypatch: p
     with pytest.raises(CodecError):
         Walked(b'{"outputs":[{"data":' + b"[" * (4 * PIECE_BYTES) + b"}]}", check=False)
     assert 0 < longest <= PIECE_BYTES
+
+
+def test_value_without_a_comma_may_be_nested_as_deep_as_any() -> None:
+    assert STEP_TOKENS > 3 * MAX_TEXT_DEPTH
+    depth = MAX_TEXT_DEPTH - 1
+    for filling in (b"1", b" " * PIECE_BYTES + b"1"):
+        data = b'[%b%b%b,"x"]' % (b'{"a":' * depth, filling, b"}" * depth)
+        assert Walked(b'{"outputs":[{"data":%b}]}' % data).texts == [data]
+    with pytest.raises(CodecError, match=f"nested deeper than {MAX_TEXT_DEPTH}"):
+        Walked(b'{"outputs":[{"data":%b1%b}]}' % (b"[" * (MAX_TEXT_DEPTH + 1), b"]" * (MAX_TEXT_DEPTH + 1)))

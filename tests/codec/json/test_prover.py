@@ -1,5 +1,8 @@
 """A value is proved to be JSON piece by piece as it would be proved as a whole."""
 
+import json
+import random
+
 import pytest
 
 from gateway.codec import OutputSelection
@@ -7,7 +10,8 @@ from gateway.codec.json.members import parse_object
 from gateway.codec.json.sinks import TextSink
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.errors import CodecError
-from tests.codec.walk import Walked, cut, read_answer
+from tests.codec.make_pairs import blob_of
+from tests.codec.walk import Walked, cut, one_output, only_blob, read_answer
 
 
 @pytest.mark.parametrize(
@@ -154,3 +158,28 @@ def test_text_of_many_brackets_is_taken_in_steps_of_so_many() -> None:
         taken.append(sink.step(buffer))
         del buffer[: taken[-1]]
     assert max(taken) < 4096 * 4
+
+
+def test_long_strings_of_surrogate_pairs_as_python_writes_them_are_read_at_every_alignment() -> None:
+    """The pieces of a long string end anywhere, but between the two halves of a pair they must not."""
+    dice = random.Random(7)
+    for shift in [*range(14), *(dice.randrange(10_000) for _ in range(10))]:
+        text = "x" * shift + "".join(dice.choices(["\U0001f600", "é", "a", "\ufffd", "\\", '"'], k=20_000))
+        data = json.dumps([text, "b"]).encode()
+        expected = blob_of([text, "b"])
+        for chunk_bytes in (65536, 100_000, 7 * 1024):
+            stays_json = one_output(data, "BYTES", "[2]")
+            assert data in b"".join(read_answer(cut(stays_json, chunk_bytes), OutputSelection()).header)
+            assert only_blob(one_output(data, "BYTES", "[2]", reversed_keys=True), chunk_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [rb"\ud83d", rb"\ude00", rb"\ud83d\u0041", rb"\ud83dx", rb"\ude00\ud83d", rb"\ud83d\n", rb"\ud83d\ud83d"],
+)
+def test_lone_surrogate_in_a_long_string_is_refused_at_every_alignment(broken: bytes) -> None:
+    for shift in range(14):
+        data = b'["' + b"x" * (PIECE_BYTES - 14 + shift) + broken + b"y" * 100 + b'"]'
+        for text in (one_output(data, "BYTES"), one_output(b"[" + data + b',"b"]', "BYTES")):
+            with pytest.raises(CodecError):
+                read_answer([text], OutputSelection())
