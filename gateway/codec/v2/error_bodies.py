@@ -16,6 +16,9 @@ from gateway.errors import CodecError
 MAX_WORDS = 4096
 """The most characters of a backend's error that are repeated in an error of the gateway's own."""
 
+MAX_JSON_BYTES = 64 * 1024
+"""How much of an error that is no string is taken as its words."""
+
 _WORDS = ("error", "detail", "message")
 """The members in which servers say what went wrong, the first one that says something wins."""
 
@@ -57,7 +60,10 @@ def words_of(members: Members, marker: bytes = b"") -> str:
         value = members.get(key, b"null")
         if value == b"null":
             continue
-        words = _TEXT.decode(value) if value[:1] == b'"' else restore_literals(value, marker).decode()
+        if value[:1] == b'"':
+            words = _TEXT.decode(value)
+        else:
+            words = restore_literals(value[:MAX_JSON_BYTES], marker).decode(errors="replace")
         if words.strip():
             return words.strip()
     return ""

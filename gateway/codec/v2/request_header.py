@@ -52,10 +52,11 @@ from gateway.codec.v2.steps import (
 )
 from gateway.errors import CodecError, TooLargeError
 
-HELD_PER_BYTE = 24
+HELD_PER_BYTE = 20
 """How many bytes of memory one byte of a header takes at most while it is parsed.
 
-Measured: 1 MiB of `"k123":1,`, a hundred thousand members, takes 23 MiB as text, members, and the backend's JSON.
+Measured: 1 MiB of `"1f3":1,`, a hundred thousand members of one object, takes 18 MiB as text, members and the backend's
+JSON; a thousand inputs of the same length take 4.
 """
 
 KNOWN_HEADERS = 256
@@ -198,6 +199,7 @@ class HeaderParser:
             "inputs",
             lambda entry: SkipSink("the JSON of an input"),
             max_skeleton_bytes=self._limits.max_header_bytes,
+            max_entries=self._limits.max_tensors,
         )
         for start in range(0, len(text), PIECE_BYTES):
             yield from scanner.feed(text[start : start + PIECE_BYTES])
@@ -229,13 +231,15 @@ class HeaderParser:
             return None
         limit = self._limits.max_tensors
         try:
-            if len(text) > SHORT_BYTES or len(text) > limit:
-                return (yield from sliced_objects(text, limit))
-            return parse_objects(text)
+            entries = parse_objects(text) if len(text) <= SHORT_BYTES else (yield from sliced_objects(text, limit))
+            n_entries = len(entries)
         except CodecError as error:
-            if "limits.tensors" in str(error):
-                raise CodecError(f"the request has more than {limit} {key}: expected at most {limit}") from None
-            raise CodecError(f"`{key}` must be an array of objects, got {excerpt(text)}") from None
+            if "limits.tensors" not in str(error):
+                raise CodecError(f"`{key}` must be an array of objects, got {excerpt(text)}") from None
+            n_entries = limit + 1
+        if n_entries > limit:
+            raise CodecError(f"more than {limit} entries in `{key}`, which is the most that `limits.tensors` allows")
+        return entries
 
     def _is_binary(self, top: Members) -> Generator[None, None, bool]:
         """Whether the request uses one of the extension's parameters, right or wrong (protocol 1.6)."""

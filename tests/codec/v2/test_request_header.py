@@ -1,14 +1,25 @@
 """The JSON of requests: what is accepted, what the backend gets, what a refusal says (protocol sections 2 to 4)."""
 
+import json
 import struct
+import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gateway.codec import BytesPolicy, HalfPrecision, InferRequest, KnownHeaders, NonFinite, TensorPolicy, run
-from gateway.codec.v2.request_header import KNOWN_HEADER_BYTES, KNOWN_HEADERS
-from gateway.errors import CodecError
+from gateway.codec import (
+    BytesPolicy,
+    HalfPrecision,
+    HeaderLimits,
+    InferRequest,
+    KnownHeaders,
+    NonFinite,
+    TensorPolicy,
+    run,
+)
+from gateway.codec.v2.request_header import HELD_PER_BYTE, KNOWN_HEADER_BYTES, KNOWN_HEADERS
+from gateway.errors import CodecError, TooLargeError
 from tests.codec.v2.requests import entry, header_of, parsed, sent
 from tests.codec.walk import backend_json
 
@@ -503,3 +514,123 @@ def test_known_headers_are_bounded_and_the_oldest_is_forgotten() -> None:
     long = header_of(entry("n" * KNOWN_HEADER_BYTES, "UINT8", [1], 1))
     again(known, long, b"\1")
     assert known.get(long) is None
+
+
+# outputs in shared memory
+
+
+def test_output_that_the_request_puts_into_shared_memory_is_recorded() -> None:
+    region = {"shared_memory_region": "r", "shared_memory_byte_size": 8}
+    header = header_of(
+        parameters={"binary_data_output": True},
+        outputs=[
+            {"name": "s", "parameters": region},
+            {"name": "b", "parameters": {"binary_data": True, **region}},
+            {"name": "n", "parameters": {"shared_memory_region": None}},
+            {"name": "y"},
+        ],
+    )
+    request = parsed(header)
+    assert request.selection.in_shared_memory == {"s", "b"}
+    assert [request.selection.is_binary(name) for name in "sbny"] == [False, False, True, True]
+    text = sent(header)["outputs"]
+    assert [item.get("parameters") for item in text] == [region, region, {"shared_memory_region": None}, None]
+
+
+# limits
+
+
+def with_limits(header: bytes, blobs: bytes, limits: HeaderLimits, header_length: int | None = None) -> Any:
+    body = memoryview(header + blobs)
+    length = len(header) if header_length is None else header_length
+    return run(InferRequest.parse(body, length if length >= 0 else None, TensorPolicy(), limits, recover=True))
+
+
+def test_more_inputs_or_outputs_than_the_limit_are_refused_with_the_key() -> None:
+    limits = HeaderLimits(max_tensors=3)
+    for count in (3, 4, 5000):
+        inputs = header_of(*({"name": str(i), "datatype": "INT8", "shape": [1], "data": [1]} for i in range(count)))
+        outputs = header_of(outputs=[{"name": str(i)} for i in range(count)])
+        for header, key in ((inputs, "inputs"), (outputs, "outputs")):
+            if count <= 3:
+                assert with_limits(header, b"", limits) is not None
+                continue
+            with pytest.raises(CodecError, match=rf"more than 3 .*{key}.*`limits.tensors`") as caught:
+                with_limits(header, b"", limits)
+            assert not isinstance(caught.value, TooLargeError)
+
+
+def test_empty_objects_beyond_the_limit_are_refused_with_the_key_too() -> None:
+    for key in ("inputs", "outputs"):
+        header = b'{"inputs":[],"%b":[%b]}' % (key.encode(), b",".join([b"{}"] * 2000))
+        with pytest.raises(CodecError, match=rf"more than 1024 .*{key}.*`limits.tensors`"):
+            with_limits(header, b"", HeaderLimits())
+
+
+def test_more_json_beside_the_data_than_the_limit_is_too_large() -> None:
+    for padding in ('"x":"' + "y" * 4000 + '",', " " * 4000, "".join(f'"k{i}":{{}},' for i in range(500))):
+        header = b"{%b" % padding.encode() + header_of(entry("x", "UINT8", [1], 1))[1:]
+        assert with_limits(header, b"\1", HeaderLimits(max_header_bytes=len(header))) is not None
+        with pytest.raises(TooLargeError, match=f"{len(header) - 1} bytes.*`limits.header`"):
+            with_limits(header, b"\1", HeaderLimits(max_header_bytes=len(header) - 1))
+        with pytest.raises(TooLargeError, match="`limits.header`"):
+            with_limits(header, b"\1", HeaderLimits(max_header_bytes=len(header) - 1), header_length=-1)
+
+
+def test_data_in_the_json_does_not_count_as_header() -> None:
+    limits = HeaderLimits(max_header_bytes=500)
+    data = [1.5] * 100_000
+    header = header_of({"name": "x", "datatype": "FP32", "shape": [100_000], "data": data}, entry("b", "INT8", [1], 1))
+    request = with_limits(header, b"\1", limits)
+    assert request is not None and len(json.loads(b"".join(request.json_pieces()))["inputs"][0]["data"]) == 100_000
+
+
+def test_pure_json_has_no_limits_because_nobody_reads_it() -> None:
+    header = header_of(*({"name": "\u00e9", "data": [index]} for index in range(5000)))
+    assert b"\\u00" in header
+    assert with_limits(header, b"", HeaderLimits(max_header_bytes=100, max_tensors=2), header_length=-1) is None
+
+
+def test_memory_of_the_header_is_reserved_once_and_before_it_is_built() -> None:
+    header = header_of(entry("x", "UINT8", [1], 1), {"name": "j", "data": "z" * 10_000})
+    known = KnownHeaders()
+    small = header_of(entry("x", "UINT8", [1], 1))
+    for text, beside, memory in (
+        (header, len(header) - 10_000, None),
+        (small, len(small), known),
+        (small, len(small), known),
+    ):
+        asked: list[int] = []
+        steps = InferRequest.parse(
+            memoryview(text + b"\1"), len(text), TensorPolicy(), recover=False, known=memory, reserve=asked.append
+        )
+        assert run(steps) is not None
+        assert len(asked) == 1
+        assert beside - 10 <= asked[0] // HELD_PER_BYTE <= beside + 10
+
+
+class NoRoomError(Exception):
+    """What a budget raises."""
+
+
+def test_what_the_reservation_raises_passes_through() -> None:
+    def reserve(n_bytes: int) -> None:
+        raise NoRoomError
+
+    for header in (header_of(entry("x", "UINT8", [1], 1)), header_of(parameters={"binary_data_output": True})):
+        for length in (len(header), None):
+            with pytest.raises(NoRoomError):
+                run(InferRequest.parse(memoryview(header), length, TensorPolicy(), recover=True, reserve=reserve))
+
+
+def test_parsed_header_takes_no_more_memory_than_was_reserved() -> None:
+    members = b",".join(b'"%d":1' % number for number in range(100_000))
+    header = b'{"inputs":[],"outputs":[{"name":"y","parameters":{%b}}]}' % members
+    reserved: list[int] = []
+    tracemalloc.start()
+    try:
+        run(InferRequest.parse(memoryview(header), len(header), TensorPolicy(), recover=False, reserve=reserved.append))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.2 * reserved[0] < peak < reserved[0]
