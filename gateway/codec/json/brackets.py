@@ -11,7 +11,7 @@ from gateway.errors import CodecError
 MAX_TEXT_DEPTH = 512
 """The most brackets that may be open at once in a value that crosses as text."""
 
-STEP_TOKENS = 2048
+STEP_TOKENS = 1600
 """How many strings and brackets one step looks at: it bounds a step over text that has hardly anything else.
 
 More than a value without a comma can have, which is three for each of `MAX_TEXT_DEPTH`: a step that finds a comma can
@@ -20,19 +20,25 @@ go on from it.
 
 QUOTE, OBJECT, END_OBJECT, ARRAY, END_ARRAY = b'"{}[]'
 
-STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|(\\?\Z))|[\[\]{}]', re.DOTALL)
-"""A whole string, one that goes on behind the window (group 1), or a bracket."""
+WALK_BYTES = 16 * 1024
+"""How much text one step walks through only to find where strings end; it may be all escapes."""
+
+STRING_OR_BRACKET = re.compile(rb'["\[\]{}](?:(?<!")|(?:[^"\\]++|\\.)*+(?:"|(\\?\Z)))', re.DOTALL)
+"""A whole string, one that goes on behind the window (group 1), or a bracket.
+
+It begins with one set of bytes, for which `re` searches ten times faster than for alternatives.
+"""
 
 _INSIDE_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _AFTER_SCALAR = re.compile(rb"[ \t\r\n,}\]]")
 
 
 def skip_inside_string(text: bytes | bytearray, start: int) -> tuple[int, bool]:
-    """Where the inside of a string ends that goes on at *start*, at most a piece further, and whether it is closed.
+    """Where the inside of a string that goes on at *start* ends, at most `WALK_BYTES` further; whether it is closed.
 
     If it is closed, the end is behind its quote. Only the end is looked for: escapes are not judged.
     """
-    limit = min(len(text), start + PIECE_BYTES)
+    limit = min(len(text), start + WALK_BYTES)
     inside = _INSIDE_STRING.match(text, start, limit)
     end = inside.end() if inside is not None else start
     is_closed = end < limit and text[end] == QUOTE

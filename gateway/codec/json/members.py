@@ -15,10 +15,10 @@ from typing import TypeVar
 import msgspec
 import orjson
 
-from gateway.codec.json.brackets import ARRAY, OBJECT, STEP_TOKENS, skip_inside_string
-from gateway.codec.json.items import RUN_BYTES, Items
+from gateway.codec.json.brackets import ARRAY, END_ARRAY, END_OBJECT, OBJECT, STEP_TOKENS, skip_inside_string
+from gateway.codec.json.items import RUN_BYTES, end_of_run
 from gateway.codec.json.prover import Prover
-from gateway.codec.tensors.pieces import PIECE_BYTES, SPACE
+from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES
 from gateway.errors import CodecError
 
 T = TypeVar("T")
@@ -29,14 +29,18 @@ Members = dict[str, bytes]
 WHOLE_BYTES = RUN_BYTES
 """The longest text that the `sliced_` functions parse in one call."""
 
+MAX_NAME_BYTES = 64 * 1024
+"""The longest name, in a long object, of a member that takes several steps."""
+
 EXCERPT_CHARACTERS = 64
 """How much of a wrong value an error shows."""
 
 _OBJECT_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _OBJECTS_DECODER = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _ANY_DECODER = msgspec.json.Decoder(msgspec.Raw)
-_KEY_DECODER = msgspec.json.Decoder(str)
-_KEY = re.compile(rb'[ \t\r\n]*+("(?:[^"\\]++|\\.)*+")[ \t\r\n]*+:', re.DOTALL)
+_NAME_DECODER = msgspec.json.Decoder(str)
+_COMMA = ord(",")
+_NAME = re.compile(rb'[ \t\r\n]*+("(?:[^"\\]++|\\.)*+")[ \t\r\n]*+:', re.DOTALL)
 
 _LITERALS = (b"NaN", b"Infinity", b"-Infinity")
 _LONGEST_LITERAL = len(b"-Infinity")
@@ -67,22 +71,15 @@ def check_json(text: bytes) -> None:
 def sliced_object(text: bytes) -> Generator[None, None, Members]:
     """As `parse_object`, for an object of any length: yields after each step of work.
 
-    In long texts, values may be nested up to `MAX_TEXT_DEPTH` deep.
+    In a long object, values may be nested up to `MAX_TEXT_DEPTH` deep, and names have at most `MAX_NAME_BYTES`.
     """
     if len(text) <= WHOLE_BYTES:
         return parse_object(text)
-    members: Members = {}
-    items = Items(text, OBJECT)
-    while not items.done:
-        run = items.step()
-        if run is not None:
-            start, end = run
-            _check_run(text[start:end], is_only=items.done and not members)
-            if end - start <= RUN_BYTES:
-                members |= parse_object(b"{%b}" % text[start:end])
-            else:
-                yield from _large_member(text, start, end, members)
-        yield
+    start = yield from _skip_blanks(text, 0)
+    if text[start] != OBJECT:
+        raise CodecError("expected an object")
+    members, end = yield from _members_from(text, start + 1)
+    yield from _check_end(text, end)
     return members
 
 
@@ -95,51 +92,100 @@ def sliced_objects(text: bytes, max_entries: int) -> Generator[None, None, list[
         entries = parse_objects(text)
         _check_entries(entries, max_entries)
         return entries
+    start = yield from _skip_blanks(text, 0)
+    if text[start] != ARRAY:
+        raise CodecError("expected an array")
     entries = []
-    items = Items(text, ARRAY)
-    while not items.done:
-        run = items.step()
-        if run is not None:
-            piece = text[run[0] : run[1]]
-            _check_run(piece, is_only=items.done and not entries)
-            if len(piece) <= RUN_BYTES:
-                entries += parse_objects(b"[%b]" % piece)
-            else:
-                entries.append((yield from sliced_object(piece)))
-            _check_entries(entries, max_entries)
+    while text[start] != END_ARRAY:
+        start = yield from _skip_blanks(text, start + 1)
+        if text[start] == END_ARRAY and not entries:
+            break
+        end = end_of_run(text, start, END_ARRAY)
+        if end == start:
+            raise CodecError("malformed JSON: a comma without a value beside it")
+        if end:
+            entries += parse_objects(b"[%b]" % text[start:end])
+        elif text[start] == OBJECT:
+            members, end = yield from _members_from(text, start + 1)
+            entries.append(members)
+            end = yield from _separator(text, end, END_ARRAY)
+        else:
+            raise CodecError(f"expected an object, got {excerpt(text[start : start + 256])}")
+        _check_entries(entries, max_entries)
+        start = end
         yield
+    yield from _check_end(text, start + 1)
     return entries
 
 
-def _check_run(run: bytes, *, is_only: bool) -> None:
-    """A parser that gets a run between brackets would take none for an empty array or object."""
-    if not is_only and not run.strip(SPACE):
-        raise CodecError("malformed JSON: a comma without a value beside it")
+def _members_from(text: bytes, start: int) -> Generator[None, None, tuple[Members, int]]:
+    """The members of the object whose bracket opens before *start*, and where it ends behind its closing bracket."""
+    members: Members = {}
+    start -= 1
+    while text[start] != END_OBJECT:
+        start = yield from _skip_blanks(text, start + 1)
+        if text[start] == END_OBJECT and not members:
+            break
+        end = end_of_run(text, start, END_OBJECT)
+        if end == start:
+            raise CodecError("malformed JSON: a comma without a member beside it")
+        if end:
+            members |= parse_object(b"{%b}" % text[start:end])
+        else:
+            name = _NAME.match(text, start, start + MAX_NAME_BYTES)
+            if name is None:
+                raise CodecError(f"expected a member, got {excerpt(text[start : start + 256])}")
+            value_start = yield from _skip_blanks(text, name.end())
+            value_end = yield from _prove(text, value_start)
+            members[_decode(_NAME_DECODER, name[1])] = text[value_start:value_end]
+            end = yield from _separator(text, value_end, END_OBJECT)
+        start = end
+        yield
+    return members, start + 1
+
+
+def _prove(text: bytes, start: int) -> Generator[None, None, int]:
+    """Where the value ends that begins at *start*. Raises `CodecError` if it is no JSON."""
+    prover = Prover(check_json)
+    view = memoryview(text)
+    while not prover.done:
+        taken = prover.step(view[start:])
+        if not taken:
+            raise CodecError("JSON is cut off")
+        start += taken
+        yield
+    return start
+
+
+def _skip_blanks(text: bytes, start: int) -> Generator[None, None, int]:
+    """The first byte from *start* on that is not blank. Raises `CodecError` if there is none."""
+    while start < len(text):
+        first = NOT_SPACE.search(text, start, start + PIECE_BYTES)
+        if first is not None:
+            return first.start()
+        start += PIECE_BYTES
+        yield
+    raise CodecError("JSON is cut off")
+
+
+def _separator(text: bytes, start: int, closing: int) -> Generator[None, None, int]:
+    """Where the comma or the *closing* bracket stands behind an item that ends at *start*."""
+    start = yield from _skip_blanks(text, start)
+    if text[start] not in (_COMMA, closing):
+        raise CodecError(f"malformed JSON: expected a comma, got {excerpt(text[start : start + 256])}")
+    return start
+
+
+def _check_end(text: bytes, end: int) -> Generator[None, None, None]:
+    for start in range(end, len(text), PIECE_BYTES):
+        if NOT_SPACE.search(text, start, start + PIECE_BYTES):
+            raise CodecError(f"malformed JSON: more follows its end at byte {end}")
+        yield
 
 
 def _check_entries(entries: list[Members], max_entries: int) -> None:
     if len(entries) > max_entries:
         raise CodecError(f"more than {max_entries} entries, which is the most that `limits.tensors` allows")
-
-
-def _large_member(text: bytes, start: int, end: int, members: Members) -> Generator[None, None, None]:
-    """Put the member text[start:end] among *members*; its value takes several steps to be proved."""
-    key = _KEY.match(text, start, end)
-    if key is None:
-        raise CodecError(f"malformed JSON: expected a key and a colon, got {excerpt(text[start : start + 256])}")
-    name = _decode(_KEY_DECODER, key[1])
-    # with the comma or bracket behind it, without which the end of a number is not known
-    rest = bytearray(memoryview(text)[key.end() : end + 1])
-    prover = Prover(check_json)
-    while not prover.done:
-        taken = prover.step(rest)
-        if not taken:
-            raise CodecError("JSON is cut off")
-        del rest[:taken]
-        yield
-    if len(rest.strip(SPACE)) != 1:
-        raise CodecError(f"malformed JSON: more follows the value of {excerpt(key[1])}")
-    members[name] = text[key.end() : end].strip(SPACE)
 
 
 def _decode(decoder: msgspec.json.Decoder[T], text: bytes) -> T:
@@ -214,6 +260,7 @@ def sliced_protect(text: bytes) -> Generator[None, None, tuple[bytes, bytes]]:
         if len(tokens) < STEP_TOKENS:
             # a literal that is cut at the window's end is looked at again with what follows it
             position = limit if limit == len(text) else limit - _LONGEST_LITERAL
+        pieces: list[bytes] = []
         for token in tokens:
             if token[1] is not None:
                 inside_string = True
@@ -225,10 +272,11 @@ def sliced_protect(text: bytes) -> Generator[None, None, tuple[bytes, bytes]]:
                 if token[2] is not None:
                     protected += b"%b%b%d" % (text[copied : token.start()], marker, _LITERALS.index(token[2]))
                     copied = token.end()
+        protected += b"".join(pieces)
         yield
-    if not protected:
+    if not copied:
         return text, b""
-    protected += memoryview(text)[copied:]
+    protected += text[copied:]
     return bytes(protected), marker
 
 

@@ -58,7 +58,7 @@ class Prover:
         self._stand_in_behind_string: bytes | None = None
         self._window_bytes = PIECE_BYTES
 
-    def step(self, buffer: bytes | bytearray) -> int:
+    def step(self, buffer: bytearray | memoryview) -> int:
         """Prove the front of *buffer*: how many bytes are finished with, 0 if more must arrive first.
 
         Raises `CodecError` for what is no JSON.

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import msgspec
 
-from gateway.codec.json.brackets import STEP_TOKENS, skip_inside_string
+from gateway.codec.json.brackets import STEP_TOKENS, WALK_BYTES, skip_inside_string
 from gateway.codec.json.sinks import Sink, labelling
 from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES, SPACE
 from gateway.errors import CodecError, TooLargeError
@@ -36,7 +36,10 @@ MAX_ENTRY_BYTES = 16 * 1024
 
 # A whole string, with the colon that makes it a key (1) or the end of the window, where that is not known yet (2);
 # a bracket that opens (3) or closes (4); or a quote whose string is not complete (2).
-_TOKEN = re.compile(rb'"(?:(?:[^"\\]++|\\.)*+"[ \t\r\n]*+(?:(:)|(?!\Z))|())|([\[{])|([\]}])', re.DOTALL)
+# It begins with one set of bytes, for which `re` searches ten times faster than for alternatives.
+_TOKEN = re.compile(
+    rb'["\[\]{}](?:(?<=")(?:(?:[^"\\]++|\\.)*+"[ \t\r\n]*+(?:(:)|(?!\Z))|())|(?<=[\[{])()|(?<=[\]}])())', re.DOTALL
+)
 _KEY_TOKEN, _OPEN_TOKEN, _CLOSE_TOKEN = 1, 3, 4
 _WHOLE_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
@@ -71,7 +74,7 @@ class Scanner:
         self._skeleton = bytearray()
         self._buffer = bytearray()
         self._wait_for = 0
-        self._window_bytes = PIECE_BYTES
+        self._window_bytes = WALK_BYTES
         self._inside_string = False
         self._sink: Sink | None = None
         self._sink_start = 0
@@ -151,10 +154,10 @@ class Scanner:
         while True:
             taken = self._walk(min(len(self._buffer), self._window_bytes))
             if taken:
-                self._window_bytes = PIECE_BYTES
+                self._window_bytes = WALK_BYTES
             if taken or len(self._buffer) <= self._window_bytes:
                 return taken
-            self._window_bytes *= 2  # a string, which may be a key, and then a piece or more of blanks
+            self._window_bytes *= 2  # a string, which may be a key, and then a window or more of blanks
 
     def _walk(self, window_bytes: int) -> int:
         """Walk up to a value for a sink, the document's end, the window's end, or `STEP_TOKENS` tokens further."""
@@ -199,7 +202,7 @@ class Scanner:
                     self._inside_section = False
             else:
                 end = token.start()
-                if end == 0 and window_bytes >= PIECE_BYTES and not _WHOLE_STRING.match(buffer, 0, window_bytes):
+                if end == 0 and window_bytes >= WALK_BYTES and not _WHOLE_STRING.match(buffer, 0, window_bytes):
                     # longer than any key that is looked for, however many escapes it is written with
                     self._inside_string = True
                     self._key = b""
