@@ -3,6 +3,7 @@
 import gzip
 import random
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,13 +23,13 @@ from gateway.codec.compression import (
 )
 from gateway.errors import CodecError, TooLargeError
 
-COMPRESS = {Coding.GZIP: gzip.compress, Coding.DEFLATE: zlib.compress}
-EXPAND = {Coding.GZIP: gzip.decompress, Coding.DEFLATE: zlib.decompress}
+COMPRESS: dict[Coding, Callable[[bytes], bytes]] = {Coding.GZIP: gzip.compress, Coding.DEFLATE: zlib.compress}
+EXPAND: dict[Coding, Callable[[bytes], bytes]] = {Coding.GZIP: gzip.decompress, Coding.DEFLATE: zlib.decompress}
 
 
 def inflate(coding: Coding, body: bytes, chunk: int, limit: int = 10**9) -> bytes:
     inflater = Inflater(coding, limit)
-    pieces = []
+    pieces: list[bytes] = []
     for start in range(0, len(body), chunk):
         pieces += inflater.feed(body[start : start + chunk])
     inflater.finish()

@@ -160,7 +160,7 @@ def fuzz_inflate(data: Provider) -> None:
     coding = Coding.GZIP if data.ConsumeBool() else Coding.DEFLATE
     chunk = data.ConsumeIntInRange(1, 30)
     body = rest(data)
-    results = []
+    results: list[bytes | None] = []
     for size in (chunk, len(body) or 1):
         inflater = Inflater(coding, LIMIT)
         try:

@@ -23,7 +23,7 @@ CHUNK_BYTES = 64 * 1024
 
 def filled(item: bytes, n_bytes: int = HEADER_BYTES - 1000) -> bytes:
     """As many items as go into *n_bytes*, with commas between; each `%x` in them is another number."""
-    items = []
+    items: list[bytes] = []
     length = 0
     while length < n_bytes:
         items.append(item.replace(b"%x", b"%x" % len(items)))
