@@ -6,16 +6,16 @@ Everything is put together here and nowhere else; read it to see what talks to w
 import asyncio
 import gc
 import logging
-
-from aiohttp import web
+import secrets
 
 from gateway.backend.upstream import Upstream
-from gateway.client import listeners
+from gateway.client.listeners import ClientListener
+from gateway.client.server import Server
 from gateway.config import Config
 from gateway.errors import ErrorKind
 from gateway.exchange import Exchange
 from gateway.handlers import Gateway
-from gateway.policy.routing import Router
+from gateway.plan import Plan
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.metrics import Metrics
 
@@ -37,27 +37,25 @@ def settle() -> None:
     gc.freeze()
 
 
+def new_name() -> str:
+    """A name for this gateway that no other has, so that it recognizes a request that went through it (`Via`)."""
+    return f"tensor-gateway-{secrets.token_hex(8)}"
+
+
 class DataPlane:
     """What serves clients, in one process. Must be made on a running event loop."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, name: str) -> None:
+        """*name* is what the gateway calls itself in `Via`, see `new_name`; its workers share one."""
         self.config = config
         self.metrics = Metrics()
         self.url = ""
-        self._upstreams = {name: Upstream(name, backend) for name, backend in config.backends.items()}
+        plan = Plan.of(config, name)
+        self._upstreams = {backend.name: Upstream(backend) for backend in plan.backends.values()}
         self._access_log = AccessLog(config.logging.access) if config.logging.access != "none" else None
-        self.gateway = Gateway(
-            Router(config.routes, next(iter(config.backends))),
-            self._upstreams,
-            config.limits,
-            config.compression,
-            recover_header_length=config.recover_header_length,
-            record=self._record,
-        )
-        self._runner = web.ServerRunner(
-            listeners.Server(self.gateway.handle, self.gateway.refused), shutdown_timeout=listeners.CUT_S
-        )
-        self._site: web.SockSite | None = None
+        self.gateway = Gateway(plan, self._upstreams, self._record)
+        self.server = Server(self.gateway.handle, self._record)
+        self._listener = ClientListener(self.server)
         self._sampler: asyncio.Task[None] | None = None
 
     def _record(self, exchange: Exchange) -> None:
@@ -72,8 +70,7 @@ class DataPlane:
 
     async def start(self, *, shared: bool = False) -> None:
         """Listen, on a port that is *shared* with other workers. Raises `OSError` if the address cannot be had."""
-        self._site = await listeners.serve(self._runner, self.config.listen, shared=shared)
-        self.url = listeners.url_of(self.config.listen, self._runner.addresses[0][1])
+        self.url = await self._listener.open(self.config.listen, shared=shared)
         self.observe_load()
         self._sampler = asyncio.create_task(self._sample())
 
@@ -90,14 +87,16 @@ class DataPlane:
         """Set the gauges of what is in flight to this moment's values."""
         admission = self.gateway.admission
         self.metrics.observe_load(self.gateway.in_flight, admission.held_bytes, admission.max_bytes)
+        for upstream in self._upstreams.values():
+            for endpoint in upstream.endpoints:
+                self.metrics.observe_upstream(upstream.name, endpoint.url, *upstream.connections.counts(endpoint))
 
     async def drain(self) -> None:
         """Stop accepting and let what is in flight finish, up to `shutdown.grace`; then it is cut off."""
         shutdown = self.config.shutdown
         self.gateway.is_draining = True
         await asyncio.sleep(shutdown.delay)
-        if self._site is not None:
-            await self._site.stop()
+        await self._listener.stop_accepting()
         await asyncio.sleep(min(HEAD_S, shutdown.grace))
         cut_off = await self.gateway.wait_until_idle(shutdown.grace)
         if cut_off:
@@ -105,7 +104,7 @@ class DataPlane:
 
     async def stop(self) -> None:
         """Close the listener and all connections at once."""
-        await self._runner.cleanup()
+        await self._listener.close()
         if self._sampler is not None:
             self._sampler.cancel()
         await self.gateway.close()

@@ -82,10 +82,10 @@ def test_every_pure_module_has_its_test_module(module: str) -> None:
     assert (ROOT / "tests" / path.with_name(f"test_{path.name}")).exists()
 
 
-def test_only_upstream_knows_the_http_client_and_only_the_root_the_server() -> None:
+def test_only_one_file_knows_the_http_client_and_only_the_clients_side_the_server() -> None:
     users = {name for name, path in MODULES.items() if "aiohttp" in imports_of(path)}
-    server = {"process.admin", "app", "client.body", "client.listeners", "demo", "handlers"}
-    assert users == {f"gateway.{name}" for name in (*server, "backend.upstream")}
+    server = {"process.admin", "client.server", "client.listeners", "demo"}
+    assert users == {f"gateway.{name}" for name in (*server, "backend.wire")}
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("gateway.codec.")])

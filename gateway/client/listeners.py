@@ -1,86 +1,39 @@
-"""Sockets: opening a listener, and aiohttp's servers as the gateway wants them."""
+"""Sockets of listeners: binding, listening, and how to reach them. Not here: what is spoken on them (`server`)."""
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
 
-import orjson
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
+from gateway.client.server import CUT_S, Server
 from gateway.config import Address
 
-CUT_S = 0.05
-"""How long handlers have to notice that they are cut off. Not 0, which aiohttp takes for no limit."""
-
-CLIENT_KEEP_ALIVE_S = 75.0
-"""How long an idle connection of a client is kept: longer than the 60 s of common load balancers."""
-
-BACKLOG = 1024
+BACKLOG = 128
 """The most connections that wait to be accepted."""
 
 
-OnRefused = Callable[[web.BaseRequest, int, str], None]
+class ClientListener:
+    """The listener for clients: accepts connections and gives them to a `Server`."""
 
+    def __init__(self, server: Server) -> None:
+        self._runner = web.ServerRunner(server, shutdown_timeout=CUT_S)
+        self._site: web.SockSite | None = None
 
-class _Protocol(RequestHandler):
-    """aiohttp's HTTP server protocol, with its own refusals (bad HTTP) in the error shape of the gateway."""
+    async def open(self, address: Address, *, shared: bool = False) -> str:
+        """Listen on *address*, on a port that is *shared* with other processes; the URL. Raises `OSError`."""
+        self._site = await serve(self._runner, address, shared=shared)
+        return url_of(address, self._runner.addresses[0][1])
 
-    on_refused: OnRefused
+    async def stop_accepting(self) -> None:
+        """Accept no more connections; those that are open go on."""
+        if self._site is not None:
+            await self._site.stop()
+            self._site = None
 
-    def data_received(self, data: bytes) -> None:
-        """Parse. A body whose framing breaks later than its head fails at once: aiohttp would leave it open."""
-        super().data_received(data)
-        request = self._current_request
-        if request is not None and self._messages and isinstance(self._messages[-1][0], _ErrInfo):
-            content = request.content
-            if not content.is_eof():
-                content.set_exception(web.RequestPayloadError(self._messages[-1][0].message))
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """Answer what never became a request."""
-        if request.writer.output_size > 0:
-            raise ConnectionResetError("a reply has begun and cannot become an error")
-        said = message or (str(exc) if status < 500 and exc is not None else "")
-        text = (said.splitlines() or ["internal error" if status >= 500 else "malformed HTTP"])[0]
-        self.on_refused(request, status, text)
-        response = web.Response(
-            status=status,
-            body=orjson.dumps({"error": text.encode(errors="replace").decode()}),
-            headers={"Content-Type": "application/json", "Server": "tensor-gateway"},
-        )
-        response.force_close()
-        return response
-
-
-class Server(web.Server):
-    """aiohttp's low-level server: no router and no middleware, since every path is the backend's."""
-
-    def __init__(
-        self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], on_refused: OnRefused
-    ) -> None:
-        """*on_refused* is told of what never became a request: bad HTTP."""
-        super().__init__(
-            handler,
-            handler_cancellation=True,
-            auto_decompress=False,
-            access_log=None,
-            keepalive_timeout=CLIENT_KEEP_ALIVE_S,
-            lingering_time=0,  # the corridor drops the rest of refused bodies itself, within bounds
-        )
-        self._on_refused = on_refused
-
-    def __call__(self) -> RequestHandler:
-        """A protocol for a new connection."""
-        protocol = _Protocol(self, loop=self._loop, **self._kwargs)
-        protocol.on_refused = self._on_refused
-        return protocol
+    async def close(self) -> None:
+        """Stop accepting, and cut off what is still being served."""
+        await self._runner.cleanup()
+        self._site = None
 
 
 async def bind(address: Address, *, shared: bool = False) -> socket.socket:

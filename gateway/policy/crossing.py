@@ -5,7 +5,7 @@ Here: names and sets of them. Not here: what the bodies are.
 
 from collections.abc import Iterable, Mapping
 
-from multidict import CIMultiDict, CIMultiDictProxy
+from gateway.headers import Headers
 
 _HEADER_LENGTH = "inference-header-content-length"
 
@@ -24,15 +24,23 @@ HOP_BY_HOP = frozenset(
 )
 """Headers that speak to the next hop alone, besides those that `Connection` names."""
 
-# Set anew for the backend: its own host, its own framing, and what it may answer in.
-_NOT_TO_BACKEND = HOP_BY_HOP | {"host", "content-length", "expect", "accept-encoding"}
-_NOT_TO_BACKEND_TRANSCODED = _NOT_TO_BACKEND | {"content-type", "content-encoding", _HEADER_LENGTH}
-# Say something of the backend's body, which is not the client's.
-_NOT_TO_CLIENT_TRANSCODED = HOP_BY_HOP | {
+# Made anew for the backend: its host, the framing of its body, who the client was, and the name of the request, which
+# the caller adds, as it does with the length.
+_NOT_TO_BACKEND = HOP_BY_HOP | {"host", "content-length", "expect", "x-forwarded-for", "x-request-id"}
+# These describe the client's body, which the gateway has inflated or turned into JSON.
+_OF_THE_BODY = frozenset({"content-type", "content-encoding", _HEADER_LENGTH})
+# These ask for a part or a form of one answer; what the gateway asks for itself is kept for other clients too.
+_OF_ONE_ANSWER = frozenset(
+    {"accept", "if-match", "if-modified-since", "if-none-match", "if-range", "if-unmodified-since", "range"}
+)
+_CODING = frozenset({"accept-encoding"})
+
+_NOT_TO_CLIENT = HOP_BY_HOP | {"content-length"}
+# These describe the backend's body, which is not the one that the client gets.
+_NOT_TO_CLIENT_TRANSCODED = _NOT_TO_CLIENT | {
     "accept-ranges",
     "content-digest",
     "content-encoding",
-    "content-length",
     "content-md5",
     "content-range",
     "content-type",
@@ -43,54 +51,99 @@ _NOT_TO_CLIENT_TRANSCODED = HOP_BY_HOP | {
     _HEADER_LENGTH,
 }
 
-Incoming = CIMultiDictProxy[str]
+Fields = list[tuple[str, str]]
+"""Header fields in the order in which they are sent."""
+
+_KEEP_OR_CLOSE = ("keep-alive", "close")
 
 
 class BackendHeaders:
-    """Makes the headers that one backend gets from those of the client."""
+    """Makes the headers that one backend gets from those of the client.
+
+    In each method *client* are the client's headers, *peer* its address, *scheme* and *host* those it asked for.
+    """
 
     def __init__(self, set_: Mapping[str, str], remove: Iterable[str]) -> None:
         """*set_* and *remove* are the backend's `headers` in the configuration."""
-        self._set = set_
-        self._remove = frozenset(name.lower() for name in [*set_, *remove])
+        self._set = list(set_.items())
+        removed = frozenset(name.lower() for name in [*set_, *remove])
+        self._removed = removed
+        self._not_relayed = _NOT_TO_BACKEND | removed
+        self._not_read = _NOT_TO_BACKEND | removed | _CODING
+        self._not_inflated = _NOT_TO_BACKEND | removed | _OF_THE_BODY
+        self._not_transcoded = _NOT_TO_BACKEND | removed | _OF_THE_BODY | _CODING
+        self._not_metadata = self._not_transcoded | _OF_ONE_ANSWER
 
-    def relayed(self, client: Incoming, peer: str, scheme: str) -> CIMultiDict[str]:
-        """For a body that crosses as it is."""
-        return self._crossing(client, _NOT_TO_BACKEND, peer, scheme)
+    def relayed(self, client: Headers, *, peer: str, scheme: str, host: str) -> Fields:
+        """For a request whose body crosses as it is, and whose answer comes back coded as the client asked."""
+        fields = self._crossing(client, self._not_relayed, peer, scheme, host)
+        return self._with_coding(fields, client)
 
-    def transcoded(self, client: Incoming, peer: str, scheme: str) -> CIMultiDict[str]:
-        """For a body that has become JSON."""
-        headers = self._crossing(client, _NOT_TO_BACKEND_TRANSCODED, peer, scheme)
-        headers["Content-Type"] = "application/json"
-        return headers
+    def relayed_uncoded(self, client: Headers, *, peer: str, scheme: str, host: str) -> Fields:
+        """For a request whose body crosses as it is, and whose answer must not be compressed (protocol 7)."""
+        fields = self._crossing(client, self._not_read, peer, scheme, host)
+        return self._uncoded(fields)
 
-    def _crossing(self, client: Incoming, dropped: frozenset[str], peer: str, scheme: str) -> CIMultiDict[str]:
-        headers = _without(client, dropped)
-        headers["Accept-Encoding"] = "identity"
-        forwarded = [*client.getall("X-Forwarded-For", ()), peer]
-        headers["X-Forwarded-For"] = ", ".join(forwarded)
-        headers.setdefault("X-Forwarded-Proto", scheme)
-        if "Host" in client:
-            headers.setdefault("X-Forwarded-Host", client["Host"])
-        for name in self._remove:
-            headers.popall(name, None)
-        headers.update(self._set)
-        return headers
+    def inflated(self, client: Headers, *, peer: str, scheme: str, host: str) -> Fields:
+        """For JSON that the gateway has read, maybe inflated, and passes on; coded as the client asked."""
+        fields = self._crossing(client, self._not_inflated, peer, scheme, host)
+        self._append(fields, "Content-Type", "application/json")
+        return self._with_coding(fields, client)
+
+    def transcoded(self, client: Headers, *, peer: str, scheme: str, host: str) -> Fields:
+        """For a body that has become JSON, and whose answer the gateway reads."""
+        fields = self._crossing(client, self._not_transcoded, peer, scheme, host)
+        self._append(fields, "Content-Type", "application/json")
+        return self._uncoded(fields)
+
+    def metadata(self, client: Headers, *, peer: str, scheme: str, host: str) -> Fields:
+        """For metadata that the gateway asks for itself, on behalf of this client, and may keep for others."""
+        fields = self._crossing(client, self._not_metadata, peer, scheme, host)
+        return self._uncoded(fields)
+
+    def _crossing(self, client: Headers, dropped: frozenset[str], peer: str, scheme: str, host: str) -> Fields:
+        fields = _without(client, dropped)
+        removed = self._removed
+        if "x-forwarded-for" not in removed:
+            before = client.joined("x-forwarded-for")
+            fields.append(("X-Forwarded-For", f"{before}, {peer}" if before else peer))
+        if "x-forwarded-proto" not in client and "x-forwarded-proto" not in removed:
+            fields.append(("X-Forwarded-Proto", scheme))
+        if host and "x-forwarded-host" not in client and "x-forwarded-host" not in removed:
+            fields.append(("X-Forwarded-Host", host))
+        fields += self._set
+        return fields
+
+    def _append(self, fields: Fields, name: str, value: str) -> None:
+        """Add a field unless the configuration sets or removes it."""
+        if name.lower() not in self._removed:
+            fields.append((name, value))
+
+    def _uncoded(self, fields: Fields) -> Fields:
+        self._append(fields, "Accept-Encoding", "identity")
+        return fields
+
+    def _with_coding(self, fields: Fields, client: Headers) -> Fields:
+        # a client that says nothing expects no coding, although RFC 9110 section 12.5.3 would allow any
+        if "accept-encoding" not in client:
+            self._append(fields, "Accept-Encoding", "identity")
+        return fields
 
 
-def relayed_to_client(backend: Incoming) -> CIMultiDict[str]:
-    """The headers of an answer whose body crosses as it is."""
-    return _without(backend, HOP_BY_HOP)
+def relayed_to_client(backend: Headers) -> Fields:
+    """The headers of an answer whose body crosses as it is, without its length, which the reply writes itself."""
+    return _without(backend, _NOT_TO_CLIENT)
 
 
-def transcoded_to_client(backend: Incoming) -> CIMultiDict[str]:
+def transcoded_to_client(backend: Headers) -> Fields:
     """The headers of an answer whose body the gateway has made anew."""
     return _without(backend, _NOT_TO_CLIENT_TRANSCODED)
 
 
-def _without(headers: Incoming, dropped: frozenset[str]) -> CIMultiDict[str]:
-    connection = headers.get("Connection")
-    if connection is not None and connection.lower() not in ("keep-alive", "close"):
-        named = {name.strip().lower() for value in headers.getall("Connection") for name in value.split(",")}
-        dropped = dropped | named
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
+def _without(headers: Headers, dropped: frozenset[str]) -> Fields:
+    """All fields but *dropped* and those that any `Connection` field names."""
+    if "connection" in headers:
+        connection = headers.all("connection")
+        if len(connection) > 1 or connection[0].lower() not in _KEEP_OR_CLOSE:
+            dropped = dropped | {name.strip().lower() for value in connection for name in value.split(",")}
+    return [pair for pair in headers.pairs if pair[0].lower() not in dropped]

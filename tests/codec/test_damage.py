@@ -6,7 +6,6 @@ With the pieces of every day, and with pieces of a few bytes, so that every plac
 import json
 import random
 import sys
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -38,17 +37,25 @@ DAMAGE = [
     b"null",
 ]
 ODD = ["\x7f", "\x7f___", "", '"', "\\", '",', '","', '", "', "\n", "é", "\U0001f600", "]", "},{"]
-TINY = {"PIECE_BYTES": 48, "STEP_TOKENS": 8, "TOLERANT_PIECE_BYTES": 24, "WINDOW_BYTES": 96, "RUN_ELEMENTS": 2}
+TINY = {
+    "PIECE_BYTES": 48,
+    "STEP_TOKENS": 8,
+    "TOLERANT_PIECE_BYTES": 24,
+    "WINDOW_BYTES": 96,
+    "RUN_ELEMENTS": 2,
+    "SHORT_BYTES": 8,
+    "FEW_MEMBERS": 1,
+}
 
 
 @pytest.fixture(params=["real", "tiny"])
-def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "tiny":
         for name, module in list(sys.modules.items()):
             for constant, tiny in TINY.items():
                 if name.startswith("gateway.codec.") and hasattr(module, constant):
                     monkeypatch.setattr(module, constant, tiny)
-    return request.param
+    return str(request.param)
 
 
 def damaged(dice: random.Random, texts: list[str]) -> bytes:

@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -26,15 +26,18 @@ def parse_request(
     if header_bytes is None:
         return run(InferRequest.parse(view, None, policy, recover=recover))
     known = KnownHeaders()
-    results: list[InferRequest | str | None] = []
+    results: list[InferRequest | None] = []
+    errors: list[str] = []
     for memory in (None, known, known):
         try:
             results.append(run(InferRequest.parse(view, header_bytes, policy, recover=recover, known=memory)))
         except CodecError as error:
-            results.append(str(error))
+            errors.append(str(error))
+    if errors:
+        assert not results
+        assert errors[0] == errors[1] == errors[2]
+        raise CodecError(errors[0])
     assert results[0] == results[1] == results[2]
-    if isinstance(results[0], str):
-        raise CodecError(results[0])
     return results[2]
 
 
@@ -116,7 +119,7 @@ def same_json(left: bytes, right: bytes) -> bool:
 def nearest_bits(text: str, datatype: str) -> int:
     """The bits of the float of *datatype* nearest to the decimal *text*, ties to even, by integers alone."""
     exponent_bits, fraction_bits = LAYOUTS[datatype]
-    bias = 2 ** (exponent_bits - 1) - 1
+    bias = (1 << (exponent_bits - 1)) - 1
     sign = int(text.startswith("-")) << (exponent_bits + fraction_bits)
     value = abs(Fraction(text))
     if value == 0:
@@ -127,7 +130,7 @@ def nearest_bits(text: str, datatype: str) -> int:
     exponent = max(exponent, 1 - bias)
     steps = round(value / Fraction(2) ** (exponent - fraction_bits))
     bits = ((exponent + bias - 1) << fraction_bits) + steps
-    return sign | min(bits, (2**exponent_bits - 1) << fraction_bits)
+    return sign | min(bits, ((1 << exponent_bits) - 1) << fraction_bits)
 
 
 class Walked:
@@ -156,7 +159,7 @@ class Walked:
         return spans
 
 
-def exhaust(steps: Iterator[None]) -> None:
+def exhaust(steps: Iterable[None]) -> None:
     for _ in steps:
         pass
 

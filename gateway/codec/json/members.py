@@ -51,7 +51,7 @@ _NAME = re.compile(rb'[ \t\r\n]*+("(?:[^"\\]++|\\.)*+")[ \t\r\n]*+:', re.DOTALL)
 
 _LITERALS = (b"NaN", b"Infinity", b"-Infinity")
 _LONGEST_LITERAL = len(b"-Infinity")
-_MARKER_VALUES = 2**63 - 1
+_MARKER_VALUES = 10**8  # a short marker keeps a text that is all literals small
 # A whole string, one that goes on behind the window (1), or a literal (2). A literal stands alone: what is put in its
 # place must not join a neighbour into a number.
 _STRING_OR_LITERAL = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|(\\?\Z))|(?<![-+.\w])(-?Infinity|NaN)(?![-+.\w])', re.DOTALL)
@@ -246,10 +246,11 @@ def sliced_protect(text: bytes) -> Generator[None, None, tuple[bytes, bytes]]:
     """As `protect_literals`, for a text of any length: yields after each step of work."""
     if b"NaN" not in text and b"Infinity" not in text:
         return text, b""
-    # hash() is keyed per process, so a sender cannot predict the marker and write it; the loop almost never repeats
-    number = hash(text) & _MARKER_VALUES
-    while (marker := b"1%019d" % number) in text:
-        number = (number + 1) & _MARKER_VALUES
+    # hash() is keyed per process, so a sender cannot predict the marker and write it, nor the one that is tried after
+    # it; a mebibyte of numbers hits one in a thousand
+    marker = text
+    while marker in text:
+        marker = b"1%08d" % (hash(marker) % _MARKER_VALUES)
     protected = bytearray()
     copied = position = 0
     inside_string = False
@@ -276,7 +277,7 @@ def sliced_protect(text: bytes) -> Generator[None, None, tuple[bytes, bytes]]:
             else:
                 position = max(position, token.end())
                 if token[2] is not None:
-                    pieces += (text[copied : token.start()], marker, b"%d" % _LITERALS.index(token[2]))
+                    protected += b"%b%b%d" % (text[copied : token.start()], marker, _LITERALS.index(token[2]))
                     copied = token.end()
         protected += b"".join(pieces)
         yield

@@ -28,7 +28,7 @@ def test_runs_are_whole_items_and_leave_none_out(monkeypatch: pytest.MonkeyPatch
                 end = start + len(left.pop(0))
             else:
                 assert end - start <= run_bytes
-                run = []
+                run: list[bytes] = []
                 while b",".join(run) != text[start:end]:
                     run.append(left.pop(0))
             assert text[end : end + 1] == (b"," if left else b"]")

@@ -79,10 +79,10 @@ def test_literals_are_protected_and_come_back(text: bytes) -> None:
 
 def test_literals_are_protected_with_one_look_whatever_numbers_are_written() -> None:
     """Whoever could foresee the number that takes a literal's place could write it, and the next, and the next."""
-    text = b"[NaN,%b]" % b",".join(b"%d" % number for number in range(10**9, 10**9 + 20_000))
+    text = b"[NaN,%b]" % b",".join(b"%d" % number for number in range(10**8, 10**8 + 20_000))
     protected, marker = protect_literals(text)
     assert protected.count(marker) == 1
-    assert len(marker) == 20
+    assert len(marker) == 9
     assert restore_literals(protected, marker) == text
 
 

@@ -1,0 +1,241 @@
+"""The reply to a client. Nothing else writes to one, except the invitation to send a body (`body`).
+
+Here: the head (which headers every reply carries, how its body is framed, whether the connection is kept), and the
+only places that set an exchange's status, error and reply bytes. Not here: what a reply says.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
+
+import orjson
+
+from gateway.client.body import ClientBody
+from gateway.client.request import ClientRequest
+from gateway.errors import ErrorKind, GatewayError
+from gateway.exchange import Exchange
+from gateway.headers import Pairs
+from gateway.pacing import Pacer
+
+WRITE_BYTES = 256 * 1024
+"""How much is handed to a client's connection at once: Python 3.11 copies what the socket does not take."""
+
+JOIN_BYTES = 64 * 1024
+"""Up to this size the body of a whole reply is joined to its head and leaves in the same write."""
+
+# The reply writes these itself, or looks for them.
+_FRAMING = frozenset({"connection", "content-length", "keep-alive", "transfer-encoding", "x-request-id"})
+_SPECIAL = _FRAMING | {"server", "date"}
+
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+
+
+class Reply:
+    """The reply to one request: `whole`, or `begin`, `write` and `end`, or `error`."""
+
+    def __init__(
+        self,
+        request: ClientRequest,
+        exchange: Exchange,
+        *,
+        body: ClientBody | None,
+        is_draining: Callable[[], bool],
+    ) -> None:
+        """The connection is closed after the reply while *is_draining*, and if too much of *body* is left unread.
+
+        *body* is None if it is unknown where the request's body ends.
+        """
+        self._request = request
+        self._connection = request.connection
+        self._exchange = exchange
+        self._body = body
+        self._is_draining = is_draining
+        self._left: int | None = 0
+        self._is_chunked = False
+        self._is_bodiless = False
+        self._pacer: Pacer | None = None
+        self.has_begun = False
+        """From here on an error can only cut the reply off."""
+        self.is_complete = False
+        """The whole reply was handed to the socket: if the client leaves now, it was served."""
+
+    async def whole(self, status: int, headers: Pairs, body: bytes, reason: str = "") -> None:
+        """Send head and *body*, up to `JOIN_BYTES` in one write. Raises as `begin` does."""
+        n_bytes = len(body)
+        if n_bytes > JOIN_BYTES:
+            await self.begin(status, headers, n_bytes, reason)
+            await self.write(body)
+            await self.end()
+            return
+        head = self._head(status, headers, n_bytes, reason)
+        if self._is_bodiless:
+            n_bytes = 0
+            self._connection.write(head)
+        else:
+            self._connection.write(head + body)
+        self._exchange.client_response_bytes = n_bytes
+        await self._connection.drain()
+        self.is_complete = True
+
+    async def begin(self, status: int, headers: Pairs, length: int | None, reason: str = "") -> None:
+        """Send the head of a reply whose body is written in pieces; *length* None: in chunks.
+
+        Content-Length, Transfer-Encoding, Connection and X-Request-Id among *headers* are replaced. Raises
+        `GatewayError` (MALFORMED_RESPONSE), before anything is sent, for headers that cannot be sent, and
+        `ConnectionError` when the client left.
+        """
+        self._connection.write(self._head(status, headers, length, reason))
+        self._left = length
+        self._pacer = Pacer()
+        if length == 0:
+            await self._complete()
+
+    async def write(self, piece: bytes | bytearray | memoryview) -> None:
+        """Send a piece of the body, in slices of `WRITE_BYTES` between which others run.
+
+        The body of a reply to HEAD is dropped. Raises `GatewayError` (MALFORMED_RESPONSE), before sending, for more
+        than the announced length, and `ConnectionError` when the client left.
+        """
+        n_bytes = len(piece)
+        if not n_bytes or self._is_bodiless:
+            return
+        if self._left is not None:
+            if n_bytes > self._left:
+                raise GatewayError(
+                    ErrorKind.MALFORMED_RESPONSE,
+                    f"the body of the reply is {n_bytes - self._left} bytes longer than its Content-Length",
+                )
+            self._left -= n_bytes
+        assert self._pacer is not None
+        view = memoryview(piece)
+        for start in range(0, n_bytes, WRITE_BYTES):
+            part = view[start : start + WRITE_BYTES]
+            self._connection.write(b"".join((b"%x\r\n" % len(part), part, b"\r\n")) if self._is_chunked else part)
+            self._exchange.client_response_bytes += len(part)
+            await self._connection.drain()
+            await self._pacer.breathe()
+        if self._left == 0:
+            await self._complete()
+
+    async def end(self) -> None:
+        """End the body. Raises `GatewayError` (MALFORMED_RESPONSE) for less than the announced length."""
+        if self._is_chunked:
+            self._connection.write(b"0\r\n\r\n")
+        elif self._left and not self._is_bodiless:
+            raise GatewayError(
+                ErrorKind.MALFORMED_RESPONSE,
+                f"the body of the reply ended {self._left} bytes short of its Content-Length",
+            )
+        await self._complete()
+
+    async def error(self, error: GatewayError) -> None:
+        """Send *error* in the shape of the protocol; if a reply has begun, cut it off with a reset.
+
+        An error that comes after the last byte of a whole reply only leaves its words in the exchange.
+        """
+        exchange = self._exchange
+        exchange.detail = error.message
+        if self.is_complete:
+            return
+        exchange.error = error.kind
+        if self.has_begun:
+            # an end without a reset would look like the end of a reply without length
+            self._connection.keeps_alive = False
+            self._connection.cut()
+            return
+        body = error.body
+        if body is None:
+            body = orjson.dumps({"error": error.message.encode(errors="replace").decode()})
+        await self.whole(error.status, [("Content-Type", "application/json"), *error.headers], body)
+
+    def client_left(self) -> None:
+        """Record that the client went away, unless its whole reply had been handed to the socket (499)."""
+        exchange = self._exchange
+        if exchange.error is None and not self.is_complete:
+            exchange.error = ErrorKind.CLIENT_CLOSED
+            exchange.status = ErrorKind.CLIENT_CLOSED.status
+
+    async def _complete(self) -> None:
+        await self._connection.drain()
+        self.is_complete = True
+
+    def _head(self, status: int, headers: Pairs, length: int | None, reason: str) -> bytes:
+        """The head of the reply; from here on it has begun."""
+        request = self._request
+        connection = self._connection
+        exchange = self._exchange
+        is_old = request.version < (1, 1)
+        self._is_bodiless = status in (204, 304) or request.method == "HEAD"
+        self._is_chunked = length is None and not is_old and not self._is_bodiless
+        if (
+            self._body is None
+            or self._is_draining()
+            or self._body.is_left_over()
+            # aiohttp takes a trailer of this request for a header of the next one
+            or "transfer-encoding" in request.headers
+            # only the end of the connection ends such a body
+            or (length is None and is_old and not self._is_bodiless)
+        ):
+            connection.keeps_alive = False
+
+        if not reason or not (reason.isascii() and reason.isprintable()):
+            reason = _PHRASES.get(status, "")
+        lines = [f"HTTP/1.{0 if is_old else 1} {status} {reason}"]
+        append = lines.append
+        server = "Server: tensor-gateway"
+        date = _date(int(time.time()))
+        for name, value in headers:
+            lower = name.lower()
+            if lower in _SPECIAL:
+                if lower in _FRAMING:
+                    continue
+                if lower == "server":
+                    server = ""
+                else:
+                    date = ""
+            append(f"{name}: {value}")
+        if server:
+            append(server)
+        if date:
+            append(date)
+        append(f"X-Request-Id: {exchange.request_id}")
+        if length is not None:
+            if status != 204:
+                append(f"Content-Length: {length}")
+        elif self._is_chunked:
+            append("Transfer-Encoding: chunked")
+        if not connection.keeps_alive:
+            append("Connection: close")
+        elif is_old:
+            append("Connection: keep-alive")
+        text = "".join(lines)
+        if not (text.isascii() and text.isprintable()):
+            _refuse_unsendable(lines, text)
+        head = ("\r\n".join(lines) + "\r\n\r\n").encode()
+        self.has_begun = connection.has_begun = True
+        exchange.status = status
+        return head
+
+
+def _refuse_unsendable(lines: list[str], text: str) -> None:
+    """Raise `GatewayError` for headers that hold control characters or bytes that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise GatewayError(ErrorKind.MALFORMED_RESPONSE, "a header of the answer is not UTF-8") from None
+    for line in lines:
+        if _CONTROL.search(line):
+            name = line.partition(":")[0]
+            raise GatewayError(
+                ErrorKind.MALFORMED_RESPONSE, f"header {name[:64]!r} of the answer holds a control character"
+            )
+
+
+@lru_cache(maxsize=1)
+def _date(now_s: int) -> str:
+    """The `Date` header of this second."""
+    return f"Date: {formatdate(now_s, usegmt=True)}"
