@@ -20,13 +20,13 @@ from gateway.codec.inference import (
     TensorPolicy,
     is_half_precision,
 )
+from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.codec.tensors import elements, number_printing, string_printing
 from gateway.codec.tensors.datatypes import Kind, element_count
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.v2.framing import Cursor
 from gateway.codec.v2.raw import raw_header
 from gateway.codec.v2.request_header import (
-    HELD_PER_BYTE,
     KNOWN_HEADER_BYTES,
     HeaderParser,
     KnownHeaders,
