@@ -221,7 +221,7 @@ class HeaderParser:
     def _entries(self, top: Members, key: str) -> Generator[None, None, list[Members] | None]:
         """The objects in the array at *key*; None if it is absent or null. Raises `CodecError` for too many."""
         text = top.get(key, b"null")
-        if text == b"null":
+        if text == b"null":  # protocol 2.8
             return None
         limit = self._limits.max_tensors
         try:
@@ -263,7 +263,7 @@ class HeaderParser:
         self, top: Members, header_bytes: int
     ) -> Generator[None, None, tuple[RequestHeader, memoryview]]:
         inputs = yield from self._entries(top, "inputs")
-        if inputs is None:
+        if inputs is None:  # protocol 1.6
             raise CodecError("the request has no `inputs` array")
         blobs, is_recovered = yield from self._frame(inputs, header_bytes)
         text = top.get("parameters", b"null")
