@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from gateway.codec import InferAnswer, InferRequest, KnownHeaders, OutputSelection, TensorPolicy, run
-from gateway.codec.json.scanner import Scanner
+from gateway.codec.json.scanner import OpenValue, Scanner
 from gateway.codec.json.sinks import Sink, SkipSink, TextSink
 from gateway.codec.v2.answer import Reply
 from gateway.errors import CodecError
@@ -141,7 +141,7 @@ class Walked:
         self.entries: list[bytes] = []
         self.text = text
         self.check = check
-        self.scanner = Scanner("outputs", lambda entry: self._open(entry, check))
+        self.scanner = scanner_of(lambda entry: self._open(entry, check))
         for chunk in cut(text, chunk_bytes):
             exhaust(self.scanner.feed(chunk))
         exhaust(self.scanner.finish())
@@ -157,6 +157,11 @@ class Walked:
         if self.check:
             assert [span.lstrip(b" \t\r\n") for span in spans] == [b"".join(pieces) for pieces in self.values]
         return spans
+
+
+def scanner_of(open_value: OpenValue, *, max_skeleton_bytes: int = 1 << 20, max_entries: int = 1000) -> Scanner:
+    """A scanner for `outputs` with limits that few tests reach."""
+    return Scanner("outputs", open_value, max_skeleton_bytes=max_skeleton_bytes, max_entries=max_entries)
 
 
 def exhaust(steps: Iterable[None]) -> None:

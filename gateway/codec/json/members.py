@@ -246,8 +246,7 @@ def sliced_protect(text: bytes) -> Generator[None, None, tuple[bytes, bytes]]:
     """As `protect_literals`, for a text of any length: yields after each step of work."""
     if b"NaN" not in text and b"Infinity" not in text:
         return text, b""
-    # hash() is keyed per process, so a sender cannot predict the marker and write it, nor the one that is tried after
-    # it; a mebibyte of numbers hits one in a thousand
+    # hash() is keyed per process, so a sender cannot predict the marker and write it, nor the next one that is tried
     marker = text
     while marker in text:
         marker = b"1%08d" % (hash(marker) % _MARKER_VALUES)
@@ -267,7 +266,6 @@ def sliced_protect(text: bytes) -> Generator[None, None, tuple[bytes, bytes]]:
         if len(tokens) < STEP_TOKENS:
             # a literal that is cut at the window's end is looked at again with what follows it
             position = limit if limit == len(text) else limit - _LONGEST_LITERAL
-        pieces: list[bytes] = []
         for token in tokens:
             if token[1] is not None:
                 inside_string = True
@@ -279,7 +277,6 @@ def sliced_protect(text: bytes) -> Generator[None, None, tuple[bytes, bytes]]:
                 if token[2] is not None:
                     protected += b"%b%b%d" % (text[copied : token.start()], marker, _LITERALS.index(token[2]))
                     copied = token.end()
-        protected += b"".join(pieces)
         yield
     if not copied:
         return text, b""

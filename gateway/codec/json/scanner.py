@@ -22,12 +22,6 @@ from gateway.codec.json.sinks import Sink, labelling
 from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES, SPACE
 from gateway.errors import CodecError, TooLargeError
 
-MAX_SKELETON_BYTES = 1024 * 1024
-"""The default of `limits.header`."""
-
-MAX_ENTRIES = 1024
-"""The default of `limits.tensors`."""
-
 MAX_VALUES = 16
 """How often one object may say `data`: the last wins (protocol 1.6), but each is looked at."""
 
@@ -59,8 +53,8 @@ class Scanner:
         section: str,
         open_value: OpenValue,
         *,
-        max_skeleton_bytes: int = MAX_SKELETON_BYTES,
-        max_entries: int = MAX_ENTRIES,
+        max_skeleton_bytes: int,
+        max_entries: int,
     ) -> None:
         """*max_skeleton_bytes* is the most JSON beside the values, *max_entries* the most objects in the array."""
         self.done = False

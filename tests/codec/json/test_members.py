@@ -13,6 +13,7 @@ from gateway.codec.json import members as members_module
 from gateway.codec.json.members import (
     EXCERPT_CHARACTERS,
     HELD_PER_BYTE,
+    WHOLE_BYTES,
     Members,
     excerpt,
     members_of,
@@ -258,3 +259,36 @@ def test_members_take_no_more_memory_than_is_reserved_for_them(text: bytes) -> N
         tracemalloc.stop()
     assert entries
     assert len(text) < held_bytes <= peak_bytes <= HELD_PER_BYTE * len(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"[1]", "expected an object"),
+        (b" ", "cut off"),
+        (b'{"a":1}  x', "more follows"),
+        (b'{"a":[%b1]' % (b"1," * 5000), "cut off"),
+        (b'{"a":"%b' % (b"x" * 9000), "cut off"),
+        (b'{"a":"%b"' % (b"x" * 9000), "cut off"),
+        (b'{"a":"%b";' % (b"x" * 9000), "expected a comma"),
+    ],
+)
+def test_long_object_that_is_none_is_refused(text: bytes, words: str) -> None:
+    with pytest.raises(CodecError, match=words):
+        run(sliced_object(text + b" " * WHOLE_BYTES))
+
+
+@pytest.mark.parametrize("text", [b"{}", b"[1]", b"[%b]" % (b"1," * 5000 + b"1"), b'["%b"]' % (b"x" * 9000)])
+def test_long_array_of_something_else_than_objects_is_refused(text: bytes) -> None:
+    with pytest.raises(CodecError):
+        run(sliced_objects(text + b" " * WHOLE_BYTES, 10_000))
+
+
+def test_long_empty_containers_are_empty() -> None:
+    assert run(sliced_object(b" {%b} " % (b" " * WHOLE_BYTES))) == {}
+    assert run(sliced_objects(b" [%b] " % (b" " * WHOLE_BYTES), 0)) == []
+
+
+def test_unfinished_string_behind_a_literal_is_left_as_it_is() -> None:
+    text = b'[NaN,"%b\\' % (b"x" * 100_000)
+    assert restore_literals(*run(sliced_protect(text))) == text

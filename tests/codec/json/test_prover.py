@@ -183,3 +183,9 @@ def test_lone_surrogate_in_a_long_string_is_refused_at_every_alignment(broken: b
         for text in (one_output(data, "BYTES"), one_output(b"[" + data + b',"b"]', "BYTES")):
             with pytest.raises(CodecError):
                 read_answer([text], OutputSelection())
+
+
+def test_piece_without_a_comma_is_refused_at_a_limit() -> None:
+    data = b"[1" + b" " * (10 * PIECE_BYTES) + b"]"
+    with pytest.raises(CodecError, match="bytes without a comma"):
+        Walked(b'{"outputs":[{"data":%b}]}' % data)

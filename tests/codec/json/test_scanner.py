@@ -1,12 +1,16 @@
 """Reading JSON that arrives in pieces: where strings and brackets are, and that nothing is held."""
 
+import itertools
+
 import pytest
 
-from gateway.codec.json.scanner import MAX_SKELETON_BYTES, Scanner
+from gateway.codec.json import scanner as scanner_module
+from gateway.codec.json.brackets import STEP_TOKENS, WALK_BYTES
+from gateway.codec.json.scanner import MAX_ENTRY_BYTES
 from gateway.codec.json.sinks import TextSink
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.errors import CodecError, TooLargeError
-from tests.codec.walk import Walked, exhaust, read_answer
+from tests.codec.walk import Walked, exhaust, read_answer, scanner_of
 
 
 @pytest.mark.parametrize("chunk_bytes", [None, 1, 7])
@@ -90,7 +94,7 @@ def test_key_or_string_around_data_may_be_cut_anywhere() -> None:
     text = b'{"id":"a\\"]}","outputs" : [ { "n\\\\" : "\\u00e9", "data" \t : [1] } ] , "x":"{\\\\"}'
     whole = Walked(text)
     for position in range(len(text)):
-        scanner = Scanner("outputs", lambda entry: TextSink("value", None))
+        scanner = scanner_of(lambda entry: TextSink("value", None))
         for chunk in (text[:position], text[position:]):
             exhaust(scanner.feed(chunk))
         exhaust(scanner.finish())
@@ -98,8 +102,8 @@ def test_key_or_string_around_data_may_be_cut_anywhere() -> None:
 
 
 def test_skeleton_beyond_its_limit_is_refused() -> None:
-    with pytest.raises(TooLargeError, match=f"longer than {MAX_SKELETON_BYTES} bytes"):
-        Walked(b'{"x":[' + b"1," * (MAX_SKELETON_BYTES // 2 + 1), 65536)
+    with pytest.raises(TooLargeError, match=f"longer than {1 << 20} bytes"):
+        Walked(b'{"x":[' + b"1," * ((1 << 20) // 2 + 1), 65536)
 
 
 def test_long_string_in_the_skeleton_is_read_whole_up_to_the_limit() -> None:
@@ -108,10 +112,10 @@ def test_long_string_in_the_skeleton_is_read_whole_up_to_the_limit() -> None:
 
 
 def test_endless_string_in_the_skeleton_is_refused_at_the_limit() -> None:
-    scanner = Scanner("outputs", lambda entry: TextSink("value", None))
+    scanner = scanner_of(lambda entry: TextSink("value", None))
     exhaust(scanner.feed(b'{"id":"'))
-    with pytest.raises(CodecError):
-        for _ in range(2 * MAX_SKELETON_BYTES // PIECE_BYTES + 2):
+    with pytest.raises(TooLargeError):
+        for _ in range(2 * (1 << 20) // PIECE_BYTES + 2):
             exhaust(scanner.feed(b"x" * PIECE_BYTES))
 
 
@@ -132,7 +136,7 @@ def test_key_with_an_escape_that_is_not_utf8_is_refused(text: bytes) -> None:
 def test_more_entries_than_allowed_are_refused_while_they_are_walked(entries: bytes) -> None:
     text = b'{"x":[[{},{},{}]],"outputs":[%b]}' % entries
     for max_entries in (6, 5):
-        scanner = Scanner("outputs", lambda entry: TextSink("value", None), max_entries=max_entries)
+        scanner = scanner_of(lambda entry: TextSink("value", None), max_entries=max_entries)
         if max_entries == 6:
             exhaust(scanner.feed(text))
         else:
@@ -142,6 +146,69 @@ def test_more_entries_than_allowed_are_refused_while_they_are_walked(entries: by
 
 def test_skeleton_limit_counts_the_json_beside_the_data_and_names_what_to_set() -> None:
     text = b'{"outputs":[{"data":[%b1]}],"x":"%b"}' % (b"1," * 5000, b"y" * 1000)
-    exhaust(Scanner("outputs", lambda entry: TextSink("value", None), max_skeleton_bytes=1100).feed(text))
+    exhaust(scanner_of(lambda entry: TextSink("value", None), max_skeleton_bytes=1100).feed(text))
     with pytest.raises(TooLargeError, match=r"longer than 1000 bytes.*`limits.header`"):
-        exhaust(Scanner("outputs", lambda entry: TextSink("value", None), max_skeleton_bytes=1000).feed(text))
+        exhaust(scanner_of(lambda entry: TextSink("value", None), max_skeleton_bytes=1000).feed(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"p":[%b1]}' % (b"[]," * 100_000),
+        b'{"p":[%b1]}' % (b'"",' * 100_000),
+        b'{"p":{%b"b":1}}' % (b'"a":1,' * 100_000),
+        b'{"p":"%b"}' % (b"\\n" * 200_000),
+        b'{"%b":1}' % (b"k" * 500_000),
+        b'{"p":[%b1]}' % (b"1," * 200_000),
+        b"{%b}" % (b" " * 500_000),
+    ],
+    ids=["brackets", "strings", "members", "long_string", "long_key", "numbers", "blanks"],
+)
+def test_each_step_over_the_skeleton_is_short(text: bytes) -> None:
+    scanner = scanner_of(lambda entry: TextSink("value", None))
+    exhaust(scanner.feed(b" "))
+    consumed = [scanner.consumed for _ in scanner.feed(text)]
+    exhaust(scanner.finish())
+    assert scanner.skeleton == b" " + text
+    for start, end in itertools.pairwise(consumed):
+        step = text[start:end]
+        assert len(step) <= WALK_BYTES
+        assert step.count(b"[") + step.count(b"]") + step.count(b'"') / 2 <= STEP_TOKENS + 1
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1000, 1])
+@pytest.mark.parametrize("blanks", [10, 5 * WALK_BYTES])
+def test_key_with_many_blanks_before_its_colon_is_still_a_key(blanks: int, chunk_bytes: int | None) -> None:
+    text = b'{"outputs"%b:[{"data"%b:[1]}]}' % (b" " * blanks, b"\n" * blanks)
+    assert Walked(text, chunk_bytes).texts == [b"[1]"]
+
+
+@pytest.mark.parametrize("key", [b"outputs", b"x"])
+def test_string_longer_than_a_window_is_no_key_that_is_looked_for(key: bytes) -> None:
+    long = key + b"\\n" * WALK_BYTES
+    text = b'{"%b":[{"data":1}],"%b":"%b","outputs":[{"%b":2,"data":3}]}' % (long, key, long, long)
+    for chunk_bytes in (None, 1000):
+        walked = Walked(text, chunk_bytes)
+        assert walked.texts == [b"3"]
+        assert walked.scanner.skeleton == text[: -len(b"3}]}")] + b"0 }]}"
+
+
+def test_entry_that_says_much_before_its_data_is_opened_as_if_it_had_said_nothing() -> None:
+    """Its members would have to be parsed within one step."""
+    for n_bytes, expected in ((100, b'{"name":"%b"}' % (b"x" * 100)), (MAX_ENTRY_BYTES, b"{}")):
+        text = b'{"outputs":[{"name":"%b","data":[1]}]}' % (b"x" * n_bytes)
+        assert Walked(text).entries == [expected]
+
+
+def test_text_that_comes_byte_by_byte_is_not_walked_through_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_walks = 0
+    walk = scanner_module.Scanner._walk
+
+    def counting_walk(scanner: scanner_module.Scanner, window_bytes: int) -> int:
+        nonlocal n_walks
+        n_walks += 1
+        return walk(scanner, window_bytes)
+
+    monkeypatch.setattr(scanner_module.Scanner, "_walk", counting_walk)
+    Walked(b'{"outputs":[],"%b":1}' % (b"x" * 10_000), 1)
+    assert 0 < n_walks < 100

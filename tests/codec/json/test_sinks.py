@@ -84,3 +84,10 @@ def test_value_that_nobody_looks_into_is_skipped_in_steps(unit: bytes) -> None:
         del buffer[: sink.step(buffer)]
         steps += 1
     assert steps > 20
+
+
+@pytest.mark.parametrize("sink", [SkipSink("x"), TextSink("x", []), TextSink("x", None)])
+def test_blanks_before_a_value_wait_for_it(sink: SkipSink | TextSink) -> None:
+    assert sink.step(bytearray(b" \n")) == 0
+    assert sink.step(bytearray(b"\n 12 ,")) > 0
+    assert sink.held_bytes == 0
