@@ -24,8 +24,14 @@ class Attempt:
     response_bytes: int = 0
     code: str = "none"
     """The status, or the label of the error that ended it before there was one."""
+    queue_s: float | None = None
+    """Spent waiting for one of the backend's connections; None if the wait ended without one."""
     first_byte_s: float | None = None
     seconds: float = 0.0
+    is_repeated: bool = False
+    """Whether the same request was sent once more after this."""
+    is_metadata: bool = False
+    """Whether this asked for the model's metadata, not for an inference."""
 
 
 @dataclass(slots=True)
@@ -41,6 +47,8 @@ class Exchange:
     model: str | None = None
     route: str = "none"
     backend: str = "none"
+    is_inference: bool = False
+    """Whether it was handled as an inference: a POST to an infer path."""
     status: int = 0
     """0 until something was sent to the client."""
     error: ErrorKind | None = None
@@ -71,6 +79,11 @@ class Exchange:
     def upstream_response_bytes(self) -> int:
         """Received from the backend, over all attempts."""
         return sum(attempt.response_bytes for attempt in self.attempts)
+
+    @property
+    def queue_s(self) -> float:
+        """Spent waiting for connections to the backend, over all attempts."""
+        return sum(attempt.queue_s or 0.0 for attempt in self.attempts)
 
     @property
     def upstream_s(self) -> float:

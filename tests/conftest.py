@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import numpy as np
+import numpy.typing as npt
 import pytest
 
 from gateway.config import parse
@@ -144,6 +144,11 @@ class Connection:
             length = int(lower.partition(b"content-length: ")[2].partition(b"\r\n")[0])
             self.body = await self.reader.readexactly(length)
 
+    def pause_reading(self) -> None:
+        """Read nothing more from the socket, so that the sender's buffers fill."""
+        assert isinstance(self.writer.transport, asyncio.Transport)
+        self.writer.transport.pause_reading()
+
     async def send(self, data: bytes) -> None:
         """Send bytes as they are."""
         self.writer.write(data)
@@ -199,7 +204,7 @@ def answering(body: bytes, status: str = "200 OK", headers: str = "Content-Type:
     return script
 
 
-def tensor(name: str, array: np.ndarray, datatype: str, **parameters: Any) -> dict[str, Any]:
+def tensor(name: str, array: npt.NDArray[Any], datatype: str, **parameters: Any) -> dict[str, Any]:
     """The header's entry for a binary input."""
     return {
         "name": name,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.bench.cases import create, numbers
-from tests.bench.client import WrongBytesError, check_reply
+from tests.bench.client import Connection, WrongBytesError, check_reply
 from tests.bench.processes import start_backend, start_gateway, start_relay
-from tests.bench.rows import ROWS, Connection
+from tests.bench.rows import ROWS
 
 ROOT = Path(__file__).parent.parent
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_every_row_runs_and_every_byte_is_right(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    command = [sys.executable, "-m", "tests.bench", "--quick", "--json", report]
+    command = [sys.executable, "-m", "tests.bench", "--quick", "--json", str(report)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads(report.read_text())["results"]

@@ -1,19 +1,39 @@
 """The configuration file: what is read, and what is refused with path, reason and the nearest name."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway import config
-from gateway.config import NOT_YET, Config, for_backend, load, parse
+from gateway.config import (
+    NOT_YET,
+    SET_BY_GATEWAY,
+    Config,
+    Duration,
+    Shutdown,
+    Size,
+    decode,
+    encode,
+    for_backend,
+    load,
+    parse,
+)
 from gateway.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted([*(ROOT / "config").glob("*.yaml"), ROOT / "deploy" / "gateway.yaml"])
 MINIMAL = "backends: {a: {endpoints: ['http://x:1']}}\n"
+
+
+def one_backend(extra: str, endpoint: str = "http://x:1") -> str:
+    """A file whose backend `a` has *extra* beside its endpoint."""
+    return f"backends: {{a: {{endpoints: ['{endpoint}'], {extra}}}}}\n"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -86,20 +106,40 @@ def test_keys_that_are_not_built_yet_are_keys_that_do_not_exist() -> None:
         ("backends: {a: {endpoints: ['ftp://x']}}", "expected a URL"),
         ("backends: {a: {endpoints: ['http://x:99999']}}", "expected a URL"),
         ("backends: {a: {endpoints: ['http://u:p@x']}}", "without user"),
-        ("backends: {a: {endpoints: []}}", "backends.a.endpoints: at least one"),
-        ("backends: {a: {endpoints: ['http://x', 'http://x/']}}", "one stands twice"),
-        ("backends: {a: {endpoints: ['http://x'], headers: {set: {'a b': c}}}}", "backends.a.headers.set.a b: not a"),
-        ("backends: {}", "backends: at least one"),
+        ("backends: {a: {endpoints: []}}", "backends.a.endpoints: expected at least one"),
+        ("backends: {a: {endpoints: ['http://x', 'http://x/']}}", "duplicate endpoint"),
+        (
+            "backends: {a: {endpoints: ['http://x'], headers: {set: {'a b': c}}}}",
+            "backends.a.headers.set.a b: invalid header name",
+        ),
+        ("backends: {}", "backends: expected at least one"),
         ("backends: {a: {endpoints: ['http://x']}, b: {endpoints: ['http://y']}}", "routes: needed"),
         ("routes: [{name: r, backend: b}]\n" + MINIMAL, "routes[0].backend: no backend `b`; there are a"),
-        ("routes: [{name: r, backend: a}, {name: r, backend: a}]\n" + MINIMAL, "routes[1].name: `r` stands twice"),
+        ("routes: [{name: r, backend: a}, {name: r, backend: a}]\n" + MINIMAL, "routes[1].name: duplicate name `r`"),
         ("routes: [{name: r, backend: a, path_prefix: x}]\n" + MINIMAL, "routes[0].path_prefix: expected a path"),
         ("routes: [{name: r, bakend: a}]\n" + MINIMAL, "routes[0].bakend: unknown key, did you mean `backend`?"),
+        ("limits: {connections: 0}\n" + MINIMAL, "limits.connections: expected at least 1"),
+        ("limits: {tensors: 0}\n" + MINIMAL, "limits.tensors: expected at least 1"),
+        ("limits: {header: 0B}\n" + MINIMAL, "limits.header: expected more than 0B"),
+        ("workers: 2\nlimits: {connections: 1}\n" + MINIMAL, "limits.connections: expected at least `workers`, 2"),
+        (one_backend("keep_alive: 0s"), "backends.a.keep_alive: expected more than 0s"),
+        (one_backend("max_connections: 0"), "backends.a.max_connections: expected at least 1"),
+        ("workers: 2\n" + one_backend("max_connections: 1"), "backends.a.max_connections: expected at least `workers`"),
+        ("workers: 2\n" + one_backend("queue: {length: 1}"), "backends.a.queue.length: expected at least `workers`"),
+        (one_backend("queue: {length: -1}"), "backends.a.queue.length: expected at least 0"),
+        (one_backend("queue: {timeout: 0s}"), "backends.a.queue.timeout: expected more than 0s"),
+        (one_backend("queue: {lenght: 1}"), "backends.a.queue.lenght: unknown key, did you mean `length`?"),
+        (one_backend("headers: {set: {X-A: a, x-a: b}}"), "headers.set.x-a: duplicate header, `X-A` is set too"),
+        (one_backend("headers: {set: {X-A: é}}"), "headers.set.X-A: invalid header value"),
+        ("workers: auto\n" + MINIMAL, "workers: `auto` not available yet"),
+        ("listen: unix:/run/x.sock\n" + MINIMAL, "`unix:` is not available yet"),
+        (one_backend("headers: {set: {A: 'Bearer ${TOKEN}'}}"), "backends.a.headers.set.A: values from outside"),
         ("listen: 8080\n" + MINIMAL, "listen: expected host:port"),
+        ("listen: http://127.0.0.1:8080\n" + MINIMAL, "listen: expected host:port"),
         ("listen: a:b\n" + MINIMAL, "listen: expected host:port"),
         ("admin: 127.0.0.1:8080\n" + MINIMAL, "admin: the same address"),
         ("recover_header_length: 1\n" + MINIMAL, "recover_header_length: Expected `bool`"),
-        ("backends: {a: {endpoints: ['http://x']}, a: {endpoints: ['http://y']}}", "key `a` stands twice"),
+        ("backends: {a: {endpoints: ['http://x']}, a: {endpoints: ['http://y']}}", "duplicate key `a`"),
         ("a: [", "line 1"),
         ("", "expected keys and values"),
         ("[1]", "expected keys and values"),
@@ -115,7 +155,176 @@ def test_mistakes_are_named(text: str, message: str) -> None:
 def test_units_are_read() -> None:
     text = "limits: {request_body: 3MiB}\nshutdown: {delay: 250ms, grace: 1.5m}\n" + MINIMAL
     read = parse(text)
-    assert (read.limits.request_body, read.shutdown.delay, read.shutdown.grace) == (3 * 1024**2, 0.25, 90)
+    assert [read.limits.request_body, read.shutdown.delay, read.shutdown.grace] == [Size(3 * 1024**2), 0.25, 90.0]
+
+
+@pytest.mark.parametrize("path", sorted(NOT_YET))
+def test_planned_keys_are_refused_as_not_available_yet(path: str) -> None:
+    tree: Any = {"backends": {"a": {"endpoints": ["http://x:1"]}}, "routes": [{"name": "r", "backend": "a"}]}
+    inner = tree
+    *parts, last = path.replace("*", "a").split(".")
+    for part in parts:
+        inner = inner["routes"][0] if part == "routes[]" else inner.setdefault(part, {})
+    inner[last] = {}
+    with pytest.raises(ConfigError) as caught:
+        parse(yaml.safe_dump(tree))
+    assert str(caught.value) == f"{path.replace('*', 'a').replace('[]', '[0]')}: not available yet"
+
+
+@pytest.mark.parametrize("text", ["300h", "1ms", "0.001ms", "333.333ms", "9ms", "0.3s", "1.1m", "99999999999s", "0s"])
+def test_durations_are_written_so_that_they_are_read_back_exactly(text: str) -> None:
+    config = parse(one_backend("queue: {timeout: 1s}, timeouts: {total: 2s}") + f"shutdown: {{grace: {text}}}\n")
+    assert decode(encode(config)) == config
+    assert parse(MINIMAL + f"shutdown: {{grace: {config.shutdown.grace}}}\n").shutdown == config.shutdown
+
+
+@given(st.floats(0, allow_infinity=False, allow_nan=False))
+def test_every_duration_is_written_exactly(seconds: float) -> None:
+    config = msgspec.structs.replace(parse(MINIMAL), shutdown=Shutdown(grace=Duration(seconds)))
+    assert decode(encode(config)) == config
+
+
+def test_what_is_encoded_for_a_worker_is_decoded_to_the_same() -> None:
+    text = (ROOT / "config" / "routes.yaml").read_text()
+    config = parse(text + "workers: 3\nlimits: {header: 1B}\n")
+    assert decode(encode(config)) == config
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        one_backend("", "http://user:secret@x:1"),
+        one_backend("", "http://user:secret@x:99999"),
+        one_backend("", "ftp://user:secret@x"),
+        one_backend("", "user:secret@x:1"),
+        one_backend("", "http://user:sec//secret@x y"),
+        one_backend("", "http://x y?token=secret"),
+        one_backend("nonfinite: 'http://user:secret@x'"),
+        one_backend("nonfinite: {a: secret}"),
+        "listen: user:secret@x\n" + MINIMAL,
+        "limits: {request_body: 'http://user:secret@x'}\n" + MINIMAL,
+        "shutdown: {grace: 'http://user:secret@x'}\n" + MINIMAL,
+        "'http://user:secret@x': 1\n" + MINIMAL,
+        "backends: {'http://user:secret@x': 1}\n",
+        "workers: !!int 'http://user:secret@x'\n" + MINIMAL,
+        MINIMAL + "routes: [{name: r, backend: 'http://user:secret@x'}]\n",
+    ],
+)
+def test_messages_repeat_no_credentials(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"listen: {'x' * 10_000}\n" + MINIMAL,
+        f"{'x' * 10_000}: 1\n" + MINIMAL,
+        f"limits: {{request_body: {'1' * 4_000}}}\n" + MINIMAL,
+        f"workers: {'1' * 10_000}\n" + MINIMAL,
+        f"shutdown: {{grace: {'9' * 10_000}s}}\n" + MINIMAL,
+        f"backends: {{{'x' * 10_000}: {{endpoints: []}}}}\n",
+        one_backend(f"nonfinite: {'x' * 10_000}"),
+        one_backend("nonfinite: [" + "x, " * 10_000 + "]"),
+        MINIMAL + f"routes: [{{name: r, backend: {'x' * 10_000}}}]\n",
+        f"workers: *{'x' * 10_000}\n",
+        f"workers: !{'x' * 10_000} 1\n",
+        "[" * 5_000,
+    ],
+)
+def test_messages_repeat_only_the_beginning_of_what_is_long(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert len(str(caught.value)) < 400
+
+
+def test_aliases_are_read_and_a_bomb_of_them_is_refused() -> None:
+    shared = (
+        "backends: {a: {endpoints: ['http://x'], timeouts: &t {total: 9s}}, b: {endpoints: ['http://y'], timeouts: *t}}"
+    )
+    config = parse(shared + "\nroutes: [{name: r, backend: a}]")
+    assert config.backends["b"].timeouts.total == Duration(9)
+    levels = "".join(f"x{n + 1}: &x{n + 1} [{', '.join([f'*x{n}'] * 9)}]\n" for n in range(9))
+    for bomb in ("x0: &x0 [lol]\n" + levels, "x: &x [*x]\n"):
+        with pytest.raises(ConfigError, match="more than 100000 keys and values, counting what aliases stand for"):
+            parse(bomb + MINIMAL)
+
+
+@pytest.mark.parametrize("value", ["2024-13-45", "!!int x", "1" * 5000, "\x01", "!!float q", "{? [a] : b}"])
+def test_values_that_yaml_itself_cannot_read_are_named_in_one_line(value: str) -> None:
+    with pytest.raises(ConfigError, match="not YAML: ") as caught:
+        parse(f"listen: {value}\n{MINIMAL}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("header", sorted(SET_BY_GATEWAY))
+def test_headers_that_the_gateway_sets_itself_cannot_be_set(header: str) -> None:
+    for name in (header, header.upper(), header.title()):
+        with pytest.raises(ConfigError, match=f"backends.a.headers.set.{name}: the gateway sets this header itself"):
+            parse(one_backend(f"headers: {{set: {{{name}: x}}}}"))
+
+
+def test_the_headers_of_framing_and_of_the_gateway_are_among_them() -> None:
+    assert {"host", "accept-encoding", "inference-header-content-length", "via", "x-request-id"} <= SET_BY_GATEWAY
+    assert {"content-length", "transfer-encoding", "connection", "te", "trailer", "upgrade"} <= SET_BY_GATEWAY
+
+
+@pytest.mark.parametrize(
+    ("listen", "endpoint", "is_loop"),
+    [
+        ("127.0.0.1:8080", "http://127.0.0.1:8080", True),
+        ("127.0.0.1:8080", "http://127.0.0.1:8080/prefix", True),
+        ("127.0.0.1:8080", "http://LOCALHOST:8080", True),
+        ("127.0.0.1:8080", "http://localhost.:8080", True),
+        ("127.0.0.1:8080", "http://127.1:8080", True),
+        ("127.0.0.1:8080", "http://0.0.0.0:8080", True),
+        ("127.0.0.1:8080", "http://[::ffff:127.0.0.1]:8080", True),
+        ("127.0.0.1:80", "http://127.0.0.1", True),
+        ("127.0.0.1:443", "https://127.0.0.1", True),
+        ("localhost:8080", "http://127.0.0.1:8080", True),
+        ("[::1]:8080", "http://[::1]:8080", True),
+        ("[::1]:8080", "http://[0:0:0:0:0:0:0:1]:8080", True),
+        ("0.0.0.0:8080", "http://127.0.0.1:8080", True),
+        ("0.0.0.0:8080", "http://127.9.9.9:8080", True),
+        ("0.0.0.0:8080", "http://localhost:8080", True),
+        ("0.0.0.0:8080", "http://0.0.0.0:8080", True),
+        ("[::]:8080", "http://[::1]:8080", True),
+        ("[::]:8080", "http://127.0.0.1:8080", True),
+        ("0.0.0.0:8080", f"http://{socket.gethostname()}:8080", True),
+        ("api.example.com:8080", "http://API.example.com:8080", True),
+        ("127.0.0.1:8080", "http://127.0.0.1:8081", False),
+        ("127.0.0.1:8080", "http://127.0.0.2:8080", False),
+        ("127.0.0.1:8080", "http://10.0.0.1:8080", False),
+        ("10.0.0.2:8080", "http://127.0.0.1:8080", False),
+        ("0.0.0.0:8080", "http://mlserver:8080", False),
+        ("0.0.0.0:8080", "http://10.0.0.1:8080", False),
+        ("127.0.0.1:0", "http://127.0.0.1:8080", False),
+    ],
+)
+def test_a_backend_that_is_the_gateway_itself_is_refused(listen: str, endpoint: str, is_loop: bool) -> None:
+    text = f"listen: '{listen}'\nbackends: {{a: {{endpoints: ['http://y', '{endpoint}']}}}}\n"
+    if not is_loop:
+        assert parse(text).listen == listen
+        return
+    with pytest.raises(
+        ConfigError, match=r"backends.a.endpoints\[1\]: http.* is the gateway's own listener.*endless loop"
+    ):
+        parse(text)
+
+
+def test_each_worker_has_its_share_of_every_limit_that_counts_what_is_held() -> None:
+    text = "workers: 2\nlimits: {connections: 101, concurrent_requests: 21, in_flight_bytes: 1GiB}\n"
+    config = parse(text + one_backend("max_connections: 9, queue: {length: 7}"))
+    share = config.share()
+    limits = share.limits
+    assert (limits.connections, limits.concurrent_requests, limits.in_flight_bytes) == (50, 10, 512 * 1024**2)
+    assert (share.max_connections("a"), share.backends["a"].queue.length) == (4, 3)
+    assert limits.request_body == config.limits.request_body
+    config = parse("workers: 2\n" + MINIMAL)
+    assert (config.max_connections("a"), config.share().max_connections("a")) == (512, 256)
+    assert config.share().backends["a"].queue.length == 0
+    assert parse(MINIMAL).share() == parse(MINIMAL)
 
 
 def test_serve_with_a_backend_is_the_minimal_file() -> None:
@@ -129,5 +338,5 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load(missing)
     latin = tmp_path / "latin.yaml"
     latin.write_bytes(b"listen: \xff")
-    with pytest.raises(ConfigError, match="is not UTF-8"):
+    with pytest.raises(ConfigError, match=": not UTF-8"):
         load(latin)

@@ -7,7 +7,7 @@ import signal
 import aiohttp
 
 from tests.conftest import Connection, answering, lying
-from tests.test_cli import COMMAND
+from tests.test_cli import COMMAND, url_in_line
 
 LISTEN = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
 
@@ -26,7 +26,7 @@ async def test_a_reader_of_standard_output_that_is_gone_does_not_end_requests() 
             *COMMAND, "serve", "--backend", liar.url, *LISTEN, stdout=theirs, stderr=asyncio.subprocess.PIPE
         )
         os.close(theirs)
-        url = (await asyncio.to_thread(os.read, ours, 4096)).split()[5].decode()
+        url = await url_in_line(serve.stderr)
         os.close(ours)
         async with aiohttp.ClientSession() as session:
 
@@ -51,10 +51,10 @@ async def test_a_reader_of_standard_output_that_stalls_stops_neither_requests_no
     async with lying(answering(b"ok")) as liar:
         ours, theirs = os.pipe()
         serve = await asyncio.create_subprocess_exec(
-            *COMMAND, "serve", "--backend", liar.url, *LISTEN, stdout=theirs, stderr=asyncio.subprocess.DEVNULL
+            *COMMAND, "serve", "--backend", liar.url, *LISTEN, stdout=theirs, stderr=asyncio.subprocess.PIPE
         )
         os.close(theirs)
-        url = (await asyncio.to_thread(os.read, ours, 4096)).split()[5].decode()
+        url = await url_in_line(serve.stderr)
         async with aiohttp.ClientSession() as session:
 
             async def ask(count: int) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -38,7 +40,7 @@ async def infer_afresh(client: Client, count: int) -> None:
 
 async def test_workers_share_the_port_and_their_metrics_are_summed(tmp_path: Path, server: JsonServer) -> None:
     async with process("serve", "--config", configuration(tmp_path, server)) as serve:
-        url, admin = await url_in_line(serve.stdout), await url_in_line(serve.stdout)
+        url, admin = await url_in_line(serve.stderr), await url_in_line(serve.stderr)
         async with aiohttp.ClientSession() as session:
             client = Client(session, None, url, admin)  # type: ignore[arg-type]
             await infer_afresh(client, 40)
@@ -54,7 +56,7 @@ async def test_workers_share_the_port_and_their_metrics_are_summed(tmp_path: Pat
 
 async def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(tmp_path: Path, server: JsonServer) -> None:
     async with process("serve", "--config", configuration(tmp_path, server)) as serve:
-        url, admin = await url_in_line(serve.stdout), await url_in_line(serve.stdout)
+        url, admin = await url_in_line(serve.stderr), await url_in_line(serve.stderr)
         async with aiohttp.ClientSession() as session:
             client = Client(session, None, url, admin)  # type: ignore[arg-type]
             await infer_afresh(client, 20)
@@ -80,7 +82,7 @@ async def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(tmp_path
 
 async def test_a_worker_that_dies_just_before_the_end_is_not_waited_for(tmp_path: Path, server: JsonServer) -> None:
     async with process("serve", "--config", configuration(tmp_path, server, "shutdown: {grace: 60s}\n")) as serve:
-        await url_in_line(serve.stdout)
+        await url_in_line(serve.stderr)
         os.kill(children_of(serve.pid)[0], signal.SIGKILL)
         while len(children_of(serve.pid)) > 1:
             await asyncio.sleep(0.01)
@@ -90,12 +92,12 @@ async def test_a_worker_that_dies_just_before_the_end_is_not_waited_for(tmp_path
 
 async def test_workers_drain_together(tmp_path: Path, server: JsonServer) -> None:
     async with process("serve", "--config", configuration(tmp_path, server)) as serve:
-        url, admin = await url_in_line(serve.stdout), await url_in_line(serve.stdout)
+        url, admin = await url_in_line(serve.stderr), await url_in_line(serve.stderr)
         async with aiohttp.ClientSession() as session:
             client = Client(session, None, url, admin)  # type: ignore[arg-type]
             slow = asyncio.Event()
 
-            async def body():  # type: ignore[no-untyped-def]
+            async def body() -> AsyncIterator[bytes]:
                 text = b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT8","data":[1]}]}'
                 yield text[:10]
                 await slow.wait()
@@ -105,8 +107,8 @@ async def test_workers_drain_together(tmp_path: Path, server: JsonServer) -> Non
             while (await client.metrics())["tensor_gateway_requests_in_flight"] < 1:
                 await asyncio.sleep(0.05)
             serve.send_signal(signal.SIGTERM)
-            assert serve.stdout is not None
-            assert (await serve.stdout.readline()).startswith(b"draining")
+            assert serve.stderr is not None
+            assert (await serve.stderr.readline()).startswith(b"draining")
             async with session.get(f"{admin}/-/ready") as response:
                 assert response.status == 503
             slow.set()
@@ -116,7 +118,7 @@ async def test_workers_drain_together(tmp_path: Path, server: JsonServer) -> Non
 
 async def test_workers_end_when_their_supervisor_is_gone(tmp_path: Path, server: JsonServer) -> None:
     async with process("serve", "--config", configuration(tmp_path, server)) as serve:
-        await url_in_line(serve.stdout)
+        await url_in_line(serve.stderr)
         workers = children_of(serve.pid)
         serve.kill()
         await serve.wait()
@@ -133,9 +135,11 @@ def cmdline(pid: int) -> bytes:
 
 async def test_an_address_in_use_ends_the_start(tmp_path: Path, server: JsonServer) -> None:
     text = Path(configuration(tmp_path, server)).read_text()
-    taken = server.url.removeprefix("http://")
-    (tmp_path / "gateway.yaml").write_text(text.replace("listen: 127.0.0.1:0", f"listen: {taken}"))
-    async with process("serve", "--config", str(tmp_path / "gateway.yaml")) as serve:
-        _, errors = await serve.communicate()
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        taken = f"127.0.0.1:{holder.getsockname()[1]}"
+        (tmp_path / "gateway.yaml").write_text(text.replace("listen: 127.0.0.1:0", f"listen: {taken}"))
+        async with process("serve", "--config", str(tmp_path / "gateway.yaml")) as serve:
+            _, errors = await serve.communicate()
         assert serve.returncode == 1
         assert f"cannot listen on {taken}".encode() in errors

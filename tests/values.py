@@ -1,8 +1,11 @@
 """The extremes of every datatype that a numpy array of one row can hold, by the datatype's name."""
 
-import numpy as np
+from typing import Any
 
-VALUES: dict[str, np.ndarray] = {
+import numpy as np
+import numpy.typing as npt
+
+VALUES: dict[str, npt.NDArray[Any]] = {
     "BOOL": np.array([[True, False, True]]),
     "UINT8": np.array([[0, 1, 255]], np.uint8),
     "UINT16": np.array([[0, 1, 65535]], np.uint16),

@@ -3,6 +3,7 @@
 from gateway.config.loading import decode, encode, for_backend, load, masked, parse
 from gateway.config.schema import (
     NOT_YET,
+    SET_BY_GATEWAY,
     Address,
     Backend,
     Compression,
@@ -10,12 +11,15 @@ from gateway.config.schema import (
     Duration,
     Endpoint,
     Limits,
+    Queue,
     Route,
+    Shutdown,
     Size,
 )
 
 __all__ = [
     "NOT_YET",
+    "SET_BY_GATEWAY",
     "Address",
     "Backend",
     "Compression",
@@ -23,7 +27,9 @@ __all__ = [
     "Duration",
     "Endpoint",
     "Limits",
+    "Queue",
     "Route",
+    "Shutdown",
     "Size",
     "decode",
     "encode",

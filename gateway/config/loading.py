@@ -1,13 +1,17 @@
 """Reading the configuration: one YAML file in, one frozen object out, or one line that says what is wrong.
 
-Unknown keys are typing errors and stop the start, as do keys of the contract that are not built yet: nothing is
-swallowed. Not here: which keys there are (`schema`).
+Unknown keys are typing errors and stop the start, as do keys that are planned and not built yet: nothing is ignored
+silently. A message never repeats credentials, and of a long value only the beginning. Not here: which keys there are
+and what their values must satisfy (`schema`).
 """
 
 import difflib
+import math
 import re
 import types
 import typing
+from collections.abc import Iterator
+from decimal import Decimal
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar, Union
@@ -16,18 +20,30 @@ from urllib.parse import urlsplit
 import msgspec
 import yaml
 
-from gateway.config.schema import NOT_YET, SIZE_UNITS, Address, Backend, Config, Duration, Endpoint, Size
+from gateway.config.schema import (
+    NOT_YET,
+    SIZE_UNITS,
+    Address,
+    Backend,
+    Config,
+    Duration,
+    Endpoint,
+    Part,
+    Problem,
+    Size,
+    shortened,
+    shown,
+)
 from gateway.errors import ConfigError
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
-_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_SIZE = re.compile(r"(\d+)(B|KiB|MiB|GiB)")
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+MAX_NODES = 100_000
+"""The most keys and values of a file, where each use of an alias (`*name`) counts as all that it stands for."""
 
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
+_DURATION_UNITS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
+_SIZE = re.compile(r"([0-9]{1,15})(B|KiB|MiB|GiB)")
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.:-]+):([0-9]{1,5})", re.ASCII)
 _URL = re.compile(r"[\w.~:/\[\]@!$&'()*+,;=%?#-]+", re.ASCII)
-_FRAMING_HEADERS = frozenset(
-    {"connection", "content-encoding", "content-length", "content-type", "expect", "te", "transfer-encoding", "upgrade"}
-)
 
 S = TypeVar("S")
 
@@ -39,43 +55,41 @@ def load(path: Path) -> Config:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not UTF-8") from None
+        raise ConfigError(f"{path}: not UTF-8") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
 def parse(text: str) -> Config:
     """The configuration in the YAML *text*. Raises `ConfigError`: path of the key, reason."""
-    try:
-        tree = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  a safe loader, see below
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-        raise ConfigError(f"{where}not YAML: {getattr(error, 'problem', None) or error}") from None
-    except RecursionError:
-        raise ConfigError("nested too deep to be read") from None
+    tree = _read_yaml(text)
     if not isinstance(tree, dict):
         raise ConfigError("expected keys and values, such as `listen: 127.0.0.1:8080`")
     _check_keys(tree, Config, "", "")
     # each backend by itself first: msgspec's paths leave out the keys of a dict
     backends = tree.get("backends")
     for name, backend in backends.items() if isinstance(backends, dict) else ():
-        _convert(backend, Backend, f"backends.{name}")
+        _convert(backend, Backend, f"backends.{shortened(name)}")
     config = _convert(tree, Config, "")
-    _check_sense(config)
+    for path, reason in _problems(config):
+        raise ConfigError(f"{path}: {reason}")
     return config
 
 
-def for_backend(endpoint: str, listen: str | None, admin: str | None) -> Config:
-    """The configuration of `serve --backend`. Raises `ConfigError`."""
+def for_backend(
+    endpoint: str, listen: str | None = None, admin: str | None = None, access: str | None = None
+) -> Config:
+    """The configuration of `serve --backend`; *access* is `logging.access`. Raises `ConfigError`."""
     tree: dict[str, Any] = {"backends": {"default": {"endpoints": [endpoint]}}}
     tree |= {key: value for key, value in (("listen", listen), ("admin", admin)) if value is not None}
+    if access is not None:
+        tree["logging"] = {"access": access}
     return parse(yaml.safe_dump(tree))
 
 
 def encode(config: Config) -> bytes:
-    """*config* as text for another process; `decode` reads it."""
-    return msgspec.json.encode(_as_written(msgspec.to_builtins(config, enc_hook=str), config))
+    """*config* as text for another process; `decode` reads exactly the same configuration from it."""
+    return msgspec.json.encode(config, enc_hook=str)
 
 
 def decode(text: bytes) -> Config:
@@ -84,42 +98,73 @@ def decode(text: bytes) -> Config:
 
 
 def masked(config: Config) -> dict[str, Any]:
-    """The effective configuration as plain values, with every header that is set hidden."""
-    tree: dict[str, Any] = _as_written(msgspec.to_builtins(config, enc_hook=str), config)
-    for backend in tree["backends"].values():
+    """The effective configuration as plain values, with the values of all headers that are set hidden."""
+    tree: dict[str, Any] = msgspec.to_builtins(config, enc_hook=str)
+    for name, backend in tree["backends"].items():
         backend["headers"]["set"] = dict.fromkeys(backend["headers"]["set"], "***")
+        backend["max_connections"] = config.max_connections(name)
     return tree
 
 
-def _as_written(tree: Any, value: Any) -> Any:
-    """*tree* with durations and sizes in the units in which people write them."""
-    if isinstance(value, (Duration, Size)):
-        return str(value)
-    if isinstance(value, msgspec.Struct):
-        return {key: _as_written(item, getattr(value, key)) for key, item in tree.items()}
-    if isinstance(value, dict) and isinstance(tree, dict):
-        return {key: _as_written(item, value[key]) for key, item in tree.items()}
-    return tree
+def _read_yaml(text: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_StrictLoader)  # noqa: S506  a safe loader, see below
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        raise ConfigError(f"{where}not YAML: {shortened(str(error.problem))}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"not YAML: {shortened(str(error).partition(chr(10))[0])}") from None
+    except ValueError as error:  # a date that does not exist, a number of thousands of digits
+        raise ConfigError(f"not YAML: invalid value: {shortened(str(error))}") from None
+    except RecursionError:
+        raise ConfigError("not YAML: nested too deep") from None
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """PyYAML's safe loader; a key that stands twice is an error instead of a silent last word."""
+    """PyYAML's safe loader, which also refuses duplicate keys and aliases that stand for too much."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._n_nodes = 0
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Count what is read. A few lines of aliases of aliases can stand for more than fits into any memory."""
+        is_alias = self.check_event(yaml.events.AliasEvent)
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        before = self._n_nodes
+        node = super().compose_node(parent, index)
+        # an alias inside of what it stands for has no size yet, and would have no end
+        self._n_nodes += self._sizes.get(id(node), MAX_NODES) if is_alias else 1
+        if self._n_nodes > MAX_NODES:
+            reason = f"more than {MAX_NODES} keys and values, counting what aliases stand for"
+            raise yaml.composer.ComposerError(None, None, reason, mark)
+        if not is_alias:
+            self._sizes[id(node)] = self._n_nodes - before
+        return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Refuse a key that stands twice; PyYAML would take the last one."""
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is no text", key_node.start_mark)
+                reason = f"expected a key that is text, got {shown(key)}"
+                raise yaml.constructor.ConstructorError(None, None, reason, key_node.start_mark)
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key `{key}` stands twice", key_node.start_mark)
+                reason = f"duplicate key `{shortened(key)}`"
+                raise yaml.constructor.ConstructorError(None, None, reason, key_node.start_mark)
             seen.add(key)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
 
 
 def _check_keys(tree: Any, type_: Any, path: str, pattern: str) -> None:
-    """Refuse keys that *type_* does not have, with the path and the nearest name."""
+    """Refuse keys that *type_* does not have, with the path and the nearest name; and what is not built yet."""
+    if isinstance(tree, str) and ("${" in tree or (path, tree) == ("workers", "auto")):
+        what = "values from outside, `${...}`," if "${" in tree else "`auto`"
+        raise ConfigError(f"{path}: {what} not available yet")
     if typing.get_origin(type_) in (Union, types.UnionType):
         type_ = next(option for option in typing.get_args(type_) if option is not type(None))
     if typing.get_origin(type_) is list and isinstance(tree, list):
@@ -131,35 +176,55 @@ def _check_keys(tree: Any, type_: Any, path: str, pattern: str) -> None:
     pattern = f"{pattern}." if pattern else ""
     if typing.get_origin(type_) is dict:
         for key, item in tree.items():
-            _check_keys(item, typing.get_args(type_)[1], f"{prefix}{key}", f"{pattern}*")
+            _check_keys(item, typing.get_args(type_)[1], f"{prefix}{shortened(key)}", f"{pattern}*")
     elif _is_struct(type_):
         fields = {item.name: item.type for item in msgspec.structs.fields(type_)}
         for key, item in tree.items():
+            name = shortened(key)
             if f"{pattern}{key}" in NOT_YET:
-                raise ConfigError(f"{prefix}{key}: not available yet")
+                raise ConfigError(f"{prefix}{name}: not available yet")
             if key not in fields:
-                near = difflib.get_close_matches(str(key), fields, n=1)
+                near = difflib.get_close_matches(name, fields, n=1)
                 hint = f", did you mean `{near[0]}`?" if near else f"; known are {', '.join(fields)}"
-                raise ConfigError(f"{prefix}{key}: unknown key{hint}")
-            _check_keys(item, fields[key], f"{prefix}{key}", f"{pattern}{key}")
+                raise ConfigError(f"{prefix}{name}: unknown key{hint}")
+            _check_keys(item, fields[key], f"{prefix}{name}", f"{pattern}{key}")
+
+
+def _problems(value: Any, path: str = "") -> Iterator[Problem]:
+    """What the structs in *value* say about themselves, inner ones first, with the path from the top."""
+    prefix = f"{path}." if path else ""
+    if isinstance(value, Part):
+        for key in value.__struct_fields__:
+            yield from _problems(getattr(value, key), f"{prefix}{key}")
+        for key, reason in value.problems():
+            yield f"{prefix}{shortened(key)}", reason
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _problems(item, f"{prefix}{shortened(key)}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _problems(item, f"{path}[{index}]")
 
 
 def _decode(type_: type, value: Any) -> Any:
     """Values that YAML does not have, from their text."""
     if type_ is Duration:
         match = _DURATION.fullmatch(value) if isinstance(value, str) else None
-        if match is None:
-            raise ValueError(f"expected a duration with a unit, such as 250ms, 2s or 5m, got {value!r}")
-        return Duration(float(match[1]) * _DURATION_UNITS[match[2]])
+        # exact in decimal, and rounded once: what `Duration.__str__` writes is read back unchanged
+        seconds = float(Decimal(match[1]) * _DURATION_UNITS[match[2]]) if match is not None else math.inf
+        if not math.isfinite(seconds):
+            raise ValueError(f"expected a duration with a unit, such as 250ms, 2s or 5m, got {shown(value)}")
+        return Duration(seconds)
     if type_ is Size:
         match = _SIZE.fullmatch(value) if isinstance(value, str) else None
         if match is None:
-            raise ValueError(f"expected a size with a unit, such as 64KiB, 256MiB or 1GiB, got {value!r}")
+            raise ValueError(f"expected a size with a unit, such as 64KiB, 256MiB or 1GiB, got {shown(value)}")
         return Size(int(match[1]) * SIZE_UNITS[match[2]])
     if type_ is Address:
-        host, _, port = str(value).rpartition(":")
-        if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-            raise ValueError(f"expected host:port, such as 127.0.0.1:8080, got {value!r}")
+        match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+        if match is None or int(match[1]) > 65535:
+            hint = "; `unix:` is not available yet" if str(value).startswith("unix:") else ""
+            raise ValueError(f"expected host:port, such as 127.0.0.1:8080, got {shown(value)}{hint}")
         return Address(value)
     if type_ is Endpoint:
         return _endpoint(value)
@@ -170,65 +235,14 @@ def _endpoint(value: Any) -> Endpoint:
     expected = "expected a URL of scheme, host and port, such as http://127.0.0.1:8000"
     try:
         url = urlsplit(value if isinstance(value, str) else "")
-        port_is_sound = url.port is None or url.port > 0
+        is_port_valid = url.port is None or url.port > 0
     except ValueError:
-        raise ValueError(f"{expected}, got {value!r}") from None
-    if url.scheme not in ("http", "https") or not url.hostname or not port_is_sound or not _URL.fullmatch(value):
-        raise ValueError(f"{expected}, got {value!r}")
+        raise ValueError(f"{expected}, got {shown(value)}") from None
+    if url.scheme not in ("http", "https") or not url.hostname or not is_port_valid or not _URL.fullmatch(value):
+        raise ValueError(f"{expected}, got {shown(value)}")
     if url.username is not None or url.query or url.fragment:
         raise ValueError(f"{expected}, without user, query and fragment (credentials go to `headers.set`)")
     return Endpoint(value.rstrip("/"))
-
-
-def _check_sense(config: Config) -> None:
-    """Refuse what every single key allows and all together do not."""
-    if not config.backends:
-        raise ConfigError("backends: at least one is needed")
-    for name, backend in config.backends.items():
-        path = f"backends.{name}"
-        if not backend.endpoints:
-            raise ConfigError(f"{path}.endpoints: at least one is needed")
-        if len(set(backend.endpoints)) < len(backend.endpoints):
-            raise ConfigError(f"{path}.endpoints: one stands twice")
-        for header, text in backend.headers.set.items():
-            if not _HEADER_NAME.fullmatch(header) or not text.isprintable() or not text.isascii():
-                raise ConfigError(f"{path}.headers.set.{header}: not a header")
-            if header.lower() in _FRAMING_HEADERS:
-                raise ConfigError(f"{path}.headers.set.{header}: the gateway sets this itself")
-        for key in ("connect", "first_byte", "idle", "total"):
-            if getattr(backend.timeouts, key) <= 0:
-                raise ConfigError(f"{path}.timeouts.{key}: expected more than 0s")
-    for key in ("request_body", "response_body"):
-        if getattr(config.limits, key) <= 0:
-            raise ConfigError(f"limits.{key}: expected more than 0B")
-    if config.limits.concurrent_requests < 1:
-        raise ConfigError("limits.concurrent_requests: expected at least 1")
-    if config.workers < 1:
-        raise ConfigError("workers: expected at least 1")
-    if config.limits.request_body > config.limits.in_flight_bytes // config.workers:
-        share = " for each worker" if config.workers > 1 else ""
-        raise ConfigError(f"limits.in_flight_bytes: expected at least `limits.request_body`{share}")
-    if config.listen == config.admin and config.listen.port:
-        raise ConfigError("admin: the same address as `listen`")
-    if not config.routes and len(config.backends) > 1:
-        raise ConfigError("routes: needed as soon as there is more than one backend")
-    names = set()
-    for index, route in enumerate(config.routes):
-        if route.backend not in config.backends:
-            near = difflib.get_close_matches(route.backend, config.backends, n=1)
-            hint = f", did you mean `{near[0]}`?" if near else f"; there are {', '.join(config.backends)}"
-            raise ConfigError(f"routes[{index}].backend: no backend `{route.backend}`{hint}")
-        if route.name in names:
-            raise ConfigError(f"routes[{index}].name: `{route.name}` stands twice")
-        if route.path_prefix is not None and not route.path_prefix.startswith("/"):
-            raise ConfigError(f"routes[{index}].path_prefix: expected a path that starts with /")
-        if route.models is not None and not route.models:
-            raise ConfigError(
-                f"routes[{index}].models: an empty list matches nothing; leave it out to match everything"
-            )
-        names.add(route.name)
-    if "none" in names or (not config.routes and "none" in config.backends):
-        raise ConfigError("the name `none` is what metrics call requests that match no route")
 
 
 def _convert(tree: Any, type_: type[S], path: str) -> S:
@@ -246,9 +260,9 @@ def _convert(tree: Any, type_: type[S], path: str) -> S:
         value, wanted = (value.get(key), fields[key]) if isinstance(value, dict) and key in fields else (None, Any)
     choices = [str(choice) for choice in _choices(wanted)]
     if choices:
-        near = difflib.get_close_matches(str(value), choices, n=1)
+        near = difflib.get_close_matches(shortened(str(value)), choices, n=1) if isinstance(value, str) else []
         hint = f", did you mean `{near[0]}`?" if near else ""
-        reason = f"expected {', '.join(choices[:-1])} or {choices[-1]}, got {value!r}{hint}"
+        reason = f"expected {', '.join(choices[:-1])} or {choices[-1]}, got {shown(value)}{hint}"
     raise ConfigError(f"{where}: {reason}" if where else reason)
 
 

@@ -8,6 +8,9 @@ import msgspec
 
 from gateway.exchange import Exchange
 
+DETAIL_CHARACTERS = 512
+"""The longest `detail` that is written as it is; of longer ones the first and the last half."""
+
 
 class AccessLine(msgspec.Struct, omit_defaults=False):
     """One line of the access log."""
@@ -29,6 +32,7 @@ class AccessLine(msgspec.Struct, omit_defaults=False):
     seconds: float
     upstream_seconds: float
     codec_seconds: float
+    queue_seconds: float
     request_id: str
 
 
@@ -56,7 +60,7 @@ def _access_line(exchange: Exchange) -> AccessLine:
         backend=exchange.backend,
         status=exchange.status,
         reason=exchange.error.label if exchange.error is not None else None,
-        detail=exchange.detail[:512] or None,
+        detail=_shortened(exchange.detail) or None,
         client_request_bytes=exchange.client_request_bytes,
         upstream_request_bytes=exchange.upstream_request_bytes,
         upstream_response_bytes=exchange.upstream_response_bytes,
@@ -64,8 +68,17 @@ def _access_line(exchange: Exchange) -> AccessLine:
         seconds=round(exchange.seconds, 6),
         upstream_seconds=round(exchange.upstream_s, 6),
         codec_seconds=round(exchange.request_codec_s + exchange.response_codec_s, 6),
+        queue_seconds=round(exchange.queue_s, 6),
         request_id=exchange.request_id,
     )
+
+
+def _shortened(text: str) -> str:
+    """The beginning and the end of a long *text*: a chain of errors often names the cause at its end."""
+    if len(text) <= DETAIL_CHARACTERS:
+        return text
+    half = DETAIL_CHARACTERS // 2
+    return f"{text[:half]} ... {text[1 - half :]}"
 
 
 def _json_line(line: AccessLine) -> str:

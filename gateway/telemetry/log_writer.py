@@ -12,15 +12,18 @@ LOG_QUEUE_LINES = 10_000
 STOP_S = 2.0
 """How long lines that wait may take to be written at the end."""
 
-STANDARD_OUTPUT = ("gateway.access", "gateway.announce")
-"""The loggers whose bare messages go to standard output."""
+ACCESS = "gateway.access"
+"""The logger whose bare messages, and nothing else, go to standard output."""
+
+ANNOUNCE = "gateway.announce"
+"""The logger whose bare messages go to standard error: what is served where, and that draining began."""
 
 
 class LogWriter(logging.Handler):
-    """Writes access lines and announcements to standard output, all else to standard error, from a thread of its own.
+    """Writes access lines to standard output and all else to standard error, from a thread of its own.
 
-    A reader that stalls or is gone must stall nothing: lines wait in a queue of `LOG_QUEUE_LINES`, and what does not
-    fit or cannot be written is counted.
+    A reader that stalls or has gone away must not stall requests: lines wait in a queue of `LOG_QUEUE_LINES`, and what
+    does not fit or cannot be written is counted.
     """
 
     def __init__(self, level: str) -> None:
@@ -29,7 +32,7 @@ class LogWriter(logging.Handler):
         self.dropped = 0
         self._level = level.upper()
         self._waiting: queue.Queue[tuple[int, bytes] | None] = queue.Queue(LOG_QUEUE_LINES)
-        # a daemon: a pipe that nobody reads cannot keep the process from ending
+        # a daemon, so that a pipe that nobody reads cannot keep the process from ending
         self._thread = threading.Thread(target=self._write, name="log", daemon=True)
 
     def start(self) -> None:
@@ -37,16 +40,14 @@ class LogWriter(logging.Handler):
         root = logging.getLogger()
         root.handlers = [self]
         root.setLevel(self._level)
-        for name in STANDARD_OUTPUT:
+        for name in (ACCESS, ANNOUNCE):
             logging.getLogger(name).setLevel(logging.INFO)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue the line of *record*."""
-        if record.name in STANDARD_OUTPUT:
-            descriptor, line = 1, record.getMessage()
-        else:
-            descriptor, line = 2, self.format(record)
+        descriptor = 1 if record.name == ACCESS else 2
+        line = record.getMessage() if record.name in (ACCESS, ANNOUNCE) else self.format(record)
         try:
             self._waiting.put_nowait((descriptor, line.encode(errors="replace") + b"\n"))
         except queue.Full:
@@ -56,7 +57,7 @@ class LogWriter(logging.Handler):
         while (waiting := self._waiting.get()) is not None:
             descriptor, line = waiting
             try:
-                # past Python's buffers, whose locks a blocked thread would hold until the very end
+                # not through sys.stdout: a blocked thread would hold its lock, and the interpreter waits for it at exit
                 while line:
                     line = line[os.write(descriptor, line) :]
             except OSError:

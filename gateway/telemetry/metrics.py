@@ -1,6 +1,6 @@
 """Metrics: read from a finished exchange, never written in the middle of one.
 
-The names are part of the contract (README, Metrics). Not here: any decision.
+The names and labels are promised to operators (README, "Watching it"). Not here: any decision.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from gateway import __version__
 from gateway.exchange import Exchange, Format
 
 MAX_MODELS = 200
-"""The most models with a label of their own; the rest is `other`."""
+"""The most models with a label of their own; the others share the label `other`."""
 
 _SIZES = tuple(256.0 * 4**power for power in range(12))  # 256 B to 1 GiB
 _REQUEST_SECONDS = (
@@ -44,12 +44,17 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._models: set[str] = set()
+        self._refused_connections_seen = 0
         counter, gauge, histogram = self._counter, self._gauge, self._histogram
         self._requests = counter("requests", "Requests of clients that are finished", "route", "model", "code")
         self._seconds = histogram(
             "request_seconds", "From a request's head to its reply's last byte", _REQUEST_SECONDS, "route", "model"
         )
         self._in_flight = gauge("requests_in_flight", "Requests that are being served now")
+        self._connections = gauge("client_connections", "Connections of clients that are open now")
+        self._refused_connections = counter(
+            "client_connections_refused", "Connections of clients that were closed at once, beyond limits.connections"
+        )
         self._held = gauge("in_flight_bytes", "Request bodies and decoded answers that are held now")
         self._held_limit = gauge("in_flight_bytes_limit", "limits.in_flight_bytes")
         self._lag = histogram("event_loop_lag_seconds", "How late the event loop was, sampled", _LAG_SECONDS)
@@ -71,6 +76,15 @@ class Metrics:
         self._first_byte_seconds = histogram(
             "upstream_first_byte_seconds", "From sending to the answer's head, per attempt", _REQUEST_SECONDS, "backend"
         )
+        self._queue_seconds = histogram(
+            "upstream_queue_seconds",
+            "Waiting for a connection to the backend, per attempt",
+            _REQUEST_SECONDS,
+            "backend",
+        )
+        self._upstream_connections = gauge(
+            "upstream_connections", "Connections to backends that are open now", "backend", "endpoint", "state"
+        )
         self._upstream_requests = counter("upstream_requests", "Attempts", "backend", "endpoint", "code")
         self._retries = counter("retries", "Requests that were sent once more", "backend", "reason")
         self._errors = counter("errors", "Requests that failed, by reason", "route", "reason")
@@ -87,6 +101,17 @@ class Metrics:
         self._held().set(held_bytes)
         self._held_limit().set(max_bytes)
 
+    def observe_connections(self, open_: int, refused_total: int) -> None:
+        """Set how many client connections are open; *refused_total* counts those refused since the start."""
+        self._connections().set(open_)
+        self._refused_connections().inc(refused_total - self._refused_connections_seen)
+        self._refused_connections_seen = refused_total
+
+    def observe_upstream(self, backend: str, endpoint: str, busy: int, idle: int) -> None:
+        """Set how many connections to *endpoint* are open, with a request on them and without."""
+        self._upstream_connections(backend, endpoint, "busy").set(busy)
+        self._upstream_connections(backend, endpoint, "idle").set(idle)
+
     def observe_lag(self, seconds: float) -> None:
         """Count one sample of the event loop's lag."""
         self._lag().observe(seconds)
@@ -99,14 +124,16 @@ class Metrics:
         self._seconds(route, model).observe(exchange.seconds)
         self._client_request(route, exchange.client_format.value).observe(exchange.client_request_bytes)
         self._client_response(route, exchange.reply_format.value).observe(exchange.client_response_bytes)
-        for index, attempt in enumerate(exchange.attempts):
+        for attempt in exchange.attempts:
             self._upstream_request(route, exchange.upstream_format.value).observe(attempt.request_bytes)
             self._upstream_response(route, exchange.upstream_format.value).observe(attempt.response_bytes)
             self._upstream_requests(exchange.backend, attempt.endpoint, attempt.code).inc()
             self._upstream_seconds(exchange.backend).observe(attempt.seconds)
             if attempt.first_byte_s is not None:
                 self._first_byte_seconds(exchange.backend).observe(attempt.first_byte_s)
-            if index + 1 < len(exchange.attempts):
+            if attempt.queue_s is not None:
+                self._queue_seconds(exchange.backend).observe(attempt.queue_s)
+            if attempt.is_repeated:
                 self._retries(exchange.backend, attempt.code).inc()
         if exchange.error is not None:
             self._errors(route, exchange.error.label).inc()
@@ -134,11 +161,12 @@ class Metrics:
             self._avoided("response").inc(max(0, exchange.attempts[-1].response_bytes - exchange.client_response_bytes))
 
     def _model_label(self, exchange: Exchange) -> str:
-        """The model's name once a backend has answered for it with success; clients cannot make labels."""
+        """The model's name once it has answered an inference with success, else `other`: clients cannot make labels."""
         model = exchange.model
         if model is None or model in self._models:
             return model or "other"
-        if exchange.status == 200 and exchange.attempts and len(self._models) < MAX_MODELS:
+        is_success = exchange.is_inference and 200 <= exchange.status < 300 and exchange.error is None
+        if is_success and exchange.attempts and len(self._models) < MAX_MODELS:
             self._models.add(model)
             return model
         return "other"

@@ -37,7 +37,8 @@ class CannedAnswers(asyncio.BufferedProtocol):
         self._unsent = memoryview(b"")
         self._is_paused = False
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:

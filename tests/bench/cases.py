@@ -16,8 +16,10 @@ import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 
 WIRE = {
@@ -88,7 +90,7 @@ def strings(count: int, length: int, *, escapes: bool = False) -> Tensor:
     return Tensor("BYTES", (count,), blob, orjson.dumps([element.decode() for element in elements])[1:-1])
 
 
-def _random(datatype: str, count: int) -> np.ndarray:
+def _random(datatype: str, count: int) -> npt.NDArray[Any]:
     generator = np.random.default_rng(0)
     wire = np.dtype(WIRE[datatype])
     if datatype == "BF16":
@@ -101,7 +103,7 @@ def _random(datatype: str, count: int) -> np.ndarray:
     return generator.integers(bounds.min, bounds.max, count, wire.type, endpoint=True)
 
 
-def printable(array: np.ndarray, datatype: str) -> np.ndarray:
+def printable(array: npt.NDArray[Any], datatype: str) -> npt.NDArray[Any]:
     """*array* as one that orjson prints: BF16 becomes FP32 by appending zero bits."""
     return (array.astype("<u4") << np.uint32(16)).view("<f4") if datatype == "BF16" else array
 

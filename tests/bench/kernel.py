@@ -6,8 +6,10 @@ and 1 by `bytes.replace` first.
 """
 
 import time
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import simdjson
 
@@ -28,10 +30,10 @@ def processor_ns(case: Case, datatype: str, times: int) -> float:
     return (time.process_time_ns() - started) / times
 
 
-def _to_array(answer: bytes, datatype: str, letter: str) -> np.ndarray:
+def _to_array(answer: bytes, datatype: str, letter: str) -> npt.NDArray[Any]:
     if datatype == "BOOL":
         answer = answer.replace(b"true", b"1").replace(b"false", b"0")
-    document = _PARSER.parse(answer)
+    document: Any = _PARSER.parse(answer)
     numbers = np.frombuffer(document["outputs"][0]["data"].as_buffer(of_type=letter), f"<{letter}8".replace("d", "f"))
     if datatype == "BF16":
         return (numbers.astype("<f4").view("<u4") >> np.uint32(16)).astype("<u2")

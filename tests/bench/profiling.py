@@ -129,9 +129,9 @@ def _table_of_samples(text: str) -> str:
     lines = []
     for title, counts, with_callees in tables:
         lines.append(f"\n{title}")
-        for name, count in counts.most_common(TOP):
+        for name, samples in counts.most_common(TOP):
             both = f"{with_callees[name] / total:8.1%}" if name in with_callees else " " * 8
-            lines.append(f"{count / total:8.1%}  {both}  {name}")
+            lines.append(f"{samples / total:8.1%}  {both}  {name}")
     return "\n".join(lines) + "\n"
 
 

@@ -17,8 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tests.bench import kernel, processes
 from tests.bench.cases import WIRE, Case, Tensor, create, numbers, strings
@@ -440,7 +442,7 @@ def trip(bench: Bench) -> Iterator[Result]:
     yield result
 
 
-def _trip_ms(triton, client, array: np.ndarray, trips: int, *, is_binary: bool) -> float:
+def _trip_ms(triton: Any, client: Any, array: npt.NDArray[Any], trips: int, *, is_binary: bool) -> float:
     times = []
     for _ in range(trips):
         started = time.perf_counter()

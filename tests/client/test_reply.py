@@ -147,7 +147,7 @@ async def test_a_reason_that_cannot_be_sent_is_replaced(reason: str, sent: str) 
 
 async def test_an_error_has_the_shape_of_the_protocol_with_its_own_headers() -> None:
     async def serve(request: ClientRequest, _: ClientBody, reply: Reply) -> None:
-        raise GatewayError(ErrorKind.OVERLOADED, "busy \udcff", headers={"Retry-After": "1"})
+        raise GatewayError(ErrorKind.OVERLOADED, "busy \udcff", headers=[("Retry-After", "1")])
 
     async with serving(serve) as running, connect(running.url) as client:
         reply = await client.exchange(GET)

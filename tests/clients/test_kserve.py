@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from gateway.demo import JsonServer
@@ -79,7 +80,7 @@ def packed(blob: bytes) -> str:
     return base64.b64encode(blob).decode()
 
 
-def numeric(name: str, datatype: str, array: np.ndarray, **options: Any) -> dict[str, Any]:
+def numeric(name: str, datatype: str, array: npt.NDArray[Any], **options: Any) -> dict[str, Any]:
     shape = list(array.shape)
     return {"name": name, "datatype": datatype, "shape": shape, "blob": packed(array.tobytes()), **options}
 
@@ -91,7 +92,7 @@ def textual(name: str, texts: list[bytes], **options: Any) -> dict[str, Any]:
 
 def is_binary(output: dict[str, Any]) -> bool:
     """The client takes the size away when it has read a blob; an output in JSON never had parameters."""
-    return output["parameters"] == {}
+    return bool(output["parameters"] == {})
 
 
 CASES = [

@@ -7,6 +7,7 @@ alone. Node is on most machines; Go is Debian's `golang-go`, and nothing is down
 import base64
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 SHAPE = (1, 3, 224, 224)
 LABEL = b'}{" '
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[[], list[str | Path]]] = {
     "python": lambda: [sys.executable, PROGRAMS / "headerless.py"],
     "go": lambda: [require_tool("go", "apt-get install golang-go"), "run", PROGRAMS / "headerless.go"],
     "javascript": lambda: [require_tool("node", "apt-get install nodejs, 18 or later"), PROGRAMS / "headerless.mjs"],

@@ -21,13 +21,14 @@ import subprocess
 import threading
 import time
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.conftest import HEADER_LENGTH, Client, Reply, running, tensor
@@ -140,9 +141,11 @@ def assert_same(direct: Reply, through: Reply) -> None:
         assert direct.headers["Content-Type"] == through.headers["Content-Type"] == "application/json"
 
 
-def random_floats(kind: type, bits: type) -> np.ndarray:
+def random_floats(kind: Any, bits: Any) -> npt.NDArray[Any]:
     """Finite floats of all magnitudes."""
-    array = np.random.default_rng(11).integers(0, np.iinfo(bits).max, (50, 400), bits, endpoint=True).view(kind)
+    array: npt.NDArray[Any] = (
+        np.random.default_rng(11).integers(0, np.iinfo(bits).max, (50, 400), bits, endpoint=True).view(kind)
+    )
     return np.where(np.isfinite(array), array, kind(0))
 
 
@@ -388,7 +391,9 @@ async def test_malformed_requests_are_refused_by_both(judges: Judges, name: str)
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 async def test_compressed_requests_and_replies_agree(triton: str, coding: str) -> None:
-    pack, unpack = {"gzip": (gzip.compress, gzip.decompress), "deflate": (zlib.compress, zlib.decompress)}[coding]
+    pack: Callable[[bytes], bytes]
+    unpack: Callable[[bytes], bytes]
+    pack, unpack = (gzip.compress, gzip.decompress) if coding == "gzip" else (zlib.compress, zlib.decompress)
     array = np.tile(VALUES["INT32"], (1, 1000))
     header = json.dumps({"inputs": [tensor("x", array, "INT32")], **BINARY_OUT}).encode()
     body = pack(header + array.tobytes())

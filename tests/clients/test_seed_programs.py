@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ async def assert_arrived(client: Client, server: JsonServer, image: bytes) -> No
     assert (await client.metrics())["tensor_gateway_header_recovered_total"] == 1
 
 
-def assert_came_back(reply: dict, image: bytes) -> None:
+def assert_came_back(reply: dict[str, Any], image: bytes) -> None:
     (output,) = reply["outputs"]
     assert (output["name"], output["datatype"], output["shape"]) == ("image_input", "FP32", list(SHAPE))
     assert floats(output["data"]) == image

@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import tritonclient.http as sync_http
 import tritonclient.http.aio as aio_http
@@ -44,7 +45,7 @@ async def call(kind: str, url: str, method: str, *arguments: Any, plugin: Any = 
     return await asyncio.to_thread(talk)
 
 
-def tensor_of(array: np.ndarray, name: str = "x", datatype: str = "FP32", binary: bool = True) -> Any:
+def tensor_of(array: npt.NDArray[Any], name: str = "x", datatype: str = "FP32", binary: bool = True) -> Any:
     made = sync_http.InferInput(name, list(array.shape), datatype)
     return made.set_data_from_numpy(array, binary_data=binary)
 
@@ -325,7 +326,7 @@ async def test_errors_are_readable_whatever_compression_was_asked_for(
 # Compression (protocol section 7)
 
 
-def image() -> np.ndarray:
+def image() -> npt.NDArray[Any]:
     """Larger than any buffer on the way, and quick to compress."""
     values = np.random.default_rng(0).standard_normal(784, np.float32)
     return np.tile(values, 192).reshape(1, 3, 224, 224)

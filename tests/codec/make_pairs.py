@@ -51,10 +51,10 @@ def edges(datatype: str) -> Any:
             values += [2**53 + 1, 2**53 - 1]
             values += [-(2**53) - 1, -1] if wire.kind == "i" else [2**63, 2**63 + 1]
         return np.array(values, wire)
-    info: Any = ml_dtypes.finfo(wire)
+    info: Any = ml_dtypes.finfo(wire)  # type: ignore[no-untyped-call]
     tiny, least = float(info.tiny), float(info.smallest_subnormal)
-    values = [0.0, -0.0, 0.1, -1 / 3, 1.0, float(info.max), float(info.min), tiny, -tiny, least, -least, tiny - least]
-    return np.array(values, "f8").astype(wire)
+    floats = [0.0, -0.0, 0.1, -1 / 3, 1.0, float(info.max), float(info.min), tiny, -tiny, least, -least, tiny - least]
+    return np.array(floats, "f8").astype(wire)
 
 
 def blob_of(values: Any) -> bytes:

@@ -176,7 +176,7 @@ def test_answer_with_a_wrong_byte_is_a_reply_or_refused_whole_or_in_pieces(name:
     for position in range(len(text)):
         for replacement in (text[position] ^ (1 << dice.randrange(8)), dice.choice(b'[]{},:"\\ 0-eN\xc3\x00')):
             mutated = text[:position] + bytes([replacement]) + text[position + 1 :]
-            replies = []
+            replies: list[Reply | None] = []
             for chunks in ([mutated], [mutated[:1], mutated[1:]]):
                 try:
                     replies.append(reply_to(name, chunks))

@@ -118,9 +118,8 @@ def check_request(request: InferRequest) -> Any:
 
 def fuzz_answer(data: Provider) -> None:
     """Any answer is a reply or a CodecError, in whatever pieces it comes; a reply is what Python's parser reads."""
-    selection = OutputSelection(data.ConsumeBool())
-    if data.ConsumeBool():
-        selection.named["y"] = data.ConsumeBool()
+    by_default = data.ConsumeBool()
+    selection = OutputSelection(by_default, {"y": data.ConsumeBool()} if data.ConsumeBool() else {})
     cuts = [data.ConsumeIntInRange(1, 40) for _ in range(3)]
     text = rest(data)
     whole = decode(selection, text, [len(text) or 1])
@@ -161,7 +160,7 @@ def fuzz_inflate(data: Provider) -> None:
     coding = Coding.GZIP if data.ConsumeBool() else Coding.DEFLATE
     chunk = data.ConsumeIntInRange(1, 30)
     body = rest(data)
-    results = []
+    results: list[bytes | None] = []
     for size in (chunk, len(body) or 1):
         inflater = Inflater(coding, LIMIT)
         try:

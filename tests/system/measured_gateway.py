@@ -10,9 +10,8 @@ import signal
 import sys
 import time
 
-from aiohttp import web
-
 from gateway.app import settle
+from gateway.client.request import ClientRequest
 from gateway.config import for_backend
 from gateway.handlers import Gateway
 from gateway.process.application import Application
@@ -33,21 +32,21 @@ def measure_callbacks() -> None:
         run(handle)
         longest_s = max(longest_s, time.thread_time() - started)
 
-    asyncio.Handle._run = measured  # type: ignore[method-assign]
+    asyncio.Handle._run = measured  # type: ignore[assignment, method-assign]
 
 
 def hold_when_asked() -> None:
     """Let requests for `HELD` take `HELD_S` of the processor at once."""
     handle = Gateway.handle
 
-    async def held(gateway: Gateway, request: web.BaseRequest) -> web.StreamResponse:
+    async def held(gateway: Gateway, request: ClientRequest) -> None:
         if request.path.endswith(HELD):
             until = time.thread_time() + HELD_S
             while time.thread_time() < until:
                 pass
-        return await handle(gateway, request)
+        await handle(gateway, request)
 
-    Gateway.handle = held  # type: ignore[method-assign]
+    Gateway.handle = held  # type: ignore[assignment, method-assign]
 
 
 async def main() -> None:

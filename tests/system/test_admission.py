@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 
 import numpy as np
 
@@ -54,7 +55,7 @@ async def test_beyond_the_budget_large_requests_are_refused_and_small_ones_serve
         assert (await client.infer(body, headers=headers)).status == 200
 
 
-async def _stream(body: bytes):  # type: ignore[no-untyped-def]
+async def _stream(body: bytes) -> AsyncIterator[bytes]:
     for start in range(0, len(body), 100_000):
         yield body[start : start + 100_000]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.conftest import HEADER_LENGTH, Connection, answering, lying, running, tensor
@@ -46,7 +47,7 @@ async def ask(body: bytes, header: dict[str, Any] = ASK, *, status: str = "200 O
         (output(datatype="UINT8", shape=[], data=[7]), np.array(7, np.uint8)),
     ],
 )
-async def test_answers_that_are_well_meant_are_read(answer: bytes, expected: np.ndarray) -> None:
+async def test_answers_that_are_well_meant_are_read(answer: bytes, expected: npt.NDArray[Any]) -> None:
     reply = await ask(answer)
     assert reply.status == 200
     assert reply.binary == expected.tobytes()
@@ -86,7 +87,7 @@ async def test_outputs_that_were_not_asked_for_are_dropped_and_the_backends_orde
         (output(datatype="FP32", data=[1, 1e39]), ["output 'y'", "cannot hold 1e+39"]),
         (output(datatype="BYTES", data=["a", 1]), ["output 'y'", "expected a string"]),
         (output(datatype="BYTES", data=["a", "!"], parameters={"content_type": "base64"}), ["output 'y'", "base64"]),
-        (output(datatype="NEW"), ["output 'y'", "unknown datatype"]),
+        (output(datatype="NEW"), ["output 'y'", "datatype must be one of", '"NEW"']),
         (output(shape=[-1]), ["output 'y'", "shape"]),
         (output(shape=[2**62]), ["output 'y'", "elements cannot be in an answer"]),
         (output(name="z"), ["output 'y' was requested"]),
@@ -114,7 +115,7 @@ async def test_broken_answers_are_named(answer: bytes, words: list[str]) -> None
         ("404 Not Found", b'{"error":"Model x not found"}', 404, "Model x not found"),
         ("422 Unprocessable", b'{"detail":[{"loc":["body"],"msg":"field required"}]}', 422, "field required"),
         ("400 Bad Request", b'{"detail":"no"}', 400, "no"),
-        ("500 Internal Server Error", b"<html>boom</html>", 500, "<html>boom</html>"),
+        ("500 Internal Server Error", b"<html>boom</html>", 500, "boom"),
         ("503 Service Unavailable", b"", 503, "503 Service Unavailable"),
         ("500 Internal Server Error", b"\xff\xfe", 500, "\ufffd"),
         ("302 Found", b"", 502, "redirect"),
@@ -127,7 +128,13 @@ async def test_statuses_of_the_backend(status: str, body: bytes, expected: int, 
     if expected != 502:
         assert reply.headers["X-Why"] == "because"
     if words is not None:
-        assert words in reply.error
+        assert words in reply.json["error"]
+        assert reply.headers.getall("Content-Type") == ["application/json"]
+
+
+async def test_members_of_a_backends_error_stay_beside_its_words() -> None:
+    reply = await ask(b'{"detail":[{"msg":"field required"}]}', status="422 Unprocessable")
+    assert reply.json == {"error": '[{"msg":"field required"}]', "detail": [{"msg": "field required"}]}
 
 
 async def test_204_is_an_answer_without_a_body() -> None:
@@ -276,7 +283,7 @@ async def test_a_slow_backend_is_a_504_that_names_the_timeout(script: Any, timeo
 async def test_a_backend_that_stops_reading_is_a_504() -> None:
     async def script(connection: Connection) -> None:
         await connection.reader.readuntil(b"\r\n\r\n")
-        connection.writer.transport.pause_reading()
+        connection.pause_reading()
         await asyncio.Event().wait()
 
     array = np.zeros(8_000_000, np.float32)
@@ -284,31 +291,6 @@ async def test_a_backend_that_stops_reading_is_a_504() -> None:
         reply = await client.infer_binary({"inputs": [tensor("x", array, "FP32")]}, array.tobytes())
         assert reply.status == 504
         assert "timeouts.idle" in reply.error
-
-
-@pytest.mark.parametrize("elements", [2, 100_000])
-async def test_a_kept_connection_that_died_is_replaced_once(elements: int) -> None:
-    served: list[int] = []
-
-    async def script(connection: Connection) -> None:
-        await connection.read_request()
-        served.append(len(connection.body))
-        await connection.answer(output())
-        if len(served) == 1:
-            # dies the moment it is used again, as a server's does whose keep-alive time is over
-            await connection.reader.read(1)
-
-    array = np.ones(elements, np.int32)
-    header = {**ASK, "inputs": [tensor("x", array, "INT32")]}
-    async with lying(script) as liar, running(liar.url) as client:
-        for _ in range(2):
-            reply = await client.infer_binary(header, array.tobytes())
-            assert reply.status == 200
-            assert reply.binary == X.tobytes()
-        assert len(liar.connections) == 2
-        assert served[0] == served[1] > elements
-        metrics = await client.metrics()
-        assert metrics['tensor_gateway_retries_total{backend="main",reason="upstream_closed"}'] == 1
 
 
 async def test_a_kept_connection_that_died_in_its_answer_is_not_replaced() -> None:

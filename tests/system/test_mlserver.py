@@ -16,8 +16,10 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import tritonclient.http.aio as triton_aio
 
@@ -80,7 +82,7 @@ async def client(mlserver: str) -> AsyncIterator[Client]:
         yield running_client
 
 
-async def infer(client: Client, array: np.ndarray, datatype: str) -> np.ndarray:
+async def infer(client: Client, array: npt.NDArray[Any], datatype: str) -> npt.NDArray[Any]:
     triton = triton_aio.InferenceServerClient(client.url.removeprefix("http://"))
     try:
         sent = triton_aio.InferInput("x", list(array.shape), datatype)
@@ -88,7 +90,7 @@ async def infer(client: Client, array: np.ndarray, datatype: str) -> np.ndarray:
         result = await triton.infer("identity", [sent], request_id="7")
         assert result.get_response()["id"] == "7"
         assert "data" not in result.get_output("x")
-        got: np.ndarray = result.as_numpy("x")
+        got: npt.NDArray[Any] = result.as_numpy("x")
         return got
     finally:
         await triton.close()

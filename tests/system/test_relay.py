@@ -174,5 +174,5 @@ async def test_routes_choose_the_backend_and_everything_else_is_a_404(server: Js
         assert b"no route" not in staged.body
         metrics = await client.metrics()
         assert metrics['tensor_gateway_requests_total{code="404",model="other",route="none"}'] == 2
-        assert metrics['tensor_gateway_requests_total{code="200",model="identity",route="ids"}'] == 1
+        assert metrics['tensor_gateway_requests_total{code="200",model="other",route="ids"}'] == 1
         assert metrics['tensor_gateway_requests_total{code="404",model="other",route="staging"}'] == 1

@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from gateway.demo import JsonServer
@@ -154,7 +155,7 @@ async def test_binary_and_json_inputs_together(client: Client, server: JsonServe
     ],
 )
 async def test_flags_decide_output_by_output(client: Client, top: Any, outputs: Any, binary: list[str]) -> None:
-    blobs = {"a": np.array([1, 2], np.int32), "b": np.array([3.5], np.float64)}
+    blobs: dict[str, npt.NDArray[Any]] = {"a": np.array([1, 2], np.int32), "b": np.array([3.5], np.float64)}
     header: dict[str, Any] = {"inputs": [tensor("a", blobs["a"], "INT32"), tensor("b", blobs["b"], "FP64")]}
     if top:
         header["parameters"] = top

@@ -5,9 +5,11 @@ import io
 import json
 import sys
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import aiohttp
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pytest
 
@@ -21,7 +23,7 @@ ROUNDS = 5
 BESIDE = 50
 
 
-def answer_of(name: str, array: np.ndarray, datatype: str, shape: list[int]) -> bytes:
+def answer_of(name: str, array: npt.NDArray[Any], datatype: str, shape: list[int]) -> bytes:
     data = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
     return b'{"outputs":[{"name":"%b","datatype":"%b","shape":%b,"data":%b}]}' % (
         name.encode(),
@@ -71,11 +73,11 @@ async def one_round(answer: bytes, exercise: Exercise) -> float:
         return printed
 
 
-async def longest_callback_beside(header: dict, blob: bytes, answer: bytes, expected: bytes) -> float:
+async def longest_callback_beside(header: dict[str, Any], blob: bytes, answer: bytes, expected: bytes) -> float:
     """Carry one large request through, twice at once, with `BESIDE` small ones one after the other."""
 
     async def exercise(session: aiohttp.ClientSession, path: str) -> None:
-        async def infer(asked: dict, body: bytes) -> bytes:
+        async def infer(asked: dict[str, Any], body: bytes) -> bytes:
             text = json.dumps(asked).encode()
             headers = {HEADER_LENGTH: str(len(text))}
             async with session.post(path, data=io.BytesIO(text + body), headers=headers) as response:

@@ -3,13 +3,17 @@
 import json
 import logging
 import subprocess
+from typing import Literal
 
 import numpy as np
 import pytest
 from multidict import CIMultiDict
 
 from gateway.demo import JsonServer
-from tests.conftest import Client, require_tool, running, tensor
+from gateway.exchange import Attempt, Exchange
+from gateway.telemetry.access_log import AccessLog
+from gateway.telemetry.metrics import Metrics
+from tests.conftest import Client, answering, lying, require_tool, running, tensor
 
 X = np.arange(1000, dtype=np.float32)
 HEADER = {"inputs": [tensor("x", X, "FP32")], "parameters": {"binary_data_output": True}}
@@ -58,6 +62,62 @@ async def test_clients_cannot_make_model_labels(client: Client) -> None:
     assert not any("invented" in name for name in metrics)
 
 
+async def test_only_a_successful_inference_makes_a_model_label() -> None:
+    async with lying(answering(b"{}")) as liar, running(liar.url) as client:
+        for method, path in (("OPTIONS", "/infer"), ("GET", ""), ("GET", "/ready"), ("POST", "/generate")):
+            assert (await client.request(method, f"/v2/models/junk{path}")).status == 200
+        assert not any("junk" in name for name in await client.metrics())
+        assert (await client.infer(b'{"inputs":[]}', model="good")).status == 200
+        await client.request("GET", "/v2/models/good/ready")
+        metrics = await client.metrics()
+    assert metrics['tensor_gateway_requests_total{code="200",model="other",route="main"}'] == 4
+    assert metrics['tensor_gateway_requests_total{code="200",model="good",route="main"}'] == 2
+
+
+async def test_connections_and_waiting_for_them_are_measured(client: Client) -> None:
+    await client.infer_binary(HEADER, X.tobytes())
+    metrics = await client.metrics()
+    assert metrics['tensor_gateway_upstream_queue_seconds_count{backend="main"}'] == 1
+    measured = Metrics()
+    measured.observe_connections(7, 3)
+    measured.observe_connections(5, 4)
+    measured.observe_upstream("b", "http://x:1", 2, 1)
+    value = measured.registry.get_sample_value
+    assert value("tensor_gateway_client_connections") == 5
+    assert value("tensor_gateway_client_connections_refused_total") == 4
+    labels = {"backend": "b", "endpoint": "http://x:1"}
+    assert value("tensor_gateway_upstream_connections", {**labels, "state": "busy"}) == 2
+    assert value("tensor_gateway_upstream_connections", {**labels, "state": "idle"}) == 1
+
+
+def test_an_attempt_that_never_waited_for_a_connection_is_no_sample_of_waiting() -> None:
+    metrics = Metrics()
+    exchange = Exchange("c", "GET", "/", "id", 0.0, backend="b", status=503)
+    exchange.attempts = [Attempt("e", 0.0, queue_s=None), Attempt("e", 0.0, queue_s=1.5)]
+    metrics.record(exchange)
+    value = metrics.registry.get_sample_value
+    assert value("tensor_gateway_upstream_queue_seconds_count", {"backend": "b"}) == 1
+    assert value("tensor_gateway_upstream_queue_seconds_sum", {"backend": "b"}) == exchange.queue_s == 1.5
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_the_detail_of_a_long_error_keeps_its_beginning_and_its_end(
+    style: Literal["json", "text"], caplog: pytest.LogCaptureFixture
+) -> None:
+    exchange = Exchange("c", "GET", "/", "id", 0.0)
+    exchange.detail = f"first{'x' * 100_000}last"
+    with caplog.at_level(logging.INFO, "gateway.access"):
+        AccessLog(style).record(exchange)
+    (line,) = caplog.messages
+    assert "first" in line
+    assert "last" in line
+    assert len(line) < 1500
+    exchange.detail = "x" * 512
+    with caplog.at_level(logging.INFO, "gateway.access"):
+        AccessLog(style).record(exchange)
+    assert "x" * 512 in caplog.messages[-1]
+
+
 async def test_refusals_are_counted_by_reason(client: Client) -> None:
     await client.infer(b"")
     metrics = await client.metrics()
@@ -98,6 +158,7 @@ async def test_access_log_as_json_has_every_field(server: JsonServer, caplog: py
         "seconds",
         "upstream_seconds",
         "codec_seconds",
+        "queue_seconds",
         "request_id",
     ]
     assert (good["status"], good["reason"], good["request_id"], good["model"]) == (200, None, "abc", "identity")

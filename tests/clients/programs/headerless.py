@@ -8,13 +8,14 @@ import base64
 import json
 import sys
 import urllib.request
+from typing import Any
 
 
 def main(url: str, file: str, *asked: str) -> None:
     with open(file, "rb") as source:
         image = source.read()
     label = b'}{" '  # bytes that a careless search for the end of the JSON trips over
-    request = {
+    request: dict[str, Any] = {
         "inputs": [
             described("image", "FP32", [1, 3, 224, 224], image),
             described("label", "UINT8", [4], label),
@@ -31,7 +32,7 @@ def main(url: str, file: str, *asked: str) -> None:
     print(json.dumps({"reply": json.loads(reply[:n_header]), "blobs": blobs}))
 
 
-def described(name: str, datatype: str, shape: list[int], blob: bytes) -> dict:
+def described(name: str, datatype: str, shape: list[int], blob: bytes) -> dict[str, Any]:
     return {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(blob)}}
 
 

@@ -7,6 +7,8 @@ import asyncio
 import base64
 import json
 import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
@@ -14,7 +16,15 @@ from kserve.protocol.infer_type import RequestedOutput
 from kserve.utils.numpy_codec import to_np_dtype
 
 
-def tensor(name, datatype, shape, blob=None, texts=None, binary=True, claimed_shape=None):
+def tensor(
+    name: str,
+    datatype: str,
+    shape: list[int],
+    blob: str = "",
+    texts: list[str] | None = None,
+    binary: bool = True,
+    claimed_shape: list[int] | None = None,
+) -> Any:
     """An input; *claimed_shape* replaces the shape once the data is in, for a request that is wrong."""
     if texts is not None:
         array = np.array([base64.b64decode(text) for text in texts] + [None], np.object_)[:-1].reshape(shape)
@@ -27,7 +37,7 @@ def tensor(name, datatype, shape, blob=None, texts=None, binary=True, claimed_sh
     return made
 
 
-def described(output):
+def described(output: Any) -> dict[str, Any]:
     """An output of a reply, as numpy sees it."""
     array = output.as_numpy()
     facts = {"name": output.name, "datatype": output.datatype, "shape": output.shape, "parameters": output.parameters}
@@ -37,7 +47,16 @@ def described(output):
     return facts | {"numpy": str(array.dtype), "blob": base64.b64encode(array.tobytes()).decode()}
 
 
-async def infer(client, url, model, inputs, outputs=None, parameters=None, request_id=None, headers=None):
+async def infer(
+    client: Any,
+    url: str,
+    model: str,
+    inputs: list[dict[str, Any]],
+    outputs: list[dict[str, Any]] | None = None,
+    parameters: dict[str, Any] | None = None,
+    request_id: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> dict[str, Any]:
     request = InferRequest(
         model_name=model,
         infer_inputs=[tensor(**one) for one in inputs],
@@ -45,7 +64,7 @@ async def infer(client, url, model, inputs, outputs=None, parameters=None, reque
         parameters=parameters,
         request_outputs=[RequestedOutput(**one) for one in outputs] if outputs else None,
     )
-    got = {}
+    got: dict[str, str] = {}
     reply = await client.infer(url, request, model_name=model, headers=headers, response_headers=got)
     return {
         "id": reply.id,
@@ -56,12 +75,12 @@ async def infer(client, url, model, inputs, outputs=None, parameters=None, reque
     }
 
 
-async def infer_dict(client, url, model, data):
+async def infer_dict(client: Any, url: str, model: str, data: dict[str, Any]) -> dict[str, Any]:
     reply = await client.infer(url, data, model_name=model)
     return {"outputs": [described(output) for output in reply.outputs]}
 
 
-CALLS = {
+CALLS: dict[str, Callable[..., Awaitable[Any]]] = {
     "infer": infer,
     "infer_dict": infer_dict,
     "live": lambda client, url: client.is_server_live(url),
@@ -70,7 +89,7 @@ CALLS = {
 }
 
 
-async def main():
+async def main() -> None:
     async with InferenceRESTClient(RESTConfig(protocol="v2", timeout=30)) as client:
         for line in sys.stdin:
             said = json.loads(line)

@@ -2,9 +2,11 @@
 
 import json
 import struct
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from gateway.codec.tensors.datatypes import DATATYPES, Kind, element_count
@@ -35,14 +37,15 @@ def test_element_count_is_the_product_and_never_overflows(shape: tuple[int, ...]
     assert element_count(shape) == count
 
 
-def finite_patterns(name: str) -> np.ndarray:
+def finite_patterns(name: str) -> npt.NDArray[Any]:
     bits = np.arange(2**16, dtype="<u2")
     values = bits.view(WIRE[name])
     with np.errstate(invalid="ignore"):  # ml_dtypes converts signalling NaN to judge them
-        return values[np.isfinite(values)]
+        finite: npt.NDArray[Any] = values[np.isfinite(values)]
+    return finite
 
 
-def printed(name: str, values: np.ndarray) -> list[float]:
+def printed(name: str, values: npt.NDArray[Any]) -> list[float]:
     blob = values.tobytes()
     entry = {"name": "x", "datatype": name, "shape": [len(values)], "parameters": {"binary_data_size": len(blob)}}
     header = json.dumps({"inputs": [entry]}).encode()
@@ -68,6 +71,7 @@ def test_every_finite_half_comes_back_from_its_exact_and_its_short_text(name: st
         assert only_blob(answer, chunk_bytes) == values.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["FP32", "FP64"])
 def test_millions_of_random_bit_patterns_cross_both_ways(name: str, seed: int) -> None:
