@@ -16,6 +16,8 @@ import pytest
 from tests.conftest import HEADER_LENGTH, Connection, lying, tensor
 from tests.system.measured_gateway import HELD
 
+pytestmark = pytest.mark.slow  # without coverage: it would be measured too
+
 LONGEST_S = 0.020
 """What no single callback may take of the processor."""
 
@@ -108,7 +110,6 @@ async def test_a_callback_that_holds_the_loop_is_seen() -> None:
     assert await one_round(b"{}", exercise) >= LONGEST_S
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("datatype", ["FP32", "INT64", "UINT8"])
 async def test_large_tensors_do_not_hold_the_loop(datatype: str) -> None:
     dtype = {"FP32": np.float32, "INT64": np.int64, "UINT8": np.uint8}[datatype]
@@ -145,7 +146,6 @@ NUMBERS = np.random.default_rng(5).standard_normal(4_000_000).astype(np.float32)
 TEXT = ('\u00e9\\"' + "x" * 97) * 200_000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("datatype", "shape", "data"),
     [
