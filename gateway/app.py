@@ -6,6 +6,7 @@ Everything is put together here and nowhere else; read it to see what talks to w
 import asyncio
 import gc
 import logging
+import secrets
 
 from gateway.backend.upstream import Upstream
 from gateway.client.listeners import ClientListener
@@ -14,7 +15,7 @@ from gateway.config import Config
 from gateway.errors import ErrorKind
 from gateway.exchange import Exchange
 from gateway.handlers import Gateway
-from gateway.policy.routing import Router
+from gateway.plan import Plan
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.metrics import Metrics
 
@@ -36,23 +37,23 @@ def settle() -> None:
     gc.freeze()
 
 
+def new_name() -> str:
+    """A name for this gateway that no other has, so that it recognizes a request that went through it (`Via`)."""
+    return f"tensor-gateway-{secrets.token_hex(8)}"
+
+
 class DataPlane:
     """What serves clients, in one process. Must be made on a running event loop."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, name: str) -> None:
+        """*name* is what the gateway calls itself in `Via`, see `new_name`; its workers share one."""
         self.config = config
         self.metrics = Metrics()
         self.url = ""
-        self._upstreams = {name: Upstream(name, backend) for name, backend in config.backends.items()}
+        plan = Plan.of(config, name)
+        self._upstreams = {backend.name: Upstream(backend) for backend in plan.backends.values()}
         self._access_log = AccessLog(config.logging.access) if config.logging.access != "none" else None
-        self.gateway = Gateway(
-            Router(config.routes, next(iter(config.backends))),
-            self._upstreams,
-            config.limits,
-            config.compression,
-            recover_header_length=config.recover_header_length,
-            record=self._record,
-        )
+        self.gateway = Gateway(plan, self._upstreams, self._record)
         self.server = Server(self.gateway.handle, self._record)
         self._listener = ClientListener(self.server)
         self._sampler: asyncio.Task[None] | None = None
@@ -86,6 +87,9 @@ class DataPlane:
         """Set the gauges of what is in flight to this moment's values."""
         admission = self.gateway.admission
         self.metrics.observe_load(self.gateway.in_flight, admission.held_bytes, admission.max_bytes)
+        for upstream in self._upstreams.values():
+            for endpoint in upstream.endpoints:
+                self.metrics.observe_upstream(upstream.name, endpoint.url, *upstream.connections.counts(endpoint))
 
     async def drain(self) -> None:
         """Stop accepting and let what is in flight finish, up to `shutdown.grace`; then it is cut off."""

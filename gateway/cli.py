@@ -1,6 +1,7 @@
 """The command line: `serve`, `check`, `demo`.
 
-Exit codes: 0 done, 1 it failed while running (an address in use), 2 the command or the configuration is wrong.
+Exit codes: 0 success, 1 a failure at run time (such as an address in use), 2 a wrong command or configuration.
+Not here: how the gateway is put together (`app`) and run (`process`).
 """
 
 import argparse
@@ -16,10 +17,10 @@ from gateway.config import Config, for_backend, load, parse
 from gateway.errors import ConfigError
 from gateway.process.application import Application
 from gateway.process.workers import Supervisor
-from gateway.telemetry.log_writer import LogWriter
+from gateway.telemetry.log_writer import ANNOUNCE, LogWriter
 
 log = logging.getLogger("gateway")
-announce = logging.getLogger("gateway.announce")
+announce = logging.getLogger(ANNOUNCE)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tensor-gateway",
         description="Gives JSON-only inference servers the binary tensor extension of Triton and KServe.",
-        epilog="Try it: tensor-gateway demo",
+        epilog="To see it work: tensor-gateway demo",
     )
     parser.add_argument("--version", action="version", version=f"tensor-gateway {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="{serve,check,demo}")
@@ -51,21 +52,29 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser(
         "serve",
         help="run the gateway",
-        description="Run the gateway until SIGTERM or SIGINT; then requests in flight are finished first.",
+        description="Run the gateway until SIGTERM or SIGINT. Requests that are in flight then are still finished.",
     )
     source = serve.add_mutually_exclusive_group(required=True)
-    source.add_argument("--config", type=Path, metavar="FILE", help="the YAML configuration")
-    source.add_argument("--backend", metavar="URL", help="one JSON-only server, without a configuration file")
-    serve.add_argument("--listen", metavar="HOST:PORT", help="with --backend: for clients (default 127.0.0.1:8080)")
-    serve.add_argument("--admin", metavar="HOST:PORT", help="with --backend: metrics, health (default 127.0.0.1:9090)")
+    source.add_argument("--config", type=Path, metavar="FILE", help="serve what this YAML file configures")
+    source.add_argument(
+        "--backend",
+        metavar="URL",
+        help="serve in front of this one JSON-only server, such as http://127.0.0.1:8000, without a file",
+    )
+    serve.add_argument(
+        "--listen", metavar="HOST:PORT", help="with --backend: where clients connect (default 127.0.0.1:8080)"
+    )
+    serve.add_argument(
+        "--admin", metavar="HOST:PORT", help="with --backend: metrics and health (default 127.0.0.1:9090)"
+    )
     serve.set_defaults(run=_serve)
 
     check = commands.add_parser(
         "check",
         help="check a configuration",
-        description="Check a configuration: exit code 0, or 2 with file, path and reason.",
+        description="Check a configuration. Exit code 0, or 2 with the file, the key and the reason on standard error.",
     )
-    check.add_argument("file", type=Path, metavar="FILE", help="the YAML configuration")
+    check.add_argument("file", type=Path, metavar="FILE", help="the YAML file to check")
     check.set_defaults(run=_check)
 
     demonstration = commands.add_parser(
@@ -73,24 +82,25 @@ def _parser() -> argparse.ArgumentParser:
         help="see one binary inference, step by step",
         description="Start an embedded JSON-only server and the gateway, and show one binary inference step by step.",
     )
-    demonstration.add_argument("--once", action="store_true", help="exit after it instead of serving on")
+    demonstration.add_argument("--once", action="store_true", help="exit afterwards; without this, both go on serving")
     demonstration.set_defaults(run=_demo)
     return parser
 
 
 def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     config = load(options.file)
-    print(f"{options.file}: good, backends: {', '.join(config.backends)}")
+    print(f"{options.file}: valid; backends: {', '.join(config.backends)}")
     return 0
 
 
 def _serve(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if options.config is not None:
         if options.listen or options.admin:
-            parser.error("--listen and --admin go with --backend; with --config they are in the file")
+            parser.error("--listen and --admin go with --backend; with --config set them in the file")
         config = load(options.config)
     else:
-        config = for_backend(options.backend, options.listen, options.admin)
+        access = "text" if sys.stdout.isatty() else "json"
+        config = for_backend(options.backend, options.listen, options.admin, access)
     writer = LogWriter(config.logging.level)
     writer.start()
     try:
@@ -107,7 +117,7 @@ async def _serve_until_stopped(config: Config) -> int:
         announce.info("tensor-gateway %s serves clients on %s", __version__, application.listen_url)
         announce.info("metrics and health on %s", application.admin_url)
         await stopped.wait()
-        announce.info("draining: no new connections, requests in flight finish")
+        announce.info("draining: no new connections; requests in flight are finished")
         await application.drain()
     finally:
         await application.stop()
@@ -115,12 +125,14 @@ async def _serve_until_stopped(config: Config) -> int:
 
 
 def _stop_event() -> asyncio.Event:
-    """Set by SIGTERM or SIGINT. SIGHUP, which would end the process, is refused aloud until it reloads."""
+    """An event that SIGTERM and SIGINT set. SIGHUP, whose default is to end the process, logs a warning instead."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    loop.add_signal_handler(signal.SIGHUP, lambda: log.warning("SIGHUP: reloading is not available yet; restart"))
+    loop.add_signal_handler(
+        signal.SIGHUP, lambda: log.warning("SIGHUP ignored: reloading is not available yet, restart instead")
+    )
     return stopped
 
 

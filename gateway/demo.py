@@ -1,8 +1,8 @@
 """An embedded JSON-only inference server, and one binary inference shown step by step.
 
-The server is for trying and for tests. Like the servers that the gateway is for, it speaks the JSON of
-the Open Inference Protocol and nothing else: a binary body is refused. It shares no code with the codec,
-so that it can judge it.
+The server is for demonstrations and tests. Like the servers that the gateway stands in front of, it speaks only the
+JSON of the Open Inference Protocol and refuses a binary body. It shares no code with the codec, so that a defect of the
+codec cannot hide behind the same defect here.
 """
 
 import socket
@@ -46,18 +46,18 @@ class JsonServer:
     def __init__(self) -> None:
         self.url = ""
         self.request_bytes = 0
-        """Of the last inference's body."""
+        """The size of the last inference's body."""
         self.answer_bytes = 0
-        """Of the last inference's answer."""
+        """The size of the last inference's answer."""
         self.headers: list[tuple[str, str]] = []
-        """Of the last inference."""
+        """The headers of the last inference."""
         self.last_request: dict[str, Any] = {}
         self.inferences = 0
         self._runner: web.AppRunner | None = None
 
     @classmethod
     def on_port(cls, port: int) -> "_Running":
-        """The server on *port* of the loopback interface, or a free one if that is taken, while inside `async with`."""
+        """The server inside `async with`: on *port* of the loopback interface, or on a free one if that is taken."""
         return _Running(cls(), port)
 
     async def start(self, port: int) -> None:
@@ -94,7 +94,7 @@ class JsonServer:
         return _no_model(request) if model is None else _json(200, model)
 
     async def _config(self, request: web.Request) -> web.Response:
-        """Triton's model configuration, which some clients insist on."""
+        """Answer with Triton's model configuration, which some clients need."""
         model = _MODELS.get(request.match_info["model"])
         if model is None:
             return _no_model(request)
@@ -170,7 +170,10 @@ def configuration(server_url: str) -> str:
 
 
 async def show(server: JsonServer, gateway_url: str, admin_url: str) -> bool:
-    """Carry one image-sized tensor through the gateway and print what went over each wire; whether it is bit-exact."""
+    """Send one image-sized tensor through the gateway and print what crossed each connection.
+
+    Returns whether the tensor came back bit for bit.
+    """
     shape = [1, 3, 224, 224]
     image = np.random.default_rng(7).standard_normal(shape, dtype=np.float32)
     blob = image.tobytes()
@@ -188,7 +191,7 @@ async def show(server: JsonServer, gateway_url: str, admin_url: str) -> bool:
         }
     )
     path = "/v2/models/identity/infer"
-    print(f"A client sends an image, FP32 {shape}, to a server that reads only JSON.\n")
+    print(f"A client sends a binary tensor, FP32 {shape}, to a server that only reads JSON.\n")
     async with aiohttp.ClientSession() as client:
         started = time.perf_counter()
         async with client.post(
@@ -207,25 +210,23 @@ async def show(server: JsonServer, gateway_url: str, admin_url: str) -> bool:
     exact = body[reply_header:] == blob
     rows = [
         ("client  -> gateway", len(header) + len(blob), f"{len(header)} of JSON header and {len(blob):,} of tensor"),
-        ("gateway -> server", server.request_bytes, f"of JSON, made in {spent['request']:.1f} ms while it was sent"),
-        ("server  -> gateway", server.answer_bytes, f"of JSON, read in {spent['response']:.1f} ms while it arrived"),
+        ("gateway -> server", server.request_bytes, f"of JSON, encoded in {spent['request']:.1f} ms while it was sent"),
+        ("server  -> gateway", server.answer_bytes, f"of JSON, decoded in {spent['response']:.1f} ms while it arrived"),
         ("gateway -> client", len(body), f"{reply_header} of JSON header and {len(body) - reply_header:,} of tensor"),
     ]
     for number, (wire, n_bytes, what) in enumerate(rows, 1):
         print(f"  {number}. {wire:<19} {n_bytes:>10,} bytes: {what}")
-    print(
-        f"\n  the whole trip took {seconds * 1000:.1f} ms, {spent['upstream']:.1f} ms of it between gateway and server"
-    )
+    print(f"\n  it took {seconds * 1000:.1f} ms in all, {spent['upstream']:.1f} ms of it between gateway and server")
     print(f"  bit-exact: {'yes' if exact else 'NO'}\n")
     return exact
 
 
 def next_steps(server_url: str, gateway_url: str, admin_url: str) -> str:
-    """What a user can try against the running demonstration."""
+    """What a user can try while the demonstration is running."""
     address = gateway_url.removeprefix("http://")
-    return f"""Still serving: the JSON-only server on {server_url}, the gateway on {gateway_url}.
+    return f"""Both keep serving: the JSON-only server on {server_url}, the gateway on {gateway_url}.
 
-  curl: JSON in, binary out
+  curl, JSON in and binary out:
     curl -s {gateway_url}/v2/models/identity/infer --output - \\
       -d '{{"inputs":[{{"name":"x","shape":[3],"datatype":"FP32","data":[1,2,3]}}],
            "parameters":{{"binary_data_output":true}}}}'
@@ -244,7 +245,7 @@ Stop it with Ctrl-C."""
 
 
 def _spent_ms(metrics: str) -> dict[str, float]:
-    """Milliseconds of the one inference so far, from the gateway's own metrics."""
+    """Milliseconds that the only inference so far took, from the gateway's own metrics."""
     spent = {"request": 0.0, "response": 0.0, "upstream": 0.0}
     for family in text_string_to_metric_families(metrics):
         for sample in family.samples:

@@ -7,8 +7,9 @@ carries an `ErrorKind` and therefore a status, a metric label and a blame.
 Nothing here does I/O, and nothing in the gateway invents a status of its own.
 """
 
-from collections.abc import Mapping
 from enum import Enum
+
+from gateway.headers import Pairs
 
 
 class Blame(Enum):
@@ -65,17 +66,22 @@ class GatewayError(Exception):
         kind: ErrorKind,
         message: str,
         *,
-        headers: Mapping[str, str] | None = None,
+        headers: Pairs = (),
         status: int | None = None,
         body: bytes | None = None,
+        sent: bool = True,
     ) -> None:
-        """*headers* go out with the refusal; *status* and *body* are a backend's own, instead of the gateway's."""
+        """*headers* go out with the refusal; *status* and *body* are a backend's own, instead of the gateway's.
+
+        *sent*: whether a backend may have read the request, so that sending it again might execute it twice.
+        """
         super().__init__(message)
         self.kind = kind
         self.message = message
-        self.headers = headers or {}
+        self.headers = tuple(headers)
         self.status = status or kind.status
         self.body = body
+        self.sent = sent
 
 
 class blaming:  # noqa: N801  reads as a verb: with blaming(...)

@@ -24,10 +24,14 @@ class Attempt:
     response_bytes: int = 0
     code: str = "none"
     """The status, or the label of the error that ended it before there was one."""
+    queue_s: float | None = None
+    """Spent waiting for one of the backend's connections; None if the wait ended without one."""
     first_byte_s: float | None = None
-    queue_s: float | None = 0.0
-    """Spent waiting for a connection, which is not the backend's time; None if it never waited for one."""
     seconds: float = 0.0
+    is_repeated: bool = False
+    """Whether the same request was sent once more after this."""
+    is_metadata: bool = False
+    """Whether this asked for the model's metadata, not for an inference."""
 
 
 @dataclass(slots=True)

@@ -1,22 +1,22 @@
 """The corridor: what happens to a request, from its head to the last byte of its reply.
 
-`Gateway.handle` reads from top to bottom as the life of a request: route, read, parse, send, decode,
-reply, record. It decides nothing about bytes (`codec`) or policies (`policy`) and knows no metrics
-(`telemetry` reads the finished exchange).
+`Gateway.handle` and the three ways of `_Call` (infer, server metadata, relay) read from top to bottom as the life of
+a request. They only say in which order things happen: bytes are the codec's business, decisions those of `policy`,
+the client is read and written by `client`, backends are called by `backend`, and telemetry reads the finished exchange.
 """
 
 import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 
-from multidict import CIMultiDict
-
-from gateway.backend.metadata import ModelMetadata
-from gateway.backend.upstream import Answer, Body, Pieces, Sending, Upstream
+from gateway.backend.attempt import Answer, BackendRequest, Body, Pieces, Sending
+from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
+from gateway.backend.metadata import ModelMetadata, is_worth_keeping, question_headers
+from gateway.backend.upstream import Call, Upstream
 from gateway.client.body import ClientBody
-from gateway.client.reply import Reply
+from gateway.client.reply import JOIN_BYTES, Reply
 from gateway.client.request import ClientRequest, request_id
 from gateway.codec import (
     HEADER_LENGTH,
@@ -24,72 +24,59 @@ from gateway.codec import (
     Framing,
     InferAnswer,
     InferRequest,
-    KnownHeaders,
+    Inflater,
     choose_coding,
     compressed,
     error_body,
     half_precision_outputs,
+    parse_content_encoding,
     parse_framing,
     with_extension,
 )
-from gateway.codec import Reply as DecodedReply
-from gateway.config import Compression, Limits
+from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
 from gateway.exchange import Exchange, Format
-from gateway.headers import Headers
 from gateway.pacing import Pacer
+from gateway.plan import BackendPlan, Plan
 from gateway.policy.admission import Admission
 from gateway.policy.crossing import Fields, relayed_to_client, transcoded_to_client
 from gateway.policy.quiet import OncePerInterval
-from gateway.policy.routing import Match, PathKind, Router
+from gateway.policy.routing import Match, PathKind
 
-WRITE_BYTES = 256 * 1024
-"""How much of a body is handed to a backend's connection at once."""
+PASS_BYTES = 256 * 1024
+"""How much of a JSON request that is passed on as it came is handed to the backend's connection at once."""
 
-SMALL_BYTES = 64 * 1024
-"""Replies up to this size are joined and sent in one write."""
+UPLOAD_BYTES = 64 * 1024
+"""A relayed upload takes a connection to its backend when so much of it, or all of it, is there to be sent."""
 
 ERROR_BYTES = 64 * 1024
-"""How much of a backend's error text is read and passed on."""
-
-METADATA_BYTES = 1024 * 1024
-"""The most metadata, of a server (`GET /v2`) or a model, that is read."""
+"""How much of a backend's error is read and passed on."""
 
 WARNING_S = 60.0
-WARNING_CLIENTS = 1000
-"""A client address is warned of once in so long, and so many addresses are remembered."""
+"""At most one warning about a client's missing header length in this time, for each client address."""
 
+WARNING_CLIENTS = 1000
+"""How many client addresses are remembered for that."""
+
+_JSON = ("Content-Type", "application/json")
 _RELOADED = re.compile(r"(.*)/v2/repository/models/([^/]+)/(?:load|unload)")
 
 log = logging.getLogger("gateway")
 
 
 class Gateway:
-    """The data plane: one instance serves all requests of a process."""
+    """The data plane: one instance serves all requests of a process. Its plan can be replaced, its state stays."""
 
-    def __init__(
-        self,
-        router: Router,
-        upstreams: Mapping[str, Upstream],
-        limits: Limits,
-        compression: Compression,
-        *,
-        recover_header_length: bool,
-        record: Callable[[Exchange], None],
-    ) -> None:
-        """*record* is called once with each finished exchange."""
-        self.limits = limits
-        self.compression = compression
-        self.admission = Admission(limits.in_flight_bytes, limits.concurrent_requests)
+    def __init__(self, plan: Plan, upstreams: Mapping[str, Upstream], record: Callable[[Exchange], None]) -> None:
+        """*upstreams* are the plan's backends by name; *record* is called once with each finished exchange."""
+        self.plan = plan
+        self.admission = Admission(plan.limits.in_flight_bytes, plan.limits.concurrent_requests)
         self.metadata = ModelMetadata()
-        self.known_headers = {name: KnownHeaders() for name in upstreams}
         self.recovered_warnings = OncePerInterval(WARNING_S, WARNING_CLIENTS)
-        self.recover_header_length = recover_header_length
-        self._router = router
-        self._upstreams = upstreams
-        self._record = record
         self.in_flight = 0
         self.is_draining = False
+        self._upstreams = upstreams
+        self._record = record
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -103,12 +90,12 @@ class Gateway:
             request_id=request_id(request.headers),
             started_s=loop.time(),
         )
-        call = _Call(request, exchange, self)
+        call = _Call(self, self.plan, request, exchange)
         self.in_flight += 1
         self._idle.clear()
         try:
             try:
-                match = self._route(request, exchange)
+                match = self._route(request, call.plan, exchange)
                 await call.serve(self._upstreams[match.backend], match)
             except GatewayError as error:
                 await call.reply.error(error)
@@ -127,21 +114,20 @@ class Gateway:
             exchange.seconds = loop.time() - exchange.started_s
             self._record(exchange)
 
-    async def close(self) -> None:
-        """Drop what is on its way for later requests."""
-        await self.metadata.close()
-
-    async def wait_until_idle(self, timeout_s: float) -> int:
-        """Wait until no request is in flight, at most *timeout_s*; how many still are."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
-        return self.in_flight
-
-    def _route(self, request: ClientRequest, exchange: Exchange) -> Match:
-        path = exchange.path.partition("?")[0]
-        if "#" in exchange.path:
+    def _route(self, request: ClientRequest, plan: Plan, exchange: Exchange) -> Match:
+        """Where the request goes. Raises `GatewayError`."""
+        path = request.path.partition("?")[0]
+        if "#" in request.path:
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, "'#' cannot stand in the path of a request")
-        match = self._router.match(request.host, path)
+        if request.method == "CONNECT":
+            raise GatewayError(ErrorKind.MALFORMED_REQUEST, "CONNECT is not supported: this is no forward proxy")
+        if "via" in request.headers and _went_through(request.headers.all("via"), plan.name):
+            raise GatewayError(
+                ErrorKind.NO_ROUTE,
+                "this request went through this gateway already: a backend of it leads back to the gateway",
+                status=508,
+            )
+        match = plan.router.match(request.host, path)
         if match is None:
             raise GatewayError(ErrorKind.NO_ROUTE, f"no route for {request.method} {path}")
         exchange.route = match.route
@@ -149,155 +135,173 @@ class Gateway:
         exchange.model = match.model
         return match
 
+    async def wait_until_idle(self, timeout_s: float) -> int:
+        """Wait until no request is in flight, at most *timeout_s*; how many still are."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        return self.in_flight
+
+    async def close(self) -> None:
+        """Drop what is on its way for later requests."""
+        await self.metadata.close()
+
 
 class _Call:
     """One request on its way: what all its steps need."""
 
-    def __init__(self, request: ClientRequest, exchange: Exchange, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, plan: Plan, request: ClientRequest, exchange: Exchange) -> None:
+        self.plan = plan
+        self._gateway = gateway
         self._request = request
         self._exchange = exchange
-        self._gateway = gateway
-        self._limits = gateway.limits
         self._pacer = Pacer()
-        limits = gateway.limits
         self._total_at: float | None = None
+        limits = plan.limits
         self.body = ClientBody(request, exchange, gateway.admission, limits.request_body, self._pacer)
         self.reply = Reply(request, exchange, body=self.body, is_draining=lambda: gateway.is_draining)
 
     async def serve(self, upstream: Upstream, match: Match) -> None:
-        """Do what the path asks for."""
+        """Do what the path asks for. Raises `GatewayError`."""
+        backend = self.plan.backends[upstream.name]
         method = self._request.method
         if match.kind is PathKind.INFER and method == "POST":
-            self._exchange.is_inference = True
-            await self.infer(upstream, match)
-            return
-        if match.kind is PathKind.SERVER_METADATA and method == "GET":
-            await self.server_metadata(upstream)
-            return
-        if method == "CONNECT":
-            raise GatewayError(ErrorKind.MALFORMED_REQUEST, "CONNECT is not supported: this is no forward proxy")
-        if method not in ("GET", "HEAD"):
-            self.body.admit(0)
-        await self.relay(upstream)
+            await self.infer(upstream, backend, match.model or "")
+        elif match.kind is PathKind.SERVER_METADATA and method == "GET":
+            await self.server_metadata(upstream, backend)
+        else:
+            await self.relay(upstream, backend, match.kind)
 
     # The life of an infer request
 
-    async def infer(self, upstream: Upstream, match: Match) -> None:
+    async def infer(self, upstream: Upstream, backend: BackendPlan, model: str) -> None:
         """Binary or JSON in, JSON to the backend, binary or JSON out."""
         exchange = self._exchange
+        exchange.is_inference = True
+        request = self._request
         with blaming(ErrorKind.MALFORMED_REQUEST):
             framing = parse_framing(
-                self._request.headers.all(HEADER_LENGTH.lower()), self._request.headers.get("content-type")
+                request.headers.all("inference-header-content-length"), request.headers.get("content-type")
             )
         body = await self.body.read()
         exchange.client_format = Format.JSON if framing.header_length is None else Format.BINARY
-        parsed = await self._parse(upstream, body, framing)
+        parsed = await self._parse(upstream, backend, body, framing)
         if parsed is None:
-            await self._pass_on(upstream, body)
+            await self._pass_on(upstream, backend, body)
             return
+        self._note(parsed)
+        declared = await self._declared_half_precision(upstream, backend) if parsed.promotes else {}
+        json_body = await self._json_body(parsed, backend)
+        headers = backend.headers.transcoded(
+            request.headers, peer=request.peer, scheme=request.scheme, host=request.host
+        )
+        async with self._ask(upstream, headers, json_body) as answer:
+            if answer.status >= 300:
+                raise await self._backend_error(answer, json_bytes=exchange.attempts[-1].request_bytes)
+            answered = await self._decode(answer, parsed, model, declared)
+            crossing = transcoded_to_client(answer.headers)
+        await self._reply(answered, crossing, framing)
+
+    async def _parse(
+        self, upstream: Upstream, backend: BackendPlan, body: memoryview, framing: Framing
+    ) -> InferRequest | None:
+        """The request, proved right; None if it is pure JSON. Raises `GatewayError`."""
+        steps: Generator[None, None, InferRequest | None]
+        if framing.header_length == 0:
+            metadata = await self._metadata(upstream, backend)
+            steps = InferRequest.parse_raw(body, metadata, backend.tensor_policy)
+        else:
+            steps = InferRequest.parse(
+                body,
+                framing.header_length,
+                backend.tensor_policy,
+                recover=self.plan.recover_header_length,
+                known=backend.known_headers,
+            )
+        try:
+            with blaming(ErrorKind.MALFORMED_REQUEST):
+                return await self._pacer.run(steps)
+        finally:
+            self._exchange.request_codec_s += self._pacer.take_seconds()
+
+    def _note(self, parsed: InferRequest) -> None:
+        """Leave in the exchange what the request holds."""
+        exchange = self._exchange
         exchange.is_transcoded = True
         exchange.upstream_format = Format.JSON
         exchange.client_format = Format.BINARY if parsed.inputs else Format.JSON
         exchange.header_recovered = parsed.header_recovered
-        if parsed.header_recovered:
-            self._warn_of_missing_header()
         exchange.request_nonfinite = parsed.nonfinite
         exchange.input_datatypes = [tensor.datatype.name for tensor in parsed.inputs]
+        now = asyncio.get_running_loop().time()
+        if parsed.header_recovered and self._gateway.recovered_warnings.allows(exchange.client, now):
+            log.warning("client %s sends binary bodies without %s; its sizes added up", exchange.client, HEADER_LENGTH)
 
-        headers = self._backend_headers(upstream.headers.transcoded)
-        declared = await self._declared_half_precision(upstream) if parsed.promotes else {}
-        json_body = await self._json_body(parsed, upstream, headers)
-        async with self._upstream_call(upstream, headers, json_body) as answer:
-            if answer.status >= 300:
-                await self._reply_error(answer)
-                return
-            reply = await self._decode(answer, parsed, match.model or "", declared)
-            fields = transcoded_to_client(Headers(answer.headers.items()))
-        await self._reply(reply, fields, framing)
-
-    async def _parse(self, upstream: Upstream, body: memoryview, framing: Framing) -> InferRequest | None:
-        """The request, proved right; None if it is pure JSON."""
-        policy = upstream.backend.tensor_policy
-        steps: Generator[None, None, InferRequest | None]
-        if framing.header_length == 0:
-            steps = InferRequest.parse_raw(body, await self._metadata(upstream), policy)
-        else:
-            recover = self._gateway.recover_header_length
-            known = self._gateway.known_headers[upstream.name]
-            steps = InferRequest.parse(body, framing.header_length, policy, recover=recover, known=known)
-        with blaming(ErrorKind.MALFORMED_REQUEST):
-            parsed = await self._pacer.run(steps)
-        self._exchange.request_codec_s += self._pacer.take_seconds()
-        return parsed
-
-    async def _metadata(self, upstream: Upstream) -> bytes:
+    async def _metadata(self, upstream: Upstream, backend: BackendPlan) -> bytes:
         """The model's metadata, asked of the backend with the client's headers unless it is known."""
-        path = self._exchange.path.partition("?")[0].removesuffix("/infer")
-        headers = self._backend_headers(upstream.headers.metadata)
+        request = self._request
+        path = request.path.partition("?")[0].removesuffix("/infer")
+        headers = backend.headers.metadata(
+            question_headers(request.headers), peer=request.peer, scheme=request.scheme, host=request.host
+        )
+        question = BackendRequest("GET", path, self._with_own(headers), Body(), is_metadata=True)
 
-        async def fetch() -> bytes:
-            async with upstream.call("GET", path, headers, Body(), []) as answer:
-                if answer.status < 300:
-                    return await _read_bounded(answer, METADATA_BYTES, "the model's metadata")
-                body, words = await _read_error(answer)
-                raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=answer.status, body=body)
+        async def fetch() -> tuple[bytes, bool]:
+            async with upstream.call(question, self._exchange.attempts, total_at=self._total_at) as answer:
+                if answer.status >= 300:
+                    raise await self._backend_error(answer)
+                _refuse_encoded(answer)
+                text = await _read_bounded(answer, METADATA_BYTES, "the model's metadata")
+                return text, is_worth_keeping(answer.status, text)
 
-        key = (upstream.name, path, self._request.headers.get("authorization"))
         # what is spent here is part of the client's time, also where it waits for another client's call
-        total_s = upstream.backend.timeouts.total
+        total_s = backend.settings.timeouts.total
         self._total_at = asyncio.get_running_loop().time() + total_s
         try:
             async with asyncio.timeout_at(self._total_at):
-                return await self._gateway.metadata.get(key, fetch)
+                return await self._gateway.metadata.get((upstream.name, path, tuple(headers)), fetch)
         except TimeoutError:
-            raise GatewayError(
-                ErrorKind.TIMEOUT, f"backend {upstream.name!r} took longer than {total_s:g} s (timeouts.total)"
-            ) from None
+            words = f"backend {upstream.name!r} took longer than {total_s:g} s (timeouts.total)"
+            raise GatewayError(ErrorKind.TIMEOUT, words) from None
 
-    async def _declared_half_precision(self, upstream: Upstream) -> dict[str, str]:
+    async def _declared_half_precision(self, upstream: Upstream, backend: BackendPlan) -> Mapping[str, str]:
         """Outputs that the model declares as FP16 or BF16; none if the backend does not say."""
         try:
-            return half_precision_outputs(await self._metadata(upstream))
+            return half_precision_outputs(await self._metadata(upstream, backend))
         except GatewayError as error:
             log.debug("no metadata for %s: %s", self._exchange.path, error.message)
             return {}
 
-    def _warn_of_missing_header(self) -> None:
-        client = self._exchange.client
-        if self._gateway.recovered_warnings.allows(client, asyncio.get_running_loop().time()):
-            log.warning("client %s sends binary bodies without %s; its sizes added up", client, HEADER_LENGTH)
-
-    async def _pass_on(self, upstream: Upstream, body: memoryview) -> None:
+    async def _pass_on(self, upstream: Upstream, backend: BackendPlan, body: memoryview) -> None:
         """Pure JSON: byte for byte to the backend, and a 2xx answer byte for byte back (protocol 3.6)."""
+        request = self._request
         self._exchange.upstream_format = Format.JSON
-        headers = self._backend_headers(upstream.headers.inflated)
-        headers["Content-Length"] = str(len(body))
 
         async def pieces(sending: Sending) -> AsyncIterator[memoryview]:
-            for start in range(0, len(body), WRITE_BYTES):
-                piece = body[start : start + WRITE_BYTES]
+            for start in range(0, len(body), PASS_BYTES):
+                piece = body[start : start + PASS_BYTES]
                 sending.piece(len(piece))
                 yield piece
             sending.done()
 
-        whole = Body(whole=bytes(body)) if len(body) <= SMALL_BYTES else Body(open=pieces)
-        async with self._upstream_call(upstream, headers, whole) as answer:
+        is_small = len(body) <= PASS_BYTES
+        passed = Body(whole=bytes(body)) if is_small else Body(open=pieces, length=len(body))
+        headers = backend.headers.inflated(request.headers, peer=request.peer, scheme=request.scheme, host=request.host)
+        async with self._ask(upstream, headers, passed) as answer:
             if answer.status >= 300:
-                await self._reply_error(answer)
-                return
+                raise await self._backend_error(answer)
             self._exchange.reply_format = Format.JSON
             await self._stream(answer)
 
-    async def _json_body(self, parsed: InferRequest, upstream: Upstream, headers: CIMultiDict[str]) -> Body:
+    async def _json_body(self, parsed: InferRequest, backend: BackendPlan) -> Body:
         """The backend's JSON: whole if it is small, else a stream that is made while it is sent."""
         if parsed.is_small:
             text = await self._pacer.run(_joined(parsed))
             self._exchange.request_codec_s += self._pacer.take_seconds()
             return Body(whole=text)
-        if upstream.backend.framing == "content-length":
+        length = None
+        if backend.settings.framing == "content-length":
             # The length is only known by making the JSON; it is made again while it is sent, and never held.
-            n_bytes = await self._pacer.run(_length(parsed))
-            headers["Content-Length"] = str(n_bytes)
+            length = await self._pacer.run(_length(parsed))
 
         async def pieces(sending: Sending) -> Pieces:
             made = parsed.json_pieces()
@@ -308,15 +312,21 @@ class _Call:
             self._exchange.request_codec_s += pacer.take_seconds()
             sending.done()
 
-        return Body(open=pieces)
+        return Body(open=pieces, length=length)
 
     async def _decode(
         self, answer: Answer, parsed: InferRequest, model: str, declared: Mapping[str, str]
-    ) -> DecodedReply:
-        """Turn the answer into the reply while it arrives."""
-        limit = self._limits.response_body
+    ) -> InferReply:
+        """Turn the answer into the reply while it arrives. Raises `GatewayError`."""
+        limit = self.plan.limits.response_body
         _refuse_encoded(answer)
-        decoder = InferAnswer(parsed.selection, model=model, request_id=parsed.id, max_bytes=limit, declared=declared)
+        decoder = InferAnswer(
+            parsed.selection,
+            model=model,
+            request_id=parsed.id,
+            max_bytes=limit,
+            declared=declared,
+        )
         received = 0
         with blaming(ErrorKind.MALFORMED_RESPONSE):
             async for chunk in answer.chunks():
@@ -327,148 +337,155 @@ class _Call:
                 self.body.hold_answer(decoder.held_bytes)
             if not received:
                 raise CodecError(f"the answer ({answer.status}) has no body")
-            reply = await self._pacer.run(decoder.finish())
+            answered = await self._pacer.run(decoder.finish())
             self.body.hold_answer(decoder.held_bytes)
         self._exchange.response_codec_s = self._pacer.take_seconds()
-        self._exchange.output_datatypes = reply.datatypes
-        self._exchange.response_nonfinite = reply.nonfinite
-        return reply
+        self._exchange.output_datatypes = answered.datatypes
+        self._exchange.response_nonfinite = answered.nonfinite
+        return answered
 
-    async def _reply(self, decoded: DecodedReply, headers: Fields, framing: Framing) -> None:
+    async def _reply(self, answered: InferReply, headers: Fields, framing: Framing) -> None:
         """Send header and blobs without joining them."""
-        self._exchange.reply_format = Format.BINARY if decoded.is_binary else Format.JSON
-        if decoded.is_binary:
-            headers.append(("Content-Type", framing.content_type(decoded.header_bytes)))
-            headers.append((HEADER_LENGTH, str(decoded.header_bytes)))
+        self._exchange.reply_format = Format.BINARY if answered.is_binary else Format.JSON
+        if answered.is_binary:
+            headers.append(("Content-Type", framing.content_type(answered.header_bytes)))
+            headers.append((HEADER_LENGTH, str(answered.header_bytes)))
         else:
-            headers.append(("Content-Type", "application/json"))
-        coding = None
-        if self._gateway.compression.responses:
-            headers.append(("Vary", "Accept-Encoding"))
-            if decoded.n_bytes >= self._gateway.compression.min_size:
-                coding = choose_coding(self._request.headers.joined("accept-encoding"))
+            headers.append(_JSON)
+        coding = self._reply_coding(answered, headers)
         if coding is not None:
-            await self._reply_compressed(decoded, headers, coding)
+            headers.append(("Content-Encoding", coding.label))
+            # how long it gets shows only at the end, so it goes out in chunks
+            await self.reply.begin(200, headers, None)
+            pieces = compressed([*answered.header, *answered.blobs], coding)
+            while (piece := await self._pacer.next(pieces)) is not None:
+                await self.reply.write(piece)
+            await self.reply.end()
             return
-        if decoded.n_bytes <= SMALL_BYTES:
-            await self.reply.whole(200, headers, b"".join([*decoded.header, *decoded.blobs]))
+        buffers: list[bytes | memoryview] = [*answered.header, *answered.blobs]
+        if answered.n_bytes <= JOIN_BYTES:
+            await self.reply.whole(200, headers, b"".join(buffers))
             return
-        await self.reply.begin(200, headers, decoded.n_bytes)
-        buffers: list[bytes | memoryview] = [*decoded.header, *decoded.blobs]
+        await self.reply.begin(200, headers, answered.n_bytes)
         for buffer in buffers:
             await self.reply.write(buffer)
         await self.reply.end()
 
-    async def _reply_compressed(self, decoded: DecodedReply, headers: Fields, coding: Coding) -> None:
-        """Compress while sending; how long it gets shows only at the end, so it goes out in chunks."""
-        headers.append(("Content-Encoding", coding.label))
-        await self.reply.begin(200, headers, None)
-        pieces = compressed([*decoded.header, *decoded.blobs], coding)
-        while (piece := await self._pacer.next(pieces)) is not None:
-            await self.reply.write(piece)
-        await self.reply.end()
-
-    async def _reply_error(self, answer: Answer) -> None:
-        """Pass a backend's error on with its status, in the shape of the protocol (4.9)."""
-        body, detail = await _read_error(answer)
-        headers = transcoded_to_client(Headers(answer.headers.items()))
-        self._exchange.error = ErrorKind.BACKEND_ERROR
-        self._exchange.detail = detail
-        headers.append(("Content-Type", "application/json"))
-        await self.reply.whole(answer.status, headers, body)
+    def _reply_coding(self, answered: InferReply, headers: Fields) -> Coding | None:
+        """How the reply is to be compressed, if at all (protocol 7); says in *headers* what that depends on."""
+        settings = self.plan.compression
+        if not settings.responses:
+            return None
+        headers.append(("Vary", "Accept-Encoding"))
+        if answered.n_bytes < settings.min_size:
+            return None
+        return choose_coding(self._request.headers.joined("accept-encoding"))
 
     # Everything else
 
-    async def server_metadata(self, upstream: Upstream) -> None:
-        """`GET /v2`: the backend's answer, with the extension among its extensions (protocol section 8)."""
-        headers = self._backend_headers(upstream.headers.relayed_uncoded)
-        async with self._upstream_call(upstream, headers, Body()) as answer:
-            length = int(answer.headers.get("Content-Length", "0"))
-            if answer.status != 200 or length > METADATA_BYTES or "Content-Encoding" in answer.headers:
+    async def server_metadata(self, upstream: Upstream, backend: BackendPlan) -> None:
+        """`GET /v2`: the backend's answer, with the extension among its extensions (protocol 8)."""
+        request = self._request
+        headers = backend.headers.relayed_uncoded(
+            request.headers, peer=request.peer, scheme=request.scheme, host=request.host
+        )
+        async with self._ask(upstream, headers, Body()) as answer:
+            length = _content_length(answer) or 0
+            if answer.status != 200 or length > METADATA_BYTES or "content-encoding" in answer.headers:
                 await self._stream(answer)
                 return
             text = await _read_bounded(answer, METADATA_BYTES, "the server's metadata")
-            advertised = with_extension(text)
-            fields = relayed_to_client(Headers(answer.headers.items()))
-            if advertised != text:
-                fields = [pair for pair in fields if pair[0].lower() != "etag"]
-        await self.reply.whole(answer.status, fields, advertised)
+            crossing = relayed_to_client(answer.headers)
+        advertised = with_extension(text)
+        if advertised != text:
+            crossing = [field for field in crossing if field[0].lower() != "etag"]
+        await self.reply.whole(answer.status, crossing, advertised)
 
-    async def relay(self, upstream: Upstream) -> None:
+    async def relay(self, upstream: Upstream, backend: BackendPlan, kind: PathKind) -> None:
         """Any other request and its answer, as they stream."""
         request = self._request
-        headers = self._backend_headers(upstream.headers.relayed_uncoded)
-        failed: list[GatewayError] = []
-
-        async def pieces(sending: Sending) -> AsyncIterator[bytes]:
-            sending.paused()
-            try:
-                async for chunk in self.body.chunks():
-                    sending.piece(len(chunk))
-                    yield chunk
-                    sending.paused()
-            except GatewayError as error:
-                failed.append(error)
-                raise
-            sending.done()
-
-        length = request.content_length
-        if not request.has_body:
-            body = Body()
-            if length == 0:
-                headers["Content-Length"] = "0"
-        else:
-            self.body.invite()
-            if length is not None and length <= SMALL_BYTES:
-                # small enough to be held, and so to be sent again if the connection turns out to be dead
-                body = Body(whole=await self._read_small(length))
-            else:
-                if length is not None:
-                    headers["Content-Length"] = str(length)
-                body = Body(open=pieces, can_be_repeated=False)
-        reloaded = _RELOADED.fullmatch(self._exchange.path.partition("?")[0])
+        body = Body() if request.content_length is None else Body(whole=b"")
+        if request.has_body:
+            body = await self._upload(backend)
+        elif request.method not in ("GET", "HEAD"):
+            self.body.admit(0)
+        headers = backend.headers.relayed(request.headers, peer=request.peer, scheme=request.scheme, host=request.host)
+        reloaded = _RELOADED.fullmatch(request.path.partition("?")[0])
         try:
-            async with self._upstream_call(upstream, headers, body) as answer:
+            async with self._ask(upstream, headers, body) as answer:
+                if answer.status >= 400 and kind is not PathKind.OTHER:
+                    raise await self._backend_error(answer)
                 await self._stream(answer)
-        except GatewayError:
-            if failed:
-                raise failed[0] from None
-            raise
         finally:
             if reloaded is not None:
                 self._gateway.metadata.forget(upstream.name, f"{reloaded[1]}/v2/models/{reloaded[2]}")
 
-    # Sending
+    async def _upload(self, backend: BackendPlan) -> Body:
+        """A body that is relayed: whole if it is small, and so can be sent again if a connection turns out to be dead.
 
-    def _upstream_call(
-        self, upstream: Upstream, headers: CIMultiDict[str], body: Body
-    ) -> AbstractAsyncContextManager[Answer]:
-        headers["X-Request-Id"] = self._exchange.request_id
-        exchange = self._exchange
-        return upstream.call(self._request.method, exchange.path, headers, body, exchange.attempts, self._total_at)
+        Its beginning is waited for here, so that a client that sends nothing holds no connection of a backend.
+        """
+        length = self._request.content_length
+        self.body.admit(UPLOAD_BYTES if length is None else min(length, UPLOAD_BYTES))
+        self.body.invite()
+        total_s = backend.settings.timeouts.total
+        self._total_at = asyncio.get_running_loop().time() + total_s
+        try:
+            async with asyncio.timeout_at(self._total_at):
+                first = await self.body.read_first(UPLOAD_BYTES)
+        except TimeoutError:
+            words = f"the client kept the request open for more than {total_s:g} s (timeouts.total)"
+            raise GatewayError(ErrorKind.SLOW_CLIENT, words) from None
+        if self.body.at_end:
+            return Body(whole=first)
 
-    def _backend_headers(self, make: Callable[..., Fields]) -> CIMultiDict[str]:
+        async def pieces(sending: Sending) -> AsyncIterator[bytes]:
+            sending.piece(len(first))
+            yield first
+            sending.paused()
+            async for chunk in self.body.chunks():
+                sending.piece(len(chunk))
+                yield chunk
+                sending.paused()
+            sending.done()
+
+        return Body(open=pieces, length=length, can_be_repeated=False)
+
+    # What these have in common
+
+    def _ask(self, upstream: Upstream, headers: Fields, body: Body) -> Call:
         request = self._request
-        return CIMultiDict(make(request.headers, peer=request.peer, scheme=request.scheme, host=request.host))
+        asked = BackendRequest(request.method, request.path, self._with_own(headers), body)
+        return upstream.call(asked, self._exchange.attempts, total_at=self._total_at)
 
-    async def _read_small(self, length: int) -> bytes:
-        """A body of *length* bytes that is relayed as it is, and small enough to be held."""
-        text = await self.body.read_first(length)
-        if len(text) < length:
-            raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"the body ended after {len(text)} of {length} bytes")
-        return text
+    def _with_own(self, headers: Fields) -> Fields:
+        """*headers* and those that the gateway adds to every request to a backend."""
+        return [*headers, ("Via", f"1.1 {self.plan.name}"), ("X-Request-Id", self._exchange.request_id)]
 
     async def _stream(self, answer: Answer) -> None:
         """Pass an answer on as it arrives."""
-        headers = Headers(answer.headers.items())
-        length = headers.get("content-length")
-        fields = relayed_to_client(headers)
-        await self.reply.begin(answer.status, fields, int(length) if length.isdecimal() else None, answer.reason)
+        reply = self.reply
+        await reply.begin(answer.status, relayed_to_client(answer.headers), _content_length(answer), answer.reason)
         async for chunk in answer.chunks():
-            await self.reply.write(chunk)
-        await self.reply.end()
-        if answer.status >= 400:
-            self._exchange.error = ErrorKind.BACKEND_ERROR
+            await reply.write(chunk)
+        await reply.end()
+
+    async def _backend_error(self, answer: Answer, *, json_bytes: int | None = None) -> GatewayError:
+        """A backend's refusal in the shape of the protocol, with its status and its words (protocol 4.9).
+
+        *json_bytes*: how much JSON the gateway made of a request that it transcoded.
+        """
+        if answer.status < 400:
+            status = f"{answer.status} {answer.reason}".strip()
+            return GatewayError(ErrorKind.MALFORMED_RESPONSE, f"the backend answered {status}: a redirect, or nothing")
+        text = b""
+        async for chunk in answer.chunks():
+            text += chunk[: ERROR_BYTES - len(text)]
+            if len(text) >= ERROR_BYTES:
+                break
+        body, words = error_body(_decoded(answer, text), answer.status, answer.reason)
+        headers = transcoded_to_client(answer.headers)
+        return GatewayError(ErrorKind.BACKEND_ERROR, words, headers=headers, status=answer.status, body=body)
 
 
 def _joined(parsed: InferRequest) -> Generator[None, None, bytes]:
@@ -487,24 +504,20 @@ def _length(parsed: InferRequest) -> Generator[None, None, int]:
     return n_bytes
 
 
-async def _read_error(answer: Answer) -> tuple[bytes, str]:
-    """The body that the client gets for an answer of status 300 and beyond, and its words (protocol 4.9)."""
-    if answer.status < 400:
-        raise GatewayError(
-            ErrorKind.MALFORMED_RESPONSE,
-            f"the backend answered {answer.status} {answer.reason}, a redirect or nothing",
-        )
-    text = b""
-    async for chunk in answer.chunks():
-        text += chunk[: ERROR_BYTES - len(text)]
-        if len(text) >= ERROR_BYTES:
-            break
-    is_plain = answer.headers.get("Content-Encoding", "").lower() in ("", "identity")
-    return error_body(text if is_plain else b"", answer.status, answer.reason)
+def _went_through(via: list[str], name: str) -> bool:
+    """Whether one of the `Via` fields names the gateway called *name* (RFC 9110 section 7.6.3)."""
+    entries = (entry.split() for value in via for entry in value.split(","))
+    return any(len(entry) > 1 and entry[1] == name for entry in entries)
+
+
+def _content_length(answer: Answer) -> int | None:
+    """How many bytes the answer announces; None if it does not say."""
+    length = answer.headers.get("content-length")
+    return int(length) if length.isdecimal() and "transfer-encoding" not in answer.headers else None
 
 
 async def _read_bounded(answer: Answer, max_bytes: int, what: str) -> bytes:
-    """The whole body of an answer that has no reason to be large."""
+    """The whole body of an answer that has no reason to be large. Raises `GatewayError`."""
     text = b""
     async for chunk in answer.chunks():
         text += chunk
@@ -514,8 +527,16 @@ async def _read_bounded(answer: Answer, max_bytes: int, what: str) -> bytes:
 
 
 def _refuse_encoded(answer: Answer) -> None:
-    encoding = answer.headers.get("Content-Encoding", "identity")
+    encoding = answer.headers.get("content-encoding", "identity")
     if encoding.lower() not in ("", "identity"):
-        raise GatewayError(
-            ErrorKind.MALFORMED_RESPONSE, f"the answer has Content-Encoding {encoding[:64]!r}, asked for was identity"
-        )
+        words = f"the answer has Content-Encoding {encoding[:64]!r}, although the gateway asked for identity"
+        raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
+
+
+def _decoded(answer: Answer, text: bytes) -> bytes:
+    """The *text* of an error without its content coding, which clients cannot be expected to undo; maybe cut off."""
+    try:
+        coding = parse_content_encoding(answer.headers.joined("content-encoding"))
+        return text if coding is None else b"".join(Inflater(coding, ERROR_BYTES).feed(text))
+    except CodecError:
+        return b""

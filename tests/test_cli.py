@@ -86,6 +86,25 @@ def test_serve_with_a_bad_file_or_backend_exits_with_2() -> None:
     result = run("serve", "--backend", "localhost:8000")
     assert result.returncode == 2
     assert "expected a URL" in result.stderr
+    result = run("serve", "--backend", "http://user:secret@127.0.0.1:8000")
+    assert result.returncode == 2
+    assert "without user" in result.stderr
+    assert "secret" not in result.stderr
+
+
+def test_a_backend_that_is_the_gateway_itself_is_refused_with_words(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text("listen: 0.0.0.0:8000\nbackends: {a: {endpoints: ['http://localhost:8000']}}")
+    for arguments in (
+        ("serve", "--backend", "http://localhost:8000", "--listen", "127.0.0.1:8000"),
+        ("serve", "--backend", "http://127.0.0.1:8080"),
+        ("serve", "--config", str(path)),
+        ("check", str(path)),
+    ):
+        result = run(*arguments)
+        assert result.returncode == 2
+        assert "is the gateway's own listener" in result.stderr
+        assert result.stdout == ""
 
 
 def test_an_address_in_use_is_named() -> None:
@@ -181,6 +200,25 @@ async def test_serve_drains_on_sigterm_and_standard_output_is_the_access_log_alo
         assert serve.stdout is not None
         (line,) = [json.loads(line) for line in (await serve.stdout.read()).splitlines()]
         assert (line["path"], line["status"]) == ("/v2/models/m/infer", 200)
+
+
+async def test_a_backend_given_on_a_terminal_is_logged_as_text() -> None:
+    ours, theirs = os.openpty()
+    listen = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+    async with lying(answering(b"{}")) as liar:
+        serve = await asyncio.create_subprocess_exec(
+            *COMMAND, "serve", "--backend", liar.url, *listen, stdout=theirs, stderr=asyncio.subprocess.PIPE
+        )
+        os.close(theirs)
+        url = await url_in_line(serve.stderr)
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/x") as response:
+            assert response.status == 200
+        line = await asyncio.to_thread(os.read, ours, 4096)
+        serve.send_signal(signal.SIGTERM)
+        await serve.communicate()
+        os.close(ours)
+    assert line.startswith(b"time=")
+    assert b" status=200 " in line
 
 
 async def test_grace_ends_and_says_what_was_cut_off(tmp_path: Path) -> None:

@@ -80,10 +80,10 @@ def test_every_pure_module_has_its_test_module(module: str) -> None:
     assert (ROOT / "tests" / path.with_name(f"test_{path.name}")).exists()
 
 
-def test_only_upstream_knows_the_http_client_and_only_the_clients_side_the_server() -> None:
+def test_only_one_file_knows_the_http_client_and_only_the_clients_side_the_server() -> None:
     users = {name for name, path in MODULES.items() if "aiohttp" in imports_of(path)}
     server = {"process.admin", "client.server", "client.listeners", "demo"}
-    assert users == {f"gateway.{name}" for name in (*server, "backend.upstream")}
+    assert users == {f"gateway.{name}" for name in (*server, "backend.wire")}
 
 
 def test_every_module_says_what_lives_in_it() -> None:

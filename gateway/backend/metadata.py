@@ -1,11 +1,16 @@
 """What backends say of their models (`GET` on a model), asked rarely.
 
-Needed for raw binary requests and for promoted outputs. An answer lives for a short time; requests that need the same
-one at the same time wait for one call. Not here: what it means (`codec/raw.py`).
+Raw binary requests need it, and promoted outputs. An answer is kept for a short time, for clients that send the same
+headers; requests that need the same answer at the same time wait for one call. Not here: what it means (`codec`).
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from gateway.headers import Headers
 
 LIFE_S = 30.0
 """How long an answer is believed."""
@@ -13,18 +18,44 @@ LIFE_S = 30.0
 MAX_ANSWERS = 1000
 """The most that are kept."""
 
-Key = tuple[str, str, str]
-"""Backend, raw path of the model, and the client's `Authorization`: what one client may read is not for others."""
+MAX_BYTES = 1024 * 1024
+"""The most metadata, of a server (`GET /v2`) or a model, that is read."""
+
+# These say something of one request alone. They are not sent with the question, and do not tell two clients apart.
+_OF_ONE_REQUEST = re.compile(r"traceparent|tracestate|baggage|b3|x-b3-.*")
+
+Pairs = list[tuple[str, str]]
+
+Key = tuple[str, str, tuple[tuple[str, str], ...]]
+"""Backend, raw path of the model, and the headers of the question: what one client may read is not for all."""
+
+
+def question_headers(client: Headers) -> Headers:
+    """Those of the *client*'s headers that may decide what it gets to read of a model."""
+    return Headers((name, value) for name, value in client.pairs if _OF_ONE_REQUEST.fullmatch(name.lower()) is None)
+
+
+def is_worth_keeping(status: int, text: bytes) -> bool:
+    """Whether other requests may use this answer: a 200 that holds a JSON object."""
+    if status != 200:
+        return False
+    try:
+        return isinstance(msgspec.json.decode(text), dict)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
 
 
 class ModelMetadata:
-    """Answers by model and version, each asked for once in its life."""
+    """Answers by model, version and headers, each asked for once in its life."""
 
     def __init__(self) -> None:
-        self._answers: dict[Key, tuple[float, asyncio.Task[bytes]]] = {}
+        self._answers: dict[Key, tuple[float, asyncio.Task[tuple[bytes, bool]]]] = {}
 
-    async def get(self, key: Key, fetch: Callable[[], Awaitable[bytes]]) -> bytes:
-        """The answer for *key*, from *fetch* unless it is known or on its way. Raises what *fetch* raises."""
+    async def get(self, key: Key, fetch: Callable[[], Awaitable[tuple[bytes, bool]]]) -> bytes:
+        """The answer for *key*, from *fetch* unless it is known or on its way. Raises what *fetch* raises.
+
+        *fetch* gives the text and whether it is worth keeping.
+        """
         now = asyncio.get_running_loop().time()
         known = self._answers.get(key)
         if known is None or known[0] <= now:
@@ -32,10 +63,11 @@ class ModelMetadata:
             while len(self._answers) >= MAX_ANSWERS:
                 del self._answers[next(iter(self._answers))]
             task = asyncio.ensure_future(_call(fetch))
-            task.add_done_callback(lambda done: self._settle(key, done))
+            task.add_done_callback(lambda done: self._forget_if_useless(key, done))
             known = self._answers[key] = (now + LIFE_S, task)
         # shielded: a client that leaves must not take the answer away from the others
-        return await asyncio.shield(known[1])
+        text, _ = await asyncio.shield(known[1])
+        return text
 
     def forget(self, backend: str, model_path: str) -> None:
         """Forget all versions of a model: it was loaded or unloaded."""
@@ -43,9 +75,9 @@ class ModelMetadata:
             if key[0] == backend and f"{key[1]}/".startswith(f"{model_path}/"):
                 del self._answers[key]
 
-    def _settle(self, key: Key, task: asyncio.Task[bytes]) -> None:
-        failed = task.cancelled() or task.exception() is not None
-        if failed and self._answers.get(key, (0, None))[1] is task:
+    def _forget_if_useless(self, key: Key, task: asyncio.Task[tuple[bytes, bool]]) -> None:
+        is_useless = task.cancelled() or task.exception() is not None or not task.result()[1]
+        if is_useless and self._answers.get(key, (0, None))[1] is task:
             del self._answers[key]
 
     async def close(self) -> None:
@@ -55,5 +87,5 @@ class ModelMetadata:
         self._answers.clear()
 
 
-async def _call(fetch: Callable[[], Awaitable[bytes]]) -> bytes:
+async def _call(fetch: Callable[[], Awaitable[tuple[bytes, bool]]]) -> tuple[bytes, bool]:
     return await fetch()

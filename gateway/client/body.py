@@ -117,7 +117,7 @@ class ClientBody:
         try:
             return parse_content_encoding(self._request.headers.joined("content-encoding"))
         except CodecError as error:
-            accepted = {"Accept-Encoding": "gzip, deflate"}
+            accepted = [("Accept-Encoding", "gzip, deflate")]
             raise GatewayError(ErrorKind.UNSUPPORTED_ENCODING, str(error), headers=accepted) from error
 
     async def _read_inflated(self, coding: Coding) -> memoryview:
@@ -214,4 +214,4 @@ class ClientBody:
 
 
 def _overloaded(reason: str) -> GatewayError:
-    return GatewayError(ErrorKind.OVERLOADED, f"too busy: {reason}; try again", headers={"Retry-After": "1"})
+    return GatewayError(ErrorKind.OVERLOADED, f"too busy: {reason}; try again", headers=[("Retry-After", "1")])

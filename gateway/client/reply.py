@@ -150,7 +150,7 @@ class Reply:
         body = error.body
         if body is None:
             body = orjson.dumps({"error": error.message.encode(errors="replace").decode()})
-        await self.whole(error.status, [("Content-Type", "application/json"), *error.headers.items()], body)
+        await self.whole(error.status, [("Content-Type", "application/json"), *error.headers], body)
 
     def client_left(self) -> None:
         """Record that the client went away, unless its whole reply had been handed to the socket (499)."""

@@ -1,4 +1,7 @@
-"""Which backend a request goes to, and what kind of path it asks for (protocol section 8)."""
+"""Which backend a request goes to, and what kind of path it asks for (protocol section 8).
+
+Here: patterns of hosts, paths and model names. Not here: where host and path stand in a request.
+"""
 
 import fnmatch
 import re
@@ -10,6 +13,7 @@ from urllib.parse import unquote
 
 _MODEL_PATH = re.compile(r"/v2/models/([^/]+)(?:/.*)?")
 _INFER_PATH = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/infer")
+_HOST = re.compile(r"(\[[^\]]*:[^\]]*\]|[^:]*)(?::([^:]*))?")
 _SERVER_PATHS = ("/v2", "/v2/")
 
 
@@ -18,6 +22,8 @@ class PathKind(Enum):
 
     INFER = auto()
     SERVER_METADATA = auto()
+    V2 = auto()
+    """Any other path of the protocol: errors are put into its shape."""
     OTHER = auto()
 
 
@@ -26,11 +32,11 @@ class RouteRule(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in metrics and logs."""
+        """Its name in metrics and logs."""
 
     @property
     def backend(self) -> str:
-        """Where it leads."""
+        """The name of the backend that it leads to."""
 
     @property
     def models(self) -> list[str] | None:
@@ -38,16 +44,16 @@ class RouteRule(Protocol):
 
     @property
     def host(self) -> str | None:
-        """A pattern of host names."""
+        """A pattern of host names, such as `*.example.com`; with a port if that has to match too."""
 
     @property
     def path_prefix(self) -> str | None:
-        """The beginning of the path, ending where a segment ends."""
+        """The first segments of the path, such as `/prod`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a request goes: route and backend by name, the model it names (None if none), the kind of its path."""
+    """Where a request goes: route and backend by name, the model in its path (None if none), the kind of its path."""
 
     route: str
     backend: str
@@ -64,7 +70,10 @@ class Router:
         self._only_backend = only_backend
 
     def match(self, host: str, path: str) -> Match | None:
-        """Find the route for the `Host` header and the raw path (percent-encoded, without query); None if none."""
+        """Find the route for *host* (`Host`, maybe with a port) and *path* (percent-encoded, without query).
+
+        None if no route matches.
+        """
         if not self._routes:
             model, kind = _read(path)
             return Match(self._only_backend, self._only_backend, model, kind)
@@ -74,7 +83,7 @@ class Router:
                 prefix = route.path_prefix.rstrip("/")
                 if path != prefix and not path.startswith(prefix + "/"):
                     continue
-                # the prefix stands before the paths of the protocol, or is one of them itself
+                # the prefix stands before a path of the protocol, or is the beginning of one and stays
                 if not f"{prefix}/".startswith("/v2/"):
                     rest = path[len(prefix) :]
             model, kind = _read(rest)
@@ -89,8 +98,10 @@ class Router:
 def _read(path: str) -> tuple[str | None, PathKind]:
     model_path = _MODEL_PATH.fullmatch(path)
     if model_path is None:
-        return None, PathKind.SERVER_METADATA if path in _SERVER_PATHS else PathKind.OTHER
-    kind = PathKind.INFER if _INFER_PATH.fullmatch(path) else PathKind.OTHER
+        if path in _SERVER_PATHS:
+            return None, PathKind.SERVER_METADATA
+        return None, PathKind.V2 if path.startswith("/v2/") else PathKind.OTHER
+    kind = PathKind.INFER if _INFER_PATH.fullmatch(path) else PathKind.V2
     return unquote(model_path[1]), kind
 
 
@@ -99,6 +110,17 @@ def _matches_any(model: str, patterns: Sequence[str]) -> bool:
 
 
 def _matches_host(host: str, pattern: str) -> bool:
-    if ":" not in pattern:
-        host = host.partition(":")[0]
-    return fnmatch.fnmatchcase(host.lower(), pattern.lower())
+    name, port = _split_host(host)
+    name_pattern, port_pattern = _split_host(pattern)
+    return fnmatch.fnmatchcase(name, name_pattern) and (
+        port_pattern is None or fnmatch.fnmatchcase(port or "", port_pattern)
+    )
+
+
+def _split_host(text: str) -> tuple[str, str | None]:
+    """Name and port, None if there is none: in lower case, without the brackets of IPv6 and the dot of the root."""
+    split = _HOST.fullmatch(text.lower())
+    name, port = split.groups() if split is not None else (text.lower(), None)  # IPv6 without brackets has no port
+    if ":" in name:  # the brackets would be a set of characters to fnmatch
+        name = name.strip("[]")
+    return name.removesuffix("."), port

@@ -1,1 +1,1 @@
-"""Processes: the admin listener, the application in one process, the workers."""
+"""Processes: the admin listener, the gateway in one process or in several workers, file descriptors."""

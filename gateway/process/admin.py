@@ -11,6 +11,8 @@ from gateway.client import listeners
 from gateway.client.server import CUT_S
 from gateway.config import Config, masked
 
+_OPENMETRICS = "application/openmetrics-text"
+
 
 class AdminListener:
     """Answers operators and machines, for one process or for all workers together."""
@@ -18,24 +20,22 @@ class AdminListener:
     def __init__(
         self, config: Config, registry: Callable[[], CollectorRegistry], not_ready: Callable[[], str | None]
     ) -> None:
-        """*registry* gives the metrics of this moment, *not_ready* the reason why no client should come, or None."""
+        """*registry* gives the metrics of this moment, *not_ready* the reason why clients should not come, or None."""
         self._config = config
         self._registry = registry
         self._not_ready = not_ready
-        self._runner: web.AppRunner | None = None
+        self._handlers: dict[str, Callable[[web.BaseRequest], web.Response]] = {
+            "/metrics": self._metrics,
+            "/-/live": self._live,
+            "/-/ready": self._ready,
+            "/-/config": self._configuration,
+        }
+        self._runner: web.ServerRunner | None = None
 
     async def start(self) -> str:
         """Listen; the URL. Raises `OSError` if the address cannot be had."""
-        application = web.Application()
-        application.add_routes(
-            [
-                web.get("/metrics", self._metrics),
-                web.get("/-/live", self._live),
-                web.get("/-/ready", self._ready),
-                web.get("/-/config", self._configuration),
-            ]
-        )
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=CUT_S)
+        server = web.Server(self._answer, access_log=None)
+        self._runner = web.ServerRunner(server, shutdown_timeout=CUT_S)
         await listeners.serve(self._runner, self._config.admin)
         return listeners.url_of(self._config.admin, self._runner.addresses[0][1])
 
@@ -44,17 +44,28 @@ class AdminListener:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    async def _metrics(self, request: web.Request) -> web.Response:
-        encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        # not by aiohttp's router, whose refusals repeat odd bytes of the request and fail to encode them
+        handler = self._handlers.get(request.path)
+        if handler is None:
+            return web.Response(status=404, text=f"not found; known are {', '.join(self._handlers)}\n")
+        if request.method not in ("GET", "HEAD"):
+            return web.Response(status=405, text="expected GET or HEAD\n", headers={"Allow": "GET, HEAD"})
+        return handler(request)
+
+    def _metrics(self, request: web.BaseRequest) -> web.Response:
+        # only known words go to the library: it parses versions, and repeats them in the Content-Type
+        accepted = {part.partition(";")[0].strip() for part in request.headers.get("Accept", "").split(",")}
+        encoder, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accepted else "")
         return web.Response(body=encoder(self._registry()), headers={"Content-Type": content_type})
 
-    async def _live(self, request: web.Request) -> web.Response:
+    def _live(self, request: web.BaseRequest) -> web.Response:
         return web.Response(text="live\n")
 
-    async def _ready(self, request: web.Request) -> web.Response:
+    def _ready(self, request: web.BaseRequest) -> web.Response:
         reason = self._not_ready()
         return web.Response(status=200 if reason is None else 503, text=f"{reason or 'ready'}\n")
 
-    async def _configuration(self, request: web.Request) -> web.Response:
+    def _configuration(self, request: web.BaseRequest) -> web.Response:
         text = msgspec.json.format(msgspec.json.encode(masked(self._config)), indent=2)
         return web.Response(body=text + b"\n", headers={"Content-Type": "application/json"})

@@ -2,9 +2,10 @@
 
 from prometheus_client import CollectorRegistry
 
-from gateway.app import DataPlane
+from gateway.app import DataPlane, new_name
 from gateway.config import Config
 from gateway.process.admin import AdminListener
+from gateway.process.descriptors import fit
 
 
 class Application:
@@ -12,10 +13,12 @@ class Application:
 
     def __init__(self, config: Config) -> None:
         """Must be called on a running event loop; `start` and `stop` must be awaited."""
-        self.data_plane = DataPlane(config)
+        config = fit(config)
+        self.data_plane = DataPlane(config, new_name())
         self.gateway = self.data_plane.gateway
         self.listen_url = ""
         self.admin_url = ""
+        self._is_serving = False
         self._admin = AdminListener(config, self._registry, self._not_ready)
 
     @classmethod
@@ -29,6 +32,7 @@ class Application:
             await application.stop()
             raise
         application.listen_url = application.data_plane.url
+        application._is_serving = True
         return application
 
     def _registry(self) -> CollectorRegistry:
@@ -36,13 +40,16 @@ class Application:
         return self.data_plane.metrics.registry
 
     def _not_ready(self) -> str | None:
-        return "draining" if self.gateway.is_draining else None
+        if self.gateway.is_draining:
+            return "draining"
+        return None if self._is_serving else "starting"
 
     async def drain(self) -> None:
-        """See `DataPlane.drain`; the admin listener stays, not ready."""
+        """See `DataPlane.drain`; the admin listener stays up and says not ready."""
         await self.data_plane.drain()
 
     async def stop(self) -> None:
         """Close both listeners and all connections at once."""
+        self._is_serving = False
         await self.data_plane.stop()
         await self._admin.stop()

@@ -1,8 +1,8 @@
 """Several processes on one port: a supervisor with the admin listener, and workers with a data plane each.
 
-The supervisor serves no client. It keeps the port (each worker binds its own socket to it with SO_REUSEPORT, because a
-socket that is shared by inheritance feeds them unevenly), starts workers, replaces one that dies, sums their metrics
-through files in a folder of its own, and drains them together.
+The supervisor serves no client. It reserves the port, starts the workers, replaces one that dies, sums their metrics
+through files in a folder of its own, and drains them together. Each worker binds its own socket to the port with
+SO_REUSEPORT, because a single socket that all inherit feeds them unevenly.
 """
 
 import asyncio
@@ -20,17 +20,18 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from gateway.app import DataPlane, settle
+from gateway.app import DataPlane, new_name, settle
 from gateway.client import listeners
 from gateway.config import Address, Config, decode, encode
 from gateway.process.admin import AdminListener
+from gateway.process.descriptors import fit
 from gateway.telemetry.log_writer import LogWriter
 
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""Where prometheus_client's processes leave their numbers; read by it when it is imported."""
+"""The environment variable that names the folder of metrics files; prometheus_client reads it when it is imported."""
 
 RESTART_S = 1.0
-"""How long the place of a worker that died stays empty."""
+"""How long after a worker's death its replacement is started."""
 
 START_S = 30.0
 """How long a worker may take to listen."""
@@ -39,16 +40,20 @@ log = logging.getLogger("gateway")
 
 
 class Supervisor:
-    """Starts and minds the workers of one configuration."""
+    """Starts the workers of one configuration and replaces those that die."""
 
     def __init__(self, config: Config) -> None:
+        config = fit(config)
         self.listen_url = ""
         self.admin_url = ""
         self._config = config
         self._folder = Path(tempfile.mkdtemp(prefix="tensor-gateway-"))
         self._admin = AdminListener(config, self._registry, self._not_ready)
         self._is_draining = False
+        self._name = new_name()
         self._workers: dict[int, asyncio.subprocess.Process] = {}
+        self._listening: set[int] = set()
+        """The processes of `_workers` that accept clients."""
         self._minders: list[asyncio.Task[None]] = []
         self._port_holder: socket.socket | None = None
 
@@ -78,11 +83,14 @@ class Supervisor:
         listening, tell = os.pipe()
         try:
             worker = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway.process.workers", str(tell)),
+                *(sys.executable, "-m", "gateway.process.workers", str(tell), self._name),
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=[tell],
                 env={**os.environ, METRICS_FOLDER: str(self._folder)},
             )
+        except BaseException:
+            os.close(listening)
+            raise
         finally:
             os.close(tell)
         self._workers[worker.pid] = worker
@@ -104,6 +112,7 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 worker.kill()
             raise OSError(f"a worker did not start on {self._config.listen}")
+        self._listening.add(worker.pid)
         return worker
 
     async def _mind(self, worker: asyncio.subprocess.Process, config: bytes) -> None:
@@ -111,6 +120,7 @@ class Supervisor:
         while True:
             code = await worker.wait()
             self._workers.pop(worker.pid, None)
+            self._listening.discard(worker.pid)
             mark_process_dead(worker.pid, str(self._folder))  # type: ignore[no-untyped-call]
             if self._is_draining:
                 return
@@ -121,7 +131,7 @@ class Supervisor:
                     return
                 try:
                     worker = await self._spawn(config)
-                    if self._is_draining:  # it was not there yet when the others were told
+                    if self._is_draining:  # it was still starting when the others got the signal
                         worker.send_signal(signal.SIGTERM)
                     break
                 except OSError as error:
@@ -133,7 +143,7 @@ class Supervisor:
         for worker in list(self._workers.values()):
             with contextlib.suppress(ProcessLookupError):
                 worker.send_signal(signal.SIGTERM)
-        # each of them keeps the grace itself; twice that is for a worker that hangs
+        # each worker keeps the grace itself; twice that bounds the wait for one that hangs
         shutdown = self._config.shutdown
         if self._minders:
             await asyncio.wait(self._minders, timeout=shutdown.delay + 2 * shutdown.grace + 5)
@@ -160,18 +170,22 @@ class Supervisor:
     def _not_ready(self) -> str | None:
         if self._is_draining:
             return "draining"
-        return None if self._workers else "no worker is running"
+        accepting = len(self._listening)
+        return None if accepting == self._config.workers else f"{accepting} of {self._config.workers} workers accept"
 
 
-async def work(config: Config, tell: int) -> None:
-    """Be a worker: serve until SIGTERM, SIGINT or the end of standard input, and drain."""
+async def work(config: Config, tell: int, name: str) -> None:
+    """Serve until SIGTERM, SIGINT or the end of standard input, then drain. Writes to *tell* once it listens.
+
+    *name* is what all workers of the gateway call it in `Via`.
+    """
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     loop.add_reader(0, stopped.set)
-    data_plane = DataPlane(config)
+    data_plane = DataPlane(config, name)
     try:
         await data_plane.start(shared=True)
         settle()
@@ -185,8 +199,8 @@ async def work(config: Config, tell: int) -> None:
 
 
 def main() -> None:
-    """A worker's process: its configuration comes on standard input."""
-    # by its number, not through a buffer: the event loop watches the same pipe later
+    """Run a worker's process, which gets its configuration on standard input."""
+    # unbuffered, because the event loop watches the same pipe later
     length = int.from_bytes(os.read(0, 4), "big")
     text = b""
     while len(text) < length:
@@ -198,7 +212,7 @@ def main() -> None:
     writer = LogWriter(config.logging.level)
     writer.start()
     try:
-        asyncio.run(work(config, int(sys.argv[1])))
+        asyncio.run(work(config, int(sys.argv[1]), sys.argv[2]))
     finally:
         writer.stop()
 

@@ -124,7 +124,7 @@ class Metrics:
         self._seconds(route, model).observe(exchange.seconds)
         self._client_request(route, exchange.client_format.value).observe(exchange.client_request_bytes)
         self._client_response(route, exchange.reply_format.value).observe(exchange.client_response_bytes)
-        for index, attempt in enumerate(exchange.attempts):
+        for attempt in exchange.attempts:
             self._upstream_request(route, exchange.upstream_format.value).observe(attempt.request_bytes)
             self._upstream_response(route, exchange.upstream_format.value).observe(attempt.response_bytes)
             self._upstream_requests(exchange.backend, attempt.endpoint, attempt.code).inc()
@@ -133,7 +133,7 @@ class Metrics:
                 self._first_byte_seconds(exchange.backend).observe(attempt.first_byte_s)
             if attempt.queue_s is not None:
                 self._queue_seconds(exchange.backend).observe(attempt.queue_s)
-            if index + 1 < len(exchange.attempts):
+            if attempt.is_repeated:
                 self._retries(exchange.backend, attempt.code).inc()
         if exchange.error is not None:
             self._errors(route, exchange.error.label).inc()

@@ -287,31 +287,6 @@ async def test_a_backend_that_stops_reading_is_a_504() -> None:
         assert "timeouts.idle" in reply.error
 
 
-@pytest.mark.parametrize("elements", [2, 100_000])
-async def test_a_kept_connection_that_died_is_replaced_once(elements: int) -> None:
-    served: list[int] = []
-
-    async def script(connection: Connection) -> None:
-        await connection.read_request()
-        served.append(len(connection.body))
-        await connection.answer(output())
-        if len(served) == 1:
-            # dies the moment it is used again, as a server's does whose keep-alive time is over
-            await connection.reader.read(1)
-
-    array = np.ones(elements, np.int32)
-    header = {**ASK, "inputs": [tensor("x", array, "INT32")]}
-    async with lying(script) as liar, running(liar.url) as client:
-        for _ in range(2):
-            reply = await client.infer_binary(header, array.tobytes())
-            assert reply.status == 200
-            assert reply.binary == X.tobytes()
-        assert len(liar.connections) == 2
-        assert served[0] == served[1] > elements
-        metrics = await client.metrics()
-        assert metrics['tensor_gateway_retries_total{backend="main",reason="upstream_closed"}'] == 1
-
-
 async def test_a_kept_connection_that_died_in_its_answer_is_not_replaced() -> None:
     async def script(connection: Connection) -> None:
         await connection.read_request()

@@ -1,0 +1,280 @@
+"""One attempt: a request is sent over one connection, and the head of its answer is read.
+
+Here: what is written and read, what it means when that fails, and when a connection may be used again. Not here:
+which endpoint is tried, and whether a failed attempt is followed by another (`upstream`).
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from gateway.backend.connections import Lease
+from gateway.backend.deadlines import Deadlines
+from gateway.backend.endpoints import Endpoint
+from gateway.backend.wire import LostError, NotHttpError, Reader, Wire
+from gateway.errors import ErrorKind, GatewayError
+from gateway.exchange import Attempt
+from gateway.headers import Headers
+
+WRITE_BYTES = 256 * 1024
+"""How much is handed to a connection at once."""
+
+MAX_INTERIM = 16
+"""How many interim heads (100, 103) may come before an answer."""
+
+SURE_TO_REPEAT = frozenset({"GET", "HEAD"})
+"""Methods that are sent again on a new connection even where the backend may have read the request."""
+
+log = logging.getLogger("gateway")
+
+Pieces = AsyncIterator[bytes | bytearray | memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A request's body: none, bytes, or a stream that is opened anew for every attempt."""
+
+    whole: bytes | None = None
+    open: Callable[["Sending"], Pieces] | None = None
+    length: int | None = None
+    """Of a stream, in bytes; None: it is sent in chunks."""
+    can_be_repeated: bool = True
+    """Whether `open` gives the same pieces again."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendRequest:
+    """What a backend is asked: the path is raw, with its query."""
+
+    method: str
+    raw_path: str
+    headers: list[tuple[str, str]]
+    """Without `Host` and without the framing of the body."""
+    body: Body
+    is_metadata: bool = False
+    """Whether the gateway asks for itself, for a model's metadata."""
+
+
+class StaleConnectionError(Exception):
+    """A kept connection died before any byte of an answer, and the request may be sent once more."""
+
+
+class Sending:
+    """What a streaming body tells of its progress, so that the right timeout runs."""
+
+    __slots__ = ("_attempt", "_deadlines", "_is_answered")
+
+    def __init__(self, deadlines: Deadlines, attempt: Attempt) -> None:
+        self._deadlines = deadlines
+        self._attempt = attempt
+        self._is_answered = False
+
+    def piece(self, n_bytes: int) -> None:
+        """*n_bytes* are handed to the connection now: the backend has `idle` to take them."""
+        self._attempt.request_bytes += n_bytes
+        self._enter("idle")
+
+    def paused(self) -> None:
+        """The gateway waits for the client, for which the backend is not to blame."""
+        self._enter("client")
+
+    def done(self) -> None:
+        """All is sent: the backend has `first_byte` to begin its answer."""
+        self._enter("first_byte")
+
+    def answered(self) -> None:
+        """The answer has begun, maybe before all was sent: from now on its reading sets the timeouts."""
+        self._is_answered = True
+
+    def _enter(self, phase: str) -> None:
+        if not self._is_answered:
+            self._deadlines.enter(phase)
+
+
+class Answer:
+    """A backend's answer whose head has come; the body is read with `chunks`."""
+
+    __slots__ = ("_ends_with_connection", "_exchange", "_reader", "headers", "reason", "status")
+
+    def __init__(self, exchange: "Sent", status: int, reason: str, headers: Headers, reader: Reader) -> None:
+        self.status = status
+        self.reason = reason
+        """The words behind the status; printable ASCII."""
+        self.headers = headers
+        self._exchange = exchange
+        self._reader = reader
+        self._ends_with_connection = "content-length" not in headers and "transfer-encoding" not in headers
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it arrives, not decompressed. Raises `GatewayError`."""
+        exchange = self._exchange
+        while chunk := await exchange.read(self._reader, ends_with_connection=self._ends_with_connection):
+            yield chunk
+
+
+class Sent:
+    """A request that has gone out, or is still going out, over a leased connection."""
+
+    def __init__(
+        self, backend: str, request: BackendRequest, lease: Lease, deadlines: Deadlines, attempt: Attempt
+    ) -> None:
+        self._backend = backend
+        self._request = request
+        self._lease = lease
+        self._deadlines = deadlines
+        self._attempt = attempt
+        self._sending = Sending(deadlines, attempt)
+        self._sender: asyncio.Task[None] | None = None
+        self._send_error: GatewayError | None = None
+        self._is_sent = False
+        self._is_over = False
+
+    async def start(self, endpoint: Endpoint) -> Answer:
+        """Send the request and read the answer's head. Raises `GatewayError` and `StaleConnectionError`."""
+        wire = self._lease.wire
+        wire.begin(self._request.method)
+        self._send(wire, endpoint)
+        try:
+            for _ in range(MAX_INTERIM + 1):
+                message, reader = await wire.read_head()
+                if message.code >= 200:
+                    break
+                if message.code == 101:
+                    raise self._malformed("answered 101 Switching Protocols, which nobody asked for")
+            else:
+                raise self._malformed(f"sent more than {MAX_INTERIM} interim answers")
+        except NotHttpError as error:
+            raise self._malformed(f"does not speak HTTP: {error}") from None
+        except LostError:
+            raise self._lost_before_answer(wire) from None
+        self._sending.answered()
+        headers = _headers_of(message.raw_headers)
+        if headers is None:
+            raise self._malformed("answered with a header whose bytes are not UTF-8")
+        coding = headers.joined("transfer-encoding").strip().lower()
+        if coding not in ("", "chunked"):
+            raise self._malformed(f"answered with Transfer-Encoding {coding[:64]!r}; only `chunked` is supported")
+        return Answer(self, message.code, _printable(message.reason), headers, reader)
+
+    def _send(self, wire: Wire, endpoint: Endpoint) -> None:
+        """Hand the request to the connection; a stream goes on being sent by a task of its own."""
+        request = self._request
+        body = request.body
+        lines = [f"{request.method} {endpoint.base_path}{request.raw_path} HTTP/1.1", f"Host: {endpoint.authority}"]
+        lines += [f"{name}: {value}" for name, value in request.headers]
+        if body.whole is not None:
+            lines.append(f"Content-Length: {len(body.whole)}")
+        elif body.open is not None:
+            lines.append("Transfer-Encoding: chunked" if body.length is None else f"Content-Length: {body.length}")
+        head = "\r\n".join(lines)
+        if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1:
+            raise GatewayError(ErrorKind.INTERNAL, "a line break in a header of the request to the backend")
+        head_bytes = (head + "\r\n\r\n").encode(errors="surrogateescape")
+        try:
+            if body.open is None:
+                whole = body.whole or b""
+                self._attempt.request_bytes = len(whole)
+                if len(whole) <= WRITE_BYTES:
+                    wire.send(head_bytes + whole)
+                else:
+                    wire.send(head_bytes, whole)
+                self._is_sent = True
+                self._sending.done()
+                return
+            wire.send(head_bytes)
+        except LostError:
+            return  # reading finds out how
+        pieces = body.open(self._sending)
+        self._sender = asyncio.ensure_future(self._stream(wire, pieces, in_chunks=body.length is None))
+
+    async def _stream(self, wire: Wire, pieces: Pieces, *, in_chunks: bool) -> None:
+        try:
+            async for piece in pieces:
+                if not piece:
+                    continue  # as a chunk it would be the end
+                if in_chunks:
+                    wire.send(b"%x\r\n" % len(piece), piece, b"\r\n")
+                else:
+                    wire.send(piece)
+                await wire.drain()
+            if in_chunks:
+                wire.send(b"0\r\n\r\n")
+            self._is_sent = True
+        except LostError:
+            pass  # reading finds out how
+        except GatewayError as error:
+            self._fail_sending(wire, error)
+        except ConnectionError:
+            self._fail_sending(wire, GatewayError(ErrorKind.CLIENT_CLOSED, "the client left while it was sending"))
+        except Exception as error:
+            log.exception("the request's body could not be made")
+            self._fail_sending(wire, GatewayError(ErrorKind.INTERNAL, f"internal error: {type(error).__name__}"))
+
+    def _fail_sending(self, wire: Wire, error: GatewayError) -> None:
+        """The body cannot be sent to its end: end the connection, so that whoever reads from it gets *error*."""
+        self._send_error = error
+        wire.abort()
+
+    async def read(self, reader: Reader, *, ends_with_connection: bool) -> bytes:
+        """The next bytes of the answer's body; empty at its end, where the lease ends. Raises `GatewayError`."""
+        if self._is_over:
+            return b""
+        wire = self._lease.wire
+        self._deadlines.enter("idle")
+        try:
+            chunk = await wire.read_body(reader)
+        except NotHttpError as error:
+            raise self._malformed(f"does not speak HTTP: {error}") from None
+        except LostError:
+            raise self._send_error or self._closed() from None
+        self._deadlines.enter("client")
+        if chunk:
+            self._attempt.response_bytes += len(chunk)
+            return chunk
+        if ends_with_connection and wire.was_reset:
+            raise self._closed()  # such a body ends with the stream, not with a reset
+        self._is_over = True
+        if self._is_sent:
+            self._lease.give_back()
+        else:
+            self.abandon()
+        return b""
+
+    def abandon(self) -> None:
+        """Stop sending and close the connection, unless it was given back already."""
+        self._is_over = True
+        if self._sender is not None:
+            self._sender.cancel()
+        self._lease.close()
+
+    def _lost_before_answer(self, wire: Wire) -> Exception:
+        """What the loss of the connection before any byte of an answer means (design: executed once)."""
+        if self._send_error is not None:
+            return self._send_error
+        is_unread = wire.was_surely_not_read()
+        request = self._request
+        may_repeat = request.body.can_be_repeated and (is_unread or request.method in SURE_TO_REPEAT)
+        if wire.is_reused and not wire.received_bytes and may_repeat:
+            return StaleConnectionError()
+        return self._closed(sent=not is_unread)
+
+    def _closed(self, *, sent: bool = True) -> GatewayError:
+        words = f"backend {self._backend!r} closed the connection before its answer was complete"
+        return GatewayError(ErrorKind.UPSTREAM_CLOSED, words, sent=sent)
+
+    def _malformed(self, words: str) -> GatewayError:
+        return GatewayError(ErrorKind.MALFORMED_RESPONSE, f"backend {self._backend!r} {words}")
+
+
+def _headers_of(raw: tuple[tuple[bytes, bytes], ...]) -> Headers | None:
+    """The header fields of an answer; None if a byte of them is not UTF-8."""
+    try:
+        return Headers([(name.decode(), value.decode()) for name, value in raw])
+    except UnicodeDecodeError:
+        return None
+
+
+def _printable(reason: str) -> str:
+    """The words behind a status as they may stand in a status line."""
+    return reason if reason.isascii() and reason.isprintable() else ""

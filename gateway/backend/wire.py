@@ -1,0 +1,311 @@
+"""One connection to an endpoint. All that is private in aiohttp's client, and is used, is used here.
+
+aiohttp's `ResponseHandler` parses what the backend sends. It is taken without aiohttp's session and pool, because
+these give a connection back as soon as the answer's end is parsed, while the caller still holds it, and hand out a
+connection again although bytes have come on it while it was idle.
+
+Here: bytes out, parsed answers in, and what the kernel knows of the request's fate. Not here: who may use the
+connection (`connections`), and what a request or an answer says (`attempt`).
+"""
+
+import asyncio
+import contextlib
+import re
+import select
+import socket
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+from aiohttp import ClientError, ClientPayloadError
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_parser import RawResponseMessage
+from aiohttp.streams import EofStream, StreamReader
+
+READ_BYTES = 256 * 1024
+"""How much of an answer may wait to be read before the backend has to wait."""
+
+_HEAD_END = b"\r\n\r\n"
+_INTERIM = re.compile(rb"HTTP/1\.[01] 1")
+_HEAD_BYTES = 64 * 1024  # the most that is kept of a HEAD's answer while its end is looked for
+
+# Linux's struct tcp_info: u64 tcpi_bytes_acked and tcpi_bytes_sent (kernel 4.19 and later).
+_ACKED_AT, _SENT_AT, _INFO_BYTES = 120, 200, 256
+_COUNTER = struct.Struct("=Q")
+_TCP_INFO = getattr(socket, "TCP_INFO", None)
+_LINGER_NOT = struct.pack("ii", 1, 0)
+
+
+Reader = StreamReader
+"""Reads the body of an answer; see `Wire.read_body`."""
+
+
+class LostError(Exception):
+    """The connection ended before the answer did."""
+
+
+class NotHttpError(Exception):
+    """What the backend sent is no HTTP; the message says where it breaks."""
+
+
+class TcpCounters(NamedTuple):
+    """What the kernel has counted on a connection since it was opened."""
+
+    acked: int
+    """Bytes that the other side's kernel has acknowledged."""
+    sent: int
+    """Bytes that left this machine, repeats included."""
+
+
+def tcp_counters(transport: asyncio.BaseTransport) -> TcpCounters | None:
+    """The kernel's counters for *transport*; None where the kernel does not tell."""
+    sock = transport.get_extra_info("socket")
+    if _TCP_INFO is None or sock is None:
+        return None
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES)
+    except OSError:
+        return None
+    if len(info) < _SENT_AT + _COUNTER.size:
+        return None
+    return TcpCounters(_COUNTER.unpack_from(info, _ACKED_AT)[0], _COUNTER.unpack_from(info, _SENT_AT)[0])
+
+
+class Wire(ResponseHandler):
+    """aiohttp's client protocol, for one request at a time.
+
+    `begin` opens an exchange: the request's bytes go out with `send`, the answer comes from `read_head` and the
+    reader that it gives. Between exchanges, any byte that comes closes the connection (design: whose connection).
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: "Callable[[Wire], None]") -> None:
+        """*on_lost* is called when the connection is gone."""
+        super().__init__(loop)
+        self.on_lost = on_lost
+        self.received_bytes = 0
+        """In this exchange."""
+        self.idle_since = 0.0
+        self.is_reused = False
+        self._is_open = False  # whether an exchange is
+        self._is_head = False
+        self._is_head_complete = False
+        self._head = b""
+        self._before: TcpCounters | None = None
+        self._after: TcpCounters | None = None
+        self._stream_ended = False
+        self._is_premature = False
+        self._reset: BaseException | None = None
+
+    # Between exchanges
+
+    def is_usable(self) -> bool:
+        """Whether an idle connection can carry another exchange: still open, and nothing has come on it.
+
+        The kernel is asked, because what has arrived since the event loop last looked is not known here yet.
+        """
+        transport = self.transport
+        if transport is None or transport.is_closing() or self.should_close:
+            return False
+        poll = select.poll()
+        try:
+            poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+            return not poll.poll(0)
+        except (OSError, ValueError):
+            return False
+
+    def begin(self, method: str) -> None:
+        """Open an exchange for a request of *method*."""
+        assert self.transport is not None
+        self.received_bytes = 0
+        self._is_open = True
+        self._is_head = method == "HEAD"
+        self._is_head_complete = False
+        self._head = b""
+        self._stream_ended = self._is_premature = False
+        self._before = tcp_counters(self.transport)
+        self._after = None
+        self.set_response_params(
+            skip_payload=self._is_head,
+            read_until_eof=True,
+            auto_decompress=False,
+            read_bufsize=READ_BYTES,
+        )
+
+    def can_go_on(self) -> bool:
+        """Whether this exchange has ended so that another may follow: all sent, all read, and nothing more has come."""
+        transport = self.transport
+        return (
+            transport is not None
+            and not transport.is_closing()
+            and transport.get_write_buffer_size() == 0
+            and not self.should_close
+        )
+
+    def end(self, now: float) -> None:
+        """Close the exchange; the connection is idle from now on."""
+        self._is_open = False
+        self._parser = None  # what comes from now on is nobody's
+        self._payload = None
+        self.idle_since = now
+        self.is_reused = True
+
+    # Within an exchange
+
+    def send(self, *pieces: bytes | bytearray | memoryview) -> None:
+        """Hand *pieces* to the connection; `drain` waits until there is room for more. Raises `LostError`."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            raise LostError
+        transport.writelines(pieces)
+
+    async def drain(self) -> None:
+        """Wait until the backend has taken so much that more may be sent. Raises `LostError`."""
+        if self._paused:
+            try:
+                await self._drain_helper()
+            except (ClientError, OSError):
+                raise LostError from None
+
+    async def read_head(self) -> tuple[RawResponseMessage, Reader]:
+        """The next head, interim ones too, and the body's reader. Raises `LostError` and `NotHttpError`."""
+        try:
+            return await self.read()
+        except HttpProcessingError as error:
+            raise NotHttpError(_reason(error)) from None
+        except (ClientError, OSError, EofStream):
+            raise LostError from None
+
+    async def read_body(self, reader: Reader) -> bytes:
+        """The next bytes of an answer's body, empty at its end. Raises `LostError` and `NotHttpError`."""
+        try:
+            chunk = await reader.readany()
+        # aiohttp keeps the error that it raised, and with the traceback it would keep the last chunk
+        except _BrokenBodyError as error:
+            raise NotHttpError(error.words) from error.with_traceback(None)
+        except (ClientError, OSError) as error:
+            raise LostError from error.with_traceback(None)
+        except HttpProcessingError as error:
+            raise NotHttpError(_reason(error)) from error.with_traceback(None)
+        return chunk
+
+    @property
+    def was_reset(self) -> bool:
+        """Whether the connection ended otherwise than by the end of the backend's stream."""
+        return self._reset is not None
+
+    def data_received(self, data: bytes) -> None:
+        """Count and parse. What nobody asked for closes the connection."""
+        if not self._is_open:
+            self._discard()
+            return
+        if data and not self.received_bytes and self._was_sent_before_the_request():
+            self._is_premature = True
+            self._discard()
+            return
+        self.received_bytes += len(data)
+        if self._is_head:
+            self._read_head_only(data)
+            return
+        super().data_received(data)
+        payload = self._payload
+        error = self.exception()
+        if payload is not None and not payload.is_eof() and isinstance(error, HttpProcessingError):
+            # aiohttp would leave the reader waiting for the rest of a body whose framing is broken
+            payload.set_exception(_BrokenBodyError(_reason(error)))
+
+    def _was_sent_before_the_request(self) -> bool:
+        """Whether the first bytes that came cannot be an answer: the backend had nothing of the request by then.
+
+        An answer acknowledges what was read of the request. Where the kernel has counted no acknowledgement, these
+        bytes were sent before the request arrived, such as the 408 of a server that tires of an idle connection.
+        """
+        before = self._before
+        if before is None or self.transport is None:
+            return False
+        now = tcp_counters(self.transport)
+        return now is not None and now.acked == before.acked
+
+    def _read_head_only(self, data: bytes) -> None:
+        """Parse the answer to HEAD up to the end of its head. Some servers send a body all the same: it is dropped."""
+        if self._is_head_complete:
+            self.force_close()
+            return
+        self._head += data
+        while (end := self._head.find(_HEAD_END)) >= 0:
+            end += len(_HEAD_END)
+            head, self._head = self._head[:end], self._head[end:]
+            self._is_head_complete = _INTERIM.match(head) is None
+            super().data_received(head)
+            if self._is_head_complete:
+                if self._head:
+                    self.force_close()
+                self._head = b""
+                return
+        if len(self._head) > _HEAD_BYTES:
+            self._is_head_complete = True
+            super().data_received(self._head)  # the parser says what is wrong with it
+
+    def _discard(self) -> None:
+        self.force_close()
+        if self.transport is not None:
+            self.transport.abort()
+
+    # The end
+
+    def eof_received(self) -> None:
+        """The backend has ended its stream. Its acknowledgements are counted now, while the socket is surely open."""
+        self._stream_ended = True
+        self._take_counters()
+        super().eof_received()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The connection is gone; the socket closes when this returns."""
+        if isinstance(exc, BrokenPipeError):
+            self._stream_ended = True  # the end of the backend's stream had come before what was being written
+        elif exc is not None:
+            self._reset = exc
+        self._take_counters()
+        before, after = self._before, self._after
+        if self._is_open and before is not None and after is not None and after.sent == before.sent:
+            # nothing of the request has left, and what the kernel holds of it must not leave any more
+            self._make_close_a_reset()
+        super().connection_lost(exc)
+        self.on_lost(self)
+
+    def _take_counters(self) -> None:
+        if self._after is None and self._is_open and self.transport is not None:
+            self._after = tcp_counters(self.transport)
+
+    def _make_close_a_reset(self) -> None:
+        if self.transport is not None:
+            with contextlib.suppress(OSError):
+                self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+
+    def was_surely_not_read(self) -> bool:
+        """Whether it is certain that the backend read nothing of this exchange's request (design: executed once).
+
+        True if none of its bytes left this machine, or if the stream ended, without a reset, and the backend's kernel
+        has acknowledged none of them. A reset after bytes were sent proves nothing: the acknowledgement of what was
+        read may be what it overtook.
+        """
+        before, after = self._before, self._after
+        if before is None or after is None or self.received_bytes or self._is_premature:
+            return False
+        if after.sent == before.sent:
+            return True
+        return self._stream_ended and self._reset is None and after.acked == before.acked
+
+
+class _BrokenBodyError(ClientPayloadError):
+    """The framing of an answer's body is broken."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(words)
+        self.words = words
+
+
+def _reason(error: BaseException) -> str:
+    """Why *error* was raised, without the dump of the backend's bytes that aiohttp's parser adds."""
+    lines = str(getattr(error, "message", "") or error).splitlines()
+    return lines[0].rstrip(":") if lines else type(error).__name__

@@ -1,0 +1,83 @@
+"""File descriptors: how many a process may open, and how many connections of clients fit into them.
+
+Every connection is a descriptor. A process that runs out of them can accept nobody, reach no backend and answer no
+health check, so the clients' share is bounded before that happens. Not here: who counts the connections (`client`).
+"""
+
+import bisect
+import logging
+import resource
+import sys
+from contextlib import suppress
+
+import msgspec
+
+from gateway.config import Config
+
+ADMIN_DESCRIPTORS = 64
+"""Kept for connections to the admin listener."""
+
+OTHER_DESCRIPTORS = 32
+"""Kept for everything else: standard streams, listeners, the event loop, name lookups, metrics files."""
+
+MIN_CONNECTIONS = 16
+"""The fewest client connections that `limits.connections` is lowered to."""
+
+log = logging.getLogger("gateway")
+
+
+def fit(config: Config) -> Config:
+    """Raise the soft limit of descriptors to the hard one; *config* with as many client connections as fit then.
+
+    With several workers each has its own descriptors and its share of the connections. Warns once if it lowers
+    `limits.connections`.
+    """
+    descriptors = _raise_soft_limit()
+    share = config.share()
+    wanted = share.limits.connections
+    connections = connections_that_fit(share, descriptors)
+    if connections >= wanted:
+        return config
+    kept = ADMIN_DESCRIPTORS + OTHER_DESCRIPTORS
+    log.warning(
+        "limits.connections: %d client connections%s do not fit into %d file descriptors: each can need one more per "
+        "backend, up to its max_connections, and %d are kept for the admin listener and files; lowered to %d. "
+        "Raise the hard limit to %d (ulimit -Hn, LimitNOFILE=, --ulimit nofile=), or set limits.connections",
+        wanted,
+        " of each worker" if config.workers > 1 else "",
+        descriptors,
+        kept,
+        connections,
+        descriptors_needed(share, wanted),
+    )
+    limits = msgspec.structs.replace(config.limits, connections=connections * config.workers)
+    return msgspec.structs.replace(config, limits=limits)
+
+
+def descriptors_needed(config: Config, connections: int) -> int:
+    """How many descriptors one process can come to hold with so many client connections.
+
+    A client connection carries one request at a time, so it occupies at most one connection to each backend.
+    """
+    to_backends = sum(min(connections, config.max_connections(name)) for name in config.backends)
+    return connections + to_backends + ADMIN_DESCRIPTORS + OTHER_DESCRIPTORS
+
+
+def connections_that_fit(config: Config, descriptors: int) -> int:
+    """The most client connections, up to `limits.connections`, that one process can hold with so many descriptors.
+
+    Never below `MIN_CONNECTIONS`, where the limit allows that many.
+    """
+    limit = config.limits.connections
+    counts = range(limit + 1)
+    fitting = bisect.bisect_right(counts, descriptors, key=lambda count: descriptors_needed(config, count)) - 1
+    return max(fitting, min(limit, MIN_CONNECTIONS))
+
+
+def _raise_soft_limit() -> int:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):  # some systems have a lower maximum than the hard limit says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft

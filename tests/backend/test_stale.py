@@ -1,0 +1,224 @@
+"""Kept connections that end just when they are used again: which requests are sent once more, and which are not.
+
+The backend's sockets belong to the test, which does to them what a real backend does in the very moment between the
+last look at a connection and the first byte of the next request. field-notes: what the kernel knows of a request.
+"""
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gateway.backend.attempt import BackendRequest, Body, Sending
+from gateway.backend.upstream import Upstream
+from gateway.backend.wire import Wire
+from gateway.config import parse
+from gateway.errors import ErrorKind, GatewayError
+from gateway.exchange import Attempt
+from gateway.plan import Plan
+
+SMALL = b"x" * 100
+LARGE = b"y" * 5_000_000
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+def whole(text: bytes) -> Body:
+    return Body(whole=text)
+
+
+def streamed(text: bytes) -> Body:
+    async def pieces(sending: Sending) -> AsyncIterator[bytes]:
+        for start in range(0, len(text), 65536):
+            piece = text[start : start + 65536]
+            sending.piece(len(piece))
+            yield piece
+        sending.done()
+
+    return Body(open=pieces)
+
+
+class Backend:
+    """A listening socket, and the connections that were accepted from it, each read and written by the test."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.setblocking(False)
+        self.connections: list[socket.socket] = []
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+
+    async def accept(self) -> socket.socket:
+        connection, _ = await asyncio.get_running_loop().sock_accept(self.listener)
+        self.connections.append(connection)
+        return connection
+
+    async def read_request(self, connection: socket.socket) -> bytes:
+        """All of a request whose length is in its head."""
+        loop = asyncio.get_running_loop()
+        text = b""
+        while b"\r\n\r\n" not in text:
+            text += await loop.sock_recv(connection, 65536)
+        head, _, body = text.partition(b"\r\n\r\n")
+        if b"chunked" in head:
+            while not body.endswith(b"0\r\n\r\n"):
+                body += await loop.sock_recv(connection, 65536)
+            return body
+        length = int(head.partition(b"Content-Length: ")[2].partition(b"\r\n")[0] or 0)
+        while len(body) < length:
+            body += await loop.sock_recv(connection, 65536)
+        return body
+
+    async def serve_once(self, connection: socket.socket) -> bytes:
+        body = await self.read_request(connection)
+        await asyncio.get_running_loop().sock_sendall(connection, ANSWER)
+        return body
+
+
+@asynccontextmanager
+async def backend_with_kept_connection() -> AsyncIterator[tuple[Backend, Upstream, socket.socket]]:
+    """A backend to which one connection is kept, on which one request was served."""
+    backend = Backend()
+    config = parse(f"backends: {{main: {{endpoints: ['{backend.url}']}}}}")
+    upstream = Upstream(Plan.of(config, "test").backends["main"])
+    try:
+        first = asyncio.ensure_future(ask(upstream, "POST", whole(SMALL)))
+        connection = await backend.accept()
+        await backend.serve_once(connection)
+        assert await first == (b"ok", ["200"])
+        yield backend, upstream, connection
+    finally:
+        await upstream.close()
+        for each in (backend.listener, *backend.connections):
+            each.close()
+
+
+async def ask(upstream: Upstream, method: str, body: Body) -> tuple[bytes, list[str]]:
+    attempts: list[Attempt] = []
+    async with upstream.call(BackendRequest(method, "/x", [], body), attempts) as answer:
+        text = b"".join([chunk async for chunk in answer.chunks()])
+    return text, [attempt.code for attempt in attempts]
+
+
+def close(connection: socket.socket) -> None:
+    connection.close()
+
+
+def reset(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def just_before_the_next_request(
+    monkeypatch: pytest.MonkeyPatch, connection: socket.socket, end: Callable[[socket.socket], None]
+) -> None:
+    """Have *end* done to the backend's side when the connection has been found usable and nothing is sent yet."""
+    begin = Wire.begin
+
+    def begin_after_the_end(wire: Wire, method: str) -> None:
+        begin(wire, method)
+        if wire.is_reused:
+            end(connection)
+
+    monkeypatch.setattr(Wire, "begin", begin_after_the_end)
+
+
+@pytest.mark.parametrize("body", [whole(SMALL), streamed(SMALL), whole(LARGE), streamed(LARGE)])
+@pytest.mark.parametrize("end", [close, reset])
+@pytest.mark.parametrize("method", ["POST", "GET"])
+async def test_a_connection_that_ended_before_the_request_came_costs_no_client_an_error(
+    monkeypatch: pytest.MonkeyPatch, method: str, end: Callable[[socket.socket], None], body: Body
+) -> None:
+    async with backend_with_kept_connection() as (backend, upstream, connection):
+        just_before_the_next_request(monkeypatch, connection, end)
+        asked = asyncio.ensure_future(ask(upstream, method, body))
+        served = await backend.serve_once(await backend.accept())
+        assert await asked == (b"ok", ["upstream_closed", "200"])
+        assert len(served) >= len(SMALL)
+        assert len(backend.connections) == 2
+
+
+async def read_then_close(backend: Backend, connection: socket.socket) -> None:
+    await backend.read_request(connection)
+    connection.close()
+
+
+async def read_then_reset(backend: Backend, connection: socket.socket) -> None:
+    await backend.read_request(connection)
+    reset(connection)
+
+
+async def read_a_part_then_close(backend: Backend, connection: socket.socket) -> None:
+    await asyncio.get_running_loop().sock_recv(connection, 10)
+    connection.close()
+
+
+async def end_the_stream_but_read_on(backend: Backend, connection: socket.socket) -> None:
+    await asyncio.get_running_loop().sock_recv(connection, 10)
+    connection.shutdown(socket.SHUT_WR)
+
+
+Fate = Callable[[Backend, socket.socket], Awaitable[None]]
+
+
+@pytest.mark.parametrize("body", [whole(SMALL), streamed(SMALL)])
+@pytest.mark.parametrize("fate", [read_then_close, read_then_reset, read_a_part_then_close, end_the_stream_but_read_on])
+async def test_a_post_that_may_have_been_read_is_not_sent_again(fate: Fate, body: Body) -> None:
+    async with backend_with_kept_connection() as (backend, upstream, connection):
+        asked = asyncio.ensure_future(ask(upstream, "POST", body))
+        await fate(backend, connection)
+        with pytest.raises(GatewayError) as caught:
+            await asked
+        assert caught.value.kind is ErrorKind.UPSTREAM_CLOSED
+        assert caught.value.sent
+        assert len(backend.connections) == 1
+
+
+@pytest.mark.parametrize("fate", [read_then_close, read_then_reset])
+async def test_a_get_that_may_have_been_read_is_sent_again_once(fate: Fate) -> None:
+    async with backend_with_kept_connection() as (backend, upstream, connection):
+        asked = asyncio.ensure_future(ask(upstream, "GET", Body()))
+        await fate(backend, connection)
+        await fate(backend, await backend.accept())
+        with pytest.raises(GatewayError) as caught:
+            await asked
+        assert caught.value.kind is ErrorKind.UPSTREAM_CLOSED
+        assert len(backend.connections) == 2
+
+
+async def test_a_new_connection_that_dies_is_not_replaced() -> None:
+    backend = Backend()
+    config = parse(f"backends: {{main: {{endpoints: ['{backend.url}']}}}}")
+    upstream = Upstream(Plan.of(config, "test").backends["main"])
+    asked = asyncio.ensure_future(ask(upstream, "GET", Body()))
+    (await backend.accept()).close()
+    with pytest.raises(GatewayError):
+        await asked
+    assert len(backend.connections) == 1
+    await upstream.close()
+    backend.listener.close()
+
+
+async def test_bytes_that_came_before_the_request_are_not_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def send_408(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 4\r\n\r\nlate")
+
+    async with backend_with_kept_connection() as (backend, upstream, connection):
+        just_before_the_next_request(monkeypatch, connection, send_408)
+        with pytest.raises(GatewayError) as caught:
+            await ask(upstream, "POST", whole(SMALL))
+        assert caught.value.kind is ErrorKind.UPSTREAM_CLOSED
+        asked = asyncio.ensure_future(ask(upstream, "POST", whole(SMALL)))
+        await backend.serve_once(await backend.accept())
+        assert await asked == (b"ok", ["200"])
+
+
+@pytest.mark.parametrize("text", [b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 4\r\n\r\nlate", ANSWER, b"x"])
+async def test_bytes_on_an_idle_connection_close_it(text: bytes) -> None:
+    async with backend_with_kept_connection() as (backend, upstream, connection):
+        connection.sendall(text)
+        asked = asyncio.ensure_future(ask(upstream, "POST", whole(SMALL)))
+        await backend.serve_once(await backend.accept())
+        assert await asked == (b"ok", ["200"])
+        assert upstream.connections.counts(upstream.endpoints[0]) == (0, 1)

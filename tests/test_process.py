@@ -1,0 +1,214 @@
+"""Readiness, the admin listener's manners, and how many connections fit into the descriptors."""
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+from collections.abc import Iterator
+
+import aiohttp
+import pytest
+
+from gateway.config import Config, parse
+from gateway.demo import JsonServer
+from gateway.process import descriptors
+from gateway.process.application import Application
+from gateway.process.descriptors import connections_that_fit, descriptors_needed, fit
+from gateway.process.workers import Supervisor
+from tests.conftest import Client
+
+LISTEN = "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nlogging: {access: none}\n"
+
+
+async def readiness(admin_url: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"{admin_url}/-/ready") as response:
+        return response.status, (await response.text()).strip()
+
+
+async def test_one_process_is_not_ready_before_it_listens(server: JsonServer) -> None:
+    application = Application(parse(f"{LISTEN}backends: {{a: {{endpoints: ['{server.url}']}}}}"))
+    try:
+        admin_url = await application._admin.start()
+        assert await readiness(admin_url) == (503, "starting")
+    finally:
+        await application.stop()
+
+
+async def test_workers_are_ready_when_each_of_them_accepts(server: JsonServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, str]] = []
+    one_at_a_time = asyncio.Lock()
+    admin_urls: list[str] = []
+    start, spawn = Supervisor._start_workers, Supervisor._spawn
+
+    async def start_workers(supervisor: Supervisor) -> None:
+        admin_urls.append(supervisor.admin_url)
+        await start(supervisor)
+
+    async def spawn_slowly(supervisor: Supervisor, config: bytes) -> asyncio.subprocess.Process:
+        async with one_at_a_time:
+            seen.append(await readiness(admin_urls[0]))
+            return await spawn(supervisor, config)
+
+    monkeypatch.setattr(Supervisor, "_start_workers", start_workers)
+    monkeypatch.setattr(Supervisor, "_spawn", spawn_slowly)
+    config = parse(f"workers: 2\n{LISTEN}backends: {{a: {{endpoints: ['{server.url}']}}}}")
+    supervisor = await Supervisor.start(config)
+    try:
+        assert seen == [(503, "0 of 2 workers accept"), (503, "1 of 2 workers accept")]
+        assert await readiness(supervisor.admin_url) == (200, "ready")
+        os.kill(next(iter(supervisor._workers)), signal.SIGKILL)
+        while (now := await readiness(supervisor.admin_url))[0] == 200:
+            pass
+        assert now == (503, "1 of 2 workers accept")
+        while (await readiness(supervisor.admin_url))[0] == 503:
+            await asyncio.sleep(0.05)
+        assert len(supervisor._workers) == 2
+    finally:
+        await supervisor.stop()
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/-/live", "/-/ready", "/-/config", "/nothing", "/\udcff", "/%ff"])
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"Accept: application/openmetrics-text; version=\xff",
+        b"Accept: application/openmetrics-text; version=\xc3\xa9.9; escaping=\xff",
+        b"Accept: application/openmetrics-text; version=99999999999999999999.1",
+        b"Accept: text/plain; version=1.x; escaping=;;,,;=",
+        b"Accept: \xff\xfe",
+        b"Expect: \xff",
+        b"Expect: something",
+        b"Range: bytes=\xff",
+        b"If-Modified-Since: \xff",
+        b"Accept-Encoding: \xff, gzip",
+        b"Content-Type: \xff; charset=\xff",
+        b"Cookie: \xff=\xff",
+        b"X-\xff: 1",
+        b"Host: \xff",
+    ],
+)
+async def test_odd_bytes_in_headers_are_no_internal_error(client: Client, path: str, header: bytes) -> None:
+    host, _, port = client.admin.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    target = path.encode(errors="surrogateescape")
+    writer.write(b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n" + header + b"\r\nConnection: close\r\n\r\n")
+    status = int((await reader.read()).split(b" ", 2)[1])
+    writer.close()
+    assert status in ((200, 400) if path.startswith(("/-/", "/metrics")) else (400, 404))
+
+
+async def test_other_methods_and_paths_are_refused(client: Client) -> None:
+    async with client.session.post(f"{client.admin}/metrics", data=b"x" * 1_000_000) as response:
+        assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD")
+    async with client.session.head(f"{client.admin}/-/ready") as response:
+        assert (response.status, await response.read()) == (200, b"")
+    async with client.session.get(f"{client.admin}/-/nothing") as response:
+        assert response.status == 404
+
+
+async def test_metrics_come_in_the_format_that_is_asked_for(client: Client) -> None:
+    for accept, content_type, end in (
+        (
+            "application/openmetrics-text; version=1.0.0; escaping=allow-utf-8",
+            "application/openmetrics-text",
+            "# EOF\n",
+        ),
+        ("text/plain;q=0.5, application/openmetrics-text", "application/openmetrics-text", "# EOF\n"),
+        ("text/plain; version=0.0.4", "text/plain", ""),
+        ("*/*", "text/plain", ""),
+    ):
+        async with client.session.get(f"{client.admin}/metrics", headers={"Accept": accept}) as response:
+            text = await response.text()
+            assert (response.status, response.content_type) == (200, content_type)
+            assert text.endswith(end)
+
+
+def configuration(**limits: int) -> Config:
+    text = "".join(f"  {key}: {value}\n" for key, value in limits.items())
+    return parse(f"limits:\n{text}" + "backends: {a: {endpoints: ['http://x:1'], max_connections: 100}}\n")
+
+
+@pytest.mark.parametrize(
+    ("available", "connections", "fitting"),
+    [
+        (10_000, 4096, 4096),
+        (4096 + 100 + 96, 4096, 4096),
+        (4096 + 100 + 95, 4096, 4095),
+        (1024, 4096, 1024 - 100 - 96),
+        (296, 4096, 100),  # as many to the backend as of clients
+        (196, 4096, 50),
+        (100, 4096, 16),
+        (100, 5, 5),
+    ],
+)
+def test_client_connections_get_what_backends_and_the_admin_listener_leave(
+    available: int, connections: int, fitting: int
+) -> None:
+    config = configuration(connections=connections)
+    assert connections_that_fit(config, available) == fitting
+    assert descriptors_needed(config, fitting) <= available or fitting <= 16
+
+
+@pytest.fixture
+def few_descriptors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process whose soft limit is 256 and whose hard limit is 300."""
+    limit = [256, 300]
+
+    def set_limit(_: int, both: tuple[int, int]) -> None:
+        limit[:] = both
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limit))
+    monkeypatch.setattr(resource, "setrlimit", set_limit)
+    yield
+    assert limit == [300, 300]
+
+
+@pytest.mark.usefixtures("few_descriptors")
+def test_connections_are_lowered_aloud_to_what_fits(caplog: pytest.LogCaptureFixture) -> None:
+    fitted = fit(configuration(connections=4096))
+    assert fitted.limits.connections == 104
+    (message,) = caplog.messages
+    assert message.startswith("limits.connections: 4096 client connections do not fit into 300 file descriptors: ")
+    assert "lowered to 104. Raise the hard limit to 4292 (ulimit -Hn" in message
+
+
+@pytest.mark.usefixtures("few_descriptors")
+def test_each_worker_has_descriptors_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    config = parse(
+        "workers: 2\nlimits: {connections: 200, concurrent_requests: 100}\nbackends: {a: {endpoints: ['http://x:1']}}\n"
+    )
+    assert fit(config) == config
+    assert caplog.messages == []
+    config = parse("workers: 2\nbackends: {a: {endpoints: ['http://x:1']}}\n")
+    fitted = fit(config)
+    assert (fitted.limits.connections, fitted.share().limits.connections) == (204, 102)
+    (message,) = caplog.messages
+    assert "2048 client connections of each worker do not fit into 300 file descriptors: " in message
+
+
+def test_the_soft_limit_is_raised_in_a_real_process() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
+    try:
+        fit(configuration(connections=1))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_one_process_uses_and_shows_the_lowered_number(
+    server: JsonServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(descriptors, "_raise_soft_limit", lambda: 300)
+    application = await Application.start(parse(f"{LISTEN}backends: {{a: {{endpoints: ['{server.url}']}}}}"))
+    try:
+        assert application.data_plane.config.limits.connections == 102
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{application.admin_url}/-/config") as response,
+        ):
+            assert (await response.json())["limits"]["connections"] == 102
+    finally:
+        await application.stop()
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]

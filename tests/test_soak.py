@@ -1,0 +1,75 @@
+"""The soak's judge: each rule that it watches can be seen to be broken."""
+
+import pytest
+
+from tests.soak.journal import Journal, Plan
+
+
+def plan(kind: str = "binary", fault: str = "none", id_: int = 7) -> Plan:
+    return Plan(id_, kind, fault, delay_s=0.0, elements=2, answer_bytes=10)
+
+
+def reply(of: Plan) -> tuple[bytes, int]:
+    """The right reply to a binary inference, with the length of its JSON."""
+    text = b'{"id":"%b","outputs":[]}' % of.mark.encode()
+    return text + of.array().tobytes(), len(text)
+
+
+def test_a_right_reply_breaks_no_rule() -> None:
+    journal, mine = Journal(), plan()
+    journal.execute(mine)
+    journal.judge(mine, 200, *reply(mine))
+    assert not journal.violations
+
+
+@pytest.mark.parametrize("status", [200, 404, 502])
+def test_the_mark_of_another_request_is_seen(status: int) -> None:
+    journal = Journal()
+    journal.judge(plan(), status, *reply(plan(id_=8)))
+    assert list(journal.violations) == ["a reply was of another request"]
+
+
+def test_a_tensor_of_another_request_is_seen() -> None:
+    journal, mine = Journal(), plan()
+    body, length = reply(mine)
+    journal.judge(mine, 200, body[:-1] + b"\x55", length)
+    assert list(journal.violations) == ["a tensor was not the request's own"]
+
+
+def test_a_relayed_body_that_nobody_sent_is_seen() -> None:
+    journal, mine = Journal(), plan("get")
+    mine.texts.append(b"#7#..........")
+    journal.judge(mine, 200, b"#7#..........", None)
+    assert not journal.violations
+    journal.judge(mine, 200, b"#7#.........", None)
+    assert list(journal.violations) == ["a body was not what the backend had sent"]
+
+
+@pytest.mark.parametrize(("kind", "allowed"), [("binary", 1), ("json", 1), ("post", 1), ("get", 2), ("head", 2)])
+def test_executions_beyond_what_is_allowed_are_seen(kind: str, allowed: int) -> None:
+    journal, mine = Journal(), plan(kind)
+    for _ in range(allowed):
+        journal.execute(mine)
+    assert not journal.violations
+    journal.execute(mine)
+    assert list(journal.violations) == ["a request was executed twice"]
+
+
+@pytest.mark.parametrize(("fault", "seen"), [("none", True), ("drop", False)])
+@pytest.mark.parametrize("ending", ["502", "cut"])
+def test_a_whole_answer_that_is_lost_is_seen(fault: str, seen: bool, ending: str) -> None:
+    journal, mine = Journal(), plan("post", fault)
+    mine.answered = True
+    if ending == "cut":
+        journal.cut(mine, "in a test", still_sending=False)
+    else:
+        journal.judge(mine, 502, b'{"error":"lost"}', None)
+    assert bool(journal.violations) == seen
+
+
+def test_many_violations_are_counted_and_few_are_told() -> None:
+    journal = Journal()
+    for number in range(1000):
+        journal.violated("a rule", str(number))
+    assert journal.violations == {"a rule": 1000}
+    assert len(journal.examples) == 10
