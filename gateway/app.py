@@ -54,7 +54,7 @@ class DataPlane:
         self._upstreams = {backend.name: Upstream(backend) for backend in plan.backends.values()}
         self._access_log = AccessLog(config.logging.access) if config.logging.access != "none" else None
         self.gateway = Gateway(plan, self._upstreams, self._record)
-        self.server = Server(self.gateway.handle, self._record)
+        self.server = Server(self.gateway.handle, self._record, max_connections=config.limits.connections)
         self._listener = ClientListener(self.server)
         self._sampler: asyncio.Task[None] | None = None
 
@@ -87,6 +87,7 @@ class DataPlane:
         """Set the gauges of what is in flight to this moment's values."""
         admission = self.gateway.admission
         self.metrics.observe_load(self.gateway.in_flight, admission.held_bytes, admission.max_bytes)
+        self.metrics.observe_connections(self.server.open_connections, self.server.refused_connections)
         for upstream in self._upstreams.values():
             for endpoint in upstream.endpoints:
                 self.metrics.observe_upstream(upstream.name, endpoint.url, *upstream.connections.counts(endpoint))

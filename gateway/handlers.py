@@ -40,6 +40,7 @@ from gateway.pacing import Pacer
 from gateway.plan import BackendPlan, Plan
 from gateway.policy.admission import Admission
 from gateway.policy.crossing import Fields, relayed_to_client, transcoded_to_client
+from gateway.policy.paths import find_path_fault
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind
 
@@ -116,11 +117,11 @@ class Gateway:
 
     def _route(self, request: ClientRequest, plan: Plan, exchange: Exchange) -> Match:
         """Where the request goes. Raises `GatewayError`."""
+        if request.fault is not None:
+            raise request.fault
         path = request.path.partition("?")[0]
-        if "#" in request.path:
-            raise GatewayError(ErrorKind.MALFORMED_REQUEST, "'#' cannot stand in the path of a request")
-        if request.method == "CONNECT":
-            raise GatewayError(ErrorKind.MALFORMED_REQUEST, "CONNECT is not supported: this is no forward proxy")
+        if (reason := find_path_fault(path)) is not None:
+            raise GatewayError(ErrorKind.MALFORMED_REQUEST, reason)
         if "via" in request.headers and _went_through(request.headers.all("via"), plan.name):
             raise GatewayError(
                 ErrorKind.NO_ROUTE,

@@ -31,6 +31,8 @@ LAYERS = [
     {"errors", "headers"},
 ]
 PURE = ("codec", "policy")
+# Inside the codec the same holds for its folders.
+CODEC_LAYERS = ["v2", "json", "tensors"]
 IMPURE = {"aiohttp", "asyncio", "time", "datetime", "socket", "ssl", "threading", "logging", "prometheus_client"}
 
 
@@ -84,6 +86,19 @@ def test_only_one_file_knows_the_http_client_and_only_the_clients_side_the_serve
     users = {name for name, path in MODULES.items() if "aiohttp" in imports_of(path)}
     server = {"process.admin", "client.server", "client.listeners", "demo"}
     assert users == {f"gateway.{name}" for name in (*server, "backend.wire")}
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("gateway.codec.")])
+def test_imports_inside_the_codec_point_from_messages_to_json_to_tensors(module: str) -> None:
+    for imported in imports_of(MODULES[module]):
+        if imported.startswith("gateway.codec."):
+            assert codec_layer_of(imported) >= codec_layer_of(module), f"{module} imports {imported}"
+
+
+def codec_layer_of(module: str) -> int:
+    """Modules that are in none of the folders stand above them all."""
+    folder = module.split(".")[2]
+    return CODEC_LAYERS.index(folder) if folder in CODEC_LAYERS else 0
 
 
 def test_every_module_says_what_lives_in_it() -> None:

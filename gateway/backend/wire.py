@@ -34,7 +34,7 @@ _HEAD_BYTES = 64 * 1024  # the most that is kept of a HEAD's answer while its en
 FASTEST_ANSWER_S = 50e-6
 """No backend answers sooner. The bytes of an answer cross two kernels and wake a process in between."""
 
-# Linux's struct tcp_info: u64 tcpi_bytes_acked, behind it tcpi_bytes_received, and tcpi_bytes_sent (kernel 4.19 and later).
+# Linux's struct tcp_info: u64 tcpi_bytes_acked, tcpi_bytes_received behind it, tcpi_bytes_sent (kernel 4.19 and later).
 _ACKED_AT, _SENT_AT, _INFO_BYTES = 120, 200, 256
 _COUNTER = struct.Struct("=Q")
 _TWO_COUNTERS = struct.Struct("=QQ")

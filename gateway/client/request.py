@@ -5,10 +5,15 @@ what is read from the connection (`body`) or written to it (`reply`).
 """
 
 import random
+import re
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
+
+ABSOLUTE = re.compile(r"https?://(?:[^/?#]*@)?([^/?#]+)", re.IGNORECASE)
+"""The beginning of a target in absolute form; group 1 is the authority without the user."""
 
 MAX_REQUEST_ID = 128
 """The longest `X-Request-Id` of a client that is kept, in characters."""
@@ -73,11 +78,58 @@ class ClientRequest:
     has_body: bool
     """Whether there is a body of at least one byte, or a chunked one."""
     connection: Connection
+    fault: GatewayError | None = None
+    """Why the request must be refused whatever it asks for (`find_fault`); to be raised before routing."""
 
     @property
     def is_chunked(self) -> bool:
         """Whether the body comes in chunks."""
         return "transfer-encoding" in self.headers
+
+
+def find_fault(method: str, target: str, version: tuple[int, int], headers: Headers) -> GatewayError | None:
+    """What makes a request unacceptable whatever it asks for; None if nothing does. *target* is as the client wrote it.
+
+    HTTP that aiohttp's parser lets pass, and on whose meaning a backend or a proxy before the gateway may not agree.
+    """
+    if version not in ((1, 0), (1, 1)):
+        return _fault(f"HTTP/{version[0]}.{version[1]} is not supported, only 1.0 and 1.1", status=505)
+    if "transfer-encoding" in headers:
+        codings = headers.all("transfer-encoding")
+        if [coding.lower() for coding in codings] != ["chunked"]:
+            shown = ", ".join(codings).encode(errors="replace").decode()[:64]
+            return _fault(f"Transfer-Encoding: only 'chunked' is supported, got {shown!r}", status=501)
+        if "content-length" in headers:  # RFC 9112 section 6.3: an attempt at request smuggling
+            return _fault("Content-Length and Transfer-Encoding exclude each other")
+        if version == (1, 0):  # RFC 9112 section 6.1: its framing is to be treated as faulty
+            return _fault("HTTP/1.0 has no Transfer-Encoding")
+    if method == "CONNECT":
+        return _fault("CONNECT is not supported: this is no forward proxy")
+    if not target.startswith("/") and ABSOLUTE.match(target) is None:
+        shown = target.encode(errors="replace").decode()[:64]
+        return _fault(f"the target of a request must be a path or an http URL, got {shown!r}")
+    if "#" in target:
+        return _fault("'#' cannot stand in the target of a request")
+    text = "".join([target, *(value for _, value in headers.pairs)])
+    if not text.isascii() and _is_undecodable(text):
+        for name, value in headers.pairs:
+            if _is_undecodable(value):
+                return _fault(f"header {name[:64]!r} holds bytes that are not UTF-8")
+        return _fault("the target of the request holds bytes that are not UTF-8")
+    return None
+
+
+def _is_undecodable(text: str) -> bool:
+    """Whether *text* was decoded with surrogateescape from bytes that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _fault(message: str, status: int | None = None) -> GatewayError:
+    return GatewayError(ErrorKind.MALFORMED_REQUEST, message, status=status)
 
 
 def request_id(headers: Headers) -> str:

@@ -3,24 +3,31 @@
 Here: the protocol of a connection, what a parsed request becomes (`ClientRequest`), what happens to bytes that are no
 HTTP. Not here: sockets and accepting (`listeners`), bodies (`body`), replies (`reply`). What of aiohttp is private is
 listed in tests/client/test_server_privates.py, which fails when a new release has lost or changed it.
+
+A client that only shuts down its sending side counts as gone, as it does with nginx: on the wire this cannot be told
+from a client that closed, whose request must not go on running at the backend.
 """
 
 import asyncio
-import re
+import logging
 import socket
 import struct
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import Any
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from gateway.client.reply import Reply
-from gateway.client.request import ClientRequest, new_request_id
+from gateway.client.request import ABSOLUTE, ClientRequest, find_fault, new_request_id
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Exchange
 from gateway.headers import Headers
+from gateway.policy.quiet import OncePerInterval
+
+HEADS_AT_ONCE = 32
+"""How many heads in one piece of data are parsed one by one; as many pipelined requests as aiohttp queues."""
 
 CUT_S = 0.05
 """How long handlers have to notice that they are cut off. Not 0, which aiohttp takes for no limit."""
@@ -28,44 +35,74 @@ CUT_S = 0.05
 CLIENT_KEEP_ALIVE_S = 75.0
 """How long an idle connection of a client is kept: longer than the 60 s of common load balancers."""
 
+MAX_CONNECTIONS = 4096
+"""How many connections of clients are open at once, unless the configuration says something else."""
+
+WARNING_S = 60.0
+"""How often it is said that connections are refused."""
+
 Handler = Callable[[ClientRequest], Awaitable[None]]
 """Serves one request: replies to it with a `Reply` and returns."""
 
-_ABSOLUTE = re.compile(r"https?://(?:[^/?#]*@)?([^/?#]*)", re.IGNORECASE)
+log = logging.getLogger("gateway")
 
 
 class Server(web.Server):
     """aiohttp's low-level server: no router and no middleware, since every path is the backend's."""
 
-    def __init__(self, handler: Handler, record: Callable[[Exchange], None]) -> None:
-        """*record* is given the exchanges of what never became a request: bad HTTP. On a running event loop."""
+    def __init__(
+        self, handler: Handler, record: Callable[[Exchange], None], *, max_connections: int = MAX_CONNECTIONS
+    ) -> None:
+        """Must be made on a running event loop; *max_connections* is `limits.connections`.
+
+        *record* is given the exchanges of what never became a request: bad HTTP.
+        """
         super().__init__(
             self._serve,
             handler_cancellation=True,
             auto_decompress=False,
             access_log=None,
+            logger=log,
             keepalive_timeout=CLIENT_KEEP_ALIVE_S,
             lingering_time=0,  # `ClientBody.drop_rest` reads the rest of refused bodies, within bounds
         )
         self._handler = handler
         self._record = record
+        self.max_connections = max_connections
         self.open_connections = 0
-        """Connections of clients that are open now."""
+        """Connections of clients that are open now, also those that are still being opened."""
+        self.refused_connections = 0
+        """Connections that were closed as soon as they were accepted, since the start."""
+        self._warnings = OncePerInterval(WARNING_S, max_keys=1)
 
-    def __call__(self) -> RequestHandler:
-        """A protocol for a new connection."""
-        return _Protocol(self, loop=self._loop, **self._kwargs)
+    def __call__(self) -> "ClientProtocol":
+        """A protocol for a new connection, which holds a place that `admit` has taken."""
+        return ClientProtocol(self, loop=self._loop, **self._kwargs)
+
+    def admit(self) -> bool:
+        """Take a place for a new connection; False, counted and said once a minute, if there is none."""
+        if self.open_connections < self.max_connections:
+            self.open_connections += 1
+            return True
+        self.refused_connections += 1
+        if self._warnings.allows("", self._loop.time()):
+            log.warning(
+                "limits.connections (%d) is reached: new connections are closed, %d so far",
+                self.max_connections,
+                self.refused_connections,
+            )
+        return False
 
     async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
         """Have one request served, and tell aiohttp whether the connection goes on."""
         protocol = http.protocol
-        assert isinstance(protocol, _Protocol)
+        assert isinstance(protocol, ClientProtocol)
         connection = protocol.serving = _Connection(http, protocol)
         await self._handler(_client_request(http, protocol, connection))
         protocol.serving = None
         return _KEPT if connection.keeps_alive else _CLOSED
 
-    def refuse(self, http: web.BaseRequest, protocol: "_Protocol", error: GatewayError) -> web.StreamResponse:
+    def refuse(self, http: web.BaseRequest, protocol: "ClientProtocol", error: GatewayError) -> web.StreamResponse:
         """The reply to what never became a request; recorded when it was sent."""
         exchange = Exchange(protocol.peer, http.method, "", new_request_id(), asyncio.get_running_loop().time())
         connection = _Connection(http, protocol)
@@ -84,12 +121,19 @@ class Server(web.Server):
         return _Refusal(send)
 
 
-class _Protocol(RequestHandler):
+class ClientProtocol(RequestHandler):
     """aiohttp's HTTP server protocol, with its own refusals (bad HTTP) in the error shape of the gateway."""
 
     peer = "unknown"
+    """The client's address."""
     serving: "_Connection | None" = None
     """The request that is being served."""
+    _is_broken = False
+    _is_released = False
+
+    def __init__(self, server: Server, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._server = server  # aiohttp forgets its own reference when the connection ends
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
@@ -97,27 +141,51 @@ class _Protocol(RequestHandler):
         peername = transport.get_extra_info("peername")
         if isinstance(peername, tuple):
             self.peer = str(peername[0])
-        self.server.open_connections += 1
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio."""
-        if self._manager is not None:
-            self.server.open_connections -= 1
+        self.release()
         super().connection_lost(exc)
 
-    @property
-    def server(self) -> Server:
-        """The server that this connection belongs to."""
-        return cast(Server, self._manager)
+    def release(self) -> None:
+        """Give back the connection's place among `limits.connections`; only the first time counts."""
+        if not self._is_released:
+            self._is_released = True
+            self._server.open_connections -= 1
 
     def data_received(self, data: bytes) -> None:
-        """Parse. A body whose framing breaks later than its head fails at once: aiohttp would leave it open."""
-        super().data_received(data)
-        request = self._current_request
-        if request is not None and self._messages and isinstance(self._messages[-1][0], _ErrInfo):
-            content = request.content
-            if not content.is_eof():
-                content.set_exception(web.RequestPayloadError(self._messages[-1][0].message))
+        """Parse, and end at once what can no longer become a request.
+
+        aiohttp's parser forgets the requests of a piece of data in which an error follows, so the data is parsed up
+        to the end of each head (`HEADS_AT_ONCE` at most): what is complete before the error gets its reply.
+        """
+        if self._is_broken:
+            return
+        start = 0
+        for _ in range(HEADS_AT_ONCE):
+            end = data.find(b"\r\n\r\n", start) + 4
+            if end < 4 or end == len(data):
+                break
+            super().data_received(data[start:end])
+            if self._breaks():
+                return
+            start = end
+        super().data_received(data[start:] if start else data)
+        self._breaks()
+
+    def _breaks(self) -> bool:
+        """Whether the parser has given up. A body that it leaves open then fails at once, instead of never."""
+        if not self._messages or not isinstance(self._messages[-1][0], _ErrInfo):
+            return False
+        self._is_broken = True
+        error = self._messages[-1][0]
+        bodies = [payload for _, payload in self._messages]
+        if self._current_request is not None:
+            bodies.append(self._current_request.content)
+        for body in bodies:
+            if not body.is_eof():
+                body.set_exception(web.RequestPayloadError(error.message))
+        return True
 
     def handle_error(
         self,
@@ -134,7 +202,9 @@ class _Protocol(RequestHandler):
         said = message or (str(exc) if status < 500 and exc is not None else "")
         text = (said.splitlines() or ["internal error" if status >= 500 else "malformed HTTP"])[0]
         kind = ErrorKind.MALFORMED_REQUEST if status < 500 else ErrorKind.INTERNAL
-        return self.server.refuse(request, self, GatewayError(kind, text, status=status))
+        if exc is not None and status >= 500:
+            log.error("a handler failed", exc_info=exc)
+        return self._server.refuse(request, self, GatewayError(kind, text, status=status))
 
 
 class _Connection:
@@ -142,7 +212,7 @@ class _Connection:
 
     __slots__ = ("_content", "_protocol", "_writer", "has_begun", "keeps_alive")
 
-    def __init__(self, http: web.BaseRequest, protocol: _Protocol) -> None:
+    def __init__(self, http: web.BaseRequest, protocol: ClientProtocol) -> None:
         self._content = http.content
         self._writer = http.writer
         self._protocol = protocol
@@ -227,12 +297,17 @@ _KEPT = _Sent(keeps_alive=True)
 _CLOSED = _Sent(keeps_alive=False)
 
 
-def _client_request(http: web.BaseRequest, protocol: _Protocol, connection: _Connection) -> ClientRequest:
+def _client_request(http: web.BaseRequest, protocol: ClientProtocol, connection: _Connection) -> ClientRequest:
     headers = Headers(http.headers.items())
     path = http.raw_path
+    fault = find_fault(http.method, path, http.version, headers)
+    if fault is not None:
+        path = path.encode(errors="backslashreplace").decode()  # may stand in a log
+        if fault.status != ErrorKind.MALFORMED_REQUEST.status or "transfer-encoding" in headers:
+            connection.keeps_alive = False  # where its body ends is not certain
     host = headers.get("host")
     if not path.startswith("/"):
-        absolute = _ABSOLUTE.match(path)
+        absolute = ABSOLUTE.match(path)
         if absolute is not None:
             host = absolute[1]
             path = path[absolute.end() :]
@@ -249,6 +324,7 @@ def _client_request(http: web.BaseRequest, protocol: _Protocol, connection: _Con
         http.content_length,
         http.body_exists,
         connection,
+        fault,
     )
 
 

@@ -1,31 +1,33 @@
 """Bytes to meaning and back, without I/O, clock or HTTP.
 
-`datatypes` is the table of the fourteen datatypes, `framing` cuts a body into JSON and
-blobs, `scanner` reads JSON that arrives in pieces, `numbers` and `strings` convert tensors,
-`request` and `answer` put them together; `raw` and `compression` are the two other forms a body can have.
+`tensors` converts the values of tensors to JSON and back, `json` reads documents that arrive in pieces, `inference` is
+what an inference is in every dialect, `v2` reads and writes it as requests and answers of the V2 protocol.
+`compression` is what a body may be wrapped in.
 
-Long work is a generator that yields after every bounded step, so that a caller on an event
-loop can let others run; `run` drives such a generator to its end.
+Long work is a generator that yields after every bounded step, so that a caller on an event loop can let others run;
+`run` drives such a generator to its end.
 """
 
 from collections.abc import Generator
 from typing import TypeVar
 
 from gateway.codec.compression import Coding, Inflater, choose_coding, compressed, parse_content_encoding
-from gateway.codec.tensors.datatypes import DATATYPES, Datatype
-from gateway.codec.v2.answer import InferAnswer, Reply
-from gateway.codec.v2.framing import HEADER_LENGTH, Framing, parse_framing
-from gateway.codec.v2.raw import half_precision_outputs
-from gateway.codec.v2.request import (
+from gateway.codec.inference import (
     BytesPolicy,
     HalfPrecision,
-    InferRequest,
-    KnownHeaders,
+    HeaderLimits,
     NonFinite,
     OutputSelection,
     TensorPolicy,
 )
-from gateway.codec.v2.server_json import error_body, with_extension
+from gateway.codec.tensors.datatypes import DATATYPES, Datatype
+from gateway.codec.v2.answer import InferAnswer, Reply
+from gateway.codec.v2.error_bodies import error_body
+from gateway.codec.v2.framing import HEADER_LENGTH, Framing, parse_framing
+from gateway.codec.v2.raw import half_precision_outputs
+from gateway.codec.v2.request import InferRequest
+from gateway.codec.v2.request_header import KnownHeaders
+from gateway.codec.v2.server_metadata import with_extension
 
 T = TypeVar("T")
 
@@ -37,6 +39,7 @@ __all__ = [
     "Datatype",
     "Framing",
     "HalfPrecision",
+    "HeaderLimits",
     "InferAnswer",
     "InferRequest",
     "Inflater",

@@ -212,7 +212,7 @@ async def test_bytes_that_came_before_the_request_are_not_its_answer(monkeypatch
 
 
 async def test_bytes_that_crossed_the_request_are_not_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with backend_with_kept_connection() as (backend, upstream, connection):
+    async with backend_with_kept_connection() as (_, upstream, connection):
         send = Wire.send
 
         def send_behind_a_second_answer(wire: Wire, *pieces: bytes | bytearray | memoryview) -> None:

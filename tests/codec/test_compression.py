@@ -1,14 +1,26 @@
 """Compressed bodies: laws of the inflater and the compressor, and how codings are chosen."""
 
 import gzip
+import random
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.compression import PIECE_BYTES, Coding, Inflater, choose_coding, compressed, parse_content_encoding
+from gateway.codec.compression import (
+    FREE_MEMBERS,
+    MEMBER_BYTES,
+    PIECE_BYTES,
+    WINDOW_BYTES,
+    Coding,
+    Inflater,
+    choose_coding,
+    compressed,
+    parse_content_encoding,
+)
 from gateway.errors import CodecError, TooLargeError
 
 COMPRESS: dict[Coding, Callable[[bytes], bytes]] = {Coding.GZIP: gzip.compress, Coding.DEFLATE: zlib.compress}
@@ -67,6 +79,52 @@ def test_several_gzip_members_are_one_body_and_several_deflate_bodies_are_not() 
         assert inflate(Coding.GZIP, members, chunk) == b"a" * 1000 + b"b"
         with pytest.raises(CodecError, match="bytes follow"):
             inflate(Coding.DEFLATE, zlib.compress(b"a") + zlib.compress(b"b"), chunk)
+
+
+def test_gzip_members_that_hold_next_to_nothing_are_refused_after_the_first_thousand() -> None:
+    empty = gzip.compress(b"")
+    assert inflate(Coding.GZIP, empty * FREE_MEMBERS, 4096) == b""
+    inflater = Inflater(Coding.GZIP, 10**9)
+    steps = 0
+    with pytest.raises(CodecError, match=f"more than {FREE_MEMBERS + 1} gzip members for only 0 bytes of content"):
+        for _ in inflater.feed(empty * 100_000):
+            steps += 1
+    assert steps <= 2 * FREE_MEMBERS + 2
+
+
+@pytest.mark.parametrize("member_bytes", [MEMBER_BYTES, 65280])
+def test_any_number_of_gzip_members_of_a_kibibyte_or_more_passes(member_bytes: int) -> None:
+    """bgzip writes blocks of 65280 bytes, and an empty one at the end."""
+    member = gzip.compress(bytes(member_bytes), 1)
+    n_members = 2 * FREE_MEMBERS
+    body = member * n_members + gzip.compress(b"")
+    inflater = Inflater(Coding.GZIP, 10**9)
+    assert sum(map(len, inflater.feed(body))) == member_bytes * n_members
+    inflater.finish()
+
+
+def test_each_step_takes_a_bounded_part_of_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    """zlib copies what a member leaves of its input, so a large input with many members would be quadratic."""
+    longest = 0
+    engine = zlib.decompressobj
+
+    class Counting:
+        def __init__(self, window_bits: int) -> None:
+            self._engine = engine(window_bits)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._engine, name)
+
+        def decompress(self, text: bytes, max_length: int) -> bytes:
+            nonlocal longest
+            longest = max(longest, len(text))
+            assert max_length == PIECE_BYTES
+            return self._engine.decompress(text, max_length)
+
+    monkeypatch.setattr("gateway.codec.compression.zlib.decompressobj", Counting)
+    data = random.Random(1).randbytes(300_000)
+    assert inflate(Coding.GZIP, gzip.compress(data) + gzip.compress(b"end"), 10**6) == data + b"end"
+    assert longest == WINDOW_BYTES
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
 
 from gateway.codec import InferAnswer, InferRequest, KnownHeaders, OutputSelection, TensorPolicy, run
+from gateway.codec.json.scanner import OpenValue, Scanner
+from gateway.codec.json.sinks import Sink, SkipSink, TextSink
 from gateway.codec.v2.answer import Reply
 from gateway.errors import CodecError
 
@@ -129,3 +131,76 @@ def nearest_bits(text: str, datatype: str) -> int:
     steps = round(value / Fraction(2) ** (exponent - fraction_bits))
     bits = ((exponent + bias - 1) << fraction_bits) + steps
     return sign | min(bits, ((1 << exponent_bits) - 1) << fraction_bits)
+
+
+class Walked:
+    """A document walked by a `Scanner`, with the text of each value that went to a sink."""
+
+    def __init__(self, text: bytes, chunk_bytes: int | None = None, *, check: bool = True) -> None:
+        self.values: list[list[bytes]] = []
+        self.entries: list[bytes] = []
+        self.text = text
+        self.check = check
+        self.scanner = scanner_of(lambda entry: self._open(entry, check))
+        for chunk in cut(text, chunk_bytes):
+            exhaust(self.scanner.feed(chunk))
+        exhaust(self.scanner.finish())
+
+    def _open(self, entry: Callable[[], bytes], check: bool) -> Sink:
+        self.entries.append(entry())
+        self.values.append([])
+        return TextSink("value", self.values[-1]) if check else SkipSink("value")
+
+    @property
+    def texts(self) -> list[bytes]:
+        spans = [self.text[start:end] for start, end in self.scanner.spans]
+        if self.check:
+            assert [span.lstrip(b" \t\r\n") for span in spans] == [b"".join(pieces) for pieces in self.values]
+        return spans
+
+
+def scanner_of(open_value: OpenValue, *, max_skeleton_bytes: int = 1 << 20, max_entries: int = 1000) -> Scanner:
+    """A scanner for `outputs` with limits that few tests reach."""
+    return Scanner("outputs", open_value, max_skeleton_bytes=max_skeleton_bytes, max_entries=max_entries)
+
+
+def exhaust(steps: Iterable[None]) -> None:
+    for _ in steps:
+        pass
+
+
+def bytes_header(n_elements: int | str, size: int) -> bytes:
+    """The header of a request whose only input `t` is *size* bytes of BYTES."""
+    return b'{"inputs":[{"name":"t","datatype":"BYTES","shape":[%b],"parameters":{"binary_data_size":%d}}]}' % (
+        str(n_elements).encode(),
+        size,
+    )
+
+
+MANY_TEXTS = [f"string number {index} of some" for index in range(12_000)]  # several windows
+ODD_TEXTS = [
+    "\x7f",
+    "\x7f___",
+    "_",
+    "",
+    '"',
+    "\\",
+    '\\"',
+    '\\\\",',
+    '",',
+    '","',
+    '", "',
+    "\n",
+    "\x00",
+    "é",
+    "\U0001f600",
+    "x" * 300,
+    "]",
+    "},{",
+]
+"""What may be mistaken for something else between strings or inside them."""
+
+
+def with_odd_text(odd: str) -> list[str]:
+    """*odd* among many that are like each other."""
+    return [*MANY_TEXTS[:5000], odd, *MANY_TEXTS[5000:]]

@@ -118,9 +118,8 @@ def check_request(request: InferRequest) -> Any:
 
 def fuzz_answer(data: Provider) -> None:
     """Any answer is a reply or a CodecError, in whatever pieces it comes; a reply is what Python's parser reads."""
-    selection = OutputSelection(data.ConsumeBool())
-    if data.ConsumeBool():
-        selection.named["y"] = data.ConsumeBool()
+    by_default = data.ConsumeBool()
+    selection = OutputSelection(by_default, {"y": data.ConsumeBool()} if data.ConsumeBool() else {})
     cuts = [data.ConsumeIntInRange(1, 40) for _ in range(3)]
     text = rest(data)
     whole = decode(selection, text, [len(text) or 1])

@@ -1,15 +1,95 @@
 """Which headers cross the gateway, and which are for one hop alone."""
 
+from collections.abc import Callable
+
+import pytest
+
 from gateway.headers import Headers
-from gateway.policy.crossing import relayed_to_client, transcoded_to_client
+from gateway.policy.crossing import BackendHeaders, Fields, relayed_to_client, transcoded_to_client
+
+CLIENT = Headers(
+    [
+        ("Host", "h"),
+        ("Content-Length", "3"),
+        ("Content-Type", "application/octet-stream"),
+        ("Content-Encoding", "gzip"),
+        ("Inference-Header-Content-Length", "3"),
+        ("Accept", "text/html"),
+        ("Accept-Encoding", "gzip"),
+        ("Range", "bytes=0-1"),
+        ("If-None-Match", "x"),
+        ("Expect", "100-continue"),
+        ("TE", "trailers"),
+        ("X-Request-Id", "1"),
+        ("Authorization", "a"),
+        ("X-A", "1"),
+        ("x-a", "2"),
+    ]
+)
+FORWARDED = [("X-Forwarded-For", "p"), ("X-Forwarded-Proto", "http"), ("X-Forwarded-Host", "h")]
+KEPT = [("Authorization", "a"), ("X-A", "1"), ("x-a", "2")]
+BODY = [
+    ("Content-Type", "application/octet-stream"),
+    ("Content-Encoding", "gzip"),
+    ("Inference-Header-Content-Length", "3"),
+]
+ASKED = [("Accept", "text/html")]
+PARTIAL = [("Range", "bytes=0-1"), ("If-None-Match", "x")]
+CODED = [("Accept-Encoding", "gzip")]
+UNCODED = [("Accept-Encoding", "identity")]
+JSON = [("Content-Type", "application/json")]
 
 
-def test_headers_of_one_hop_and_those_that_connection_names_stay_behind() -> None:
-    backend = Headers({"Connection": "close, X-Hop", "X-Hop": "1", "Keep-Alive": "5", "X-A": "2"}.items())
-    assert dict(relayed_to_client(backend)) == {"X-A": "2"}
+def headers(set_: dict[str, str] | None = None, *remove: str) -> BackendHeaders:
+    return BackendHeaders(set_ or {}, remove)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (headers().relayed, BODY + ASKED + CODED + PARTIAL + KEPT + FORWARDED),
+        (headers().relayed_uncoded, BODY + ASKED + PARTIAL + KEPT + FORWARDED + UNCODED),
+        (headers().inflated, ASKED + CODED + PARTIAL + KEPT + FORWARDED + JSON),
+        (headers().transcoded, ASKED + PARTIAL + KEPT + FORWARDED + JSON + UNCODED),
+        (headers().metadata, KEPT + FORWARDED + UNCODED),
+    ],
+)
+def test_each_kind_of_request_carries_its_headers_in_their_order(make: Callable[..., Fields], expected: Fields) -> None:
+    assert make(CLIENT, peer="p", scheme="http", host="h") == expected
+
+
+def test_a_client_that_accepts_no_coding_gets_none() -> None:
+    for make in (headers().relayed, headers().inflated):
+        assert ("Accept-Encoding", "identity") in make(Headers(), peer="p", scheme="http", host="")
+
+
+def test_the_configuration_sets_and_removes_whatever_the_client_or_the_gateway_says() -> None:
+    changed = headers({"X-A": "3", "content-type": "x"}, "AUTHORIZATION", "X-Forwarded-For", "accept-encoding")
+    fields = changed.transcoded(CLIENT, peer="p", scheme="http", host="h")
+    assert fields == [*ASKED, *PARTIAL, *FORWARDED[1:], ("X-A", "3"), ("content-type", "x")]
+
+
+def test_forwarded_headers_of_a_proxy_before_the_gateway_are_continued() -> None:
+    client = Headers(
+        [("X-Forwarded-For", "a"), ("X-Forwarded-For", "b"), ("X-Forwarded-Proto", "https"), ("X-Forwarded-Host", "o")]
+    )
+    assert headers().relayed_uncoded(client, peer="p", scheme="http", host="h") == [
+        ("X-Forwarded-Proto", "https"),
+        ("X-Forwarded-Host", "o"),
+        ("X-Forwarded-For", "a, b, p"),
+        *UNCODED,
+    ]
+
+
+@pytest.mark.parametrize("cross", [relayed_to_client, transcoded_to_client])
+def test_headers_of_one_hop_and_those_that_any_connection_names_stay_behind(cross: Callable[..., Fields]) -> None:
+    backend = [("Connection", "close, X-Hop"), ("X-Hop", "1"), ("Keep-Alive", "5"), ("X-A", "2")]
+    assert cross(Headers(backend)) == [("X-A", "2")]
+    assert cross(Headers([("Connection", "keep-alive"), *backend])) == [("X-A", "2")]
+    assert cross(Headers([("connection", "Close"), ("X-Hop", "1")])) == [("X-Hop", "1")]
 
 
 def test_headers_of_a_body_that_was_made_anew_stay_behind() -> None:
-    backend = Headers({"ETag": "1", "Content-Length": "5", "X-A": "2"}.items())
-    assert dict(transcoded_to_client(backend)) == {"X-A": "2"}
-    assert relayed_to_client(backend) == [("ETag", "1"), ("X-A", "2")]
+    backend = Headers([("ETag", "1"), ("Content-Length", "5"), ("Content-Type", "a/b"), ("X-A", "2")])
+    assert transcoded_to_client(backend) == [("X-A", "2")]
+    assert relayed_to_client(backend) == [("ETag", "1"), ("Content-Type", "a/b"), ("X-A", "2")]

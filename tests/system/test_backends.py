@@ -87,7 +87,7 @@ async def test_outputs_that_were_not_asked_for_are_dropped_and_the_backends_orde
         (output(datatype="FP32", data=[1, 1e39]), ["output 'y'", "cannot hold 1e+39"]),
         (output(datatype="BYTES", data=["a", 1]), ["output 'y'", "expected a string"]),
         (output(datatype="BYTES", data=["a", "!"], parameters={"content_type": "base64"}), ["output 'y'", "base64"]),
-        (output(datatype="NEW"), ["output 'y'", "unknown datatype"]),
+        (output(datatype="NEW"), ["output 'y'", "datatype must be one of", '"NEW"']),
         (output(shape=[-1]), ["output 'y'", "shape"]),
         (output(shape=[2**62]), ["output 'y'", "elements cannot be in an answer"]),
         (output(name="z"), ["output 'y' was requested"]),
@@ -115,7 +115,7 @@ async def test_broken_answers_are_named(answer: bytes, words: list[str]) -> None
         ("404 Not Found", b'{"error":"Model x not found"}', 404, "Model x not found"),
         ("422 Unprocessable", b'{"detail":[{"loc":["body"],"msg":"field required"}]}', 422, "field required"),
         ("400 Bad Request", b'{"detail":"no"}', 400, "no"),
-        ("500 Internal Server Error", b"<html>boom</html>", 500, "<html>boom</html>"),
+        ("500 Internal Server Error", b"<html>boom</html>", 500, "boom"),
         ("503 Service Unavailable", b"", 503, "503 Service Unavailable"),
         ("500 Internal Server Error", b"\xff\xfe", 500, "\ufffd"),
         ("302 Found", b"", 502, "redirect"),
@@ -128,7 +128,13 @@ async def test_statuses_of_the_backend(status: str, body: bytes, expected: int, 
     if expected != 502:
         assert reply.headers["X-Why"] == "because"
     if words is not None:
-        assert words in reply.error
+        assert words in reply.json["error"]
+        assert reply.headers.getall("Content-Type") == ["application/json"]
+
+
+async def test_members_of_a_backends_error_stay_beside_its_words() -> None:
+    reply = await ask(b'{"detail":[{"msg":"field required"}]}', status="422 Unprocessable")
+    assert reply.json == {"error": '[{"msg":"field required"}]', "detail": [{"msg": "field required"}]}
 
 
 async def test_204_is_an_answer_without_a_body() -> None:

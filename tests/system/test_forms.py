@@ -162,10 +162,10 @@ async def test_metadata_is_asked_with_the_clients_headers_on_the_same_version_pa
     backend = Model(described("FP32", -1))
     async with lying(backend) as liar, running(liar.url) as client:
         headers = {HEADER_LENGTH: "0", "Authorization": "Bearer t"}
-        path = "/v2/models/a%2Fb/versions/3/infer?x=1"
+        path = "/v2/models/a%20b/versions/3/infer?x=1"
         await client.request("POST", path, data=bytes(4), headers=headers)
         (asked,) = backend.asked
-        assert asked.startswith(b"GET /v2/models/a%2Fb/versions/3 HTTP/1.1\r\n")
+        assert asked.startswith(b"GET /v2/models/a%20b/versions/3 HTTP/1.1\r\n")
         assert b"Authorization: Bearer t\r\n" in asked
         assert HEADER_LENGTH.lower().encode() not in asked.lower()
         await client.request("POST", path, data=bytes(4), headers={**headers, "Authorization": "Bearer u"})

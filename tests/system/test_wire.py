@@ -129,12 +129,12 @@ async def test_bad_http_is_counted(client: Client) -> None:
     assert metrics['tensor_gateway_errors_total{reason="malformed_request",route="none"}'] == 1
 
 
-@pytest.mark.parametrize("value", ["\udcff", "a" * 200, "a\tb"])
+@pytest.mark.parametrize("value", ["é", "a" * 200, "a\tb"])
 async def test_request_ids_that_cannot_stand_in_a_log_are_replaced(
     client: Client, server: JsonServer, value: str
 ) -> None:
     async with connected(client) as (reader, writer):
-        line = f"X-Request-Id: {value}\r\n".encode(errors="surrogateescape")
+        line = f"X-Request-Id: {value}\r\n".encode()
         writer.write(INFER.replace(b"Host: x\r\n", b"Host: x\r\n" + line))
         assert (await read_reply(reader))[0].split()[1] == b"200"
     assert len(dict((name.lower(), text) for name, text in server.headers)["x-request-id"]) == 32  # noqa: C402

@@ -1,8 +1,7 @@
-"""The fourteen tensor datatypes of the protocol: one row each.
+"""The fourteen tensor datatypes of the protocol (protocol 2.2): one row each.
 
-What is here: size, layout on the wire, and how values cross to and from the two shapes in
-which JSON libraries speak numbers (arrays that orjson prints, 64-bit arrays that simdjson
-returns). What never will be: JSON text, shapes, names of tensors.
+Here: size, layout on the wire, and how values become arrays that orjson prints and come from the arrays that simdjson
+returns (float64, int64, uint64). Not here: JSON text, shapes, names of tensors.
 
 The wire is little-endian, row-major, without padding (Triton's binary tensor extension).
 """
@@ -40,7 +39,7 @@ def _truth(array: Array) -> Array:
 
 
 def _bfloat16_to_float32(array: Array) -> Array:
-    # a BF16 is the upper half of an FP32, so widening only appends zero bits
+    # a BF16 is the upper half of an FP32: widening appends zero bits
     return (array.astype("<u4") << np.uint32(16)).view("<f4")
 
 
@@ -54,9 +53,8 @@ def _float64_to(wire: str) -> Callable[[Array], Array]:
 def _float64_to_bfloat16(values: Array) -> Array:
     """Round float64 to the nearest BF16 bits, ties to even, in one rounding.
 
-    Going through float32 rounds twice, which is only visible where the float32 lies exactly
-    between two BF16 and the float64 does not: there the float32 is moved one step towards
-    the float64 before its lower half is rounded away.
+    Going through float32 rounds twice. That makes a difference only where the float32 lies exactly between two BF16
+    and the float64 does not: there the float32 is moved by one step towards the float64 before it is rounded.
     """
     single = values.astype("<f4")
     bits = single.view("<u4").copy()
@@ -101,8 +99,9 @@ class Datatype:
     lowest: int = 0
     highest: float = 0
     dropped_bits: np.uint64 = _NO_BITS
-    """Those of a float64's 52 bits of fraction that it has not, as a mask; the highest of them alone is a tie."""
+    """Mask of the low bits of a float64's fraction that this datatype has no room for."""
     tie: np.uint64 = _NO_BITS
+    """Those bits of a float64 that lies exactly between two numbers of this datatype: only the highest is set."""
     smallest: float = 0.0
     """The smallest positive number."""
     smallest_normal: float = 0.0

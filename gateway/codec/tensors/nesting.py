@@ -1,8 +1,10 @@
 """Whether nested `data` is nested the way its shape says (protocol 4.7).
 
-Brackets that merely balance can still be ragged: `[[1, 2, 3], [4]]` has as many elements as shape [2, 2]. A list
-that opens at depth d holds the elements of `shape[d-1:]`, so it may only open and close at multiples of their number,
-and there must be as many such lists as the shape says. Flat data has one list and no such question.
+Brackets that merely balance can still be ragged: `[[1, 2, 3], [4]]` has as many elements as shape [2, 2]. In data of
+the right shape, a list at depth d (1 is the outermost) holds shape[d-1] x shape[d] x ... elements. So each of its
+brackets stands at a multiple of that number, counted in elements from the front, and there are as many such lists as
+the tensor has elements, divided by that number. Both are checked; neither needs to hold the lists. Flat data has one
+list, about which there is nothing to check.
 """
 
 import math
@@ -11,6 +13,9 @@ from typing import NoReturn
 import numpy as np
 
 from gateway.errors import CodecError
+
+MAX_DEPTH = 64
+"""The most brackets that may be open at once in a tensor's nested `data`; tensors have at most 32 dimensions."""
 
 _COMMA, _OPEN, _CLOSE = b",[]"
 
@@ -40,7 +45,10 @@ class Nesting:
             self._fail()
 
     def read(self, text: bytes, depth: int, element: int, n_values: int) -> None:
-        """The same for all brackets in *text*: *n_values* numbers from *element* on, with *depth* lists open before."""
+        """`open` and `close` for all brackets in *text*, which has *n_values* numbers.
+
+        *depth* lists are open before it, and *element* is the number of its first element.
+        """
         codes = np.frombuffer(text, dtype=np.uint8)
         opens = codes == _OPEN
         marks = np.flatnonzero(opens | (codes == _CLOSE))
@@ -56,13 +64,13 @@ class Nesting:
             return
         commas = np.flatnonzero(codes == _COMMA)
         if n_values != len(commas) + 1:
-            self._fail()  # an empty list among the others
+            self._fail()  # one of the lists is empty
         elements = element + np.searchsorted(commas, marks) + ~is_open
         if ((elements % self._divisors()[depths - 1]) != 0).any():
             self._fail()
 
     def _divisors(self) -> np.ndarray:
-        # the outermost list may hold anything but too few or too many, which is counted elsewhere
+        # the sink itself checks how many elements the outermost list has
         return np.array([1, *(min(size, 2**62) for size in self._sizes[1:])])
 
     def finish(self) -> None:

@@ -8,31 +8,51 @@ comes before its `datatype` and `shape`, until these are known.
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 import orjson
 
-from gateway.codec.json.scanner import (
+from gateway.codec.inference import (
+    DEFAULT_LIMITS,
+    HeaderLimits,
+    OutputSelection,
+    count_text,
+    label_of,
+    labelled,
+)
+from gateway.codec.json.members import (
     Members,
-    Scanner,
-    Sink,
-    TextSink,
+    object_text,
     parse_object,
     parse_objects,
     protect_literals,
     restore_literals,
+    sliced_object,
+    sliced_objects,
+    sliced_protect,
 )
-from gateway.codec.tensors import strings
-from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind, element_count
-from gateway.codec.tensors.numbers import NumberSink
-from gateway.codec.tensors.strings import BytesSink
-from gateway.codec.v2.request import OutputSelection, members_of, object_text, parse_shape, shown
+from gateway.codec.json.scanner import Scanner
+from gateway.codec.json.sinks import Sink, TextSink, labelling, pour
+from gateway.codec.tensors.datatypes import Datatype, Kind, element_count
+from gateway.codec.tensors.number_reading import NumberSink
+from gateway.codec.tensors.string_reading import BytesSink, from_base64
+from gateway.codec.v2.declarations import datatype_of, name_of, parse_parameters, shape_of, sliced_parameters, text_of
+from gateway.codec.v2.error_bodies import shortened, words_of
+from gateway.codec.v2.steps import (
+    ENTRY_COST,
+    FEW_MEMBERS,
+    ITEM_COST,
+    SHORT_BYTES,
+    Steps,
+    sliced_restore,
+    sliced_text,
+)
 from gateway.errors import CodecError
-
-_STRING = msgspec.json.Decoder(str)
 
 PLAIN_BYTES = 2048
 """The longest answer that is parsed as a whole; above it, looking for what is not plain costs more than walking."""
+
+WRITE_BYTES = 4096
+"""Texts of the reply that are shorter are joined, so that a reply is a few writes."""
 
 _PLAIN = frozenset(("name", "datatype", "shape", "data"))
 _PLAIN_KEYS = tuple(b'"%b"' % key.encode() for key in _PLAIN)
@@ -90,6 +110,12 @@ class _Values:
         self._selection = selection
         self._declared = declared
         self._max_bytes = max_bytes
+        self._done_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What the outputs take so far. Only the last one still grows; the sum of the others is kept."""
+        return self._done_bytes + (self.opened[-1].sink.held_bytes if self.opened else 0)
 
     def open_scanned(self, entry_text: Callable[[], bytes]) -> Sink:
         """The sink for an output's `data`, by what its entry has said so far."""
@@ -97,7 +123,7 @@ class _Values:
 
     def open(self, entry: Members) -> Sink:
         """Choose the sink for an output's `data` by what its *entry* has said so far."""
-        name = _text_of(entry, "name")
+        name = text_of(entry, "name")
         self.restore_datatype(entry, name)
         value = _Value()
         is_wanted = name is None or self._selection.is_wanted(name)
@@ -109,10 +135,12 @@ class _Values:
             and "datatype" in entry
             and "shape" in entry
         ):
-            self.open_binary(value, entry, name or "")
+            self._open_binary(value, entry, name or "")
         else:
-            label = f"output {name!r}" if name is not None else f"output {len(self.opened)}"
+            label = label_of("output", name) if name is not None else f"output {len(self.opened)}"
             value.sink = TextSink(label, value.text if is_wanted else None)
+        if self.opened:
+            self._done_bytes += self.opened[-1].sink.held_bytes
         self.opened.append(value)
         return value.sink
 
@@ -121,32 +149,28 @@ class _Values:
         if name in self._declared and entry.get("datatype") == b'"FP32"':
             entry["datatype"] = b'"%b"' % self._declared[name or ""].encode()
 
-    def open_binary(self, value: _Value, entry: Members, name: str) -> None:
+    def read_kept(self, value: _Value, entry: Members, name: str) -> Iterator[None]:
+        """Make binary of a *value* whose text was kept because its datatype and shape were not known."""
+        kept_bytes = value.sink.held_bytes
+        self._open_binary(value, entry, name)
+        yield from pour(value.text, value.sink)
+        if value is not self.opened[-1]:
+            self._done_bytes += value.sink.held_bytes - kept_bytes
+
+    def _open_binary(self, value: _Value, entry: Members, name: str) -> None:
         """Give *value* the sink that makes binary of it."""
-        label, value.datatype, value.shape = self.tensor(entry, name)
+        label, value.datatype, value.shape = declared_output(entry, name)
         value.said = (entry.get("datatype"), entry.get("shape"))
         n_elements = element_count(value.shape)
         # every element takes a digit and a comma, or two quotes and a comma
         if n_elements * 2 - 1 > self._max_bytes:
             raise CodecError(
-                f"{label}: {n_elements} elements cannot be in an answer of at most {self._max_bytes} bytes"
+                f"{label}: {count_text(n_elements)} elements cannot be in an answer of at most {self._max_bytes} bytes"
             )
         if value.datatype.kind is Kind.BYTES:
             value.sink = BytesSink(label, value.shape)
         else:
             value.sink = NumberSink(label, value.datatype, value.shape)
-
-    def tensor(self, entry: Members, name: str) -> tuple[str, Datatype, tuple[int, ...]]:
-        """How errors call an output, its datatype and its shape. Raises `CodecError` for wrong ones."""
-        datatype = DATATYPES.get(_text_of(entry, "datatype") or "")
-        if datatype is None:
-            raise CodecError(f"output {name!r}: unknown datatype {_shown_member(entry, 'datatype')}")
-        shape = parse_shape(entry["shape"]) if "shape" in entry else None
-        if shape is None:
-            raise CodecError(
-                f"output {name!r}: shape must be a list of integers >= 0, got {_shown_member(entry, 'shape')}"
-            )
-        return f"output {name!r} ({datatype.name}, shape {list(shape)})", datatype, shape
 
 
 class InferAnswer:
@@ -160,88 +184,110 @@ class InferAnswer:
         request_id: bytes,
         max_bytes: int,
         declared: Mapping[str, str] | None = None,
+        limits: HeaderLimits = DEFAULT_LIMITS,
     ) -> None:
         """*max_bytes* is the most JSON the caller will feed; no tensor can have more elements than that allows.
 
         *model* (the name in the path) and *request_id* (JSON text, or empty) are added where the backend
         leaves them out (protocol 4.6). *declared* are outputs by name whose inputs were promoted: where the
-        backend says FP32, they get back the datatype that the model's metadata declares.
+        backend says FP32, they get back the datatype that the model's metadata declares. *limits* bound the JSON
+        beside the data and the number of outputs.
         """
         self._selection = selection
         self._model = model
         self._request_id = request_id
+        self._limits = limits
         self._values = _Values(selection, declared or {}, max_bytes)
         self._first: bytes | None = None
-        self._scanner = Scanner("outputs", self._values.open_scanned)
+        self._scanner = Scanner(
+            "outputs",
+            self._values.open_scanned,
+            max_skeleton_bytes=limits.max_header_bytes,
+            max_entries=limits.max_tensors,
+        )
         self._nonfinite = 0
+        self._marker = b""
+        self._steps = Steps()
 
     @property
     def held_bytes(self) -> int:
-        """What the outputs take so far: arrays as a whole, elements and text as they have grown."""
-        return sum(value.sink.held_bytes for value in self._values.opened)
+        """What the outputs take so far: what is filled of arrays, elements and text as they have grown."""
+        return self._values.held_bytes
 
     def feed(self, chunk: bytes) -> Generator[None, None, None]:
-        """Take the next bytes of the JSON; yields after each step of work. Raises `CodecError`."""
+        """Take the next bytes of the JSON; yields after each step of work.
+
+        Raises `CodecError`, and of these `TooLargeError` for more JSON beside the data than the limits allow.
+        """
         if self._first is None and len(chunk) <= PLAIN_BYTES:
             self._first = chunk  # it may be all
             return
         yield from self._scan(chunk)
 
     def finish(self) -> Generator[None, None, Reply]:
-        """The reply. Raises `CodecError` if the answer is cut off or is not what it says."""
+        """The reply; yields after each step of work.
+
+        Raises `CodecError` if the answer is cut off or is not what it says, and as `feed` does.
+        """
         plain = self._plain(self._first) if self._first else None
         if plain is not None:
             top, entries = plain
-            marker = b""
             for entry in entries:
                 yield from self._take(entry)
         else:
-            top, entries, marker = yield from self._scanned()
+            top, entries = yield from self._scanned()
+        try:
+            return (yield from self._reply(top, entries))
+        except CodecError as error:
+            raise CodecError(restore_literals(str(error).encode(), self._marker).decode()) from None
 
-        def restored(text: bytes) -> bytes:
-            return restore_literals(text, marker)
-
-        outputs: list[bytes] = []
+    def _reply(self, top: Members, entries: list[Members]) -> Generator[None, None, Reply]:
+        outputs = _Text()
         blobs: list[memoryview] = []
         datatypes: list[str] = []
-        names = set()
+        names: set[str] = set()
         for index, entry in enumerate(entries):
-            if index:
+            if self._steps.is_full_with(ENTRY_COST + ITEM_COST * len(entry) + len(entry.get("parameters", b""))):
                 yield
-            name = _text_of(entry, "name")
-            if name is None:
-                raise CodecError(f"output {index}: name must be a string, got {_shown_member(entry, 'name')}")
-            if not self._selection.is_wanted(name):
+            name = name_of(entry, f"output {index}")
+            if not self._selection.is_wanted(name):  # protocol 4.5
                 continue
+            if names:
+                outputs.add(b",")
             names.add(name)
-            if outputs:
-                outputs.append(b",")
             self._values.restore_datatype(entry, name)
-            members, keeps_data = _without_data(entry)
-            if keeps_data and self._selection.is_binary(name):
-                value = self._value(entry)
-                blob = yield from self._blob(value, entry, name)
+            number = entry.pop("data", None)
+            text = entry.pop("parameters", b"null")
+            where = f"{label_of('output', name)}: "
+            parameters = (
+                parse_parameters(text, where)
+                if len(text) <= SHORT_BYTES
+                else (yield from sliced_parameters(text, where))
+            )
+            parameters.pop("binary_data_size", None)
+            if number is None:
+                self._check_no_data(parameters, name)
+                outputs.add((yield from self._entry(entry, parameters)))
+            elif self._selection.is_binary(name):
+                value = self._values.opened[int(number)]
+                blob = yield from self._blob(value, entry, parameters, name)
                 blobs.append(blob)
                 datatypes.append(value.datatype.name if value.datatype else "")
-                parameters = members_of(members["parameters"], name) if "parameters" in members else {}
                 parameters["binary_data_size"] = b"%d" % len(blob)
-                members["parameters"] = object_text(parameters)
-                outputs.append(restored(object_text(members)))
-            elif keeps_data:
-                value = self._value(entry)
-                if not value.text:
-                    raise CodecError(f"output {name!r}: its name came twice and differs")
-                outputs.append(restored(object_text(members))[:-1] + b',"data":')
-                outputs.extend(value.text)
-                outputs.append(b"}")
-            elif _has_shared_memory(members):
-                outputs.append(restored(object_text(members)))
+                outputs.add((yield from self._entry(entry, parameters)))
             else:
-                raise CodecError(f"output {name!r} has no data")
+                value = self._values.opened[int(number)]
+                if not value.text:
+                    raise CodecError(f"{label_of('output', name)}: its name came twice and differs")
+                outputs.add((yield from self._entry(entry, parameters))[:-1])
+                outputs.add(b',"data":')
+                for text in value.text:
+                    outputs.add(text)
+                outputs.add(b"}")
         missing = [name for name in self._selection.named if name not in names]
-        if missing:
-            raise CodecError(f"output {missing[0]!r} was requested, but the answer does not have it")
-        header = _compact(list(self._header({key: restored(text) for key, text in top.items()}, outputs)))
+        if missing:  # protocol 4.5
+            raise CodecError(f"{label_of('output', missing[0])} was requested, but the answer does not have it")
+        header = yield from self._header(top, outputs)
         return Reply(header, blobs, datatypes, self._nonfinite)
 
     def _plain(self, text: bytes) -> tuple[Members, list[Members]] | None:
@@ -249,12 +295,16 @@ class InferAnswer:
 
         None unless each output has each member of `_PLAIN` once and these words stand nowhere else.
         """
+        if len(text) > self._limits.max_header_bytes:
+            return None
         if b"\\" in text or b"NaN" in text or b"Infinity" in text:
             return None
         try:
             top = parse_object(text)
             entries = parse_objects(top["outputs"])
         except (CodecError, KeyError):
+            return None
+        if len(entries) > self._limits.max_tensors:
             return None
         for key in _PLAIN_KEYS:
             if text.count(key) != len(entries):
@@ -269,10 +319,13 @@ class InferAnswer:
         text = entry["data"]
         entry["data"] = b"%d" % len(self._values.opened)
         sink = self._values.open(entry)
-        if isinstance(sink, NumberSink) and sink.take_flat(text):
-            yield
-        else:
-            yield from _pour([text], sink)
+        if isinstance(sink, NumberSink):
+            with labelling(sink):
+                is_taken = sink.take_flat(text)
+            if is_taken:
+                yield
+                return
+        yield from pour([text], sink)
 
     def _scan(self, chunk: bytes) -> Generator[None, None, None]:
         """Walk through *chunk*, and before it through what came first, if nobody has."""
@@ -283,15 +336,17 @@ class InferAnswer:
         if self._scanner.done:
             self._refuse_trailing()
 
-    def _scanned(self) -> Generator[None, None, tuple[Members, list[Members], bytes]]:
-        """The members of the answer, its outputs, and the marker of the literals in them."""
+    def _scanned(self) -> Generator[None, None, tuple[Members, list[Members]]]:
+        """The members of the answer, and its outputs."""
         yield from self._scan(b"")
         yield from self._scanner.finish()
         self._refuse_trailing()
-        skeleton, marker = protect_literals(self._scanner.skeleton)
-        top = parse_object(skeleton)
+        skeleton, self._marker = yield from sliced_protect(self._scanner.skeleton)
+        top = yield from sliced_object(skeleton)
+        if "outputs" not in top and (words := words_of(top, self._marker)):  # protocol 4.9
+            raise CodecError(f"the answer has no `outputs`, but an error: {shortened(words)}")
         try:
-            return top, parse_objects(top.get("outputs", b"null")), marker
+            return top, (yield from sliced_objects(top.get("outputs", b"null"), self._limits.max_tensors))
         except CodecError:
             raise CodecError("the answer has no `outputs` array of objects") from None
 
@@ -299,16 +354,31 @@ class InferAnswer:
         if self._scanner.trailing_bytes():
             raise CodecError(f"the JSON ends after {self._scanner.consumed} bytes, but more follows")
 
-    def _value(self, entry: Members) -> _Value:
-        return self._values.opened[int(entry["data"])]
+    def _check_no_data(self, parameters: Members, name: str) -> None:
+        """Raise `CodecError` unless the output is in shared memory, and so needs no data (protocol 4.5).
 
-    def _blob(self, value: _Value, entry: Members, name: str) -> Generator[None, None, memoryview]:
+        The request says so; some servers repeat the region in their answer.
+        """
+        if name not in self._selection.in_shared_memory and "shared_memory_region" not in parameters:
+            raise CodecError(f"{label_of('output', name)} has no data")
+
+    def _entry(self, entry: Members, parameters: Members) -> Generator[None, None, bytes]:
+        """An output without its data, as the client gets it; empty parameters are left out (protocol 4.4)."""
+        if parameters:
+            entry["parameters"] = (
+                object_text(parameters) if len(parameters) <= FEW_MEMBERS else (yield from sliced_text(parameters))
+            )
+        text = object_text(entry) if len(entry) <= FEW_MEMBERS else (yield from sliced_text(entry))
+        if len(text) <= SHORT_BYTES:
+            return restore_literals(text, self._marker)
+        return (yield from sliced_restore(text, self._marker))
+
+    def _blob(self, value: _Value, entry: Members, parameters: Members, name: str) -> Generator[None, None, memoryview]:
         """The bytes of a binary output."""
         if value.datatype is None:
-            self._values.open_binary(value, entry, name)
-            yield from _pour(value.text, value.sink)
+            yield from self._values.read_kept(value, entry, name)
         elif value.said != (entry.get("datatype"), entry.get("shape")):
-            label, datatype, shape = self._values.tensor(entry, name)
+            label, datatype, shape = declared_output(entry, name)
             if (datatype, shape) != (value.datatype, value.shape):
                 raise CodecError(f"{label}: datatype or shape came twice and differ")
         sink = value.sink
@@ -316,83 +386,70 @@ class InferAnswer:
             self._nonfinite += sink.nonfinite
             return sink.array.view(np.uint8).data
         assert isinstance(sink, BytesSink)
-        parameters = members_of(entry["parameters"], name) if entry.get("parameters", b"")[:1] == b"{" else {}
-        if parameters.get("content_type", b"") == b'"base64"':
-            return memoryview((yield from strings.from_base64(sink.elements, sink.label)))
+        if parameters.get("content_type", b"") == b'"base64"':  # protocol 4.8
+            return memoryview((yield from from_base64(sink.elements, sink.label)))
         return memoryview(sink.elements)
 
-    def _header(self, top: Members, outputs: list[bytes]) -> Iterator[bytes]:
+    def _header(self, top: Members, outputs: "_Text") -> Generator[None, None, list[bytes]]:
+        """The JSON of the reply, with the *outputs* in it."""
+        text = _Text()
         added = {"model_name": orjson.dumps(self._model), "id": self._request_id}
         separator = b"{"
         for key, value in top.items():
-            if value == b"null" and key in (*added, "parameters"):
+            if self._steps.is_full_with(ITEM_COST + len(value)):
+                yield
+            if value == b"null" and key in (*added, "parameters"):  # protocol 4.4, 4.6
                 continue
             added.pop(key, None)
-            yield separator + orjson.dumps(key) + b":"
+            text.add(separator + orjson.dumps(key) + b":")
             separator = b","
             if key == "outputs":
-                yield b"["
-                yield from outputs
-                yield b"]"
+                text.add(b"[")
+                for piece in outputs.pieces():
+                    text.add(piece)
+                text.add(b"]")
             else:
-                yield value
-        for key, text in added.items():
-            if text:
-                yield b',"%b":%b' % (key.encode(), text)
-        yield b"}"
+                text.add(
+                    restore_literals(value, self._marker)
+                    if len(value) <= SHORT_BYTES
+                    else (yield from sliced_restore(value, self._marker))
+                )
+        for key, value in added.items():  # protocol 4.6
+            if value:
+                text.add(b',"%b":%b' % (key.encode(), value))
+        text.add(b"}")
+        return text.pieces()
 
 
-def _pour(text: list[bytes], sink: Sink) -> Iterator[None]:
-    """Feed *text*, which waited, into *sink*, giving each piece back as soon as it is read."""
-    buffer = bytearray()
-    text.reverse()
-    while text:
-        buffer += text.pop()
-        while buffer and not sink.done and (taken := sink.step(buffer)):
-            del buffer[:taken]
-            yield
-    if not sink.done:
-        raise CodecError(f"{sink.label}: data is cut off")
+class _Text:
+    """JSON that is put together from many texts; long ones are not copied."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._run = bytearray()
+
+    def add(self, text: bytes) -> None:
+        """Append *text*."""
+        if len(text) < WRITE_BYTES:
+            self._run += text
+            return
+        self._end_run()
+        self._pieces.append(text)
+
+    def pieces(self) -> list[bytes]:
+        """All of it."""
+        self._end_run()
+        return self._pieces
+
+    def _end_run(self) -> None:
+        if self._run:
+            self._pieces.append(bytes(self._run))
+            self._run.clear()
 
 
-def _without_data(entry: Members) -> tuple[Members, bool]:
-    """The members of an output but for `data`, and whether there was any; empty parameters are dropped."""
-    members = {key: value for key, value in entry.items() if key != "data"}
-    raw = members.get("parameters", b"null")
-    parameters = members_of(members["parameters"], "parameters of an output") if raw != b"null" else {}
-    parameters.pop("binary_data_size", None)
-    if parameters:
-        members["parameters"] = object_text(parameters)
-    else:
-        members.pop("parameters", None)
-    return members, "data" in entry
-
-
-def _has_shared_memory(members: Members) -> bool:
-    return b'"shared_memory_region"' in members.get("parameters", b"")
-
-
-def _text_of(entry: Members, key: str) -> str | None:
-    raw = entry.get(key)
-    return _STRING.decode(raw) if raw is not None and raw[:1] == b'"' else None
-
-
-def _shown_member(entry: Members, key: str) -> str:
-    return shown(entry[key]) if key in entry else "none"
-
-
-def _compact(texts: list[bytes]) -> list[bytes]:
-    """*texts* with runs of short ones joined, so that a reply is a few writes."""
-    compact: list[bytes] = []
-    run: list[bytes] = []
-    for text in texts:
-        if len(text) < 4096:
-            run.append(text)
-            continue
-        if run:
-            compact.append(b"".join(run))
-            run = []
-        compact.append(text)
-    if run:
-        compact.append(b"".join(run))
-    return compact
+def declared_output(entry: Members, name: str) -> tuple[str, Datatype, tuple[int, ...]]:
+    """How errors call an output, its datatype and its shape. Raises `CodecError` for wrong ones."""
+    label = label_of("output", name)
+    datatype = datatype_of(entry, label)
+    shape = shape_of(entry, label)
+    return labelled("output", name, datatype, shape), datatype, shape

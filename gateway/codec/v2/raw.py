@@ -4,17 +4,24 @@ Name, datatype and shape come from the model's metadata. Here: what they say of 
 """
 
 import math
+from typing import NamedTuple
 
 import msgspec
 
+from gateway.codec.inference import count_text, label_of, shape_text
+from gateway.codec.json.members import excerpt
 from gateway.codec.tensors.datatypes import DATATYPES, Kind
+from gateway.codec.v2.declarations import MAX_RANK, parse_shape
 from gateway.errors import CodecError
+
+MAX_NAMED = 5
+"""How many inputs of a model an error names."""
 
 
 class _Tensor(msgspec.Struct):
     name: str
     datatype: str
-    shape: list[int]
+    shape: msgspec.Raw
 
 
 class _Metadata(msgspec.Struct):
@@ -25,18 +32,28 @@ class _Metadata(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Metadata)
 
 
-def raw_header(metadata: bytes, body_bytes: int) -> bytes:
-    """The JSON header that the client of a raw request with *body_bytes* left out.
+class RawHeader(NamedTuple):
+    """The JSON header that the client of a raw request left out."""
 
-    It asks for all outputs in binary. BYTES count with the length prefix that the caller puts before the element.
+    text: bytes
+    is_bytes: bool
+    """Whether the body is one BYTES element, before which the caller puts its length."""
+
+
+def raw_header(metadata: bytes, body_bytes: int) -> RawHeader:
+    """The header for a raw body of *body_bytes*, from the model's *metadata*; it asks for all outputs in binary.
+
     Raises `CodecError` if the metadata does not say enough, or the body does not fit it.
     """
     described = _read(metadata)
     if not described.inputs:
         raise CodecError("a raw request needs the model's metadata, and it names no inputs")
     if len(described.inputs) != 1:
-        names = ", ".join(tensor.name for tensor in described.inputs)
-        raise CodecError(f"a raw request can only go to a model with one input; this one has {names}")
+        names = ", ".join(label_of("input", tensor.name) for tensor in described.inputs[:MAX_NAMED])
+        more = ", ..." if len(described.inputs) > MAX_NAMED else ""
+        raise CodecError(
+            f"a raw request can only go to a model with one input; this one has {len(described.inputs)}: {names}{more}"
+        )
     tensor = described.inputs[0]
     shape = _solve(tensor, body_bytes)
     is_bytes = tensor.datatype == "BYTES"
@@ -46,13 +63,8 @@ def raw_header(metadata: bytes, body_bytes: int) -> bytes:
         "datatype": tensor.datatype,
         "parameters": {"binary_data_size": body_bytes + (4 if is_bytes else 0)},
     }
-    return msgspec.json.encode({"inputs": [entry], "parameters": {"binary_data_output": True}})
-
-
-def is_bytes_model(metadata: bytes) -> bool:
-    """Whether the model's only input is BYTES, so that a raw body is one element without its length."""
-    inputs = _read(metadata).inputs
-    return bool(inputs) and len(inputs or ()) == 1 and (inputs or [])[0].datatype == "BYTES"
+    text = msgspec.json.encode({"inputs": [entry], "parameters": {"binary_data_output": True}})
+    return RawHeader(text, is_bytes)
 
 
 def half_precision_outputs(metadata: bytes) -> dict[str, str]:
@@ -73,14 +85,20 @@ def _read(metadata: bytes) -> _Metadata:
 
 def _solve(tensor: _Tensor, body_bytes: int) -> list[int]:
     """The shape with its variable dimensions (-1) found from the size of the body."""
-    label = f"input {tensor.name!r} ({tensor.datatype}, shape {tensor.shape})"
+    name = label_of("input", tensor.name)
     datatype = DATATYPES.get(tensor.datatype)
-    if datatype is None or any(size < -1 for size in tensor.shape):
-        raise CodecError(f"{label}: the model's metadata has no such datatype or shape")
-    shape = list(tensor.shape)
+    declared = parse_shape(bytes(tensor.shape), lowest=-1)
+    if datatype is None or declared is None:
+        raise CodecError(
+            f"{name}: the model's metadata has no datatype of the protocol, or no shape of at most {MAX_RANK} "
+            f"integers >= -1: {tensor.datatype[:16]!r}, {excerpt(bytes(tensor.shape))}"
+        )
+    shape = list(declared)
+    label = f"{name} ({datatype.name}, shape {shape_text(shape)})"
     variable = [index for index, size in enumerate(shape) if size == -1]
+    n_fixed = math.prod(size for size in shape if size != -1)
     if datatype.kind is Kind.BYTES:
-        if math.prod(size for size in shape if size != -1) != 1:
+        if n_fixed != 1:
             raise CodecError(f"{label}: the body of a raw request is one element, the model wants more")
         return [1] * len(shape)
     if len(variable) > 1:
@@ -91,12 +109,12 @@ def _solve(tensor: _Tensor, body_bytes: int) -> list[int]:
         raise CodecError(
             f"{label}: more than one variable dimension besides the batch: send the shape in a JSON header"
         )
-    fixed_bytes = math.prod(size for size in shape if size != -1) * datatype.item_bytes
+    fixed_bytes = n_fixed * datatype.item_bytes
     if not variable:
         if body_bytes != fixed_bytes:
-            raise CodecError(f"{label}: expected {fixed_bytes} bytes, got {body_bytes}")
+            raise CodecError(f"{label}: expected {count_text(fixed_bytes)} bytes, got {body_bytes}")
         return shape
     if fixed_bytes == 0 or body_bytes % fixed_bytes:
-        raise CodecError(f"{label}: expected a multiple of {fixed_bytes} bytes, got {body_bytes}")
+        raise CodecError(f"{label}: expected a multiple of {count_text(fixed_bytes)} bytes, got {body_bytes}")
     shape[variable[0]] = body_bytes // fixed_bytes
     return shape

@@ -71,6 +71,7 @@ def test_every_finite_half_comes_back_from_its_exact_and_its_short_text(name: st
         assert only_blob(answer, chunk_bytes) == values.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["FP32", "FP64"])
 def test_millions_of_random_bit_patterns_cross_both_ways(name: str, seed: int) -> None:

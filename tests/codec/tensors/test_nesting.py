@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gateway.codec.tensors.datatypes import DATATYPES
-from gateway.codec.tensors.numbers import NumberSink
-from gateway.codec.tensors.strings import BytesSink
+from gateway.codec.tensors.number_reading import NumberSink
+from gateway.codec.tensors.string_reading import BytesSink
 from gateway.errors import CodecError
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec import InferAnswer, OutputSelection
+from gateway.codec import HeaderLimits, InferAnswer, OutputSelection, run
+from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.v2.answer import Reply
-from gateway.errors import CodecError
+from gateway.errors import CodecError, TooLargeError
 from tests.codec.walk import MAX_BYTES, cut, one_output, read_answer
 
 TWO = (
@@ -175,10 +176,10 @@ def test_answer_that_is_not_what_it_should_be_is_refused(text: str) -> None:
         (output(data="[1.5]", datatype="INT32"), "output 'y'.*1.5"),
         (output(shape="[2]"), "output 'y'.*expected 2 elements, got 1"),
         (output(data="[1"), "output 'y'.*a bracket is missing"),
-        (output(datatype="FOO"), "output 'y': unknown datatype \"FOO\""),
-        (output(datatype="int8"), "output 'y': unknown datatype"),
-        ('{"name":"y","datatype":7,"shape":[1],"data":[1]}', "output 'y': unknown datatype 7"),
-        ('{"name":"y","shape":[1],"data":[1]}', "output 'y': unknown datatype none"),
+        (output(datatype="FOO"), "output 'y': datatype must be one of BOOL.*got \"FOO\""),
+        (output(datatype="int8"), "output 'y': datatype must be one of.*upper case, \"INT8\""),
+        ('{"name":"y","datatype":7,"shape":[1],"data":[1]}', "output 'y': datatype must be one of.*got 7"),
+        ('{"name":"y","shape":[1],"data":[1]}', "output 'y': datatype must be one of.*got none"),
         ('{"name":"y","datatype":"INT8","data":[1]}', "output 'y': shape"),
         (output(shape="[-1]"), r"output 'y': shape.*\[-1\]"),
         (output(shape="[1.0]"), "output 'y': shape"),
@@ -253,6 +254,147 @@ def test_output_in_shared_memory_has_no_data() -> None:
     reply = read_answer([text])
     assert outputs_of(reply)["y"]["parameters"] == {"shared_memory_region": "r"}
     assert not reply.is_binary
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1])
+def test_output_that_the_request_puts_into_shared_memory_crosses_as_it_is(chunk_bytes: int | None) -> None:
+    """Triton answers with name, datatype and shape only."""
+    selection = OutputSelection(True, {"s": False, "y": True}, frozenset("s"))
+    bare = '{"name":"s","datatype":"INT8","shape":[1]}'
+    for text, members in (
+        (bare, {}),
+        (bare.replace("}", ',"parameters":null}'), {}),
+        (bare.replace("}", ',"parameters":{"k":1}}'), {"parameters": {"k": 1}}),
+        (bare.replace("}", ',"data":[7]}'), {"data": [7]}),
+    ):
+        reply = read_answer(cut(answer_of(text, output()), chunk_bytes), selection)
+        assert outputs_of(reply)["s"] == {"name": "s", "datatype": "INT8", "shape": [1], **members}
+        assert [bytes(blob) for blob in reply.blobs] == [b"\1"]
+
+
+def test_output_in_shared_memory_has_to_be_in_the_answer_and_others_have_to_have_data() -> None:
+    selection = OutputSelection(False, {"s": False, "y": True}, frozenset("s"))
+    with pytest.raises(CodecError, match="output 's' was requested, but the answer does not have it"):
+        read_answer([answer_of(output())], selection)
+    with pytest.raises(CodecError, match="output 'y' has no data"):
+        read_answer([answer_of('{"name":"s"}', '{"name":"y","datatype":"INT8","shape":[1]}')], selection)
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b'{"error":"model is not ready"}', "model is not ready"),
+        (b'{"error":{"code":7}}', '{"code":7}'),
+        (b'{"error":"NaN is bad","x":NaN}', "NaN is bad"),
+        (b'{"error":NaN}', "NaN"),
+        (b'{"code":503,"message":"out of memory"}', "out of memory"),
+        (b'{"detail":"no"}', "no"),
+    ],
+)
+def test_answer_that_is_an_error_is_refused_in_its_own_words(text: bytes, words: str, chunk_bytes: int | None) -> None:
+    with pytest.raises(CodecError, match="no `outputs`, but an error: ") as caught:
+        read_answer(cut(text, chunk_bytes))
+    assert str(caught.value).endswith(words)
+
+
+def test_words_of_an_error_in_an_answer_stay_readable() -> None:
+    with pytest.raises(CodecError, match="the reason$") as caught:
+        read_answer([json.dumps({"error": "x" * 100_000 + "the reason"}).encode()])
+    assert len(str(caught.value)) < 5000
+
+
+def test_error_beside_outputs_is_a_member_like_others() -> None:
+    assert document_of(read_answer([answer_of(output(), error="none")]))["error"] == "none"
+
+
+# limits
+
+
+def limited(limits: HeaderLimits, chunks: list[bytes]) -> Reply:
+    answer = InferAnswer(OutputSelection(True), model="m", request_id=b"", max_bytes=MAX_BYTES, limits=limits)
+    for chunk in chunks:
+        for _ in answer.feed(chunk):
+            pass
+    return run(answer.finish())
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 7, 5000])
+def test_more_outputs_than_the_limit_are_refused_with_the_key(chunk_bytes: int | None) -> None:
+    for count in (3, 4, 500):
+        for text in (
+            answer_of(*(output(f"y{index}") for index in range(count))),
+            answer_of(*(['{"name":"y","parameters":{"shared_memory_region":"r"}}'] * count)),
+        ):
+            if count <= 3:
+                limited(HeaderLimits(max_tensors=3), cut(text, chunk_bytes))
+                continue
+            with pytest.raises(CodecError, match="more than 3 .*outputs.*`limits.tensors`"):
+                limited(HeaderLimits(max_tensors=3), cut(text, chunk_bytes))
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 7, 5000])
+def test_more_json_beside_the_data_than_the_limit_is_too_large(chunk_bytes: int | None) -> None:
+    for count in (10, 10_000):
+        text = answer_of(output(datatype="UINT8", shape=f"[{count}]", data=str([1] * count)), x="y" * 200)
+        reply = limited(HeaderLimits(max_header_bytes=400), cut(text, chunk_bytes))
+        assert len(reply.blobs[0]) == count
+        with pytest.raises(TooLargeError, match="200 bytes.*`limits.header`"):
+            limited(HeaderLimits(max_header_bytes=200), cut(text, chunk_bytes))
+
+
+# memory
+
+
+def test_what_is_held_is_what_is_filled_and_asking_for_it_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After every chunk the corridor asks; with a thousand outputs the sum of all would be quadratic."""
+    answer = InferAnswer(OutputSelection(True), model="m", request_id=b"", max_bytes=MAX_BYTES)
+    asked = 0
+    held = NumberSink.held_bytes.fget  # type: ignore[attr-defined]
+
+    def counting(sink: NumberSink) -> int:
+        nonlocal asked
+        asked += 1
+        return int(held(sink))
+
+    monkeypatch.setattr(NumberSink, "held_bytes", property(counting))
+    n_chunks = 0
+    for chunk in cut(answer_of(*(output(f"y{index}") for index in range(1000))), 64):
+        for _ in answer.feed(chunk):
+            pass
+        n_chunks += 1
+        assert answer.held_bytes <= 1000
+    run(answer.finish())
+    assert answer.held_bytes == 1000
+    assert asked <= n_chunks + 1001
+
+
+def test_text_that_waits_for_its_datatype_is_held_until_it_is_read() -> None:
+    late = '{"data":[1,2,3,4],"name":"%s","datatype":"INT8","shape":[4]}'
+    answer = InferAnswer(OutputSelection(True, {"a": True, "b": True}), model="m", request_id=b"", max_bytes=MAX_BYTES)
+    for chunk in cut(answer_of(late % "a", late % "b"), 20):
+        for _ in answer.feed(chunk):
+            pass
+    assert answer.held_bytes == 2 * len("[1,2,3,4]")
+    run(answer.finish())
+    assert answer.held_bytes == 8
+
+
+def test_shape_of_gigabytes_without_data_holds_next_to_nothing() -> None:
+    answer = InferAnswer(OutputSelection(True), model="m", request_id=b"", max_bytes=MAX_BYTES)
+    text = '{"outputs":[{"name":"y","datatype":"FP64","shape":[500000000],"data":[1,2,' + " " * 5000
+    for _ in answer.feed(text.encode()):
+        pass
+    assert answer.held_bytes < 1_000_000
+
+
+def test_output_that_says_much_before_its_data_is_read_at_the_end() -> None:
+    members = ",".join(f'"k{number}":{number}' for number in range(5000))
+    text = answer_of(f'{{"name":"y","datatype":"INT8","shape":[2],{members},"data":[1,2]}}')
+    for chunk_bytes in (None, 1000):
+        reply = read_answer(cut(text, chunk_bytes), OutputSelection(False, {"y": True}))
+        assert bytes(reply.blobs[0]) == b"\1\2"
+        assert outputs_of(reply)["y"]["k4999"] == 4999
 
 
 def test_empty_tensor_is_a_blob_of_no_bytes() -> None:
@@ -364,7 +506,7 @@ def test_small_answer_is_judged_alike_whole_and_in_pieces(text: bytes) -> None:
 
 def test_many_small_outputs_are_read_in_steps() -> None:
     entry = b'{"name":"%d","datatype":"INT8","shape":[1],"data":[1]}'
-    for n_outputs in (20, 2000):
+    for n_outputs in (20, 1000):
         answer = InferAnswer(OutputSelection(binary_by_default=True), model="m", request_id=b"", max_bytes=MAX_BYTES)
         entries = b",".join(entry % number for number in range(n_outputs))
         steps = sum(1 for _ in answer.feed(b'{"outputs":[%b]}' % entries)) + sum(1 for _ in answer.finish())

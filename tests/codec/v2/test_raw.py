@@ -1,11 +1,13 @@
-"""What a model's metadata says of a raw body: a table (protocol section 5)."""
+"""Raw requests, and what a model's metadata says of them (protocol section 5)."""
 
 import json
 from typing import Any
 
 import pytest
 
-from gateway.codec.v2.raw import half_precision_outputs, is_bytes_model, raw_header
+from gateway.codec import BytesPolicy, HalfPrecision, HeaderLimits, InferRequest, TensorPolicy, run
+from gateway.codec.tensors import elements
+from gateway.codec.v2.raw import half_precision_outputs, raw_header
 from gateway.errors import CodecError
 
 
@@ -29,7 +31,7 @@ def metadata(datatype: str, shape: list[int], n_inputs: int = 1) -> bytes:
     ],
 )
 def test_variable_dimensions_are_solved(datatype: str, shape: list[int], n_bytes: int, solved: list[int]) -> None:
-    header: dict[str, Any] = json.loads(raw_header(metadata(datatype, shape), n_bytes))
+    header: dict[str, Any] = json.loads(raw_header(metadata(datatype, shape), n_bytes).text)
     (entry,) = header["inputs"]
     assert (entry["name"], entry["datatype"], entry["shape"]) == ("x0", datatype, solved)
     assert entry["parameters"] == {"binary_data_size": n_bytes + (4 if datatype == "BYTES" else 0)}
@@ -46,9 +48,22 @@ def test_variable_dimensions_are_solved(datatype: str, shape: list[int], n_bytes
         (metadata("FP32", [-1, 0]), 16, "expected a multiple of 0 bytes"),
         (metadata("BYTES", [2]), 5, "one element"),
         (metadata("BYTES", [0]), 5, "one element"),
-        (metadata("FP33", [2]), 5, "no such datatype"),
-        (metadata("FP32", [-2]), 5, "no such datatype or shape"),
-        (metadata("FP32", [4], 2), 16, "this one has x0, x1"),
+        (metadata("FP33", [2]), 5, "input 'x0': the model's metadata has no datatype of the protocol"),
+        (metadata("FP32", [-2]), 5, "no shape of at most 64 integers >= -1: 'FP32', [-2]"),
+        (metadata("FP32", [1] * 65), 4, "no shape of at most 64 integers"),
+        (metadata("FP32", [2] * 40_000), 4, "no shape of at most 64 integers"),
+        (metadata("BYTES", [1] * 40_000), 4, "no shape of at most 64 integers"),
+        (metadata("FP32", [2**63]), 4, "no shape of at most 64 integers"),
+        (metadata("FP32", [7]).replace(b"7", b"7" * 5000), 4, "no shape of at most 64 integers"),
+        (metadata("FP32", [2**62] * 64), 4, "expected more than 2^64 bytes, got 4"),
+        (metadata("FP32", [-1] + [2**62] * 63), 4, "expected a multiple of more than 2^64 bytes, got 4"),
+        (metadata("BYTES", [2**62] * 64), 4, "one element"),
+        (metadata("FP32", [4], 2), 16, "this one has 2: input 'x0', input 'x1'"),
+        (
+            metadata("FP32", [4], 9),
+            16,
+            "this one has 9: input 'x0', input 'x1', input 'x2', input 'x3', input 'x4', ...",
+        ),
         (metadata("FP32", [4], 0), 16, "needs the model's metadata"),
         (b'{"name":"m"}', 16, "needs the model's metadata"),
         (b"[]", 16, "cannot be read"),
@@ -60,16 +75,66 @@ def test_what_does_not_fit_is_refused(text: bytes, n_bytes: int, words: str) -> 
     with pytest.raises(CodecError) as caught:
         raw_header(text, n_bytes)
     assert words in str(caught.value)
+    assert len(str(caught.value)) < 500
 
 
 def test_bytes_models_are_known() -> None:
-    assert is_bytes_model(metadata("BYTES", [1]))
-    assert not is_bytes_model(metadata("FP32", [1]))
-    assert not is_bytes_model(metadata("BYTES", [1], 2))
+    assert raw_header(metadata("BYTES", [1]), 4).is_bytes
+    assert not raw_header(metadata("FP32", [1]), 4).is_bytes
 
 
 def test_half_precision_outputs_are_named() -> None:
-    text = b'{"outputs":[{"name":"a","datatype":"FP16","shape":[1]},{"name":"b","datatype":"FP32","shape":[1]}]}'
+    text = b'{"outputs":[{"name":"a","datatype":"FP16","shape":[-1,1]},{"name":"b","datatype":"FP32","shape":[1]}]}'
     assert half_precision_outputs(text) == {"a": "FP16"}
     assert half_precision_outputs(b"not json") == {}
     assert half_precision_outputs(b"{}") == {}
+
+
+def raw(body: bytes, text: bytes, policy: TensorPolicy | None = None) -> Any:
+    """The JSON that a raw request becomes."""
+    request = run(InferRequest.parse_raw(memoryview(body), text, policy or TensorPolicy()))
+    assert request.selection.binary_by_default and not request.selection.named
+    assert request.id == b"" and not request.header_recovered
+    return json.loads(b"".join(request.json_pieces()))
+
+
+def test_raw_body_becomes_the_models_only_input() -> None:
+    text = raw(b"\1\2\3\4\5\6", metadata("UINT8", [-1, 3]))
+    assert text == {"inputs": [{"name": "x0", "shape": [2, 3], "datatype": "UINT8", "data": [1, 2, 3, 4, 5, 6]}]}
+
+
+def test_raw_bytes_are_one_element() -> None:
+    assert raw("é".encode(), metadata("BYTES", [1]))["inputs"][0]["data"] == ["é"]
+    assert raw(b"", metadata("BYTES", [-1]))["inputs"][0]["data"] == [""]
+    policy = TensorPolicy(bytes=BytesPolicy.BASE64)
+    entry = raw(b"\xff", metadata("BYTES", [1]), policy)["inputs"][0]
+    assert entry["data"] == ["/w=="]
+    assert entry["parameters"] == {"content_type": "base64"}
+
+
+def test_raw_bytes_that_are_no_text_or_too_long_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CodecError, match="input 'x0'.*element 0 is not UTF-8"):
+        raw(b"\xff", metadata("BYTES", [1]))
+    monkeypatch.setattr(elements, "MAX_ELEMENT_BYTES", 3)
+    with pytest.raises(CodecError, match="4 bytes, more than a BYTES element can have"):
+        raw(b"long", metadata("BYTES", [1]))
+
+
+def test_raw_half_precision_is_promoted_where_the_backend_wants_it() -> None:
+    policy = TensorPolicy(half_precision=HalfPrecision.PROMOTE)
+    request = run(InferRequest.parse_raw(memoryview(bytes(4)), metadata("FP16", [2]), policy))
+    assert request.promotes
+    assert not run(InferRequest.parse_raw(memoryview(bytes(8)), metadata("FP32", [2]), policy)).promotes
+    assert raw(bytes(4), metadata("FP16", [2]), policy)["inputs"][0]["datatype"] == "FP32"
+
+
+def test_raw_request_is_read_in_steps_and_asks_for_the_memory_of_its_copy() -> None:
+    asked: list[int] = []
+    body = memoryview(bytes(10_000_000))
+    steps = InferRequest.parse_raw(body, metadata("BYTES", [1]), TensorPolicy(), HeaderLimits(), reserve=asked.append)
+    next(steps)
+    assert len(asked) == 1
+    assert len(body) < asked[0] < len(body) + 100_000
+    assert sum(1 for _ in steps) > 10
+    run(InferRequest.parse_raw(body[:8], metadata("FP32", [2]), TensorPolicy(), reserve=asked.append))
+    assert len(asked) == 2

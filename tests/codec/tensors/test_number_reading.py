@@ -1,4 +1,4 @@
-"""Numbers to text and back: what is read, what is refused and with which words, with simdjson and without."""
+"""Numbers from JSON text: what is read, what is refused and with which words, with simdjson and without."""
 
 import json
 import os
@@ -9,14 +9,16 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from gateway.codec import DATATYPES
-from gateway.codec.json.scanner import PIECE_BYTES
-from gateway.codec.tensors import numbers
+from gateway.codec.tensors import number_reading
+from gateway.codec.tensors.datatypes import DATATYPES
+from gateway.codec.tensors.number_reading import NumberSink
+from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.errors import CodecError
 from tests.codec.make_pairs import WIRE
 from tests.codec.walk import cut, nearest_bits, one_output, only_blob, read_answer
 
 FP32_READ_TWICE = "7.038531e-26"  # the one positive FP32 whose shortest text is wrong by way of float64
+
 FP32_READ_TWICE_BITS = 0x15AE43FD
 
 
@@ -24,11 +26,11 @@ FP32_READ_TWICE_BITS = 0x15AE43FD
 def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test here holds with simdjson and without it."""
     if request.param == "tolerant":
-        monkeypatch.setattr(numbers, "_PARSER", None)
+        monkeypatch.setattr(number_reading, "_PARSER", None)
     elif find_spec("simdjson") is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("pysimdjson is not installed")
     else:
-        assert numbers._PARSER is not None
+        assert number_reading._PARSER is not None
 
 
 def values_of(data: str, datatype: str, shape: str) -> list[float]:
@@ -374,25 +376,6 @@ def test_as_many_elements_as_the_text_can_hold_are_allowed() -> None:
     assert bytes(read_answer([answer], max_bytes=len(answer)).blobs[0]) == b"\1\2\3"
 
 
-@pytest.mark.parametrize("name", [name for name in DATATYPES if name != "BYTES"])
-def test_pieces_of_text_are_one_array_whatever_the_length(name: str) -> None:
-    row = DATATYPES[name]
-    for n_elements in (0, 1, numbers.PIECE_ELEMENTS, numbers.PIECE_ELEMENTS + 1, 2 * numbers.PIECE_ELEMENTS + 5):
-        values = (np.arange(n_elements) % 2).astype(WIRE[name])
-        pieces = list(numbers.text_pieces(row.view(memoryview(values.tobytes())), row))
-        parsed = json.loads(b"[" + b"".join(pieces) + b"]")
-        assert parsed == [int(value) for value in values]
-        assert len(pieces) == -(-n_elements // numbers.PIECE_ELEMENTS)
-
-
-def test_literals_stand_where_the_nonfinite_values_are_in_every_piece() -> None:
-    values = np.arange(3 * numbers.PIECE_ELEMENTS, dtype="<f4")
-    values[[0, 1, numbers.PIECE_ELEMENTS - 1, numbers.PIECE_ELEMENTS, -1]] = [np.nan, -np.inf, np.inf, np.nan, -np.inf]
-    text = b"".join(numbers.literal_pieces(values, DATATYPES["FP32"]))
-    read = np.array(json.loads(b"[" + text + b"]"), "f4")
-    assert np.array_equal(read, values, equal_nan=True)
-
-
 def test_large_answers_are_the_same_in_chunks_of_any_size() -> None:
     values = np.random.default_rng(5).standard_normal(50_000).astype("<f4")
     answer = one_output(json.dumps(values.reshape(-1, 4).tolist()), "FP32", "[12500,4]")
@@ -442,3 +425,18 @@ def test_values_that_only_the_tolerant_path_reads_may_be_far_apart(distance: int
     expected = np.array([np.nan if number is None else number for number in numbers_with_null], "<f4")
     answer = one_output(json.dumps(numbers_with_null), "FP32", "[60000]")
     assert np.array_equal(np.frombuffer(only_blob(answer, 100_000), "<f4"), expected, equal_nan=True)
+
+
+def test_array_is_held_as_far_as_it_is_filled() -> None:
+    sink = NumberSink("output 'y'", DATATYPES["FP64"], (500_000_000,))
+    assert sink.held_bytes == 0
+    buffer = bytearray(b"[" + b"1.5," * PIECE_BYTES)
+    while taken := sink.step(buffer):
+        del buffer[:taken]
+    assert 8 * PIECE_BYTES * 0.9 < sink.held_bytes <= 8 * PIECE_BYTES
+
+
+@pytest.mark.parametrize("shape", [(2**60,), (2**62, 2**62)])
+def test_array_that_the_machine_has_no_room_for_is_refused_by_name(shape: tuple[int, ...]) -> None:
+    with pytest.raises(CodecError, match="^output 'y': there is no memory for [0-9]+ elements of 8 bytes$"):
+        NumberSink("output 'y'", DATATYPES["FP64"], shape)

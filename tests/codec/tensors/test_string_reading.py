@@ -1,25 +1,28 @@
-"""BYTES: length-prefixed elements to JSON strings and back, cut wherever they can be cut."""
+"""BYTES from JSON strings and back, cut wherever they can be cut."""
 
 import base64
 import json
-import struct
 
-import orjson
 import pytest
 
 from gateway.codec import BytesPolicy, TensorPolicy
-from gateway.codec.json.scanner import PIECE_BYTES
-from gateway.codec.tensors.strings import check_elements, check_utf8, from_base64, text_pieces
+from gateway.codec.tensors.pieces import PIECE_BYTES
+from gateway.codec.tensors.string_printing import text_pieces
+from gateway.codec.tensors.string_reading import from_base64
 from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of
-from tests.codec.walk import backend_json, cut, one_output, only_blob, parse_request, read_answer
-
-
-def bytes_header(n_elements: int | str, size: int) -> bytes:
-    return b'{"inputs":[{"name":"t","datatype":"BYTES","shape":[%b],"parameters":{"binary_data_size":%d}}]}' % (
-        str(n_elements).encode(),
-        size,
-    )
+from tests.codec.walk import (
+    MANY_TEXTS,
+    ODD_TEXTS,
+    backend_json,
+    bytes_header,
+    cut,
+    one_output,
+    only_blob,
+    parse_request,
+    read_answer,
+    with_odd_text,
+)
 
 
 def strings_sent(blob: bytes, n_elements: int) -> list[str]:
@@ -176,68 +179,6 @@ def test_brackets_without_end_around_strings_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("blob", "n_elements", "words"),
-    [
-        (blob_of(["a"])[:3], 1, "at least 4 bytes"),
-        (blob_of(["ab"])[:5], 1, "element 0 says it has 2 bytes, but only 1 are left"),
-        (blob_of(["a", "b"]), 1, "expected 1 elements, which end after 5 bytes, got 5 bytes more"),
-        (blob_of(["a"]), 2, "expected 2 elements"),
-        (blob_of(["abcdef"]), 2, "expected 2 elements, got 1 and 0 trailing bytes"),
-        (blob_of(["abcdef"]) + b"\0\0\0", 2, "expected 2 elements, got 1 and 3 trailing bytes"),
-        (blob_of(["a"]) + b"\0", 1, "got 1 bytes more"),
-        (blob_of(["a"]) + b"\0\0\0", 1, "got 3 bytes more"),
-        (struct.pack("<I", 2**32 - 1), 1, "element 0 says it has 4294967295 bytes, but only 0 are left"),
-        (b"\0\0\0\0", 0, "expected 0 elements"),
-        (b"", 1, "expected 1 elements"),
-        (b"", 2**60, "expected 1152921504606846976 elements"),
-    ],
-)
-def test_elements_that_do_not_fill_the_blob_exactly_are_refused(blob: bytes, n_elements: int, words: str) -> None:
-    for policy in (TensorPolicy(), TensorPolicy(bytes=BytesPolicy.BASE64)):
-        with pytest.raises(CodecError, match=f"input 't' \\(BYTES.*{words}"):
-            backend_json(bytes_header(n_elements, len(blob)), blob, policy)
-
-
-@pytest.mark.parametrize(
-    "octets",
-    [b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"x" * PIECE_BYTES + b"\x80", b"\x80" * 9],
-)
-def test_element_that_is_no_text_is_refused_by_number_and_byte_with_the_way_out(octets: bytes) -> None:
-    blob = blob_of(["ok", octets.decode("latin-1").encode("latin-1"), "ok"])
-    position = next(index for index in range(len(octets)) if not is_text(octets[: index + 1]) and octets[index] > 127)
-    with pytest.raises(CodecError, match=f"element 1 is not UTF-8 at byte {position}.*bytes: base64"):
-        backend_json(bytes_header(3, len(blob)), blob)
-
-
-def is_text(octets: bytes) -> bool:
-    try:
-        octets.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def test_utf8_is_checked_across_pieces_wherever_a_character_is_cut() -> None:
-    for shift in range(5):
-        good = b"a" * shift + "😀".encode() * PIECE_BYTES
-        assert sum(1 for _ in check_utf8(memoryview(good), "x")) >= 3
-        with pytest.raises(CodecError, match=f"not UTF-8 at byte {len(good) - 4}"):
-            list(check_utf8(memoryview(good[:-1]), "x"))
-
-
-def test_checking_many_elements_is_done_in_steps() -> None:
-    blob = blob_of(["x" * 60] * 10_000)
-    assert sum(1 for _ in check_elements(memoryview(blob), 10_000, "x", utf8=True)) >= len(blob) // (2 * PIECE_BYTES)
-
-
-def test_pieces_of_text_stay_small_for_the_worst_characters() -> None:
-    for texts in (["\x01" * 3_000_000], ["\x01" * 50_000] * 20, [""] * 200_000):
-        pieces = list(text_pieces(memoryview(blob_of(texts))))
-        assert max(map(len, pieces)) <= 1024 * 1024
-        assert json.loads(b"[" + b"".join(pieces) + b"]") == texts
-
-
-@pytest.mark.parametrize(
     "octets",
     [[b"\xff\xfe", b"", b"a"], [bytes(range(256)) * 1000], [b"x" * (PIECE_BYTES + 1), b"\0", b"y" * PIECE_BYTES]],
 )
@@ -270,63 +211,21 @@ def test_base64_is_decoded_in_steps() -> None:
     assert sum(1 for _ in from_base64(elements, "x")) >= 600_000 // PIECE_BYTES
 
 
-RUN = [f"string number {index} of some" for index in range(12_000)]  # several windows
-
-
-def text_blob(elements: list[str]) -> bytes:
-    return b"".join(struct.pack("<I", len(element.encode())) + element.encode() for element in elements)
-
-
-def with_one(odd: str) -> list[str]:
-    return [*RUN[:5000], odd, *RUN[5000:]]
-
-
-ODD = [
-    "\x7f",
-    "\x7f___",
-    "_",
-    "",
-    '"',
-    "\\",
-    '\\"',
-    '\\\\",',
-    '",',
-    '","',
-    '", "',
-    "\n",
-    "\x00",
-    "é",
-    "\U0001f600",
-    "x" * 300,
-    "]",
-    "},{",
-]
-
-
 @pytest.mark.parametrize("separator", [",", ", ", ",\n", " ,", ",\n  "])
-@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("odd", ODD_TEXTS)
 @pytest.mark.parametrize("is_ascii", [True, False])
 def test_run_of_strings_with_an_odd_one_is_read_like_others(odd: str, separator: str, is_ascii: bool) -> None:
-    elements = with_one(odd)
+    elements = with_odd_text(odd)
     data = "[" + separator.join(json.dumps(element, ensure_ascii=is_ascii) for element in elements) + "]"
-    assert only_blob(one_output(data, "BYTES", f"[{len(elements)}]"), 100_000) == text_blob(elements)
+    assert only_blob(one_output(data, "BYTES", f"[{len(elements)}]"), 100_000) == blob_of(elements)
 
 
-@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("odd", ODD_TEXTS)
 def test_run_that_is_all_odd_is_read_and_written_like_others(odd: str) -> None:
     elements = [odd] * 20_000
     answer = one_output(json.dumps(elements, separators=(",", ":")), "BYTES", "[20000]")
-    assert only_blob(answer, 50_000) == text_blob(elements)
-    assert json.loads(b"[" + b"".join(text_pieces(memoryview(text_blob(elements)))) + b"]") == elements
-
-
-@pytest.mark.parametrize("odd", ODD)
-def test_odd_string_among_many_is_written_like_others(odd: str) -> None:
-    elements = with_one(odd)
-    blob = memoryview(text_blob(elements))
-    for _ in check_elements(blob, len(elements), "input 'x'", utf8=True):
-        pass
-    assert orjson.loads(b"[%b]" % b"".join(text_pieces(blob))) == elements
+    assert only_blob(answer, 50_000) == blob_of(elements)
+    assert json.loads(b"[" + b"".join(text_pieces(memoryview(blob_of(elements)))) + b"]") == elements
 
 
 @pytest.mark.parametrize(
@@ -347,38 +246,33 @@ def test_odd_string_among_many_is_written_like_others(odd: str) -> None:
     ],
 )
 def test_broken_string_in_a_long_run_is_refused(odd: bytes, words: str) -> None:
-    texts = [json.dumps(element).encode() for element in RUN]
+    texts = [json.dumps(element).encode() for element in MANY_TEXTS]
     data = b"[" + b",".join([*texts[:5000], odd, *texts[5000:]]) + b"]"
     with pytest.raises(CodecError, match=f"output 'y'.*{words}"):
-        only_blob(one_output(data, "BYTES", f"[{len(RUN) + 1}]"), 100_000)
+        only_blob(one_output(data, "BYTES", f"[{len(MANY_TEXTS) + 1}]"), 100_000)
 
 
-@pytest.mark.parametrize("size", [10, 200])
-def test_character_that_reaches_from_one_element_into_the_next_is_refused_by_element(size: int) -> None:
-    elements = [b"x" * (size - 1) + b"\xc3", b"\xa9" + b"y" * (size - 1)]
-    elements = [b"z" * size] * 700 + elements + [b"z" * size] * 700
-    blob = b"".join(struct.pack("<I", len(element)) + element for element in elements)
-    with pytest.raises(CodecError, match=f"element 700 is not UTF-8 at byte {size - 1}"):
-        for _ in check_elements(memoryview(blob), len(elements), "input 'x'", utf8=True):
-            pass
+@pytest.mark.parametrize("size", [0, 1, PIECE_BYTES // 4 * 3, PIECE_BYTES, 1_000_000])
+def test_long_element_in_base64_is_decoded_in_parts(size: int) -> None:
+    octets = bytes(range(256)) * (size // 256 + 1)
+    elements = bytearray(blob_of([base64.b64encode(octets[:size]), base64.b64encode(b"z")]))
+    steps = from_base64(elements, "x")
+    n_steps = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            assert stop.value == blob_of([octets[:size], b"z"])
+            break
+        n_steps += 1
+    assert n_steps >= size // PIECE_BYTES
 
 
-@pytest.mark.parametrize("size", [0, 1, 6, 100, PIECE_BYTES - 6, PIECE_BYTES - 4, PIECE_BYTES - 3])
-@pytest.mark.parametrize("last", [0, 3, PIECE_BYTES + 5000])
-def test_strings_of_one_length_with_another_at_the_end(size: int, last: int) -> None:
-    elements = ["a" * size] * (800_000 // (size + 4) % 9000 + 3) + ["b" * last]
-    blob = memoryview(text_blob(elements))
-    for _ in check_elements(blob, len(elements), "input 'x'", utf8=True):
-        pass
-    assert json.loads(b"[" + b"".join(text_pieces(blob)) + b"]") == elements
-    for cut_blob, words in ((blob[:-1], "are left|trailing|at least"), (bytes(blob) + b"c", "1 bytes more")):
-        with pytest.raises(CodecError, match=words):
-            for _ in check_elements(memoryview(cut_blob), len(elements), "input 'x'", utf8=True):
+@pytest.mark.parametrize("broken", [b"=", b"==", b"!", b"\n"])
+def test_long_element_with_something_else_inside_is_not_base64(broken: bytes) -> None:
+    for place in (PIECE_BYTES - 4, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES - 1):
+        text = bytearray(b"A" * (3 * PIECE_BYTES))
+        text[place : place + len(broken)] = broken
+        with pytest.raises(CodecError, match="^x: element 0 is not base64"):
+            for _ in from_base64(bytearray(blob_of([bytes(text)])), "x"):
                 pass
-
-
-def test_mark_among_strings_with_escapes_is_printed_as_it_is() -> None:
-    """The mark that stands between strings printed as one must not be taken from an element."""
-    elements = ["a"] * 20 + ["\x7f___", 'b"'] + ["c"] * 20
-    blob = memoryview(text_blob(elements))
-    assert json.loads(b"[" + b"".join(text_pieces(blob)) + b"]") == elements

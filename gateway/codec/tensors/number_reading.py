@@ -1,14 +1,33 @@
-"""Tensors of numbers and booleans: array to JSON text, JSON text to array, a piece at a time.
+"""Tensors of numbers and booleans from JSON text, a piece at a time.
 
-orjson prints and simdjson parses; both are exact and several times faster than going through
-lists. What simdjson refuses (NaN, null, integers beyond 64 bits, 1.0 for an integer) goes
-through the standard library's parser, value by value: slower and tolerant, and where no
-simdjson is installed it does all the work.
+The JSON of a tensor is several times its size, so it is never held: text is converted while it arrives, and each
+piece is gone when its numbers are stored. simdjson does the parsing. It is exact, several times faster than going
+through Python objects, and returns one flat array however the text was nested. But it wants a whole JSON array, so
+pieces are made into arrays:
 
-Not here: BYTES (`strings`), and where in a document a tensor stands (`scanner`).
+    the text so far          [[1,2],[3,            two lists are open
+    what has arrived next    4],[5,6],[7,8         cut at its last comma: the number behind it may go on
+    what simdjson parses     [[4],[5,6]]           a bracket for each open list, before it and behind it
+
+Where a number must not end, the parser says so; that brackets and commas are in their places is proved too, but for
+the commas at the cuts (`check_cut`) and lists of unequal lengths (`Nesting`). Numbers that are flat need neither
+search nor count: whether a piece has any inner bracket is one `find`.
+
+The end of the data is found without reading numbers. Inside an array of numbers there is no quote and no brace, so
+the array ends at the last `]` before the first of these; if that `]` closes the outermost list, this is the end.
+Quoted "NaN" and "Infinity" are the exception; their quotes are taken away before parsing.
+
+What simdjson refuses (NaN, null, integers beyond 64 bits, 1.0 for an integer) goes through the standard library's
+parser, value by value: slower and tolerant. It works on smaller pieces, so that a step stays short, and does all the
+work where simdjson is not installed.
+
+Rounding. simdjson returns float64, and a number for FP32 would be rounded twice: decimal to float64, float64 to FP32.
+That differs from rounding once only if the float64 lies exactly between two FP32 and the decimal does not. Such
+float64s are easily told by their bits; for these few the decimal is looked up in the text and compared exactly.
+
+Not here: printing (`number_printing`), BYTES (`string_reading`), where in a document a tensor stands (`scanner`).
 """
 
-import itertools
 import json
 import math
 import re
@@ -20,9 +39,9 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from gateway.codec.json.scanner import MAX_DEPTH, PIECE_BYTES, check_cut
-from gateway.codec.tensors.datatypes import DATATYPES, Array, Datatype, Kind, element_count
-from gateway.codec.tensors.nesting import Nesting
+from gateway.codec.tensors.datatypes import Array, Datatype, Kind, element_count
+from gateway.codec.tensors.nesting import MAX_DEPTH, Nesting
+from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES, SPACE, beginning, check_cut
 from gateway.errors import CodecError
 
 try:
@@ -30,142 +49,98 @@ try:
 except ImportError:  # no wheel for this Python: the tolerant path does all
     simdjson = None  # type: ignore[assignment]
 
-PIECE_ELEMENTS = 16 * 1024
-"""How many elements are printed at once: under half a millisecond for every datatype."""
+TOLERANT_PIECE_BYTES = 8 * 1024
+"""How much text the tolerant path works on in one step: it is ten times slower than simdjson."""
 
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 _PARSED_DTYPE = {"d": np.dtype("<f8"), "i": np.dtype("<i8"), "u": np.dtype("<u8")}
 _PARSER = simdjson.Parser() if simdjson is not None else None
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 
-TOLERANT_PIECE_BYTES = 8 * 1024
-"""How much text the tolerant path works on at once: it is ten times slower."""
-
-_SPACE = b" \t\r\n"
-_NOT_SPACE = re.compile(rb"[^ \t\r\n]")
 _OPEN, _CLOSE, _END_OBJECT, _MINUS, _ZERO, _TRUE = b"[]}-0t"
 _ENDS_NUMBER = np.isin(np.arange(256), list(b",] \t\r\n"))
 _BITS = np.dtype("<u8")
-_NONE = np.empty(0, np.int64)
+_NO_INDEX = np.empty(0, np.int64)
 # A run of quoted non-finite numbers and what stands between them; a key would be followed by a colon.
 _QUOTED_NONFINITE = re.compile(rb'(?:(?<![-\w."])"(?:NaN|-?Infinity)"(?=[ \t\r\n]*[,\]])[^"}]*+)+')
 _QUOTED = (b'"NaN"', b'"Infinity"', b'"-Infinity"')
 _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def text_pieces(values: Array, datatype: Datatype) -> Iterator[bytes]:
-    """*values* (wire layout, shape [n]) as the inside of a JSON array, in pieces of `PIECE_ELEMENTS`.
-
-    Every number is the shortest text that reads back to the same bits (protocol 3.3). NaN comes out as
-    `null`, as do infinities: the caller has refused what it does not want, or uses `literal_pieces`.
-    """
-    table = _TABLES.get(datatype.name)
-    for start in range(0, len(values), PIECE_ELEMENTS):
-        piece = values[start : start + PIECE_ELEMENTS]
-        if table is None:
-            text = orjson.dumps(datatype.widen(piece), option=_OPTIONS)
-            yield b"".join((b"," if start else b"", memoryview(text)[1:-1]))
-        else:
-            text = table.take(piece.view("<u2")).tobytes().translate(None, b"\0")
-            yield text if start else text[1:]
-
-
-def _table(datatype: Datatype) -> npt.NDArray[np.bytes_]:
-    """The text of each number of a 16-bit *datatype*, with a comma before it and filled up with zero bytes."""
-    numbers = datatype.view(memoryview(np.arange(2**16, dtype="<u2").tobytes()))
-    texts = orjson.dumps(datatype.widen(numbers), option=_OPTIONS)[1:-1].split(b",")
-    return np.array([b"," + text for text in texts])
-
-
-# Looking up and taking out the zero bytes is two thirds of printing; for integers, whose texts are short, it is not.
-_TABLES = {name: _table(DATATYPES[name]) for name in ("FP16", "BF16")}
-
-
-def literal_pieces(values: Array, datatype: Datatype) -> Iterator[bytes]:
-    """As `text_pieces`, with `NaN`, `Infinity` and `-Infinity` for what JSON cannot say (protocol 3.4)."""
-    for start, text in zip(itertools.count(0, PIECE_ELEMENTS), text_pieces(values, datatype), strict=False):
-        if b"null" not in text:
-            yield text
-            continue
-        numbers = datatype.widen(values[start : start + PIECE_ELEMENTS])
-        names = iter(_literal(float(number)) for number in numbers[~np.isfinite(numbers)])
-        yield re.sub(b"null", lambda _, names=names: next(names), text)  # type: ignore[misc]
-
-
-def _literal(number: float) -> bytes:
-    return b"NaN" if math.isnan(number) else b"Infinity" if number > 0 else b"-Infinity"
-
-
 class NumberSink:
-    """Takes the `data` of one tensor, nested or flat, into one array of its datatype.
-
-    Nested data is cut at any comma; each piece is completed with the brackets that are open at its ends, so
-    that the parser itself sees to it that brackets and commas are in their places.
-    """
+    """Takes the `data` of one tensor, nested or flat, into one array of its datatype, of shape [elements]."""
 
     def __init__(self, label: str, datatype: Datatype, shape: tuple[int, ...]) -> None:
-        """*label* names the tensor in errors. The caller has bounded *shape*: the array is allocated here."""
+        """*label* names the tensor in errors.
+
+        Raises `CodecError` if this machine has no room for *shape*. The array takes address space, but no memory
+        until numbers are stored in it.
+        """
+        n_elements = element_count(shape)
+        try:
+            self.array = np.empty(n_elements, dtype=datatype.wire)
+        except (MemoryError, ValueError):
+            raise CodecError(
+                f"{label}: there is no memory for {n_elements} elements of {datatype.item_bytes} bytes"
+            ) from None
         self.done = False
+        self.label = label
         self.nonfinite = 0
-        self.array = np.empty(element_count(shape), dtype=datatype.wire)
+        self._datatype = datatype
         self._shape = shape
         self._nesting: Nesting | None = None
-        self.label = label
-        self._datatype = datatype
         self._filled = 0
         self._depth = 0
         self._window_bytes = PIECE_BYTES
 
     @property
     def held_bytes(self) -> int:
-        """The whole array, from the start."""
-        return self.array.nbytes
+        """The part of the array that has been filled; what is only announced takes no memory."""
+        return self._filled * self.array.itemsize
 
     def step(self, buffer: bytearray) -> int:
-        """See `Sink.step`. Raises `CodecError` for what protocol 4.7 calls broken."""
+        """See `Sink.step`. Raises `CodecError` for what does not fit the datatype or the shape (protocol 4.7)."""
         window = min(len(buffer), self._window_bytes)
-        if self._depth == 1 and window == PIECE_BYTES and self._nesting is None and (taken := self._take_run(buffer)):
-            return taken
         if self._depth == 0:
-            first = _NOT_SPACE.search(buffer, 0, window)
+            first = NOT_SPACE.search(buffer, 0, window)
             if first is None:
                 return 0
             if first.start():
                 return first.start()
             if first[0] != b"[":
-                start = bytes(buffer[first.start() : min(first.start() + 16, window)])
-                self._fail(f"data must be an array, got {start.decode(errors='replace')!r}")
-        # Inside an array of numbers there is no quote and no brace, so the first of them is behind its end ...
+                raise CodecError(f"data must be an array, got {beginning(buffer[:window])}")
         limit = window
         for stop in (b'"', b"}"):
             found = buffer.find(stop, 0, limit)
             limit = found if found >= 0 else limit
         depth = self._depth + _balance(buffer, 0, limit)
-        if depth <= 0 or depth > MAX_DEPTH:
-            if depth != 0:
-                self._fail(f"brackets do not match, or are nested deeper than {MAX_DEPTH}")
+        if depth == 0:
             return self._convert(buffer, buffer.rfind(b"]", 0, limit) + 1, 0)
+        if depth < 0 or depth > MAX_DEPTH:
+            raise CodecError(f"brackets do not match, or data is nested deeper than {MAX_DEPTH}")
         if limit < window:
-            # ... or a number written as a string, which is put there without its quotes.
             if buffer[limit] == _END_OBJECT:
-                self._fail("a bracket is missing: the object ends inside data")
+                raise CodecError("a bracket is missing: the object ends inside data")
             quoted = _QUOTED_NONFINITE.match(buffer, limit, window)
             if quoted is not None:
                 buffer[limit : quoted.end()] = quoted[0].replace(b'"', b"")
                 return self.step(buffer)
             if not _may_become_nonfinite(bytes(buffer[limit:window])):
                 index = self._filled + buffer.count(b",", 0, limit)
-                self._fail(f"element {index}: expected {self._datatype.name}, got a string")
+                raise CodecError(f"element {index}: expected {self._datatype.name}, got a string")
         elif window < self._window_bytes:
             return 0
         comma = buffer.rfind(b",", 0, limit)
         if comma < 0:
             if window < self._window_bytes:
                 return 0
-            self._fail(f"{self._window_bytes} bytes without a comma")
+            raise CodecError(f"{self._window_bytes} bytes without a comma")
         return self._convert(buffer, comma + 1, depth - _balance(buffer, comma, limit))
 
     def take_flat(self, text: bytes) -> bool:
-        """Take the whole `data`, where *text* (a JSON array, proved) is flat and simdjson reads it; False if not."""
+        """Take the whole `data`, where *text* (one JSON array, proved) is flat and simdjson reads it; False if not.
+
+        Raises `CodecError` as `step` does.
+        """
         values = _parse_fast(text, self._datatype) if text.find(b"[", 1) < 0 else None
         if values is None:
             return False
@@ -175,41 +150,17 @@ class NumberSink:
 
     def _finish(self) -> None:
         if self._filled != len(self.array):
-            self._fail(f"expected {len(self.array)} elements, got {self._filled}")
+            raise CodecError(f"expected {len(self.array)} elements, got {self._filled}")
         self.done = True
 
-    def _take_run(self, buffer: bytearray) -> int:
-        """Append the numbers of a whole piece that is like most: one level deep, nothing but numbers; 0 if it is not.
-
-        Then nothing is appended. Quotes and braces are not looked for: simdjson makes no numbers of them.
-        """
-        comma = buffer.rfind(b",", 0, PIECE_BYTES)
-        text = b"".join((b"[", memoryview(buffer)[: max(comma, 0)], b"]"))
-        if text.rfind(b"[") or text.find(b"]") < len(text) - 1:
-            return 0
-        values = _parse_fast(text, self._datatype)
-        if values is None:
-            self._window_bytes = TOLERANT_PIECE_BYTES
-            return self.step(buffer)
-        if not len(values):
-            return 0
-        self._append(values, text)
-        return comma + 1
-
     def _convert(self, buffer: bytearray, n_bytes: int, depth: int) -> int:
-        """Append the numbers in the first *n_bytes*, which leave *depth* brackets open and end with a comma if any is.
-
-        For pieces without a bracket, so almost all of flat data, the text is copied once and searched only for bytes.
-        """
+        """Store the numbers in the first *n_bytes*, which leave *depth* lists open and then end with a comma."""
         end = n_bytes - 1 if depth else n_bytes
         text = b"".join((b"[" * self._depth, memoryview(buffer)[:end], b"]" * depth))
-        try:
-            check_cut(text, self._depth, self._depth + end, continues=self._depth > 0, goes_on=depth > 0)
-        except CodecError as error:
-            self._fail(str(error))
+        check_cut(text, self._depth, self._depth + end, continues=self._depth > 0, goes_on=depth > 0)
         inside = b"" if _is_flat(text, self._depth, depth) else text[self._depth : self._depth + end]
         if inside and _deepest(inside, self._depth) > MAX_DEPTH:
-            self._fail(f"data is nested deeper than {MAX_DEPTH}")
+            raise CodecError(f"data is nested deeper than {MAX_DEPTH}")
         values = _parse_fast(text, self._datatype)
         if values is not None:
             self._window_bytes = min(PIECE_BYTES, 2 * self._window_bytes)
@@ -225,25 +176,22 @@ class NumberSink:
         if self._nesting is None and (b"[" in inside[1:] or b"]" in inside[:-1]):
             self._nesting = Nesting(self._shape, MAX_DEPTH)
         if self._nesting is not None:
-            try:
-                self._nesting.read(inside, self._depth, first, len(values))
-                if depth == 0:
-                    self._nesting.finish()
-            except CodecError as error:
-                self._fail(str(error))
+            self._nesting.read(inside, self._depth, first, len(values))
+            if depth == 0:
+                self._nesting.finish()
         self._depth = depth
         return n_bytes
 
     def _append(self, values: Array, text: bytes) -> None:
-        """Check, round and store *values* (float64, int64 or uint64, shape [n]), which *text* says."""
+        """Check, round and store *values* (float64, int64 or uint64, shape [n]), which were parsed from *text*."""
         end = self._filled + len(values)
         if end > len(self.array):
-            self._fail(f"expected {len(self.array)} elements, got more")
+            raise CodecError(f"expected {len(self.array)} elements, got more")
         datatype = self._datatype
         if datatype.kind is Kind.FLOAT:
             self.array[self._filled : end] = self._rounded(values, text) if datatype.item_bytes < 8 else values
         else:
-            # those of 64 bits have been parsed as what they are
+            # the parser has checked the range of those that have 64 bits
             is_checked = datatype.item_bytes == 8 or not len(values)
             if not is_checked and (values.min() < datatype.lowest or values.max() > datatype.highest):
                 beyond = (values < datatype.lowest) | (values > datatype.highest)
@@ -252,14 +200,14 @@ class NumberSink:
         self._filled = end
 
     def _rounded(self, values: Array, text: bytes) -> Array:
-        """float64 *values*, which *text* says, each as the nearest number of a narrower datatype."""
+        """float64 *values*, parsed from *text*, each as the nearest number of a narrower datatype."""
         if not len(values):
             return values
         datatype = self._datatype
         magnitudes = np.abs(values)
         tied = _tied(values, magnitudes, datatype)
         if len(tied):
-            values = _settled(values, tied, text)
+            values = _moved_off_ties(values, tied, text)
         if magnitudes[magnitudes.argmax()] <= datatype.highest:
             return datatype.narrow(values)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -279,13 +227,13 @@ class NumberSink:
                 parse_constant=_NONFINITE.__getitem__,
             )
         except ValueError as error:
-            self._fail(f"not JSON near element {self._filled}: {error}")
+            raise CodecError(f"malformed JSON near element {self._filled}: {error}") from None
         parsed = _PARSED_DTYPE[self._datatype.parsed]
         values = [self._value(item, index) for index, item in enumerate(_flatten(nested), self._filled)]
         return np.array(values, dtype=parsed)
 
     def _value(self, item: Any, index: int) -> float:
-        """*item* as a number of the datatype; what JSON says of the element at *index*."""
+        """*item*, which stands for the element at *index*, as a number of the datatype (protocol 4.7)."""
         datatype = self._datatype
         if datatype.kind is Kind.FLOAT:
             if item is None:
@@ -297,7 +245,7 @@ class NumberSink:
                 try:
                     return float(item)
                 except OverflowError:
-                    return self._fail(f"element {index}: {datatype.name} cannot hold {str(item)[:32]}...")
+                    raise CodecError(f"element {index}: {datatype.name} cannot hold {str(item)[:32]}...") from None
         elif datatype.kind is Kind.BOOL:
             if item is True or item is False or (type(item) is int and item in (0, 1)):
                 return int(item)
@@ -307,21 +255,18 @@ class NumberSink:
             if type(item) is int:
                 if datatype.lowest <= item <= datatype.highest:
                     return item
-                return self._fail(f"element {index}: {datatype.name} cannot hold {str(item)[:32]}")
+                raise CodecError(f"element {index}: {datatype.name} cannot hold {str(item)[:32]}")
         got = "null" if item is None else str(item).lower() if type(item) is bool else str(item)[:32]
-        return self._fail(f"element {index}: expected {datatype.name}, got {got}")
+        raise CodecError(f"element {index}: expected {datatype.name}, got {got}")
 
     def _fail_range(self, values: Array, index: int) -> NoReturn:
-        self._fail(f"element {self._filled + index}: {self._datatype.name} cannot hold {values[index]}")
-
-    def _fail(self, reason: str) -> NoReturn:
-        raise CodecError(f"{self.label}: {reason}")
+        raise CodecError(f"element {self._filled + index}: {self._datatype.name} cannot hold {values[index]}")
 
 
 def _may_become_nonfinite(text: bytes) -> bool:
     """Whether *text*, which starts with a quote, is the beginning of a quoted non-finite number."""
     for quoted in _QUOTED:
-        if quoted.startswith(text) or (text.startswith(quoted) and not text[len(quoted) :].strip(_SPACE)):
+        if quoted.startswith(text) or (text.startswith(quoted) and not text[len(quoted) :].strip(SPACE)):
             return True
     return False
 
@@ -343,13 +288,13 @@ def _parse_fast(text: bytes, datatype: Datatype) -> Array | None:
     if _PARSER is None:
         return None
     if datatype.kind is Kind.BOOL:
-        # the letters that tell them apart, printed, are the whole proof
+        # Keep each word's first letter (t or f), print the result back, compare: equality proves the text.
         letters = np.frombuffer(text.translate(None, b"[]rueals,"), dtype=np.uint8)
         truth: npt.NDArray[np.bool_] = letters == _TRUE
         if orjson.dumps(truth, option=_OPTIONS) == text:
             return truth
-        # as_buffer refuses true and false; as 1 and 0 they cannot join a neighbour into another valid 0 or 1,
-        # except behind a minus sign
+        # simdjson's buffers have no booleans. A 1 or 0 in place of a word cannot join its neighbours into another
+        # valid 0 or 1, except behind a minus sign.
         if b"-" in text:
             return None
         text = text.replace(b"true", b"1").replace(b"false", b"0")
@@ -366,7 +311,10 @@ def _parse_fast(text: bytes, datatype: Datatype) -> Array | None:
 
 
 def _has_negative_zero(text: bytes) -> bool:
-    """Whether *text* (JSON numbers) has one that is written `-0`: `in` takes as long for that as parsing it all."""
+    """Whether *text* (JSON numbers) has one that is written `-0`.
+
+    Searching for `-0,` and its like takes as long as parsing it all, because `-0` begins every `-0.5`.
+    """
     codes = np.frombuffer(text, dtype=np.uint8)
     signs = np.flatnonzero(codes == _MINUS)
     signs = signs[codes[signs + 1] == _ZERO]
@@ -388,28 +336,27 @@ def _tied(values: Array, magnitudes: Array, datatype: Datatype) -> Array:
     Some may be named that do not.
     """
     ties = (values.view(_BITS) & datatype.dropped_bits) == datatype.tie
-    tied = np.flatnonzero(ties) if np.count_nonzero(ties) else _NONE
+    tied = np.flatnonzero(ties) if np.count_nonzero(ties) else _NO_INDEX
     if magnitudes[magnitudes.argmin()] >= datatype.smallest_normal:
         return tied
-    # below the smallest normal number the steps are all of one size
+    # below the smallest normal number all neighbours have the same distance
     small = np.flatnonzero((magnitudes < datatype.smallest_normal) & (magnitudes > 0))
     steps = magnitudes[small] / datatype.smallest
     return np.union1d(tied, small[steps - np.floor(steps) == 0.5])
 
 
-def _settled(values: Array, tied: Array, text: bytes) -> Array:
-    """float64 *values* with those at the indices *tied* moved to the side on which their *text* is.
+def _moved_off_ties(values: Array, tied: Array, text: bytes) -> Array:
+    """float64 *values*, with those at the indices *tied* moved to the side on which their decimal in *text* lies.
 
-    Rounding decimal to float64 and then to something narrower rounds twice. Of the shortest texts of all 2^32 FP32
-    one pair comes back as its neighbour that way: 7.038531e-26 and its negative.
+    Of the shortest texts of all 2^32 FP32 one pair needs it: 7.038531e-26 and its negative.
     """
-    settled: npt.NDArray[np.float64] = values.astype("<f8")
-    words = [word for word in text.translate(None, b"[] \t\r\n").split(b",") if word]
+    moved: npt.NDArray[np.float64] = values.astype("<f8")
+    decimals = [word for word in text.translate(None, b"[] \t\r\n").split(b",") if word]
     for index in tied:
-        exact, double = Decimal(words[index].decode()), Decimal(float(settled[index]))
-        if exact != double:
-            settled[index] = np.nextafter(settled[index], math.inf if exact > double else -math.inf)
-    return settled
+        exact, rounded = Decimal(decimals[index].decode()), Decimal(float(moved[index]))
+        if exact != rounded:
+            moved[index] = np.nextafter(moved[index], math.inf if exact > rounded else -math.inf)
+    return moved
 
 
 def _parse_int(text: str) -> int | float:
@@ -417,7 +364,7 @@ def _parse_int(text: str) -> int | float:
 
 
 def _parse_decimal(text: str) -> int | str:
-    """A number with fraction or exponent for an integer datatype: exact, through no float."""
+    """A number with fraction or exponent for an integer datatype, exactly; as text if it is no such integer."""
     try:
         number = Decimal(text)
     except InvalidOperation:  # an exponent of more than 18 digits
@@ -427,8 +374,9 @@ def _parse_decimal(text: str) -> int | str:
 
 
 def _parse_float(text: str) -> float | str:
+    """A number for a float datatype; as text, for the message that refuses it, if it is beyond float64."""
     number = float(text)
-    return text if math.isinf(number) else number  # as text it fails, with its own digits in the message
+    return text if math.isinf(number) else number
 
 
 def _flatten(nested: list[Any]) -> Iterator[Any]:

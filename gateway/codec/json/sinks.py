@@ -1,0 +1,152 @@
+"""Sinks: what takes one value of a document, piece by piece, as the scanner comes past it.
+
+Here are the ones for values that stay JSON, and what all drivers of sinks need. Those for tensors are in
+`codec.tensors`.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Protocol
+
+from gateway.codec.json.brackets import (
+    STEP_TOKENS,
+    STRING_OR_BRACKET,
+    scalar_end,
+    skip_inside_string,
+    walk,
+)
+from gateway.codec.json.members import check_json, protect_literals
+from gateway.codec.json.prover import Prover
+from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES, SPACE
+from gateway.errors import CodecError
+
+
+class Sink(Protocol):
+    """Takes one value of a document, piece by piece."""
+
+    done: bool
+    label: str
+    """What it takes, for errors. Whoever drives the sink puts it before the sink's errors, see `labelling`."""
+
+    @property
+    def held_bytes(self) -> int:
+        """How much memory the part of the value that has been taken needs."""
+
+    def step(self, buffer: bytearray) -> int:
+        """Work on the front of *buffer*: how many bytes are finished with, 0 if more must arrive first.
+
+        Takes about `PIECE_BYTES` at a time. Raises `CodecError`, without the label, if the value is not what it
+        should be.
+        """
+
+
+class labelling:  # noqa: N801  reads as a verb: with labelling(sink)
+    """Put the label of a sink before the `CodecError` that is raised inside.
+
+    A class, because a generator as context manager costs three times as much, several times per answer.
+    """
+
+    __slots__ = ("_sink",)
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, type_: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, CodecError):
+            raise CodecError(f"{self._sink.label}: {error}") from None
+
+
+def pour(pieces: list[bytes], sink: Sink) -> Iterator[None]:
+    """Feed a whole value, which was kept in *pieces*, into *sink*; yields after each step of work.
+
+    Each piece is taken out of the list, so that it is gone when it is read. Raises `CodecError` with the label.
+    """
+    buffer = bytearray()
+    pieces.reverse()
+    while pieces:
+        buffer += pieces.pop()
+        while buffer and not sink.done:
+            with labelling(sink):
+                taken = sink.step(buffer)
+            if not taken:
+                break
+            del buffer[:taken]
+            yield
+    if not sink.done:
+        raise CodecError(f"{sink.label}: data is cut off")
+
+
+class SkipSink:
+    """Takes a value of any type without looking into it and only finds its end.
+
+    It is for values that can be read again where they stand, in a body that is held anyway.
+    """
+
+    held_bytes = 0
+
+    def __init__(self, label: str) -> None:
+        self.done = False
+        self.label = label
+        self._open = bytearray()
+        self._inside_string = False
+
+    def step(self, buffer: bytearray) -> int:
+        """See `Sink.step`. Raises `CodecError` where brackets do not match."""
+        if self._inside_string:
+            end, is_closed = skip_inside_string(buffer, 0)
+            self._inside_string = not is_closed
+            self.done = is_closed and not self._open
+            return end
+        window = bytes(memoryview(buffer)[:PIECE_BYTES])
+        if not self._open:
+            first = NOT_SPACE.search(window)
+            if first is None:
+                return 0
+            if first[0] not in b'[{"':
+                end = scalar_end(window, first.start())
+                self.done = end > 0
+                return end
+        tokens = list(islice(STRING_OR_BRACKET.finditer(window), STEP_TOKENS))
+        end = walk(self._open, tokens)
+        if end:
+            self.done = True
+            return end
+        if tokens and tokens[-1][1] is not None:
+            self._inside_string = True
+            return tokens[-1].start() + 1
+        return tokens[-1].end() if len(tokens) == STEP_TOKENS else len(window)
+
+
+class TextSink:
+    """Takes a value of any type as it is: one that stays JSON, waits for its datatype, or that nobody wants.
+
+    It is proved to be JSON on the way, with NaN and the infinities that many servers write (protocol 4.7).
+    """
+
+    def __init__(self, label: str, pieces: list[bytes] | None) -> None:
+        """The text, without the blanks before it, is appended to *pieces*; None if nobody wants it."""
+        self.done = False
+        self.label = label
+        self.held_bytes = 0
+        self._pieces = pieces
+        self._prover = Prover(_check_with_literals)
+
+    def step(self, buffer: bytearray) -> int:
+        """See `Sink.step`. Raises `CodecError` for what is no JSON."""
+        taken = self._prover.step(buffer)
+        if taken and self._pieces is not None:
+            piece = bytes(memoryview(buffer)[:taken])
+            if not self._pieces:
+                piece = piece.lstrip(SPACE)
+            if piece:
+                self._pieces.append(piece)
+                self.held_bytes += len(piece)
+        self.done = self._prover.done
+        return taken
+
+
+def _check_with_literals(text: bytes) -> None:
+    check_json(protect_literals(text)[0])

@@ -1,0 +1,126 @@
+r"""Tensors of BYTES as JSON strings, a piece at a time: UTF-8 as it is, or base64 (protocol 3.5).
+
+On the wire, four bytes of length stand before each element; in JSON, `", "` stands between two strings, which is four
+bytes as well. So text without anything to escape is printed by one copy of the window, in which numpy overwrites all
+lengths at once:
+
+    5 first 6 second 5 third       ->       ", "first", "second", "third
+
+The first piece leaves out `", ` and so begins with a quote, and one more quote ends the last. The caller puts brackets
+around it. Where the text has something to escape (a quote, a backslash, a control character), orjson escapes the
+window as one string, with a mark in place of each length: a DEL character, the only control character that JSON does
+not escape, and three fillers. Then the marks are found and overwritten. Where an element has a DEL of its own, or
+there are few elements, orjson prints them one by one.
+
+For 10,000 elements of 100 bytes this takes 1.1 ms, with the mark alone 1.4, one by one 2.8; with something to escape
+in each element 1.6 against 2.8.
+
+An element that is longer than a window is escaped in parts, cut between two characters; in base64, between two groups
+of three bytes.
+
+Not here: reading them (`string_reading`), and proving that the elements are right (`elements`).
+"""
+
+import binascii
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from gateway.codec.tensors.elements import (
+    LENGTH,
+    PREFIX_BYTES,
+    RUN_ELEMENTS,
+    STEP_ELEMENTS,
+    WINDOW_BYTES,
+    bounds_of,
+    with_words,
+    words_of,
+)
+from gateway.codec.tensors.pieces import PIECE_BYTES, character_start
+
+_PRINTED_SEPARATOR = b'", "'
+_BLANK = b"    "  # nothing to escape is in it
+_MARK = b"\x7f___"
+
+
+def text_pieces(blob: memoryview) -> Iterator[bytes | bytearray]:
+    """The elements of *blob* as the inside of a JSON array of strings, in pieces of about `WINDOW_BYTES`.
+
+    `check_elements` has approved the blob, with *utf8*.
+    """
+    return _pieces(blob, _escaped_run, _escaped)
+
+
+def base64_pieces(blob: memoryview) -> Iterator[bytes | bytearray]:
+    """As `text_pieces`, each element in base64 (the convention of MLServer and of KServe's rest-proxy)."""
+    return _pieces(blob, _base64_run, _base64)
+
+
+def _pieces(
+    blob: memoryview,
+    print_run: Callable[[bytes, npt.NDArray[np.int64]], bytes | bytearray],
+    print_element: Callable[[memoryview], Iterator[bytes]],
+) -> Iterator[bytes | bytearray]:
+    """*print_run* prints the elements at its bounds, each with a separator before it; *print_element* a long one."""
+    offset = 0
+    while offset < len(blob):
+        skip = 0 if offset else len(_PRINTED_SEPARATOR) - 1
+        window = bytes(blob[offset : offset + WINDOW_BYTES])
+        bounds = bounds_of(window, STEP_ELEMENTS)
+        if len(bounds) > 1:
+            run = print_run(window, bounds)
+            yield run[skip:] if skip else run
+            offset += int(bounds[-1])
+        else:
+            start = offset + PREFIX_BYTES
+            offset = start + int.from_bytes(blob[offset:start], "little")
+            yield _PRINTED_SEPARATOR[skip:]
+            yield from print_element(blob[start:offset])
+    if offset:
+        yield b'"'
+
+
+def _escaped_run(window: bytes, bounds: npt.NDArray[np.int64]) -> bytes | bytearray:
+    if len(bounds) <= RUN_ELEMENTS:
+        return _escaped_one_by_one(window, bounds)
+    text = with_words(window, bounds, _BLANK)
+    if not (b'"' in text or b"\\" in text or np.frombuffer(text, np.uint8).min() < ord(" ")):
+        words_of(text)[bounds[:-1]] = LENGTH.unpack(_PRINTED_SEPARATOR)  # nothing to escape
+        return text
+    if _MARK[0] in text:
+        return _escaped_one_by_one(window, bounds)
+    printed = orjson.dumps(str(with_words(window, bounds, _MARK), "utf-8"))
+    text = bytearray(memoryview(printed)[1:-1])
+    words_of(text)[np.flatnonzero(np.frombuffer(text, np.uint8) == _MARK[0])] = LENGTH.unpack(_PRINTED_SEPARATOR)
+    return text
+
+
+def _escaped_one_by_one(window: bytes, bounds: npt.NDArray[np.int64]) -> bytes:
+    return b'", ' + orjson.dumps([str(element, "utf-8") for element in _elements(window, bounds)])[1:-2]
+
+
+def _elements(window: bytes, bounds: npt.NDArray[np.int64]) -> list[bytes]:
+    return [window[start + PREFIX_BYTES : end] for start, end in pairwise(bounds.tolist())]
+
+
+def _escaped(element: memoryview) -> Iterator[bytes]:
+    start = 0
+    while start < len(element):
+        end = character_start(element, start + PIECE_BYTES)
+        yield orjson.dumps(str(element[start:end], "utf-8"))[1:-1]
+        start = end
+
+
+def _base64_run(window: bytes, bounds: npt.NDArray[np.int64]) -> bytes:
+    return b"".join(
+        [_PRINTED_SEPARATOR + binascii.b2a_base64(element, newline=False) for element in _elements(window, bounds)]
+    )
+
+
+def _base64(element: memoryview) -> Iterator[bytes]:
+    step = PIECE_BYTES // 3 * 3  # a multiple of three bytes needs no padding in the middle
+    for start in range(0, len(element), step):
+        yield binascii.b2a_base64(element[start : start + step], newline=False)

@@ -1,0 +1,296 @@
+r"""Tensors of BYTES from JSON strings, a piece at a time (protocol 4.7 and 4.8).
+
+Strings are read in one of three ways, the fastest that fits what stands in the text:
+
+1. A run: all that has arrived up to the last `","`, or `"]`, is taken for strings separated by commas. If no
+   backslash is in it, the bytes of each string already are its element; only the separators have to become lengths.
+   numpy finds all quotes, every second pair of neighbours must enclose the same separator, the text must be UTF-8
+   without control characters, and then one copy of the text gets a length over each separator:
+
+       "first","second","third"       ->       5 first 6 second 5 third
+
+   A separator of four bytes (`", "`) is exactly as long as a length; one of three (`","`) is made longer by a byte.
+   With backslashes, orjson parses the run to a list; all its strings are joined and encoded in one go, each with four
+   characters before it that become its length.
+2. One string, or one group of strings with commas: found by a pattern and parsed by orjson. That is how nested data
+   is read, where each bracket is looked at, and where a run was guessed wrongly.
+3. A string that is longer than a piece is decoded part by part, so that it never exists in two forms. `string_part`
+   sees to it that no escape and no character is cut; the length is put before it at the end.
+
+The guess of where a run ends may be wrong (`","` may be a string's own text); then what stands before it is no array
+of strings, orjson says so, nothing has been stored, and the strings are read one by one. A run is tried once in a
+step: on irregular data each attempt stops early, and many of them would make the cost quadratic.
+
+Not here: printing (`string_printing`), where in a document a tensor stands (`scanner`).
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Generator
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from gateway.codec.tensors.datatypes import element_count
+from gateway.codec.tensors.elements import MAX_ELEMENT_BYTES, PREFIX_BYTES, RUN_ELEMENTS, WINDOW_BYTES, words_of
+from gateway.codec.tensors.nesting import MAX_DEPTH, Nesting
+from gateway.codec.tensors.pieces import PIECE_BYTES, beginning, string_part
+from gateway.errors import CodecError
+
+_STEP_VALUES = 512  # bounds a step over deeply nested strings, where each bracket is looked at
+_KNOWN_SEPARATORS = (b'","', b'", "', b'",')
+_LENGTH_PLACE = "____"  # four characters, as long as a length
+_QUOTE = ord('"')
+_BLANKS = re.compile(rb"[ \t\r\n]*+")
+_WHOLE_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_STRINGS_AND_COMMAS = re.compile(rb'(?:[ \t\r\n]*+"(?:[^"\\]++|\\.)*+"[ \t\r\n]*+,)++', re.DOTALL)
+
+
+class BytesSink:
+    """Takes the `data` of one BYTES tensor, nested or flat, into length-prefixed elements."""
+
+    def __init__(self, label: str, shape: tuple[int, ...]) -> None:
+        """*label* names the tensor in errors, *shape* says how many elements there are and how they are nested."""
+        self.done = False
+        self.elements = bytearray()
+        self.label = label
+        self._n_elements = element_count(shape)
+        self._shape = shape
+        self._nesting: Nesting | None = None
+        self._count = 0
+        self._depth = 0
+        self._wants_value = True
+        self._just_opened = False
+        self._long_element_at: int | None = None
+        self._separator = _KNOWN_SEPARATORS[0]
+
+    @property
+    def held_bytes(self) -> int:
+        """The elements so far."""
+        return len(self.elements)
+
+    def step(self, buffer: bytearray) -> int:
+        """See `Sink.step`. Raises `CodecError` for what does not fit the datatype or the shape (protocol 4.7)."""
+        if self._long_element_at is not None:
+            return self._continue_element(buffer, self._long_element_at)
+        window = bytes(memoryview(buffer)[:WINDOW_BYTES])
+        position = 0
+        may_be_run = self._nesting is None  # runs of nested strings are short
+        for _ in range(_STEP_VALUES):
+            position = _end(_BLANKS, window, position)
+            if position == len(window) or self.done:
+                break
+            code = window[position : position + 1]
+            if not self._wants_value:
+                if code == b",":
+                    self._wants_value = True
+                elif code == b"]":
+                    self._close()
+                else:
+                    raise CodecError(
+                        f"expected a comma or a bracket after element {self._count - 1}, got {beginning(code)}"
+                    )
+                position += 1
+            elif code == b"[":
+                self._open()
+                position += 1
+            elif code == b"]" and self._just_opened:
+                self._close()
+                position += 1
+            elif code == b'"' and self._depth:
+                end = self._append_run(window, position) if may_be_run else position
+                may_be_run = False
+                if end > position:
+                    self._wants_value = False
+                elif (end := _end(_STRINGS_AND_COMMAS, window, position)) > position:
+                    self._append(window[position : end - 1])
+                elif (end := _end(_WHOLE_STRING, window, position)) > position:
+                    self._append(window[position:end])
+                    self._wants_value = False
+                elif position == 0 and len(window) >= PIECE_BYTES:
+                    return self._begin_element()
+                else:
+                    break  # the string goes on behind the window
+                position = end
+                self._just_opened = False
+            elif self._depth:
+                raise CodecError(f"element {self._count}: expected a string, got {beginning(window[position:])}")
+            else:
+                raise CodecError(f"data must be an array, got {beginning(window[position:])}")
+        return position
+
+    def _append_run(self, window: bytes, start: int) -> int:
+        """Store all strings up to the last in *window* that a comma or a bracket follows: where that one ends.
+
+        Returns *start*, with nothing stored, where the text up to there is not strings separated by commas.
+        """
+        end = window.rfind(self._separator, start) + 1
+        if end <= start:
+            # how this backend writes lists; not a comma alone if possible, for a string may begin with one
+            for separator in _KNOWN_SEPARATORS:
+                end = window.rfind(separator, start) + 1
+                if end > start:
+                    self._separator = separator
+                    break
+        end = max(end, window.rfind(b'"]', max(start, end)) + 1)
+        if window.find(b"\\", start, end) < 0 and self._append_plain(window[start:end]):
+            return end
+        try:
+            self._store(orjson.loads(b"".join((b"[", memoryview(window)[start:end], b"]"))))
+        except (orjson.JSONDecodeError, TypeError):
+            return start
+        return end
+
+    def _append_plain(self, text: bytes) -> bool:
+        """Store the strings in *text*, which has no backslash, without parsing it.
+
+        False, with nothing stored, if there are few strings, if not all are separated alike, or if something in them
+        is no JSON. Against orjson's way this is 1.2 times faster on 10,000 strings of 100 bytes, 1.5 times with
+        blanks behind the commas, and 2.9 times where characters are not ASCII.
+        """
+        inside = bytearray(memoryview(text)[:-1])
+        codes = np.frombuffer(inside, np.uint8)
+        quotes = np.flatnonzero(codes == _QUOTE)
+        opens, closes = quotes[::2], quotes[1::2]
+        if len(opens) != len(closes) + 1 or len(opens) < RUN_ELEMENTS or codes.min() < ord(" "):
+            return False
+        between = self._separator if self._separator[-1] == _QUOTE else _KNOWN_SEPARATORS[0]
+        if (opens[1:] - closes != len(between) - 1).any():
+            return False
+        for place in range(1, len(between) - 1):
+            if (codes[closes + place] != between[place]).any():
+                return False
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            return False
+        if len(between) < PREFIX_BYTES:
+            codes[closes] = 0
+            inside = inside.replace(b"\0", b"\0\0")
+        start = len(self.elements)
+        self.elements += bytes(PREFIX_BYTES - 1)
+        self.elements += inside
+        self._set_lengths(start, np.append(closes, len(text) - 1) - opens - 1)
+        return True
+
+    def _set_lengths(self, start: int, sizes: npt.NDArray[np.int64]) -> None:
+        """Put the lengths before elements of *sizes* bytes, of which the first begins at *start*."""
+        words_of(self.elements, start)[np.cumsum(sizes + PREFIX_BYTES) - sizes - PREFIX_BYTES] = sizes
+        self._add(len(sizes))
+
+    def _append(self, text: bytes) -> None:
+        """Store the strings in *text*, which are separated by commas."""
+        try:
+            strings = orjson.loads(b"[%b]" % text)
+        except orjson.JSONDecodeError as error:
+            raise CodecError(f"a string near element {self._count} is not JSON: {error}") from None
+        self._store(strings)
+
+    def _store(self, strings: list[str]) -> None:
+        """Store *strings*. Raises `TypeError`, with nothing stored, if one of them is no string."""
+        if len(strings) < RUN_ELEMENTS:
+            parts: list[bytes] = []
+            for string in strings:
+                element = str.encode(string)
+                parts += (len(element).to_bytes(PREFIX_BYTES, "little"), element)
+            self.elements += b"".join(parts)
+            self._add(len(strings))
+            return
+        joined = _LENGTH_PLACE.join(["", *strings])
+        lengths = map(len, strings) if joined.isascii() else [len(string.encode()) for string in strings]
+        start = len(self.elements)
+        self.elements += joined.encode()
+        self._set_lengths(start, np.fromiter(lengths, np.int64, len(strings)))
+
+    def _begin_element(self) -> int:
+        """Begin a string that is longer than a piece: its quote is taken."""
+        self._long_element_at = len(self.elements)
+        self.elements += bytes(PREFIX_BYTES)
+        return 1
+
+    def _continue_element(self, buffer: bytearray, element_at: int) -> int:
+        """Decode the next part of a string that is longer than a piece; its length is at *element_at*."""
+        try:
+            part, is_closed = string_part(buffer)
+            self.elements += orjson.loads(b'"%b"' % part).encode()
+        except (CodecError, orjson.JSONDecodeError) as error:
+            raise CodecError(f"element {self._count} is not JSON: {error}") from None
+        if not is_closed:
+            return len(part)
+        size = len(self.elements) - element_at - PREFIX_BYTES
+        if size > MAX_ELEMENT_BYTES:
+            raise CodecError(f"element {self._count} has {size} bytes, more than a BYTES element can have")
+        self.elements[element_at : element_at + PREFIX_BYTES] = size.to_bytes(PREFIX_BYTES, "little")
+        self._long_element_at = None
+        self._wants_value = self._just_opened = False
+        self._add(1)
+        return len(part) + 1
+
+    def _add(self, n_elements: int) -> None:
+        self._count += n_elements
+        if self._count > self._n_elements:
+            raise CodecError(f"expected {self._n_elements} elements, got more")
+
+    def _open(self) -> None:
+        self._depth += 1
+        self._just_opened = True
+        if self._depth > MAX_DEPTH:
+            raise CodecError(f"data is nested deeper than {MAX_DEPTH}")
+        if self._depth > 1:
+            self._nesting = self._nesting or Nesting(self._shape, MAX_DEPTH)
+            self._nesting.open(self._depth, self._count)
+
+    def _close(self) -> None:
+        if self._nesting is not None:
+            self._nesting.close(self._depth, self._count)
+        self._depth -= 1
+        self._wants_value = self._just_opened = False
+        if self._depth == 0:
+            self.done = True
+            if self._count != self._n_elements:
+                raise CodecError(f"expected {self._n_elements} elements, got {self._count}")
+            if self._nesting is not None:
+                self._nesting.finish()
+
+
+def from_base64(elements: bytearray, label: str) -> Generator[None, None, bytearray]:
+    """*elements* (length-prefixed base64) decoded, length-prefixed again (protocol 4.8); yields between steps.
+
+    Raises `CodecError` naming *label* and the element.
+    """
+    decoded = bytearray()
+    view = memoryview(elements)
+    offset = index = worked = 0
+    while offset < len(view):
+        start = offset + PREFIX_BYTES
+        offset = start + int.from_bytes(view[offset:start], "little")
+        length_at = len(decoded)
+        decoded += bytes(PREFIX_BYTES)
+        for piece_start in range(start, offset, PIECE_BYTES):
+            piece = view[piece_start : min(piece_start + PIECE_BYTES, offset)]
+            try:
+                octets = base64.b64decode(piece, validate=True)
+            except binascii.Error as error:
+                raise CodecError(f"{label}: element {index} is not base64: {error}") from None
+            if piece_start + PIECE_BYTES < offset and len(octets) * 4 < len(piece) * 3:
+                raise CodecError(f"{label}: element {index} is not base64: padding before its end")
+            decoded += octets
+            worked += len(piece)
+            if len(piece) == PIECE_BYTES:
+                yield
+        size = len(decoded) - length_at - PREFIX_BYTES
+        decoded[length_at : length_at + PREFIX_BYTES] = size.to_bytes(PREFIX_BYTES, "little")
+        index += 1
+        worked += 64  # what an element costs by itself, in bytes
+        if worked > PIECE_BYTES:
+            worked = 0
+            yield
+    return decoded
+
+
+def _end(pattern: re.Pattern[bytes], text: bytes, start: int) -> int:
+    """Where *pattern* ends that is matched at *start*; *start* itself if it does not match."""
+    match = pattern.match(text, start)
+    return match.end() if match else start

@@ -1,0 +1,162 @@
+"""Bodies of clients: read, relayed, invited, reserved, dropped."""
+
+import asyncio
+import gzip
+
+import pytest
+
+from gateway.client.body import DROP_BYTES, ClientBody
+from gateway.client.reply import Reply
+from gateway.client.request import ClientRequest
+from gateway.errors import ErrorKind, GatewayError
+from tests.client.raw import connect, echo, serving
+
+GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def post(body: bytes, length: int | None = None, extra: bytes = b"") -> bytes:
+    """A request with *body*, maybe a part of what it announces."""
+    announced = len(body) if length is None else length
+    return b"POST /a HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n%b" % (extra, announced, body)
+
+
+CHUNKED = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("size", [0, 1, 70_000, 1_000_000])
+async def test_a_body_is_read_whole_however_it_comes(size: int) -> None:
+    body = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    async with serving(echo) as running, connect(running.url) as client:
+        assert (await client.exchange(post(body))).body == b"POST /a " + body
+        head, _, rest = post(body).partition(b"\r\n\r\n")
+        client.writer.write(head + b"\r\n\r\n")
+        while len(running.requests) < 2:
+            await asyncio.sleep(0)
+        client.writer.write(rest)
+        assert (await client.read_reply()).body == b"POST /a " + body
+        pieces = [body[start : start + 100_000] for start in range(0, len(body), 100_000)]
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+        assert (await client.exchange(CHUNKED + chunks + b"0\r\n\r\n")).body == b"POST /a " + body
+        assert [exchange.client_request_bytes for exchange in running.exchanges] == [size] * 3
+
+
+async def test_a_compressed_body_is_inflated_and_counted_as_it_came() -> None:
+    packed = gzip.compress(bytes(100_000))
+    async with serving(echo) as running, connect(running.url) as client:
+        reply = await client.exchange(post(packed, extra=b"Content-Encoding: gzip\r\n"))
+        assert reply.body == b"POST /a " + bytes(100_000)
+        assert (await running.exchange()).client_request_bytes == len(packed)
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (post(b"", 1001), 413),
+        (CHUNKED + b"3e9\r\n" + bytes(1001) + b"\r\n0\r\n\r\n", 413),
+        (post(gzip.compress(bytes(2000)), extra=b"Content-Encoding: gzip\r\n"), 413),
+        (post(b"x", extra=b"Content-Encoding: gzip\r\n"), 400),
+        (post(b"x", extra=b"Content-Encoding: br\r\n"), 415),
+        (post(b"x", extra=b"Content-Encoding: gzip\r\nContent-Encoding: gzip\r\n"), 415),
+        (CHUNKED + b"zz\r\n", 400),
+    ],
+)
+async def test_a_body_that_cannot_be_read_is_refused(request_: bytes, status: int) -> None:
+    async with serving(echo, max_bytes=1000) as running, connect(running.url) as client:
+        reply = await client.exchange(request_)
+        assert (reply.status, bool(reply.error)) == (status, True)
+
+
+async def test_the_first_part_of_a_relayed_body_is_waited_for_and_the_rest_streams() -> None:
+    seen: list[bytes] = []
+    is_first_read = asyncio.Event()
+
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        first = await body.read_first(1000)
+        seen.append(first)
+        assert not body.at_end
+        is_first_read.set()
+        seen.extend([chunk async for chunk in body.chunks()])
+        assert body.at_end
+        await reply.whole(200, [], b"")
+
+    async with serving(serve) as running, connect(running.url) as client:
+        client.writer.write(post(b"a" * 500, 2000))
+        while not running.requests:
+            await asyncio.sleep(0)
+        assert not is_first_read.is_set()
+        client.writer.write(b"b" * 500)
+        await is_first_read.wait()
+        assert seen == [b"a" * 500 + b"b" * 500]
+        assert (await client.exchange(b"c" * 1000)).status == 200
+        assert b"".join(seen) == b"a" * 500 + b"b" * 500 + b"c" * 1000
+        assert (await running.exchange()).client_request_bytes == 2000
+
+
+@pytest.mark.parametrize("body", [b"", b"abc"])
+async def test_a_body_that_ends_before_is_read_to_its_end(body: bytes) -> None:
+    async def serve(request: ClientRequest, reading: ClientBody, reply: Reply) -> None:
+        first = await reading.read_first(1000)
+        assert reading.at_end
+        await reply.whole(200, [], first)
+
+    async with serving(serve) as running, connect(running.url) as client:
+        assert (await client.exchange(post(body))).body == body
+        assert (await client.exchange(CHUNKED + b"3\r\nabc\r\n0\r\n\r\n")).body == b"abc"
+
+
+async def test_a_client_that_waits_for_its_invitation_gets_it_once() -> None:
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        body.invite()
+        body.invite()
+        await echo(request, body, reply)
+
+    async with serving(serve) as running, connect(running.url) as client:
+        client.writer.write(post(b"", 3, b"Expect: 100-Continue\r\n"))
+        assert (await client.read_reply()).status == 100
+        assert (await client.exchange(b"abc")).body == b"POST /a abc"
+        assert (await client.exchange(GET)).status == 200
+
+
+async def test_reserving_more_than_there_is_room_for_is_refused_and_everything_given_back() -> None:
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        body.reserve(1 << 23)
+        body.reserve(1 << 22)
+        body.hold_answer(100)
+        with pytest.raises(GatewayError, match="do not fit") as caught:
+            body.reserve(1 << 23)
+        assert body._admission.held_bytes == (1 << 23) + (1 << 22) + 100
+        body.release()
+        body.release()
+        assert (body._admission.held_bytes, body._admission.requests) == (0, 0)
+        raise caught.value
+
+    async with serving(serve) as running, connect(running.url) as client:
+        reply = await client.exchange(GET)
+        assert (reply.status, reply.all("retry-after")) == (503, ["1"])
+        assert (await running.exchange()).error is ErrorKind.OVERLOADED
+
+
+async def refuse(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+    raise GatewayError(ErrorKind.NO_ROUTE, "no route")
+
+
+async def test_after_a_small_refused_body_the_connection_goes_on() -> None:
+    async with serving(refuse) as running, connect(running.url) as client:
+        client.writer.write(post(b"", DROP_BYTES))
+        assert (await client.read_reply()).all("connection") == []
+        client.writer.write(bytes(DROP_BYTES))
+        assert (await client.exchange(GET)).status == 404
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        post(b"", DROP_BYTES + 1),
+        post(b"", 10, b"Expect: 100-continue\r\n"),
+        CHUNKED,
+    ],
+)
+async def test_after_a_refused_body_of_unknown_size_or_a_large_one_the_connection_is_closed(head: bytes) -> None:
+    async with serving(refuse) as running, connect(running.url) as client:
+        assert (await client.exchange(head)).all("connection") == ["close"]
+        assert await client.is_closed()

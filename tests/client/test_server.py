@@ -1,0 +1,241 @@
+"""What a client may send, and what becomes of it before anything is routed."""
+
+import asyncio
+import logging
+
+import pytest
+
+from gateway.client.body import ClientBody
+from gateway.client.reply import Reply
+from gateway.client.request import ClientRequest
+from gateway.errors import ErrorKind
+from tests.client.raw import connect, echo, serving
+
+GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc"
+CHUNKED = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+async def test_a_request_is_a_value_with_the_headers_as_they_came() -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        head = b"POST /a%2Fb?c=%20 HTTP/1.1\r\nHost: h:1\r\nX-A: 1\r\nx-a:  \xc3\xa9 \r\nContent-Length: 3\r\n\r\nabc"
+        reply = await client.exchange(head)
+        assert (reply.status, reply.body) == (200, b"POST /a%2Fb?c=%20 abc")
+        (request,) = running.requests
+        assert request.headers.pairs == (("Host", "h:1"), ("X-A", "1"), ("x-a", "é"), ("Content-Length", "3"))
+        assert (request.host, request.peer, request.scheme, request.version) == ("h:1", "127.0.0.1", "http", (1, 1))
+        assert (request.content_length, request.has_body, request.is_chunked) == (3, True, False)
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "host"),
+    [
+        (b"http://a:1/x?y", "/x?y", "a:1"),
+        (b"HTTP://a", "/", "a"),
+        (b"http://a?y", "/?y", "a"),
+        (b"http://user:secret@a/x", "/x", "a"),
+        (b"http://[::1]:80/x", "/x", "[::1]:80"),
+        (b"//a/x", "//a/x", "h"),
+    ],
+)
+async def test_the_authority_of_an_absolute_target_replaces_the_host(target: bytes, path: str, host: str) -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        assert (await client.exchange(b"GET %b HTTP/1.1\r\nHost: h\r\n\r\n" % target)).status == 200
+        assert (running.requests[0].path, running.requests[0].host) == (path, host)
+
+
+FRAMING = [
+    (b"Transfer-Encoding: gzip, chunked", 501),
+    (b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", 400),
+    (b"Transfer-Encoding: chunked, chunked", 400),
+    (b"Transfer-Encoding: gzip", 400),
+    (b"Transfer-Encoding: identity", 400),
+    (b"Transfer-Encoding: xchunked", 400),
+    (b"Transfer-Encoding: chunked;q=1", 400),
+    (b"Transfer-Encoding: \x0bchunked", 400),
+    (b"Transfer-Encoding:\r\n chunked", 400),
+    (b"Transfer-Encoding : chunked", 400),
+    (b"Content-Length: 3\r\nTransfer-Encoding: chunked", 400),
+    (b"Transfer-Encoding: chunked\r\nContent-Length: 3", 400),
+    (b"Content-Length: 3\r\nContent-Length: 3", 400),
+    (b"Content-Length: 3\r\nContent-Length: 4", 400),
+    (b"Content-Length: 3, 3", 400),
+    (b"Content-Length: +3", 400),
+    (b"Content-Length: -3", 400),
+    (b"Content-Length: 0x3", 400),
+    (b"Content-Length: 3 3", 400),
+    (b"Content-Length:", 400),
+    (b"Content-Length: 99999999999999999999999", 400),
+]
+
+
+@pytest.mark.parametrize(("lines", "status"), FRAMING)
+async def test_a_framing_on_which_others_may_not_agree_is_refused_and_the_connection_closed(
+    lines: bytes, status: int
+) -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        client.writer.write(b"POST /a HTTP/1.1\r\nHost: x\r\n%b\r\n\r\n3\r\nabc\r\n0\r\n\r\n" % lines + GET)
+        reply = await client.read_reply()
+        assert (reply.status, bool(reply.error), reply.all("connection")) == (status, True, ["close"])
+        assert await client.is_closed()
+        assert (await running.exchange()).error is ErrorKind.MALFORMED_REQUEST
+        assert len(running.exchanges) == 1
+
+
+HEADS = [
+    b"GET /a HTTP/1.1\r\nHost: x\r\nX-A: a\r\n b\r\n\r\n",
+    b"GET /a HTTP/1.1\r\nHost: x\r\nX-A: a\rb\r\n\r\n",
+    b"GET /a HTTP/1.1\r\nHost: x\r\nX-A: a\nX-B: b\r\n\r\n",
+    b"GET /a HTTP/1.1\nHost: x\n\n",
+    b"GET /a HTTP/1.1\r\nHost: x\r\nX-A: a\0b\r\n\r\n",
+    b"GET /a HTTP/1.1\r\nHost: x\r\nX-A: \x01\r\n\r\n",
+    b"GET /a HTTP/1.1\r\nHost: x\r\nX-A : a\r\n\r\n",
+    b"GET /a HTTP/1.1\r\nHost: x\r\n X-A: a\r\n\r\n",
+    b"GET /a HTTP/1.1\r\nHost: x\r\n: a\r\n\r\n",
+    b"GET /a HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n",
+    b"GET /a HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
+    b"GET /a HTTP/1.1\r\n\r\n",
+    b"GET /\x00a HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /a b HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET a HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET http:// HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET http:///a HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET http://[/a HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET ftp://x/a HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /a#b HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET * HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"CONNECT a:1 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"CONNECT /a HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"BREW /a HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"get /a HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"GET /a HTTP/1.1\r\nHost: x\r\nX-A: adm\xffin\r\n\r\n",
+    b"GET /a\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /a HTTP/1.1\r\nHost: x\r\nX-A: " + b"a" * 9000 + b"\r\n\r\n",
+    b"GET /a HTTP/1.1\r\nHost: x\r\n" + b"X-A: a\r\n" * 200 + b"\r\n",
+    b"POST /a HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("head", HEADS)
+async def test_a_head_that_is_not_sound_is_refused_in_the_error_shape_and_recorded(
+    head: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with serving(echo) as running, connect(running.url) as client:
+        reply = await client.exchange(head)
+        assert (reply.status, bool(reply.error)) == (400, True)
+        exchange = await running.exchange()
+        assert (exchange.status, exchange.error) == (400, ErrorKind.MALFORMED_REQUEST)
+        assert exchange.detail.isprintable()
+        assert exchange.path.isprintable()
+        assert reply.all("x-request-id") == [exchange.request_id]
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("version", [b"0.9", b"2.0", b"1.2", b"3.0"])
+async def test_other_versions_of_http_are_refused(version: bytes) -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        reply = await client.exchange(b"GET /a HTTP/%b\r\nHost: x\r\n\r\n" % version)
+        assert reply.status in (400, 505)
+        assert reply.error
+
+
+async def test_after_a_refused_header_the_connection_goes_on() -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        reply = await client.exchange(POST.replace(b"Host", b"X-A: adm\xffin\r\nHost"))
+        assert (reply.status, "'X-A'" in reply.error) == (400, True)
+        assert (await client.exchange(POST)).body == b"POST /a abc"
+
+
+@pytest.mark.parametrize("garbage", [b"GARBAGE\r\n\r\n", b"\x00", CHUNKED + b"zz\r\n", b"G\xffT / HTTP/1.1\r\n\r\n"])
+@pytest.mark.parametrize("good", [GET, POST, GET + POST, CHUNKED + b"3\r\nabc\r\n0\r\n\r\n"])
+async def test_a_good_request_gets_its_reply_before_the_garbage_behind_it(good: bytes, garbage: bytes) -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        client.writer.write(good + garbage)
+        number = good.count(b"HTTP")
+        for _ in range(number):
+            reply = await client.read_reply()
+            assert reply.status == 200
+        if reply.all("connection") != ["close"]:  # as it is after a chunked body
+            reply = await client.read_reply()
+            assert (reply.status, bool(reply.error)) == (400, True)
+            assert (await running.exchange(number + 1)).error is ErrorKind.MALFORMED_REQUEST
+        assert await client.is_closed()
+
+
+async def test_the_body_of_a_queued_request_that_breaks_fails_it_at_once() -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        client.writer.write(GET + CHUNKED)
+        assert (await client.read_reply()).status == 200
+        client.writer.write(b"zz\r\n")
+        assert "malformed HTTP body" in (await client.read_reply()).error
+        assert await client.is_closed()
+        assert len(running.exchanges) == 2
+
+
+async def test_a_body_that_breaks_while_an_earlier_request_is_served_fails_its_own_request_only() -> None:
+    arrived = asyncio.Event()
+
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        if request.method == "GET":
+            await arrived.wait()
+        await echo(request, body, reply)
+
+    async with serving(serve) as running, connect(running.url) as client:
+        client.writer.write(GET + CHUNKED + b"zz\r\n")
+        while not running.requests:
+            await asyncio.sleep(0)
+        arrived.set()
+        assert (await client.read_reply()).status == 200
+        assert "malformed HTTP body" in (await client.read_reply()).error
+
+
+async def test_many_pipelined_requests_in_one_piece_are_answered_in_order() -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        client.writer.write(b"".join(GET.replace(b"/a", b"/%d" % number) for number in range(100)))
+        bodies = [(await client.read_reply()).body for _ in range(100)]
+        assert bodies == [b"GET /%d " % number for number in range(100)]
+
+
+async def test_an_upgrade_is_not_taken_up_and_what_follows_is_a_request() -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        upgrade = GET.replace(b"Host", b"Connection: upgrade\r\nUpgrade: websocket\r\nHost")
+        assert (await client.exchange(upgrade)).status == 200
+        assert (await client.exchange(POST)).body == b"POST /a abc"
+
+
+@pytest.mark.parametrize("connection", [b"close", b"x, close", b"x\r\nConnection: close"])
+async def test_a_client_that_asks_in_any_connection_header_gets_its_connection_closed(connection: bytes) -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        reply = await client.exchange(GET.replace(b"Host", b"Connection: %b\r\nHost" % connection))
+        assert (reply.status, reply.all("connection")) == (200, ["close"])
+        assert await client.is_closed()
+
+
+async def test_a_handler_that_fails_is_a_500_that_says_nothing_and_a_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        raise KeyError("secret")
+
+    async with serving(serve) as running, connect(running.url) as client:
+        reply = await client.exchange(GET)
+        assert (reply.status, reply.error) == (500, "internal error")
+        assert await client.is_closed()
+        assert (await running.exchange(2)).error is ErrorKind.INTERNAL
+    assert [record.message for record in caplog.records] == ["a handler failed"]
+
+
+async def test_a_handler_that_fails_in_the_middle_of_a_reply_cuts_it_off() -> None:
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        await reply.begin(200, [], None)
+        raise KeyError("x")
+
+    async with serving(serve) as running, connect(running.url) as client:
+        client.writer.write(GET)
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await client.read_reply()

@@ -1,0 +1,182 @@
+"""What of aiohttp's server is private or undocumented and used by client/server.py.
+
+Each test fails when a release of aiohttp has lost or changed what it names, before a client notices.
+"""
+
+import asyncio
+import inspect
+from typing import Any
+
+import aiohttp.web_protocol
+import pytest
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
+
+from gateway.client.body import ClientBody
+from gateway.client.reply import Reply
+from gateway.client.request import ClientRequest
+from gateway.client.server import ClientProtocol, Server
+from tests.client.raw import Running, connect, echo, serving
+
+GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def protocol_of(running: Running) -> ClientProtocol:
+    """The protocol of the only connection."""
+    while not running.server.connections:
+        await asyncio.sleep(0)
+    (protocol,) = running.server.connections
+    assert isinstance(protocol, ClientProtocol)
+    return protocol
+
+
+async def refuse_everything(request: ClientRequest) -> None:
+    raise AssertionError
+
+
+async def test_a_server_hands_its_loop_and_options_to_the_protocol_that_it_makes() -> None:
+    server = Server(refuse_everything, lambda exchange: None)
+    assert server._loop is asyncio.get_running_loop()
+    assert server._kwargs["auto_decompress"] is False
+    protocol = server()
+    assert isinstance(protocol, RequestHandler)
+    assert protocol.keepalive_timeout == 75.0
+    assert protocol._lingering_time == 0
+
+
+async def test_options_that_a_protocol_does_not_know_would_be_an_error() -> None:
+    # web.Server.__call__ would drop all options with a warning; ours must not
+    with pytest.raises(TypeError):
+        ClientProtocol(
+            Server(refuse_everything, lambda exchange: None), loop=asyncio.get_running_loop(), no_such_option=1
+        )
+
+
+async def test_an_error_of_the_parser_is_queued_as_an_err_info_with_its_message() -> None:
+    async with serving(echo) as running, connect(running.url):
+        protocol = await protocol_of(running)
+        assert not protocol._messages
+        protocol.data_received(b"\0\r\n\r\n")
+        (error, payload) = protocol._messages[-1]
+        assert isinstance(error, _ErrInfo)
+        assert (error.status, payload.is_eof()) == (400, True)
+        assert "Bad status line" in error.message or "Invalid" in error.message
+
+
+async def test_heads_are_queued_with_their_payload_until_they_are_served() -> None:
+    held = asyncio.Event()
+
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        await held.wait()
+        await echo(request, body, reply)
+
+    async with serving(serve) as running, connect(running.url) as client:
+        client.writer.write(GET)
+        while not running.requests:
+            await asyncio.sleep(0)
+        protocol = await protocol_of(running)
+        current: Any = protocol._current_request
+        assert isinstance(current, web.BaseRequest)
+        assert current.protocol is protocol
+        assert protocol.serving is running.requests[0].connection
+        protocol.data_received(b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n")
+        ((message, payload),) = protocol._messages
+        assert not isinstance(message, _ErrInfo)
+        assert (message.path, payload.is_eof(), payload.at_eof()) == ("/b", False, False)
+        protocol.data_received(b"abc")
+        assert (payload.is_eof(), payload.at_eof()) == (True, False)
+        held.set()
+        assert (await client.read_reply()).body == b"GET /a "
+        assert (await client.read_reply()).body == b"POST /b abc"
+        assert payload.at_eof()
+
+
+async def test_the_exception_of_a_payload_is_raised_to_its_reader() -> None:
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        protocol = await protocol_of(running)
+        current: Any = protocol._current_request
+        asyncio.get_running_loop().call_soon(current.content.set_exception, web.RequestPayloadError("broken"))
+        await echo(request, body, reply)
+
+    async with serving(serve) as running, connect(running.url) as client:
+        reply = await client.exchange(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n")
+        assert (reply.status, reply.error) == (400, "malformed HTTP body: broken")
+
+
+async def test_a_connection_that_the_reader_pauses_is_paused_and_resumed() -> None:
+    body = bytes(2_000_000)
+
+    async def serve(request: ClientRequest, reading: ClientBody, reply: Reply) -> None:
+        protocol = await protocol_of(running)
+        while not protocol._reading_paused:
+            await asyncio.sleep(0)
+        await echo(request, reading, reply)
+
+    async with serving(serve, max_bytes=len(body)) as running, connect(running.url) as client:
+        head = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        assert (await client.exchange(head + body)).body == b"POST /a " + body
+
+
+async def test_aiohttp_asks_what_a_handler_gave_it_for_nothing_but_these() -> None:
+    asked: list[str] = []
+
+    class Spy(web.StreamResponse):
+        def __getattribute__(self, name: str) -> Any:
+            asked.append(name)
+            return super().__getattribute__(name)
+
+        async def prepare(self, request: web.BaseRequest) -> None:
+            return None
+
+        async def write_eof(self, data: bytes = b"") -> None:
+            pass
+
+        @property
+        def keep_alive(self) -> bool:
+            return False
+
+    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        spy = Spy()
+        asked.clear()
+        return spy
+
+    runner = web.ServerRunner(web.Server(handle, access_log=None))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        async with connect(f"http://127.0.0.1:{runner.addresses[0][1]}") as client:
+            client.writer.write(GET)
+            assert await client.is_closed()
+    finally:
+        await runner.cleanup()
+    assert set(asked) - {"__http_exception__", "__class__"} == {"prepare", "write_eof", "keep_alive"}
+
+
+def test_the_methods_that_are_overridden_exist_with_these_arguments() -> None:
+    parameters = inspect.signature(RequestHandler.handle_error).parameters
+    assert list(parameters) == ["self", "request", "status", "exc", "message"]
+    for name in ("connection_made", "connection_lost", "data_received", "writing_paused"):
+        assert hasattr(RequestHandler, name)
+    assert aiohttp.web_protocol.MAX_MSG_QUEUE_SIZE == 32
+    for name in ("pre_shutdown", "shutdown", "connections"):
+        assert hasattr(web.Server, name)
+
+
+async def test_a_client_that_leaves_cancels_its_handler() -> None:
+    cancelled = asyncio.Event()
+
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async with serving(serve) as running:
+        async with connect(running.url) as client:
+            client.writer.write(GET)
+            while not running.requests:
+                await asyncio.sleep(0)
+        await cancelled.wait()
+        assert (await running.exchange()).status == 499

@@ -1,0 +1,52 @@
+"""Following strings and brackets: each is looked at once, and no step looks at too many."""
+
+import re
+
+import pytest
+
+from gateway.codec.json import prover as prover_module
+from gateway.codec.json import sinks as sinks_module
+from gateway.codec.json.brackets import MAX_TEXT_DEPTH, STEP_TOKENS, walk
+from gateway.codec.tensors.pieces import PIECE_BYTES
+from gateway.errors import CodecError
+from tests.codec.walk import Walked
+
+
+def test_long_string_full_of_quotes_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a string that is not whole yet there is nothing to look for: 8 Ki quotes in it make no more tokens."""
+    n_tokens = 0
+
+    def counting_walk(opened: bytearray, tokens: list[re.Match[bytes]]) -> int:
+        nonlocal n_tokens
+        n_tokens += len(tokens)
+        return walk(opened, tokens)
+
+    monkeypatch.setattr(prover_module, "walk", counting_walk)
+    data = b'["' + b'\\"' * 8192 + b'"]'
+    assert Walked(b'{"outputs":[{"data":%b}]}' % data, 4096).texts == [data]
+    assert 0 < n_tokens < 100
+
+
+def test_brackets_without_a_comma_are_looked_at_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one step they would be millions of matches."""
+    longest = 0
+
+    def measuring_walk(opened: bytearray, tokens: list[re.Match[bytes]]) -> int:
+        nonlocal longest
+        longest = max(longest, len(tokens))
+        return walk(opened, tokens)
+
+    monkeypatch.setattr(sinks_module, "walk", measuring_walk)
+    with pytest.raises(CodecError):
+        Walked(b'{"outputs":[{"data":' + b"[" * (4 * PIECE_BYTES) + b"}]}", check=False)
+    assert 0 < longest <= PIECE_BYTES
+
+
+def test_value_without_a_comma_may_be_nested_as_deep_as_any() -> None:
+    assert STEP_TOKENS > 3 * MAX_TEXT_DEPTH
+    depth = MAX_TEXT_DEPTH - 1
+    for filling in (b"1", b" " * PIECE_BYTES + b"1"):
+        data = b'[%b%b%b,"x"]' % (b'{"a":' * depth, filling, b"}" * depth)
+        assert Walked(b'{"outputs":[{"data":%b}]}' % data).texts == [data]
+    with pytest.raises(CodecError, match=f"nested deeper than {MAX_TEXT_DEPTH}"):
+        Walked(b'{"outputs":[{"data":%b1%b}]}' % (b"[" * (MAX_TEXT_DEPTH + 1), b"]" * (MAX_TEXT_DEPTH + 1)))

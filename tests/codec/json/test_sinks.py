@@ -1,0 +1,93 @@
+"""Sinks for values that stay JSON: they keep their text, or only find its end."""
+
+import json
+
+import pytest
+
+from gateway.codec import InferAnswer, OutputSelection
+from gateway.codec.json.sinks import SkipSink, TextSink, labelling, pour
+from gateway.codec.tensors.pieces import PIECE_BYTES
+from gateway.errors import CodecError
+from tests.codec.walk import MAX_BYTES, Walked, cut, exhaust, one_output, read_answer
+
+
+def test_output_that_stays_json_is_kept_in_pieces_of_its_own_text() -> None:
+    data = json.dumps([[1.5, 2]] * 100_000)
+    reply = read_answer(cut(one_output(data, "FP32", "[100000,2]"), 65536), OutputSelection())
+    assert data.encode() in b"".join(reply.header)
+    assert max(map(len, reply.header)) <= 2 * PIECE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("data", "datatype"),
+    [
+        ("[" + "0.10000000149011612," * 200_000 + "1]", "FP32"),
+        ("[" + "[[1.5],[-0]]," * 200_000 + "[[1],[2]]]", "FP64"),
+        ("[" + "null," * 200_000 + "1]", "FP16"),
+        ("[" + '"NaN",' * 200_000 + "1]", "BF16"),
+        ("[" + "true,\n      " * 200_000 + "1]", "BOOL"),
+        ("[" + '"element",' * 200_000 + '"x"]', "BYTES"),
+        ('["' + "\\u00e9" * 1_000_000 + '"]', "BYTES"),
+        ('["' + "x" * 10 * 1024 * 1024 + '"]', "BYTES"),
+    ],
+    ids=["flat", "nested", "nulls", "quoted", "pretty", "strings", "escapes", "one_string"],
+)
+def test_text_of_a_binary_output_is_gone_as_soon_as_it_is_read(data: str, datatype: str) -> None:
+    n_elements = data.count('"') // 2 if datatype == "BYTES" else data.count(",") + 1
+    shape = "[200001,2,1]" if "[[" in data else f"[{n_elements}]"
+    answer = InferAnswer(OutputSelection(binary_by_default=True), model="m", request_id=b"", max_bytes=MAX_BYTES)
+    steps = 0
+    for chunk in cut(one_output(data, datatype, shape), 65536):
+        for _ in answer.feed(chunk):
+            steps += 1
+        assert len(answer._scanner._buffer) <= PIECE_BYTES
+        assert len(answer._scanner._skeleton) < 1000
+        assert not any(value.text for value in answer._values.opened)
+    exhaust(answer.finish())
+    assert steps >= len(data) // (2 * PIECE_BYTES)
+
+
+def test_brackets_without_end_in_data_are_refused() -> None:
+    for text in (b"[" * 100_000, b"[" * 20_000 + b"]" * 20_000, b'[{"a":' * 50_000):
+        with pytest.raises(CodecError):
+            Walked(b'{"outputs":[{"data":' + text + b"}]}", 65536)
+
+
+def test_errors_of_sinks_get_their_label_once() -> None:
+    for pieces in ([b"[1,", b"}"], [b"[1,", b"2"]):
+        with pytest.raises(CodecError, match="^output 'y': (?!.*output)"):
+            exhaust(pour(pieces, TextSink("output 'y'", None)))
+    with pytest.raises(KeyError), labelling(SkipSink("x")):
+        raise KeyError
+
+
+def test_kept_text_is_poured_in_steps_and_given_back() -> None:
+    pieces = [b'["a",' * 1, *[b"1," * PIECE_BYTES] * 4, b"2]"]
+    text = b"".join(pieces)
+    kept: list[bytes] = []
+    sink = TextSink("x", kept)
+    assert sum(1 for _ in pour(pieces, sink)) >= len(text) // PIECE_BYTES
+    assert not pieces
+    assert b"".join(kept) == text
+    assert sink.held_bytes == len(text)
+
+
+@pytest.mark.parametrize("unit", [b"x", b"\\\\", b'\\"', b"]},"])
+def test_value_that_nobody_looks_into_is_skipped_in_steps(unit: bytes) -> None:
+    for data in (b'"%b"', b'["a","%b",{"b":[]}]'):
+        text = data.replace(b"%b", unit * (300_000 // len(unit)))
+        assert Walked(b'{"outputs":[{"data":%b ,"x":1}]}' % text, 70_000, check=False).texts == [text]
+    sink = SkipSink("x")
+    buffer = bytearray(b'"' + unit * (1_000_000 // len(unit)) + b'"')
+    steps = 0
+    while not sink.done:
+        del buffer[: sink.step(buffer)]
+        steps += 1
+    assert steps > 20
+
+
+@pytest.mark.parametrize("sink", [SkipSink("x"), TextSink("x", []), TextSink("x", None)])
+def test_blanks_before_a_value_wait_for_it(sink: SkipSink | TextSink) -> None:
+    assert sink.step(bytearray(b" \n")) == 0
+    assert sink.step(bytearray(b"\n 12 ,")) > 0
+    assert sink.held_bytes == 0

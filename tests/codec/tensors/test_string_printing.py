@@ -1,0 +1,34 @@
+"""BYTES to JSON strings: every character, in pieces that stay small."""
+
+import json
+
+import orjson
+import pytest
+
+from gateway.codec.tensors.elements import check_elements
+from gateway.codec.tensors.string_printing import text_pieces
+from tests.codec.make_pairs import blob_of
+from tests.codec.walk import ODD_TEXTS, with_odd_text
+
+
+def test_pieces_of_text_stay_small_for_the_worst_characters() -> None:
+    for texts in (["\x01" * 3_000_000], ["\x01" * 50_000] * 20, [""] * 200_000):
+        pieces = list(text_pieces(memoryview(blob_of(texts))))
+        assert max(map(len, pieces)) <= 1024 * 1024
+        assert json.loads(b"[" + b"".join(pieces) + b"]") == texts
+
+
+@pytest.mark.parametrize("odd", ODD_TEXTS)
+def test_odd_string_among_many_is_written_like_others(odd: str) -> None:
+    elements = with_odd_text(odd)
+    blob = memoryview(blob_of(elements))
+    for _ in check_elements(blob, len(elements), "input 'x'", utf8=True):
+        pass
+    assert orjson.loads(b"[%b]" % b"".join(text_pieces(blob))) == elements
+
+
+def test_mark_among_strings_with_escapes_is_printed_as_it_is() -> None:
+    """The mark that stands between strings printed as one must not be taken from an element."""
+    elements = ["a"] * 20 + ["\x7f___", 'b"'] + ["c"] * 20
+    blob = memoryview(blob_of(elements))
+    assert json.loads(b"[" + b"".join(text_pieces(blob)) + b"]") == elements

@@ -1,0 +1,152 @@
+"""Errors of backends, in the shape in which clients read them (protocol 4.9)."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.codec import error_body
+from gateway.codec.v2.error_bodies import MAX_WORDS, shortened, words_of
+
+TITLE = "<html><head><title>502 Bad Gateway</title></head>"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"Internal Server Error", "Internal Server Error"),
+        (b'"quoted \\u00e9"', "quoted é"),
+        (b"[1, 2]", "[1, 2]"),
+        (b"404", "404"),
+        (b"\xff", "\ufffd"),
+        (b"a\xe9b", "a\ufffdb"),
+        (b"", "the backend answered 500 Oops"),
+        (b" \r\n", "the backend answered 500 Oops"),
+        (b"null", "the backend answered 500 Oops"),
+        (b"{}", "the backend answered 500 Oops"),
+        (b"[]", "the backend answered 500 Oops"),
+        (b'""', "the backend answered 500 Oops"),
+        (b"[" * 60_000, "[" * 60_000),
+        (b'{"error": "cut o', '{"error": "cut o'),
+        (b'{"error": "a"} and more', '{"error": "a"} and more'),
+        (b"<class 'ValueError'>: no", "<class 'ValueError'>: no"),
+    ],
+)
+def test_body_without_members_becomes_the_text_of_an_error(text: bytes, words: str) -> None:
+    body, said = error_body(text, 500, "Oops")
+    assert said == words
+    assert json.loads(body) == {"error": words}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ({"detail": "no"}, "no"),
+        ({"detail": [{"msg": "field required"}]}, '[{"msg":"field required"}]'),
+        ({"code": 503, "type": "InternalServerException", "message": "Prediction failed"}, "Prediction failed"),
+        ({"error_code": "BAD_REQUEST", "message": "no such column\n", "stack_trace": "x"}, "no such column"),
+        ({"detail": "first", "message": "second"}, "first"),
+        ({"detail": None, "message": "second"}, "second"),
+        ({"detail": " ", "message": "second"}, "second"),
+        ({"detail": False}, "false"),
+        ({"reason": "x"}, '{"reason":"x"}'),
+        ({"message": "null"}, "null"),
+    ],
+)
+def test_object_without_an_error_gets_one_and_keeps_its_other_members(text: dict[str, Any], words: str) -> None:
+    body, said = error_body(json.dumps(text, separators=(",", ":")).encode(), 422, "")
+    assert said == words
+    assert json.loads(body) == {"error": words, **text}
+
+
+def test_values_of_other_members_stay_as_they_came() -> None:
+    body, _ = error_body(b'{"detail": "no", "limit": 1.50, "scores": [NaN, -Infinity]}', 422, "")
+    assert body == b'{"error":"no","detail":"no","limit":1.50,"scores":[NaN, -Infinity]}'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b'{ "error" : "a", "more": 1 }', "a"),
+        (b'{"error":{"code":7}}\n', '{"code":7}'),
+        (b'{"error":"a","x":NaN}', "a"),
+        (b'{"error":"","message":"b"}', "b"),
+        (b'{"error":null}', '{"error":null}'),
+    ],
+)
+def test_body_with_an_error_goes_through_byte_for_byte(text: bytes, words: str) -> None:
+    assert error_body(text, 503, "") == (text, words)
+
+
+def test_body_with_an_error_that_is_not_utf8_has_the_wrong_bytes_replaced() -> None:
+    assert error_body(b'{ "error": "caf\xe9" }', 500, "") == (b'{ "error": "caf\xef\xbf\xbd" }', "caf\ufffd")
+
+
+@pytest.mark.parametrize("status", [400, 413, 415])
+@pytest.mark.parametrize(
+    ("text", "words", "others"),
+    [
+        (b'{"error":"too long","code":1}', "too long", {"code": 1}),
+        (b'{"detail":"too long"}', "too long", {"detail": "too long"}),
+        (b'{"error":{"a":1}}', '{"a":1}', {}),
+        (b"too long", "too long", {}),
+        (b"", "the backend answered", {}),
+    ],
+)
+def test_transcoded_request_that_may_have_grown_too_long_is_told_its_length(
+    status: int, text: bytes, words: str, others: dict[str, Any]
+) -> None:
+    body, said = error_body(text, status, "", json_bytes=1234567)
+    assert said.startswith(words)
+    assert said.endswith("1234567 bytes of JSON of this request)")
+    assert json.loads(body) == {"error": said, **others}
+
+
+@pytest.mark.parametrize("status", [401, 404, 422, 500, 503])
+def test_length_is_told_only_where_it_may_be_the_cause(status: int) -> None:
+    text = b'{"error":"no"}'
+    assert error_body(text, status, "", json_bytes=1234567) == (text, "no")
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("<html>boom</html>", "boom"),
+        (
+            f"{TITLE}\r\n<body>\r\n<center><h1>502 Bad Gateway</h1></center>\r\n<hr><center>nginx/1.27</center></html>",
+            "502 Bad Gateway nginx/1.27",
+        ),
+        (f"{TITLE}<body><p>no <b>upstream</b>\n  here</p></body></html>", "502 Bad Gateway: no upstream here"),
+        (f"<!DOCTYPE html>{TITLE}</html>", "502 Bad Gateway"),
+        ("<html><style>p {color: red}</style><script>if (a<b) x()</script><p>a &lt; b</p></html>", "a < b"),
+        ("<html><style>p</style", ""),
+        ("<h1>Error<!-- hidden --></h1>", "Error"),
+    ],
+)
+def test_html_becomes_its_text_without_tags(page: str, words: str) -> None:
+    _, said = error_body(page.encode(), 502, "Bad Gateway")
+    assert said == (words or "the backend answered 502 Bad Gateway")
+
+
+@pytest.mark.parametrize(
+    "page", ["<p>" * 20_000 + "</", "<" * 60_000 + "</", "<script>" * 8_000 + "</p>", "</" * 30_000]
+)
+def test_page_of_nothing_but_tags_is_read_in_one_pass(page: str) -> None:
+    body, _ = error_body(page.encode(), 502, "")
+    assert list(json.loads(body)) == ["error"]
+
+
+def test_reason_that_is_no_text_is_no_trouble() -> None:
+    assert error_body(b"", 520, "")[1] == "the backend answered 520"
+    assert error_body(b"", 400, "Err\udce9ur")[1] == "the backend answered 400 Err?ur"
+
+
+def test_long_words_keep_their_beginning_and_their_end() -> None:
+    words = "b" + "x" * 100_000 + "e"
+    assert len(shortened(words)) <= MAX_WORDS + 5
+    assert shortened(words)[0] + shortened(words)[-1] == "be"
+    assert shortened("short") == "short"
+
+
+def test_object_that_does_not_say_what_went_wrong_has_no_words() -> None:
+    assert words_of({"outputs": b"[]"}) == ""
