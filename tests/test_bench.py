@@ -15,6 +15,7 @@ from tests.bench.rows import ROWS
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_every_row_runs_and_every_byte_is_right(tmp_path: Path) -> None:
     report = tmp_path / "report.json"

@@ -1,4 +1,4 @@
-"""The commands as a user types them, in processes of their own."""
+"""The commands as a user types them; those that serve run in processes of their own."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.cli import main
 from tests.conftest import Connection, answering, lying
 
 COMMAND = [sys.executable, "-m", "gateway"]
@@ -25,10 +26,34 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
 
 
-def test_help_names_the_commands_and_their_options() -> None:
-    assert all(word in run("--help").stdout for word in ("serve", "check", "demo"))
-    assert all(word in run("serve", "--help").stdout for word in ("--config", "--backend", "--listen", "--admin"))
-    assert "--once" in run("demo", "--help").stdout
+@pytest.fixture
+def run_here(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command that ends by itself in this process; its exit code, standard output and standard error.
+
+    A process of its own takes most of a second, nearly all of it imports.
+    """
+
+    def run_main(*arguments: str) -> tuple[int, str, str]:
+        try:
+            code = main(list(arguments))
+        except SystemExit as ended:
+            assert isinstance(ended.code, int)
+            code = ended.code
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run_main
+
+
+def test_help_names_the_commands_and_their_options(run_here: Callable[..., tuple[int, str, str]]) -> None:
+    for arguments, words in [
+        (["--help"], ("serve", "check", "demo")),
+        (["serve", "--help"], ("--config", "--backend", "--listen", "--admin")),
+        (["demo", "--help"], ("--once",)),
+    ]:
+        code, printed, _ = run_here(*arguments)
+        assert code == 0
+        assert all(word in printed for word in words)
 
 
 def test_the_installed_command_is_the_same() -> None:
@@ -36,24 +61,24 @@ def test_the_installed_command_is_the_same() -> None:
     assert subprocess.check_output([command, "--version"], text=True) == run("--version").stdout
 
 
-def test_check_says_good_or_what_is_wrong(tmp_path: Path) -> None:
+def test_check_says_good_or_what_is_wrong(tmp_path: Path, run_here: Callable[..., tuple[int, str, str]]) -> None:
     good = tmp_path / "good.yaml"
     good.write_text("backends: {a: {endpoints: ['http://x:1']}}")
-    result = run("check", str(good))
-    assert (result.returncode, result.stderr) == (0, "")
+    code, _, complaint = run_here("check", str(good))
+    assert (code, complaint) == (0, "")
     bad = tmp_path / "bad.yaml"
     bad.write_text("backends: {a: {endpoints: ['http://x:1'], nonfinit: reject}}")
-    result = run("check", str(bad))
-    assert result.returncode == 2
-    assert result.stderr == f"tensor-gateway: {bad}: backends.a.nonfinit: unknown key, did you mean `nonfinite`?\n"
-    assert run("check", str(tmp_path / "none.yaml")).returncode == 2
+    code, _, complaint = run_here("check", str(bad))
+    assert code == 2
+    assert complaint == f"tensor-gateway: {bad}: backends.a.nonfinit: unknown key, did you mean `nonfinite`?\n"
+    assert run_here("check", str(tmp_path / "none.yaml"))[0] == 2
 
 
 @pytest.mark.parametrize("arguments", [[], ["serve"], ["serve", "--config", "a", "--backend", "b"], ["what"]])
-def test_wrong_commands_are_refused(arguments: list[str]) -> None:
-    result = run(*arguments)
-    assert result.returncode == 2
-    assert "usage:" in result.stderr
+def test_wrong_commands_are_refused(arguments: list[str], run_here: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, complaint = run_here(*arguments)
+    assert code == 2
+    assert "usage:" in complaint
 
 
 def test_serve_with_a_bad_file_or_backend_exits_with_2() -> None:

@@ -141,6 +141,7 @@ def test_what_is_copied_reaches_the_build_and_nothing_else_does() -> None:
     strays = [".env", ".git/config", "tests/test_deploy.py", "deploy/compose.yaml", "gateway/__pycache__/cli.pyc"]
     assert [stray for stray in strays if reaches_build(stray)] == []
     assert sorted(entry.name for entry in ROOT.iterdir() if reaches_build(entry.name)) == [
+        "LICENSE",
         "README.md",
         "gateway",
         "pyproject.toml",

@@ -143,3 +143,63 @@ def test_dependencies_say_why_they_are_there() -> None:
         block = re.search(rf"^{name} = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
         assert block is not None
         assert all("#" in line for line in block[1].splitlines())
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/protocol.md", "deploy/README.md"]
+)
+def test_every_file_that_a_page_links_to_exists(page: str) -> None:
+    path = ROOT / page
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text())
+    assert not [link for link in links if "://" not in link and not (path.parent / link).exists()]
+
+
+CITATION = re.compile(
+    r"\bprotocol(?:\.md)?,?\s+((?:sections?\s+)?\d+(?:\.\d+)?(?:(?:,| and| to| or)\s+(?:sections?\s+)?\d+(?:\.\d+)?)*)",
+    re.IGNORECASE,
+)
+
+
+def cited(text: str) -> set[str]:
+    """The sections ("5") and rules ("4.7") of docs/protocol.md that *text* names; "1 to 3" is three of them."""
+    found = set()
+    for citation in CITATION.findall(re.sub(r"\n\s*#?\s*", " ", text)):
+        found |= set(re.findall(r"\d+(?:\.\d+)?", citation))
+        for first, last in re.findall(r"\b(\d+) to (\d+)\b", citation):
+            found |= {str(number) for number in range(int(first), int(last))}
+        for section, first, last in re.findall(r"\b(\d+)\.(\d+) to \1\.(\d+)\b", citation):
+            found |= {f"{section}.{number}" for number in range(int(first), int(last))}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("see protocol 4.7 and 4.8", {"4.7", "4.8"}),
+        ("(protocol 3.1, 4.9; RFC 9110 section 7.6)", {"3.1", "4.9"}),
+        ("protocol sections 1 to 3, 6 and 4.9", {"1", "2", "3", "6", "4.9"}),
+        ("protocol section 4, cases 18 to 21", {"4"}),
+        ("protocol 2.2 to 2.4", {"2.2", "2.3", "2.4"}),
+        ("as protocol\n    # section 5 says. 6 of them", {"5"}),
+        ("HTTP/1.1 is a protocol; 4.7", set()),
+    ],
+)
+def test_citations_of_the_protocol_are_understood(text: str, names: set[str]) -> None:
+    assert cited(text) == names
+
+
+def test_every_rule_of_the_protocol_that_is_cited_exists() -> None:
+    existing = set()
+    for number, text in re.findall(
+        r"^## (\d+)\. (.*?)(?=^## |\Z)", (ROOT / "docs/protocol.md").read_text(), re.MULTILINE | re.DOTALL
+    ):
+        existing |= {number, *(f"{number}.{item}" for item in re.findall(r"^(\d+)\. ", text, re.MULTILINE))}
+    citations = {
+        path: cited(path.read_text())
+        for folder in ("gateway", "tests", "deploy", "config")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".yaml", ".toml", ".md") and path != Path(__file__)
+    }
+    assert sum(map(len, citations.values())) > 20
+    missing = {str(path.relative_to(ROOT)): names - existing for path, names in citations.items()}
+    assert not {path: names for path, names in missing.items() if names}

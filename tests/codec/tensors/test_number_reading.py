@@ -1,8 +1,10 @@
 """Numbers from JSON text: what is read, what is refused and with which words, with simdjson and without."""
 
 import json
+import os
 import struct
 from decimal import Decimal
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -25,6 +27,8 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """Every test here holds with simdjson and without it."""
     if request.param == "tolerant":
         monkeypatch.setattr(number_reading, "_PARSER", None)
+    elif find_spec("simdjson") is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("pysimdjson is not installed")
     else:
         assert number_reading._PARSER is not None
 
