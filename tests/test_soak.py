@@ -26,7 +26,17 @@ def test_a_right_reply_breaks_no_rule() -> None:
 def test_the_mark_of_another_request_is_seen(status: int) -> None:
     journal = Journal()
     journal.judge(plan(), status, *reply(plan(id_=8)))
+    journal.close()
     assert list(journal.violations) == ["a reply was of another request"]
+
+
+@pytest.mark.parametrize(("other", "seen"), [(8, False), (9, True)])
+def test_bytes_that_crossed_a_request_on_the_wire_are_excused_and_no_others(other: int, seen: bool) -> None:
+    journal, mine = Journal(), plan()
+    journal.judge(mine, 200, b'{"id":"#8#"}', None)
+    mine.raced_with = other
+    journal.close()
+    assert bool(journal.violations) == seen
 
 
 def test_a_tensor_of_another_request_is_seen() -> None:

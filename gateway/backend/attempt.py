@@ -17,9 +17,6 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from gateway.headers import Headers
 
-WRITE_BYTES = 256 * 1024
-"""How much is handed to a connection at once."""
-
 MAX_INTERIM = 16
 """How many interim heads (100, 103) may come before an answer."""
 
@@ -133,7 +130,6 @@ class Sent:
     async def start(self, endpoint: Endpoint) -> Answer:
         """Send the request and read the answer's head. Raises `GatewayError` and `StaleConnectionError`."""
         wire = self._lease.wire
-        wire.begin(self._request.method)
         self._send(wire, endpoint)
         try:
             for _ in range(MAX_INTERIM + 1):
@@ -171,18 +167,16 @@ class Sent:
         if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1:
             raise GatewayError(ErrorKind.INTERNAL, "a line break in a header of the request to the backend")
         head_bytes = (head + "\r\n\r\n").encode(errors="surrogateescape")
+        wire.begin(request.method)
         try:
             if body.open is None:
                 whole = body.whole or b""
                 self._attempt.request_bytes = len(whole)
-                if len(whole) <= WRITE_BYTES:
-                    wire.send(head_bytes + whole)
-                else:
-                    wire.send(head_bytes, whole)
+                wire.send_first(head_bytes, whole)
                 self._is_sent = True
                 self._sending.done()
                 return
-            wire.send(head_bytes)
+            wire.send_first(head_bytes)
         except LostError:
             return  # reading finds out how
         pieces = body.open(self._sending)

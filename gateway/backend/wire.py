@@ -14,6 +14,7 @@ import re
 import select
 import socket
 import struct
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -30,9 +31,13 @@ _HEAD_END = b"\r\n\r\n"
 _INTERIM = re.compile(rb"HTTP/1\.[01] 1")
 _HEAD_BYTES = 64 * 1024  # the most that is kept of a HEAD's answer while its end is looked for
 
-# Linux's struct tcp_info: u64 tcpi_bytes_acked and tcpi_bytes_sent (kernel 4.19 and later).
+FASTEST_ANSWER_S = 50e-6
+"""No backend answers sooner. The bytes of an answer cross two kernels and wake a process in between."""
+
+# Linux's struct tcp_info: u64 tcpi_bytes_acked, behind it tcpi_bytes_received, and tcpi_bytes_sent (kernel 4.19 and later).
 _ACKED_AT, _SENT_AT, _INFO_BYTES = 120, 200, 256
 _COUNTER = struct.Struct("=Q")
+_TWO_COUNTERS = struct.Struct("=QQ")
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _LINGER_NOT = struct.pack("ii", 1, 0)
 
@@ -54,6 +59,8 @@ class TcpCounters(NamedTuple):
 
     acked: int
     """Bytes that the other side's kernel has acknowledged."""
+    received: int
+    """Bytes that have arrived, read or not."""
     sent: int
     """Bytes that left this machine, repeats included."""
 
@@ -69,7 +76,8 @@ def tcp_counters(transport: asyncio.BaseTransport) -> TcpCounters | None:
         return None
     if len(info) < _SENT_AT + _COUNTER.size:
         return None
-    return TcpCounters(_COUNTER.unpack_from(info, _ACKED_AT)[0], _COUNTER.unpack_from(info, _SENT_AT)[0])
+    acked, received = _TWO_COUNTERS.unpack_from(info, _ACKED_AT)
+    return TcpCounters(acked, received, _COUNTER.unpack_from(info, _SENT_AT)[0])
 
 
 class Wire(ResponseHandler):
@@ -115,7 +123,7 @@ class Wire(ResponseHandler):
             return False
 
     def begin(self, method: str) -> None:
-        """Open an exchange for a request of *method*."""
+        """Open an exchange for a request of *method*; `send_first` must follow at once."""
         assert self.transport is not None
         self.received_bytes = 0
         self._is_open = True
@@ -151,6 +159,31 @@ class Wire(ResponseHandler):
         self.is_reused = True
 
     # Within an exchange
+
+    def send_first(self, *pieces: bytes | bytearray | memoryview) -> None:
+        """Hand the request's first bytes to the connection. Raises `LostError`.
+
+        On a used connection it is made sure, as far as that can be, that nothing came before these bytes left.
+        """
+        if not self.is_reused:
+            self.send(*pieces)
+            return
+        if not self.is_usable():
+            self._discard()
+            raise LostError
+        started_s = time.perf_counter()
+        self.send(*pieces)
+        before = self._before
+        if before is None or self.transport is None:
+            return
+        now = tcp_counters(self.transport)
+        if now is None or now.received == before.received:
+            return
+        # Bytes arrived while the request left. An answer acknowledges the request, and takes its time.
+        if now.acked == before.acked or time.perf_counter() - started_s < FASTEST_ANSWER_S:
+            self._is_premature = True
+            self._discard()
+            raise LostError
 
     def send(self, *pieces: bytes | bytearray | memoryview) -> None:
         """Hand *pieces* to the connection; `drain` waits until there is room for more. Raises `LostError`."""

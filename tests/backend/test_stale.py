@@ -206,12 +206,24 @@ async def test_bytes_that_came_before_the_request_are_not_its_answer(monkeypatch
 
     async with backend_with_kept_connection() as (backend, upstream, connection):
         just_before_the_next_request(monkeypatch, connection, send_408)
+        asked = asyncio.ensure_future(ask(upstream, "POST", whole(SMALL)))
+        await backend.serve_once(await backend.accept())
+        assert await asked == (b"ok", ["upstream_closed", "200"])
+
+
+async def test_bytes_that_crossed_the_request_are_not_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with backend_with_kept_connection() as (backend, upstream, connection):
+        send = Wire.send
+
+        def send_behind_a_second_answer(wire: Wire, *pieces: bytes | bytearray | memoryview) -> None:
+            if wire.is_reused:
+                connection.sendall(ANSWER)
+            send(wire, *pieces)
+
+        monkeypatch.setattr(Wire, "send", send_behind_a_second_answer)
         with pytest.raises(GatewayError) as caught:
             await ask(upstream, "POST", whole(SMALL))
         assert caught.value.kind is ErrorKind.UPSTREAM_CLOSED
-        asked = asyncio.ensure_future(ask(upstream, "POST", whole(SMALL)))
-        await backend.serve_once(await backend.accept())
-        assert await asked == (b"ok", ["200"])
 
 
 @pytest.mark.parametrize("text", [b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 4\r\n\r\nlate", ANSWER, b"x"])

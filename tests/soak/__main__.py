@@ -99,6 +99,7 @@ async def soak(seed: int, seconds: float, workers: int) -> tuple[Journal, str]:
                 end_s = time.monotonic() + seconds
                 clients = [SoakClient(url, journal, f"{seed}-{number}", ids) for number in range(CLIENTS)]
                 await asyncio.gather(*(client.run(lambda: time.monotonic() < end_s) for client in clients))
+                journal.close()
                 await let_go(session, admin, gateway.pid, descriptors, journal)
             finally:
                 if gateway.returncode is None:

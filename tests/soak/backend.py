@@ -10,6 +10,7 @@ import fcntl
 import random
 import re
 import socket
+import struct
 import termios
 import time
 from collections.abc import AsyncIterator
@@ -59,8 +60,12 @@ FAULTS = {
 ACCEPT_FAULTS = 0.01
 """The share of connections that end before anything was read from them."""
 
-RACE_S = 0.025
-"""Bytes on an idle connection that came so long before a request was sent on it had to be seen by the gateway."""
+ARRIVAL_S = 0.05
+RACE_S = 0.005
+"""How long to wait until unasked bytes stand in the gateway's kernel, and then for a request that had been on its way.
+
+A request that comes later was sent by a gateway that could have seen the bytes.
+"""
 
 ONE_SEGMENT = 50_000
 """An answer and what follows it, up to this size and in one write, come to the gateway in one read."""
@@ -79,6 +84,13 @@ def unread_bytes(peer: Peer) -> int:
     count = array.array("i", [0])
     fcntl.ioctl(peer.writer.get_extra_info("socket").fileno(), termios.FIONREAD, count)
     return count[0] + len(peer.reader._buffer)  # type: ignore[attr-defined]
+
+
+def unacknowledged(peer: Peer) -> int:
+    """How many segments the gateway's kernel has not acknowledged; none when the connection is over."""
+    info = peer.writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    segments: int = struct.unpack_from("I", info, 24)[0]  # tcpi_unacked
+    return segments
 
 
 class FaultyBackend:
@@ -121,13 +133,13 @@ class FaultyBackend:
         if plan is None:
             self._journal.violated("a backend got what no client had sent", repr(head[:200]))
             raise DroppedError
-        if peer.littered_s is not None:
-            gap_s = time.monotonic() - peer.littered_s
-            if gap_s > RACE_S or peer.is_one_segment:
-                example = f"{plan.kind} {plan.id}, {gap_s * 1000:.0f} ms after {peer.litter} of {peer.littered_by}"
-                self._journal.violated("a request was sent on a connection with bytes of no request", example)
-            else:
+        if peer.litter:
+            if peer.litter_crossed:
+                plan.raced_with = peer.littered_by
                 self._journal.faults["bytes met a request on its way"] += 1
+            else:
+                example = f"{plan.kind} {plan.id}, after {peer.litter} of {peer.littered_by}"
+                self._journal.violated("a request was sent on a connection with bytes of no request", example)
             raise DroppedError
         self._journal.faults[plan.fault] += 1
         await self._unread(peer, plan)
@@ -276,17 +288,25 @@ class FaultyBackend:
             if peer.writer.transport.is_closing() or peer.reader.at_eof():
                 raise DroppedError
             if unread_bytes(peer) == 0:
-                self._litter(peer, plan, one_segment=False)
                 is_408 = plan.fault == "late 408"
                 late = f'{{"id":"{plan.mark}","error":"of no request"}}'.encode()  # small: it is there at once
-                await peer.send(_whole(plan, late, status="408 Request Timeout" if is_408 else "200 OK"))
+                peer.writer.write(_whole(plan, late, status="408 Request Timeout" if is_408 else "200 OK"))
+                self._litter(peer, plan, one_segment=False)
 
     def _litter(self, peer: "_IdentityPeer", plan: Plan, *, one_segment: bool) -> None:
-        """Note that from now on bytes of no request are on the connection."""
-        peer.littered_s = time.monotonic()
-        peer.littered_by = plan.id
+        """Note that bytes of no request were sent, and whether a request was on its way to them.
+
+        What came in one segment with an answer cannot have crossed a request. Otherwise the kernel is asked, without a
+        turn of the event loop in between: that would let requests in that were sent much later.
+        """
         peer.litter = plan.fault
-        peer.is_one_segment = one_segment
+        peer.littered_by = plan.id
+        if not one_segment and not peer.writer.transport.is_closing():
+            until_s = time.monotonic() + ARRIVAL_S
+            while not (is_acknowledged := unacknowledged(peer) == 0) and time.monotonic() < until_s:
+                time.sleep(0.0005)
+            time.sleep(RACE_S)
+            peer.litter_crossed = not is_acknowledged or unread_bytes(peer) > 0
 
     async def _until_dropped(self, peer: Peer) -> None:
         """Wait until the gateway closes the connection."""
@@ -298,10 +318,10 @@ class FaultyBackend:
 class _IdentityPeer(Peer):
     """A connection that remembers bytes of no request."""
 
-    littered_s: float | None = None
-    littered_by = 0
     litter = ""
-    is_one_segment = False
+    littered_by = 0
+    litter_crossed = False
+    """A request had been sent before the bytes stood at the gateway."""
     __hash__ = object.__hash__
 
 

@@ -32,6 +32,8 @@ class Plan:
     """Of a relayed answer, beside the mark."""
     answered: bool = False
     """The backend has written its whole answer."""
+    raced_with: int = 0
+    """The request whose late bytes crossed this request on the wire: nobody could have told whose they were."""
     texts: list[bytes] = field(default_factory=list)
     """The bodies that the backend has sent for it."""
 
@@ -57,6 +59,8 @@ class Journal:
     replies: Counter[str] = field(default_factory=Counter)
     violations: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
+    suspects: list[tuple[Plan, set[int], str]] = field(default_factory=list)
+    """Replies with the marks of other requests, to be judged at the end."""
 
     def violated(self, rule: str, example: str) -> None:
         """Note that *rule* was broken."""
@@ -79,13 +83,14 @@ class Journal:
         foreign = {int(mark) for mark in MARK.findall(text)} - {plan.id}
         what = f"{plan.kind} {plan.id} ({plan.fault}) got {status} {text[:200]!r}"
         if foreign:
-            self.violated("a reply was of another request", f"{what}, which belongs to {sorted(foreign)[:3]}")
+            # the client may read its reply before the backend finds out that the two have crossed
+            self.suspects.append((plan, foreign, f"{what}, which belongs to {sorted(foreign)[:3]}"))
         elif status == 200:
             self._judge_success(plan, body, header_length, what)
         elif b"internal error" in body:
             self.violated("an internal error", what)
         elif status == 408 and b"backend" in body:
-            self.violated("a reply was of no request", what)
+            self.suspects.append((plan, foreign, f"{what}, which belongs to nobody"))
         elif status in (500, 502, 503) and plan.fault in HARMLESS and plan.answered:
             self.violated("a whole answer did not reach its client", what)
 
@@ -113,6 +118,13 @@ class Journal:
         if plan.fault in HARMLESS and plan.answered and not still_sending:
             rule = "a whole answer did not reach its client"
             self.violated(rule, f"{plan.kind} {plan.id} ({plan.fault}) was cut, {how}")
+
+    def close(self) -> None:
+        """Judge what could not be judged before: every request has been read."""
+        for plan, foreign, what in self.suspects:
+            if not plan.raced_with or foreign - {plan.raced_with}:
+                self.violated("a reply was of another request", what)
+        self.suspects.clear()
 
     def forget(self, plan: Plan) -> None:
         """Nobody waits for its reply any more: let its texts go."""

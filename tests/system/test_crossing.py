@@ -19,7 +19,6 @@ from gateway.process.application import Application
 from tests.conftest import HEADER_LENGTH, Client, Connection, answering, lying, running
 from tests.system.scripted import (
     FORMS,
-    Behaviour,
     Seen,
     ask,
     counting,
@@ -52,7 +51,6 @@ BINARY = {HEADER_LENGTH: str(len(TEXT))}
         "/v2/models/a%2fb/infer",
         "/v2/models/a%2Fb/config",
         "/v2/models/a%2F..%2Fsecret/infer",
-        "/v2/models/public/..;/secret/infer",
         "/v2/models/..",
         "/..",
         "/a/../b",
@@ -64,9 +62,6 @@ async def test_paths_that_a_backend_may_read_otherwise_are_refused(path: str, me
     async with counting() as backend, running(backend.url) as client, wire(client.url) as sender:
         await sender.send(head_of(method, path, 2 if method == "POST" else None) + b"{}" * (method == "POST"))
         reply = await sender.reply()
-        if "..;" in path:  # no dot segment of RFC 3986, and nothing that the gateway decodes
-            assert reply.status != 500
-            return
         assert reply.status == 400
         assert list(json.loads(reply.body)) == ["error"]
         assert backend.seen == []
@@ -178,30 +173,33 @@ async def test_reasons_that_are_not_utf8_are_no_internal_error(status: bytes, fo
         assert total(await client.metrics(), "errors_total", reason="internal") == 0
 
 
-async def head_with_body(seen: Seen) -> bool:
-    if seen.method != "HEAD":
-        return await echo(seen)
-    await seen.peer.send(b"HTTP/1.1 200 OK\r\nX-Is: head\r\nContent-Length: 11\r\n\r\nSECRETBYTES")
-    return True
-
-
-async def late_head_body(seen: Seen) -> bool:
-    if seen.method != "HEAD":
-        return await echo(seen)
-    await seen.peer.send(b"HTTP/1.1 200 OK\r\nX-Is: head\r\nContent-Length: 11\r\n\r\n")
-    await asyncio.sleep(0.02)
-    await seen.peer.send(b"SECRETBYTES")
-    return True
-
-
-@pytest.mark.parametrize("behave", [head_with_body, late_head_body])
-async def test_a_body_behind_the_answer_to_head_is_dropped(behave: Behaviour, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("delay_s", [None, 0.02])
+async def test_a_body_behind_the_answer_to_head_is_dropped(
+    delay_s: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
+    sent = asyncio.Event()
+
+    async def behave(seen: Seen) -> bool:
+        if seen.method != "HEAD":
+            return await echo(seen)
+        head = b"HTTP/1.1 200 OK\r\nX-Is: head\r\nContent-Length: 11\r\n\r\n"
+        if delay_s is None:
+            await seen.peer.send(head + b"SECRETBYTES")
+        else:
+            await seen.peer.send(head)
+            await asyncio.sleep(delay_s)
+            await seen.peer.send(b"SECRETBYTES")
+        sent.set()
+        return True
+
     async with counting(behave) as backend, running(backend.url) as client, wire(client.url) as sender:
         for number in range(1, 6):
+            sent.clear()
             await sender.send(head_of("HEAD", f"/v2/health/ready?id=head{number}"))
             reply = await sender.reply("HEAD")
             assert (reply.status, reply.values("X-Is")) == (200, ["head"])
+            await sent.wait()
             for form in FORMS:
                 assert (await ask(client, form, number)).is_own
         await sender.send(head_of("GET", "/any?id=last"))

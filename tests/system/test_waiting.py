@@ -78,6 +78,8 @@ async def test_with_a_queue_a_request_waits_for_a_connection_and_is_served(form:
     async with counting(gate) as backend, running(backend.url, backend=queue) as client:
         asked = [asyncio.create_task(ask(client, form, number)) for number in range(1, 7)]
         await until(client, "requests_in_flight", 6)
+        await gate.holds(2)
+        await client.metrics()  # the others have had their chance to come too
         assert gate.arrived == 2
         gate.open.set()
         assert all(one.is_own for one in await asyncio.gather(*asked))
@@ -263,14 +265,16 @@ async def test_an_announced_shape_takes_nothing_from_others(elements: int, datat
 
     async with counting(behave) as backend, running(backend.url, LARGE_LIMITS) as client:
         victim = asyncio.create_task(ask(client, "binary", 1))
-        await stalled.wait()
-        for number in range(2, 12):
-            asked = await ask(client, FORMS[number % 4], number)
-            assert asked.is_own, asked
-        assert not victim.done()
-        samples = await client.metrics()
-        assert 0 < total(samples, "in_flight_bytes") < 8 * 2**20
-        victim.cancel()
+        try:
+            await stalled.wait()
+            for number in range(2, 12):
+                asked = await ask(client, FORMS[number % 4], number)
+                assert asked.is_own, asked
+            assert not victim.done()
+            assert total(await client.metrics(), "in_flight_bytes") < 8 * 2**20
+        finally:
+            victim.cancel()
+            await asyncio.wait({victim})
         await until(client, "requests_in_flight", 0)
         await until(client, "upstream_connections", 0, state="busy")
         assert total(await client.metrics(), "in_flight_bytes") == 0

@@ -285,7 +285,7 @@ class InferAnswer:
                     outputs.add(text)
                 outputs.add(b"}")
         missing = [name for name in self._selection.named if name not in names]
-        if missing:
+        if missing:  # protocol 4.5
             raise CodecError(f"{label_of('output', missing[0])} was requested, but the answer does not have it")
         header = yield from self._header(top, outputs)
         return Reply(header, blobs, datatypes, self._nonfinite)
@@ -398,7 +398,7 @@ class InferAnswer:
         for key, value in top.items():
             if self._steps.is_full_with(ITEM_COST + len(value)):
                 yield
-            if value == b"null" and key in (*added, "parameters"):
+            if value == b"null" and key in (*added, "parameters"):  # protocol 4.4, 4.6
                 continue
             added.pop(key, None)
             text.add(separator + orjson.dumps(key) + b":")

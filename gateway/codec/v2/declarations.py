@@ -8,7 +8,7 @@ from collections.abc import Generator
 
 import msgspec
 
-from gateway.codec.json.members import Members, excerpt, parse_object, sliced_object
+from gateway.codec.json.members import Members, excerpt, members_of, sliced_object
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype
 from gateway.errors import CodecError
 
@@ -32,7 +32,7 @@ def text_of(entry: Members, key: str) -> str | None:
 
 
 def name_of(entry: Members, label: str) -> str:
-    """The tensor's name. Raises `CodecError` that begins with *label* if it is no string."""
+    """The tensor's name (protocol 2.2). Raises `CodecError` that begins with *label* if it is no string."""
     name = text_of(entry, "name")
     if name is None:
         raise CodecError(f"{label}: name must be a string, got {_shown(entry, 'name')}")
@@ -79,10 +79,7 @@ def parse_parameters(text: bytes, where: str) -> Members:
 
     Raises `CodecError` that begins with *where* if it is no object.
     """
-    try:
-        return parse_object(text) if text != b"null" else {}
-    except CodecError:
-        raise _not_an_object(text, where) from None
+    return members_of(text, f"{where}parameters") if text != b"null" else {}
 
 
 def sliced_parameters(text: bytes, where: str) -> Generator[None, None, Members]:
@@ -90,11 +87,7 @@ def sliced_parameters(text: bytes, where: str) -> Generator[None, None, Members]
     try:
         return (yield from sliced_object(text))
     except CodecError:
-        raise _not_an_object(text, where) from None
-
-
-def _not_an_object(text: bytes, where: str) -> CodecError:
-    return CodecError(f"{where}parameters must be an object, got {excerpt(text)}")
+        raise CodecError(f"{where}parameters must be an object, got {excerpt(text)}") from None
 
 
 def _shown(entry: Members, key: str) -> str:

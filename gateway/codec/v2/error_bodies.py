@@ -6,6 +6,7 @@ A client of the V2 protocol reads the member `error`. Not here: which statuses a
 """
 
 import html
+import re
 
 import msgspec
 import orjson
@@ -25,7 +26,7 @@ _WORDS = ("error", "detail", "message")
 _TOLD_THE_SIZE = frozenset((400, 413, 415))
 """Statuses that a backend may give because the JSON differs from what the client sent, above all in length."""
 
-_HIDDEN = frozenset(("script", "style"))
+_TAG = re.compile(r"<[^<>]*>?")
 _ANY = msgspec.json.Decoder()
 _TEXT = msgspec.json.Decoder(str)
 
@@ -101,20 +102,24 @@ def _plain_words(text: bytes) -> str:
 def _html_words(page: str) -> str:
     """The text of an HTML *page*, without tags and with blanks collapsed.
 
-    A title that the text repeats is left out. A comment ends at its first `>`.
+    A title that the text repeats is left out. Attributes and comments end at their first `>`.
     """
-    title, body = [], []
-    inside = ""
-    for index, part in enumerate(page.split("<")):
-        tag, _, text = part.partition(">") if index else ("", "", part)
-        name = tag.strip("/ \t\r\n").partition(" ")[0].lower()
-        if tag[:1] == "/" and name == inside:
-            inside = ""
-        elif not inside and name in ("title", *_HIDDEN):
-            inside = name
-        if inside == "title":
-            title.append(text)
-        elif not inside:
-            body.append(text)
-    words, heading = (" ".join(html.unescape(" ".join(parts)).split()) for parts in (body, title))
-    return words if heading in words else f"{heading}: {words}" if words else heading
+    for element in ("script", "style"):
+        page, _ = _split_out(page, element)
+    page, titles = _split_out(page, "title")
+    body, title = (" ".join(html.unescape(_TAG.sub(" ", text)).split()) for text in (page, titles))
+    return body if title in body else f"{title}: {body}" if body else title
+
+
+def _split_out(page: str, element: str) -> tuple[str, str]:
+    """*page* without the elements of one name, and these; one that is not closed goes to the end."""
+    folded = page.lower() if page.isascii() else page  # other letters may change their length
+    outside, inside = [], []
+    position = 0
+    while (start := folded.find(f"<{element}", position)) >= 0:
+        outside.append(page[position:start])
+        end = folded.find(f"</{element}", start)
+        position = end if end >= 0 else len(page)
+        inside.append(page[start:position])
+    outside.append(page[position:])
+    return "".join(outside), " ".join(inside)

@@ -55,7 +55,10 @@ class Framing:
 
 
 def parse_framing(header_lengths: Sequence[str], content_type: str) -> Framing:
-    """The framing from every value of `HEADER_LENGTH`, which wins, and the `Content-Type`. Raises `CodecError`."""
+    """The framing from every value of `HEADER_LENGTH`, which wins (protocol 1.6), and the `Content-Type` (section 6).
+
+    Raises `CodecError` for a length that is no decimal number.
+    """
     length = parse_header_length(header_lengths)
     match = _VENDOR_TYPE.fullmatch(content_type) if "triton" in content_type.lower() else None
     if match is None:
@@ -69,7 +72,7 @@ def parse_framing(header_lengths: Sequence[str], content_type: str) -> Framing:
 
 
 class Cursor:
-    """Takes blobs off the binary part of a body, front to back; the only place that counts offsets."""
+    """Takes blobs off the binary part of a body, front to back. No other code counts offsets into it."""
 
     __slots__ = ("_binary", "_offset")
 
@@ -78,7 +81,7 @@ class Cursor:
         self._offset = 0
 
     def take(self, n_bytes: int, what: object) -> memoryview:
-        """The next *n_bytes* as a view. Raises `CodecError` naming *what* when they are not there."""
+        """The next *n_bytes* as a view. Raises `CodecError` naming *what* if they are missing (protocol 1.5)."""
         left = len(self._binary) - self._offset
         if n_bytes > left:
             raise CodecError(
@@ -90,7 +93,7 @@ class Cursor:
         return view
 
     def finish(self) -> None:
-        """Raise `CodecError` if bytes are left over."""
+        """Raise `CodecError` if bytes are left over (protocol 1.5)."""
         left = len(self._binary) - self._offset
         if left:
             raise CodecError(

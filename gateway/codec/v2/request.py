@@ -20,13 +20,13 @@ from gateway.codec.inference import (
     TensorPolicy,
     is_half_precision,
 )
+from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.codec.tensors import elements, number_printing, string_printing
 from gateway.codec.tensors.datatypes import Kind, element_count
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.v2.framing import Cursor
 from gateway.codec.v2.raw import raw_header
 from gateway.codec.v2.request_header import (
-    HELD_PER_BYTE,
     KNOWN_HEADER_BYTES,
     HeaderParser,
     KnownHeaders,
@@ -98,7 +98,7 @@ class InferRequest:
             else:
                 reserve(header_length * HELD_PER_BYTE)
             return (yield from _bound(found, body[header_length:], policy))
-        if not body:
+        if not body:  # protocol 1.6
             raise CodecError("empty request body")
         if not (yield from may_have_binary_parameters(body)):
             return None
@@ -169,11 +169,12 @@ class InferRequest:
                 return iter((segment,))
             return (segment[start : start + PIECE_BYTES] for start in range(0, len(segment), PIECE_BYTES))
         if segment.datatype.kind is Kind.BYTES:
-            if self._policy.bytes is BytesPolicy.BASE64:
+            if self._policy.bytes is BytesPolicy.BASE64:  # protocol 3.5
                 return string_printing.base64_pieces(segment.blob)
             return string_printing.text_pieces(segment.blob)
         values = segment.datatype.view(segment.blob)
         if self._policy.nonfinite is NonFinite.LITERAL and segment.datatype.kind is Kind.FLOAT:
+            # protocol 3.4
             return number_printing.literal_pieces(values, segment.datatype)
         return number_printing.text_pieces(values, segment.datatype)
 

@@ -1,10 +1,12 @@
-"""What a model's metadata says of a raw body: a table (protocol section 5)."""
+"""Raw requests, and what a model's metadata says of them (protocol section 5)."""
 
 import json
 from typing import Any
 
 import pytest
 
+from gateway.codec import BytesPolicy, HalfPrecision, HeaderLimits, InferRequest, TensorPolicy, run
+from gateway.codec.tensors import elements
 from gateway.codec.v2.raw import half_precision_outputs, raw_header
 from gateway.errors import CodecError
 
@@ -86,3 +88,53 @@ def test_half_precision_outputs_are_named() -> None:
     assert half_precision_outputs(text) == {"a": "FP16"}
     assert half_precision_outputs(b"not json") == {}
     assert half_precision_outputs(b"{}") == {}
+
+
+def raw(body: bytes, text: bytes, policy: TensorPolicy | None = None) -> Any:
+    """The JSON that a raw request becomes."""
+    request = run(InferRequest.parse_raw(memoryview(body), text, policy or TensorPolicy()))
+    assert request.selection.binary_by_default and not request.selection.named
+    assert request.id == b"" and not request.header_recovered
+    return json.loads(b"".join(request.json_pieces()))
+
+
+def test_raw_body_becomes_the_models_only_input() -> None:
+    text = raw(b"\1\2\3\4\5\6", metadata("UINT8", [-1, 3]))
+    assert text == {"inputs": [{"name": "x0", "shape": [2, 3], "datatype": "UINT8", "data": [1, 2, 3, 4, 5, 6]}]}
+
+
+def test_raw_bytes_are_one_element() -> None:
+    assert raw("é".encode(), metadata("BYTES", [1]))["inputs"][0]["data"] == ["é"]
+    assert raw(b"", metadata("BYTES", [-1]))["inputs"][0]["data"] == [""]
+    policy = TensorPolicy(bytes=BytesPolicy.BASE64)
+    entry = raw(b"\xff", metadata("BYTES", [1]), policy)["inputs"][0]
+    assert entry["data"] == ["/w=="]
+    assert entry["parameters"] == {"content_type": "base64"}
+
+
+def test_raw_bytes_that_are_no_text_or_too_long_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CodecError, match="input 'x0'.*element 0 is not UTF-8"):
+        raw(b"\xff", metadata("BYTES", [1]))
+    monkeypatch.setattr(elements, "MAX_ELEMENT_BYTES", 3)
+    with pytest.raises(CodecError, match="4 bytes, more than a BYTES element can have"):
+        raw(b"long", metadata("BYTES", [1]))
+
+
+def test_raw_half_precision_is_promoted_where_the_backend_wants_it() -> None:
+    policy = TensorPolicy(half_precision=HalfPrecision.PROMOTE)
+    request = run(InferRequest.parse_raw(memoryview(bytes(4)), metadata("FP16", [2]), policy))
+    assert request.promotes
+    assert not run(InferRequest.parse_raw(memoryview(bytes(8)), metadata("FP32", [2]), policy)).promotes
+    assert raw(bytes(4), metadata("FP16", [2]), policy)["inputs"][0]["datatype"] == "FP32"
+
+
+def test_raw_request_is_read_in_steps_and_asks_for_the_memory_of_its_copy() -> None:
+    asked: list[int] = []
+    body = memoryview(bytes(10_000_000))
+    steps = InferRequest.parse_raw(body, metadata("BYTES", [1]), TensorPolicy(), HeaderLimits(), reserve=asked.append)
+    next(steps)
+    assert len(asked) == 1
+    assert len(body) < asked[0] < len(body) + 100_000
+    assert sum(1 for _ in steps) > 10
+    run(InferRequest.parse_raw(body[:8], metadata("FP32", [2]), TensorPolicy(), reserve=asked.append))
+    assert len(asked) == 2

@@ -18,10 +18,11 @@ from gateway.codec import (
     TensorPolicy,
     run,
 )
-from gateway.codec.v2.request_header import HELD_PER_BYTE, KNOWN_HEADER_BYTES, KNOWN_HEADERS
+from gateway.codec.json.members import HELD_PER_BYTE
+from gateway.codec.v2.request_header import KNOWN_HEADER_BYTES, KNOWN_HEADERS
 from gateway.errors import CodecError, TooLargeError
 from tests.codec.v2.requests import entry, header_of, parsed, sent
-from tests.codec.walk import backend_json
+from tests.codec.walk import backend_json, parse_request
 
 ONLY_ONE = "Input must set only one of the following fields"
 
@@ -623,14 +624,33 @@ def test_what_the_reservation_raises_passes_through() -> None:
                 run(InferRequest.parse(memoryview(header), length, TensorPolicy(), recover=True, reserve=reserve))
 
 
-def test_parsed_header_takes_no_more_memory_than_was_reserved() -> None:
-    members = b",".join(b'"%d":1' % number for number in range(100_000))
-    header = b'{"inputs":[],"outputs":[{"name":"y","parameters":{%b}}]}' % members
+@pytest.mark.parametrize("member", [b'"%d":1', b'"%d":NaN', b'"\xf0\x9f\x98\x80%d":{}'])
+@pytest.mark.parametrize(
+    "header", [b'{"inputs":[],%b}', b'{"inputs":[],"outputs":[{"name":"y","parameters":{"binary_data":true,%b}}]}']
+)
+def test_parsed_header_takes_no_more_memory_than_was_reserved(header: bytes, member: bytes) -> None:
+    text = header % b",".join(member % number for number in range(30_000))
     reserved: list[int] = []
     tracemalloc.start()
     try:
-        run(InferRequest.parse(memoryview(header), len(header), TensorPolicy(), recover=False, reserve=reserved.append))
+        run(InferRequest.parse(memoryview(text), len(text), TensorPolicy(), recover=False, reserve=reserved.append))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert 0.2 * reserved[0] < peak < reserved[0]
+
+
+# without a header length
+
+
+def test_json_whose_sections_are_no_lists_is_judged_only_where_it_is_binary() -> None:
+    lists = '"inputs":[1],"outputs":[{"name":"\\u0079"}]'
+    assert parse_request(f"{{{lists}}}".encode(), None) is None
+    with pytest.raises(CodecError, match="`inputs` must be an array of objects"):
+        parse_request(f'{{{lists},"parameters":{{"binary_data_output":true}}}}'.encode(), None)
+
+
+def test_header_that_is_cut_off_without_a_length_says_nothing_of_one() -> None:
+    with pytest.raises(CodecError, match="cut off") as caught:
+        parse_request(header_of(entry())[:-1], None)
+    assert "is it too small" not in str(caught.value)
