@@ -85,7 +85,7 @@ class GatewayError(Exception):
 
 
 class blaming:  # noqa: N801  reads as a verb: with blaming(...)
-    """Turn a `CodecError` raised inside into a `GatewayError` of *kind*.
+    """Turn a `CodecError` raised inside into a `GatewayError` of *kind*; a request that is too large has its own.
 
     A class, because a generator as context manager costs three times as much, several times per request.
     """
@@ -100,4 +100,5 @@ class blaming:  # noqa: N801  reads as a verb: with blaming(...)
 
     def __exit__(self, type_: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, CodecError):
-            raise GatewayError(self._kind, str(error)) from error
+            is_too_large = isinstance(error, TooLargeError) and self._kind is ErrorKind.MALFORMED_REQUEST
+            raise GatewayError(ErrorKind.BODY_TOO_LARGE if is_too_large else self._kind, str(error)) from error

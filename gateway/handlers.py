@@ -206,15 +206,18 @@ class _Call:
         self, upstream: Upstream, backend: BackendPlan, body: memoryview, framing: Framing
     ) -> InferRequest | None:
         """The request, proved right; None if it is pure JSON. Raises `GatewayError`."""
+        limits, reserve = self.plan.header_limits, self.body.reserve
         steps: Generator[None, None, InferRequest | None]
         if framing.header_length == 0:
             metadata = await self._metadata(upstream, backend)
-            steps = InferRequest.parse_raw(body, metadata, backend.tensor_policy)
+            steps = InferRequest.parse_raw(body, metadata, backend.tensor_policy, limits, reserve=reserve)
         else:
             steps = InferRequest.parse(
                 body,
                 framing.header_length,
                 backend.tensor_policy,
+                limits,
+                reserve=reserve,
                 recover=self.plan.recover_header_length,
                 known=backend.known_headers,
             )
@@ -326,6 +329,7 @@ class _Call:
             model=model,
             request_id=parsed.id,
             max_bytes=limit,
+            limits=self.plan.header_limits,
             declared=declared,
         )
         received = 0
@@ -484,7 +488,7 @@ class _Call:
             text += chunk[: ERROR_BYTES - len(text)]
             if len(text) >= ERROR_BYTES:
                 break
-        body, words = error_body(_decoded(answer, text), answer.status, answer.reason)
+        body, words = error_body(_decoded(answer, text), answer.status, answer.reason, json_bytes)
         headers = transcoded_to_client(answer.headers)
         return GatewayError(ErrorKind.BACKEND_ERROR, words, headers=headers, status=answer.status, body=body)
 

@@ -6,7 +6,7 @@ Not here: running state. What is in flight, connections, the memory budget and d
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gateway.codec import KnownHeaders, TensorPolicy
+from gateway.codec import HeaderLimits, KnownHeaders, TensorPolicy
 from gateway.config import Backend, Compression, Config, Limits
 from gateway.policy.crossing import BackendHeaders
 from gateway.policy.routing import Router
@@ -34,6 +34,7 @@ class Plan:
     router: Router
     backends: Mapping[str, BackendPlan]
     limits: Limits
+    header_limits: HeaderLimits
     compression: Compression
     recover_header_length: bool
     name: str
@@ -57,6 +58,7 @@ class Plan:
             Router(config.routes, next(iter(backends))),
             backends,
             limits,
+            HeaderLimits(limits.header, limits.tensors),
             config.compression,
             config.recover_header_length,
             name,

@@ -14,7 +14,6 @@ import re
 import select
 import socket
 import struct
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -30,9 +29,6 @@ READ_BYTES = 256 * 1024
 _HEAD_END = b"\r\n\r\n"
 _INTERIM = re.compile(rb"HTTP/1\.[01] 1")
 _HEAD_BYTES = 64 * 1024  # the most that is kept of a HEAD's answer while its end is looked for
-
-FASTEST_ANSWER_S = 50e-6
-"""No backend answers sooner. The bytes of an answer cross two kernels and wake a process in between."""
 
 # Linux's struct tcp_info: u64 tcpi_bytes_acked, tcpi_bytes_received behind it, tcpi_bytes_sent (kernel 4.19 and later).
 _ACKED_AT, _SENT_AT, _INFO_BYTES = 120, 200, 256
@@ -171,16 +167,13 @@ class Wire(ResponseHandler):
         if not self.is_usable():
             self._discard()
             raise LostError
-        started_s = time.perf_counter()
         self.send(*pieces)
         before = self._before
         if before is None or self.transport is None:
             return
         now = tcp_counters(self.transport)
-        if now is None or now.received == before.received:
-            return
-        # Bytes arrived while the request left. An answer acknowledges the request, and takes its time.
-        if now.acked == before.acked or time.perf_counter() - started_s < FASTEST_ANSWER_S:
+        if now is not None and now.received != before.received and now.acked == before.acked:
+            # bytes arrived while the request left, and no answer: that would acknowledge the request
             self._is_premature = True
             self._discard()
             raise LostError

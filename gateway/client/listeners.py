@@ -106,6 +106,7 @@ class ClientListener:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, client)
         except OSError as error:
             protocol.release()
+            client.close()
             log.debug("a connection ended before it was open: %s", error)
         except BaseException:
             protocol.release()

@@ -165,6 +165,7 @@ class Reply:
 
     def _head(self, status: int, headers: Pairs, length: int | None, reason: str) -> bytes:
         """The head of the reply; from here on it has begun."""
+        assert not self.has_begun, "a request has one reply"
         request = self._request
         connection = self._connection
         exchange = self._exchange

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -62,6 +63,40 @@ async def test_a_connection_that_waits_in_the_kernel_is_still_served_when_accept
         while not replied:
             await asyncio.sleep(0)
     await listener.close()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_without_descriptors_accepting_pauses_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_stopped: bool
+) -> None:
+    async def handle(request: ClientRequest) -> None:
+        exchange = Exchange(request.peer, request.method, request.path, "1", 0.0)
+        await Reply(request, exchange, body=None, is_draining=lambda: True).whole(200, [], b"")
+
+    monkeypatch.setattr("gateway.client.listeners.ACCEPT_PAUSE_S", 0.001)
+    listener = ClientListener(Server(handle, lambda exchange: None))
+    host, port = (await listener.open(Address("127.0.0.1:0"))).removeprefix("http://").split(":")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    loop = asyncio.get_running_loop()
+    with socket.create_connection((host, int(port))) as client:  # blocks the event loop: nothing is accepted meanwhile
+        client.sendall(GET)
+        client.setblocking(False)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            while not caplog.records:
+                await asyncio.sleep(0)
+            if is_stopped:
+                await listener.stop_accepting()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if is_stopped:
+            with pytest.raises(ConnectionResetError):
+                await loop.sock_recv(client, 1000)
+        else:
+            assert (await loop.sock_recv(client, 1000)).startswith(b"HTTP/1.1 200 OK")
+    await listener.close()
+    assert len(caplog.records) == 1
+    assert "no connection can be accepted" in caplog.text
 
 
 async def test_an_address_in_use_is_an_error_that_names_it() -> None:

@@ -286,7 +286,9 @@ async def ask(client: Client, form: str, number: int, model: str = "m") -> Asked
     path = f"/v2/models/{model}/infer?id={number}"
     if form in ("get", "post"):
         body = b"%d" % number if form == "post" else None
-        reply = await client.request(form.upper(), f"/v2/models/{model}/any?id={number}", data=body)
+        reply = await client.request(
+            form.upper(), f"/v2/models/{model}/any?id={number}", data=body, allow_redirects=False
+        )
         is_own = reply.status == 200 and json.loads(reply.body)["id"] == str(number)
         return Asked(reply.status, is_own, reply.body)
     text = json.dumps(infer_header(array, "INT64", binary=form == "binary")).encode()
