@@ -233,6 +233,8 @@ def protect_literals(text: bytes) -> tuple[bytes, bytes]:
 
     Returns the text and a marker for `restore_literals`; the marker is empty if there was nothing to protect.
     """
+    if b"NaN" not in text and b"Infinity" not in text:
+        return text, b""
     protection = sliced_protect(text)
     while True:
         try:
