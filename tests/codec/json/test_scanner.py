@@ -212,3 +212,11 @@ def test_text_that_comes_byte_by_byte_is_not_walked_through_each_time(monkeypatc
     monkeypatch.setattr(scanner_module.Scanner, "_walk", counting_walk)
     Walked(b'{"outputs":[],"%b":1}' % (b"x" * 10_000), 1)
     assert 0 < n_walks < 100
+
+
+def test_endless_blanks_behind_a_key_are_refused_at_the_limit() -> None:
+    scanner = scanner_of(lambda entry: TextSink("value", None))
+    exhaust(scanner.feed(b'{"outputs"'))
+    with pytest.raises(TooLargeError, match="limits.header"):
+        for _ in range(2 * (1 << 20) // PIECE_BYTES + 2):
+            exhaust(scanner.feed(b" " * PIECE_BYTES))

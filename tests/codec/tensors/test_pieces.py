@@ -62,3 +62,8 @@ def test_part_of_a_string_that_nothing_can_complete_is_refused(text: bytes) -> N
 
 def test_long_text_in_an_error_is_cut() -> None:
     assert beginning(b"x" * 100) == repr("x" * 16)
+
+
+def test_bytes_that_begin_no_character_are_no_utf8_wherever_a_piece_ends() -> None:
+    with pytest.raises(CodecError, match="^x is not UTF-8 at byte 0$"):
+        list(check_utf8(memoryview(b"\x80" * (PIECE_BYTES + 10)), "x"))

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from gateway.codec import BytesPolicy, TensorPolicy
+from gateway.codec.tensors import string_reading
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.tensors.string_printing import text_pieces
 from gateway.codec.tensors.string_reading import from_base64
@@ -276,3 +277,11 @@ def test_long_element_with_something_else_inside_is_not_base64(broken: bytes) ->
         with pytest.raises(CodecError, match="^x: element 0 is not base64"):
             for _ in from_base64(bytearray(blob_of([bytes(text)])), "x"):
                 pass
+
+
+def test_string_that_is_longer_than_a_length_can_say_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(string_reading, "MAX_ELEMENT_BYTES", 3 * PIECE_BYTES)
+    data = f'["{"x" * 3 * PIECE_BYTES}"]'
+    assert len(only_blob(one_output(data, "BYTES"))) == 3 * PIECE_BYTES + 4
+    with pytest.raises(CodecError, match="output 'y'.*element 0 has 196609 bytes"):
+        only_blob(one_output(data.replace("x", "xx", 1), "BYTES"))
