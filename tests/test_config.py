@@ -322,7 +322,7 @@ def test_each_worker_has_its_share_of_every_limit_that_counts_what_is_held() -> 
     assert (share.max_connections("a"), share.backends["a"].queue.length) == (4, 3)
     assert limits.request_body == config.limits.request_body
     config = parse("workers: 2\n" + MINIMAL)
-    assert (config.max_connections("a"), config.share().max_connections("a")) == (512, 256)
+    assert (config.max_connections("a"), config.share().max_connections("a")) == (512 + 16, 256 + 16)
     assert config.share().backends["a"].queue.length == 0
     assert parse(MINIMAL).share() == parse(MINIMAL)
 

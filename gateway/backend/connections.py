@@ -209,7 +209,7 @@ class Connections:
             self._end(endpoint, wire)
 
     def _end(self, endpoint: Endpoint, wire: Wire) -> None:
-        wire.abort()
+        wire.cut()
         self._busy[endpoint] -= 1
         self.leave_place()
 

@@ -303,6 +303,11 @@ class Wire(ResponseHandler):
         if self._after is None and self._is_open and self.transport is not None:
             self._after = tcp_counters(self.transport)
 
+    def cut(self) -> None:
+        """Close at once: the backend gets nothing more of what was sent, and learns that by a reset."""
+        self._make_close_a_reset()
+        self.abort()
+
     def _make_close_a_reset(self) -> None:
         if self.transport is not None:
             with contextlib.suppress(OSError):

@@ -19,6 +19,10 @@ from gateway.codec import BytesPolicy, HalfPrecision, NonFinite, TensorPolicy
 
 SIZE_UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
+UNADMITTED_CONNECTIONS = 16
+"""Connections to a backend beside those for `limits.concurrent_requests`: for GET and HEAD, such as health checks,
+which are served also when everything else is refused."""
+
 NOT_YET = frozenset(
     {
         "tls",
@@ -294,7 +298,7 @@ class Backend(Part, frozen=True):
     timeouts: Timeouts = Timeouts()
     keep_alive: Duration = Duration(4)
     max_connections: int | None = None
-    """None: as many as `limits.concurrent_requests`, see `Config.max_connections`."""
+    """None: for all of `limits.concurrent_requests`, see `Config.max_connections`."""
     queue: Queue = Queue()
     headers: Headers = Headers()
 
@@ -346,8 +350,12 @@ class Config(Part, frozen=True):
     routes: list[Route] = []
 
     def max_connections(self, backend: str) -> int:
-        """The most connections to all endpoints of *backend* together."""
-        return self.backends[backend].max_connections or self.limits.concurrent_requests
+        """The most connections to all endpoints of *backend* together.
+
+        Where the file does not say, every request that is admitted finds one, and `UNADMITTED_CONNECTIONS` are there
+        for those that need no admission.
+        """
+        return self.backends[backend].max_connections or self.limits.concurrent_requests + UNADMITTED_CONNECTIONS
 
     def share(self) -> "Config":
         """The configuration of one worker: its part of all that is limited for the whole gateway, rounded down."""
