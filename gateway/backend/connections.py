@@ -175,6 +175,7 @@ class Connections:
         except UnknownHostError as error:
             raise self._unreachable(endpoint, str(error)) from None
         except OSError as error:
+            self._resolver.forget(endpoint.host, endpoint.port)
             raise self._unreachable(endpoint, _why(error)) from None
         self._open.add(wire)
         return wire

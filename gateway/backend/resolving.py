@@ -44,6 +44,10 @@ class Resolver:
             reason = error.strerror or str(error)
             raise UnknownHostError(f"the host name {host!r} cannot be resolved: {reason}") from None
 
+    def forget(self, host: str, port: int) -> None:
+        """Look the name up again next time, because nobody answers at its addresses."""
+        self._known.pop((host, port), None)
+
 
 async def _look_up(host: str, port: int) -> Sequence[AddressInfo]:
     loop = asyncio.get_running_loop()
