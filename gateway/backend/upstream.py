@@ -55,7 +55,7 @@ class Upstream:
 class Call:
     """One request of the gateway to a backend, until its answer is read or given up."""
 
-    __slots__ = ("_attempts", "_deadlines", "_request", "_sent", "_timeout", "_total_at", "_upstream")
+    __slots__ = ("_attempts", "_deadlines", "_last", "_request", "_sent", "_timeout", "_total_at", "_upstream")
 
     def __init__(
         self, upstream: Upstream, request: BackendRequest, attempts: list[Attempt], total_at: float | None
@@ -67,6 +67,7 @@ class Call:
         self._timeout = asyncio.timeout(None)
         self._deadlines: Deadlines | None = None
         self._sent: Sent | None = None
+        self._last: Attempt | None = None
 
     async def __aenter__(self) -> Answer:
         limits_s = self._upstream.limits_s
@@ -94,6 +95,7 @@ class Call:
         asked_s = loop.time()
         attempt = Attempt(endpoint.url, asked_s, is_metadata=self._request.is_metadata)
         self._attempts.append(attempt)
+        self._last = attempt
         deadlines.enter("queue")
         try:
             await connections.wait_for_place()
@@ -127,7 +129,8 @@ class Call:
         deadlines.stop()
         if self._sent is not None:
             self._sent.abandon()
-        attempt = self._attempts[-1]
+        attempt = self._last
+        assert attempt is not None
         attempt.seconds = asyncio.get_running_loop().time() - attempt.started_s
         type_ = type(error) if error is not None else None
         try:
