@@ -83,13 +83,18 @@ class Call:
             try:
                 return await self._attempt(endpoint, deadlines, fresh=must_be_fresh)
             except StaleConnectionError:
-                return await self._attempt(endpoint, deadlines, fresh=True)
+                return await self._attempt(endpoint, deadlines, fresh=True, has_place=True)
         except BaseException as error:
             await self._leave(deadlines, error)
             raise
 
-    async def _attempt(self, endpoint: Endpoint, deadlines: Deadlines, *, fresh: bool) -> Answer:
-        """Try once. Raises `GatewayError`; `StaleConnectionError` where a fresh connection should be tried."""
+    async def _attempt(
+        self, endpoint: Endpoint, deadlines: Deadlines, *, fresh: bool, has_place: bool = False
+    ) -> Answer:
+        """Try once, on a *fresh* connection or any; *has_place*: with the place of the attempt before.
+
+        Raises `GatewayError`; `StaleConnectionError`, with the place kept, where a fresh connection should be tried.
+        """
         loop = asyncio.get_running_loop()
         connections = self._upstream.connections
         asked_s = loop.time()
@@ -98,7 +103,8 @@ class Call:
         self._last = attempt
         deadlines.enter("queue")
         try:
-            await connections.wait_for_place()
+            if not has_place:
+                await connections.wait_for_place()
             attempt.started_s = loop.time()
             attempt.queue_s = attempt.started_s - asked_s
             deadlines.enter("total")
@@ -112,7 +118,7 @@ class Call:
             attempt.code = ErrorKind.UPSTREAM_CLOSED.label
             attempt.is_repeated = True
             attempt.seconds = loop.time() - attempt.started_s
-            sent.abandon()
+            sent.drop_connection()
             raise
         attempt.code = str(answer.status)
         attempt.first_byte_s = loop.time() - attempt.started_s
