@@ -242,6 +242,12 @@ class Sent:
             self._sender.cancel()
         self._lease.close()
 
+    async def finish(self) -> None:
+        """As `abandon`, and wait until nothing reads the request's body any more: its rest is the caller's again."""
+        self.abandon()
+        if self._sender is not None and not self._sender.done():
+            await asyncio.wait((self._sender,))
+
     def drop_connection(self) -> None:
         """As `abandon`, but keep the place among the backend's connections for another attempt."""
         self._is_over = True
