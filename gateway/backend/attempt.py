@@ -159,11 +159,15 @@ class Sent:
         headers = _headers_of(message.raw_headers)
         if headers is None:
             raise self._malformed("answered with a header whose bytes are not UTF-8")
-        self._check_framing(headers)
+        self._check_framing(message.code, headers)
         return Answer(self, message.code, _printable(message.reason), headers, reader)
 
-    def _check_framing(self, headers: Headers) -> None:
-        """Raise `GatewayError` where it is not certain how the answer's body ends."""
+    def _check_framing(self, status: int, headers: Headers) -> None:
+        """Raise `GatewayError` where it is not certain how the answer's body ends.
+
+        An answer that has no body, but announces one, ends its connection: some servers send that body all the same,
+        and it might come when the connection serves another request already.
+        """
         length = headers.get("content-length", "0")
         if "transfer-encoding" in headers:
             codings = headers.joined("transfer-encoding")
@@ -171,6 +175,10 @@ class Sent:
                 raise self._malformed(f"answered with Transfer-Encoding {codings[:64]!r}; only `chunked` is supported")
         elif int(length) > MAX_CONTENT_LENGTH:
             raise self._malformed(f"answered with Content-Length {length}, at most {MAX_CONTENT_LENGTH} is possible")
+        elif int(length) == 0:
+            return
+        if status in (204, 304) or self._request.method == "HEAD":
+            self._lease.wire.force_close()
 
     def _send(self, wire: Wire, endpoint: Endpoint) -> None:
         """Hand the request to the connection; a stream goes on being sent by a task of its own."""
