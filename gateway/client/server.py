@@ -20,7 +20,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from gateway.client.reply import Reply
-from gateway.client.request import ABSOLUTE, ClientRequest, find_fault, new_request_id
+from gateway.client.request import ABSOLUTE, MAX_CONTENT_LENGTH, ClientRequest, find_fault, new_request_id
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Exchange
 from gateway.headers import Headers
@@ -300,10 +300,16 @@ _CLOSED = _Sent(keeps_alive=False)
 def _client_request(http: web.BaseRequest, protocol: ClientProtocol, connection: _Connection) -> ClientRequest:
     headers = Headers(http.headers.items())
     path = http.raw_path
-    fault = find_fault(http.method, path, http.version, headers)
+    length = http.content_length
+    fault = find_fault(http.method, path, http.version, headers, length)
     if fault is not None:
         path = path.encode(errors="backslashreplace").decode()  # may stand in a log
-        if fault.status != ErrorKind.MALFORMED_REQUEST.status or "transfer-encoding" in headers:
+        if (
+            fault.status != ErrorKind.MALFORMED_REQUEST.status
+            or "transfer-encoding" in headers
+            or http.method == "CONNECT"  # the parser knows no body of it
+            or (length is not None and length > MAX_CONTENT_LENGTH)
+        ):
             connection.keeps_alive = False  # where its body ends is not certain
     host = headers.get("host")
     if not path.startswith("/"):
@@ -321,7 +327,7 @@ def _client_request(http: web.BaseRequest, protocol: ClientProtocol, connection:
         protocol.peer,
         http.scheme,
         http.version,
-        http.content_length,
+        length,
         http.body_exists,
         connection,
         fault,

@@ -208,6 +208,22 @@ async def test_an_upgrade_is_not_taken_up_and_what_follows_is_a_request() -> Non
         assert (await client.exchange(POST)).body == b"POST /a abc"
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(GET),
+        b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 18446744073709551615\r\n\r\n",
+        b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 9223372036854775808\r\n\r\n",
+    ],
+)
+async def test_a_refused_body_whose_end_is_not_certain_is_never_parsed_as_a_request(head: bytes) -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        reply = await client.exchange(head + GET)
+        assert (reply.status, bool(reply.error), reply.all("connection")) == (400, True, ["close"])
+        assert await client.is_closed()
+        assert len(running.requests) == 1
+
+
 @pytest.mark.parametrize("connection", [b"close", b"x, close", b"x\r\nConnection: close"])
 async def test_a_client_that_asks_in_any_connection_header_gets_its_connection_closed(connection: bytes) -> None:
     async with serving(echo) as running, connect(running.url) as client:
