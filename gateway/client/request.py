@@ -48,6 +48,10 @@ class Connection(Protocol):
         """Whether the body has arrived to its end and everything was read."""
 
     @property
+    def may_have_lost_bytes(self) -> bool:
+        """Whether bytes that came behind this request may have been dropped, so that no other can follow."""
+
+    @property
     def is_closing(self) -> bool:
         """Whether the connection is closed or about to be."""
 
