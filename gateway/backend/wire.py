@@ -303,6 +303,17 @@ class Wire(ResponseHandler):
         if self._after is None and self._is_open and self.transport is not None:
             self._after = tcp_counters(self.transport)
 
+    def abort(self) -> None:
+        """Close at once. Whoever reads an answer's body gets `LostError`.
+
+        aiohttp forgets the body here: its reader would wait for ever, or take the end of the connection for that of
+        a body without length.
+        """
+        payload = self._payload
+        if payload is not None and not payload.is_eof():
+            payload.set_exception(ClientPayloadError("the connection was closed"))
+        super().abort()
+
     def cut(self) -> None:
         """Close at once: the backend gets nothing more of what was sent, and learns that by a reset."""
         self._make_close_a_reset()
