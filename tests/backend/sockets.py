@@ -49,20 +49,25 @@ class Backend:
         return connection
 
     async def read_request(self, connection: socket.socket) -> bytes:
-        """All of a request whose length is in its head."""
-        loop = asyncio.get_running_loop()
+        """All of a request whose length is in its head, or which comes in chunks. Raises `EOFError`."""
         text = b""
         while b"\r\n\r\n" not in text:
-            text += await loop.sock_recv(connection, 65536)
+            text += await self._receive(connection)
         head, _, body = text.partition(b"\r\n\r\n")
         if b"chunked" in head:
             while not body.endswith(b"0\r\n\r\n"):
-                body += await loop.sock_recv(connection, 65536)
+                body += await self._receive(connection)
             return body
         length = int(head.partition(b"Content-Length: ")[2].partition(b"\r\n")[0] or 0)
         while len(body) < length:
-            body += await loop.sock_recv(connection, 65536)
+            body += await self._receive(connection)
         return body
+
+    async def _receive(self, connection: socket.socket) -> bytes:
+        text = await asyncio.get_running_loop().sock_recv(connection, 65536)
+        if not text:
+            raise EOFError
+        return text
 
     async def serve_once(self, connection: socket.socket) -> bytes:
         body = await self.read_request(connection)
