@@ -5,7 +5,8 @@ these give a connection back as soon as the answer's end is parsed, while the ca
 connection again although bytes have come on it while it was idle.
 
 Here: bytes out, parsed answers in, and what the kernel knows of the request's fate. Not here: who may use the
-connection (`connections`), and what a request or an answer says (`attempt`).
+connection (`connections`), and what a request or an answer says (`attempt`). What of aiohttp is private is listed in
+tests/backend/test_wire_privates.py, which fails when a new release has lost or changed it.
 """
 
 import asyncio

@@ -77,13 +77,14 @@ async def test_who_waits_longest_gets_the_next_place_and_nobody_overtakes() -> N
         connections.leave_place()
 
 
-async def test_a_waiter_that_leaves_is_passed_over() -> None:
+@pytest.mark.parametrize("n_turns", [0, 5])
+async def test_a_waiter_that_leaves_is_passed_over(n_turns: int) -> None:
     async with pool("max_connections: 1, queue: {length: 2}") as (_, _, connections, _):
         await connections.wait_for_place()
         leaving, staying = (asyncio.ensure_future(connections.wait_for_place()) for _ in range(2))
         await turns()
         leaving.cancel()
-        await turns()
+        await turns(n_turns)
         connections.leave_place()
         await staying
         assert connections._in_use == 1
