@@ -25,7 +25,7 @@ class Attempt:
     code: str = "none"
     """The status, or the label of the error that ended it before there was one."""
     queue_s: float | None = None
-    """Spent waiting for one of the backend's connections; None if the wait ended without one."""
+    """Spent waiting for one of the backend's connections, also in vain; None while the wait lasts."""
     first_byte_s: float | None = None
     seconds: float = 0.0
     is_repeated: bool = False

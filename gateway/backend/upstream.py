@@ -96,9 +96,11 @@ class Call:
         self._attempts.append(attempt)
         deadlines.enter("queue")
         try:
-            await connections.wait_for_place()
-            attempt.started_s = loop.time()
-            attempt.queue_s = attempt.started_s - asked_s
+            try:
+                await connections.wait_for_place()
+            finally:  # waiting in vain is not the backend's time either
+                attempt.started_s = loop.time()
+                attempt.queue_s = attempt.started_s - asked_s
             deadlines.enter("total")
             lease = await connections.lease(endpoint, fresh=fresh)
             sent = self._sent = Sent(self._upstream.name, self._request, lease, deadlines, attempt)

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from gateway.backend.attempt import BackendRequest, Body
 from gateway.backend.connections import Connections, Lease
 from gateway.backend.endpoints import Endpoint
 from gateway.backend.upstream import Upstream
 from gateway.errors import ErrorKind, GatewayError
+from gateway.exchange import Attempt
 from tests.backend.sockets import Backend, ask, upstream_to, whole
 
 
@@ -110,6 +112,21 @@ async def test_waiting_ends_with_503_that_names_the_limit() -> None:
         with pytest.raises(GatewayError, match=r"queue\.timeout") as caught:
             await connections.wait_for_place()
         assert caught.value.kind is ErrorKind.OVERLOADED
+        connections.leave_place()
+
+
+async def test_a_wait_that_ends_without_a_connection_is_time_in_the_queue_and_not_the_backends() -> None:
+    async with pool("max_connections: 1, queue: {length: 1, timeout: 50ms}") as (_, upstream, connections, _):
+        await connections.wait_for_place()
+        attempts: list[Attempt] = []
+        with pytest.raises(GatewayError):
+            async with upstream.call(BackendRequest("GET", "/x", [], Body()), attempts):
+                pass
+        (attempt,) = attempts
+        assert attempt.code == "overloaded"
+        assert attempt.queue_s is not None
+        assert attempt.queue_s > 0.04
+        assert attempt.seconds < attempt.queue_s
         connections.leave_place()
 
 
