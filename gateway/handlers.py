@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from gateway.backend.attempt import Answer, BackendRequest, Body, Pieces, Sending
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
-from gateway.backend.metadata import ModelMetadata, is_worth_keeping, question_headers
+from gateway.backend.metadata import ModelMetadata, is_worth_keeping
 from gateway.backend.upstream import Call, Upstream
 from gateway.client.body import ClientBody
 from gateway.client.reply import JOIN_BYTES, Reply
@@ -192,9 +192,7 @@ class _Call:
         self._note(parsed)
         declared = await self._declared_half_precision(upstream, backend) if parsed.promotes else {}
         json_body = await self._json_body(parsed, backend)
-        headers = backend.headers.transcoded(
-            request.headers, peer=request.peer, scheme=request.scheme, host=request.host
-        )
+        headers = backend.headers.transcoded(request)
         async with self._ask(upstream, headers, json_body) as answer:
             if answer.status >= 300:
                 raise await self._backend_error(answer, json_bytes=exchange.attempts[-1].request_bytes)
@@ -244,9 +242,7 @@ class _Call:
         """The model's metadata, asked of the backend with the client's headers unless it is known."""
         request = self._request
         path = request.path.partition("?")[0].removesuffix("/infer")
-        headers = backend.headers.metadata(
-            question_headers(request.headers), peer=request.peer, scheme=request.scheme, host=request.host
-        )
+        headers = backend.headers.metadata(request)
         question = BackendRequest("GET", path, self._with_own(headers), Body(), is_metadata=True)
 
         async def fetch() -> tuple[bytes, bool]:
@@ -289,7 +285,7 @@ class _Call:
 
         is_small = len(body) <= PASS_BYTES
         passed = Body(whole=bytes(body)) if is_small else Body(open=pieces, length=len(body))
-        headers = backend.headers.inflated(request.headers, peer=request.peer, scheme=request.scheme, host=request.host)
+        headers = backend.headers.inflated(request)
         async with self._ask(upstream, headers, passed) as answer:
             if answer.status >= 300:
                 raise await self._backend_error(answer)
@@ -391,9 +387,7 @@ class _Call:
     async def server_metadata(self, upstream: Upstream, backend: BackendPlan) -> None:
         """`GET /v2`: the backend's answer, with the extension among its extensions (protocol 8)."""
         request = self._request
-        headers = backend.headers.relayed_uncoded(
-            request.headers, peer=request.peer, scheme=request.scheme, host=request.host
-        )
+        headers = backend.headers.relayed_uncoded(request)
         async with self._ask(upstream, headers, Body()) as answer:
             length = _content_length(answer) or 0
             if answer.status != 200 or length > METADATA_BYTES or "content-encoding" in answer.headers:
@@ -414,7 +408,7 @@ class _Call:
             body = await self._upload(backend)
         elif request.method not in ("GET", "HEAD"):
             self.body.admit(0)
-        headers = backend.headers.relayed(request.headers, peer=request.peer, scheme=request.scheme, host=request.host)
+        headers = backend.headers.relayed(request)
         reloaded = _RELOADED.fullmatch(request.path.partition("?")[0])
         try:
             async with self._ask(upstream, headers, body) as answer:

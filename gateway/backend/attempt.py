@@ -242,6 +242,13 @@ class Sent:
             self._sender.cancel()
         self._lease.close()
 
+    def drop_connection(self) -> None:
+        """As `abandon`, but keep the place among the backend's connections for another attempt."""
+        self._is_over = True
+        if self._sender is not None:
+            self._sender.cancel()
+        self._lease.close_and_keep_place()
+
     def _lost_before_answer(self, wire: Wire) -> Exception:
         """What the loss of the connection before any byte of an answer means (design: executed once)."""
         if self._send_error is not None:

@@ -51,6 +51,12 @@ class Lease:
         if wire is not None:
             self._connections._end(self._endpoint, wire)
 
+    def close_and_keep_place(self) -> None:
+        """As `close`, but keep the place for a `Connections.lease` that follows at once."""
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            self._connections._drop(self._endpoint, wire)
+
 
 class Connections:
     """The connections of one backend, to all of its endpoints."""
@@ -175,6 +181,7 @@ class Connections:
         except UnknownHostError as error:
             raise self._unreachable(endpoint, str(error)) from None
         except OSError as error:
+            self._resolver.forget(endpoint.host, endpoint.port)
             raise self._unreachable(endpoint, _why(error)) from None
         self._open.add(wire)
         return wire
@@ -209,9 +216,12 @@ class Connections:
             self._end(endpoint, wire)
 
     def _end(self, endpoint: Endpoint, wire: Wire) -> None:
+        self._drop(endpoint, wire)
+        self.leave_place()
+
+    def _drop(self, endpoint: Endpoint, wire: Wire) -> None:
         wire.cut()
         self._busy[endpoint] -= 1
-        self.leave_place()
 
     def _lost(self, endpoint: Endpoint, wire: Wire) -> None:
         """The connection is gone, for whatever reason."""

@@ -5,12 +5,9 @@ headers; requests that need the same answer at the same time wait for one call. 
 """
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
 
 import msgspec
-
-from gateway.headers import Headers
 
 LIFE_S = 30.0
 """How long an answer is believed."""
@@ -21,18 +18,8 @@ MAX_ANSWERS = 1000
 MAX_BYTES = 1024 * 1024
 """The most metadata, of a server (`GET /v2`) or a model, that is read."""
 
-# These say something of one request alone. They are not sent with the question, and do not tell two clients apart.
-_OF_ONE_REQUEST = re.compile(r"traceparent|tracestate|baggage|b3|x-b3-.*")
-
-Pairs = list[tuple[str, str]]
-
 Key = tuple[str, str, tuple[tuple[str, str], ...]]
 """Backend, raw path of the model, and the headers of the question: what one client may read is not for all."""
-
-
-def question_headers(client: Headers) -> Headers:
-    """Those of the *client*'s headers that may decide what it gets to read of a model."""
-    return Headers((name, value) for name, value in client.pairs if _OF_ONE_REQUEST.fullmatch(name.lower()) is None)
 
 
 def is_worth_keeping(status: int, text: bytes) -> bool:

@@ -52,6 +52,10 @@ class Resolver:
         if has_failed and self._known.get(key, (0, None))[1] is task:
             del self._known[key]
 
+    def forget(self, host: str, port: int) -> None:
+        """Look the name up again next time, because nobody answers at its addresses."""
+        self._known.pop((host, port), None)
+
 
 async def _look_up(host: str, port: int) -> Sequence[AddressInfo]:
     loop = asyncio.get_running_loop()

@@ -55,7 +55,7 @@ class Upstream:
 class Call:
     """One request of the gateway to a backend, until its answer is read or given up."""
 
-    __slots__ = ("_attempts", "_deadlines", "_request", "_sent", "_timeout", "_total_at", "_upstream")
+    __slots__ = ("_attempts", "_deadlines", "_last", "_request", "_sent", "_timeout", "_total_at", "_upstream")
 
     def __init__(
         self, upstream: Upstream, request: BackendRequest, attempts: list[Attempt], total_at: float | None
@@ -67,6 +67,7 @@ class Call:
         self._timeout = asyncio.timeout(None)
         self._deadlines: Deadlines | None = None
         self._sent: Sent | None = None
+        self._last: Attempt | None = None
 
     async def __aenter__(self) -> Answer:
         limits_s = self._upstream.limits_s
@@ -82,22 +83,29 @@ class Call:
             try:
                 return await self._attempt(endpoint, deadlines, fresh=must_be_fresh)
             except StaleConnectionError:
-                return await self._attempt(endpoint, deadlines, fresh=True)
+                return await self._attempt(endpoint, deadlines, fresh=True, has_place=True)
         except BaseException as error:
             await self._leave(deadlines, error)
             raise
 
-    async def _attempt(self, endpoint: Endpoint, deadlines: Deadlines, *, fresh: bool) -> Answer:
-        """Try once. Raises `GatewayError`; `StaleConnectionError` where a fresh connection should be tried."""
+    async def _attempt(
+        self, endpoint: Endpoint, deadlines: Deadlines, *, fresh: bool, has_place: bool = False
+    ) -> Answer:
+        """Try once, on a *fresh* connection or any; *has_place*: with the place of the attempt before.
+
+        Raises `GatewayError`; `StaleConnectionError`, with the place kept, where a fresh connection should be tried.
+        """
         loop = asyncio.get_running_loop()
         connections = self._upstream.connections
         asked_s = loop.time()
         attempt = Attempt(endpoint.url, asked_s, is_metadata=self._request.is_metadata)
         self._attempts.append(attempt)
+        self._last = attempt
         deadlines.enter("queue")
         try:
             try:
-                await connections.wait_for_place()
+                if not has_place:
+                    await connections.wait_for_place()
             finally:  # waiting in vain is not the backend's time either
                 attempt.started_s = loop.time()
                 attempt.queue_s = attempt.started_s - asked_s
@@ -112,7 +120,7 @@ class Call:
             attempt.code = ErrorKind.UPSTREAM_CLOSED.label
             attempt.is_repeated = True
             attempt.seconds = loop.time() - attempt.started_s
-            sent.abandon()
+            sent.drop_connection()
             raise
         attempt.code = str(answer.status)
         attempt.first_byte_s = loop.time() - attempt.started_s
@@ -129,7 +137,8 @@ class Call:
         deadlines.stop()
         if self._sent is not None:
             self._sent.abandon()
-        attempt = self._attempts[-1]
+        attempt = self._last
+        assert attempt is not None
         attempt.seconds = asyncio.get_running_loop().time() - attempt.started_s
         type_ = type(error) if error is not None else None
         try:

@@ -184,7 +184,8 @@ class Wire(ResponseHandler):
         transport = self.transport
         if transport is None or transport.is_closing():
             raise LostError
-        transport.writelines(pieces)
+        # not `writelines`, which buffers without limit in Python 3.12.0 to 3.12.8 and 3.13.0 to 3.13.1 (CVE-2024-12254)
+        transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     async def drain(self) -> None:
         """Wait until the backend has taken so much that more may be sent. Raises `LostError`."""

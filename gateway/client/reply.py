@@ -219,6 +219,8 @@ class Reply:
         head = ("\r\n".join(lines) + "\r\n\r\n").encode()
         self.has_begun = connection.has_begun = True
         exchange.status = status
+        if status >= 400 and exchange.error is None:
+            exchange.error = ErrorKind.BACKEND_ERROR  # errors of the gateway's own have set theirs before
         return head
 
 

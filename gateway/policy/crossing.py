@@ -4,6 +4,7 @@ Here: names and sets of them. Not here: what the bodies are.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from gateway.headers import Headers
 
@@ -34,6 +35,10 @@ _OF_ONE_ANSWER = frozenset(
     {"accept", "if-match", "if-modified-since", "if-none-match", "if-range", "if-unmodified-since", "range"}
 )
 _CODING = frozenset({"accept-encoding"})
+# These name one request. Metadata is asked for many, and its answer is kept for all that send the same headers.
+_OF_ONE_REQUEST = frozenset(
+    {"b3", "baggage", "traceparent", "tracestate", "x-b3-parentspanid", "x-b3-sampled", "x-b3-spanid", "x-b3-traceid"}
+)
 
 _NOT_TO_CLIENT = HOP_BY_HOP | {"content-length"}
 # These describe the backend's body, which is not the one that the client gets.
@@ -57,11 +62,28 @@ Fields = list[tuple[str, str]]
 _KEEP_OR_CLOSE = ("keep-alive", "close")
 
 
-class BackendHeaders:
-    """Makes the headers that one backend gets from those of the client.
+class Asking(Protocol):
+    """What is known of a client's request, as far as it concerns headers."""
 
-    In each method *client* are the client's headers, *peer* its address, *scheme* and *host* those it asked for.
-    """
+    @property
+    def headers(self) -> Headers:
+        """Its header fields."""
+
+    @property
+    def peer(self) -> str:
+        """The client's address."""
+
+    @property
+    def scheme(self) -> str:
+        """`http` or `https`."""
+
+    @property
+    def host(self) -> str:
+        """The host that it asked for; empty if it named none."""
+
+
+class BackendHeaders:
+    """Makes the headers that one backend gets from those of a client's request."""
 
     def __init__(self, set_: Mapping[str, str], remove: Iterable[str]) -> None:
         """*set_* and *remove* are the backend's `headers` in the configuration."""
@@ -72,45 +94,46 @@ class BackendHeaders:
         self._not_read = _NOT_TO_BACKEND | removed | _CODING
         self._not_inflated = _NOT_TO_BACKEND | removed | _OF_THE_BODY
         self._not_transcoded = _NOT_TO_BACKEND | removed | _OF_THE_BODY | _CODING
-        self._not_metadata = self._not_transcoded | _OF_ONE_ANSWER
+        self._not_metadata = self._not_transcoded | _OF_ONE_ANSWER | _OF_ONE_REQUEST
 
-    def relayed(self, client: Headers, *, peer: str, scheme: str, host: str) -> Fields:
+    def relayed(self, client: Asking) -> Fields:
         """For a request whose body crosses as it is, and whose answer comes back coded as the client asked."""
-        fields = self._crossing(client, self._not_relayed, peer, scheme, host)
+        fields = self._crossing(client, self._not_relayed)
         return self._with_coding(fields, client)
 
-    def relayed_uncoded(self, client: Headers, *, peer: str, scheme: str, host: str) -> Fields:
+    def relayed_uncoded(self, client: Asking) -> Fields:
         """For a request whose body crosses as it is, and whose answer must not be compressed (protocol 7)."""
-        fields = self._crossing(client, self._not_read, peer, scheme, host)
+        fields = self._crossing(client, self._not_read)
         return self._uncoded(fields)
 
-    def inflated(self, client: Headers, *, peer: str, scheme: str, host: str) -> Fields:
+    def inflated(self, client: Asking) -> Fields:
         """For JSON that the gateway has read, maybe inflated, and passes on; coded as the client asked."""
-        fields = self._crossing(client, self._not_inflated, peer, scheme, host)
+        fields = self._crossing(client, self._not_inflated)
         self._append(fields, "Content-Type", "application/json")
         return self._with_coding(fields, client)
 
-    def transcoded(self, client: Headers, *, peer: str, scheme: str, host: str) -> Fields:
+    def transcoded(self, client: Asking) -> Fields:
         """For a body that has become JSON, and whose answer the gateway reads."""
-        fields = self._crossing(client, self._not_transcoded, peer, scheme, host)
+        fields = self._crossing(client, self._not_transcoded)
         self._append(fields, "Content-Type", "application/json")
         return self._uncoded(fields)
 
-    def metadata(self, client: Headers, *, peer: str, scheme: str, host: str) -> Fields:
-        """For metadata that the gateway asks for itself, on behalf of this client, and may keep for others."""
-        fields = self._crossing(client, self._not_metadata, peer, scheme, host)
+    def metadata(self, client: Asking) -> Fields:
+        """For metadata that the gateway asks for itself, and keeps for clients that send the same of these headers."""
+        fields = self._crossing(client, self._not_metadata)
         return self._uncoded(fields)
 
-    def _crossing(self, client: Headers, dropped: frozenset[str], peer: str, scheme: str, host: str) -> Fields:
-        fields = _without(client, dropped)
+    def _crossing(self, client: Asking, dropped: frozenset[str]) -> Fields:
+        headers = client.headers
+        fields = _without(headers, dropped)
         removed = self._removed
         if "x-forwarded-for" not in removed:
-            before = client.joined("x-forwarded-for")
-            fields.append(("X-Forwarded-For", f"{before}, {peer}" if before else peer))
-        if "x-forwarded-proto" not in client and "x-forwarded-proto" not in removed:
-            fields.append(("X-Forwarded-Proto", scheme))
-        if host and "x-forwarded-host" not in client and "x-forwarded-host" not in removed:
-            fields.append(("X-Forwarded-Host", host))
+            before = headers.joined("x-forwarded-for")
+            fields.append(("X-Forwarded-For", f"{before}, {client.peer}" if before else client.peer))
+        if "x-forwarded-proto" not in headers and "x-forwarded-proto" not in removed:
+            fields.append(("X-Forwarded-Proto", client.scheme))
+        if client.host and "x-forwarded-host" not in headers and "x-forwarded-host" not in removed:
+            fields.append(("X-Forwarded-Host", client.host))
         fields += self._set
         return fields
 
@@ -123,9 +146,9 @@ class BackendHeaders:
         self._append(fields, "Accept-Encoding", "identity")
         return fields
 
-    def _with_coding(self, fields: Fields, client: Headers) -> Fields:
+    def _with_coding(self, fields: Fields, client: Asking) -> Fields:
         # a client that says nothing expects no coding, although RFC 9110 section 12.5.3 would allow any
-        if "accept-encoding" not in client:
+        if "accept-encoding" not in client.headers:
             self._append(fields, "Accept-Encoding", "identity")
         return fields
 

@@ -23,10 +23,10 @@ LARGE = b"y" * 5_000_000
 
 
 @asynccontextmanager
-async def backend_with_kept_connection() -> AsyncIterator[tuple[Backend, Upstream, socket.socket]]:
-    """A backend to which one connection is kept, on which one request was served."""
+async def backend_with_kept_connection(more: str = "") -> AsyncIterator[tuple[Backend, Upstream, socket.socket]]:
+    """A backend to which one connection is kept, on which one request was served; *more* is YAML of the backend."""
     backend = Backend()
-    upstream = upstream_to(backend.url)
+    upstream = upstream_to(backend.url, more)
     try:
         first = asyncio.ensure_future(ask(upstream, "POST", whole(SMALL)))
         connection = await backend.accept()
@@ -75,6 +75,21 @@ async def test_a_connection_that_ended_before_the_request_came_costs_no_client_a
         assert await asked == (b"ok", ["upstream_closed", "200"])
         assert len(served) >= len(SMALL)
         assert len(backend.connections) == 2
+
+
+async def test_the_request_keeps_its_place_among_the_connections_when_it_is_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with backend_with_kept_connection("max_connections: 1") as (backend, upstream, connection):
+        just_before_the_next_request(monkeypatch, connection, close)
+        asked = asyncio.ensure_future(ask(upstream, "POST", whole(SMALL)))
+        again = await backend.accept()
+        with pytest.raises(GatewayError) as caught:  # the one place is taken all the time
+            await ask(upstream, "POST", whole(SMALL))
+        assert caught.value.kind is ErrorKind.OVERLOADED
+        await backend.serve_once(again)
+        assert await asked == (b"ok", ["upstream_closed", "200"])
+        assert upstream.connections.counts(upstream.endpoints[0]) == (0, 1)
 
 
 async def read_then_close(backend: Backend, connection: socket.socket) -> None:

@@ -1,6 +1,7 @@
 """Which headers cross the gateway, and which are for one hop alone."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 
@@ -10,6 +11,7 @@ from gateway.policy.crossing import BackendHeaders, Fields, relayed_to_client, t
 CLIENT = Headers(
     [
         ("Host", "h"),
+        ("traceparent", "t"),
         ("Content-Length", "3"),
         ("Content-Type", "application/octet-stream"),
         ("Content-Encoding", "gzip"),
@@ -33,11 +35,20 @@ BODY = [
     ("Content-Encoding", "gzip"),
     ("Inference-Header-Content-Length", "3"),
 ]
+TRACE = [("traceparent", "t")]
 ASKED = [("Accept", "text/html")]
 PARTIAL = [("Range", "bytes=0-1"), ("If-None-Match", "x")]
 CODED = [("Accept-Encoding", "gzip")]
 UNCODED = [("Accept-Encoding", "identity")]
 JSON = [("Content-Type", "application/json")]
+
+
+@dataclass(frozen=True)
+class Asked:
+    headers: Headers
+    peer: str = "p"
+    scheme: str = "http"
+    host: str = "h"
 
 
 def headers(set_: dict[str, str] | None = None, *remove: str) -> BackendHeaders:
@@ -47,33 +58,33 @@ def headers(set_: dict[str, str] | None = None, *remove: str) -> BackendHeaders:
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (headers().relayed, BODY + ASKED + CODED + PARTIAL + KEPT + FORWARDED),
-        (headers().relayed_uncoded, BODY + ASKED + PARTIAL + KEPT + FORWARDED + UNCODED),
-        (headers().inflated, ASKED + CODED + PARTIAL + KEPT + FORWARDED + JSON),
-        (headers().transcoded, ASKED + PARTIAL + KEPT + FORWARDED + JSON + UNCODED),
+        (headers().relayed, TRACE + BODY + ASKED + CODED + PARTIAL + KEPT + FORWARDED),
+        (headers().relayed_uncoded, TRACE + BODY + ASKED + PARTIAL + KEPT + FORWARDED + UNCODED),
+        (headers().inflated, TRACE + ASKED + CODED + PARTIAL + KEPT + FORWARDED + JSON),
+        (headers().transcoded, TRACE + ASKED + PARTIAL + KEPT + FORWARDED + JSON + UNCODED),
         (headers().metadata, KEPT + FORWARDED + UNCODED),
     ],
 )
 def test_each_kind_of_request_carries_its_headers_in_their_order(make: Callable[..., Fields], expected: Fields) -> None:
-    assert make(CLIENT, peer="p", scheme="http", host="h") == expected
+    assert make(Asked(CLIENT)) == expected
 
 
 def test_a_client_that_accepts_no_coding_gets_none() -> None:
     for make in (headers().relayed, headers().inflated):
-        assert ("Accept-Encoding", "identity") in make(Headers(), peer="p", scheme="http", host="")
+        assert ("Accept-Encoding", "identity") in make(Asked(Headers()))
 
 
 def test_the_configuration_sets_and_removes_whatever_the_client_or_the_gateway_says() -> None:
     changed = headers({"X-A": "3", "content-type": "x"}, "AUTHORIZATION", "X-Forwarded-For", "accept-encoding")
-    fields = changed.transcoded(CLIENT, peer="p", scheme="http", host="h")
-    assert fields == [*ASKED, *PARTIAL, *FORWARDED[1:], ("X-A", "3"), ("content-type", "x")]
+    fields = changed.transcoded(Asked(CLIENT))
+    assert fields == [*TRACE, *ASKED, *PARTIAL, *FORWARDED[1:], ("X-A", "3"), ("content-type", "x")]
 
 
 def test_forwarded_headers_of_a_proxy_before_the_gateway_are_continued() -> None:
     client = Headers(
         [("X-Forwarded-For", "a"), ("X-Forwarded-For", "b"), ("X-Forwarded-Proto", "https"), ("X-Forwarded-Host", "o")]
     )
-    assert headers().relayed_uncoded(client, peer="p", scheme="http", host="h") == [
+    assert headers().relayed_uncoded(Asked(client)) == [
         ("X-Forwarded-Proto", "https"),
         ("X-Forwarded-Host", "o"),
         ("X-Forwarded-For", "a, b, p"),

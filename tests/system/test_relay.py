@@ -176,3 +176,10 @@ async def test_routes_choose_the_backend_and_everything_else_is_a_404(server: Js
         assert metrics['tensor_gateway_requests_total{code="404",model="other",route="none"}'] == 2
         assert metrics['tensor_gateway_requests_total{code="200",model="other",route="ids"}'] == 1
         assert metrics['tensor_gateway_requests_total{code="404",model="other",route="staging"}'] == 1
+
+
+async def test_a_refusal_that_is_relayed_as_it_came_counts_as_the_backends() -> None:
+    async with lying(answering(b"no", "404 Nothing")) as liar, running(liar.url) as client:
+        assert (await client.request("GET", "/other")).body == b"no"
+        metrics = await client.metrics()
+        assert metrics['tensor_gateway_errors_total{reason="backend_error",route="main"}'] == 1
