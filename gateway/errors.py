@@ -72,8 +72,8 @@ class GatewayError(Exception):
         """*headers* are added to the reply.
 
         *status* replaces the usual one of *kind*: it is a backend's own, or a more exact one (501, 505, 508). *body* is
-        a backend's own and replaces the one that would be made of *message*. *sent*: whether a backend may have read the
-        request, so that sending it again might execute it twice.
+        a backend's own and replaces the one that would be made of *message*. *sent*: whether a backend may have read
+        the request, so that sending it again might execute it twice.
         """
         super().__init__(message)
         self.kind = kind
