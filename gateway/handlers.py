@@ -196,7 +196,7 @@ class _Call:
         async with self._ask(upstream, headers, json_body) as answer:
             if answer.status >= 300:
                 raise await self._backend_error(answer, json_bytes=exchange.attempts[-1].request_bytes)
-            answered = await self._decode(answer, parsed, model, declared)
+            answered = await self._decode_answer(answer, parsed, model, declared)
             crossing = transcoded_to_client(answer.headers)
         await self._reply(answered, crossing, framing)
 
@@ -314,7 +314,7 @@ class _Call:
 
         return Body(open=pieces, length=length)
 
-    async def _decode(
+    async def _decode_answer(
         self, answer: Answer, parsed: InferRequest, model: str, declared: Mapping[str, str]
     ) -> InferReply:
         """Turn the answer into the reply while it arrives. Raises `GatewayError`."""
@@ -476,13 +476,14 @@ class _Call:
         """
         if answer.status < 400:
             status = f"{answer.status} {answer.reason}".strip()
-            return GatewayError(ErrorKind.MALFORMED_RESPONSE, f"the backend answered {status}, not an inference")
+            words = f"the backend answered {status}, a redirect, instead of an inference"
+            return GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
         text = b""
         async for chunk in answer.chunks():
             text += chunk[: ERROR_BYTES - len(text)]
             if len(text) >= ERROR_BYTES:
                 break
-        body, words = error_body(_decoded(answer, text), answer.status, answer.reason, json_bytes)
+        body, words = error_body(_inflated_error(answer, text), answer.status, answer.reason, json_bytes)
         headers = transcoded_to_client(answer.headers)
         return GatewayError(ErrorKind.BACKEND_ERROR, words, headers=headers, status=answer.status, body=body)
 
@@ -532,7 +533,7 @@ def _refuse_encoded(answer: Answer) -> None:
         raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
 
 
-def _decoded(answer: Answer, text: bytes) -> bytes:
+def _inflated_error(answer: Answer, text: bytes) -> bytes:
     """The *text* of an error without its content coding, which clients cannot be expected to undo; maybe cut off."""
     try:
         coding = parse_content_encoding(answer.headers.joined("content-encoding"))
