@@ -1,10 +1,8 @@
-"""Everything that can go wrong, as one closed list.
+"""Every kind of error that the gateway reports, in one closed list.
 
-Two layers, on purpose. The codec raises `CodecError`: these bytes are wrong, and here.
-It does not know whose bytes they are. The corridor turns it into a `GatewayError`, which
-carries an `ErrorKind` and therefore a status, a metric label and a blame.
-
-Nothing here does I/O, and nothing in the gateway invents a status of its own.
+There are two layers. The codec raises `CodecError`, which says what is wrong with some bytes and where: it does not
+know whether they came from the client or from the backend. `handlers` does, and turns it into a `GatewayError`
+(`blaming`), whose `ErrorKind` gives it a status, a label for metrics and logs, and a blame.
 """
 
 from enum import Enum
@@ -13,7 +11,7 @@ from gateway.headers import Pairs
 
 
 class Blame(Enum):
-    """Whose fault an error is: it decides who has to look at it."""
+    """Who caused an error, and so has to look at it."""
 
     CLIENT = "client"
     BACKEND = "backend"
@@ -21,7 +19,7 @@ class Blame(Enum):
 
 
 class ErrorKind(Enum):
-    """One row per failure: label in metrics and logs, status, blame."""
+    """One row per kind of error: its label in metrics and logs, its usual status, its blame."""
 
     NO_ROUTE = ("no_route", 404, Blame.CLIENT)
     OVERLOADED = ("overloaded", 503, Blame.GATEWAY)
@@ -44,7 +42,7 @@ class ErrorKind(Enum):
 
 
 class CodecError(ValueError):
-    """Bytes that break a rule of the wire.
+    """Bytes that break a rule of the protocol.
 
     The message names the tensor where one is concerned, what was expected and what came.
     """
@@ -55,11 +53,11 @@ class TooLargeError(CodecError):
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used; the message is one line: path and reason."""
+    """A configuration that cannot be used. The message is one line: the path of the key, and the reason."""
 
 
 class GatewayError(Exception):
-    """A failure with its `ErrorKind`; the message is what the client gets to read."""
+    """An error with its `ErrorKind`; the message is what the client gets to read."""
 
     def __init__(
         self,
@@ -71,9 +69,11 @@ class GatewayError(Exception):
         body: bytes | None = None,
         sent: bool = True,
     ) -> None:
-        """*headers* go out with the refusal; *status* and *body* are a backend's own, instead of the gateway's.
+        """*headers* are added to the reply.
 
-        *sent*: whether a backend may have read the request, so that sending it again might execute it twice.
+        *status* replaces the usual one of *kind*: it is a backend's own, or a more exact one (501, 505, 508). *body* is
+        a backend's own and replaces the one that would be made of *message*. *sent*: whether a backend may have read
+        the request, so that sending it again might execute it twice.
         """
         super().__init__(message)
         self.kind = kind
@@ -85,9 +85,9 @@ class GatewayError(Exception):
 
 
 class blaming:  # noqa: N801  reads as a verb: with blaming(...)
-    """Turn a `CodecError` raised inside into a `GatewayError` of *kind*; a request that is too large has its own.
+    """Turn a `CodecError` raised inside into a `GatewayError` of *kind*; a request that is too large is BODY_TOO_LARGE.
 
-    A class, because a generator as context manager costs three times as much, several times per request.
+    A class, because `contextlib.contextmanager` costs three times as much, and this runs several times per request.
     """
 
     __slots__ = ("_kind",)

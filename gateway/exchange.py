@@ -1,4 +1,4 @@
-"""What one request leaves behind: written by the corridor, read once by telemetry at the end."""
+"""The record of one request: filled in while the request is served, and read once, at its end, by telemetry."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -7,7 +7,7 @@ from gateway.errors import ErrorKind
 
 
 class Format(Enum):
-    """What a body was."""
+    """The form of a body."""
 
     BINARY = "binary"
     JSON = "json"
@@ -16,7 +16,7 @@ class Format(Enum):
 
 @dataclass(slots=True)
 class Attempt:
-    """One sending of a request to an endpoint; seconds count from its start."""
+    """One try to have a request answered by an endpoint; its seconds count from its start, after the queue."""
 
     endpoint: str
     started_s: float
@@ -25,7 +25,7 @@ class Attempt:
     code: str = "none"
     """The status, or the label of the error that ended it before there was one."""
     queue_s: float | None = None
-    """Spent waiting for one of the backend's connections; None if the wait ended without one."""
+    """Spent waiting for one of the backend's connections, also in vain; None while the wait lasts."""
     first_byte_s: float | None = None
     seconds: float = 0.0
     is_repeated: bool = False

@@ -1,8 +1,8 @@
-"""The corridor: what happens to a request, from its head to the last byte of its reply.
+"""What happens to a request, in which order, from its head to the last byte of its reply.
 
-`Gateway.handle` and the three ways of `_Call` (infer, server metadata, relay) read from top to bottom as the life of
-a request. They only say in which order things happen: bytes are the codec's business, decisions those of `policy`,
-the client is read and written by `client`, backends are called by `backend`, and telemetry reads the finished exchange.
+`Gateway.handle` finds the backend; then `_Call` does one of three things: `infer`, `server_metadata` or `relay`. Here
+is only the order of the steps. `client` reads from the client and writes to it, `codec` converts bytes, `policy`
+decides, `backend` calls backends, and `telemetry` reads the finished exchange.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind
 
 PASS_BYTES = 256 * 1024
-"""How much of a JSON request that is passed on as it came is handed to the backend's connection at once."""
+"""A JSON request that is passed on unchanged is written to the backend's connection in pieces of this size."""
 
 UPLOAD_BYTES = 64 * 1024
 """A relayed upload takes a connection to its backend when so much of it, or all of it, is there to be sent."""
@@ -66,7 +66,7 @@ log = logging.getLogger("gateway")
 
 
 class Gateway:
-    """The data plane: one instance serves all requests of a process. Its plan can be replaced, its state stays."""
+    """Serves all requests of a process. The plan can be replaced while it runs; its state stays."""
 
     def __init__(self, plan: Plan, upstreams: Mapping[str, Upstream], record: Callable[[Exchange], None]) -> None:
         """*upstreams* are the plan's backends by name; *record* is called once with each finished exchange."""
@@ -143,12 +143,12 @@ class Gateway:
         return self.in_flight
 
     async def close(self) -> None:
-        """Drop what is on its way for later requests."""
+        """Give up metadata that is being fetched for requests."""
         await self.metadata.close()
 
 
 class _Call:
-    """One request on its way: what all its steps need."""
+    """One request while it is served: what all its steps need."""
 
     def __init__(self, gateway: Gateway, plan: Plan, request: ClientRequest, exchange: Exchange) -> None:
         self.plan = plan
@@ -196,7 +196,7 @@ class _Call:
         async with self._ask(upstream, headers, json_body) as answer:
             if answer.status >= 300:
                 raise await self._backend_error(answer, json_bytes=exchange.attempts[-1].request_bytes)
-            answered = await self._decode(answer, parsed, model, declared)
+            answered = await self._decode_answer(answer, parsed, model, declared)
             crossing = transcoded_to_client(answer.headers)
         await self._reply(answered, crossing, framing)
 
@@ -226,7 +226,7 @@ class _Call:
             self._exchange.request_codec_s += self._pacer.take_seconds()
 
     def _note(self, parsed: InferRequest) -> None:
-        """Leave in the exchange what the request holds."""
+        """Record in the exchange what the request holds."""
         exchange = self._exchange
         exchange.is_transcoded = True
         exchange.upstream_format = Format.JSON
@@ -314,7 +314,7 @@ class _Call:
 
         return Body(open=pieces, length=length)
 
-    async def _decode(
+    async def _decode_answer(
         self, answer: Answer, parsed: InferRequest, model: str, declared: Mapping[str, str]
     ) -> InferReply:
         """Turn the answer into the reply while it arrives. Raises `GatewayError`."""
@@ -476,13 +476,14 @@ class _Call:
         """
         if answer.status < 400:
             status = f"{answer.status} {answer.reason}".strip()
-            return GatewayError(ErrorKind.MALFORMED_RESPONSE, f"the backend answered {status}: a redirect, or nothing")
+            words = f"the backend answered {status}, a redirect, instead of an inference"
+            return GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
         text = b""
         async for chunk in answer.chunks():
             text += chunk[: ERROR_BYTES - len(text)]
             if len(text) >= ERROR_BYTES:
                 break
-        body, words = error_body(_decoded(answer, text), answer.status, answer.reason, json_bytes)
+        body, words = error_body(_inflated_error(answer, text), answer.status, answer.reason, json_bytes)
         headers = transcoded_to_client(answer.headers)
         return GatewayError(ErrorKind.BACKEND_ERROR, words, headers=headers, status=answer.status, body=body)
 
@@ -532,7 +533,7 @@ def _refuse_encoded(answer: Answer) -> None:
         raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
 
 
-def _decoded(answer: Answer, text: bytes) -> bytes:
+def _inflated_error(answer: Answer, text: bytes) -> bytes:
     """The *text* of an error without its content coding, which clients cannot be expected to undo; maybe cut off."""
     try:
         coding = parse_content_encoding(answer.headers.joined("content-encoding"))

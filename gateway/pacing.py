@@ -1,4 +1,4 @@
-"""How long the codec may work before others run, and how long it has worked."""
+"""Cuts the codec's work into short slices, between which other requests run, and measures its time."""
 
 import asyncio
 import time
@@ -8,17 +8,17 @@ from typing import TypeVar
 T = TypeVar("T")
 
 SLICE_S = 0.00025
-"""How long the codec may keep the event loop before others run.
+"""How long the codec may keep the event loop before other requests run.
 
 A small request needs six turns of the loop, and in each it waits for one slice of every large request beside it.
 """
 
 RESTED_S = 0.0002
-"""After so long without work of its own, a request has waited for something, and others have run."""
+"""A request that did no codec work for so long has waited for something meanwhile, and other requests have run."""
 
 
 class Pacer:
-    """Runs the codec's steps, lets others run every `SLICE_S`, and counts the time the codec took."""
+    """Runs the codec's work for one request, lets other requests run every `SLICE_S`, and counts the codec's time."""
 
     __slots__ = ("_resumed", "_seconds", "_worked_until")
 
@@ -60,7 +60,7 @@ class Pacer:
         return piece
 
     async def breathe(self) -> None:
-        """Let others run, if the last time is long ago."""
+        """Let other requests run, if the last time was more than `SLICE_S` ago."""
         if time.perf_counter() - self._resumed > SLICE_S:
             await asyncio.sleep(0)
             self._resumed = time.perf_counter()

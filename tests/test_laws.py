@@ -83,7 +83,8 @@ def test_every_pure_module_has_its_test_module(module: str) -> None:
 
 
 def test_only_one_file_knows_the_http_client_and_only_the_clients_side_the_server() -> None:
-    users = {name for name, path in MODULES.items() if "aiohttp" in imports_of(path)}
+    theirs = {"aiohttp", "multidict", "yarl"}
+    users = {name for name, path in MODULES.items() if {each.split(".")[0] for each in imports_of(path)} & theirs}
     server = {"process.admin", "client.server", "client.listeners", "demo"}
     assert users == {f"gateway.{name}" for name in (*server, "backend.wire")}
 
@@ -133,6 +134,19 @@ def test_every_metric_named_in_deploy_exists() -> None:
     assert bare <= built_metrics()
 
 
+@pytest.mark.parametrize("module", [name for name in MODULES if room_of(name) in ("client", "backend", "process")])
+def test_private_names_of_aiohttp_are_imported_in_one_file_of_each_side(module: str) -> None:
+    private = [
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(ast.parse(MODULES[module].read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "aiohttp"
+        for alias in node.names
+        # what aiohttp does not export at the top, or in the two modules for servers and abstract classes, is its own
+        if alias.name.startswith("_") or node.module not in ("aiohttp", "aiohttp.abc", "aiohttp.web")
+    ]
+    assert bool(private) == (module in ("gateway.client.server", "gateway.backend.wire")), private
+
+
 def test_error_labels_are_the_names_in_lower_case() -> None:
     assert {kind.label for kind in ErrorKind} == {kind.name.lower() for kind in ErrorKind}
 
@@ -146,7 +160,8 @@ def test_dependencies_say_why_they_are_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/protocol.md", "deploy/README.md"]
+    "page",
+    ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/protocol.md", "docs/architecture.md", "deploy/README.md"],
 )
 def test_every_file_that_a_page_links_to_exists(page: str) -> None:
     path = ROOT / page

@@ -233,7 +233,7 @@ class Sent:
             self._fail_sending(wire, GatewayError(ErrorKind.INTERNAL, f"internal error: {type(error).__name__}"))
 
     def _fail_sending(self, wire: Wire, error: GatewayError) -> None:
-        """The body cannot be sent to its end: end the connection, so that whoever reads from it gets *error*."""
+        """The body cannot be sent to its end: close the connection, so that reading the answer ends with *error*."""
         self._send_error = error
         wire.abort()
 

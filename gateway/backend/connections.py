@@ -204,7 +204,7 @@ class Connections:
                 longest.popleft().abort()
 
     def _take_back(self, endpoint: Endpoint, wire: Wire) -> None:
-        if wire.can_go_on() and self._keep_alive_s > 0:
+        if wire.can_go_on():
             loop = asyncio.get_running_loop()
             wire.end(loop.time())
             self._idle.setdefault(endpoint, deque()).append(wire)

@@ -1,4 +1,4 @@
-"""What backends say of their models (`GET` on a model), asked rarely.
+"""What backends say about their models (`GET` on a model).
 
 Raw binary requests need it, and promoted outputs. An answer is kept for a short time, for clients that send the same
 headers; requests that need the same answer at the same time wait for one call. Not here: what it means (`codec`).
@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 LIFE_S = 30.0
-"""How long an answer is believed."""
+"""How long an answer is kept."""
 
 MAX_ANSWERS = 1000
-"""The most that are kept."""
+"""How many answers are kept."""
 
 MAX_BYTES = 1024 * 1024
-"""The most metadata, of a server (`GET /v2`) or a model, that is read."""
+"""How much metadata, of a server (`GET /v2`) or of a model, is read."""
 
 Key = tuple[str, str, tuple[tuple[str, str], ...]]
 """Backend, raw path of the model, and the headers of the question: what one client may read is not for all."""
@@ -33,7 +33,7 @@ def is_worth_keeping(status: int, text: bytes) -> bool:
 
 
 class ModelMetadata:
-    """Answers by model, version and headers, each asked for once in its life."""
+    """Answers by model, version and headers; each is asked for once in `LIFE_S`."""
 
     def __init__(self) -> None:
         self._answers: dict[Key, tuple[float, asyncio.Task[tuple[bytes, bool]]]] = {}

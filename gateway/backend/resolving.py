@@ -36,13 +36,21 @@ class Resolver:
         known = self._known.get((host, port))
         if known is None or known[0] <= loop.time():
             task = asyncio.ensure_future(_look_up(host, port))
+            task.add_done_callback(lambda done: self._forget_if_failed((host, port), done))
             known = self._known[host, port] = (loop.time() + LIFE_S, task)
         try:
             return await asyncio.shield(known[1])
+        except UnicodeError:  # an empty label, or one of more than 63 characters
+            raise UnknownHostError(f"{host!r} cannot be a host name") from None
         except OSError as error:
-            self._known.pop((host, port), None)
             reason = error.strerror or str(error)
             raise UnknownHostError(f"the host name {host!r} cannot be resolved: {reason}") from None
+
+    def _forget_if_failed(self, key: tuple[str, int], task: asyncio.Task[Sequence[AddressInfo]]) -> None:
+        """Forget a failure at once, also where everybody who waited for it has left."""
+        has_failed = task.cancelled() or task.exception() is not None
+        if has_failed and self._known.get(key, (0, None))[1] is task:
+            del self._known[key]
 
     def forget(self, host: str, port: int) -> None:
         """Look the name up again next time, because nobody answers at its addresses."""

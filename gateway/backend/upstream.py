@@ -103,10 +103,12 @@ class Call:
         self._last = attempt
         deadlines.enter("queue")
         try:
-            if not has_place:
-                await connections.wait_for_place()
-            attempt.started_s = loop.time()
-            attempt.queue_s = attempt.started_s - asked_s
+            try:
+                if not has_place:
+                    await connections.wait_for_place()
+            finally:  # waiting in vain is not the backend's time either
+                attempt.started_s = loop.time()
+                attempt.queue_s = attempt.started_s - asked_s
             deadlines.enter("total")
             lease = await connections.lease(endpoint, fresh=fresh)
             sent = self._sent = Sent(self._upstream.name, self._request, lease, deadlines, attempt)

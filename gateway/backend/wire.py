@@ -1,11 +1,12 @@
-"""One connection to an endpoint. All that is private in aiohttp's client, and is used, is used here.
+"""One connection to an endpoint. All private uses of aiohttp's client are in this file.
 
 aiohttp's `ResponseHandler` parses what the backend sends. It is taken without aiohttp's session and pool, because
 these give a connection back as soon as the answer's end is parsed, while the caller still holds it, and hand out a
 connection again although bytes have come on it while it was idle.
 
-Here: bytes out, parsed answers in, and what the kernel knows of the request's fate. Not here: who may use the
-connection (`connections`), and what a request or an answer says (`attempt`).
+Here: bytes out, parsed answers in, and what the kernel knows about whether the request was read. Not here: who may use
+the connection (`connections`), and what a request or an answer says (`attempt`). What of aiohttp is private is listed
+in tests/backend/test_wire_privates.py, which fails when a new release has lost or changed it.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ class LostError(Exception):
 
 
 class NotHttpError(Exception):
-    """What the backend sent is no HTTP; the message says where it breaks."""
+    """What the backend sent is not HTTP; the message says what is wrong with it."""
 
 
 class TcpCounters(NamedTuple):
@@ -222,7 +223,7 @@ class Wire(ResponseHandler):
         return self._reset is not None
 
     def data_received(self, data: bytes) -> None:
-        """Count and parse. What nobody asked for closes the connection."""
+        """Count and parse. Bytes that come while no exchange is open close the connection."""
         if not self._is_open:
             self._discard()
             return
@@ -303,6 +304,17 @@ class Wire(ResponseHandler):
     def _take_counters(self) -> None:
         if self._after is None and self._is_open and self.transport is not None:
             self._after = tcp_counters(self.transport)
+
+    def abort(self) -> None:
+        """Close at once. A reader of the answer's body gets `LostError`.
+
+        aiohttp's `abort` forgets the body: its reader would wait for ever, or take the end of the connection for the
+        end of a body without length.
+        """
+        payload = self._payload
+        if payload is not None and not payload.is_eof():
+            payload.set_exception(ClientPayloadError("the connection was closed"))
+        super().abort()
 
     def cut(self) -> None:
         """Close at once: the backend gets nothing more of what was sent, and learns that by a reset."""

@@ -88,11 +88,6 @@ class ClientRequest:
     fault: GatewayError | None = None
     """Why the request must be refused whatever it asks for (`find_fault`); to be raised before routing."""
 
-    @property
-    def is_chunked(self) -> bool:
-        """Whether the body comes in chunks."""
-        return "transfer-encoding" in self.headers
-
 
 def find_fault(
     method: str, target: str, version: tuple[int, int], headers: Headers, content_length: int | None
@@ -106,8 +101,8 @@ def find_fault(
     if "transfer-encoding" in headers:
         codings = headers.all("transfer-encoding")
         if [coding.lower() for coding in codings] != ["chunked"]:
-            shown = ", ".join(codings).encode(errors="replace").decode()[:64]
-            return _fault(f"Transfer-Encoding: only 'chunked' is supported, got {shown!r}", status=501)
+            quoted = ", ".join(codings).encode(errors="replace").decode()[:64]
+            return _fault(f"Transfer-Encoding: only 'chunked' is supported, got {quoted!r}", status=501)
         if "content-length" in headers:  # RFC 9112 section 6.3: an attempt at request smuggling
             return _fault("Content-Length and Transfer-Encoding exclude each other")
         if version == (1, 0):  # RFC 9112 section 6.1: its framing is to be treated as faulty
@@ -117,8 +112,8 @@ def find_fault(
     if method == "CONNECT":
         return _fault("CONNECT is not supported: this is no forward proxy")
     if not target.startswith("/") and ABSOLUTE.match(target) is None:
-        shown = target.encode(errors="replace").decode()[:64]
-        return _fault(f"the target of a request must be a path or an http URL, got {shown!r}")
+        quoted = target.encode(errors="replace").decode()[:64]
+        return _fault(f"the target of a request must be a path or an http URL, got {quoted!r}")
     if "#" in target:
         return _fault("'#' cannot stand in the target of a request")
     text = "".join([target, *(value for _, value in headers.pairs)])

@@ -238,7 +238,8 @@ class ClientProtocol(RequestHandler):
             serving.cut()
             raise ConnectionResetError("a reply has begun and cannot become an error")
         said = message or (str(exc) if status < 500 and exc is not None else "")
-        text = (said.splitlines() or ["internal error" if status >= 500 else "malformed HTTP"])[0]
+        # aiohttp's parser writes a colon, and below it the client's bytes
+        text = (said.splitlines() or ["internal error" if status >= 500 else "malformed HTTP"])[0].rstrip(":")
         kind = ErrorKind.MALFORMED_REQUEST if status < 500 else ErrorKind.INTERNAL
         if exc is not None and status >= 500:
             log.error("a handler failed", exc_info=exc)

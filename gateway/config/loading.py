@@ -206,7 +206,7 @@ def _problems(value: Any, path: str = "") -> Iterator[Problem]:
             yield from _problems(item, f"{path}[{index}]")
 
 
-def _decode(type_: type, value: Any) -> Any:
+def _converted(type_: type, value: Any) -> Any:
     """Values that YAML does not have, from their text."""
     if type_ is Duration:
         match = _DURATION.fullmatch(value) if isinstance(value, str) else None
@@ -248,7 +248,7 @@ def _endpoint(value: Any) -> Endpoint:
 def _convert(tree: Any, type_: type[S], path: str) -> S:
     """*tree* as *type_*. Raises `ConfigError`: path of the key, reason, and the choices where there are some."""
     try:
-        return msgspec.convert(tree, type_, dec_hook=_decode)
+        return msgspec.convert(tree, type_, dec_hook=_converted)
     except msgspec.ValidationError as error:
         reason, _, inner = str(error).partition(" - at `$")
     inner = inner.rstrip("`").lstrip(".").replace("[...]", "")

@@ -1,14 +1,14 @@
-"""Which requests are let in: memory and number are promised before a body is read (design: memory budget).
+"""Which requests are admitted: memory, and a place, are reserved before a body is read (design: memory budget).
 
-A request reserves its body, answers add what they hold. Answers are never refused, the work is done by then; they only
-keep new requests out. A share is kept for small requests, so that large ones cannot starve them.
+A request reserves the size of its body. Answers add what they hold; they are never refused, because the work has been
+done by then, but keep new requests out. A share is left for small requests, so that large ones cannot starve them.
 """
 
 SMALL_BYTES = 64 * 1024
-"""What counts as a small request."""
+"""The largest body of a small request."""
 
 SMALL_SHARE = 16
-"""One part in so many, of bytes and of places, is for small requests alone."""
+"""Only small requests may use the last sixteenth of the bytes and of the places."""
 
 
 class Admission:
@@ -32,7 +32,7 @@ class Admission:
         return Reservation(self, n_bytes)
 
     def _has_room(self, n_bytes: int, already: int = 0) -> bool:
-        """Whether *n_bytes* more fit, for a request that holds *already*; what is alone may use all."""
+        """Whether *n_bytes* more fit, for a request that holds *already*; one that is alone may use everything."""
         total = self.held_bytes + n_bytes
         if self.held_bytes == already:
             return total <= self.max_bytes
@@ -57,12 +57,12 @@ class Reservation:
         return True
 
     def hold(self, n_bytes: int) -> None:
-        """Count *n_bytes* more, room or not: of an answer."""
+        """Count *n_bytes* more of an answer, whether there is room or not."""
         self._n_bytes += n_bytes
         self._admission.held_bytes += n_bytes
 
     def release(self) -> None:
-        """Give everything back; once."""
+        """Give everything back. Must be called once."""
         self._admission.held_bytes -= self._n_bytes
         self._admission.requests -= 1
         self._n_bytes = 0

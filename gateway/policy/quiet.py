@@ -1,8 +1,8 @@
-"""How often the same thing is worth a line in the log."""
+"""Limits how often the log says the same thing."""
 
 
 class OncePerInterval:
-    """Says yes to a key once per interval; forgets keys whose interval is over, and has room for so many."""
+    """Allows each key once per interval. Remembers a bounded number of keys, and only while their interval lasts."""
 
     def __init__(self, interval_s: float, max_keys: int) -> None:
         self._interval_s = interval_s
@@ -10,7 +10,7 @@ class OncePerInterval:
         self._until: dict[str, float] = {}
 
     def allows(self, key: str, now_s: float) -> bool:
-        """Whether *key* may speak now; while all room is taken, new keys may not."""
+        """Whether *key* may be logged now. While `max_keys` others are remembered, a new key may not."""
         if self._until.get(key, now_s) > now_s:
             return False
         if key not in self._until and len(self._until) >= self._max_keys:

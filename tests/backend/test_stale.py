@@ -12,76 +12,21 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.backend.attempt import BackendRequest, Body, Sending
+from gateway.backend.attempt import Body
 from gateway.backend.upstream import Upstream
 from gateway.backend.wire import Wire
-from gateway.config import parse
 from gateway.errors import ErrorKind, GatewayError
-from gateway.exchange import Attempt
-from gateway.plan import Plan
+from tests.backend.sockets import ANSWER, Backend, ask, streamed, upstream_to, whole
 
 SMALL = b"x" * 100
 LARGE = b"y" * 5_000_000
-ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-
-
-def whole(text: bytes) -> Body:
-    return Body(whole=text)
-
-
-def streamed(text: bytes) -> Body:
-    async def pieces(sending: Sending) -> AsyncIterator[bytes]:
-        for start in range(0, len(text), 65536):
-            piece = text[start : start + 65536]
-            sending.piece(len(piece))
-            yield piece
-        sending.done()
-
-    return Body(open=pieces)
-
-
-class Backend:
-    """A listening socket, and the connections that were accepted from it, each read and written by the test."""
-
-    def __init__(self) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.listener.setblocking(False)
-        self.connections: list[socket.socket] = []
-        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-
-    async def accept(self) -> socket.socket:
-        connection, _ = await asyncio.get_running_loop().sock_accept(self.listener)
-        self.connections.append(connection)
-        return connection
-
-    async def read_request(self, connection: socket.socket) -> bytes:
-        """All of a request whose length is in its head."""
-        loop = asyncio.get_running_loop()
-        text = b""
-        while b"\r\n\r\n" not in text:
-            text += await loop.sock_recv(connection, 65536)
-        head, _, body = text.partition(b"\r\n\r\n")
-        if b"chunked" in head:
-            while not body.endswith(b"0\r\n\r\n"):
-                body += await loop.sock_recv(connection, 65536)
-            return body
-        length = int(head.partition(b"Content-Length: ")[2].partition(b"\r\n")[0] or 0)
-        while len(body) < length:
-            body += await loop.sock_recv(connection, 65536)
-        return body
-
-    async def serve_once(self, connection: socket.socket) -> bytes:
-        body = await self.read_request(connection)
-        await asyncio.get_running_loop().sock_sendall(connection, ANSWER)
-        return body
 
 
 @asynccontextmanager
 async def backend_with_kept_connection(more: str = "") -> AsyncIterator[tuple[Backend, Upstream, socket.socket]]:
     """A backend to which one connection is kept, on which one request was served; *more* is YAML of the backend."""
     backend = Backend()
-    config = parse(f"backends: {{main: {{endpoints: ['{backend.url}'], {more}}}}}")
-    upstream = Upstream(Plan.of(config, "test").backends["main"])
+    upstream = upstream_to(backend.url, more)
     try:
         first = asyncio.ensure_future(ask(upstream, "POST", whole(SMALL)))
         connection = await backend.accept()
@@ -92,13 +37,6 @@ async def backend_with_kept_connection(more: str = "") -> AsyncIterator[tuple[Ba
         await upstream.close()
         for each in (backend.listener, *backend.connections):
             each.close()
-
-
-async def ask(upstream: Upstream, method: str, body: Body) -> tuple[bytes, list[str]]:
-    attempts: list[Attempt] = []
-    async with upstream.call(BackendRequest(method, "/x", [], body), attempts) as answer:
-        text = b"".join([chunk async for chunk in answer.chunks()])
-    return text, [attempt.code for attempt in attempts]
 
 
 def close(connection: socket.socket) -> None:
@@ -204,8 +142,7 @@ async def test_a_get_that_may_have_been_read_is_sent_again_once(fate: Fate) -> N
 
 async def test_a_new_connection_that_dies_is_not_replaced() -> None:
     backend = Backend()
-    config = parse(f"backends: {{main: {{endpoints: ['{backend.url}']}}}}")
-    upstream = Upstream(Plan.of(config, "test").backends["main"])
+    upstream = upstream_to(backend.url)
     asked = asyncio.ensure_future(ask(upstream, "GET", Body()))
     (await backend.accept()).close()
     with pytest.raises(GatewayError):

@@ -24,7 +24,7 @@ async def test_a_request_is_a_value_with_the_headers_as_they_came() -> None:
         (request,) = running.requests
         assert request.headers.pairs == (("Host", "h:1"), ("X-A", "1"), ("x-a", "é"), ("Content-Length", "3"))
         assert (request.host, request.peer, request.scheme, request.version) == ("h:1", "127.0.0.1", "http", (1, 1))
-        assert (request.content_length, request.has_body, request.is_chunked) == (3, True, False)
+        assert (request.content_length, request.has_body) == (3, True)
 
 
 @pytest.mark.parametrize(
@@ -322,3 +322,12 @@ async def test_a_handler_that_fails_in_the_middle_of_a_reply_cuts_it_off() -> No
         client.writer.write(GET)
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await client.read_reply()
+
+
+async def test_a_refusal_of_bad_http_says_why_in_one_line_without_the_clients_bytes() -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        reply = await client.exchange(b"\0secret\r\n\r\n")
+        assert reply.status == 400
+        assert reply.error
+        assert not reply.error.endswith(":")
+        assert "secret" not in reply.error

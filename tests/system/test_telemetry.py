@@ -118,6 +118,12 @@ def test_the_detail_of_a_long_error_keeps_its_beginning_and_its_end(
     assert "x" * 512 in caplog.messages[-1]
 
 
+async def test_no_metric_tells_when_its_series_was_made(client: Client) -> None:
+    # the library adds one `_created` for each series, which nobody reads
+    await client.request("GET", "/v2")
+    assert [name for name in await client.metrics() if "_created" in name.partition("{")[0]] == []
+
+
 async def test_refusals_are_counted_by_reason(client: Client) -> None:
     await client.infer(b"")
     metrics = await client.metrics()

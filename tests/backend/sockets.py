@@ -1,0 +1,82 @@
+"""A backend whose sockets belong to the test, and calls to it: what tests of this folder share."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+from gateway.backend.attempt import BackendRequest, Body, Sending
+from gateway.backend.upstream import Upstream
+from gateway.config import parse
+from gateway.exchange import Attempt
+from gateway.plan import Plan
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+def upstream_to(url: str, settings: str = "") -> Upstream:
+    """The run-time side of a backend with the only endpoint *url*; *settings* is YAML in flow style, such as `a: 1`."""
+    config = parse(f"backends: {{main: {{endpoints: ['{url}'], {settings}}}}}")
+    return Upstream(Plan.of(config, "test").backends["main"])
+
+
+def whole(text: bytes) -> Body:
+    return Body(whole=text)
+
+
+def streamed(text: bytes) -> Body:
+    async def pieces(sending: Sending) -> AsyncIterator[bytes]:
+        for start in range(0, len(text), 65536):
+            piece = text[start : start + 65536]
+            sending.piece(len(piece))
+            yield piece
+        sending.done()
+
+    return Body(open=pieces)
+
+
+class Backend:
+    """A listening socket, and the connections that were accepted from it, each read and written by the test."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.setblocking(False)
+        self.connections: list[socket.socket] = []
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+
+    async def accept(self) -> socket.socket:
+        connection, _ = await asyncio.get_running_loop().sock_accept(self.listener)
+        self.connections.append(connection)
+        return connection
+
+    async def read_request(self, connection: socket.socket) -> bytes:
+        """All of a request whose length is in its head, or which comes in chunks. Raises `EOFError`."""
+        text = b""
+        while b"\r\n\r\n" not in text:
+            text += await self._receive(connection)
+        head, _, body = text.partition(b"\r\n\r\n")
+        if b"chunked" in head:
+            while not body.endswith(b"0\r\n\r\n"):
+                body += await self._receive(connection)
+            return body
+        length = int(head.partition(b"Content-Length: ")[2].partition(b"\r\n")[0] or 0)
+        while len(body) < length:
+            body += await self._receive(connection)
+        return body
+
+    async def _receive(self, connection: socket.socket) -> bytes:
+        text = await asyncio.get_running_loop().sock_recv(connection, 65536)
+        if not text:
+            raise EOFError
+        return text
+
+    async def serve_once(self, connection: socket.socket) -> bytes:
+        body = await self.read_request(connection)
+        await asyncio.get_running_loop().sock_sendall(connection, ANSWER)
+        return body
+
+
+async def ask(upstream: Upstream, method: str, body: Body) -> tuple[bytes, list[str]]:
+    attempts: list[Attempt] = []
+    async with upstream.call(BackendRequest(method, "/x", [], body), attempts) as answer:
+        text = b"".join([chunk async for chunk in answer.chunks()])
+    return text, [attempt.code for attempt in attempts]

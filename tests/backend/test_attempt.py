@@ -1,0 +1,186 @@
+"""One attempt: interim heads, an answer that comes before the request is sent, and a request that cannot be sent."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gateway.backend.attempt import MAX_INTERIM, BackendRequest, Body, Sending
+from gateway.backend.upstream import Upstream
+from gateway.errors import ErrorKind, GatewayError
+from gateway.exchange import Attempt
+from tests.backend.sockets import ANSWER, Backend, ask, upstream_to, whole
+
+INTERIM = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
+BROKEN = GatewayError(ErrorKind.MALFORMED_REQUEST, "the upload is broken")
+
+
+@asynccontextmanager
+async def calling(settings: str = "") -> AsyncIterator[tuple[Backend, Upstream]]:
+    """A backend and the upstream that calls it."""
+    backend = Backend()
+    upstream = upstream_to(backend.url, settings)
+    try:
+        yield backend, upstream
+        assert upstream.connections.counts(upstream.endpoints[0])[0] == 0
+    finally:
+        await upstream.close()
+        for each in (backend.listener, *backend.connections):
+            each.close()
+
+
+class Upload:
+    """A streamed body of one piece, which then ends or breaks when the test says so."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+        self.go_on = asyncio.Event()
+        self.is_cancelled = False
+
+    async def pieces(self, sending: Sending) -> AsyncIterator[bytes]:
+        sending.piece(5)
+        yield b"begin"
+        sending.paused()
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.is_cancelled = True
+            raise
+        if self.error is not None:
+            raise self.error
+        sending.done()
+
+    @property
+    def body(self) -> Body:
+        return Body(open=self.pieces, can_be_repeated=False)
+
+
+@pytest.mark.parametrize(("n_interim", "is_refused"), [(0, False), (1, False), (MAX_INTERIM, False), (17, True)])
+async def test_interim_answers_are_skipped_up_to_a_limit(n_interim: int, is_refused: bool) -> None:
+    async with calling() as (backend, upstream):
+        asked = asyncio.ensure_future(ask(upstream, "POST", whole(b"x")))
+        connection = await backend.accept()
+        await backend.read_request(connection)
+        await asyncio.get_running_loop().sock_sendall(connection, INTERIM * n_interim + ANSWER)
+        if is_refused:
+            with pytest.raises(GatewayError, match=f"more than {MAX_INTERIM} interim answers") as caught:
+                await asked
+            assert caught.value.kind is ErrorKind.MALFORMED_RESPONSE
+        else:
+            assert await asked == (b"ok", ["200"])
+
+
+async def test_interim_answers_may_come_one_after_the_other() -> None:
+    async with calling() as (backend, upstream):
+        asked = asyncio.ensure_future(ask(upstream, "POST", whole(b"x")))
+        connection = await backend.accept()
+        await backend.read_request(connection)
+        for at in range(0, len(INTERIM * 2 + ANSWER), 7):
+            await asyncio.get_running_loop().sock_sendall(connection, (INTERIM * 2 + ANSWER)[at : at + 7])
+        assert await asked == (b"ok", ["200"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", "101"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "does not speak HTTP"),
+        (b"HTTP/1.1 200 OK\r\nX-A: \xff\r\nContent-Length: 0\r\n\r\n", "not UTF-8"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "'gzip, chunked'"),
+    ],
+)
+async def test_an_answer_that_cannot_be_understood_is_refused_and_its_connection_closed(
+    text: bytes, words: str
+) -> None:
+    async with calling() as (backend, upstream):
+        asked = asyncio.ensure_future(ask(upstream, "POST", whole(b"x")))
+        connection = await backend.accept()
+        await backend.read_request(connection)
+        await asyncio.get_running_loop().sock_sendall(connection, text)
+        with pytest.raises(GatewayError, match="'main'") as caught:
+            await asked
+        assert caught.value.kind is ErrorKind.MALFORMED_RESPONSE
+        assert words in caught.value.message
+        assert upstream.connections.counts(upstream.endpoints[0]) == (0, 0)
+
+
+async def test_an_answer_that_comes_before_all_is_sent_ends_the_upload() -> None:
+    upload = Upload()
+    async with calling() as (backend, upstream):
+        asked = asyncio.ensure_future(ask(upstream, "POST", upload.body))
+        connection = await backend.accept()
+        loop = asyncio.get_running_loop()
+        await loop.sock_recv(connection, 65536)
+        await loop.sock_sendall(connection, ANSWER)
+        assert await asked == (b"ok", ["200"])
+        while not upload.is_cancelled:
+            await asyncio.sleep(0)
+        # the request has no end: its connection cannot carry another
+        assert upstream.connections.counts(upstream.endpoints[0]) == (0, 0)
+
+
+ENDINGS = [
+    (BROKEN, ErrorKind.MALFORMED_REQUEST, "the upload is broken"),
+    (ConnectionResetError(), ErrorKind.CLIENT_CLOSED, "the client left while it was sending"),
+]
+
+
+@pytest.mark.parametrize(("error", "kind", "words"), ENDINGS)
+async def test_an_upload_that_breaks_before_the_answer_gives_its_own_error(
+    error: Exception, kind: ErrorKind, words: str
+) -> None:
+    upload = Upload(error)
+    async with calling() as (backend, upstream):
+        asked = asyncio.ensure_future(ask(upstream, "POST", upload.body))
+        await backend.accept()
+        upload.go_on.set()
+        with pytest.raises(GatewayError, match=words) as caught:
+            await asked
+        assert caught.value.kind is kind
+
+
+async def test_a_body_that_cannot_be_made_is_an_internal_error(caplog: pytest.LogCaptureFixture) -> None:
+    upload = Upload(ZeroDivisionError())
+    async with calling() as (backend, upstream):
+        asked = asyncio.ensure_future(ask(upstream, "POST", upload.body))
+        await backend.accept()
+        upload.go_on.set()
+        with pytest.raises(GatewayError, match="internal error: ZeroDivisionError") as caught:
+            await asked
+        assert caught.value.kind is ErrorKind.INTERNAL
+        assert "the request's body could not be made" in caplog.text
+
+
+@pytest.mark.parametrize(("error", "kind", "words"), ENDINGS)
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\npart",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\npart\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\npart",
+    ],
+)
+async def test_an_upload_that_breaks_while_the_answer_comes_gives_its_own_error(
+    head: bytes, error: Exception, kind: ErrorKind, words: str
+) -> None:
+    upload = Upload(error)
+    async with calling("timeouts: {idle: 2s}") as (backend, upstream):
+        loop = asyncio.get_running_loop()
+        attempts: list[Attempt] = []
+
+        async def read() -> None:
+            request = BackendRequest("POST", "/x", [], upload.body)
+            async with upstream.call(request, attempts) as answer:
+                async for chunk in answer.chunks():
+                    assert chunk == b"part"
+                    upload.go_on.set()
+
+        asked = asyncio.ensure_future(read())
+        connection = await backend.accept()
+        await loop.sock_recv(connection, 65536)
+        await loop.sock_sendall(connection, head)
+        with pytest.raises(GatewayError, match=words) as caught:
+            await asked
+        assert caught.value.kind is kind
+        assert attempts[0].response_bytes == 4

@@ -1,0 +1,271 @@
+"""The connections of one backend: who gets a place, that no place is lost, and which idle connections are closed."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gateway.backend.attempt import BackendRequest, Body
+from gateway.backend.connections import Connections, Lease
+from gateway.backend.endpoints import Endpoint
+from gateway.backend.upstream import Upstream
+from gateway.errors import ErrorKind, GatewayError
+from gateway.exchange import Attempt
+from tests.backend.sockets import Backend, ask, upstream_to, whole
+
+
+@asynccontextmanager
+async def pool(settings: str) -> AsyncIterator[tuple[Backend, Upstream, Connections, Endpoint]]:
+    """The connections to one backend; at the end no place may be taken."""
+    backend = Backend()
+    upstream = upstream_to(backend.url, settings)
+    connections, endpoint = upstream.connections, upstream.endpoints[0]
+    try:
+        yield backend, upstream, connections, endpoint
+        assert connections._in_use == 0
+        assert not connections._waiters
+        assert connections.counts(endpoint)[0] == 0
+    finally:
+        await upstream.close()
+        assert not connections._open
+        for each in (backend.listener, *backend.connections):
+            each.close()
+
+
+async def take(connections: Connections, endpoint: Endpoint, *, fresh: bool = False) -> Lease:
+    await connections.wait_for_place()
+    return await connections.lease(endpoint, fresh=fresh)
+
+
+async def turns(n: int = 5) -> None:
+    for _ in range(n):
+        await asyncio.sleep(0)
+
+
+async def exchange(backend: Backend, upstream: Upstream) -> None:
+    """One request and its answer over a new connection, which is kept then."""
+    asked = asyncio.ensure_future(ask(upstream, "POST", whole(b"x")))
+    await backend.serve_once(await backend.accept())
+    assert await asked == (b"ok", ["200"])
+
+
+async def test_who_waits_longest_gets_the_next_place_and_nobody_overtakes() -> None:
+    async with pool("max_connections: 1, queue: {length: 3}") as (_, _, connections, _):
+        await connections.wait_for_place()
+        order: list[int] = []
+
+        async def wait(number: int) -> None:
+            await connections.wait_for_place()
+            order.append(number)
+
+        waiting = [asyncio.ensure_future(wait(number)) for number in range(3)]
+        await turns()
+        assert order == []
+        with pytest.raises(GatewayError, match=r"queue\.length") as caught:
+            await connections.wait_for_place()
+        assert (caught.value.kind, caught.value.sent) == (ErrorKind.OVERLOADED, False)
+        assert ("Retry-After", "1") in caught.value.headers
+        for n_served in range(3):
+            connections.leave_place()
+            # a place that was given to a waiter is not free, although the waiter has not run yet
+            late = asyncio.ensure_future(connections.wait_for_place())
+            await turns()
+            assert order == list(range(n_served + 1))
+            late.cancel()
+            await asyncio.gather(late, return_exceptions=True)
+        await asyncio.gather(*waiting)
+        connections.leave_place()
+
+
+@pytest.mark.parametrize("n_turns", [0, 5])
+async def test_a_waiter_that_leaves_is_passed_over(n_turns: int) -> None:
+    async with pool("max_connections: 1, queue: {length: 2}") as (_, _, connections, _):
+        await connections.wait_for_place()
+        leaving, staying = (asyncio.ensure_future(connections.wait_for_place()) for _ in range(2))
+        await turns()
+        leaving.cancel()
+        await turns(n_turns)
+        connections.leave_place()
+        await staying
+        assert connections._in_use == 1
+        connections.leave_place()
+
+
+async def test_a_place_that_is_given_to_a_waiter_just_as_it_leaves_goes_to_the_next() -> None:
+    async with pool("max_connections: 1, queue: {length: 2}") as (_, _, connections, _):
+        await connections.wait_for_place()
+        leaving, staying = (asyncio.ensure_future(connections.wait_for_place()) for _ in range(2))
+        await turns()
+        connections.leave_place()
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        await staying
+        connections.leave_place()
+
+
+async def test_waiting_ends_with_503_that_names_the_limit() -> None:
+    async with pool("max_connections: 1, queue: {length: 1, timeout: 1ms}") as (_, _, connections, _):
+        await connections.wait_for_place()
+        with pytest.raises(GatewayError, match=r"queue\.timeout") as caught:
+            await connections.wait_for_place()
+        assert caught.value.kind is ErrorKind.OVERLOADED
+        connections.leave_place()
+
+
+async def test_a_wait_that_ends_without_a_connection_is_time_in_the_queue_and_not_the_backends() -> None:
+    async with pool("max_connections: 1, queue: {length: 1, timeout: 50ms}") as (_, upstream, connections, _):
+        await connections.wait_for_place()
+        attempts: list[Attempt] = []
+        with pytest.raises(GatewayError):
+            async with upstream.call(BackendRequest("GET", "/x", [], Body()), attempts):
+                pass
+        (attempt,) = attempts
+        assert attempt.code == "overloaded"
+        assert attempt.queue_s is not None
+        assert attempt.queue_s > 0.04
+        assert attempt.seconds < attempt.queue_s
+        connections.leave_place()
+
+
+@pytest.mark.parametrize("n_turns", range(40))
+async def test_a_call_that_is_cancelled_at_any_moment_leaves_its_place(n_turns: int) -> None:
+    async with pool("max_connections: 1") as (backend, upstream, connections, endpoint):
+
+        async def serve() -> None:
+            await backend.serve_once(await backend.accept())
+
+        serving = asyncio.ensure_future(serve())
+        asked = asyncio.ensure_future(ask(upstream, "POST", whole(b"x")))
+        await turns(n_turns)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        assert connections._in_use == 0
+        assert connections.counts(endpoint)[0] == 0
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+
+@pytest.mark.parametrize("n_turns", range(40))
+async def test_a_connection_that_is_cancelled_while_it_opens_leaves_its_place_and_no_socket(n_turns: int) -> None:
+    # Python warns of a socket that nobody closes, which makes this fail
+    async with pool("max_connections: 1") as (_, _, connections, endpoint):
+        taking = asyncio.ensure_future(take(connections, endpoint))
+        await turns(n_turns)
+        taking.cancel()
+        for taken in await asyncio.gather(taking, return_exceptions=True):
+            if isinstance(taken, Lease):
+                taken.close()
+        assert connections._in_use == 0
+
+
+async def test_a_backend_that_refuses_leaves_the_place(unused_tcp_port: int) -> None:
+    upstream = upstream_to(f"http://127.0.0.1:{unused_tcp_port}", "max_connections: 1")
+    for _ in range(3):
+        with pytest.raises(GatewayError, match=f"127.0.0.1:{unused_tcp_port}") as caught:
+            await take(upstream.connections, upstream.endpoints[0])
+        assert (caught.value.kind, caught.value.sent) == (ErrorKind.UNREACHABLE, False)
+    assert upstream.connections._in_use == 0
+    await upstream.close()
+
+
+async def test_a_lease_ends_once() -> None:
+    async with pool("max_connections: 2") as (_, _, connections, endpoint):
+        lease, other = await take(connections, endpoint), await take(connections, endpoint)
+        assert connections.counts(endpoint) == (2, 0)
+        for _ in range(2):
+            lease.close()
+            lease.give_back()
+            assert connections.counts(endpoint) == (1, 0)
+        with pytest.raises(AssertionError, match="the lease is over"):
+            _ = lease.wire
+        other.close()
+
+
+async def test_the_connection_used_last_is_used_next() -> None:
+    async with pool("max_connections: 3") as (_, _, connections, endpoint):
+        first, second = await take(connections, endpoint), await take(connections, endpoint)
+        wires = [first.wire, second.wire]
+        for lease in (first, second):
+            lease.wire.begin("GET")
+            lease.give_back()
+        assert connections.counts(endpoint) == (0, 2)
+        lease = await take(connections, endpoint)
+        assert lease.wire is wires[1]
+        assert connections.counts(endpoint) == (1, 1)
+        fresh = await take(connections, endpoint, fresh=True)
+        assert fresh.wire not in wires
+        lease.close()
+        fresh.close()
+
+
+async def test_one_connection_more_than_are_allowed_closes_the_one_that_was_idle_longest() -> None:
+    async with pool("max_connections: 2") as (_, _, connections, endpoint):
+        leases = [await take(connections, endpoint) for _ in range(2)]
+        kept = [lease.wire for lease in leases]
+        for lease in leases:
+            lease.wire.begin("GET")
+            lease.give_back()
+        assert connections.counts(endpoint) == (0, 2)
+        fresh = await take(connections, endpoint, fresh=True)
+        assert connections.counts(endpoint) == (1, 1)
+        await turns()
+        assert connections._open == {fresh.wire, kept[1]}
+        fresh.close()
+
+
+async def test_idle_connections_are_closed_after_keep_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pool("keep_alive: 1m") as (backend, upstream, connections, endpoint):
+        loop = asyncio.get_running_loop()
+        await exchange(backend, upstream)
+        assert connections.counts(endpoint) == (0, 1)
+        sweeper: Any = connections._sweeper
+        assert 59 < sweeper.when() - loop.time() <= 60
+        sweeper.cancel()
+        connections._sweep()  # too early: it comes again when the time is over
+        assert connections.counts(endpoint) == (0, 1)
+        again: Any = connections._sweeper
+        assert abs(again.when() - sweeper.when()) < 1
+        again.cancel()
+        now = loop.time()
+        monkeypatch.setattr(loop, "time", lambda: now + 61)
+        connections._sweep()
+        assert connections.counts(endpoint) == (0, 0)
+        assert connections._sweeper is None
+        monkeypatch.undo()
+        # the backend sees the end
+        assert await loop.sock_recv(backend.connections[0], 1) == b""
+
+
+async def test_a_connection_that_was_idle_too_long_is_not_used_even_if_nobody_swept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with pool("keep_alive: 1m") as (backend, upstream, connections, endpoint):
+        loop = asyncio.get_running_loop()
+        await exchange(backend, upstream)
+        now = loop.time()
+        with monkeypatch.context() as later:
+            later.setattr(loop, "time", lambda: now + 61)
+            assert connections._take_idle(endpoint) is None
+        assert connections.counts(endpoint) == (0, 0)
+
+
+async def test_an_idle_connection_that_the_backend_ends_is_forgotten() -> None:
+    async with pool("keep_alive: 1m") as (backend, upstream, connections, endpoint):
+        await exchange(backend, upstream)
+        backend.connections[0].close()
+        while connections._open:
+            await asyncio.sleep(0)
+        assert connections.counts(endpoint) == (0, 0)
+
+
+async def test_closing_ends_the_waiting() -> None:
+    upstream = upstream_to("http://127.0.0.1:9", "max_connections: 1, queue: {length: 1}")
+    await upstream.connections.wait_for_place()
+    waiting = asyncio.ensure_future(upstream.connections.wait_for_place())
+    await turns()
+    await upstream.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
