@@ -17,6 +17,7 @@ from gateway.backend.wire import LostError, NotHttpError, Reader, Wire
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from gateway.headers import Headers
+from gateway.pacing import Pacer
 
 MAX_INTERIM = 16
 """How many interim heads (100, 103) may come before an answer."""
@@ -111,10 +112,15 @@ class Answer:
         self._ends_with_connection = "content-length" not in headers and "transfer-encoding" not in headers
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives, not decompressed. Raises `GatewayError`."""
+        """The body as it arrives, not decompressed; others run in between, also while all of it is there.
+
+        Raises `GatewayError`.
+        """
         exchange = self._exchange
+        pacer = Pacer()
         while chunk := await exchange.read(self._reader, ends_with_connection=self._ends_with_connection):
             yield chunk
+            await pacer.breathe()
 
 
 class Sent:

@@ -242,6 +242,15 @@ class Wire(ResponseHandler):
             # aiohttp would leave the reader waiting for the rest of a body whose framing is broken
             payload.set_exception(_BrokenBodyError(_reason(error)))
 
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Go on reading where it was paused.
+
+        aiohttp calls this after every chunk that is read from an answer, also where nothing is paused, and would look
+        each time whether more can be parsed, which costs more than a small chunk does.
+        """
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
     def _was_sent_before_the_request(self) -> bool:
         """Whether the first bytes that came cannot be an answer: the backend had nothing of the request by then.
 

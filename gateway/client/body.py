@@ -170,7 +170,7 @@ class ClientBody:
         return self._connection.is_read
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The rest of the body as it arrives, counted.
+        """The rest of the body as it arrives, counted; others run in between, also while all of it is there.
 
         Raises `GatewayError` (MALFORMED_REQUEST) for a body that breaks HTTP, `ConnectionError` if the client left.
         """
@@ -178,6 +178,7 @@ class ClientBody:
         while chunk := await self._connection.read():
             exchange.client_request_bytes += len(chunk)
             yield chunk
+            await self._pacer.breathe()
 
     def invite(self) -> None:
         """Answer `Expect: 100-continue`, once, now that the body is welcome."""

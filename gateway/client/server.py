@@ -211,6 +211,16 @@ class ClientProtocol(RequestHandler):
         """How many bytes came behind the head of *message*, which asks for an upgrade; None if that is not known."""
         return self._behind_upgrade if message is self._upgrade else None
 
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Go on reading where it was paused.
+
+        aiohttp calls this after every chunk that is read from a body, also where nothing is paused, and would look
+        each time whether more can be parsed: that cost more than the chunk, and a body in chunks of one byte held the
+        loop for 45 ms.
+        """
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
     def _breaks(self) -> bool:
         """Whether the parser has given up. A body that it leaves open then fails at once, instead of never."""
         if not self._messages or not isinstance(self._messages[-1][0], _ErrInfo):

@@ -47,7 +47,7 @@ def listen(protocol: ResponseHandler, *, skip_payload: bool = False) -> None:
     )
 
 
-OVERRIDDEN = {"data_received", "eof_received", "connection_lost", "abort"}
+OVERRIDDEN = {"data_received", "eof_received", "connection_lost", "abort", "resume_reading"}
 
 
 def methods_of_wire() -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -64,7 +64,7 @@ def test_wire_uses_no_other_private_names_than_those_that_are_tested_here() -> N
     methods = methods_of_wire()
     made = set(methods) | attributes([methods["__init__"]])
     used = {name for name in attributes(methods.values()) if name.startswith("_")}
-    assert used - made == {"_paused", "_drain_helper", "_parser", "_payload"}
+    assert used - made == {"_paused", "_drain_helper", "_parser", "_payload", "_reading_paused"}
 
 
 async def test_names_that_wire_makes_are_not_names_of_aiohttp() -> None:
@@ -74,6 +74,21 @@ async def test_names_that_wire_makes_are_not_names_of_aiohttp() -> None:
     for cls in ResponseHandler.__mro__:
         theirs |= set(vars(cls))
     assert ours & theirs == set()
+
+
+async def test_reading_is_resumed_after_each_chunk_and_remembers_whether_it_was_paused() -> None:
+    async with handler() as (protocol, theirs):
+        listen(protocol)
+        resumed: list[bool] = []
+        protocol.resume_reading = lambda resume_parser=True: resumed.append(protocol._reading_paused)  # type: ignore[method-assign]
+        theirs.sendall(HEAD + b"abc")
+        _, reader = await protocol.read()
+        assert await reader.readany() == b"abc"
+        protocol.pause_reading()
+        theirs.sendall(b"def")
+        assert resumed
+        assert not any(resumed)
+        assert protocol._reading_paused
 
 
 def test_the_methods_that_are_called_or_overridden_exist_with_these_arguments() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import time
 
 import pytest
 
@@ -9,6 +10,7 @@ from gateway.client.body import DROP_BYTES, ClientBody
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
 from gateway.errors import ErrorKind, GatewayError
+from gateway.pacing import SLICE_S
 from tests.client.raw import connect, echo, serving
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -21,6 +23,35 @@ def post(body: bytes, length: int | None = None, extra: bytes = b"") -> bytes:
 
 
 CHUNKED = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+async def test_others_run_while_a_body_is_read_that_is_all_there() -> None:
+    """In chunks of one byte, reading takes long and never has to wait."""
+    n_turns = 0
+
+    async def others() -> None:
+        nonlocal n_turns
+        while True:
+            n_turns += 1
+            await asyncio.sleep(0)
+
+    async def read(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        beside = asyncio.create_task(others())
+        n_pieces = 0
+        async for _ in body.chunks():
+            n_pieces += 1
+            until = time.perf_counter() + 2 * SLICE_S
+            while time.perf_counter() < until:
+                pass
+        beside.cancel()
+        seen.append((n_pieces, n_turns))
+        await reply.whole(200, [], b"")
+
+    seen: list[tuple[int, int]] = []
+    async with serving(read) as running, connect(running.url) as client:
+        assert (await client.exchange(CHUNKED + b"1\r\nx\r\n" * 40_000 + b"0\r\n\r\n")).status == 200
+    ((n_pieces, turns),) = seen
+    assert turns >= n_pieces > 1
 
 
 @pytest.mark.parametrize("size", [0, 1, 70_000, 1_000_000])

@@ -194,3 +194,24 @@ async def test_a_client_that_leaves_cancels_its_handler() -> None:
                 await asyncio.sleep(0)
         await cancelled.wait()
         assert (await running.exchange()).status == 499
+
+
+async def test_a_body_in_tiny_chunks_is_parsed_by_what_arrives_and_not_by_every_chunk_that_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """aiohttp's reader asks the protocol to go on after each chunk, and its protocol would parse each time."""
+    calls = 0
+    received = RequestHandler.data_received
+
+    def counting(protocol: RequestHandler, data: bytes) -> None:
+        nonlocal calls
+        calls += 1
+        received(protocol, data)
+
+    monkeypatch.setattr(RequestHandler, "data_received", counting)
+    n_chunks = 50_000
+    head = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with serving(echo) as running, connect(running.url) as connection:
+        reply = await connection.exchange(head + b"1\r\nx\r\n" * n_chunks + b"0\r\n\r\n")
+    assert reply.body == b"POST /a " + b"x" * n_chunks
+    assert calls < n_chunks // 100

@@ -120,6 +120,11 @@ class Scanner:
         """The document with numbers in place of the values that went to sinks."""
         return bytes(self._skeleton)
 
+    @property
+    def skeleton_bytes(self) -> int:
+        """The length of the skeleton so far."""
+        return len(self._skeleton)
+
     def trailing_bytes(self) -> int:
         """How many bytes that are not blank came behind the document."""
         return self._trailing

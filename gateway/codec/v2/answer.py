@@ -20,6 +20,7 @@ from gateway.codec.inference import (
     labelled,
 )
 from gateway.codec.json.members import (
+    HELD_PER_BYTE,
     Members,
     object_text,
     parse_object,
@@ -205,14 +206,19 @@ class InferAnswer:
             max_skeleton_bytes=limits.max_header_bytes,
             max_entries=limits.max_tensors,
         )
+        self._held_per_byte = HELD_PER_BYTE
         self._nonfinite = 0
         self._marker = b""
         self._steps = Steps()
 
     @property
     def held_bytes(self) -> int:
-        """What the outputs take so far: what is filled of arrays, elements and text as they have grown."""
-        return self._values.held_bytes
+        """What the answer takes so far: what is filled of the outputs, and its header.
+
+        The header, the JSON beside the outputs' data, counts from its first byte on as much as it takes at most when
+        `finish` parses it, so that the caller knows before that happens; after `finish` it counts as the text it is.
+        """
+        return self._values.held_bytes + self._scanner.skeleton_bytes * self._held_per_byte
 
     def feed(self, chunk: bytes) -> Generator[None, None, None]:
         """Take the next bytes of the JSON; yields after each step of work.
@@ -237,7 +243,9 @@ class InferAnswer:
         else:
             top, entries = yield from self._scanned()
         try:
-            return (yield from self._reply(top, entries))
+            reply = yield from self._reply(top, entries)
+            self._held_per_byte = 1
+            return reply
         except CodecError as error:
             raise CodecError(restore_literals(str(error).encode(), self._marker).decode()) from None
 

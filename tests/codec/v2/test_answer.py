@@ -1,12 +1,14 @@
 """Answers: what of them the client gets, and what makes them unusable (protocol section 4, cases 18 to 21)."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gateway.codec import HeaderLimits, InferAnswer, OutputSelection, run
+from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.v2.answer import Reply
 from gateway.errors import CodecError, TooLargeError
@@ -358,14 +360,15 @@ def test_what_is_held_is_what_is_filled_and_asking_for_it_is_cheap(monkeypatch: 
         return int(held(sink))
 
     monkeypatch.setattr(NumberSink, "held_bytes", property(counting))
-    n_chunks = 0
+    n_chunks = fed = 0
     for chunk in cut(answer_of(*(output(f"y{index}") for index in range(1000))), 64):
         for _ in answer.feed(chunk):
             pass
         n_chunks += 1
-        assert answer.held_bytes <= 1000
+        fed += len(chunk)
+        assert answer.held_bytes <= 1000 + HELD_PER_BYTE * fed
     run(answer.finish())
-    assert answer.held_bytes == 1000
+    assert 1000 < answer.held_bytes < 1000 + 2 * fed
     assert asked <= n_chunks + 1001
 
 
@@ -375,9 +378,29 @@ def test_text_that_waits_for_its_datatype_is_held_until_it_is_read() -> None:
     for chunk in cut(answer_of(late % "a", late % "b"), 20):
         for _ in answer.feed(chunk):
             pass
-    assert answer.held_bytes == 2 * len("[1,2,3,4]")
+    header_bytes = len(answer_of(late % "a", late % "b")) - 2 * len("[1,2,3,4]") + 2 * len("0 ")
+    assert answer.held_bytes == 2 * len("[1,2,3,4]") + header_bytes * HELD_PER_BYTE
     run(answer.finish())
-    assert answer.held_bytes == 8
+    assert answer.held_bytes == 8 + header_bytes
+
+
+@pytest.mark.parametrize("member", ['"%x":0', '"\u0100%x":0', '"%x":NaN', '"%x":{}'])
+def test_header_of_an_answer_counts_as_much_as_it_takes_before_it_is_parsed(member: str) -> None:
+    """A backend's header of the largest size allowed took 18 MiB, and none of it was counted."""
+    members = ",".join(member % number for number in range(20_000))
+    text = answer_of(output("y"))[:-1] + f",{members}}}".encode()
+    tracemalloc.start()
+    try:
+        answer = InferAnswer(OutputSelection(True), model="m", request_id=b"", max_bytes=MAX_BYTES)
+        for _ in answer.feed(text):
+            pass
+        counted = answer.held_bytes
+        run(answer.finish())
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(text) < peak_bytes <= counted
+    assert answer.held_bytes < 2 * len(text)
 
 
 def test_shape_of_gigabytes_without_data_holds_next_to_nothing() -> None:
