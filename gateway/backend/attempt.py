@@ -6,6 +6,7 @@ which endpoint is tried, and whether a failed attempt is followed by another (`u
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -22,6 +23,12 @@ MAX_INTERIM = 16
 
 SURE_TO_REPEAT = frozenset({"GET", "HEAD"})
 """Methods that are sent again on a new connection even where the backend may have read the request."""
+
+MAX_CONTENT_LENGTH = 2**63 - 1
+"""The largest length of a body that is believed. aiohttp's parser takes 2**64 - 1 for no body at all."""
+
+# Of these a header value that is passed on may hold none (RFC 9110 section 5.5); a tab is allowed.
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 log = logging.getLogger("gateway")
 
@@ -136,6 +143,8 @@ class Sent:
                 message, reader = await wire.read_head()
                 if message.code >= 200:
                     break
+                if message.code < 100:
+                    raise self._malformed(f"answered with status {message.code:03}, which does not exist")
                 if message.code == 101:
                     raise self._malformed("answered 101 Switching Protocols, which nobody asked for")
             else:
@@ -145,13 +154,31 @@ class Sent:
         except LostError:
             raise self._lost_before_answer(wire) from None
         self._sending.answered()
+        if _CONTROL.search(b"".join([value for _, value in message.raw_headers])) is not None:
+            raise self._malformed("answered with a header that holds a control character")
         headers = _headers_of(message.raw_headers)
         if headers is None:
             raise self._malformed("answered with a header whose bytes are not UTF-8")
-        coding = headers.joined("transfer-encoding").strip().lower()
-        if coding not in ("", "chunked"):
-            raise self._malformed(f"answered with Transfer-Encoding {coding[:64]!r}; only `chunked` is supported")
+        self._check_framing(message.code, headers)
         return Answer(self, message.code, _printable(message.reason), headers, reader)
+
+    def _check_framing(self, status: int, headers: Headers) -> None:
+        """Raise `GatewayError` where it is not certain how the answer's body ends.
+
+        An answer that has no body, but announces one, ends its connection: some servers send that body all the same,
+        and it might come when the connection serves another request already.
+        """
+        length = headers.get("content-length", "0")
+        if "transfer-encoding" in headers:
+            codings = headers.joined("transfer-encoding")
+            if codings.lower() != "chunked":
+                raise self._malformed(f"answered with Transfer-Encoding {codings[:64]!r}; only `chunked` is supported")
+        elif int(length) > MAX_CONTENT_LENGTH:
+            raise self._malformed(f"answered with Content-Length {length}, at most {MAX_CONTENT_LENGTH} is possible")
+        elif int(length) == 0:
+            return
+        if status in (204, 304) or self._request.method == "HEAD":
+            self._lease.wire.force_close()
 
     def _send(self, wire: Wire, endpoint: Endpoint) -> None:
         """Hand the request to the connection; a stream goes on being sent by a task of its own."""
@@ -241,6 +268,12 @@ class Sent:
         if self._sender is not None:
             self._sender.cancel()
         self._lease.close()
+
+    async def finish(self) -> None:
+        """As `abandon`, and wait until nothing reads the request's body any more: its rest is the caller's again."""
+        self.abandon()
+        if self._sender is not None and not self._sender.done():
+            await asyncio.wait((self._sender,))
 
     def drop_connection(self) -> None:
         """As `abandon`, but keep the place among the backend's connections for another attempt."""

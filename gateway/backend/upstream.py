@@ -136,7 +136,7 @@ class Call:
         """The call is over. Raises `GatewayError` in place of *error* if that came from a deadline."""
         deadlines.stop()
         if self._sent is not None:
-            self._sent.abandon()
+            await self._sent.finish()
         attempt = self._last
         assert attempt is not None
         attempt.seconds = asyncio.get_running_loop().time() - attempt.started_s

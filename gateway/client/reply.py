@@ -176,6 +176,7 @@ class Reply:
             self._body is None
             or self._is_draining()
             or self._body.is_left_over()
+            or connection.may_have_lost_bytes
             # aiohttp takes a trailer of this request for a header of the next one
             or "transfer-encoding" in request.headers
             # only the end of the connection ends such a body

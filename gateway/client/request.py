@@ -15,6 +15,9 @@ from gateway.headers import Headers
 ABSOLUTE = re.compile(r"https?://(?:[^/?#]*@)?([^/?#]+)", re.IGNORECASE)
 """The beginning of a target in absolute form; group 1 is the authority without the user."""
 
+MAX_CONTENT_LENGTH = 2**63 - 1
+"""The largest length of a body that is believed. aiohttp's parser takes 2**64 - 1 for no body at all."""
+
 MAX_REQUEST_ID = 128
 """The longest `X-Request-Id` of a client that is kept, in characters."""
 
@@ -43,6 +46,10 @@ class Connection(Protocol):
     @property
     def is_read(self) -> bool:
         """Whether the body has arrived to its end and everything was read."""
+
+    @property
+    def may_have_lost_bytes(self) -> bool:
+        """Whether bytes that came behind this request may have been dropped, so that no other can follow."""
 
     @property
     def is_closing(self) -> bool:
@@ -82,7 +89,9 @@ class ClientRequest:
     """Why the request must be refused whatever it asks for (`find_fault`); to be raised before routing."""
 
 
-def find_fault(method: str, target: str, version: tuple[int, int], headers: Headers) -> GatewayError | None:
+def find_fault(
+    method: str, target: str, version: tuple[int, int], headers: Headers, content_length: int | None
+) -> GatewayError | None:
     """What makes a request unacceptable whatever it asks for; None if nothing does. *target* is as the client wrote it.
 
     HTTP that aiohttp's parser lets pass, and on whose meaning a backend or a proxy before the gateway may not agree.
@@ -98,6 +107,8 @@ def find_fault(method: str, target: str, version: tuple[int, int], headers: Head
             return _fault("Content-Length and Transfer-Encoding exclude each other")
         if version == (1, 0):  # RFC 9112 section 6.1: its framing is to be treated as faulty
             return _fault("HTTP/1.0 has no Transfer-Encoding")
+    if content_length is not None and content_length > MAX_CONTENT_LENGTH:
+        return _fault(f"Content-Length {content_length} is too large, at most {MAX_CONTENT_LENGTH} is possible")
     if method == "CONNECT":
         return _fault("CONNECT is not supported: this is no forward proxy")
     if not target.startswith("/") and ABSOLUTE.match(target) is None:

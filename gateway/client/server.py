@@ -13,6 +13,7 @@ import logging
 import socket
 import struct
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import Any
 
 from aiohttp import web
@@ -20,7 +21,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from gateway.client.reply import Reply
-from gateway.client.request import ABSOLUTE, ClientRequest, find_fault, new_request_id
+from gateway.client.request import ABSOLUTE, MAX_CONTENT_LENGTH, ClientRequest, find_fault, new_request_id
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Exchange
 from gateway.headers import Headers
@@ -28,6 +29,8 @@ from gateway.policy.quiet import OncePerInterval
 
 HEADS_AT_ONCE = 32
 """How many heads in one piece of data are parsed one by one; as many pipelined requests as aiohttp queues."""
+
+_HEAD_END = b"\r\n\r\n"
 
 CUT_S = 0.05
 """How long handlers have to notice that they are cut off. Not 0, which aiohttp takes for no limit."""
@@ -130,6 +133,9 @@ class ClientProtocol(RequestHandler):
     """The request that is being served."""
     _is_broken = False
     _is_released = False
+    _last_bytes = b""  # the end of a head may be spread over several pieces of data
+    _upgrade: object = None  # the last message that asked for an upgrade
+    _behind_upgrade: int | None = None
 
     def __init__(self, server: Server, **options: Any) -> None:
         super().__init__(server, **options)
@@ -162,16 +168,48 @@ class ClientProtocol(RequestHandler):
         if self._is_broken:
             return
         start = 0
+        end = self._find_head_end(data)
         for _ in range(HEADS_AT_ONCE):
-            end = data.find(b"\r\n\r\n", start) + 4
-            if end < 4 or end == len(data):
+            if end is None or end == len(data):
                 break
-            super().data_received(data[start:end])
+            self._parse(data[start:end], ends_head=True)
             if self._breaks():
                 return
             start = end
-        super().data_received(data[start:] if start else data)
+            found = data.find(_HEAD_END, start)
+            end = found + len(_HEAD_END) if found >= 0 else None
+        self._parse(data[start:] if start else data, ends_head=end == len(data))
         self._breaks()
+
+    def _find_head_end(self, data: bytes) -> int | None:
+        """Where the first end of a head in *data* ends; it may have begun in what came before."""
+        before = self._last_bytes
+        self._last_bytes = data[-3:] if len(data) >= 3 else (before + data)[-3:]
+        found = (before + data[:3]).find(_HEAD_END)
+        if found >= 0:
+            return found + len(_HEAD_END) - len(before)
+        found = data.find(_HEAD_END)
+        return found + len(_HEAD_END) if found >= 0 else None
+
+    def _parse(self, data: bytes, *, ends_head: bool) -> None:
+        """Give *data* to aiohttp's parser. *ends_head*: the end of *data* is that of a head, if it holds one.
+
+        Where a request asks for an upgrade, which it never gets, the parser drops what comes behind that request in
+        the same piece. So it is counted what came behind its head, see `bytes_behind`.
+        """
+        if self._behind_upgrade is not None:
+            self._behind_upgrade += len(data)
+        n_messages = len(self._messages)
+        is_paused = self._buffer_paused or self._reading_paused  # the parser may hold bytes that came before *data*
+        super().data_received(data)
+        for message, _ in islice(self._messages, n_messages, None):
+            if not isinstance(message, _ErrInfo) and message.upgrade:
+                self._upgrade = message
+                self._behind_upgrade = 0 if ends_head and not is_paused else None
+
+    def bytes_behind(self, message: object) -> int | None:
+        """How many bytes came behind the head of *message*, which asks for an upgrade; None if that is not known."""
+        return self._behind_upgrade if message is self._upgrade else None
 
     def _breaks(self) -> bool:
         """Whether the parser has given up. A body that it leaves open then fails at once, instead of never."""
@@ -210,9 +248,10 @@ class ClientProtocol(RequestHandler):
 class _Connection:
     """See `client.request.Connection`."""
 
-    __slots__ = ("_content", "_protocol", "_writer", "has_begun", "keeps_alive")
+    __slots__ = ("_content", "_http", "_protocol", "_writer", "has_begun", "keeps_alive")
 
     def __init__(self, http: web.BaseRequest, protocol: ClientProtocol) -> None:
+        self._http = http
         self._content = http.content
         self._writer = http.writer
         self._protocol = protocol
@@ -239,6 +278,14 @@ class _Connection:
     @property
     def is_read(self) -> bool:
         return self._content.at_eof()
+
+    @property
+    def may_have_lost_bytes(self) -> bool:
+        message = self._http._message
+        if not message.upgrade:
+            return False
+        n_body = self._http.content_length or 0
+        return not self._content.is_eof() or self._protocol.bytes_behind(message) != n_body
 
     @property
     def is_closing(self) -> bool:
@@ -300,10 +347,16 @@ _CLOSED = _Sent(keeps_alive=False)
 def _client_request(http: web.BaseRequest, protocol: ClientProtocol, connection: _Connection) -> ClientRequest:
     headers = Headers(http.headers.items())
     path = http.raw_path
-    fault = find_fault(http.method, path, http.version, headers)
+    length = http.content_length
+    fault = find_fault(http.method, path, http.version, headers, length)
     if fault is not None:
         path = path.encode(errors="backslashreplace").decode()  # may stand in a log
-        if fault.status != ErrorKind.MALFORMED_REQUEST.status or "transfer-encoding" in headers:
+        if (
+            fault.status != ErrorKind.MALFORMED_REQUEST.status
+            or "transfer-encoding" in headers
+            or http.method == "CONNECT"  # the parser knows no body of it
+            or (length is not None and length > MAX_CONTENT_LENGTH)
+        ):
             connection.keeps_alive = False  # where its body ends is not certain
     host = headers.get("host")
     if not path.startswith("/"):
@@ -321,7 +374,7 @@ def _client_request(http: web.BaseRequest, protocol: ClientProtocol, connection:
         protocol.peer,
         http.scheme,
         http.version,
-        http.content_length,
+        length,
         http.body_exists,
         connection,
         fault,

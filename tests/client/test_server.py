@@ -208,6 +208,89 @@ async def test_an_upgrade_is_not_taken_up_and_what_follows_is_a_request() -> Non
         assert (await client.exchange(POST)).body == b"POST /a abc"
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(GET),
+        b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 18446744073709551615\r\n\r\n",
+        b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 9223372036854775808\r\n\r\n",
+    ],
+)
+async def test_a_refused_body_whose_end_is_not_certain_is_never_parsed_as_a_request(head: bytes) -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        reply = await client.exchange(head + GET)
+        assert (reply.status, bool(reply.error), reply.all("connection")) == (400, True, ["close"])
+        assert await client.is_closed()
+        assert len(running.requests) == 1
+
+
+UPGRADE = b"Connection: Upgrade\r\nUpgrade: h2c\r\nHost"
+
+
+@pytest.mark.parametrize("first", [GET, POST])
+@pytest.mark.parametrize("upgrade", [UPGRADE, UPGRADE.replace(b"h2c", b"websocket")])
+async def test_what_follows_an_upgrade_is_a_request_at_every_split_or_the_connection_ends(
+    first: bytes, upgrade: bytes
+) -> None:
+    hidden = b"GET /hidden HTTP/1.1\r\nHost: x\r\n\r\n"
+    outer = b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(hidden) + hidden
+    asking = first.replace(b"Host", upgrade)
+    text = asking + outer
+    async with serving(echo) as running:
+        for split in range(1, len(text) + 1):
+            running.requests.clear()
+            async with connect(running.url) as client:
+                client.writer.write(text[:split])
+                while split >= asking.index(b"\r\n\r\n") + 4 and not running.requests:
+                    await asyncio.sleep(0)
+                client.writer.write(text[split:])
+                reply = await client.read_reply()
+                assert reply.status == 200
+                if reply.all("connection") == ["close"]:
+                    assert await client.is_closed()
+                else:
+                    assert (await client.read_reply()).body == b"POST /b " + hidden
+            assert "/hidden" not in [request.path for request in running.requests]
+
+
+@pytest.mark.parametrize("before", range(0, 50, 3))
+async def test_an_upgrade_among_very_many_requests_in_one_piece_loses_none_in_silence(before: int) -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        client.writer.write(GET * 20)
+        await client.read_reply()
+        client.writer.write(GET * before + GET.replace(b"Host", UPGRADE) + GET * (50 - before))
+        number = 1
+        while number < 71:
+            number += 1
+            if (await client.read_reply()).all("connection") == ["close"]:
+                break
+        assert number in (20 + before + 1, 71)
+        assert len(running.requests) == number
+
+
+@pytest.mark.parametrize("first", [GET, POST])
+async def test_a_client_that_asks_for_an_upgrade_and_waits_keeps_its_connection(first: bytes) -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        for _ in range(3):
+            reply = await client.exchange(first.replace(b"Host", UPGRADE))
+            assert (reply.status, reply.all("connection")) == (200, [])
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+async def test_a_good_request_gets_its_reply_also_where_the_end_of_its_head_comes_in_two_pieces(at: int) -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        client.writer.write(GET)
+        assert (await client.read_reply()).status == 200
+        client.writer.write(GET[:-at])
+        server = running.server
+        protocol = server.connections[0]
+        while getattr(protocol, "_last_bytes", None) != GET[:-at][-3:]:
+            await asyncio.sleep(0)
+        client.writer.write(GET[-at:] + b"GARBAGE\r\n\r\n")
+        assert (await client.read_reply()).status == 200
+        assert (await client.read_reply()).status == 400
+
+
 @pytest.mark.parametrize("connection", [b"close", b"x, close", b"x\r\nConnection: close"])
 async def test_a_client_that_asks_in_any_connection_header_gets_its_connection_closed(connection: bytes) -> None:
     async with serving(echo) as running, connect(running.url) as client:

@@ -91,6 +91,20 @@ async def test_heads_are_queued_with_their_payload_until_they_are_served() -> No
         assert payload.at_eof()
 
 
+async def test_a_message_says_whether_it_asks_for_an_upgrade_and_its_request_gives_it_back() -> None:
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        protocol = await protocol_of(running)
+        current: Any = protocol._current_request
+        upgrades.append(current._message.upgrade)
+        await echo(request, body, reply)
+
+    upgrades: list[bool] = []
+    async with serving(serve) as running, connect(running.url) as client:
+        await client.exchange(GET)
+        await client.exchange(GET.replace(b"Host", b"Connection: upgrade\r\nUpgrade: h2c\r\nHost"))
+        assert upgrades == [False, True]
+
+
 async def test_the_exception_of_a_payload_is_raised_to_its_reader() -> None:
     async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
         protocol = await protocol_of(running)

@@ -197,6 +197,24 @@ async def test_an_upload_that_cannot_be_sent_again_goes_over_a_connection_that_w
         assert len(liar.connections) == 3
 
 
+@pytest.mark.parametrize("status", ["413 Too Large", "200 OK"])
+async def test_an_answer_that_comes_before_its_upload_ends_the_upload_and_its_rest_is_dropped(
+    caplog: pytest.LogCaptureFixture, status: str
+) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.reader.readexactly(70_000)
+        await connection.answer(b'{"error":"no"}', status)
+        await connection.reader.read()
+
+    async with lying(script) as liar, running(liar.url) as client, connected(client) as (reader, writer):
+        writer.write(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 200000\r\n\r\n" + bytes(100_000))
+        head, body = await read_reply(reader)
+        assert (head.split()[1], body) == (status[:3].encode(), b'{"error":"no"}')
+        writer.write(bytes(100_000))
+        assert await client.gateway.gateway.wait_until_idle(5) == 0
+        assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 async def test_broken_chunks_of_a_backend_are_a_502_at_once() -> None:
     async def script(connection: Connection) -> None:
         await connection.read_request()

@@ -1,0 +1,90 @@
+"""Each side keeps its place in the bytes of a connection, or ends the connection.
+
+What a backend sends that parsers read in different ways, and what might be taken for the answer to another request
+(design.md, "Whose connection"). What clients send of this kind is in tests/client/test_server.py.
+"""
+
+import pytest
+
+from tests.conftest import running
+from tests.system.scripted import FORMS, Seen, ask, counting, echo, head_of, total, wire
+
+SMUGGLED = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n{"smuggled":1}'
+CHUNKED = b"2\r\n{}\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(b"HTTP/1.1 000 X\r\nContent-Length: 2\r\n\r\n{}" + SMUGGLED, id="status 000"),
+        pytest.param(b"HTTP/1.1 099 X\r\nContent-Length: 2\r\n\r\n{}" + SMUGGLED, id="status 099"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: \x0bchunked\r\n\r\n" + CHUNKED, id="vertical tab"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: \xc2\xa0chunked\r\n\r\n" + CHUNKED, id="no-break space"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding:\r\n\r\n" + CHUNKED, id="empty coding"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 18446744073709551615\r\n\r\n{}", id="length 2**64 - 1"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nX-A: a\x01b\r\nContent-Length: 2\r\n\r\n{}", id="control character"),
+        pytest.param(b"HTTP/1.1 404 No\r\nX-A: a\x01b\r\nContent-Length: 2\r\n\r\n{}", id="control character in a 404"),
+        pytest.param(b"HTTP/1.1 500 No\r\nX-A: a\x7fb\r\nContent-Length: 2\r\n\r\n{}", id="control character in a 500"),
+    ],
+)
+@pytest.mark.parametrize("form", FORMS)
+async def test_an_answer_whose_head_is_not_certain_is_a_502_and_ends_its_connection(form: str, answer: bytes) -> None:
+    async def behave(seen: Seen) -> bool:
+        if seen.id != "1":
+            return await echo(seen)
+        await seen.peer.send(answer)
+        return False
+
+    async with counting(behave) as backend, running(backend.url) as client:
+        asked = await ask(client, form, 1)
+        assert (asked.status, b"does not speak" in asked.body or b"answered with" in asked.body) == (502, True)
+        assert (await ask(client, form, 2)).is_own
+        assert backend.peers[0].served == 1
+        metrics = await client.metrics()
+        assert total(metrics, "errors_total", reason="malformed_response") == 1
+        assert total(metrics, "errors_total", reason="internal") == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "framing"),
+    [
+        ("GET", "204 No Content", f"Content-Length: {len(SMUGGLED)}"),
+        ("GET", "204 No Content", "Transfer-Encoding: chunked"),
+        ("GET", "304 Not Modified", f"Content-Length: {len(SMUGGLED)}"),
+        ("HEAD", "200 OK", f"Content-Length: {len(SMUGGLED)}"),
+        ("HEAD", "200 OK", "Transfer-Encoding: chunked"),
+        ("GET", "200 OK", "Content-Length: 18446744073709551615"),
+    ],
+)
+async def test_a_body_that_comes_late_and_should_not_is_not_the_answer_to_the_next_request(
+    method: str, status: str, framing: str
+) -> None:
+    async def behave(seen: Seen) -> bool:
+        if seen.id == "first":
+            await seen.peer.send(f"HTTP/1.1 {status}\r\n{framing}\r\n\r\n".encode())
+            return True
+        if seen.peer.served > 1:  # a next request has come on the connection that still owes a body
+            await seen.peer.send(SMUGGLED)
+        return await echo(seen)
+
+    async with counting(behave) as backend, running(backend.url) as client, wire(client.url) as sender:
+        await sender.send(head_of(method, "/any?id=first"))
+        assert (await sender.reply("HEAD" if "200" in status else method)).status in (int(status[:3]), 502)
+        asked = await ask(client, "post", 2)
+        assert asked.is_own, asked
+
+
+async def test_the_connection_is_kept_after_answers_that_have_no_body_and_announce_none() -> None:
+    async def behave(seen: Seen) -> bool:
+        status = {"204": "204 No Content", "304": "304 Not Modified"}.get(seen.id, "200 OK")
+        await seen.peer.send(
+            f"HTTP/1.1 {status}\r\n".encode() + (b"" if seen.id == "304" else b"Content-Length: 0\r\n")
+        )
+        await seen.peer.send(b"\r\n")
+        return True
+
+    async with counting(behave) as backend, running(backend.url) as client, wire(client.url) as sender:
+        for method, id_ in (("GET", "204"), ("GET", "304"), ("HEAD", "200"), ("GET", "200")):
+            await sender.send(head_of(method, f"/any?id={id_}"))
+            assert (await sender.reply(method)).status == int(id_)
+        assert [peer.served for peer in backend.peers] == [4]
