@@ -78,10 +78,12 @@ async def test_methods_and_bodies_cross(method: str, size: int) -> None:
 
 
 async def test_head_and_204_and_304_have_no_body() -> None:
+    answers = iter((b"200 OK\r\nContent-Length: 7", b"204 No Content", b'304 Not Modified\r\nETag: "1"'))
+
     async def script(connection: Connection) -> None:
-        for answer in (b"200 OK\r\nContent-Length: 7", b"204 No Content", b'304 Not Modified\r\nETag: "1"'):
+        while True:
             await connection.read_request()
-            await connection.send(b"HTTP/1.1 " + answer + b"\r\n\r\n")
+            await connection.send(b"HTTP/1.1 " + next(answers) + b"\r\n\r\n")
 
     async with lying(script) as liar, running(liar.url) as client:
         head = await client.request("HEAD", "/v2/health/live")
@@ -89,7 +91,8 @@ async def test_head_and_204_and_304_have_no_body() -> None:
         assert (await client.request("GET", "/x")).status == 204
         fresh = await client.request("GET", "/x")
         assert (fresh.status, fresh.headers["ETag"]) == (304, '"1"')
-        assert len(liar.connections) == 1
+        # the first answer announced a body, which some servers send late: its connection is not used again
+        assert len(liar.connections) == 2
 
 
 async def test_events_arrive_one_by_one() -> None:
