@@ -248,8 +248,7 @@ class ClientProtocol(RequestHandler):
             serving.cut()
             raise ConnectionResetError("a reply has begun and cannot become an error")
         said = message or (str(exc) if status < 500 and exc is not None else "")
-        # aiohttp's parser writes a colon, and below it the client's bytes
-        text = (said.splitlines() or ["internal error" if status >= 500 else "malformed HTTP"])[0].rstrip(":")
+        text = _first_line(said) or ("internal error" if status >= 500 else "malformed HTTP")
         kind = ErrorKind.MALFORMED_REQUEST if status < 500 else ErrorKind.INTERNAL
         if exc is not None and status >= 500:
             log.error("a handler failed", exc_info=exc)
@@ -393,4 +392,9 @@ def _client_request(http: web.BaseRequest, protocol: ClientProtocol, connection:
 
 
 def _malformed_body(error: Exception) -> GatewayError:
-    return GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed HTTP body: {error}")
+    return GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed HTTP body: {_first_line(str(error))}")
+
+
+def _first_line(text: str) -> str:
+    """What aiohttp's parser says, without the colon and the dump of the client's bytes below it."""
+    return text.partition("\n")[0].rstrip(":")

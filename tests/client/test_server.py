@@ -324,10 +324,15 @@ async def test_a_handler_that_fails_in_the_middle_of_a_reply_cuts_it_off() -> No
             await client.read_reply()
 
 
-async def test_a_refusal_of_bad_http_says_why_in_one_line_without_the_clients_bytes() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [b"\0secret\r\n\r\n", b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\nsecret\r\n"],
+)
+async def test_a_refusal_of_bad_http_says_why_in_one_line_without_the_clients_bytes(text: bytes) -> None:
     async with serving(echo) as running, connect(running.url) as client:
-        reply = await client.exchange(b"\0secret\r\n\r\n")
+        reply = await client.exchange(text)
         assert reply.status == 400
         assert reply.error
         assert not reply.error.endswith(":")
+        assert "\n" not in reply.error
         assert "secret" not in reply.error

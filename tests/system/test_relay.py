@@ -91,7 +91,7 @@ async def test_head_and_204_and_304_have_no_body() -> None:
         assert (await client.request("GET", "/x")).status == 204
         fresh = await client.request("GET", "/x")
         assert (fresh.status, fresh.headers["ETag"]) == (304, '"1"')
-        # some servers send the body that they announce, so that only the others are kept
+        # the first answer announced a body, which some servers send late: its connection is not used again
         assert len(liar.connections) == 2
 
 
