@@ -269,6 +269,11 @@ class Sent:
             self._sender.cancel()
         self._lease.close()
 
+    async def stopped(self) -> None:
+        """Wait until nothing is read from the client any more for this request; `abandon` must have been called."""
+        if self._sender is not None and not self._sender.done():
+            await asyncio.wait([self._sender])
+
     def _lost_before_answer(self, wire: Wire) -> Exception:
         """What the loss of the connection before any byte of an answer means (design: executed once)."""
         if self._send_error is not None:

@@ -137,3 +137,6 @@ class Call:
             if attempt.first_byte_s is None:
                 attempt.code = expired.kind.label
             raise expired from None
+        finally:
+            if self._sent is not None:
+                await self._sent.stopped()
