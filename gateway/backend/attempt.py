@@ -275,9 +275,8 @@ class Sent:
             self._sender.cancel()
         self._lease.close()
 
-    async def finish(self) -> None:
-        """As `abandon`, and wait until nothing reads the request's body any more: its rest is the caller's again."""
-        self.abandon()
+    async def stopped(self) -> None:
+        """Wait until nothing reads the request's body any more; `abandon` must have been called."""
         if self._sender is not None and not self._sender.done():
             await asyncio.wait((self._sender,))
 

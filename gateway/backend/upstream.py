@@ -136,7 +136,7 @@ class Call:
         """The call is over. Raises `GatewayError` in place of *error* if that came from a deadline."""
         deadlines.stop()
         if self._sent is not None:
-            await self._sent.finish()
+            self._sent.abandon()
         attempt = self._last
         assert attempt is not None
         attempt.seconds = asyncio.get_running_loop().time() - attempt.started_s
@@ -148,3 +148,6 @@ class Call:
             if attempt.first_byte_s is None:
                 attempt.code = expired.kind.label
             raise expired from None
+        finally:
+            if self._sent is not None:
+                await self._sent.stopped()

@@ -29,7 +29,17 @@ HOP_BY_HOP = frozenset(
 # the caller adds, as it does with the length.
 _NOT_TO_BACKEND = HOP_BY_HOP | {"host", "content-length", "expect", "x-forwarded-for", "x-request-id"}
 # These describe the client's body, which the gateway has inflated or turned into JSON.
-_OF_THE_BODY = frozenset({"content-type", "content-encoding", _HEADER_LENGTH})
+_OF_THE_BODY = frozenset(
+    {
+        "content-digest",
+        "content-encoding",
+        "content-md5",
+        "content-type",
+        "digest",
+        "repr-digest",
+        _HEADER_LENGTH,
+    }
+)
 # These ask for a part or a form of one answer; what the gateway asks for itself is kept for other clients too.
 _OF_ONE_ANSWER = frozenset(
     {"accept", "if-match", "if-modified-since", "if-none-match", "if-range", "if-unmodified-since", "range"}
@@ -60,6 +70,8 @@ Fields = list[tuple[str, str]]
 """Header fields in the order in which they are sent."""
 
 _KEEP_OR_CLOSE = ("keep-alive", "close")
+# What proxies have said of a request is for all behind them: no `Connection` takes it away.
+_FOR_ALL = frozenset({"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"})
 
 
 class Asking(Protocol):
@@ -164,9 +176,17 @@ def transcoded_to_client(backend: Headers) -> Fields:
 
 
 def _without(headers: Headers, dropped: frozenset[str]) -> Fields:
-    """All fields but *dropped* and those that any `Connection` field names."""
+    """All fields but *dropped* and those that any `Connection` field names.
+
+    Names are compared with `_` as `-`: servers that speak CGI or WSGI to an application do not tell them apart.
+    """
     if "connection" in headers:
         connection = headers.all("connection")
         if len(connection) > 1 or connection[0].lower() not in _KEEP_OR_CLOSE:
-            dropped = dropped | {name.strip().lower() for value in connection for name in value.split(",")}
-    return [pair for pair in headers.pairs if pair[0].lower() not in dropped]
+            named = {name.strip().lower() for value in connection for name in value.split(",")}
+            dropped = dropped | (named - _FOR_ALL)
+    return [
+        pair
+        for pair in headers.pairs
+        if (name := pair[0].lower()) not in dropped and ("_" not in name or name.replace("_", "-") not in dropped)
+    ]

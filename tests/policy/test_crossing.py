@@ -104,3 +104,26 @@ def test_headers_of_a_body_that_was_made_anew_stay_behind() -> None:
     backend = Headers([("ETag", "1"), ("Content-Length", "5"), ("Content-Type", "a/b"), ("X-A", "2")])
     assert transcoded_to_client(backend) == [("X-A", "2")]
     assert relayed_to_client(backend) == [("ETag", "1"), ("Content-Type", "a/b"), ("X-A", "2")]
+
+
+@pytest.mark.parametrize(
+    "name", ["X_Del", "x_set", "Content_Length", "Transfer_Encoding", "X_Forwarded_For", "Host", "Proxy_Authorization"]
+)
+def test_no_other_spelling_carries_what_stays_behind(name: str) -> None:
+    client = Headers([(name, "a"), ("X_Other", "b")])
+    fields = headers({"X-Set": "c"}, "X-Del").relayed(client, peer="p", scheme="http", host="h")
+    assert fields == [("X_Other", "b"), *FORWARDED, ("X-Set", "c"), ("Accept-Encoding", "identity")]
+
+
+def test_no_connection_header_takes_away_what_proxies_have_said() -> None:
+    said = [("X-Forwarded-Proto", "https"), ("X-Forwarded-Host", "a"), ("Forwarded", "for=b"), ("Via", "1.1 c")]
+    named = ", ".join(name for name, _ in said)
+    fields = headers().relayed(Headers([("Connection", named), *said]), peer="p", scheme="http", host="h")
+    assert fields == [*said, ("X-Forwarded-For", "p"), *UNCODED]
+
+
+@pytest.mark.parametrize("name", ["Content-MD5", "Digest", "Content-Digest", "Repr-Digest"])
+def test_digests_of_the_binary_body_do_not_cross_to_json_but_do_on_a_relay(name: str) -> None:
+    client = Headers([(name, "a")])
+    for make, crosses in ((headers().transcoded, False), (headers().inflated, False), (headers().relayed, True)):
+        assert ((name, "a") in make(client, peer="p", scheme="http", host="h")) is crosses

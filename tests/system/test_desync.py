@@ -4,9 +4,11 @@ What a backend sends that parsers read in different ways, and what might be take
 (design.md, "Whose connection"). What clients send of this kind is in tests/client/test_server.py.
 """
 
+import logging
+
 import pytest
 
-from tests.conftest import running
+from tests.conftest import Connection, lying, running
 from tests.system.scripted import FORMS, Seen, ask, counting, echo, head_of, total, wire
 
 SMUGGLED = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n{"smuggled":1}'
@@ -88,3 +90,33 @@ async def test_the_connection_is_kept_after_answers_that_have_no_body_and_announ
             await sender.send(head_of(method, f"/any?id={id_}"))
             assert (await sender.reply(method)).status == int(id_)
         assert [peer.served for peer in backend.peers] == [4]
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 5000000", "Transfer-Encoding: chunked"])
+@pytest.mark.parametrize("status", ["200 OK", "413 Too Large"])
+async def test_an_answer_that_comes_before_the_upload_has_ended_is_passed_on_and_is_no_failure(
+    framing: str, status: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    size = 200_000
+
+    async def script(connection: Connection) -> None:
+        head = await connection.reader.readuntil(b"\r\n\r\n")
+        await connection.reader.readexactly(size)
+        if b"/early" in head:
+            await connection.answer(b'{"error": "early"}', status)
+            while await connection.reader.read(65536):
+                pass
+
+    async with lying(script) as liar, running(liar.url) as client, wire(client.url) as sender:
+        first = b"x" * size
+        piece = b"%x\r\n%b\r\n" % (size, first) if "chunked" in framing else first
+        await sender.send(f"POST /v2/early HTTP/1.1\r\nHost: x\r\n{framing}\r\n\r\n".encode() + piece)
+        reply = await sender.reply()
+        assert (reply.status, reply.values("Connection")) == (int(status[:3]), ["close"])
+        assert reply.body == b'{"error": "early"}'
+        assert await client.gateway.gateway.wait_until_idle(10) == 0
+        metrics = await client.metrics()
+        assert total(metrics, "errors_total", reason="internal") == 0
+        assert total(metrics, "upstream_connections") == 0
+    assert caplog.records == []
