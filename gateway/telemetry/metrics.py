@@ -6,7 +6,7 @@ The names and labels are promised to operators (README, "Watching it"). Not here
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 from gateway import __version__
 from gateway.exchange import Exchange, Format
@@ -42,6 +42,8 @@ class Metrics:
     """The gateway's metrics, in a registry of their own."""
 
     def __init__(self) -> None:
+        # they would nearly double the series, and say nothing that `rate` needs
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._models: set[str] = set()
         self._refused_connections_seen = 0
