@@ -1,11 +1,14 @@
 """Standard output that stalls or is gone stalls nothing, and decides nothing."""
 
 import asyncio
+import logging
 import os
 import signal
 
 import aiohttp
+import pytest
 
+from gateway.telemetry.log_writer import ACCESS, LOG_QUEUE_BYTES, LOG_QUEUE_LINES, LogWriter
 from tests.conftest import Connection, answering, lying
 from tests.test_cli import COMMAND, url_in_line
 
@@ -66,3 +69,31 @@ async def test_a_reader_of_standard_output_that_stalls_stops_neither_requests_no
         serve.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(serve.wait(), 20) == 0
         os.close(ours)
+
+
+@pytest.mark.parametrize(("line_bytes", "n_waiting"), [(50_000, LOG_QUEUE_BYTES // 50_001), (10, LOG_QUEUE_LINES)])
+def test_lines_that_wait_for_a_reader_have_a_limit_in_number_and_in_bytes(line_bytes: int, n_waiting: int) -> None:
+    """Ten thousand lines with the longest path would take 480 MB."""
+    n_lines = 12_000
+    writer = LogWriter("info")  # not started: nothing is taken from the queue
+    record = logging.LogRecord(ACCESS, logging.INFO, "", 0, "x" * line_bytes, None, None)
+    for _ in range(n_lines):
+        writer.handle(record)
+    assert writer.dropped == n_lines - n_waiting
+
+
+def test_lines_that_were_written_make_room_for_others(capfd: pytest.CaptureFixture[str]) -> None:
+    before = logging.getLogger().handlers, logging.getLogger().level
+    writer = LogWriter("info")
+    writer.start()
+    try:
+        record = logging.LogRecord(ACCESS, logging.INFO, "", 0, "x" * (LOG_QUEUE_BYTES - 1), None, None)
+        for number in range(3):
+            writer.handle(record)
+            while writer._taken_bytes < writer._queued_bytes:
+                os.sched_yield()
+            assert writer.dropped == 0, number
+    finally:
+        writer.stop()
+        logging.getLogger().handlers, logging.getLogger().level = before
+    assert len(capfd.readouterr().out) == 3 * LOG_QUEUE_BYTES

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import aiohttp
 import numpy as np
+import pytest
 
+from gateway.config import parse
 from gateway.demo import JsonServer
+from gateway.process.workers import Supervisor
 from tests.conftest import Client, tensor
 from tests.test_cli import process, url_in_line
 
@@ -145,3 +148,19 @@ async def test_an_address_in_use_ends_the_start(tmp_path: Path, server: JsonServ
             _, errors = await serve.communicate()
         assert serve.returncode == 1
         assert f"cannot listen on {taken}".encode() in errors
+
+
+async def test_gauges_of_a_worker_that_dies_before_it_listens_are_not_summed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = tmp_path / "worker"
+    worker.write_text('#!/bin/sh\n: > "$PROMETHEUS_MULTIPROC_DIR/gauge_livesum_$$.db"\n')
+    worker.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(worker))
+    supervisor = Supervisor(parse("workers: 2\nbackends: {a: {endpoints: ['http://127.0.0.1:1']}}\n"))
+    try:
+        with pytest.raises(OSError, match="a worker did not start"):
+            await supervisor._spawn(b"")
+        assert list(supervisor._folder.iterdir()) == []
+    finally:
+        await supervisor.stop()

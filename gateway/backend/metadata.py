@@ -5,6 +5,7 @@ headers; requests that need the same answer at the same time wait for one call. 
 """
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -15,8 +16,16 @@ LIFE_S = 30.0
 MAX_ANSWERS = 1000
 """How many answers are kept."""
 
+MAX_KEPT_BYTES = 16 * 1024 * 1024
+"""The most that the answers that are kept and the headers of their questions take together."""
+
+KEPT_BYTES = 1024
+"""What keeping one answer takes beside its text and its question."""
+
 MAX_BYTES = 1024 * 1024
 """How much metadata, of a server (`GET /v2`) or of a model, is read."""
+
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 Key = tuple[str, str, tuple[tuple[str, str], ...]]
 """Backend, raw path of the model, and the headers of the question: what one client may read is not for all."""
@@ -27,9 +36,12 @@ def is_worth_keeping(status: int, text: bytes) -> bool:
     if status != 200:
         return False
     try:
-        return isinstance(msgspec.json.decode(text), dict)
+        text.decode()  # msgspec does not look into the strings of a Raw
+        # only the members are told apart: objects made of a mebibyte of metadata would hold the loop for 30 ms
+        _MEMBERS.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
+    return True
 
 
 class ModelMetadata:
@@ -37,6 +49,9 @@ class ModelMetadata:
 
     def __init__(self) -> None:
         self._answers: dict[Key, tuple[float, asyncio.Task[tuple[bytes, bool]]]] = {}
+        self._kept_bytes: dict[Key, int] = {}
+        """What each answer that has come takes, and its question."""
+        self._sum_bytes = 0
 
     async def get(self, key: Key, fetch: Callable[[], Awaitable[tuple[bytes, bool]]]) -> bytes:
         """The answer for *key*, from *fetch* unless it is known or on its way. Raises what *fetch* raises.
@@ -46,11 +61,11 @@ class ModelMetadata:
         now = asyncio.get_running_loop().time()
         known = self._answers.get(key)
         if known is None or known[0] <= now:
-            self._answers.pop(key, None)
+            self._drop(key)
             while len(self._answers) >= MAX_ANSWERS:
-                del self._answers[next(iter(self._answers))]
+                self._drop(next(iter(self._answers)))
             task = asyncio.ensure_future(_call(fetch))
-            task.add_done_callback(lambda done: self._forget_if_useless(key, done))
+            task.add_done_callback(lambda done: self._keep(key, done))
             known = self._answers[key] = (now + LIFE_S, task)
         # shielded: a client that leaves must not take the answer away from the others
         text, _ = await asyncio.shield(known[1])
@@ -60,18 +75,33 @@ class ModelMetadata:
         """Forget all versions of a model: it was loaded or unloaded."""
         for key in list(self._answers):
             if key[0] == backend and f"{key[1]}/".startswith(f"{model_path}/"):
-                del self._answers[key]
+                self._drop(key)
 
-    def _forget_if_useless(self, key: Key, task: asyncio.Task[tuple[bytes, bool]]) -> None:
+    def _keep(self, key: Key, task: asyncio.Task[tuple[bytes, bool]]) -> None:
+        """Keep the answer that *task* has brought if it is worth it, and forget the oldest ones that leave no room."""
         is_useless = task.cancelled() or task.exception() is not None or not task.result()[1]
-        if is_useless and self._answers.get(key, (0, None))[1] is task:
-            del self._answers[key]
+        if self._answers.get(key, (0, None))[1] is not task:
+            return
+        if is_useless:
+            self._drop(key)
+            return
+        question_bytes = len(key[1]) + sum(sys.getsizeof(name) + sys.getsizeof(value) for name, value in key[2])
+        self._kept_bytes[key] = KEPT_BYTES + question_bytes + len(task.result()[0])
+        self._sum_bytes += self._kept_bytes[key]
+        while self._sum_bytes > MAX_KEPT_BYTES:
+            self._drop(next(iter(self._kept_bytes)))
+
+    def _drop(self, key: Key) -> None:
+        self._answers.pop(key, None)
+        self._sum_bytes -= self._kept_bytes.pop(key, 0)
 
     async def close(self) -> None:
         """Cancel what is on its way."""
         for _, task in self._answers.values():
             task.cancel()
         self._answers.clear()
+        self._kept_bytes.clear()
+        self._sum_bytes = 0
 
 
 async def _call(fetch: Callable[[], Awaitable[tuple[bytes, bool]]]) -> tuple[bytes, bool]:

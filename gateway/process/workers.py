@@ -111,9 +111,15 @@ class Supervisor:
             self._workers.pop(worker.pid, None)
             with contextlib.suppress(ProcessLookupError):
                 worker.kill()
+            await worker.wait()
+            self._forget_gauges(worker)
             raise OSError(f"a worker did not start on {self._config.listen}")
         self._listening.add(worker.pid)
         return worker
+
+    def _forget_gauges(self, worker: asyncio.subprocess.Process) -> None:
+        """Leave what *worker* had in flight out of the sums, now that it is dead."""
+        mark_process_dead(worker.pid, str(self._folder))  # type: ignore[no-untyped-call]
 
     async def _mind(self, worker: asyncio.subprocess.Process, config: bytes) -> None:
         """Replace *worker* whenever it dies."""
@@ -121,7 +127,7 @@ class Supervisor:
             code = await worker.wait()
             self._workers.pop(worker.pid, None)
             self._listening.discard(worker.pid)
-            mark_process_dead(worker.pid, str(self._folder))  # type: ignore[no-untyped-call]
+            self._forget_gauges(worker)
             if self._is_draining:
                 return
             log.error("worker %d died with code %d; it is replaced", worker.pid, code)

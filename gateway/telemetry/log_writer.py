@@ -7,7 +7,11 @@ import queue
 import threading
 
 LOG_QUEUE_LINES = 10_000
-"""The most log lines that wait for a slow reader of standard output; more are dropped and counted."""
+LOG_QUEUE_BYTES = 8 * 1024 * 1024
+"""The most log lines, and bytes of them, that wait for a slow reader of standard output; more are dropped and counted.
+
+A line holds what a client sent as its path, up to 48 KB of it.
+"""
 
 STOP_S = 2.0
 """How long lines that wait may take to be written at the end."""
@@ -22,8 +26,8 @@ ANNOUNCE = "gateway.announce"
 class LogWriter(logging.Handler):
     """Writes access lines to standard output and all else to standard error, from a thread of its own.
 
-    A reader that stalls or has gone away must not stall requests: lines wait in a queue of `LOG_QUEUE_LINES`, and what
-    does not fit or cannot be written is counted.
+    A reader that stalls or has gone away must not stall requests: lines wait in a queue of `LOG_QUEUE_LINES` and
+    `LOG_QUEUE_BYTES`, and what does not fit or cannot be written is counted.
     """
 
     def __init__(self, level: str) -> None:
@@ -32,6 +36,8 @@ class LogWriter(logging.Handler):
         self.dropped = 0
         self._level = level.upper()
         self._waiting: queue.Queue[tuple[int, bytes] | None] = queue.Queue(LOG_QUEUE_LINES)
+        self._queued_bytes = 0  # since the start; only changed by `emit`, which holds the handler's lock
+        self._taken_bytes = 0  # of these; only changed by the thread
         # a daemon, so that a pipe that nobody reads cannot keep the process from ending
         self._thread = threading.Thread(target=self._write, name="log", daemon=True)
 
@@ -48,14 +54,21 @@ class LogWriter(logging.Handler):
         """Queue the line of *record*."""
         descriptor = 1 if record.name == ACCESS else 2
         line = record.getMessage() if record.name in (ACCESS, ANNOUNCE) else self.format(record)
+        encoded = line.encode(errors="replace") + b"\n"
+        if self._queued_bytes - self._taken_bytes + len(encoded) > LOG_QUEUE_BYTES:
+            self.dropped += 1
+            return
         try:
-            self._waiting.put_nowait((descriptor, line.encode(errors="replace") + b"\n"))
+            self._waiting.put_nowait((descriptor, encoded))
         except queue.Full:
             self.dropped += 1
+        else:
+            self._queued_bytes += len(encoded)
 
     def _write(self) -> None:
         while (waiting := self._waiting.get()) is not None:
             descriptor, line = waiting
+            self._taken_bytes += len(line)
             try:
                 # not through sys.stdout: a blocked thread would hold its lock, and the interpreter waits for it at exit
                 while line:

@@ -111,14 +111,14 @@ def test_headers_of_a_body_that_was_made_anew_stay_behind() -> None:
 )
 def test_no_other_spelling_carries_what_stays_behind(name: str) -> None:
     client = Headers([(name, "a"), ("X_Other", "b")])
-    fields = headers({"X-Set": "c"}, "X-Del").relayed(client, peer="p", scheme="http", host="h")
+    fields = headers({"X-Set": "c"}, "X-Del").relayed(Asked(client))
     assert fields == [("X_Other", "b"), *FORWARDED, ("X-Set", "c"), ("Accept-Encoding", "identity")]
 
 
 def test_no_connection_header_takes_away_what_proxies_have_said() -> None:
     said = [("X-Forwarded-Proto", "https"), ("X-Forwarded-Host", "a"), ("Forwarded", "for=b"), ("Via", "1.1 c")]
     named = ", ".join(name for name, _ in said)
-    fields = headers().relayed(Headers([("Connection", named), *said]), peer="p", scheme="http", host="h")
+    fields = headers().relayed(Asked(Headers([("Connection", named), *said])))
     assert fields == [*said, ("X-Forwarded-For", "p"), *UNCODED]
 
 
@@ -126,4 +126,4 @@ def test_no_connection_header_takes_away_what_proxies_have_said() -> None:
 def test_digests_of_the_binary_body_do_not_cross_to_json_but_do_on_a_relay(name: str) -> None:
     client = Headers([(name, "a")])
     for make, crosses in ((headers().transcoded, False), (headers().inflated, False), (headers().relayed, True)):
-        assert ((name, "a") in make(client, peer="p", scheme="http", host="h")) is crosses
+        assert ((name, "a") in make(Asked(client))) is crosses

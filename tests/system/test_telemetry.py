@@ -54,6 +54,13 @@ async def test_a_request_is_counted_once_everywhere(client: Client, server: Json
     assert metrics["tensor_gateway_requests_in_flight"] == 0
 
 
+async def test_there_are_no_series_of_when_a_metric_was_created(client: Client) -> None:
+    """They would nearly double the series of every label set."""
+    await client.infer_binary(HEADER, X.tobytes())
+    metrics = await client.metrics()
+    assert [name for name in metrics if name.partition("{")[0].endswith("_created")] == []
+
+
 async def test_clients_cannot_make_model_labels(client: Client) -> None:
     for number in range(5):
         await client.infer_binary(HEADER, X.tobytes(), model=f"invented{number}")
