@@ -59,6 +59,7 @@ async def test_workers_share_the_port_and_their_metrics_are_summed(tmp_path: Pat
                 assert response.status == 200
 
 
+@pytest.mark.slow
 async def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(tmp_path: Path, server: JsonServer) -> None:
     async with process("serve", "--config", configuration(tmp_path, server)) as serve:
         url, admin = await url_in_line(serve.stderr), await url_in_line(serve.stderr)
@@ -85,6 +86,7 @@ async def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(tmp_path
         assert b"Traceback" not in errors
 
 
+@pytest.mark.slow
 async def test_a_worker_that_dies_just_before_the_end_is_not_waited_for(tmp_path: Path, server: JsonServer) -> None:
     async with process("serve", "--config", configuration(tmp_path, server, "shutdown: {grace: 60s}\n")) as serve:
         await url_in_line(serve.stderr)

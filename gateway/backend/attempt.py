@@ -19,6 +19,9 @@ from gateway.exchange import Attempt
 from gateway.headers import Headers
 from gateway.pacing import Pacer
 
+MAX_STATUS = 599
+"""The highest status of HTTP (RFC 9110 section 15); what a backend may make up would fill the metrics' labels."""
+
 MAX_INTERIM = 16
 """How many interim heads (100, 103) may come before an answer."""
 
@@ -165,6 +168,8 @@ class Sent:
         headers = _headers_of(message.raw_headers)
         if headers is None:
             raise self._malformed("answered with a header whose bytes are not UTF-8")
+        if message.code > MAX_STATUS:
+            raise self._malformed(f"answered with status {message.code}; the highest is {MAX_STATUS}")
         self._check_framing(message.code, headers)
         return Answer(self, message.code, _printable(message.reason), headers, reader)
 

@@ -6,6 +6,9 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+REPEAT_S = 1.0
+"""How soon a name is looked up again when nobody answers at its addresses."""
+
 LIFE_S = 10.0
 """How long the addresses of a name are used before it is looked up again."""
 
@@ -53,8 +56,11 @@ class Resolver:
             del self._known[key]
 
     def forget(self, host: str, port: int) -> None:
-        """Look the name up again next time, because nobody answers at its addresses."""
-        self._known.pop((host, port), None)
+        """Look the name up again soon, because nobody answers at its addresses."""
+        known = self._known.get((host, port))
+        if known is not None:
+            soon = asyncio.get_running_loop().time() + REPEAT_S
+            self._known[host, port] = (min(known[0], soon), known[1])
 
 
 async def _look_up(host: str, port: int) -> Sequence[AddressInfo]:

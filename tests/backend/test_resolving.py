@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.backend.resolving import LIFE_S, Resolver, UnknownHostError
+from gateway.backend.resolving import LIFE_S, REPEAT_S, Resolver, UnknownHostError
 
 FOUND = [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 80))]
 
@@ -136,3 +136,24 @@ async def test_a_real_name_is_found() -> None:
     addresses = await Resolver().addresses("localhost", 8000)
     assert {info[4][:2] for info in addresses} <= {("127.0.0.1", 8000), ("::1", 8000)}
     assert addresses
+
+
+async def test_a_name_whose_addresses_do_not_answer_is_looked_up_again_soon_but_not_for_each_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    look_ups = LookUps(monkeypatch)
+    resolver = Resolver()
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    asked = asyncio.ensure_future(resolver.addresses("a.example", 80))
+    (await look_ups.next()).set_result(FOUND)
+    await asked
+    for _ in range(3):
+        resolver.forget("a.example", 80)
+        assert await resolver.addresses("a.example", 80) == FOUND
+    assert len(look_ups.asked) == 1
+    monkeypatch.setattr(loop, "time", lambda: now + REPEAT_S + 1)
+    asked = asyncio.ensure_future(resolver.addresses("a.example", 80))
+    (await look_ups.next()).set_result(FOUND)
+    await asked
+    assert len(look_ups.asked) == 2

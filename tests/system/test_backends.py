@@ -358,3 +358,11 @@ async def test_a_client_session_survives_every_error() -> None:
         connector = client.session.connector
         assert isinstance(connector, aiohttp.TCPConnector)
         assert sum(map(len, connector._conns.values())) == 1
+
+
+@pytest.mark.parametrize("status", ["600 X", "999 X"])
+async def test_a_status_that_http_does_not_have_is_a_502(status: str) -> None:
+    async with lying(answering(b"{}", status)) as liar, running(liar.url) as client:
+        reply = await client.request("GET", "/other")
+        assert (reply.status, f"answered with status {status[:3]}" in reply.error) == (502, True)
+        assert not any(f'code="{status[:3]}"' in name for name in await client.metrics())

@@ -71,6 +71,7 @@ def cut_off(body: bytes) -> Script:
     return script
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "header", "blob", "status"),
     [

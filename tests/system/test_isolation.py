@@ -390,6 +390,7 @@ async def warm(client: Client, backend: OneAnswerEach) -> None:
                 await asyncio.sleep(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [close, reset, answer_again, send_408])
 @pytest.mark.parametrize("form", ["binary", "json", "post"])
 @pytest.mark.parametrize("n_bytes", [100, 20_000_000])

@@ -239,6 +239,7 @@ def test_name_that_is_too_long_to_be_parsed_in_one_step_is_refused() -> None:
         run(sliced_object(b'{"%b":1}' % (b"x" * LONG)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -160,6 +160,7 @@ def test_text_of_many_brackets_is_taken_in_steps_of_so_many() -> None:
     assert max(taken) < 4096 * 4
 
 
+@pytest.mark.slow
 def test_long_strings_of_surrogate_pairs_as_python_writes_them_are_read_at_every_alignment() -> None:
     """The pieces of a long string end anywhere, but between the two halves of a pair they must not."""
     dice = random.Random(7)

@@ -384,6 +384,7 @@ def test_text_that_waits_for_its_datatype_is_held_until_it_is_read() -> None:
     assert answer.held_bytes == 8 + header_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("member", ['"%x":0', '"\u0100%x":0', '"%x":NaN', '"%x":{}'])
 def test_header_of_an_answer_counts_as_much_as_it_takes_before_it_is_parsed(member: str) -> None:
     """A backend's header of the largest size allowed took 18 MiB, and none of it was counted."""

@@ -110,6 +110,7 @@ def check_steps(steps: Generator[None, None, Any], refusal: str | None) -> None:
         assert refusal in (error or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REQUESTS)
 def test_header_of_a_request_is_read_in_short_steps(name: str) -> None:
     text = REQUESTS[name]
@@ -118,6 +119,7 @@ def test_header_of_a_request_is_read_in_short_steps(name: str) -> None:
     check_steps(steps, REFUSED.get(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["parameters", "many inputs", "many outputs"])
 def test_header_without_a_length_is_read_in_short_steps(name: str) -> None:
     text = REQUESTS[name]
@@ -126,6 +128,7 @@ def test_header_without_a_length_is_read_in_short_steps(name: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ANSWERS)
 def test_header_of_an_answer_is_read_in_short_steps(name: str) -> None:
     text = ANSWERS[name]

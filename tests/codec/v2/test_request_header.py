@@ -624,6 +624,7 @@ def test_what_the_reservation_raises_passes_through() -> None:
                 run(InferRequest.parse(memoryview(header), length, TensorPolicy(), recover=True, reserve=reserve))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("member", [b'"%d":1', b'"%d":NaN', b'"\xf0\x9f\x98\x80%d":{}'])
 @pytest.mark.parametrize(
     "header", [b'{"inputs":[],%b}', b'{"inputs":[],"outputs":[{"name":"y","parameters":{"binary_data":true,%b}}]}']
