@@ -483,7 +483,8 @@ class _Call:
             text += chunk[: ERROR_BYTES - len(text)]
             if len(text) >= ERROR_BYTES:
                 break
-        body, words = error_body(_inflated_error(answer, text), answer.status, answer.reason, json_bytes)
+        text = _inflated_error(answer, text)
+        body, words = await self._pacer.run(error_body(text, answer.status, answer.reason, json_bytes))
         headers = transcoded_to_client(answer.headers)
         return GatewayError(ErrorKind.BACKEND_ERROR, words, headers=headers, status=answer.status, body=body)
 
