@@ -266,7 +266,8 @@ class _Call:
     async def _declared_half_precision(self, upstream: Upstream, backend: BackendPlan) -> Mapping[str, str]:
         """Outputs that the model declares as FP16 or BF16; none if the backend does not say."""
         try:
-            return half_precision_outputs(await self._metadata(upstream, backend))
+            metadata = await self._metadata(upstream, backend)
+            return await self._pacer.run(half_precision_outputs(metadata, self.plan.header_limits))
         except GatewayError as error:
             log.debug("no metadata for %s: %s", self._exchange.path, error.message)
             return {}
