@@ -266,7 +266,8 @@ class _Call:
     async def _declared_half_precision(self, upstream: Upstream, backend: BackendPlan) -> Mapping[str, str]:
         """Outputs that the model declares as FP16 or BF16; none if the backend does not say."""
         try:
-            return half_precision_outputs(await self._metadata(upstream, backend))
+            metadata = await self._metadata(upstream, backend)
+            return await self._pacer.run(half_precision_outputs(metadata, self.plan.header_limits))
         except GatewayError as error:
             log.debug("no metadata for %s: %s", self._exchange.path, error.message)
             return {}
@@ -483,7 +484,8 @@ class _Call:
             text += chunk[: ERROR_BYTES - len(text)]
             if len(text) >= ERROR_BYTES:
                 break
-        body, words = error_body(_inflated_error(answer, text), answer.status, answer.reason, json_bytes)
+        text = _inflated_error(answer, text)
+        body, words = await self._pacer.run(error_body(text, answer.status, answer.reason, json_bytes))
         headers = transcoded_to_client(answer.headers)
         return GatewayError(ErrorKind.BACKEND_ERROR, words, headers=headers, status=answer.status, body=body)
 

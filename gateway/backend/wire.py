@@ -11,7 +11,6 @@ in tests/backend/test_wire_privates.py, which fails when a new release has lost 
 
 import asyncio
 import contextlib
-import re
 import select
 import socket
 import struct
@@ -27,9 +26,14 @@ from aiohttp.streams import EofStream, StreamReader
 READ_BYTES = 256 * 1024
 """How much of an answer may wait to be read before the backend has to wait."""
 
+MAX_INTERIM = 16
+"""How many interim heads (100, 103) may come before an answer."""
+
+HEAD_PIECE_BYTES = 4 * 1024
+"""How much is parsed in one go until the answer's own head has come: a piece has at most some 200 interim heads."""
+
 _HEAD_END = b"\r\n\r\n"
-_INTERIM = re.compile(rb"HTTP/1\.[01] 1")
-_HEAD_BYTES = 64 * 1024  # the most that is kept of a HEAD's answer while its end is looked for
+_SWITCHING = 101  # aiohttp parses nothing that comes behind it
 
 # Linux's struct tcp_info: u64 tcpi_bytes_acked, tcpi_bytes_received behind it, tcpi_bytes_sent (kernel 4.19 and later).
 _ACKED_AT, _SENT_AT, _INFO_BYTES = 120, 200, 256
@@ -95,7 +99,8 @@ class Wire(ResponseHandler):
         self._is_open = False  # whether an exchange is
         self._is_head = False
         self._is_head_complete = False
-        self._head = b""
+        self._head_tail = b""
+        self._n_interim = 0
         self._before: TcpCounters | None = None
         self._after: TcpCounters | None = None
         self._stream_ended = False
@@ -126,7 +131,8 @@ class Wire(ResponseHandler):
         self._is_open = True
         self._is_head = method == "HEAD"
         self._is_head_complete = False
-        self._head = b""
+        self._head_tail = b""
+        self._n_interim = 0
         self._stream_ended = self._is_premature = False
         self._before = tcp_counters(self.transport)
         self._after = None
@@ -232,10 +238,10 @@ class Wire(ResponseHandler):
             self._discard()
             return
         self.received_bytes += len(data)
-        if self._is_head:
-            self._read_head_only(data)
-            return
-        super().data_received(data)
+        if self._is_head_complete:
+            self._parse_behind_head(data)
+        elif rest := self._parse_until_head(data):
+            self._parse_behind_head(rest)
         payload = self._payload
         error = self.exception()
         if payload is not None and not payload.is_eof() and isinstance(error, HttpProcessingError):
@@ -263,25 +269,47 @@ class Wire(ResponseHandler):
         now = tcp_counters(self.transport)
         return now is not None and now.acked == before.acked
 
-    def _read_head_only(self, data: bytes) -> None:
-        """Parse the answer to HEAD up to the end of its head. Some servers send a body all the same: it is dropped."""
-        if self._is_head_complete:
-            self.force_close()
-            return
-        self._head += data
-        while (end := self._head.find(_HEAD_END)) >= 0:
-            end += len(_HEAD_END)
-            head, self._head = self._head[:end], self._head[end:]
-            self._is_head_complete = _INTERIM.match(head) is None
-            super().data_received(head)
-            if self._is_head_complete:
-                if self._head:
-                    self.force_close()
-                self._head = b""
-                return
-        if len(self._head) > _HEAD_BYTES:
+    def feed_data(self, data: tuple[RawResponseMessage, Reader], size: int = 0) -> None:
+        """Queue a head that was parsed, and count the interim ones. aiohttp calls this."""
+        if data[0].code >= 200 or data[0].code == _SWITCHING:
             self._is_head_complete = True
-            super().data_received(self._head)  # the parser says what is wrong with it
+        else:
+            self._n_interim += 1
+        super().feed_data(data, size)
+
+    def _parse_until_head(self, data: bytes) -> bytes:
+        """Parse *data* piece by piece until the answer's own head has come; what follows it is returned.
+
+        Nothing more is parsed where more than `MAX_INTERIM` interim heads have come, which the caller refuses, or
+        where the parser has found an error: the rest is dropped.
+        """
+        start = 0
+        while start < len(data) and not self._is_head_complete:
+            if self._n_interim > MAX_INTERIM or self.exception() is not None:
+                self.force_close()
+                return b""
+            piece = data[start : start + HEAD_PIECE_BYTES]
+            if self._is_head:
+                piece = self._up_to_head_end(piece)
+            start += len(piece)
+            super().data_received(piece)
+        return data[start:]
+
+    def _parse_behind_head(self, data: bytes) -> None:
+        """Parse the body. An answer to HEAD has none, but some servers send one all the same: it is dropped."""
+        if self._is_head:
+            self.force_close()
+        else:
+            super().data_received(data)
+
+    def _up_to_head_end(self, piece: bytes) -> bytes:
+        """*piece* up to the first end of a head in it: the parser takes what follows the answer to HEAD for another."""
+        text = self._head_tail + piece  # the end may have begun in the last piece
+        end = text.find(_HEAD_END)
+        if end >= 0:
+            piece = piece[: end + len(_HEAD_END) - len(self._head_tail)]
+        self._head_tail = (self._head_tail + piece)[1 - len(_HEAD_END) :]
+        return piece
 
     def _discard(self) -> None:
         self.force_close()

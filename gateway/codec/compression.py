@@ -101,7 +101,7 @@ class Inflater:
             window = self._engine.unused_data if self._engine.eof else self._engine.unconsumed_tail
             self._produced += len(piece)
             if self._produced > self._max_bytes:
-                raise TooLargeError(f"the body is larger than {self._max_bytes} bytes after decompression")
+                raise TooLargeError(f"the body is larger than {self._max_bytes:d} bytes after decompression")
             yield piece
 
     def _begin_member(self) -> None:

@@ -1,13 +1,16 @@
 """One attempt: interim heads, an answer that comes before the request is sent, and a request that cannot be sent."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from aiohttp.streams import DataQueue
 
-from gateway.backend.attempt import MAX_INTERIM, BackendRequest, Body, Sending
+from gateway.backend.attempt import BackendRequest, Body, Sending
 from gateway.backend.upstream import Upstream
+from gateway.backend.wire import HEAD_PIECE_BYTES, MAX_INTERIM, Wire
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from tests.backend.sockets import ANSWER, Backend, ask, upstream_to, whole
@@ -69,6 +72,79 @@ async def test_interim_answers_are_skipped_up_to_a_limit(n_interim: int, is_refu
             assert caught.value.kind is ErrorKind.MALFORMED_RESPONSE
         else:
             assert await asked == (b"ok", ["200"])
+
+
+@asynccontextmanager
+async def listening(method: str) -> AsyncIterator[Wire]:
+    """A connection on which a request of *method* is open; the test gives it what the backend sends."""
+    ours, theirs = socket.socketpair()
+    loop = asyncio.get_running_loop()
+    transport, wire = await loop.create_connection(lambda: Wire(loop, lambda lost: None), sock=ours)
+    wire.begin(method)
+    try:
+        yield wire
+    finally:
+        transport.abort()
+        theirs.close()
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(("method", "most"), [("HEAD", MAX_INTERIM + 1), ("POST", HEAD_PIECE_BYTES // 20)])
+@pytest.mark.parametrize("line_end", [b"\r\n", b"\n"])
+async def test_flood_of_interim_heads_is_not_parsed_to_its_end(
+    method: str, most: int, line_end: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read full of them was parsed to its end: 26 ms of the loop, and with HEAD copied anew for each of them."""
+    n_heads = 0
+    queue_head = DataQueue.feed_data
+
+    def count(self: DataQueue[object], data: object, size: int = 0) -> None:
+        nonlocal n_heads
+        n_heads += 1
+        queue_head(self, data, size)
+
+    monkeypatch.setattr(DataQueue, "feed_data", count)
+    async with listening(method) as wire:
+        flood = (b"HTTP/1.1 100 Continue" + line_end * 2) * 10_000
+        wire.data_received(flood)
+        wire.data_received(flood)
+        assert MAX_INTERIM < n_heads <= (HEAD_PIECE_BYTES // 20 if line_end == b"\n" else most)
+        assert wire.should_close
+
+
+@pytest.mark.parametrize("n_bytes", [1, 3, 7, 50, 1000])
+@pytest.mark.parametrize("text", [INTERIM * MAX_INTERIM + ANSWER, b"\r\n\r\n" + ANSWER], ids=["interim", "blank"])
+async def test_answer_to_head_ends_with_its_head_however_it_is_cut(text: bytes, n_bytes: int) -> None:
+    n_interim = text.count(INTERIM)
+    for is_read_first in (True, False):  # the heads, before the body that should not come
+        async with listening("HEAD") as wire:
+            head_bytes = len(text) - len(b"ok") if is_read_first else len(text)
+            for start in range(0, head_bytes, n_bytes):
+                wire.data_received(text[start : min(start + n_bytes, head_bytes)])
+            heads = [await wire.read_head() for _ in range(n_interim + 1)]
+            assert [message.code for message, _ in heads] == [103] * n_interim + [200]
+            assert await wire.read_body(heads[-1][1]) == b""
+            assert wire.should_close is not is_read_first
+            wire.data_received(b"ok")
+            assert wire.should_close
+
+
+@pytest.mark.parametrize("n_bytes", [1, 7, HEAD_PIECE_BYTES, 10**6])
+async def test_answer_with_a_long_head_is_read_whole_however_it_is_cut(n_bytes: int) -> None:
+    head = b"HTTP/1.1 200 OK\r\n" + b"".join(b"X-%d: %b\r\n" % (number, b"a" * 100) for number in range(100))
+    body = b"b" * 20_000
+    text = INTERIM * MAX_INTERIM + head + b"Content-Length: 20000\r\n\r\n" + body
+    async with listening("GET") as wire:
+        for start in range(0, len(text), n_bytes):
+            wire.data_received(text[start : start + n_bytes])
+        for _ in range(MAX_INTERIM + 1):
+            message, reader = await wire.read_head()
+        assert (message.code, len(message.raw_headers)) == (200, 101)
+        received = b""
+        while piece := await wire.read_body(reader):
+            received += piece
+        assert received == body
+        assert not wire.should_close
 
 
 async def test_interim_answers_may_come_one_after_the_other() -> None:

@@ -47,7 +47,7 @@ def listen(protocol: ResponseHandler, *, skip_payload: bool = False) -> None:
     )
 
 
-OVERRIDDEN = {"data_received", "eof_received", "connection_lost", "abort", "resume_reading"}
+OVERRIDDEN = {"data_received", "eof_received", "connection_lost", "abort", "resume_reading", "feed_data"}
 
 
 def methods_of_wire() -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:

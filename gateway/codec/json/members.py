@@ -8,7 +8,7 @@ Not here: documents that arrive in pieces (`scanner`), and what any member means
 """
 
 import re
-from collections.abc import Generator
+from collections.abc import Container, Generator
 from itertools import islice
 from typing import TypeVar
 
@@ -85,18 +85,21 @@ def sliced_object(text: bytes) -> Generator[None, None, Members]:
     start = yield from _skip_blanks(text, 0)
     if text[start] != OBJECT:
         raise CodecError("expected an object")
-    members, end = yield from _members_from(text, start + 1)
+    members, end = yield from _members_from(text, start + 1, None)
     yield from _check_end(text, end)
     return members
 
 
-def sliced_objects(text: bytes, max_entries: int) -> Generator[None, None, list[Members]]:
+def sliced_objects(
+    text: bytes, max_entries: int, wanted: Container[str] | None = None
+) -> Generator[None, None, list[Members]]:
     """As `parse_objects`, for an array of any length: yields after each step of work.
 
+    Only members with *wanted* names are kept, None: all. The others must be valid JSON too.
     Raises `CodecError` also for more than *max_entries* objects, as soon as they are there.
     """
     if len(text) <= WHOLE_BYTES:
-        entries = parse_objects(text)
+        entries = [_only(entry, wanted) for entry in parse_objects(text)]
         _check_entries(entries, max_entries)
         return entries
     start = yield from _skip_blanks(text, 0)
@@ -111,9 +114,9 @@ def sliced_objects(text: bytes, max_entries: int) -> Generator[None, None, list[
         if end == start:
             raise CodecError("malformed JSON: a comma without a value beside it")
         if end:
-            entries += parse_objects(b"[%b]" % text[start:end])
+            entries += [_only(entry, wanted) for entry in parse_objects(b"[%b]" % text[start:end])]
         elif text[start] == OBJECT:
-            members, end = yield from _members_from(text, start + 1)
+            members, end = yield from _members_from(text, start + 1, wanted)
             entries.append(members)
             end = yield from _separator(text, end, END_ARRAY)
         else:
@@ -125,30 +128,38 @@ def sliced_objects(text: bytes, max_entries: int) -> Generator[None, None, list[
     return entries
 
 
-def _members_from(text: bytes, start: int) -> Generator[None, None, tuple[Members, int]]:
+def _members_from(text: bytes, start: int, wanted: Container[str] | None) -> Generator[None, None, tuple[Members, int]]:
     """The members of the object whose bracket opens before *start*, and where it ends behind its closing bracket."""
     members: Members = {}
     start -= 1
+    is_empty = True
     while text[start] != END_OBJECT:
         start = yield from _skip_blanks(text, start + 1)
-        if text[start] == END_OBJECT and not members:
+        if text[start] == END_OBJECT and is_empty:
             break
+        is_empty = False
         end = end_of_run(text, start, END_OBJECT)
         if end == start:
             raise CodecError("malformed JSON: a comma without a member beside it")
         if end:
-            members |= parse_object(b"{%b}" % text[start:end])
+            members |= _only(parse_object(b"{%b}" % text[start:end]), wanted)
         else:
             name = _NAME.match(text, start, start + MAX_NAME_BYTES)
             if name is None:
                 raise CodecError(f"expected a member, got {excerpt(text[start : start + 256])}")
             value_start = yield from _skip_blanks(text, name.end())
             value_end = yield from _prove(text, value_start)
-            members[_decode(_NAME_DECODER, name[1])] = text[value_start:value_end]
+            key = _decode(_NAME_DECODER, name[1])
+            if wanted is None or key in wanted:
+                members[key] = text[value_start:value_end]
             end = yield from _separator(text, value_end, END_OBJECT)
         start = end
         yield
     return members, start + 1
+
+
+def _only(members: Members, wanted: Container[str] | None) -> Members:
+    return members if wanted is None else {key: value for key, value in members.items() if key in wanted}
 
 
 def _prove(text: bytes, start: int) -> Generator[None, None, int]:

@@ -236,7 +236,7 @@ class Scanner:
 
     def _fail_skeleton(self) -> NoReturn:
         raise TooLargeError(
-            f"the JSON beside the tensors' data is longer than {self._max_skeleton_bytes} bytes, "
+            f"the JSON beside the tensors' data is longer than {self._max_skeleton_bytes:d} bytes, "
             "which is the most that `limits.header` allows"
         )
 

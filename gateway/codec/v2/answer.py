@@ -166,7 +166,8 @@ class _Values:
         # every element takes a digit and a comma, or two quotes and a comma
         if n_elements * 2 - 1 > self._max_bytes:
             raise CodecError(
-                f"{label}: {count_text(n_elements)} elements cannot be in an answer of at most {self._max_bytes} bytes"
+                f"{label}: {count_text(n_elements)} elements cannot be in an answer of at most "
+                f"{self._max_bytes:d} bytes (limits.response_body)"
             )
         if value.datatype.kind is Kind.BYTES:
             value.sink = BytesSink(label, value.shape)

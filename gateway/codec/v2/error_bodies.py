@@ -7,11 +7,13 @@ A client of the V2 protocol reads the member `error`. Not here: which statuses a
 
 import html
 import re
+from collections.abc import Generator
 
 import msgspec
 import orjson
 
-from gateway.codec.json.members import Members, object_text, parse_object, protect_literals, restore_literals
+from gateway.codec.json.members import Members, restore_literals, sliced_object, sliced_protect
+from gateway.codec.v2.steps import ITEM_COST, SHORT_BYTES, Steps, sliced_restore, sliced_text
 from gateway.errors import CodecError
 
 MAX_WORDS = 4096
@@ -26,30 +28,34 @@ _WORDS = ("error", "detail", "message")
 _TOLD_THE_SIZE = frozenset((400, 413, 415))
 """Statuses that a backend may give because the JSON differs from what the client sent, above all in length."""
 
-_TAG = re.compile(r"<[^<>]*>?")
+_TAG = re.compile(r"<(/?title|script|style)?[^<>]*+>?", re.IGNORECASE)
+_CLOSING = {name: re.compile(f"</{name}", re.IGNORECASE) for name in ("script", "style")}
 _ANY = msgspec.json.Decoder()
 _TEXT = msgspec.json.Decoder(str)
 
 
-def error_body(text: bytes, status: int, reason: str, json_bytes: int | None = None) -> tuple[bytes, str]:
+def error_body(
+    text: bytes, status: int, reason: str, json_bytes: int | None = None
+) -> Generator[None, None, tuple[bytes, str]]:
     """The body that the client gets for a backend's error, and the error's words for the log (protocol 4.9).
 
     *text* is the backend's body, of which the caller has read a bounded part; *reason* is the reason phrase.
     *json_bytes* is how many bytes of JSON the gateway had made of a transcoded request, None for all others.
     A body with an `error` member goes through byte for byte, unless the size has to be told in it; bytes that
-    are not UTF-8 are replaced by U+FFFD.
+    are not UTF-8 are replaced by U+FFFD. Yields after each step of work.
     """
     if not text.isascii():
         text = text.decode(errors="replace").encode()
-    members, marker = _members(text)
-    words = words_of(members, marker) or _plain_words(text)
+    members, marker = yield from _members(text)
+    words = words_of(members, marker) or (yield from _plain_words(text))
     words = words or f"the backend answered {status} {reason.encode('ascii', 'replace').decode()}".strip()
     if json_bytes is not None and status in _TOLD_THE_SIZE:
         words += f" (the gateway had made {json_bytes} bytes of JSON of this request)"
     elif "error" in members:
         return text, words
-    others = {key: value for key, value in members.items() if key != "error"}
-    return restore_literals(object_text({"error": orjson.dumps(words), **others}), marker), words
+    members.pop("error", None)
+    body = yield from sliced_text({"error": orjson.dumps(words), **members})
+    return (yield from sliced_restore(body, marker)), words
 
 
 def words_of(members: Members, marker: bytes = b"") -> str:
@@ -76,20 +82,22 @@ def shortened(words: str) -> str:
     return words if len(words) <= MAX_WORDS else f"{words[:half]} ... {words[-half:]}"
 
 
-def _members(text: bytes) -> tuple[Members, bytes]:
+def _members(text: bytes) -> Generator[None, None, tuple[Members, bytes]]:
     """The members of a JSON object and the marker of the literals in them; none if *text* is anything else."""
-    protected, marker = protect_literals(text)
+    protected, marker = yield from sliced_protect(text)
     try:
-        return parse_object(protected), marker
+        return (yield from sliced_object(protected)), marker
     except CodecError:
         return {}, b""
 
 
-def _plain_words(text: bytes) -> str:
+def _plain_words(text: bytes) -> Generator[None, None, str]:
     """The words in a body without members that say them: an HTML page, a JSON string, or text."""
     words = text.decode().strip()
     if words[:1] == "<" and "</" in words:
-        return _html_words(words)
+        return (yield from _html_words(words))
+    if len(words) > SHORT_BYTES and words[0] != '"':
+        return words  # too long to be null or an empty value
     try:
         parsed = _ANY.decode(words)
     except (msgspec.DecodeError, RecursionError):
@@ -99,27 +107,33 @@ def _plain_words(text: bytes) -> str:
     return words if parsed else ""  # null and empty objects say nothing
 
 
-def _html_words(page: str) -> str:
-    """The text of an HTML *page*, without tags and with blanks collapsed.
+def _html_words(page: str) -> Generator[None, None, str]:
+    """The text of an HTML *page*, without tags and with blanks collapsed, up to about `MAX_WORDS` characters.
 
-    A title that the text repeats is left out. Attributes and comments end at their first `>`.
+    A title that the text repeats is left out. Attributes and comments end at their first `>`. Yields after each step
+    of work.
     """
-    for element in ("script", "style"):
-        page, _ = _split_out(page, element)
-    page, titles = _split_out(page, "title")
-    body, title = (" ".join(html.unescape(_TAG.sub(" ", text)).split()) for text in (page, titles))
-    return body if title in body else f"{title}: {body}" if body else title
-
-
-def _split_out(page: str, element: str) -> tuple[str, str]:
-    """*page* without the elements of one name, and these; one that is not closed goes to the end."""
-    folded = page.lower() if page.isascii() else page  # other letters may change their length
-    outside, inside = [], []
+    body: list[str] = []
+    title: list[str] = []
+    texts = body
+    left = MAX_WORDS
+    steps = Steps()
     position = 0
-    while (start := folded.find(f"<{element}", position)) >= 0:
-        outside.append(page[position:start])
-        end = folded.find(f"</{element}", start)
-        position = end if end >= 0 else len(page)
-        inside.append(page[start:position])
-    outside.append(page[position:])
-    return "".join(outside), " ".join(inside)
+    while position < len(page) and left > 0:
+        tag = _TAG.search(page, position)
+        start, end, name = (tag.start(), tag.end(), tag[1]) if tag else (len(page), len(page), None)
+        if text := page[position:start].strip()[:left]:
+            texts.append(text)
+            left -= len(text)
+        if name is not None:
+            name = name.lower()
+            if name in _CLOSING:
+                closing = _CLOSING[name].search(page, end)
+                end = closing.start() if closing else len(page)
+            else:
+                texts = title if name == "title" else body
+        if steps.is_full_with(ITEM_COST + end - position):
+            yield
+        position = end
+    body_text, title_text = (" ".join(html.unescape(" ".join(texts)).split()) for texts in (body, title))
+    return body_text if title_text in body_text else f"{title_text}: {body_text}" if body_text else title_text

@@ -119,7 +119,7 @@ class InferRequest:
         *reserve* is called as by `parse`; a BYTES element is copied behind its length, and its copy counts too.
         Yields after each step of work. Raises `CodecError`.
         """
-        header = raw_header(metadata, len(body))
+        header = yield from raw_header(metadata, len(body), limits)
         blob = body
         if header.is_bytes:
             if len(body) > elements.MAX_ELEMENT_BYTES:

@@ -5,10 +5,15 @@ from typing import Any
 
 import pytest
 
-from gateway.codec import error_body
+from gateway.codec import error_body, run
 from gateway.codec.v2.error_bodies import MAX_WORDS, shortened, words_of
+from tests.codec.v2.test_header_steps import check_steps
 
 TITLE = "<html><head><title>502 Bad Gateway</title></head>"
+
+
+def answered(text: bytes, status: int, reason: str, json_bytes: int | None = None) -> tuple[bytes, str]:
+    return run(error_body(text, status, reason, json_bytes))
 
 
 @pytest.mark.parametrize(
@@ -33,7 +38,7 @@ TITLE = "<html><head><title>502 Bad Gateway</title></head>"
     ],
 )
 def test_body_without_members_becomes_the_text_of_an_error(text: bytes, words: str) -> None:
-    body, said = error_body(text, 500, "Oops")
+    body, said = answered(text, 500, "Oops")
     assert said == words
     assert json.loads(body) == {"error": words}
 
@@ -54,13 +59,13 @@ def test_body_without_members_becomes_the_text_of_an_error(text: bytes, words: s
     ],
 )
 def test_object_without_an_error_gets_one_and_keeps_its_other_members(text: dict[str, Any], words: str) -> None:
-    body, said = error_body(json.dumps(text, separators=(",", ":")).encode(), 422, "")
+    body, said = answered(json.dumps(text, separators=(",", ":")).encode(), 422, "")
     assert said == words
     assert json.loads(body) == {"error": words, **text}
 
 
 def test_values_of_other_members_stay_as_they_came() -> None:
-    body, _ = error_body(b'{"detail": "no", "limit": 1.50, "scores": [NaN, -Infinity]}', 422, "")
+    body, _ = answered(b'{"detail": "no", "limit": 1.50, "scores": [NaN, -Infinity]}', 422, "")
     assert body == b'{"error":"no","detail":"no","limit":1.50,"scores":[NaN, -Infinity]}'
 
 
@@ -75,11 +80,11 @@ def test_values_of_other_members_stay_as_they_came() -> None:
     ],
 )
 def test_body_with_an_error_goes_through_byte_for_byte(text: bytes, words: str) -> None:
-    assert error_body(text, 503, "") == (text, words)
+    assert answered(text, 503, "") == (text, words)
 
 
 def test_body_with_an_error_that_is_not_utf8_has_the_wrong_bytes_replaced() -> None:
-    assert error_body(b'{ "error": "caf\xe9" }', 500, "") == (b'{ "error": "caf\xef\xbf\xbd" }', "caf\ufffd")
+    assert answered(b'{ "error": "caf\xe9" }', 500, "") == (b'{ "error": "caf\xef\xbf\xbd" }', "caf\ufffd")
 
 
 @pytest.mark.parametrize("status", [400, 413, 415])
@@ -96,7 +101,7 @@ def test_body_with_an_error_that_is_not_utf8_has_the_wrong_bytes_replaced() -> N
 def test_transcoded_request_that_may_have_grown_too_long_is_told_its_length(
     status: int, text: bytes, words: str, others: dict[str, Any]
 ) -> None:
-    body, said = error_body(text, status, "", json_bytes=1234567)
+    body, said = answered(text, status, "", json_bytes=1234567)
     assert said.startswith(words)
     assert said.endswith("1234567 bytes of JSON of this request)")
     assert json.loads(body) == {"error": said, **others}
@@ -105,7 +110,7 @@ def test_transcoded_request_that_may_have_grown_too_long_is_told_its_length(
 @pytest.mark.parametrize("status", [401, 404, 422, 500, 503])
 def test_length_is_told_only_where_it_may_be_the_cause(status: int) -> None:
     text = b'{"error":"no"}'
-    assert error_body(text, status, "", json_bytes=1234567) == (text, "no")
+    assert answered(text, status, "", json_bytes=1234567) == (text, "no")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +129,7 @@ def test_length_is_told_only_where_it_may_be_the_cause(status: int) -> None:
     ],
 )
 def test_html_becomes_its_text_without_tags(page: str, words: str) -> None:
-    _, said = error_body(page.encode(), 502, "Bad Gateway")
+    _, said = answered(page.encode(), 502, "Bad Gateway")
     assert said == (words or "the backend answered 502 Bad Gateway")
 
 
@@ -132,13 +137,13 @@ def test_html_becomes_its_text_without_tags(page: str, words: str) -> None:
     "page", ["<p>" * 20_000 + "</", "<" * 60_000 + "</", "<script>" * 8_000 + "</p>", "</" * 30_000]
 )
 def test_page_of_nothing_but_tags_is_read_in_one_pass(page: str) -> None:
-    body, _ = error_body(page.encode(), 502, "")
+    body, _ = answered(page.encode(), 502, "")
     assert list(json.loads(body)) == ["error"]
 
 
 def test_reason_that_is_no_text_is_no_trouble() -> None:
-    assert error_body(b"", 520, "")[1] == "the backend answered 520"
-    assert error_body(b"", 400, "Err\udce9ur")[1] == "the backend answered 400 Err?ur"
+    assert answered(b"", 520, "")[1] == "the backend answered 520"
+    assert answered(b"", 400, "Err\udce9ur")[1] == "the backend answered 400 Err?ur"
 
 
 def test_long_words_keep_their_beginning_and_their_end() -> None:
@@ -150,3 +155,32 @@ def test_long_words_keep_their_beginning_and_their_end() -> None:
 
 def test_object_that_does_not_say_what_went_wrong_has_no_words() -> None:
     assert words_of({"outputs": b"[]"}) == ""
+
+
+def test_text_of_a_long_page_is_cut() -> None:
+    page = f"{TITLE}<body>{'<p>word</p>' * 5000}</body></html>"
+    _, said = answered(page.encode(), 502, "")
+    assert said.startswith("502 Bad Gateway: word word")
+    assert MAX_WORDS - 10 < len(said) <= 2 * MAX_WORDS
+
+
+# Bodies of 64 KiB, which is as much as is read of one, that cost most; those of JSON are parsed in runs of 8 KiB
+LONG = {
+    "members": b"{%b}" % b",".join([b'"%x":1' % number for number in range(7000)]),
+    "members that are NaN": b"{%b}" % b",".join([b'"%x":NaN' % number for number in range(6000)]),
+    "members beside an error": b'{"error":"no",%b}' % b",".join([b'"%x":1' % number for number in range(7000)]),
+    "elements that are NaN": b'{"detail":"no","x":[%b]}' % b",".join([b"NaN"] * 16_000),
+    "detail of NaN": b'{"detail":[%b]}' % b",".join([b"NaN"] * 16_000),
+    "empty objects": b'{"detail":[%b]}' % b",".join([b"{}"] * 21_000),
+    "tags": b"<p></p>" + b"<>" * 32_000,
+    "styles": b"<style></style>" * 4300,
+    "titles": b"<title></title>" * 4300,
+    "open tags": b"<" * 64_000 + b"</",
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_body_is_read_in_short_steps(name: str) -> None:
+    """In one step, 16,000 NaN took 23 ms, 6,500 members 8 ms, and tags 7 ms."""
+    assert sum(1 for _ in error_body(LONG[name], 400, "", json_bytes=1)) > 10
+    check_steps(error_body(LONG[name], 400, "", json_bytes=1), None)
