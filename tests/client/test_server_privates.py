@@ -134,9 +134,7 @@ async def test_a_connection_that_the_reader_pauses_is_paused_and_resumed() -> No
 @pytest.mark.parametrize(
     "sent", [GET * 40, b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + bytes(1_000_000)]
 )
-async def test_reading_is_paused_and_resumed_by_these_two_methods(
-    sent: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reading_is_paused_and_resumed_by_these_two_methods(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     paused = asyncio.Event()
 
