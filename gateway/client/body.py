@@ -32,7 +32,7 @@ class ClientBody:
         self._connection = request.connection
         self._exchange = exchange
         self._admission = admission
-        self._max_bytes = max_bytes
+        self._max_bytes = int(max_bytes)  # a `config.Size` would print its unit in messages that say "bytes"
         self._pacer = pacer
         self._reservation: Reservation | None = None
         self._is_invited = False
@@ -44,8 +44,8 @@ class ClientBody:
         self._reservation = admission.admit(n_bytes)
         if self._reservation is None:
             raise _overloaded(
-                f"{admission.requests} of {admission.max_requests} requests and {admission.held_bytes} of "
-                f"{admission.max_bytes} bytes are in flight"
+                f"a request that needs {n_bytes} bytes has no room beside {admission.requests} of "
+                f"{admission.max_requests} requests (limits.concurrent_requests) and {_held(admission)} in flight"
             )
 
     def reserve(self, n_bytes: int) -> None:
@@ -56,10 +56,8 @@ class ClientBody:
         if self._reservation is None:
             self.admit(n_bytes)
         elif not self._reservation.grow(n_bytes):
-            admission = self._admission
             raise _overloaded(
-                f"{admission.held_bytes} of {admission.max_bytes} bytes are in flight, "
-                f"and {n_bytes} more of this request do not fit"
+                f"{n_bytes} more bytes of this request have no room beside {_held(self._admission)} in flight"
             )
 
     def hold_answer(self, n_bytes: int) -> None:
@@ -149,7 +147,8 @@ class ClientBody:
     async def read_first(self, n_bytes: int) -> bytes:
         """Of a body that is relayed: wait until *n_bytes* or all of it have arrived, and read what is there.
 
-        That may be somewhat more than *n_bytes* (aiohttp buffers up to 128 KiB). Raises as `chunks` does.
+        That may be more than *n_bytes*: aiohttp stops reading from a client when more than 512 KiB of its body wait,
+        and the last read from the socket may have brought up to 256 KiB. Raises as `chunks` does.
         """
         exchange = self._exchange
         first = await self._connection.read()
@@ -212,6 +211,10 @@ class ClientBody:
             async with asyncio.timeout(DROP_S):
                 while dropped < DROP_BYTES and (chunk := await connection.read()):
                     dropped += len(chunk)
+
+
+def _held(admission: Admission) -> str:
+    return f"{admission.held_bytes} of {int(admission.max_bytes)} bytes (limits.in_flight_bytes)"
 
 
 def _overloaded(reason: str) -> GatewayError:

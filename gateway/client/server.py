@@ -10,6 +10,7 @@ from a client that closed, whose request must not go on running at the backend.
 
 import asyncio
 import logging
+import select
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -44,6 +45,11 @@ MAX_CONNECTIONS = 4096
 WARNING_S = 60.0
 """How often it is said that connections are refused."""
 
+GONE_CHECK_S = 1.0
+"""How often the gateway looks whether clients from which it does not read at the moment have left."""
+
+_GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+
 Handler = Callable[[ClientRequest], Awaitable[None]]
 """Serves one request: replies to it with a `Reply` and returns."""
 
@@ -77,6 +83,9 @@ class Server(web.Server):
         self.refused_connections = 0
         """Connections that were closed as soon as they were accepted, since the start."""
         self._warnings = OncePerInterval(WARNING_S, max_keys=1)
+        self._unread: set[ClientProtocol] = set()
+        self.gone_check: asyncio.TimerHandle | None = None
+        """When the clients that are not read are looked at next; None while there are none."""
 
     def __call__(self) -> "ClientProtocol":
         """A protocol for a new connection, which holds a place that `admit` has taken."""
@@ -95,6 +104,37 @@ class Server(web.Server):
                 self.refused_connections,
             )
         return False
+
+    def watch(self, protocol: "ClientProtocol") -> None:
+        """Notice within `GONE_CHECK_S` if the client of *protocol* leaves, whose connection is not read from now on."""
+        self._unread.add(protocol)
+        if self.gone_check is None:
+            self.gone_check = self._loop.call_later(GONE_CHECK_S, self._abort_gone)
+
+    def unwatch(self, protocol: "ClientProtocol") -> None:
+        """The connection of *protocol* is read again, or has ended."""
+        self._unread.discard(protocol)
+
+    def _abort_gone(self) -> None:
+        """Abort the connections of unread clients that have left, which cancels their handlers (protocol 10, case 25).
+
+        asyncio does not watch a connection that is not read. So without this the call to the backend would go on
+        until it ends or times out.
+        """
+        self.gone_check = None
+        if not self._unread:
+            return
+        transports = {}
+        poll = select.poll()
+        for protocol in self._unread:
+            transport = protocol.transport
+            if transport is not None and not transport.is_closing():
+                descriptor = transport.get_extra_info("socket").fileno()
+                transports[descriptor] = transport
+                poll.register(descriptor, _GONE)
+        for descriptor, _ in poll.poll(0):
+            transports[descriptor].abort()
+        self.gone_check = self._loop.call_later(GONE_CHECK_S, self._abort_gone)
 
     async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
         """Have one request served, and tell aiohttp whether the connection goes on."""
@@ -151,6 +191,7 @@ class ClientProtocol(RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio."""
         self.release()
+        self._server.unwatch(self)
         super().connection_lost(exc)
 
     def release(self) -> None:
@@ -220,6 +261,16 @@ class ClientProtocol(RequestHandler):
         """
         if self._reading_paused:
             super().resume_reading(resume_parser)
+
+    def _pause_transport_reading(self) -> None:
+        """Read no more for now: too many requests are queued, or too much of a body waits to be read."""
+        super()._pause_transport_reading()
+        if self.transport is not None:
+            self._server.watch(self)
+
+    def _resume_transport_reading(self) -> None:
+        super()._resume_transport_reading()
+        self._server.unwatch(self)
 
     def _breaks(self) -> bool:
         """Whether the parser has given up. A body that it leaves open then fails at once, instead of never."""

@@ -9,8 +9,10 @@ import pytest
 from gateway.client.body import DROP_BYTES, ClientBody
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
+from gateway.config import Size
 from gateway.errors import ErrorKind, GatewayError
-from gateway.pacing import SLICE_S
+from gateway.pacing import SLICE_S, Pacer
+from gateway.policy.admission import Admission
 from tests.client.raw import connect, echo, serving
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -97,6 +99,48 @@ async def test_a_body_that_cannot_be_read_is_refused(request_: bytes, status: in
         assert (reply.status, bool(reply.error)) == (status, True)
 
 
+LARGER = "the body is larger than limits.request_body, 1048576 bytes"
+INFLATED = "the body is larger than 1048576 bytes after decompression (limits.request_body)"
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (post(b"", 2_000_000), "the body has 2000000 bytes, limits.request_body is 1048576"),
+        (CHUNKED + b"100001\r\n" + bytes(0x100001) + b"\r\n0\r\n\r\n", LARGER),
+        (post(gzip.compress(bytes(2_000_000)), extra=b"Content-Encoding: gzip\r\n"), INFLATED),
+    ],
+)
+async def test_a_limit_with_a_unit_is_said_in_bytes(request_: bytes, words: str) -> None:
+    async with serving(echo, max_bytes=Size(1024**2)) as running, connect(running.url) as client:
+        assert (await client.exchange(request_)).error == words
+
+
+async def test_an_overload_says_which_limits_are_reached_and_how_much_is_in_flight() -> None:
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        admission = Admission(Size(1024**2), 10)
+        first, second = (ClientBody(request, exchange, admission, 1, Pacer()) for exchange in [body._exchange] * 2)
+        with pytest.raises(GatewayError) as caught:
+            first.admit(2_000_000)
+        said.append(str(caught.value))
+        first.admit(1000)
+        second.admit(1000)
+        with pytest.raises(GatewayError) as caught:
+            second.reserve(2_000_000)
+        said.append(str(caught.value))
+        await reply.whole(200, [], b"")
+
+    said: list[str] = []
+    async with serving(serve) as running, connect(running.url) as client:
+        assert (await client.exchange(GET)).status == 200
+    assert said == [
+        "too busy: a request that needs 2000000 bytes has no room beside 0 of 10 requests "
+        "(limits.concurrent_requests) and 0 of 1048576 bytes (limits.in_flight_bytes) in flight; try again",
+        "too busy: 2000000 more bytes of this request have no room beside 2000 of 1048576 bytes "
+        "(limits.in_flight_bytes) in flight; try again",
+    ]
+
+
 async def test_the_first_part_of_a_relayed_body_is_waited_for_and_the_rest_streams() -> None:
     seen: list[bytes] = []
     is_first_read = asyncio.Event()
@@ -153,7 +197,7 @@ async def test_reserving_more_than_there_is_room_for_is_refused_and_everything_g
         body.reserve(1 << 23)
         body.reserve(1 << 22)
         body.hold_answer(100)
-        with pytest.raises(GatewayError, match="do not fit") as caught:
+        with pytest.raises(GatewayError, match="have no room") as caught:
             body.reserve(1 << 23)
         assert body._admission.held_bytes == (1 << 23) + (1 << 22) + 100
         body.release()

@@ -131,6 +131,42 @@ async def test_a_connection_that_the_reader_pauses_is_paused_and_resumed() -> No
         assert (await client.exchange(head + body)).body == b"POST /a " + body
 
 
+@pytest.mark.parametrize(
+    "sent", [GET * 40, b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + bytes(1_000_000)]
+)
+async def test_reading_is_paused_and_resumed_by_these_two_methods(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    paused = asyncio.Event()
+
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        await paused.wait()
+        await echo(request, body, reply)
+
+    def pause(protocol: RequestHandler) -> None:
+        pause_reading(protocol)
+        assert protocol.transport is not None
+        assert not protocol.transport.is_reading()
+        called.append("pause")
+        paused.set()
+
+    def resume(protocol: RequestHandler) -> None:
+        assert protocol.transport is not None
+        assert not protocol.transport.is_reading()
+        resume_reading(protocol)
+        assert protocol.transport.is_reading()
+        called.append("resume")
+
+    pause_reading = RequestHandler._pause_transport_reading
+    resume_reading = RequestHandler._resume_transport_reading
+    monkeypatch.setattr(RequestHandler, "_pause_transport_reading", pause)
+    monkeypatch.setattr(RequestHandler, "_resume_transport_reading", resume)
+    async with serving(serve) as running, connect(running.url) as client:
+        client.writer.write(sent)
+        for _ in range(sent.count(b"HTTP")):
+            assert (await client.read_reply()).status == 200
+    assert called[:2] == ["pause", "resume"]
+
+
 async def test_aiohttp_asks_what_a_handler_gave_it_for_nothing_but_these() -> None:
     asked: list[str] = []
 
