@@ -48,7 +48,7 @@ WARNING_S = 60.0
 GONE_CHECK_S = 1.0
 """How often the gateway looks whether clients from which it does not read at the moment have left."""
 
-_GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+_GONE = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 Handler = Callable[[ClientRequest], Awaitable[None]]
 """Serves one request: replies to it with a `Reply` and returns."""
