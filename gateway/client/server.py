@@ -28,8 +28,8 @@ from gateway.exchange import Exchange
 from gateway.headers import Headers
 from gateway.policy.quiet import OncePerInterval
 
-HEADS_AT_ONCE = 32
-"""How many heads in one piece of data are parsed one by one; as many pipelined requests as aiohttp queues."""
+PIECES_AT_ONCE = 64
+"""How many heads and bodies in one piece of data are parsed one by one: twice the requests that aiohttp queues."""
 
 _HEAD_END = b"\r\n\r\n"
 
@@ -174,6 +174,7 @@ class ClientProtocol(RequestHandler):
     _is_broken = False
     _is_released = False
     _last_bytes = b""  # the end of a head may be spread over several pieces of data
+    _body_left = 0  # what is still to come of a body whose length is known
     _upgrade: object = None  # the last message that asked for an upgrade
     _behind_upgrade: int | None = None
 
@@ -204,33 +205,46 @@ class ClientProtocol(RequestHandler):
         """Parse, and end at once what can no longer become a request.
 
         aiohttp's parser forgets the requests of a piece of data in which an error follows, so the data is parsed up
-        to the end of each head (`HEADS_AT_ONCE` at most): what is complete before the error gets its reply.
+        to the end of each head (`PIECES_AT_ONCE` at most): what is complete before the error gets its reply.
         """
         if self._is_broken:
             return
         start = 0
-        end = self._find_head_end(data)
-        for _ in range(HEADS_AT_ONCE):
-            if end is None or end == len(data):
+        for _ in range(PIECES_AT_ONCE):
+            end, ends_head = self._next_end(data, start)
+            if end == len(data):
                 break
-            self._parse(data[start:end], ends_head=True)
+            self._parse(data[start:end], ends_head=ends_head)
             if self._breaks():
                 return
             start = end
-            found = data.find(_HEAD_END, start)
-            end = found + len(_HEAD_END) if found >= 0 else None
-        self._parse(data[start:] if start else data, ends_head=end == len(data))
+        else:
+            ends_head = False
+        self._parse(data[start:] if start else data, ends_head=ends_head)
         self._breaks()
 
-    def _find_head_end(self, data: bytes) -> int | None:
-        """Where the first end of a head in *data* ends; it may have begun in what came before."""
-        before = self._last_bytes
-        self._last_bytes = data[-3:] if len(data) >= 3 else (before + data)[-3:]
-        found = (before + data[:3]).find(_HEAD_END)
+    def _next_end(self, data: bytes, start: int) -> tuple[int, bool]:
+        """Where that ends with which *data* goes on at *start*, and whether it is a head: a body or a head.
+
+        The end of *data* if neither ends in it. Bodies whose length is known are passed over unseen: looking for heads
+        in them took a sixth of the work on a body of 10 MiB.
+        """
+        if self._body_left:
+            n_bytes = min(self._body_left, len(data) - start)
+            self._body_left -= n_bytes
+            self._last_bytes = b""
+            return start + n_bytes, False
+        before = b"" if start else self._last_bytes
+        self._last_bytes = b""
+        if before:
+            found = (before + data[:3]).find(_HEAD_END)
+            if found >= 0:
+                return found + len(_HEAD_END) - len(before), True
+        found = data.find(_HEAD_END, start)
         if found >= 0:
-            return found + len(_HEAD_END) - len(before)
-        found = data.find(_HEAD_END)
-        return found + len(_HEAD_END) if found >= 0 else None
+            return found + len(_HEAD_END), True
+        self._last_bytes = (before + data[max(start, len(data) - 3) :])[-3:]
+        return len(data), False
 
     def _parse(self, data: bytes, *, ends_head: bool) -> None:
         """Give *data* to aiohttp's parser. *ends_head*: the end of *data* is that of a head, if it holds one.
@@ -244,9 +258,13 @@ class ClientProtocol(RequestHandler):
         is_paused = self._buffer_paused or self._reading_paused  # the parser may hold bytes that came before *data*
         super().data_received(data)
         for message, _ in islice(self._messages, n_messages, None):
-            if not isinstance(message, _ErrInfo) and message.upgrade:
+            if isinstance(message, _ErrInfo):
+                continue
+            if message.upgrade:
                 self._upgrade = message
                 self._behind_upgrade = 0 if ends_head and not is_paused else None
+            elif ends_head and not is_paused:
+                self._body_left = int(message.headers.get("Content-Length", "0"))
 
     def bytes_behind(self, message: object) -> int | None:
         """How many bytes came behind the head of *message*, which asks for an upgrade; None if that is not known."""
