@@ -146,7 +146,8 @@ async def test_mlservers_own_errors_come_in_the_shape_of_the_protocol(client: Cl
     assert (missing.status, "nobody" in missing.error) == (404, True)
     header["inputs"][0]["parameters"]["content_type"] = 5
     invalid = await client.infer_binary(header, array.tobytes())
-    assert (invalid.status, "content_type" in invalid.error) == (422, True)
+    assert (invalid.status, "content_type" in invalid.json["error"]) == (422, True)
+    assert invalid.json["detail"]  # a client of MLServer itself may read it (protocol 4.9)
 
 
 async def test_metadata_and_health_are_mlservers(client: Client) -> None:
