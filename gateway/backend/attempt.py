@@ -272,9 +272,7 @@ class Sent:
 
     def abandon(self) -> None:
         """Stop sending and close the connection, unless it was given back already."""
-        self._is_over = True
-        if self._sender is not None:
-            self._sender.cancel()
+        self._stop_sending()
         self._lease.close()
 
     async def stopped(self) -> None:
@@ -284,10 +282,13 @@ class Sent:
 
     def drop_connection(self) -> None:
         """As `abandon`, but keep the place among the backend's connections for another attempt."""
+        self._stop_sending()
+        self._lease.close_and_keep_place()
+
+    def _stop_sending(self) -> None:
         self._is_over = True
         if self._sender is not None:
             self._sender.cancel()
-        self._lease.close_and_keep_place()
 
     def _lost_before_answer(self, wire: Wire) -> Exception:
         """What the loss of the connection before any byte of an answer means (design: executed once)."""

@@ -36,7 +36,7 @@ from gateway.codec.json.sinks import Sink, TextSink, labelling, pour
 from gateway.codec.tensors.datatypes import Datatype, Kind, element_count
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink, from_base64
-from gateway.codec.v2.declarations import datatype_of, name_of, parse_parameters, shape_of, sliced_parameters, text_of
+from gateway.codec.v2.declarations import datatype_of, name_of, shape_of, sliced_parameters, text_of
 from gateway.codec.v2.error_bodies import shortened, words_of
 from gateway.codec.v2.steps import (
     ENTRY_COST,
@@ -268,11 +268,7 @@ class InferAnswer:
             number = entry.pop("data", None)
             text = entry.pop("parameters", b"null")
             where = f"{label_of('output', name)}: "
-            parameters = (
-                parse_parameters(text, where)
-                if len(text) <= SHORT_BYTES
-                else (yield from sliced_parameters(text, where))
-            )
+            parameters = yield from sliced_parameters(text, where)
             parameters.pop("binary_data_size", None)
             if number is None:
                 self._check_no_data(parameters, name)

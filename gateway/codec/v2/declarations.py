@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.codec.json.members import Members, excerpt, members_of, sliced_object
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype
+from gateway.codec.v2.steps import SHORT_BYTES
 from gateway.errors import CodecError
 
 MAX_RANK = 64
@@ -83,7 +84,9 @@ def parse_parameters(text: bytes, where: str) -> Members:
 
 
 def sliced_parameters(text: bytes, where: str) -> Generator[None, None, Members]:
-    """As `parse_parameters`, for a *text* of any length but null: yields after each step of work."""
+    """As `parse_parameters`, for a *text* of any length: yields after each step of work."""
+    if len(text) <= SHORT_BYTES:
+        return parse_parameters(text, where)
     try:
         return (yield from sliced_object(text))
     except CodecError:

@@ -40,7 +40,7 @@ from gateway.codec.json.scanner import Scanner
 from gateway.codec.json.sinks import SkipSink
 from gateway.codec.tensors.datatypes import Datatype, Kind, element_count
 from gateway.codec.tensors.pieces import PIECE_BYTES, SPACE, check_utf8
-from gateway.codec.v2.declarations import datatype_of, name_of, parse_parameters, shape_of, sliced_parameters, text_of
+from gateway.codec.v2.declarations import datatype_of, name_of, shape_of, sliced_parameters, text_of
 from gateway.codec.v2.framing import HEADER_LENGTH
 from gateway.codec.v2.steps import (
     ENTRY_COST,
@@ -267,9 +267,7 @@ class HeaderParser:
             raise CodecError("the request has no `inputs` array")
         blobs, is_recovered = yield from self._frame(inputs, header_bytes)
         text = top.get("parameters", b"null")
-        parameters = (
-            parse_parameters(text, "") if len(text) <= SHORT_BYTES else (yield from sliced_parameters(text, ""))
-        )
+        parameters = yield from sliced_parameters(text, "")
         by_default = bool(_flag(parameters, "binary_data_output", ""))
         selection, outputs = OutputSelection(by_default), None
         requested = yield from self._entries(top, "outputs")
@@ -343,11 +341,7 @@ class HeaderParser:
                 raise CodecError(f"{label} is requested more than once")
             text = entry.get("parameters", b"null")
             where = f"{label}: "
-            parameters = (
-                parse_parameters(text, where)
-                if len(text) <= SHORT_BYTES
-                else (yield from sliced_parameters(text, where))
-            )
+            parameters = yield from sliced_parameters(text, where)
             flag = _flag(parameters, "binary_data", where)
             named[name] = by_default if flag is None else flag  # protocol 4.1
             if parameters.get("shared_memory_region", b"null") != b"null":  # protocol 4.5
@@ -376,11 +370,7 @@ class HeaderParser:
                 names.add(name)
             text = entry.get("parameters", b"null")
             where = f"{label}: "
-            parameters = (
-                parse_parameters(text, where)
-                if len(text) <= SHORT_BYTES
-                else (yield from sliced_parameters(text, where))
-            )
+            parameters = yield from sliced_parameters(text, where)
             data = self._check_input(entry, parameters, index, label)
             if parameters.pop("binary_data_size", None) is not None:
                 if parameters and len(parameters) <= FEW_MEMBERS:
