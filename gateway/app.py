@@ -89,8 +89,8 @@ class DataPlane:
         self.metrics.observe_load(self.gateway.in_flight, admission.held_bytes, admission.max_bytes)
         self.metrics.observe_connections(self.server.open_connections, self.server.refused_connections)
         for upstream in self._upstreams.values():
-            for endpoint in upstream.endpoints:
-                self.metrics.observe_upstream(upstream.name, endpoint.url, *upstream.connections.counts(endpoint))
+            for state in upstream.endpoints.states:
+                self.metrics.observe_upstream(upstream.name, state.url, *upstream.connections.counts(state.endpoint))
 
     async def drain(self) -> None:
         """Stop accepting and let what is in flight finish, up to `shutdown.grace`; then it is cut off."""

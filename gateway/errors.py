@@ -22,6 +22,7 @@ class ErrorKind(Enum):
     """One row per kind of error: its label in metrics and logs, its usual status, its blame."""
 
     NO_ROUTE = ("no_route", 404, Blame.CLIENT)
+    DENIED = ("denied", 403, Blame.CLIENT)  # 401 where a token is missing
     OVERLOADED = ("overloaded", 503, Blame.GATEWAY)
     BODY_TOO_LARGE = ("body_too_large", 413, Blame.CLIENT)
     SLOW_CLIENT = ("slow_client", 408, Blame.CLIENT)

@@ -1,6 +1,10 @@
-"""One server of a backend: where it is and how it is addressed. Not here: connections to it (`connections`)."""
+"""The servers of a backend: where they are, how they are addressed, and what is known of their state.
+
+Not here: connections to them (`connections`), and what is decided from their state (`policy`).
+"""
 
 import ssl
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -39,3 +43,33 @@ class Endpoint:
             parts.path.rstrip("/"),
             tls if is_tls else None,
         )
+
+
+@dataclass(slots=True, eq=False)
+class EndpointState:
+    """What is known of one endpoint while the gateway runs. It outlives the plans that name it."""
+
+    endpoint: Endpoint
+    in_flight: int = 0
+    """Attempts that have been sent there and have not ended."""
+    is_up: bool = True
+    """False from when health probes have found it down until they find it up again."""
+    is_ejected: bool = False
+    """Whether it gets no requests for a while, because requests to it have failed."""
+
+    @property
+    def url(self) -> str:
+        """The endpoint as it stands in metrics and errors."""
+        return self.endpoint.url
+
+
+class EndpointSet:
+    """The endpoints of one backend at this moment; those that stay keep their state."""
+
+    def __init__(self) -> None:
+        self.states: tuple[EndpointState, ...] = ()
+
+    def replace(self, endpoints: Iterable[Endpoint]) -> None:
+        """From now on there are these *endpoints*, in this order."""
+        known = {state.endpoint: state for state in self.states}
+        self.states = tuple(known.get(endpoint) or EndpointState(endpoint) for endpoint in endpoints)

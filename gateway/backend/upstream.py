@@ -11,7 +11,7 @@ from types import TracebackType
 from gateway.backend.attempt import Answer, BackendRequest, Sent, StaleConnectionError
 from gateway.backend.connections import Connections
 from gateway.backend.deadlines import Deadlines
-from gateway.backend.endpoints import Endpoint
+from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from gateway.plan import BackendPlan
@@ -19,14 +19,19 @@ from gateway.policy.balancing import RoundRobin
 
 
 class Upstream:
-    """One backend at run time: its endpoints and its connections."""
+    """One backend at run time, as one plan wants it: its endpoints and its connections.
 
-    def __init__(self, plan: BackendPlan) -> None:
-        """`close` must be awaited."""
+    A reload makes a new one, which takes over the endpoints' state and the connections of the one *before*; requests
+    that began with that one finish with it.
+    """
+
+    def __init__(self, plan: BackendPlan, before: "Upstream | None" = None) -> None:
+        """`start` must be awaited, and `close` by the last of those that took over from each other."""
         self.name = plan.name
         settings = plan.settings
         tls = ssl.create_default_context()
-        self.endpoints = [Endpoint.parse(url, tls) for url in settings.endpoints]
+        self.endpoints: EndpointSet = EndpointSet() if before is None else before.endpoints
+        self.endpoints.replace(Endpoint.parse(url, tls) for url in settings.endpoints)
         timeouts = settings.timeouts
         self.limits_s = {"first_byte": timeouts.first_byte, "idle": timeouts.idle, "total": timeouts.total}
         self.connections = Connections(
@@ -37,13 +42,32 @@ class Upstream:
             connect_timeout_s=timeouts.connect,
             keep_alive_s=settings.keep_alive,
         )
-        self.balancer = RoundRobin(self.endpoints)
+        self.balancer: RoundRobin[EndpointState] = RoundRobin(self.endpoints.states)
 
-    def call(self, request: BackendRequest, attempts: list[Attempt], *, total_at: float | None = None) -> "Call":
+    async def start(self) -> None:
+        """Begin what goes on beside the requests: looking names up, probing."""
+
+    def retire(self) -> None:
+        """No plan names this backend any more: what is in flight is finished, and what is idle is closed."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether an endpoint is not known to be down."""
+        return any(state.is_up for state in self.endpoints.states)
+
+    def call(
+        self,
+        request: BackendRequest,
+        attempts: list[Attempt],
+        *,
+        total_at: float | None = None,
+        sticky_key: str | None = None,
+    ) -> "Call":
         """Send *request* and give its answer: `async with upstream.call(...) as answer`.
 
         What was tried is appended to *attempts*. *total_at*: when `timeouts.total` is over, by the event loop's
-        clock, if it began before this call. Entering, reading and leaving raise `GatewayError`.
+        clock, if it began before this call. *sticky_key*: requests with the same one go to the same endpoint. Entering,
+        reading and leaving raise `GatewayError`.
         """
         return Call(self, request, attempts, total_at)
 
@@ -77,7 +101,7 @@ class Call:
         await self._timeout.__aenter__()
         self._deadlines = deadlines = Deadlines(self._timeout, limits_s, total_at)
         try:
-            endpoint = self._upstream.balancer.pick()
+            endpoint = self._upstream.balancer.pick().endpoint
             # an upload that cannot be read again from the client does not go over a connection that may have died
             must_be_fresh = not self._request.body.can_be_repeated
             try:

@@ -178,7 +178,7 @@ def _check_keys(tree: Any, type_: Any, path: str, pattern: str) -> None:
         for key, item in tree.items():
             _check_keys(item, typing.get_args(type_)[1], f"{prefix}{shortened(key)}", f"{pattern}*")
     elif _is_struct(type_):
-        fields = {item.name: item.type for item in msgspec.structs.fields(type_)}
+        fields = {item.encode_name: item.type for item in msgspec.structs.fields(type_)}
         for key, item in tree.items():
             name = shortened(key)
             if f"{pattern}{key}" in NOT_YET:
@@ -195,7 +195,7 @@ def _problems(value: Any, path: str = "") -> Iterator[Problem]:
     prefix = f"{path}." if path else ""
     if isinstance(value, Part):
         for key in value.__struct_fields__:
-            yield from _problems(getattr(value, key), f"{prefix}{key}")
+            yield from _problems(getattr(value, key), f"{prefix}{key.removesuffix('_')}")
         for key, reason in value.problems():
             yield f"{prefix}{shortened(key)}", reason
     elif isinstance(value, dict):
@@ -256,7 +256,7 @@ def _convert(tree: Any, type_: type[S], path: str) -> S:
     value: Any = tree
     wanted: Any = type_
     for key in inner.split(".") if inner else ():
-        fields = {item.name: item.type for item in msgspec.structs.fields(wanted)} if _is_struct(wanted) else {}
+        fields = {item.encode_name: item.type for item in msgspec.structs.fields(wanted)} if _is_struct(wanted) else {}
         value, wanted = (value.get(key), fields[key]) if isinstance(value, dict) and key in fields else (None, Any)
     choices = [str(choice) for choice in _choices(wanted)]
     if choices:

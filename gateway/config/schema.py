@@ -25,30 +25,14 @@ which are served also when everything else is refused."""
 
 NOT_YET = frozenset(
     {
-        "tls",
-        "access",
         "trusted_proxies",
         "tracing",
-        "limits.client_keep_alive",
-        "limits.header_timeout",
-        "limits.body_timeout",
-        "limits.client_idle",
         "logging.sample",
         "logging.server_timing",
-        "backends.*.dns_refresh",
         "backends.*.dialect",
         "backends.*.binary",
-        "backends.*.balance",
-        "backends.*.sticky",
         "backends.*.leave_out",
-        "backends.*.retry",
-        "backends.*.health",
-        "backends.*.eject",
-        "backends.*.tls",
         "backends.*.models",
-        "routes[].rename",
-        "routes[].split",
-        "routes[].strip_prefix",
     }
 )
 """Keys that are planned and not built: they are refused as such. `*` is any name, `[]` any place in a list."""
@@ -211,11 +195,34 @@ class Limits(Part, frozen=True):
     connections: int = 4096
     tensors: int = 1024
     header: Size = Size(1024**2)
+    client_keep_alive: Duration = Duration(75)
+    header_timeout: Duration = Duration(10)
+    body_timeout: Duration = Duration(60)
+    client_idle: Duration = Duration(60)
 
     def problems(self) -> Iterator[Problem]:
         """Every limit lets something through."""
         yield from self._positive("request_body", "response_body", "header")
+        yield from self._positive("client_keep_alive", "header_timeout", "body_timeout", "client_idle")
         yield from self._at_least_1("concurrent_requests", "connections", "tensors")
+
+
+class ListenerTls(Part, frozen=True):
+    """TLS for clients: PEM files, relative to the configuration's file."""
+
+    certificate: str
+    """The certificate, followed by those between it and the root."""
+    key: str
+    client_ca: str | None = None
+    """Clients must show a certificate that one of these has signed; None: they need none."""
+
+
+class Access(Part, frozen=True):
+    """Who may use the clients' listener, and which paths nobody may use."""
+
+    tokens_file: str | None = None
+    """Lines `name: token`; None: no token is needed."""
+    deny: list[str] = []
 
 
 class Shutdown(Part, frozen=True):
@@ -265,6 +272,73 @@ class Queue(Part, frozen=True):
         yield from self._positive("timeout")
 
 
+class Retry(Part, frozen=True):
+    """When a failed attempt is followed by another."""
+
+    attempts: int = 2
+    """The first included."""
+    budget: float = 0.2
+    """The share of the last ten seconds' requests that may be retries; three a second are always allowed, unless 0."""
+    resend_after_sent: bool = False
+    """Whether a request that a backend may have read is sent again."""
+
+    def problems(self) -> Iterator[Problem]:
+        """The first attempt is always made."""
+        yield from self._at_least_1("attempts")
+        if not 0 <= self.budget <= 1:
+            yield "budget", "expected a share from 0 to 1"
+
+
+class Health(Part, frozen=True):
+    """Probes that find out which endpoints are up."""
+
+    path: str = "/v2/health/ready"
+    interval: Duration = Duration(5)
+    timeout: Duration = Duration(2)
+    unhealthy_after: int = 3
+    healthy_after: int = 2
+
+    def problems(self) -> Iterator[Problem]:
+        """A path, and time to answer."""
+        if not self.path.startswith("/"):
+            yield "path", "expected a path that starts with /"
+        yield from self._positive("interval", "timeout")
+        yield from self._at_least_1("unhealthy_after", "healthy_after")
+
+
+class Eject(Part, frozen=True):
+    """When an endpoint that fails gets no requests for a while."""
+
+    failures: int = 5
+    """So many within `window` eject the endpoint; 0: never."""
+    window: Duration = Duration(30)
+    for_: Duration = msgspec.field(default=Duration(30), name="for")
+    panic_below: float = 0
+    """The share of the endpoints that is never ejected."""
+
+    def problems(self) -> Iterator[Problem]:
+        """Shares are shares, and times are some time."""
+        if self.failures < 0:
+            yield "failures", "expected at least 0"
+        if not 0 <= self.panic_below <= 1:
+            yield "panic_below", "expected a share from 0 to 1"
+        yield from self._positive("window")
+        if self.for_ <= 0:
+            yield "for", "expected more than 0s"
+
+
+class BackendTls(Part, frozen=True):
+    """TLS towards the endpoints whose URL begins with https: PEM files, relative to the configuration's file."""
+
+    ca: str | None = None
+    """Who may have signed the endpoints' certificates; None: those that the system trusts."""
+    certificate: str | None = None
+    key: str | None = None
+    server_name: str | None = None
+    """The name that the certificate must have; None: the one in the URL."""
+    verify: bool = True
+
+
 class Headers(Part, frozen=True):
     """Changes to the headers that a backend gets."""
 
@@ -300,7 +374,15 @@ class Backend(Part, frozen=True):
     max_connections: int | None = None
     """None: for all of `limits.concurrent_requests`, see `Config.max_connections`."""
     queue: Queue = Queue()
+    dns_refresh: Duration = Duration(30)
+    balance: typing.Literal["round_robin", "least_in_flight"] = "least_in_flight"
+    sticky: str = "none"
+    """`none`, `sequence_id` or `header:NAME`."""
+    retry: Retry = Retry()
+    health: Health | None = None
+    eject: Eject = Eject()
     headers: Headers = Headers()
+    tls: BackendTls = BackendTls()
 
     @property
     def tensor_policy(self) -> TensorPolicy:
@@ -322,13 +404,27 @@ class Route(Part, frozen=True):
     """Which requests go to a backend; what is absent matches everything."""
 
     name: str
-    backend: str
+    backend: str | None = None
+    split: dict[str, int] | None = None
+    """Backends and their relative weights, instead of `backend`."""
     models: list[str] | None = None
     host: str | None = None
     path_prefix: str | None = None
+    strip_prefix: bool = False
+    rename: dict[str, str] = {}
+    """Models' names as clients write them, and as the backend knows them."""
+
+    @property
+    def backends(self) -> list[str]:
+        """The backends that it leads to."""
+        return [self.backend] if self.backend is not None else list(self.split or ())
 
     def problems(self) -> Iterator[Problem]:
-        """The route can match something."""
+        """The route can match something, and leads somewhere."""
+        if (self.backend is None) == (self.split is None):
+            yield "backend", "expected either `backend` or `split`"
+        if self.split is not None and (not self.split or min(self.split.values()) < 0 or not any(self.split.values())):
+            yield "split", "expected backends and their weights, such as {stable: 95, next: 5}"
         if self.path_prefix is not None and not self.path_prefix.startswith("/"):
             yield "path_prefix", "expected a path that starts with /"
         if self.models is not None and not self.models:
@@ -344,6 +440,8 @@ class Config(Part, frozen=True):
     workers: int = 1
     limits: Limits = Limits()
     shutdown: Shutdown = Shutdown()
+    tls: ListenerTls | None = None
+    access: Access = Access()
     compression: Compression = Compression()
     recover_header_length: bool = True
     logging: Logging = Logging()
@@ -421,11 +519,14 @@ class Config(Part, frozen=True):
         """Every route leads to a backend, under a name of its own."""
         names = set()
         for index, route in enumerate(self.routes):
-            if route.backend not in self.backends:
-                wanted = shortened(route.backend)
+            for named in route.backends:
+                if named in self.backends:
+                    continue
+                wanted = shortened(named)
                 near = difflib.get_close_matches(wanted, self.backends, n=1)
                 hint = f", did you mean `{near[0]}`?" if near else f"; there are {shortened(', '.join(self.backends))}"
-                yield f"routes[{index}].backend", f"no backend `{wanted}`{hint}"
+                key = "backend" if route.split is None else "split"
+                yield f"routes[{index}].{key}", f"no backend `{wanted}`{hint}"
             if route.name in names:
                 yield f"routes[{index}].name", f"duplicate name `{shortened(route.name)}`"
             names.add(route.name)

@@ -35,8 +35,8 @@ class RouteRule(Protocol):
         """Its name in metrics and logs."""
 
     @property
-    def backend(self) -> str:
-        """The name of the backend that it leads to."""
+    def backends(self) -> list[str]:
+        """The names of the backends that it leads to."""
 
     @property
     def models(self) -> list[str] | None:
@@ -91,7 +91,7 @@ class Router:
                 continue
             if route.models is not None and not (model is not None and _matches_any(model, route.models)):
                 continue
-            return Match(route.name, route.backend, model, kind)
+            return Match(route.name, route.backends[0], model, kind)
         return None
 
 

@@ -26,7 +26,7 @@ async def calling(settings: str = "") -> AsyncIterator[tuple[Backend, Upstream]]
     upstream = upstream_to(backend.url, settings)
     try:
         yield backend, upstream
-        assert upstream.connections.counts(upstream.endpoints[0])[0] == 0
+        assert upstream.connections.counts(upstream.endpoints.states[0].endpoint)[0] == 0
     finally:
         await upstream.close()
         for each in (backend.listener, *backend.connections):
@@ -178,7 +178,7 @@ async def test_an_answer_that_cannot_be_understood_is_refused_and_its_connection
             await asked
         assert caught.value.kind is ErrorKind.MALFORMED_RESPONSE
         assert words in caught.value.message
-        assert upstream.connections.counts(upstream.endpoints[0]) == (0, 0)
+        assert upstream.connections.counts(upstream.endpoints.states[0].endpoint) == (0, 0)
 
 
 async def test_an_answer_that_comes_before_all_is_sent_ends_the_upload() -> None:
@@ -193,7 +193,7 @@ async def test_an_answer_that_comes_before_all_is_sent_ends_the_upload() -> None
         while not upload.is_cancelled:
             await asyncio.sleep(0)
         # the request has no end: its connection cannot carry another
-        assert upstream.connections.counts(upstream.endpoints[0]) == (0, 0)
+        assert upstream.connections.counts(upstream.endpoints.states[0].endpoint) == (0, 0)
 
 
 ENDINGS = [

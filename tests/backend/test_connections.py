@@ -21,7 +21,7 @@ async def pool(settings: str) -> AsyncIterator[tuple[Backend, Upstream, Connecti
     """The connections to one backend; at the end no place may be taken."""
     backend = Backend()
     upstream = upstream_to(backend.url, settings)
-    connections, endpoint = upstream.connections, upstream.endpoints[0]
+    connections, endpoint = upstream.connections, upstream.endpoints.states[0].endpoint
     try:
         yield backend, upstream, connections, endpoint
         assert connections._in_use == 0
@@ -165,7 +165,7 @@ async def test_a_backend_that_refuses_leaves_the_place(unused_tcp_port: int) -> 
     upstream = upstream_to(f"http://127.0.0.1:{unused_tcp_port}", "max_connections: 1")
     for _ in range(3):
         with pytest.raises(GatewayError, match=f"127.0.0.1:{unused_tcp_port}") as caught:
-            await take(upstream.connections, upstream.endpoints[0])
+            await take(upstream.connections, upstream.endpoints.states[0].endpoint)
         assert (caught.value.kind, caught.value.sent) == (ErrorKind.UNREACHABLE, False)
     assert upstream.connections._in_use == 0
     await upstream.close()

@@ -89,7 +89,7 @@ async def test_the_request_keeps_its_place_among_the_connections_when_it_is_sent
         assert caught.value.kind is ErrorKind.OVERLOADED
         await backend.serve_once(again)
         assert await asked == (b"ok", ["upstream_closed", "200"])
-        assert upstream.connections.counts(upstream.endpoints[0]) == (0, 1)
+        assert upstream.connections.counts(upstream.endpoints.states[0].endpoint) == (0, 1)
 
 
 async def read_then_close(backend: Backend, connection: socket.socket) -> None:
@@ -185,4 +185,4 @@ async def test_bytes_on_an_idle_connection_close_it(text: bytes) -> None:
         asked = asyncio.ensure_future(ask(upstream, "POST", whole(SMALL)))
         await backend.serve_once(await backend.accept())
         assert await asked == (b"ok", ["200"])
-        assert upstream.connections.counts(upstream.endpoints[0]) == (0, 1)
+        assert upstream.connections.counts(upstream.endpoints.states[0].endpoint) == (0, 1)

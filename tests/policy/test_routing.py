@@ -59,7 +59,7 @@ ROUTES = [
     ],
 )
 def test_first_route_that_matches_wins(host: str, path: str, expected: tuple[str, str | None, PathKind] | None) -> None:
-    backends = {route.name: route.backend for route in ROUTES}
+    backends = {route.name: route.backends[0] for route in ROUTES}
     match = Router(ROUTES, "unused").match(host, path)
     assert match == (Match(expected[0], backends[expected[0]], *expected[1:]) if expected else None)
 
