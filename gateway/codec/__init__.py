@@ -11,7 +11,14 @@ Long work is a generator that yields after every bounded step, so that a caller 
 from collections.abc import Generator
 from typing import TypeVar
 
-from gateway.codec.compression import Coding, Inflater, choose_coding, compressed, parse_content_encoding
+from gateway.codec.compression import (
+    Coding,
+    Inflater,
+    choose_coding,
+    compressed,
+    inflated_beginning,
+    parse_content_encoding,
+)
 from gateway.codec.inference import (
     BytesPolicy,
     HalfPrecision,
@@ -20,6 +27,7 @@ from gateway.codec.inference import (
     OutputSelection,
     TensorPolicy,
 )
+from gateway.codec.json.member_finder import MemberReplacer
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype
 from gateway.codec.v2.answer import InferAnswer, Reply
 from gateway.codec.v2.error_bodies import error_body
@@ -27,6 +35,7 @@ from gateway.codec.v2.framing import HEADER_LENGTH, Framing, parse_framing
 from gateway.codec.v2.raw import half_precision_outputs
 from gateway.codec.v2.request import InferRequest
 from gateway.codec.v2.request_header import KnownHeaders
+from gateway.codec.v2.sequence import find_sequence_id
 from gateway.codec.v2.server_metadata import with_extension
 
 T = TypeVar("T")
@@ -44,6 +53,7 @@ __all__ = [
     "InferRequest",
     "Inflater",
     "KnownHeaders",
+    "MemberReplacer",
     "NonFinite",
     "OutputSelection",
     "Reply",
@@ -51,7 +61,9 @@ __all__ = [
     "choose_coding",
     "compressed",
     "error_body",
+    "find_sequence_id",
     "half_precision_outputs",
+    "inflated_beginning",
     "parse_content_encoding",
     "parse_framing",
     "run",

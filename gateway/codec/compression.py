@@ -122,6 +122,18 @@ class Inflater:
             raise CodecError(f"the {self._coding.label} body is cut off" if self._started else "empty request body")
 
 
+def inflated_beginning(text: bytes, content_encoding: str, max_bytes: int) -> bytes:
+    """*text*, maybe only the beginning of a body, without its *content_encoding*; empty if it cannot be undone.
+
+    *max_bytes* is the most that may come out.
+    """
+    try:
+        coding = parse_content_encoding(content_encoding)
+        return text if coding is None else b"".join(Inflater(coding, max_bytes).feed(text))
+    except CodecError:
+        return b""
+
+
 def compressed(buffers: Iterable[bytes | memoryview], coding: Coding) -> Iterator[bytes]:
     """*buffers*, one after the other, as one compressed body, in pieces; some may be empty."""
     engine = zlib.compressobj(LEVEL, zlib.DEFLATED, coding.window_bits)

@@ -33,7 +33,7 @@ _INSIDE_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _AFTER_SCALAR = re.compile(rb"[ \t\r\n,}\]]")
 
 
-def skip_inside_string(text: bytes | bytearray, start: int) -> tuple[int, bool]:
+def skip_inside_string(text: bytes | bytearray | memoryview, start: int) -> tuple[int, bool]:
     """Where the inside of a string that goes on at *start* ends, at most `WALK_BYTES` further; whether it is closed.
 
     If it is closed, the end is behind its quote. Only the end is looked for: escapes are not judged.

@@ -31,10 +31,10 @@ MAX_ENTRY_BYTES = 16 * 1024
 # A whole string, with the colon that makes it a key (1) or the end of the window, where that is not known yet (2);
 # a bracket that opens (3) or closes (4); or a quote whose string is not complete (2).
 # It begins with one set of bytes, for which `re` searches ten times faster than for alternatives.
-_TOKEN = re.compile(
+TOKEN = re.compile(
     rb'["\[\]{}](?:(?<=")(?:(?:[^"\\]++|\\.)*+"[ \t\r\n]*+(?:(:)|(?!\Z))|())|(?<=[\[{])()|(?<=[\]}])())', re.DOTALL
 )
-_KEY_TOKEN, _OPEN_TOKEN, _CLOSE_TOKEN = 1, 3, 4
+KEY_TOKEN, OPEN_TOKEN, CLOSE_TOKEN = 1, 3, 4
 _WHOLE_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 OpenValue = Callable[[Callable[[], bytes]], Sink]
@@ -168,30 +168,30 @@ class Scanner:
         base = len(self._skeleton)
         depth = self._depth
         end = window_bytes
-        for n_tokens, token in enumerate(_TOKEN.finditer(buffer, 0, window_bytes)):
+        for n_tokens, token in enumerate(TOKEN.finditer(buffer, 0, window_bytes)):
             kind = token.lastindex
             if n_tokens == STEP_TOKENS:
                 end = token.start()
                 break
             if kind is None:
                 continue
-            if kind == _KEY_TOKEN:
+            if kind == KEY_TOKEN:
                 if depth == 1:
                     self._key = token[0]
-                elif depth == 3 and self._inside_section and _is_key(token[0], b'"data"'):
+                elif depth == 3 and self._inside_section and is_key(token[0], b'"data"'):
                     end = self._keep(token.end())
                     self._open_sink(slice(self._entry_start, base + token.start()), self.consumed + end)
                     self._depth = depth
                     return end
-            elif kind == _OPEN_TOKEN:
+            elif kind == OPEN_TOKEN:
                 depth += 1
                 if depth == 2:
-                    self._inside_section = token[0] == b"[" and _is_key(self._key, self._section_key)
+                    self._inside_section = token[0] == b"[" and is_key(self._key, self._section_key)
                 elif depth == 3:
                     self._entry_start = base + token.start()
                     self._entry_values = 0
                     self._count_entry()
-            elif kind == _CLOSE_TOKEN:
+            elif kind == CLOSE_TOKEN:
                 depth -= 1
                 if depth == 0:
                     self.done = True
@@ -247,7 +247,7 @@ class Scanner:
         return n_bytes
 
 
-def _is_key(text: bytes, wanted: bytes) -> bool:
+def is_key(text: bytes, wanted: bytes) -> bool:
     """Whether the key token *text* (quotes, maybe blanks and a colon) is *wanted* (with quotes)."""
     if text.startswith(wanted):
         return True

@@ -185,18 +185,21 @@ class InferAnswer:
         model: str,
         request_id: bytes,
         max_bytes: int,
+        is_renamed: bool = False,
         declared: Mapping[str, str] | None = None,
         limits: HeaderLimits = DEFAULT_LIMITS,
     ) -> None:
         """*max_bytes* is the most JSON the caller will feed; no tensor can have more elements than that allows.
 
         *model* (the name in the path) and *request_id* (JSON text, or empty) are added where the backend
-        leaves them out (protocol 4.6). *declared* are outputs by name whose inputs were promoted: where the
+        leaves them out (protocol 4.6). *is_renamed*: the backend knows the model under a name of its own, in whose
+        place the client gets *model* (protocol 8). *declared* are outputs by name whose inputs were promoted: where the
         backend says FP32, they get back the datatype that the model's metadata declares. *limits* bound the JSON
         beside the data and the number of outputs.
         """
         self._selection = selection
         self._model = model
+        self._is_renamed = is_renamed
         self._request_id = request_id
         self._limits = limits
         self._values = _Values(selection, declared or {}, max_bytes)
@@ -405,7 +408,9 @@ class InferAnswer:
                 yield
             if value == b"null" and key in (*added, "parameters"):  # protocol 4.4, 4.6
                 continue
-            added.pop(key, None)
+            own = added.pop(key, b"")
+            if self._is_renamed and key == "model_name":
+                value = own  # noqa: PLW2901
             text.add(separator + orjson.dumps(key) + b":")
             separator = b","
             if key == "outputs":

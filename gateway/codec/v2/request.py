@@ -163,6 +163,22 @@ class InferRequest:
         if pending:
             yield b"".join(pending)
 
+    def whole_json(self) -> Generator[None, None, bytes]:
+        """The backend's JSON in one text; yields after each step of work."""
+        pieces = []
+        for piece in self.json_pieces():
+            pieces.append(piece)
+            yield
+        return pieces[0] if len(pieces) == 1 and isinstance(pieces[0], bytes) else b"".join(pieces)
+
+    def json_bytes(self) -> Generator[None, None, int]:
+        """The length of the backend's JSON, which is made for it and not kept; yields after each step of work."""
+        n_bytes = 0
+        for piece in self.json_pieces():
+            n_bytes += len(piece)
+            yield
+        return n_bytes
+
     def _text(self, segment: bytes | memoryview | Tensor) -> Iterator[Piece]:
         if not isinstance(segment, Tensor):
             if len(segment) <= PIECE_BYTES:

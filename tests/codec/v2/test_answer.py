@@ -535,3 +535,23 @@ def test_many_small_outputs_are_read_in_steps() -> None:
         entries = b",".join(entry % number for number in range(n_outputs))
         steps = sum(1 for _ in answer.feed(b'{"outputs":[%b]}' % entries)) + sum(1 for _ in answer.finish())
         assert steps >= n_outputs
+
+
+# a model with another name
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 7])
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [('"own"', "mine"), ("null", "mine"), ("NaN", "mine"), (json.dumps("x" * 9000), "mine"), ("", "mine")],
+)
+def test_a_renamed_model_has_the_clients_name_whatever_the_backend_says(
+    said: str, name: str, chunk_bytes: int | None
+) -> None:
+    members = f'"model_name":{said},' if said else ""
+    text = f'{{{members}"outputs":[{output()}],"model_version":"1"}}'.encode()
+    answer = InferAnswer(OutputSelection(True), model=name, is_renamed=True, request_id=b"", max_bytes=MAX_BYTES)
+    for chunk in cut(text, chunk_bytes):
+        run(answer.feed(chunk))
+    document = document_of(run(answer.finish()))
+    assert (document["model_name"], document["model_version"]) == (name, "1")

@@ -1,0 +1,135 @@
+"""One member of a document that crosses: found at its place alone, replaced without another byte changed."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from gateway.codec.json.member_finder import MAX_KEY_BYTES, MemberFinder, MemberReplacer
+
+NAME = '"é\\"x"'
+"""What is put in, as JSON: the name has a quote."""
+
+
+def replaced(text: bytes, cuts: list[int]) -> bytes:
+    """*text* after it went through in the pieces between *cuts*."""
+    replacer = MemberReplacer("model_name", 'é"x')
+    crossed = bytearray()
+    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        for piece in replacer.feed(text[start:end]):
+            crossed += piece
+    return bytes(crossed + replacer.finish())
+
+
+LONG = "a" * 40_000
+CASES = [
+    ('{"model_name":"m"}', f'{{"model_name":{NAME}}}'),
+    (
+        ' {"a":1, "model_name" : \t"m\\"}," , "id":"model_name"}\n',
+        f' {{"a":1, "model_name" : \t{NAME} , "id":"model_name"}}\n',
+    ),
+    ('{"outputs":[{"model_name":"m","data":["model_name",1]}],"model_name":""}', None),
+    ('{"parameters":{"model_name":"m"},"model_name":"m"}', None),
+    ('{"model\\u005fname":"m"}', f'{{"model\\u005fname":{NAME}}}'),
+    ('{"model_name":"a","model_name":"b"}', f'{{"model_name":{NAME},"model_name":{NAME}}}'),
+    ('{"x":"\\"model_name\\":\\"m\\"","model_name":"m"}', None),
+    (f'{{"x":"{LONG}","model_name":"{LONG}","y":"{LONG}"}}', f'{{"x":"{LONG}","model_name":{NAME},"y":"{LONG}"}}'),
+    (f'{{"{LONG}":1,"model_name":"m"}}', f'{{"{LONG}":1,"model_name":{NAME}}}'),
+    ('data: {"model_name":"m","t":"a"}\n\ndata: {"model_name":"m"}\n\n', None),
+    ('{"model_name":"\\\\"}', f'{{"model_name":{NAME}}}'),
+]
+
+
+def expected(before: str, after: str | None) -> str:
+    """What must come out: *after*, or *before* with the name in place of the last members' `m` or nothing."""
+    if after is not None:
+        return after
+    if before.startswith("data"):
+        return before.replace('"model_name":"m"', f'"model_name":{NAME}')
+    at = before.rindex('"model_name":') + len('"model_name":')
+    return before[:at] + NAME + "}"
+
+
+@pytest.mark.parametrize(("before", "after"), CASES, ids=range(len(CASES)))
+def test_the_member_at_the_top_is_replaced_and_nothing_else(before: str, after: str | None) -> None:
+    text, wanted = before.encode(), expected(before, after).encode()
+    assert replaced(text, []) == wanted
+    random.seed(1)
+    for cut in range(1, len(text)) if len(text) < 1000 else random.sample(range(len(text)), 50):
+        assert replaced(text, [cut]) == wanted
+    assert replaced(text, list(range(1, len(text)))) == wanted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '["model_name","m"]',
+        '[{"model_name":"m"}]',
+        '{"model_name":7}',
+        '{"model_name":null,"a":"b"}',
+        '{"model_name":{"model_name":"m"}}',
+        '{"model_name":["m"]}',
+        '{"model_names":"m","Model_name":"m","":"m"}',
+        '{"model_name"',
+        '{"model_name":',
+        '{"model_name": ',
+        '{"a":"cut \\',
+        '}}}]]]"',
+        "\x00\xff no JSON, it's {not}",
+        "model_name: m",
+    ],
+)
+def test_all_else_crosses_byte_for_byte(text: str) -> None:
+    sent = text.encode("latin-1")
+    assert replaced(sent, []) == sent
+    assert replaced(sent, list(range(1, len(sent)))) == sent
+
+
+def test_only_a_key_is_held_back() -> None:
+    replacer = MemberReplacer("model_name", "n")
+    text = json.dumps({"data": [1.5] * 100_000, "text": LONG, "model_name": "m", LONG: LONG}).encode()
+    crossed = 0
+    for start in range(0, len(text), 1000):
+        crossed += sum(map(len, replacer.feed(text[start : start + 1000])))
+        assert min(start + 1000, len(text)) - crossed < MAX_KEY_BYTES
+
+
+def test_steps_are_short_and_end_where_documents_end() -> None:
+    finder = MemberFinder("a", "b")
+    text = b'{"a":{"c":{"b":0},"b":1},"b":2}{"a":[{"b":3}],"b":4,"a":5}{"b":6,"a":{"b":7}}'
+    found, ends, position = [], [], 0
+    while position < len(text):
+        position += finder.step(memoryview(text)[position:])
+        if finder.found:
+            found.append(text[position : position + 1])
+        elif finder.depth == 0:
+            ends.append(position)
+    assert found == [b"1", b"7"]
+    assert ends == [text.index(b"}{") + 1, text.rindex(b"}{") + 1, len(text)]
+
+
+KEYS = ["model_name", "name", "a", "", 'model_name"', "model\\name", "{", "x" * 300]
+VALUES: list[Any] = ["model_name", '"', "\\", "[{", "\u00e9\U0001f600", "", 1, -2.5e9, True, None, "y" * 300]
+
+
+def document(rng: random.Random, depth: int) -> Any:
+    """A random value, at the top an object."""
+    if depth == 4 or (depth and rng.random() < 0.4):
+        return rng.choice(VALUES)
+    items = [document(rng, depth + 1) for _ in range(rng.randrange(6))]
+    return items if depth and rng.random() < 0.4 else dict(zip(rng.sample(KEYS, len(items)), items, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_any_document_differs_by_its_member_alone(seed: int) -> None:
+    rng = random.Random(seed)
+    before = document(rng, 0)
+    text = json.dumps(before, ensure_ascii=rng.random() < 0.5, indent=rng.choice([None, 0, 40]))
+    wanted = {**before, "model_name": 'é"x'} if isinstance(before.get("model_name"), str) else before
+    crossed = replaced(text.encode(), sorted(rng.sample(range(len(text)), min(len(text), 5))))
+    assert json.loads(crossed) == wanted
+    if wanted is before:
+        assert crossed == text.encode()
