@@ -7,7 +7,7 @@ decides, `backend` calls backends, and `telemetry` reads the finished exchange.
 
 import asyncio
 import logging
-import re
+import random
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from contextlib import suppress
 
@@ -24,12 +24,13 @@ from gateway.codec import (
     Framing,
     InferAnswer,
     InferRequest,
-    Inflater,
+    MemberReplacer,
     choose_coding,
     compressed,
     error_body,
+    find_sequence_id,
     half_precision_outputs,
-    parse_content_encoding,
+    inflated_beginning,
     parse_framing,
     with_extension,
 )
@@ -39,8 +40,7 @@ from gateway.exchange import Exchange, Format
 from gateway.pacing import Pacer
 from gateway.plan import BackendPlan, Plan
 from gateway.policy.admission import Admission
-from gateway.policy.crossing import Fields, relayed_to_client, transcoded_to_client
-from gateway.policy.paths import find_path_fault
+from gateway.policy.crossing import Fields, may_name_model, relayed_to_client, renamed_to_client, transcoded_to_client
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind
 
@@ -60,7 +60,6 @@ WARNING_CLIENTS = 1000
 """How many client addresses are remembered for that."""
 
 _JSON = ("Content-Type", "application/json")
-_RELOADED = re.compile(r"(.*)/v2/repository/models/([^/]+)/(?:load|unload)")
 
 log = logging.getLogger("gateway")
 
@@ -96,8 +95,7 @@ class Gateway:
         self._idle.clear()
         try:
             try:
-                match = self._route(request, call.plan, exchange)
-                await call.serve(self._upstreams[match.backend], match)
+                await call.serve(self._upstreams, self._route(request, call.plan, exchange))
             except GatewayError as error:
                 await call.reply.error(error)
             await call.body.drop_rest()
@@ -116,23 +114,13 @@ class Gateway:
             self._record(exchange)
 
     def _route(self, request: ClientRequest, plan: Plan, exchange: Exchange) -> Match:
-        """Where the request goes. Raises `GatewayError`."""
+        """Where the request goes, if its client may send it there. Raises `GatewayError`."""
+        request.headers = plan.access.authorize(request.headers)
         if request.fault is not None:
             raise request.fault
-        path = request.path.partition("?")[0]
-        if (reason := find_path_fault(path)) is not None:
-            raise GatewayError(ErrorKind.MALFORMED_REQUEST, reason)
-        if "via" in request.headers and _went_through(request.headers.all("via"), plan.name):
-            raise GatewayError(
-                ErrorKind.NO_ROUTE,
-                "this request went through this gateway already: a backend of it leads back to the gateway",
-                status=508,
-            )
-        match = plan.router.match(request.host, path)
-        if match is None:
-            raise GatewayError(ErrorKind.NO_ROUTE, f"no route for {request.method} {path}")
-        exchange.route = match.route
-        exchange.backend = match.backend
+        match = plan.route(request.method, request.host, request.path, request.headers)
+        exchange.route = match.destination.route
+        exchange.backend = match.destination.only or "none"
         exchange.model = match.model
         return match
 
@@ -157,24 +145,35 @@ class _Call:
         self._exchange = exchange
         self._pacer = Pacer()
         self._total_at: float | None = None
+        self._match: Match
+        self._sticky_key: str | None = None
         limits = plan.limits
         self.body = ClientBody(request, exchange, gateway.admission, limits.request_body, self._pacer)
         self.reply = Reply(request, exchange, body=self.body, is_draining=lambda: gateway.is_draining)
 
-    async def serve(self, upstream: Upstream, match: Match) -> None:
+    async def serve(self, upstreams: Mapping[str, Upstream], match: Match) -> None:
         """Do what the path asks for. Raises `GatewayError`."""
-        backend = self.plan.backends[upstream.name]
+        self._match = match
         method = self._request.method
         if match.kind is PathKind.INFER and method == "POST":
-            await self.infer(upstream, backend, match.model or "")
+            await self.infer(upstreams)
         elif match.kind is PathKind.SERVER_METADATA and method == "GET":
-            await self.server_metadata(upstream, backend)
+            await self.server_metadata(*self._choose(upstreams))
         else:
-            await self.relay(upstream, backend, match.kind)
+            await self.relay(*self._choose(upstreams))
+
+    def _choose(
+        self, upstreams: Mapping[str, Upstream], sequence_id: str | None = None
+    ) -> tuple[Upstream, BackendPlan]:
+        """The backend that gets the request, which may have a *sequence_id*."""
+        destination = self._match.destination
+        self._sticky_key = sequence_id or destination.sticky.header_key(self._request.headers)
+        name = self._exchange.backend = destination.pick(self._sticky_key, random.random())  # noqa: S311  no secret
+        return upstreams[name], self.plan.backends[name]
 
     # The life of an infer request
 
-    async def infer(self, upstream: Upstream, backend: BackendPlan, model: str) -> None:
+    async def infer(self, upstreams: Mapping[str, Upstream]) -> None:
         """Binary or JSON in, JSON to the backend, binary or JSON out."""
         exchange = self._exchange
         exchange.is_inference = True
@@ -185,6 +184,10 @@ class _Call:
             )
         body = await self.body.read()
         exchange.client_format = Format.JSON if framing.header_length is None else Format.BINARY
+        sequence_id = None
+        if self._match.destination.sticky.by_sequence:
+            sequence_id = await self._pacer.run(find_sequence_id(body, framing.header_length))
+        upstream, backend = self._choose(upstreams, sequence_id)
         parsed = await self._parse(upstream, backend, body, framing)
         if parsed is None:
             await self._pass_on(upstream, backend, body)
@@ -196,7 +199,7 @@ class _Call:
         async with self._ask(upstream, headers, json_body) as answer:
             if answer.status >= 300:
                 raise await self._backend_error(answer, json_bytes=exchange.attempts[-1].request_bytes)
-            answered = await self._decode_answer(answer, parsed, model, declared)
+            answered = await self._decode_answer(answer, parsed, declared)
             crossing = transcoded_to_client(answer.headers)
         await self._reply(answered, crossing, framing)
 
@@ -241,7 +244,7 @@ class _Call:
     async def _metadata(self, upstream: Upstream, backend: BackendPlan) -> bytes:
         """The model's metadata, asked of the backend with the client's headers unless it is known."""
         request = self._request
-        path = request.path.partition("?")[0].removesuffix("/infer")
+        path = self._match.path.removesuffix("/infer")
         headers = backend.headers.metadata(request)
         question = BackendRequest("GET", path, self._with_own(headers), Body(), is_metadata=True)
 
@@ -286,7 +289,8 @@ class _Call:
 
         is_small = len(body) <= PASS_BYTES
         passed = Body(whole=bytes(body)) if is_small else Body(open=pieces, length=len(body))
-        headers = backend.headers.inflated(request)
+        # what the gateway reads must not be compressed
+        headers = backend.headers.transcoded(request) if self._match.is_renamed else backend.headers.inflated(request)
         async with self._ask(upstream, headers, passed) as answer:
             if answer.status >= 300:
                 raise await self._backend_error(answer)
@@ -296,13 +300,13 @@ class _Call:
     async def _json_body(self, parsed: InferRequest, backend: BackendPlan) -> Body:
         """The backend's JSON: whole if it is small, else a stream that is made while it is sent."""
         if parsed.is_small:
-            text = await self._pacer.run(_joined(parsed))
+            text = await self._pacer.run(parsed.whole_json())
             self._exchange.request_codec_s += self._pacer.take_seconds()
             return Body(whole=text)
         length = None
         if backend.settings.framing == "content-length":
             # The length is only known by making the JSON; it is made again while it is sent, and never held.
-            length = await self._pacer.run(_length(parsed))
+            length = await self._pacer.run(parsed.json_bytes())
 
         async def pieces(sending: Sending) -> Pieces:
             made = parsed.json_pieces()
@@ -315,15 +319,14 @@ class _Call:
 
         return Body(open=pieces, length=length)
 
-    async def _decode_answer(
-        self, answer: Answer, parsed: InferRequest, model: str, declared: Mapping[str, str]
-    ) -> InferReply:
+    async def _decode_answer(self, answer: Answer, parsed: InferRequest, declared: Mapping[str, str]) -> InferReply:
         """Turn the answer into the reply while it arrives. Raises `GatewayError`."""
         limit = self.plan.limits.response_body
         _refuse_encoded(answer)
         decoder = InferAnswer(
             parsed.selection,
-            model=model,
+            model=self._match.model or "",
+            is_renamed=self._match.is_renamed,
             request_id=parsed.id,
             max_bytes=limit,
             limits=self.plan.header_limits,
@@ -401,7 +404,7 @@ class _Call:
             crossing = [field for field in crossing if field[0].lower() != "etag"]
         await self.reply.whole(answer.status, crossing, advertised)
 
-    async def relay(self, upstream: Upstream, backend: BackendPlan, kind: PathKind) -> None:
+    async def relay(self, upstream: Upstream, backend: BackendPlan) -> None:
         """Any other request and its answer, as they stream."""
         request = self._request
         body = Body() if request.content_length is None else Body(whole=b"")
@@ -409,16 +412,16 @@ class _Call:
             body = await self._upload(backend)
         elif request.method not in ("GET", "HEAD"):
             self.body.admit(0)
-        headers = backend.headers.relayed(request)
-        reloaded = _RELOADED.fullmatch(request.path.partition("?")[0])
+        match, wanted = self._match, backend.headers
+        headers = wanted.relayed_uncoded(request) if match.is_renamed else wanted.relayed(request)
         try:
             async with self._ask(upstream, headers, body) as answer:
-                if answer.status >= 400 and kind is not PathKind.OTHER:
+                if answer.status >= 400 and match.kind is not PathKind.OTHER:
                     raise await self._backend_error(answer)
                 await self._stream(answer)
         finally:
-            if reloaded is not None:
-                self._gateway.metadata.forget(upstream.name, f"{reloaded[1]}/v2/models/{reloaded[2]}")
+            if (reloaded := match.reloaded_path) is not None:
+                self._gateway.metadata.forget(upstream.name, reloaded)
 
     async def _upload(self, backend: BackendPlan) -> Body:
         """A body that is relayed: whole if it is small, and so can be sent again if a connection turns out to be dead.
@@ -455,20 +458,46 @@ class _Call:
 
     def _ask(self, upstream: Upstream, headers: Fields, body: Body) -> Call:
         request = self._request
-        asked = BackendRequest(request.method, request.path, self._with_own(headers), body)
-        return upstream.call(asked, self._exchange.attempts, total_at=self._total_at)
+        asked = BackendRequest(request.method, self._match.target, self._with_own(headers), body)
+        attempts = self._exchange.attempts
+        return upstream.call(asked, attempts, total_at=self._total_at, sticky_key=self._sticky_key)
 
     def _with_own(self, headers: Fields) -> Fields:
         """*headers* and those that the gateway adds to every request to a backend."""
         return [*headers, ("Via", f"1.1 {self.plan.name}"), ("X-Request-Id", self._exchange.request_id)]
 
     async def _stream(self, answer: Answer) -> None:
-        """Pass an answer on as it arrives."""
+        """Pass an answer on as it arrives, with the client's name of the model in place of the backend's."""
         reply = self.reply
+        match = self._match
+        if match.is_renamed and may_name_model(answer.status, answer.headers):
+            await self._stream_renamed(
+                answer, MemberReplacer(match.naming_key(self._request.method), match.model or "")
+            )
+            return
         await reply.begin(answer.status, relayed_to_client(answer.headers), _content_length(answer), answer.reason)
         async for chunk in answer.chunks():
             await reply.write(chunk)
         await reply.end()
+
+    async def _stream_renamed(self, answer: Answer, replacer: MemberReplacer) -> None:
+        _refuse_encoded(answer)
+        headers = renamed_to_client(answer.headers)
+        length = _content_length(answer)
+        if length is not None and length <= JOIN_BYTES and self._request.method != "HEAD":
+            text = await _read_bounded(answer, JOIN_BYTES, "the answer")
+            whole = b"".join(replacer.feed(text)) + replacer.finish()
+            await self.reply.whole(answer.status, headers, whole, answer.reason)
+            return
+        await self.reply.begin(answer.status, headers, None, answer.reason)
+        async for chunk in answer.chunks():
+            pieces = replacer.feed(chunk)
+            passed = bytearray()
+            while (piece := await self._pacer.next(pieces)) is not None:
+                passed += piece
+            await self.reply.write(passed)
+        await self.reply.write(replacer.finish())
+        await self.reply.end()
 
     async def _backend_error(self, answer: Answer, *, json_bytes: int | None = None) -> GatewayError:
         """A backend's refusal in the shape of the protocol, with its status and its words (protocol 4.9).
@@ -484,32 +513,10 @@ class _Call:
             text += chunk[: ERROR_BYTES - len(text)]
             if len(text) >= ERROR_BYTES:
                 break
-        text = _inflated_error(answer, text)
+        text = inflated_beginning(text, answer.headers.joined("content-encoding"), ERROR_BYTES)
         body, words = await self._pacer.run(error_body(text, answer.status, answer.reason, json_bytes))
         headers = transcoded_to_client(answer.headers)
         return GatewayError(ErrorKind.BACKEND_ERROR, words, headers=headers, status=answer.status, body=body)
-
-
-def _joined(parsed: InferRequest) -> Generator[None, None, bytes]:
-    pieces = []
-    for piece in parsed.json_pieces():
-        pieces.append(piece)
-        yield
-    return pieces[0] if len(pieces) == 1 and isinstance(pieces[0], bytes) else b"".join(pieces)
-
-
-def _length(parsed: InferRequest) -> Generator[None, None, int]:
-    n_bytes = 0
-    for piece in parsed.json_pieces():
-        n_bytes += len(piece)
-        yield
-    return n_bytes
-
-
-def _went_through(via: list[str], name: str) -> bool:
-    """Whether one of the `Via` fields names the gateway called *name* (RFC 9110 section 7.6.3)."""
-    entries = (entry.split() for value in via for entry in value.split(","))
-    return any(len(entry) > 1 and entry[1] == name for entry in entries)
 
 
 def _content_length(answer: Answer) -> int | None:
@@ -533,12 +540,3 @@ def _refuse_encoded(answer: Answer) -> None:
     if encoding.lower() not in ("", "identity"):
         words = f"the answer has Content-Encoding {encoding[:64]!r}, although the gateway asked for identity"
         raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
-
-
-def _inflated_error(answer: Answer, text: bytes) -> bytes:
-    """The *text* of an error without its content coding, which clients cannot be expected to undo; maybe cut off."""
-    try:
-        coding = parse_content_encoding(answer.headers.joined("content-encoding"))
-        return text if coding is None else b"".join(Inflater(coding, ERROR_BYTES).feed(text))
-    except CodecError:
-        return b""

@@ -5,11 +5,18 @@ Not here: running state. What is in flight, connections, the memory budget and d
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from gateway.codec import HeaderLimits, KnownHeaders, TensorPolicy
 from gateway.config import Backend, Compression, Config, Limits
-from gateway.policy.crossing import BackendHeaders
-from gateway.policy.routing import Router
+from gateway.config.tokens import read_tokens
+from gateway.errors import ErrorKind, GatewayError
+from gateway.headers import Headers
+from gateway.policy.access import Access
+from gateway.policy.crossing import BackendHeaders, went_through
+from gateway.policy.paths import find_path_fault
+from gateway.policy.routing import Match, Router
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +30,8 @@ class BackendPlan:
     tensor_policy: TensorPolicy
     """How its tensors are written."""
     max_connections: int
+    base_paths: tuple[str, ...] = ()
+    """What its endpoints' URLs put before every path."""
     known_headers: KnownHeaders = field(default_factory=KnownHeaders)
     """Headers of earlier requests; what they mean depends on `tensor_policy` and the limits."""
 
@@ -31,6 +40,7 @@ class BackendPlan:
 class Plan:
     """The data plane's side of a configuration."""
 
+    access: Access
     router: Router
     backends: Mapping[str, BackendPlan]
     limits: Limits
@@ -42,7 +52,10 @@ class Plan:
 
     @classmethod
     def of(cls, config: Config, name: str) -> "Plan":
-        """The plan that *config* means, for the gateway called *name*."""
+        """The plan that *config* means, for the gateway called *name*.
+
+        Reads `access.tokens_file`. Raises `ConfigError` if that cannot be used.
+        """
         limits = config.limits
         backends = {
             backend: BackendPlan(
@@ -51,11 +64,15 @@ class Plan:
                 BackendHeaders(settings.headers.set, settings.headers.remove),
                 settings.tensor_policy,
                 config.max_connections(backend),
+                tuple({path for url in settings.endpoints if (path := urlsplit(url).path)}),
             )
             for backend, settings in config.backends.items()
         }
+        access = config.access
+        tokens = read_tokens(Path(access.tokens_file)) if access.tokens_file is not None else None
         return cls(
-            Router(config.routes, next(iter(backends))),
+            Access(tokens, access.deny),
+            Router(config.routes, {backend: settings.sticky for backend, settings in config.backends.items()}),
             backends,
             limits,
             HeaderLimits(limits.header, limits.tensors),
@@ -63,3 +80,28 @@ class Plan:
             config.recover_header_length,
             name,
         )
+
+    def route(self, method: str, host: str, target: str, headers: Headers) -> Match:
+        """Where a request goes that may be served at all; *target* is its raw path and query.
+
+        Raises `GatewayError`: before routing for paths that are read in several ways or denied, then without a route.
+        """
+        path, mark, query = target.partition("?")
+        if (reason := find_path_fault(path)) is not None:
+            raise GatewayError(ErrorKind.MALFORMED_REQUEST, reason)
+        self.access.check(path)
+        if "via" in headers and went_through(headers.all("via"), self.name):
+            raise GatewayError(
+                ErrorKind.NO_ROUTE,
+                "this request went through this gateway already: a backend of it leads back to the gateway",
+                status=508,
+            )
+        match = self.router.match(host, path, mark + query)
+        if match is None:
+            raise GatewayError(ErrorKind.NO_ROUTE, f"no route for {method} {path}")
+        if match.target != target:
+            self.access.check(match.path)
+        for backend in match.destination.weights:
+            for base in self.backends[backend].base_paths:
+                self.access.check(base + match.path)
+        return match

@@ -66,6 +66,16 @@ _NOT_TO_CLIENT_TRANSCODED = _NOT_TO_CLIENT | {
     _HEADER_LENGTH,
 }
 
+# Of a body in which a name was replaced nothing that was computed from its bytes holds any more.
+_NOT_TO_CLIENT_RENAMED = _NOT_TO_CLIENT | {
+    "accept-ranges",
+    "content-digest",
+    "content-md5",
+    "digest",
+    "etag",
+    "repr-digest",
+}
+
 Fields = list[tuple[str, str]]
 """Header fields in the order in which they are sent."""
 
@@ -170,9 +180,27 @@ def relayed_to_client(backend: Headers) -> Fields:
     return _without(backend, _NOT_TO_CLIENT)
 
 
+def renamed_to_client(backend: Headers) -> Fields:
+    """The headers of an answer whose body crosses with another name of the model in it."""
+    return _without(backend, _NOT_TO_CLIENT_RENAMED)
+
+
 def transcoded_to_client(backend: Headers) -> Fields:
     """The headers of an answer whose body the gateway has made anew."""
     return _without(backend, _NOT_TO_CLIENT_TRANSCODED)
+
+
+def may_name_model(status: int, backend: Headers) -> bool:
+    """Whether an answer of *status* has a body that clients read as JSON, or as events of JSON."""
+    content_type = backend.get("content-type", "json").lower()
+    has_body = 200 <= status < 300 and status not in (204, 206) and backend.get("content-length") != "0"
+    return has_body and ("json" in content_type or "event-stream" in content_type)
+
+
+def went_through(via: Iterable[str], name: str) -> bool:
+    """Whether one of the `Via` fields names the gateway called *name* (RFC 9110 section 7.6.3)."""
+    entries = (entry.split() for value in via for entry in value.split(","))
+    return any(len(entry) > 1 and entry[1] == name for entry in entries)
 
 
 def _without(headers: Headers, dropped: frozenset[str]) -> Fields:

@@ -1,18 +1,23 @@
-"""Which backend a request goes to, and what kind of path it asks for (protocol section 8).
+"""Which backend a request goes to, under which path, and what that path asks for (protocol section 8).
 
-Here: patterns of hosts, paths and model names. Not here: where host and path stand in a request.
+Here: patterns of hosts, paths and model names, and a route's choice among several backends. Not here: where host and
+path stand in a request, and which endpoint of a backend gets it (`balancing`).
 """
 
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
-_MODEL_PATH = re.compile(r"/v2/models/([^/]+)(?:/.*)?")
+from gateway.headers import Headers
+from gateway.policy.sticky import pick_weighted
+
+_MODEL_PATH = re.compile(r"(/v2/(?:repository/)?models/)([^/]+)((?:/.*)?)")
 _INFER_PATH = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/infer")
+_RELOADED_PATH = re.compile(r"(.*)/v2/repository/models/([^/]+)/(?:load|unload)")
 _HOST = re.compile(r"(\[[^\]]*:[^\]]*\]|[^:]*)(?::([^:]*))?")
 _SERVER_PATHS = ("/v2", "/v2/")
 
@@ -39,6 +44,10 @@ class RouteRule(Protocol):
         """The names of the backends that it leads to."""
 
     @property
+    def split(self) -> dict[str, int] | None:
+        """The relative weights of several backends."""
+
+    @property
     def models(self) -> list[str] | None:
         """Patterns of model names, such as `resnet*`."""
 
@@ -50,59 +59,172 @@ class RouteRule(Protocol):
     def path_prefix(self) -> str | None:
         """The first segments of the path, such as `/prod`."""
 
+    @property
+    def strip_prefix(self) -> bool:
+        """Whether the backend gets the path without them."""
+
+    @property
+    def rename(self) -> dict[str, str]:
+        """Models' names as clients write them, and as the backend knows them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sticky:
+    """What requests have in common that go to the same endpoint, and in a split to the same backend."""
+
+    header: str = ""
+    """A header's name in lower case; empty for none."""
+    by_sequence: bool = False
+    """Whether it is the sequence id of an inference."""
+
+    @classmethod
+    def parse(cls, text: str) -> "Sticky":
+        """The value of the configuration's `sticky`: `none`, `sequence_id` or `header:NAME`."""
+        if text == "sequence_id":
+            return cls(by_sequence=True)
+        return cls(header=text.removeprefix("header:").lower() if text.startswith("header:") else "")
+
+    def header_key(self, headers: Headers) -> str | None:
+        """What the header says in a request with *headers*; None for nothing."""
+        return (headers.get(self.header).strip() or None) if self.header else None
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a route leads: the same for all its requests."""
+
+    route: str
+    weights: dict[str, int]
+    """Backends by name with their relative weights, all above 0."""
+    sticky: Sticky
+    only: str | None
+    """The backend, if there is just one."""
+
+    def pick(self, key: str | None, draw: float) -> str:
+        """The backend for a request with the sticky *key*; without one *draw*, random from 0 up to 1, decides."""
+        if self.only is not None:
+            return self.only
+        if key is not None:
+            return pick_weighted(key, self.weights)
+        left = draw * sum(self.weights.values())
+        for name, weight in self.weights.items():
+            if left < weight:
+                return name
+            left -= weight
+        return next(reversed(self.weights))  # rounding
+
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a request goes: route and backend by name, the model in its path (None if none), the kind of its path."""
+    """What a route makes of a request."""
 
-    route: str
-    backend: str
+    destination: Destination
     model: str | None
+    """The model in its path as the client calls it; None if there is none."""
     kind: PathKind
+    target: str
+    """Raw path and query for the backend: without the prefix and with the backend's name of the model, where the route
+    says so."""
+    is_renamed: bool = False
+    """Whether the backend knows the model under another name."""
+
+    @property
+    def path(self) -> str:
+        """The path for the backend, without the query."""
+        return self.target.partition("?")[0]
+
+    def naming_key(self, method: str) -> str:
+        """The member that names the model at the top of the answer: of metadata, which GET asks for, and of others."""
+        return "name" if method in ("GET", "HEAD") else "model_name"
+
+    @property
+    def reloaded_path(self) -> str | None:
+        """The path for the backend of the model that this request loads or unloads; None for any other request."""
+        reloaded = _RELOADED_PATH.fullmatch(self.path)
+        return None if reloaded is None else f"{reloaded[1]}/v2/models/{reloaded[2]}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """A rule, and what can be said of it beforehand."""
+
+    rule: RouteRule
+    destination: Destination
+    prefix: str
+    """The prefix that a path must have, without a slash at its end."""
+    n_before: int
+    """How much of it stands before the path of the protocol; 0 where it is the beginning of one."""
+    kept: str
+    """What of that the backend gets."""
 
 
 class Router:
     """The routes of a configuration; the first that matches wins."""
 
-    def __init__(self, routes: Sequence[RouteRule], only_backend: str) -> None:
-        """Without *routes*, everything goes to *only_backend*, under its name."""
-        self._routes = routes
-        self._only_backend = only_backend
+    def __init__(self, routes: Sequence[RouteRule], stickies: Mapping[str, str]) -> None:
+        """*stickies* are the backends' names, each with its `sticky`.
 
-    def match(self, host: str, path: str) -> Match | None:
+        Without *routes*, everything goes to the first backend, under its name. In a split the first backend that is
+        sticky decides for all.
+        """
+        self._routes = []
+        for rule in routes:
+            prefix = (rule.path_prefix or "").rstrip("/")
+            weights = rule.split if rule.split is not None else dict.fromkeys(rule.backends, 1)
+            # a prefix that stays may be the beginning of a path of the protocol
+            n_before = 0 if f"{prefix}/".startswith("/v2/") and not rule.strip_prefix else len(prefix)
+            kept = "" if rule.strip_prefix else prefix[:n_before]
+            destination = _destination(rule.name, weights, stickies)
+            self._routes.append(_Route(rule, destination, prefix, n_before, kept))
+        first = next(iter(stickies))
+        self._default = _destination(first, {first: 1}, stickies)
+
+    def match(self, host: str, path: str, query: str = "") -> Match | None:
         """Find the route for *host* (`Host`, maybe with a port) and *path* (percent-encoded, without query).
 
-        None if no route matches.
+        *query* crosses as it is, with its question mark. None if no route matches.
         """
         if not self._routes:
-            model, kind = _read(path)
-            return Match(self._only_backend, self._only_backend, model, kind)
+            _, _, model, kind = _read(path)
+            return Match(self._default, model, kind, path + query)
         for route in self._routes:
-            rest = path
-            if route.path_prefix is not None:
-                prefix = route.path_prefix.rstrip("/")
-                if path != prefix and not path.startswith(prefix + "/"):
+            rule, prefix = route.rule, route.prefix
+            if prefix and path != prefix and not path.startswith(prefix + "/"):
+                continue
+            rest = path[route.n_before :]
+            if rule.strip_prefix and prefix:
+                if rest.startswith("//"):  # may be read as a host (RFC 3986 section 4.2)
                     continue
-                # the prefix stands before a path of the protocol, or is the beginning of one and stays
-                if not f"{prefix}/".startswith("/v2/"):
-                    rest = path[len(prefix) :]
-            model, kind = _read(rest)
-            if route.host is not None and not _matches_host(host, route.host):
+                rest = rest or "/"
+            before, behind, model, kind = _read(rest)
+            if rule.host is not None and not _matches_host(host, rule.host):
                 continue
-            if route.models is not None and not (model is not None and _matches_any(model, route.models)):
+            if rule.models is not None and not (model is not None and _matches_any(model, rule.models)):
                 continue
-            return Match(route.name, route.backends[0], model, kind)
+            renamed = rule.rename.get(model) if model is not None else None
+            if renamed is not None:
+                rest = f"{before}{quote(renamed, safe='')}{behind}"
+            is_renamed = renamed is not None and renamed != model
+            return Match(route.destination, model, kind, route.kept + rest + query, is_renamed)
         return None
 
 
-def _read(path: str) -> tuple[str | None, PathKind]:
+def _destination(route: str, weights: Mapping[str, int], stickies: Mapping[str, str]) -> Destination:
+    used = {name: weight for name, weight in weights.items() if weight > 0}
+    rules = [Sticky.parse(stickies[name]) for name in used]
+    sticky = next((rule for rule in rules if rule != Sticky()), Sticky())
+    return Destination(route, used, sticky, next(iter(used)) if len(used) == 1 else None)
+
+
+def _read(path: str) -> tuple[str, str, str | None, PathKind]:
+    """What stands before and behind the model's name in *path*, the name, and the kind of the path."""
     model_path = _MODEL_PATH.fullmatch(path)
     if model_path is None:
         if path in _SERVER_PATHS:
-            return None, PathKind.SERVER_METADATA
-        return None, PathKind.V2 if path.startswith("/v2/") else PathKind.OTHER
+            return path, "", None, PathKind.SERVER_METADATA
+        return path, "", None, PathKind.V2 if path.startswith("/v2/") else PathKind.OTHER
     kind = PathKind.INFER if _INFER_PATH.fullmatch(path) else PathKind.V2
-    return unquote(model_path[1]), kind
+    return model_path[1], model_path[3], unquote(model_path[2]), kind
 
 
 def _matches_any(model: str, patterns: Sequence[str]) -> bool:

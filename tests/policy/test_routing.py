@@ -3,8 +3,10 @@
 import pytest
 
 from gateway.config import Route
-from gateway.policy.routing import Match, PathKind, Router
+from gateway.headers import Headers
+from gateway.policy.routing import Destination, PathKind, Router, Sticky
 
+STICKIES = dict.fromkeys(("vision", "default", "other"), "none")
 ROUTES = [
     Route(name="resnets", models=["resnet*", "v?t"], backend="vision"),
     Route(name="prod", path_prefix="/prod", host="api.example.com", backend="default"),
@@ -60,8 +62,14 @@ ROUTES = [
 )
 def test_first_route_that_matches_wins(host: str, path: str, expected: tuple[str, str | None, PathKind] | None) -> None:
     backends = {route.name: route.backends[0] for route in ROUTES}
-    match = Router(ROUTES, "unused").match(host, path)
-    assert match == (Match(expected[0], backends[expected[0]], *expected[1:]) if expected else None)
+    match = Router(ROUTES, STICKIES).match(host, path, "?a=b")
+    if expected is None:
+        assert match is None
+        return
+    assert match is not None
+    assert (match.destination.route, match.model, match.kind) == expected
+    assert match.destination.only == backends[expected[0]]
+    assert (match.target, match.is_renamed) == (path + "?a=b", False)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +89,115 @@ def test_first_route_that_matches_wins(host: str, path: str, expected: tuple[str
     ],
 )
 def test_without_routes_everything_goes_to_the_only_backend(path: str, kind: PathKind) -> None:
-    match = Router([], "only").match("h", path)
+    match = Router([], {"only": "none"}).match("h", path, "?a=b")
     assert match is not None
-    assert (match.route, match.backend, match.kind) == ("only", "only", kind)
+    assert (match.destination.route, match.destination.only, match.kind) == ("only", "only", kind)
+    assert (match.target, match.path, match.is_renamed) == (path + "?a=b", path, False)
+
+
+PREFIXED = [
+    Route(
+        name="stripped", path_prefix="/prod/", strip_prefix=True, rename={"m": "m-v2", "a b": "é/ü"}, backend="other"
+    ),
+    Route(name="kept", path_prefix="/test", rename={"m": "m-v2"}, backend="other"),
+    Route(name="protocol", path_prefix="/v2/models/x", strip_prefix=True, backend="other"),
+    Route(name="renamed", models=["m*"], rename={"m": "n", "mx": "mx", "n": "o"}, backend="other"),
+    Route(name="rest", backend="other"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "route", "target", "model", "kind"),
+    [
+        ("/prod", "stripped", "/", None, PathKind.OTHER),
+        ("/prod/", "stripped", "/", None, PathKind.OTHER),
+        ("/prod/v2", "stripped", "/v2", None, PathKind.SERVER_METADATA),
+        ("/prod/v2/", "stripped", "/v2/", None, PathKind.SERVER_METADATA),
+        ("/prod/v2/models/x/infer", "stripped", "/v2/models/x/infer", "x", PathKind.INFER),
+        ("/prod/a%20b/;c", "stripped", "/a%20b/;c", None, PathKind.OTHER),
+        ("/prod/v2/models/m/versions/1/infer", "stripped", "/v2/models/m-v2/versions/1/infer", "m", PathKind.INFER),
+        ("/prod/v2/models/%6d", "stripped", "/v2/models/m-v2", "m", PathKind.V2),
+        ("/prod/v2/models/a%20b/ready", "stripped", "/v2/models/%C3%A9%2F%C3%BC/ready", "a b", PathKind.V2),
+        ("/prod/prod/v2", "stripped", "/prod/v2", None, PathKind.OTHER),
+        ("/prod//host/v2/models/m/infer", "rest", "/prod//host/v2/models/m/infer", None, PathKind.OTHER),
+        ("/prod//", "rest", "/prod//", None, PathKind.OTHER),
+        ("//prod/v2", "rest", "//prod/v2", None, PathKind.OTHER),
+        ("/test/v2/models/m/infer", "kept", "/test/v2/models/m-v2/infer", "m", PathKind.INFER),
+        ("/test", "kept", "/test", None, PathKind.OTHER),
+        ("/v2/models/x/v2/models/m/infer", "protocol", "/v2/models/m/infer", "m", PathKind.INFER),
+        ("/v2/models/m", "renamed", "/v2/models/n", "m", PathKind.V2),
+        ("/v2/models/m/", "renamed", "/v2/models/n/", "m", PathKind.V2),
+        ("/v2/models/m/config", "renamed", "/v2/models/n/config", "m", PathKind.V2),
+        ("/v2/models/mx/infer", "renamed", "/v2/models/mx/infer", "mx", PathKind.INFER),
+        ("/v2/repository/models/m/load", "renamed", "/v2/repository/models/n/load", "m", PathKind.V2),
+        ("/v2/repository/models/n/unload", "rest", "/v2/repository/models/n/unload", "n", PathKind.V2),
+        ("/v2/models/n/infer", "rest", "/v2/models/n/infer", "n", PathKind.INFER),
+        ("/v2/models//m/infer", "rest", "/v2/models//m/infer", None, PathKind.V2),
+    ],
+)
+def test_prefixes_are_stripped_and_models_renamed(
+    path: str, route: str, target: str, model: str | None, kind: PathKind
+) -> None:
+    match = Router(PREFIXED, STICKIES).match("h", path, "?x=/prod/m")
+    assert match is not None
+    assert (match.destination.route, match.model, match.kind) == (route, model, kind)
+    assert (match.target, match.path) == (f"{target}?x=/prod/m", target)
+    assert match.is_renamed == (model in ("m", "a b") and route != "protocol")
+
+
+@pytest.mark.parametrize(
+    ("path", "reloaded"),
+    [
+        ("/prod/v2/repository/models/m/load", "/v2/models/m-v2"),
+        ("/prod/v2/repository/models/x/unload", "/v2/models/x"),
+        ("/test/v2/repository/models/m/load", "/test/v2/models/m-v2"),
+        ("/v2/repository/models/a%20b/load", "/v2/models/a%20b"),
+        ("/v2/repository/index", None),
+        ("/v2/models/m/load", None),
+    ],
+)
+def test_a_reloaded_model_is_named_as_its_backend_does(path: str, reloaded: str | None) -> None:
+    match = Router(PREFIXED[:2] + PREFIXED[4:], STICKIES).match("h", path)
+    assert match is not None
+    assert match.reloaded_path == reloaded
+
+
+def split(**weights: int) -> Destination:
+    """The destination of a split among sticky and other backends."""
+    routes = [Route(name="split", split=weights)]
+    match = Router(routes, {"a": "none", "b": "sequence_id", "c": "header:X-User"}).match("h", "/")
+    assert match is not None
+    return match.destination
+
+
+@pytest.mark.parametrize(("draw", "backend"), [(0.0, "a"), (0.249, "a"), (0.25, "c"), (0.999, "c"), (1.0, "c")])
+def test_weights_of_a_split_are_relative_and_0_is_none(draw: float, backend: str) -> None:
+    assert split(a=1, b=0, c=3).pick(None, draw) == backend
+
+
+def test_the_same_key_always_chooses_the_same_backend_of_a_split() -> None:
+    destination = split(a=1, b=3)
+    chosen = [destination.pick(f"key {number}", 0.0) for number in range(1000)]
+    assert chosen == [destination.pick(f"key {number}", 0.99) for number in range(1000)]
+    assert 150 < chosen.count("a") < 350
+
+
+@pytest.mark.parametrize(
+    ("weights", "sticky"),
+    [
+        ({"a": 1}, Sticky()),
+        ({"a": 1, "b": 1, "c": 1}, Sticky(by_sequence=True)),
+        ({"a": 1, "c": 1, "b": 1}, Sticky(header="x-user")),
+        ({"a": 1, "c": 0, "b": 1}, Sticky(by_sequence=True)),
+    ],
+)
+def test_the_first_sticky_backend_of_a_split_decides(weights: dict[str, int], sticky: Sticky) -> None:
+    assert split(**weights).sticky == sticky
+
+
+def test_a_header_is_a_key_unless_it_is_absent_or_empty() -> None:
+    sticky = Sticky.parse("header:X-User")
+    assert sticky.header_key(Headers([("x-USER", " a ")])) == "a"
+    assert sticky.header_key(Headers([("X-User", " ")])) is None
+    assert sticky.header_key(Headers()) is None
+    assert Sticky.parse("none").header_key(Headers([("", "a")])) is None

@@ -1,0 +1,57 @@
+"""The file of tokens that clients show (`access.tokens_file`): lines `name: token`.
+
+A token is digested as soon as it is read, and no message repeats anything that stands in the file. Not here: what a
+request needs (`policy.access`).
+"""
+
+import re
+from pathlib import Path
+
+from gateway.errors import ConfigError
+from gateway.policy.access import digest_of
+
+MAX_FILE_BYTES = 1024 * 1024
+"""The largest file that is read: some ten thousand tokens."""
+
+_COMMENT = re.compile(r"(?:^|\s)#.*")
+_LINE = re.compile(r"([^\s:]+)\s*:\s*(\S+)")
+_TOKEN = re.compile(r"[!-~]+")
+
+
+def read_tokens(path: Path) -> dict[bytes, str]:
+    """The names of the tokens in the file *path*, by the tokens' digests.
+
+    `#` at the start of a line or behind a blank begins a comment. Raises `ConfigError`: file, line, reason.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
+    try:
+        lines = content.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8") from None
+    tokens: dict[bytes, str] = {}
+    line_of: dict[str | bytes, int] = {}
+    for number, line in enumerate(lines, 1):
+        text = _COMMENT.sub("", line).strip()
+        if not text:
+            continue
+        pair = _LINE.fullmatch(text)
+        if pair is None:
+            raise ConfigError(f"{path}:{number}: expected `name: token`, each without blanks")
+        name, token = pair.groups()
+        if not _TOKEN.fullmatch(token) or "#" in token:
+            raise ConfigError(f"{path}:{number}: expected a token of printable ASCII characters other than `#`")
+        digest = digest_of(token)
+        for what, key in (("name", name), ("token", digest)):
+            if key in line_of:
+                raise ConfigError(f"{path}:{number}: the same {what} as in line {line_of[key]}")
+            line_of[key] = number
+        tokens[digest] = name
+    if not tokens:
+        raise ConfigError(f"{path}: holds no token, so that no client could use the gateway")
+    return tokens

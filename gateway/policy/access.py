@@ -1,0 +1,95 @@
+"""Who may use the clients' listener, and which paths nobody may use (design: access).
+
+Tokens are known by their digests alone. Here: judging a request by its headers and its path, before anything is done
+for it. Not here: the file that tokens stand in (`config.tokens`), and certificates of clients.
+"""
+
+import fnmatch
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from urllib.parse import unquote_to_bytes
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.headers import Headers
+from gateway.policy.paths import MAX_DECODINGS
+
+_BEARER = re.compile(r"bearer[ \t]+(.*)", re.IGNORECASE)
+_SLASHES = re.compile(r"[/\\]+")
+# ASCII as two bytes of UTF-8, which is forbidden and which some decoders take all the same.
+_OVERLONG = re.compile(rb"([\xc0\xc1])([\x80-\xbf])")
+# What servers leave out of a path: Tomcat's parameters of a segment, and what follows a decoded `?`, `#` or NUL.
+_LEFT_OUT = re.compile(r";[^/]*|[?#\0].*", re.DOTALL)
+
+_NEEDED = "a token is needed: `Authorization: Bearer TOKEN` or `X-Api-Key: TOKEN`"
+_CHALLENGE = (("WWW-Authenticate", "Bearer"),)
+
+
+def digest_of(token: str) -> bytes:
+    """What is kept of a *token*. Looking a digest up takes a time that tells nothing about the tokens."""
+    return sha256(token.encode(errors="surrogateescape")).digest()
+
+
+class Access:
+    """The `access` of a configuration."""
+
+    def __init__(self, tokens: Mapping[bytes, str] | None = None, deny: Sequence[str] = ()) -> None:
+        """*tokens* are the tokens' names by their digests, None if none is needed; *deny* are patterns of paths."""
+        self._tokens = tokens
+        self._denied = re.compile("|".join(fnmatch.translate(_plain(each)) for each in deny)) if deny else None
+
+    def authorize(self, headers: Headers) -> Headers:
+        """*headers* as they may cross: without the fields that hold a token. Raises `GatewayError` (401) without any.
+
+        What else stands in these two fields is for the backend, and crosses.
+        """
+        if self._tokens is None:
+            return headers
+        crossing = [field for field in headers.pairs if not self._holds_token(*field)]
+        if len(crossing) < len(headers.pairs):
+            return Headers(crossing)
+        given = "authorization" in headers or "x-api-key" in headers
+        words = f"{_NEEDED}; what came is none that is known" if given else _NEEDED
+        raise GatewayError(ErrorKind.DENIED, words, status=401, headers=_CHALLENGE)
+
+    def check(self, path: str) -> None:
+        """Raise `GatewayError` (403) if nobody may use *path* (raw, without query), however it is written."""
+        if self._denied is None:
+            return
+        for text in _readings(path):
+            if self._denied.match(text):
+                raise GatewayError(ErrorKind.DENIED, "this path is denied to all clients (access.deny)")
+
+    def _holds_token(self, name: str, value: str) -> bool:
+        assert self._tokens is not None
+        name = name.lower()
+        if name == "x-api-key":
+            return digest_of(value.strip()) in self._tokens
+        bearer = _BEARER.fullmatch(value.strip()) if name == "authorization" else None
+        return bearer is not None and digest_of(bearer[1]) in self._tokens
+
+
+def _readings(path: str) -> Iterator[str]:
+    """All texts that servers may take *path* for: decoded or not, with or without what some leave out."""
+    for _ in range(MAX_DECODINGS + 1):
+        plain = _plain(path)
+        yield plain
+        shorter = _plain(_LEFT_OUT.sub("", plain))
+        yield shorter
+        if len(shorter) > 1 and shorter.endswith("/"):
+            yield shorter[:-1]
+        decoded = _decoded(path)
+        if decoded == path:
+            return
+        path = decoded
+
+
+def _decoded(path: str) -> str:
+    text = unquote_to_bytes(path.encode(errors="surrogateescape"))
+    text = _OVERLONG.sub(lambda pair: bytes([(pair[1][0] & 1) << 6 | pair[2][0] & 0x3F]), text)
+    return text.decode(errors="surrogateescape")
+
+
+def _plain(text: str) -> str:
+    """*text* in one case of letters, with single slashes."""
+    return _SLASHES.sub("/", text).casefold()
