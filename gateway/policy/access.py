@@ -6,7 +6,7 @@ for it. Not here: the file that tokens stand in (`config.tokens`), and certifica
 
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from hashlib import sha256
 from urllib.parse import unquote_to_bytes
 
@@ -33,8 +33,8 @@ def digest_of(token: str) -> bytes:
 class Access:
     """The `access` of a configuration."""
 
-    def __init__(self, tokens: Mapping[bytes, str] | None = None, deny: Sequence[str] = ()) -> None:
-        """*tokens* are the tokens' names by their digests, None if none is needed; *deny* are patterns of paths."""
+    def __init__(self, tokens: Collection[bytes] | None = None, deny: Sequence[str] = ()) -> None:
+        """*tokens* are the digests of all tokens, None if none is needed; *deny* are patterns of paths."""
         self._tokens = tokens
         self._denied = re.compile("|".join(fnmatch.translate(_plain(each)) for each in deny)) if deny else None
 

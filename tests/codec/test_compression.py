@@ -18,6 +18,7 @@ from gateway.codec.compression import (
     Coding,
     Inflater,
     choose_coding,
+    inflated_beginning,
     compressed,
     parse_content_encoding,
 )
@@ -168,3 +169,16 @@ def test_other_content_encodings_are_refused(value: str) -> None:
 )
 def test_the_best_coding_is_chosen(value: str, coding: Coding | None) -> None:
     assert choose_coding(value) is coding
+
+
+def test_the_beginning_of_a_body_is_inflated_as_far_as_it_goes() -> None:
+    text = random.Random(1).randbytes(5000)
+    whole = gzip.compress(text)
+    assert inflated_beginning(whole, "gzip", 5000) == text
+    cut = inflated_beginning(whole[:3000], "x-gzip", 5000)
+    assert len(cut) > 2000
+    assert text.startswith(cut)
+    assert inflated_beginning(text, "identity", 10) == text
+    assert inflated_beginning(whole, "gzip", 4999) == b""
+    assert inflated_beginning(whole, "br", 5000) == b""
+    assert inflated_beginning(text, "gzip", 5000) == b""

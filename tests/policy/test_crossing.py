@@ -6,7 +6,15 @@ from dataclasses import dataclass
 import pytest
 
 from gateway.headers import Headers
-from gateway.policy.crossing import BackendHeaders, Fields, relayed_to_client, transcoded_to_client
+from gateway.policy.crossing import (
+    BackendHeaders,
+    Fields,
+    may_name_model,
+    relayed_to_client,
+    renamed_to_client,
+    transcoded_to_client,
+    went_through,
+)
 
 CLIENT = Headers(
     [
@@ -127,3 +135,44 @@ def test_digests_of_the_binary_body_do_not_cross_to_json_but_do_on_a_relay(name:
     client = Headers([(name, "a")])
     for make, crosses in ((headers().transcoded, False), (headers().inflated, False), (headers().relayed, True)):
         assert ((name, "a") in make(Asked(client))) is crosses
+
+
+def test_nothing_computed_from_a_body_crosses_with_another_name_in_it() -> None:
+    kept = [("Content-Type", "application/json"), ("X-A", "1")]
+    dropped = [
+        (name, "x") for name in ("ETag", "Content-MD5", "Digest", "Repr-Digest", "Accept-Ranges", "Content-Length")
+    ]
+    assert renamed_to_client(Headers(kept + dropped)) == kept
+
+
+@pytest.mark.parametrize(
+    ("status", "fields", "expected"),
+    [
+        (200, [("Content-Type", "application/json; charset=utf-8")], True),
+        (201, [("Content-Type", "Application/Vnd.x+JSON")], True),
+        (200, [("Content-Type", "text/event-stream")], True),
+        (200, [], True),
+        (200, [("Content-Type", "text/html")], False),
+        (200, [("Content-Length", "0")], False),
+        (204, [], False),
+        (206, [], False),
+        (304, [], False),
+        (400, [], False),
+    ],
+)
+def test_models_are_named_in_json_and_in_events(status: int, fields: Fields, expected: bool) -> None:
+    assert may_name_model(status, Headers(fields)) is expected
+
+
+@pytest.mark.parametrize(
+    ("via", "expected"),
+    [
+        ([], False),
+        (["1.1 me"], True),
+        (["1.0 other, HTTP/1.1 me (comment)"], True),
+        (["1.1 other", "1.1 me"], True),
+        (["1.1 me2", "me", "1.1 other me"], False),
+    ],
+)
+def test_a_gateway_finds_its_own_name_in_via(via: list[str], expected: bool) -> None:
+    assert went_through(via, "me") is expected
