@@ -18,8 +18,8 @@ from gateway.codec.compression import (
     Coding,
     Inflater,
     choose_coding,
-    inflated_beginning,
     compressed,
+    inflated_beginning,
     parse_content_encoding,
 )
 from gateway.errors import CodecError, TooLargeError
