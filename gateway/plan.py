@@ -30,6 +30,8 @@ class BackendPlan:
     tensor_policy: TensorPolicy
     """How its tensors are written."""
     max_connections: int
+    workers: int = 1
+    """How many processes share what is allowed for the whole gateway."""
     base_paths: tuple[str, ...] = ()
     """What its endpoints' URLs put before every path."""
     known_headers: KnownHeaders = field(default_factory=KnownHeaders)
@@ -64,6 +66,7 @@ class Plan:
                 BackendHeaders(settings.headers.set, settings.headers.remove),
                 settings.tensor_policy,
                 config.max_connections(backend),
+                config.workers,
                 tuple({path for url in settings.endpoints if (path := urlsplit(url).path)}),
             )
             for backend, settings in config.backends.items()

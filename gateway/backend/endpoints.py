@@ -3,10 +3,13 @@
 Not here: connections to them (`connections`), and what is decided from their state (`policy`).
 """
 
+import dataclasses
 import ssl
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
+
+from gateway.policy.ejection import Ejection
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -51,16 +54,21 @@ class EndpointState:
 
     endpoint: Endpoint
     in_flight: int = 0
-    """Attempts that have been sent there and have not ended."""
+    """Attempts that have begun there and have not ended."""
     is_up: bool = True
     """False from when health probes have found it down until they find it up again."""
-    is_ejected: bool = False
-    """Whether it gets no requests for a while, because requests to it have failed."""
+    ejection: Ejection = field(default_factory=Ejection)
+    """What its failures have led to."""
 
     @property
     def url(self) -> str:
         """The endpoint as it stands in metrics and errors."""
         return self.endpoint.url
+
+    @property
+    def is_ejected(self) -> bool:
+        """Whether it gets no requests for a while, because requests to it have failed; see `ejection`."""
+        return self.ejection.is_ejected
 
 
 class EndpointSet:
@@ -68,8 +76,25 @@ class EndpointSet:
 
     def __init__(self) -> None:
         self.states: tuple[EndpointState, ...] = ()
+        self.on_replaced: Callable[[Iterable[Endpoint]], None] = _ignore
+        """Called with the endpoints that there are from now on."""
 
     def replace(self, endpoints: Iterable[Endpoint]) -> None:
         """From now on there are these *endpoints*, in this order."""
-        known = {state.endpoint: state for state in self.states}
-        self.states = tuple(known.get(endpoint) or EndpointState(endpoint) for endpoint in endpoints)
+        known = {_identity(state.endpoint): state for state in self.states}
+        states = []
+        for endpoint in endpoints:
+            state = known.get(_identity(endpoint)) or EndpointState(endpoint)
+            state.endpoint = endpoint
+            states.append(state)
+        self.states = tuple(states)
+        self.on_replaced([state.endpoint for state in states])
+
+
+def _identity(endpoint: Endpoint) -> Endpoint:
+    """What makes it the same endpoint; with other certificates its state stays, and its connections do not."""
+    return dataclasses.replace(endpoint, tls=None)
+
+
+def _ignore(endpoints: Iterable[Endpoint]) -> None:
+    pass

@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 
-from gateway.backend.attempt import BackendRequest, Body, Sending
+from gateway.backend.attempt import Answer, BackendRequest, Body, Sending
 from gateway.backend.upstream import Upstream
 from gateway.config import parse
 from gateway.exchange import Attempt
@@ -75,8 +75,11 @@ class Backend:
         return body
 
 
+async def read_whole(answer: Answer) -> bytes:
+    return b"".join([chunk async for chunk in answer.chunks()])
+
+
 async def ask(upstream: Upstream, method: str, body: Body) -> tuple[bytes, list[str]]:
     attempts: list[Attempt] = []
-    async with upstream.call(BackendRequest(method, "/x", [], body), attempts) as answer:
-        text = b"".join([chunk async for chunk in answer.chunks()])
+    text = await upstream.call(BackendRequest(method, "/x", [], body), attempts, read_whole)
     return text, [attempt.code for attempt in attempts]
