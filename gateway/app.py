@@ -7,6 +7,9 @@ import asyncio
 import gc
 import logging
 import secrets
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from gateway.backend.upstream import Upstream
 from gateway.client.listeners import ClientListener
@@ -14,16 +17,20 @@ from gateway.client.server import Server
 from gateway.config import Config
 from gateway.errors import ErrorKind
 from gateway.exchange import Exchange
-from gateway.handlers import Gateway
-from gateway.plan import Plan
+from gateway.handlers import Gateway, Serving
+from gateway.plan import BackendPlan, Plan
 from gateway.telemetry.access_log import AccessLog
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.log_writer import change_level
+from gateway.telemetry.metrics import EndpointReading, Metrics
 
 SAMPLE_S = 0.1
 """How often the event loop's lag is measured."""
 
 HEAD_S = 0.1
 """How long a request whose connection was just accepted has to show itself when draining begins."""
+
+NEW_BACKENDS_S = 0.25
+"""How long a reload waits for new backends to have looked their names up; beyond it they go on beside the requests."""
 
 log = logging.getLogger("gateway")
 
@@ -42,21 +49,34 @@ def new_name() -> str:
     return f"tensor-gateway-{secrets.token_hex(8)}"
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of configuration of which nothing can fail any more."""
+
+    config: Config
+    plan: Plan
+    new: Mapping[str, Upstream]
+    """Backends that there were not before; they have begun."""
+
+
 class DataPlane:
     """What serves clients, in one process. Must be made on a running event loop."""
 
     def __init__(self, config: Config, name: str) -> None:
         """*name* is what the gateway calls itself in `Via`, see `new_name`; its workers share one."""
         self.config = config
-        self.metrics = Metrics()
+        self.metrics = Metrics(self.readings)
         self.url = ""
         plan = Plan.of(config, name)
-        self._upstreams = {backend.name: Upstream(backend) for backend in plan.backends.values()}
-        self._access_log = AccessLog(config.logging.access) if config.logging.access != "none" else None
-        self.gateway = Gateway(plan, self._upstreams, self._record)
+        upstreams = {backend.name: Upstream(backend) for backend in plan.backends.values()}
+        self._access_log = _access_log(config)
+        self.gateway = Gateway(Serving(plan, upstreams), self._record)
         self.server = Server(self.gateway.handle, self._record, max_connections=config.limits.connections)
         self._listener = ClientListener(self.server)
         self._sampler: asyncio.Task[None] | None = None
+        self._starting: set[asyncio.Task[None]] = set()
+        # they vanish from here when their last request has ended
+        self._retired: weakref.WeakSet[Upstream] = weakref.WeakSet()
 
     def _record(self, exchange: Exchange) -> None:
         try:
@@ -70,6 +90,7 @@ class DataPlane:
 
     async def start(self, *, shared: bool = False) -> None:
         """Listen, on a port that is *shared* with other workers. Raises `OSError` if the address cannot be had."""
+        await asyncio.gather(*(upstream.start() for upstream in self._upstreams))
         self.url = await self._listener.open(self.config.listen, shared=shared)
         self.observe_load()
         self._sampler = asyncio.create_task(self._sample())
@@ -88,9 +109,88 @@ class DataPlane:
         admission = self.gateway.admission
         self.metrics.observe_load(self.gateway.in_flight, admission.held_bytes, admission.max_bytes)
         self.metrics.observe_connections(self.server.open_connections, self.server.refused_connections)
-        for upstream in self._upstreams.values():
-            for state in upstream.endpoints.states:
-                self.metrics.observe_upstream(upstream.name, state.url, *upstream.connections.counts(state.endpoint))
+
+    @property
+    def _upstreams(self) -> Iterable[Upstream]:
+        return self.gateway.serving.upstreams.values()
+
+    def readings(self) -> list[EndpointReading]:
+        """What is known of each endpoint of the backends that there are now."""
+        return [
+            EndpointReading(
+                upstream.name,
+                state.url,
+                state.is_up,
+                state.is_ejected,
+                *upstream.connections.counts(state.endpoint),
+            )
+            for upstream in self._upstreams
+            for state in upstream.endpoints.states
+        ]
+
+    def not_usable(self) -> str | None:
+        """Why no request can succeed; None if some backend has an endpoint that is not known to be down."""
+        if any(upstream.is_usable for upstream in self._upstreams):
+            return None
+        return f"no backend can be used: all endpoints of {', '.join(self.gateway.serving.upstreams)} are down"
+
+    # Reload: everything that may fail, then one step that cannot
+
+    async def prepare(self, config: Config) -> Change:
+        """Build what *config* means beside what runs. Raises `ConfigError` or `OSError`; nothing has changed then."""
+        plan = Plan.of(config, self.gateway.serving.plan.name)
+        # those that take over from others are made later, and made here to prove that they can be: certificates
+        upstreams = {backend.name: Upstream(backend) for backend in plan.backends.values() if not self._keeps(backend)}
+        known = self.gateway.serving.upstreams
+        new = {name: upstream for name, upstream in upstreams.items() if name not in known}
+        tasks = [self._start_beside(upstream) for upstream in new.values()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=NEW_BACKENDS_S)
+        return Change(config, plan, new)
+
+    async def abandon(self, change: Change) -> None:
+        """Give *change* up, which was prepared."""
+        for upstream in change.new.values():
+            upstream.retire()
+            await upstream.close()
+
+    def commit(self, change: Change) -> None:
+        """Serve by *change*, which was prepared, from now on. Requests in flight finish with what they began with."""
+        before = self.gateway.serving
+        upstreams: dict[str, Upstream] = {}
+        for name, backend in change.plan.backends.items():
+            if name in change.new:
+                upstreams[name] = change.new[name]
+            elif self._keeps(backend):
+                upstreams[name] = before.upstreams[name]
+            else:
+                upstreams[name] = Upstream(backend, before.upstreams[name])
+                self._start_beside(upstreams[name])
+        self.gateway.replace(Serving(change.plan, upstreams))
+        self.config = config = change.config
+        self.server.max_connections = config.limits.connections
+        self._access_log = _access_log(config)
+        change_level(config.logging.level)
+        for name, upstream in before.upstreams.items():
+            if name not in upstreams:
+                upstream.retire()
+                self._retired.add(upstream)
+        self.observe_load()
+
+    def _keeps(self, backend: BackendPlan) -> bool:
+        """Whether *backend* is as it was. With TLS it is not: certificates may have changed in their files."""
+        before = self.gateway.serving.plan.backends.get(backend.name)
+        return (
+            before is not None
+            and (before.fingerprint, before.max_connections) == (backend.fingerprint, backend.max_connections)
+            and not any(url.startswith("https:") for url in backend.settings.endpoints)
+        )
+
+    def _start_beside(self, upstream: Upstream) -> asyncio.Task[None]:
+        task = asyncio.create_task(_start(upstream))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+        return task
 
     async def drain(self) -> None:
         """Stop accepting and let what is in flight finish, up to `shutdown.grace`; then it is cut off."""
@@ -108,6 +208,20 @@ class DataPlane:
         await self._listener.close()
         if self._sampler is not None:
             self._sampler.cancel()
+        for task in self._starting:
+            task.cancel()
         await self.gateway.close()
-        for upstream in self._upstreams.values():
+        for upstream in (*self._upstreams, *self._retired):
+            upstream.retire()
             await upstream.close()
+
+
+def _access_log(config: Config) -> AccessLog | None:
+    return AccessLog(config.logging.access) if config.logging.access != "none" else None
+
+
+async def _start(upstream: Upstream) -> None:
+    try:
+        await upstream.start()
+    except Exception:  # the plan holds, and the requests will tell
+        log.exception("backend %s: what goes on beside the requests has not begun", upstream.name)

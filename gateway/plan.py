@@ -3,8 +3,11 @@
 Not here: running state. What is in flight, connections, the memory budget and draining outlive any plan.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+import msgspec
 
 from gateway.codec import HeaderLimits, KnownHeaders, TensorPolicy
 from gateway.config import Backend, Compression, Config, Limits
@@ -23,6 +26,9 @@ class BackendPlan:
     tensor_policy: TensorPolicy
     """How its tensors are written."""
     max_connections: int
+    fingerprint: str
+    """The name, and a digest of the settings: what is kept of the backend's answers is kept under this, so that a
+    reload that changes the backend finds nothing of the old one, also where requests of the old plan still ask."""
     known_headers: KnownHeaders = field(default_factory=KnownHeaders)
     """Headers of earlier requests; what they mean depends on `tensor_policy` and the limits."""
 
@@ -51,6 +57,7 @@ class Plan:
                 BackendHeaders(settings.headers.set, settings.headers.remove),
                 settings.tensor_policy,
                 config.max_connections(backend),
+                _fingerprint(backend, settings),
             )
             for backend, settings in config.backends.items()
         }
@@ -63,3 +70,8 @@ class Plan:
             config.recover_header_length,
             name,
         )
+
+
+def _fingerprint(name: str, settings: Backend) -> str:
+    text = msgspec.json.encode(settings, enc_hook=str)
+    return f"{name} {hashlib.blake2b(text, digest_size=16).hexdigest()}"

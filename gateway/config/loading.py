@@ -77,11 +77,17 @@ def parse(text: str) -> Config:
 
 
 def for_backend(
-    endpoint: str, listen: str | None = None, admin: str | None = None, access: str | None = None
+    endpoint: str,
+    listen: str | None = None,
+    admin: str | None = None,
+    access: str | None = None,
+    workers: int | str | None = None,
 ) -> Config:
     """The configuration of `serve --backend`; *access* is `logging.access`. Raises `ConfigError`."""
     tree: dict[str, Any] = {"backends": {"default": {"endpoints": [endpoint]}}}
-    tree |= {key: value for key, value in (("listen", listen), ("admin", admin)) if value is not None}
+    tree |= {
+        key: value for key, value in (("listen", listen), ("admin", admin), ("workers", workers)) if value is not None
+    }
     if access is not None:
         tree["logging"] = {"access": access}
     return parse(yaml.safe_dump(tree))

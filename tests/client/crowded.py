@@ -47,7 +47,7 @@ async def main(max_connections: int) -> None:
     server = Server(handle, lambda exchange: None, max_connections=max_connections)
     listener = CountingListener(server)
     config = parse("listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {a: {endpoints: ['http://127.0.0.1:1']}}")
-    admin = AdminListener(config, CollectorRegistry, lambda: None)
+    admin = AdminListener(config.admin, lambda: config, CollectorRegistry, lambda: None)
     urls = [await listener.open(Address("127.0.0.1:0")), await admin.start()]
     started = time.monotonic()
     print(json.dumps(urls), flush=True)
