@@ -8,7 +8,7 @@ import gc
 import logging
 import secrets
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gateway.backend.upstream import Upstream
@@ -54,9 +54,8 @@ class Change:
     """A change of configuration of which nothing can fail any more."""
 
     config: Config
-    plan: Plan
-    new: Mapping[str, Upstream]
-    """Backends that there were not before; they have begun."""
+    serving: Serving
+    """Backends that there were not before have begun; the others wait to take over."""
 
 
 class DataPlane:
@@ -139,42 +138,41 @@ class DataPlane:
     async def prepare(self, config: Config) -> Change:
         """Build what *config* means beside what runs. Raises `ConfigError` or `OSError`; nothing has changed then."""
         plan = Plan.of(config, self.gateway.serving.plan.name)
-        # those that take over from others are made later, and made here to prove that they can be: certificates
-        upstreams = {backend.name: Upstream(backend) for backend in plan.backends.values() if not self._keeps(backend)}
-        known = self.gateway.serving.upstreams
-        new = {name: upstream for name, upstream in upstreams.items() if name not in known}
-        tasks = [self._start_beside(upstream) for upstream in new.values()]
-        if tasks:
-            await asyncio.wait(tasks, timeout=NEW_BACKENDS_S)
-        return Change(config, plan, new)
+        running = self.gateway.serving.upstreams
+        upstreams = {
+            name: running[name] if self._keeps(backend) else Upstream(backend, running.get(name))
+            for name, backend in plan.backends.items()
+        }
+        change = Change(config, Serving(plan, upstreams))
+        beginning = [self._start_beside(upstreams[name]) for name in upstreams.keys() - running.keys()]
+        if beginning:
+            try:
+                await asyncio.wait(beginning, timeout=NEW_BACKENDS_S)
+            except BaseException:
+                await self.abandon(change)
+                raise
+        return change
 
     async def abandon(self, change: Change) -> None:
         """Give *change* up, which was prepared."""
-        for upstream in change.new.values():
-            upstream.retire()
-            await upstream.close()
+        for name in change.serving.upstreams.keys() - self.gateway.serving.upstreams.keys():
+            change.serving.upstreams[name].retire()
+            await change.serving.upstreams[name].close()
 
     def commit(self, change: Change) -> None:
         """Serve by *change*, which was prepared, from now on. Requests in flight finish with what they began with."""
-        before = self.gateway.serving
-        upstreams: dict[str, Upstream] = {}
-        for name, backend in change.plan.backends.items():
-            if name in change.new:
-                upstreams[name] = change.new[name]
-            elif self._keeps(backend):
-                upstreams[name] = before.upstreams[name]
-            else:
-                upstreams[name] = Upstream(backend, before.upstreams[name])
-                self._start_beside(upstreams[name])
-        self.gateway.replace(Serving(change.plan, upstreams))
+        before, now = self.gateway.serving.upstreams, change.serving.upstreams
+        self.gateway.replace(change.serving)
         self.config = config = change.config
         self.server.max_connections = config.limits.connections
         self._access_log = _access_log(config)
         change_level(config.logging.level)
-        for name, upstream in before.upstreams.items():
-            if name not in upstreams:
+        for name, upstream in before.items():
+            if name not in now:
                 upstream.retire()
                 self._retired.add(upstream)
+            elif now[name] is not upstream:
+                self._start_beside(now[name])  # which takes over
         self.observe_load()
 
     def _keeps(self, backend: BackendPlan) -> bool:

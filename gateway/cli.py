@@ -70,7 +70,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument(
         "--workers",
-        type=_workers,
         metavar="N",
         help="with --backend: processes that share the port (default 1; auto: one per core)",
     )
@@ -98,10 +97,6 @@ def _parser() -> argparse.ArgumentParser:
     demonstration.add_argument("--once", action="store_true", help="exit afterwards; without this, both go on serving")
     demonstration.set_defaults(run=_demo)
     return parser
-
-
-def _workers(text: str) -> int | str:
-    return text if text == "auto" else int(text)
 
 
 def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

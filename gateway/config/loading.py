@@ -81,13 +81,13 @@ def for_backend(
     listen: str | None = None,
     admin: str | None = None,
     access: str | None = None,
-    workers: int | str | None = None,
+    workers: str | None = None,
 ) -> Config:
     """The configuration of `serve --backend`; *access* is `logging.access`. Raises `ConfigError`."""
     tree: dict[str, Any] = {"backends": {"default": {"endpoints": [endpoint]}}}
-    tree |= {
-        key: value for key, value in (("listen", listen), ("admin", admin), ("workers", workers)) if value is not None
-    }
+    tree |= {key: value for key, value in (("listen", listen), ("admin", admin)) if value is not None}
+    if workers is not None:
+        tree["workers"] = int(workers) if workers.isdecimal() else workers
     if access is not None:
         tree["logging"] = {"access": access}
     return parse(yaml.safe_dump(tree))
