@@ -7,8 +7,11 @@ import asyncio
 import gc
 import logging
 import secrets
+import socket
 
+from gateway import certificates
 from gateway.backend.upstream import Upstream
+from gateway.certificates import TlsContext
 from gateway.client.listeners import ClientListener
 from gateway.client.server import Server
 from gateway.config import Config
@@ -46,7 +49,10 @@ class DataPlane:
     """What serves clients, in one process. Must be made on a running event loop."""
 
     def __init__(self, config: Config, name: str) -> None:
-        """*name* is what the gateway calls itself in `Via`, see `new_name`; its workers share one."""
+        """*name* is what the gateway calls itself in `Via`, see `new_name`; its workers share one.
+
+        Raises `ConfigError` for certificates that cannot be used.
+        """
         self.config = config
         self.metrics = Metrics()
         self.url = ""
@@ -55,7 +61,9 @@ class DataPlane:
         self._access_log = AccessLog(config.logging.access) if config.logging.access != "none" else None
         self.gateway = Gateway(plan, self._upstreams, self._record)
         self.server = Server(self.gateway.handle, self._record, max_connections=config.limits.connections)
-        self._listener = ClientListener(self.server)
+        tls = TlsContext("tls", config.tls) if config.tls is not None else None
+        self._listener = ClientListener(self.server, tls=tls, handshake_timeout_s=config.limits.header_timeout)
+        self._certificate_watch: asyncio.Task[None] | None = None
         self._sampler: asyncio.Task[None] | None = None
 
     def _record(self, exchange: Exchange) -> None:
@@ -68,11 +76,21 @@ class DataPlane:
         if exchange.error is ErrorKind.INTERNAL:
             log.error("request %s: %s", exchange.request_id, exchange.detail)
 
-    async def start(self, *, shared: bool = False) -> None:
-        """Listen, on a port that is *shared* with other workers. Raises `OSError` if the address cannot be had."""
-        self.url = await self._listener.open(self.config.listen, shared=shared)
+    async def start(self, *, shared: bool = False, inherited: socket.socket | None = None) -> None:
+        """Listen, on a port that is *shared* with other workers, or on an *inherited* socket.
+
+        Raises `OSError` if the address cannot be had.
+        """
+        if inherited is not None:
+            self.url = self._listener.open_on(inherited, self.config.listen)
+        else:
+            self.url = await self._listener.open(self.config.listen, shared=shared)
         self.observe_load()
         self._sampler = asyncio.create_task(self._sample())
+        self._certificate_watch = asyncio.create_task(certificates.watch(self._tls_contexts))
+
+    def _tls_contexts(self) -> list[TlsContext | None]:
+        return [self._listener.tls, *(upstream.tls for upstream in self._upstreams.values())]
 
     async def _sample(self) -> None:
         """Measure how late the event loop is: how long anything kept it from waking this up."""
@@ -108,6 +126,8 @@ class DataPlane:
         await self._listener.close()
         if self._sampler is not None:
             self._sampler.cancel()
+        if self._certificate_watch is not None:
+            self._certificate_watch.cancel()
         await self.gateway.close()
         for upstream in self._upstreams.values():
             await upstream.close()

@@ -70,10 +70,13 @@ class Supervisor:
         return supervisor
 
     async def _start_workers(self) -> None:
-        self._port_holder = await listeners.bind(self._config.listen, shared=True)
-        port = self._port_holder.getsockname()[1]
-        self.listen_url = listeners.url_of(self._config.listen, port)
-        address = Address(f"{self._config.listen.rpartition(':')[0]}:{port}")
+        address = self._config.listen
+        self._port_holder = await listeners.reserve(address)
+        if not address.is_unix:
+            port = self._port_holder.getsockname()[1]
+            address = Address(f"{address.rpartition(':')[0]}:{port}")
+        scheme = "http" if self._config.tls is None else "https"
+        self.listen_url = listeners.url_of(address, 0 if address.is_unix else address.port, scheme)
         share = encode(msgspec.structs.replace(self._config.share(), listen=address))
         workers = await asyncio.gather(*(self._spawn(share) for _ in range(self._config.workers)))
         self._minders = [asyncio.create_task(self._mind(worker, share)) for worker in workers]
@@ -81,11 +84,15 @@ class Supervisor:
     async def _spawn(self, config: bytes) -> asyncio.subprocess.Process:
         """Start a worker and wait until it listens. Raises `OSError` if it does not."""
         listening, tell = os.pipe()
+        # the workers of a `unix:` listener share one socket, which cannot be bound a second time
+        inherited = []
+        if self._config.listen.is_unix and self._port_holder is not None:
+            inherited = [self._port_holder.fileno()]
         try:
             worker = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway.process.workers", str(tell), self._name),
+                *(sys.executable, "-m", "gateway.process.workers", str(tell), self._name, *map(str, inherited)),
                 stdin=asyncio.subprocess.PIPE,
-                pass_fds=[tell],
+                pass_fds=[tell, *inherited],
                 env={**os.environ, METRICS_FOLDER: str(self._folder)},
             )
         except BaseException:
@@ -146,6 +153,9 @@ class Supervisor:
     async def drain(self) -> None:
         """Let all workers finish what is in flight, up to `shutdown.grace`."""
         self._is_draining = True
+        if self._config.listen.is_unix and self._port_holder is not None:
+            # it listens as long as anybody has it: clients that come when the workers have stopped are refused
+            self._port_holder.close()
         for worker in list(self._workers.values()):
             with contextlib.suppress(ProcessLookupError):
                 worker.send_signal(signal.SIGTERM)
@@ -165,7 +175,7 @@ class Supervisor:
             await worker.wait()
         await self._admin.stop()
         if self._port_holder is not None:
-            self._port_holder.close()
+            listeners.release(self._port_holder)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _registry(self) -> CollectorRegistry:
@@ -180,10 +190,10 @@ class Supervisor:
         return None if accepting == self._config.workers else f"{accepting} of {self._config.workers} workers accept"
 
 
-async def work(config: Config, tell: int, name: str) -> None:
+async def work(config: Config, tell: int, name: str, inherited: int | None) -> None:
     """Serve until SIGTERM, SIGINT or the end of standard input, then drain. Writes to *tell* once it listens.
 
-    *name* is what all workers of the gateway call it in `Via`.
+    *name* is what all workers of the gateway call it in `Via`; *inherited* the descriptor of a socket that all share.
     """
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
@@ -193,7 +203,7 @@ async def work(config: Config, tell: int, name: str) -> None:
     loop.add_reader(0, stopped.set)
     data_plane = DataPlane(config, name)
     try:
-        await data_plane.start(shared=True)
+        await data_plane.start(shared=True, inherited=socket.socket(fileno=inherited) if inherited else None)
         settle()
         os.write(tell, b"!")
         os.close(tell)
@@ -218,7 +228,8 @@ def main() -> None:
     writer = LogWriter(config.logging.level)
     writer.start()
     try:
-        asyncio.run(work(config, int(sys.argv[1]), sys.argv[2]))
+        inherited = int(sys.argv[3]) if len(sys.argv) > 3 else None
+        asyncio.run(work(config, int(sys.argv[1]), sys.argv[2], inherited))
     finally:
         writer.stop()
 
