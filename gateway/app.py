@@ -7,11 +7,14 @@ import asyncio
 import gc
 import logging
 import secrets
+import socket
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gateway import certificates
 from gateway.backend.upstream import Upstream
+from gateway.certificates import TlsContext
 from gateway.client.listeners import ClientListener
 from gateway.client.server import Server
 from gateway.config import Config
@@ -56,13 +59,18 @@ class Change:
     config: Config
     serving: Serving
     """Backends that there were not before have begun; the others wait to take over."""
+    tls: TlsContext | None
+    """Of the clients' listener."""
 
 
 class DataPlane:
     """What serves clients, in one process. Must be made on a running event loop."""
 
     def __init__(self, config: Config, name: str) -> None:
-        """*name* is what the gateway calls itself in `Via`, see `new_name`; its workers share one."""
+        """*name* is what the gateway calls itself in `Via`, see `new_name`; its workers share one.
+
+        Raises `ConfigError` for certificates that cannot be used.
+        """
         self.config = config
         self.metrics = Metrics(self.readings)
         self.url = ""
@@ -71,7 +79,9 @@ class DataPlane:
         self._access_log = _access_log(config)
         self.gateway = Gateway(Serving(plan, upstreams), self._record)
         self.server = Server(self.gateway.handle, self._record, max_connections=config.limits.connections)
-        self._listener = ClientListener(self.server)
+        tls = TlsContext("tls", config.tls) if config.tls is not None else None
+        self._listener = ClientListener(self.server, tls=tls, handshake_timeout_s=config.limits.header_timeout)
+        self._certificate_watch: asyncio.Task[None] | None = None
         self._sampler: asyncio.Task[None] | None = None
         self._starting: set[asyncio.Task[None]] = set()
         # they vanish from here when their last request has ended
@@ -87,12 +97,22 @@ class DataPlane:
         if exchange.error is ErrorKind.INTERNAL:
             log.error("request %s: %s", exchange.request_id, exchange.detail)
 
-    async def start(self, *, shared: bool = False) -> None:
-        """Listen, on a port that is *shared* with other workers. Raises `OSError` if the address cannot be had."""
+    async def start(self, *, shared: bool = False, inherited: socket.socket | None = None) -> None:
+        """Listen, on a port that is *shared* with other workers, or on an *inherited* socket.
+
+        Raises `OSError` if the address cannot be had.
+        """
         await asyncio.gather(*(upstream.start() for upstream in self._upstreams))
-        self.url = await self._listener.open(self.config.listen, shared=shared)
+        if inherited is not None:
+            self.url = self._listener.open_on(inherited, self.config.listen)
+        else:
+            self.url = await self._listener.open(self.config.listen, shared=shared)
         self.observe_load()
         self._sampler = asyncio.create_task(self._sample())
+        self._certificate_watch = asyncio.create_task(certificates.watch(self._tls_contexts))
+
+    def _tls_contexts(self) -> list[TlsContext | None]:
+        return [self._listener.tls, *(upstream.tls for upstream in self._upstreams)]
 
     async def _sample(self) -> None:
         """Measure how late the event loop is: how long anything kept it from waking this up."""
@@ -138,12 +158,13 @@ class DataPlane:
     async def prepare(self, config: Config) -> Change:
         """Build what *config* means beside what runs. Raises `ConfigError` or `OSError`; nothing has changed then."""
         plan = Plan.of(config, self.gateway.serving.plan.name)
+        tls = TlsContext.following(self._listener.tls, "tls", config.tls) if config.tls is not None else None
         running = self.gateway.serving.upstreams
         upstreams = {
             name: running[name] if self._keeps(backend) else Upstream(backend, running.get(name))
             for name, backend in plan.backends.items()
         }
-        change = Change(config, Serving(plan, upstreams))
+        change = Change(config, Serving(plan, upstreams), tls)
         beginning = [self._start_beside(upstreams[name]) for name in upstreams.keys() - running.keys()]
         if beginning:
             try:
@@ -165,6 +186,8 @@ class DataPlane:
         self.gateway.replace(change.serving)
         self.config = config = change.config
         self.server.max_connections = config.limits.connections
+        self._listener.tls = change.tls
+        self._listener.handshake_timeout_s = config.limits.header_timeout
         self._access_log = _access_log(config)
         change_level(config.logging.level)
         for name, upstream in before.items():
@@ -208,6 +231,8 @@ class DataPlane:
             self._sampler.cancel()
         for task in self._starting:
             task.cancel()
+        if self._certificate_watch is not None:
+            self._certificate_watch.cancel()
         await self.gateway.close()
         for upstream in (*self._upstreams, *self._retired):
             upstream.retire()

@@ -5,13 +5,13 @@ themselves (`connections`).
 """
 
 import asyncio
-import ssl
 from types import TracebackType
 
 from gateway.backend.attempt import Answer, BackendRequest, Sent, StaleConnectionError
 from gateway.backend.connections import Connections
 from gateway.backend.deadlines import Deadlines
 from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
+from gateway.certificates import TlsContext, uses_tls
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from gateway.plan import BackendPlan
@@ -26,12 +26,18 @@ class Upstream:
     """
 
     def __init__(self, plan: BackendPlan, before: "Upstream | None" = None) -> None:
-        """`start` must be awaited, and `close` by the last of those that took over from each other."""
+        """`start` must be awaited, and `close` by the last of those that took over from each other.
+
+        Raises `ConfigError` for certificates that cannot be used.
+        """
         self.name = plan.name
         settings = plan.settings
-        tls = ssl.create_default_context()
+        self.tls: TlsContext | None = None
+        """For the endpoints whose URL begins with https; None if there is none."""
+        if uses_tls(settings.endpoints):
+            self.tls = TlsContext.following(before.tls if before else None, f"backends.{plan.name}.tls", settings.tls)
         self.endpoints: EndpointSet = EndpointSet() if before is None else before.endpoints
-        self.endpoints.replace(Endpoint.parse(url, tls) for url in settings.endpoints)
+        self.endpoints.replace(Endpoint.parse(url, self.tls) for url in settings.endpoints)
         timeouts = settings.timeouts
         self.limits_s = {"first_byte": timeouts.first_byte, "idle": timeouts.idle, "total": timeouts.total}
         self.connections = Connections(

@@ -26,6 +26,7 @@ from gateway.client.request import ABSOLUTE, MAX_CONTENT_LENGTH, ClientRequest, 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Exchange
 from gateway.headers import Headers
+from gateway.policy.crossing import UNIX_PEER
 from gateway.policy.quiet import OncePerInterval
 
 PIECES_AT_ONCE = 64
@@ -168,7 +169,7 @@ class ClientProtocol(RequestHandler):
     """aiohttp's HTTP server protocol, with its own refusals (bad HTTP) in the error shape of the gateway."""
 
     peer = "unknown"
-    """The client's address."""
+    """The client's address, or `UNIX_PEER`."""
     serving: "_Connection | None" = None
     """The request that is being served."""
     _is_broken = False
@@ -188,6 +189,8 @@ class ClientProtocol(RequestHandler):
         peername = transport.get_extra_info("peername")
         if isinstance(peername, tuple):
             self.peer = str(peername[0])
+        elif transport.get_extra_info("socket").family == socket.AF_UNIX:
+            self.peer = UNIX_PEER
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio."""
@@ -384,8 +387,9 @@ class _Connection:
     def cut(self) -> None:
         transport = self._protocol.transport
         if transport is not None:
-            client = transport.get_extra_info("socket")
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client = None if transport.is_closing() else transport.get_extra_info("socket")
+            if client is not None:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             transport.abort()
 
 

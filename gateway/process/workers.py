@@ -142,10 +142,14 @@ class Supervisor:
         return supervisor
 
     async def _start_workers(self) -> None:
-        self._port_holder = await listeners.bind(self._config.listen, shared=True)
-        port = self._port_holder.getsockname()[1]
-        self.listen_url = listeners.url_of(self._config.listen, port)
-        self._listen = Address(f"{self._config.listen.rpartition(':')[0]}:{port}")
+        address = self._config.listen
+        self._port_holder = await listeners.reserve(address)
+        if not address.is_unix:
+            port = self._port_holder.getsockname()[1]
+            address = Address(f"{address.rpartition(':')[0]}:{port}")
+        scheme = "http" if self._config.tls is None else "https"
+        self.listen_url = listeners.url_of(address, 0 if address.is_unix else address.port, scheme)
+        self._listen = address
         workers = await asyncio.gather(*(self._spawn() for _ in range(self._config.workers)))
         self._minders = [asyncio.create_task(self._mind(worker)) for worker in workers]
 
@@ -156,13 +160,17 @@ class Supervisor:
     async def _spawn(self) -> _Worker:
         """Start a worker and wait until it listens. Raises `OSError` if it does not."""
         told, tell = os.pipe()
+        # the workers of a `unix:` listener share one socket, which cannot be bound a second time
+        inherited = []
+        if self._config.listen.is_unix and self._port_holder is not None:
+            inherited = [self._port_holder.fileno()]
         # until the worker ignores it: a hangup of the terminal goes to all processes, and ends those that do not
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway.process.workers", str(tell), self._name),
+                *(sys.executable, "-m", "gateway.process.workers", str(tell), self._name, *map(str, inherited)),
                 stdin=asyncio.subprocess.PIPE,
-                pass_fds=[tell],
+                pass_fds=[tell, *inherited],
                 env={**os.environ, METRICS_FOLDER: str(self._folder)},
             )
         except BaseException:
@@ -262,6 +270,9 @@ class Supervisor:
     async def drain(self) -> None:
         """Let all workers finish what is in flight, up to `shutdown.grace`."""
         self._is_draining = True
+        if self._config.listen.is_unix and self._port_holder is not None:
+            # it listens as long as anybody has it: clients that come when the workers have stopped are refused
+            self._port_holder.close()
         for worker in list(self._workers.values()):
             with contextlib.suppress(ProcessLookupError):
                 worker.process.send_signal(signal.SIGTERM)
@@ -281,7 +292,7 @@ class Supervisor:
         await asyncio.gather(*self._listeners, return_exceptions=True)
         await self._admin.stop()
         if self._port_holder is not None:
-            self._port_holder.close()
+            listeners.release(self._port_holder)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _registry(self) -> CollectorRegistry:
@@ -310,8 +321,11 @@ class _Work:
         self._tell: asyncio.WriteTransport | None = None
         self._reported: Report | None = None
 
-    async def run(self, tell: int) -> None:
-        """Serve until SIGTERM, SIGINT or the end of the supervisor, then drain. Writes to *tell*."""
+    async def run(self, tell: int, inherited: int | None) -> None:
+        """Serve until SIGTERM, SIGINT or the end of the supervisor, then drain. Writes to *tell*.
+
+        *inherited* is the descriptor of a socket that all workers share.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stopped.set)
@@ -319,7 +333,8 @@ class _Work:
         obeying: asyncio.Task[None] | None = None
         reporting: asyncio.Task[None] | None = None
         try:
-            await self.data_plane.start(shared=True)
+            shared = socket.socket(fileno=inherited) if inherited is not None else None
+            await self.data_plane.start(shared=True, inherited=shared)
             settle()
             self._report()
             self._answer(Listening())
@@ -396,14 +411,18 @@ def main() -> None:
     config = decode(bytes(start.config))
     writer = LogWriter(config.logging.level)
     writer.start()
+    inherited = int(sys.argv[3]) if len(sys.argv) > 3 else None
     try:
-        asyncio.run(_serve(config, sys.argv[2], int(sys.argv[1])))
+        asyncio.run(_serve(config, sys.argv[2], int(sys.argv[1]), inherited))
+    except (ConfigError, OSError) as error:
+        log.error("%s", error)
+        sys.exit(1)
     finally:
         writer.stop()
 
 
-async def _serve(config: Config, name: str, tell: int) -> None:
-    await _Work(config, name).run(tell)
+async def _serve(config: Config, name: str, tell: int, inherited: int | None) -> None:
+    await _Work(config, name).run(tell, inherited)
 
 
 if __name__ == "__main__":
