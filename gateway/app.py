@@ -54,7 +54,7 @@ class DataPlane:
         self._upstreams = {backend.name: Upstream(backend) for backend in plan.backends.values()}
         self._access_log = AccessLog(config.logging.access) if config.logging.access != "none" else None
         self.gateway = Gateway(plan, self._upstreams, self._record)
-        self.server = Server(self.gateway.handle, self._record, max_connections=config.limits.connections)
+        self.server = Server(self.gateway.handle, self._record, config.limits)
         self._listener = ClientListener(self.server)
         self._sampler: asyncio.Task[None] | None = None
 
@@ -87,7 +87,8 @@ class DataPlane:
         """Set the gauges of what is in flight to this moment's values."""
         admission = self.gateway.admission
         self.metrics.observe_load(self.gateway.in_flight, admission.held_bytes, admission.max_bytes)
-        self.metrics.observe_connections(self.server.open_connections, self.server.refused_connections)
+        server = self.server
+        self.metrics.observe_connections(server.open_connections, server.refused_connections, server.slow_connections)
         for upstream in self._upstreams.values():
             for state in upstream.endpoints.states:
                 self.metrics.observe_upstream(upstream.name, state.url, *upstream.connections.counts(state.endpoint))

@@ -40,7 +40,7 @@ async def test_a_server_hands_its_loop_and_options_to_the_protocol_that_it_makes
     assert server._kwargs["auto_decompress"] is False
     protocol = server()
     assert isinstance(protocol, RequestHandler)
-    assert protocol.keepalive_timeout == 75.0
+    assert protocol.keepalive_timeout == 0
     assert protocol._lingering_time == 0
 
 
