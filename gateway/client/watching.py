@@ -4,6 +4,7 @@ Here: when connections are looked at. Not here: what is seen there, and what is 
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -12,8 +13,10 @@ from gateway.config import Limits
 LOOK_S = 1.0
 """How often each connection is looked at. A limit takes effect so much late at most, or a quarter of itself if less."""
 
-LOOK_AT_ONCE = 256
-"""How many connections are looked at before others run."""
+LOOK_AT_ONCE = 128
+"""How many connections are looked at before others run: 0.3 ms at most, since each look costs 0.3 to 2.3 us."""
+
+log = logging.getLogger("gateway")
 
 
 class Watched(Protocol):
@@ -71,7 +74,11 @@ class Watcher:
         limits = self._limits()
         now_s = self._loop.time()
         for _ in range(min(LOOK_AT_ONCE, len(left))):
-            left.pop().look(now_s, limits)
+            connection = left.pop()
+            try:
+                connection.look(now_s, limits)
+            except Exception:  # the others are looked at all the same, and this one again
+                log.exception("a connection could not be looked at")
         if left:
             self._next = self._loop.call_soon(self._go_on)
         else:

@@ -373,6 +373,27 @@ async def test_a_relayed_upload_that_falls_silent_ends_with_408_and_its_backend_
         assert total(await client.metrics(), "errors_total", reason="slow_client") == 1
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(head_of("POST", "/any", 1_000_000) + b"x", id="length"),
+        pytest.param(
+            head_of("PUT", "/v2/models/m/any", None, {"Transfer-Encoding": "chunked"}) + b"5\r\nx", id="chunks"
+        ),
+        pytest.param(head_of("POST", "/any", 100, {"Content-Encoding": "gzip"}) + gzip.compress(b"x"), id="compressed"),
+        pytest.param(head_of("POST", "/any", 100, {"Expect": "100-continue"}), id="invited"),
+    ],
+)
+async def test_a_relayed_upload_that_falls_silent_in_its_beginning_never_reaches_the_backend(sent: bytes) -> None:
+    async with counting() as backend, running(backend.url, "limits: {body_timeout: 200ms}\n") as client:
+        async with wire(client.url) as sender:
+            await sender.send(sent)
+            reply = await sender.reply()
+        assert (reply.status, b"limits.body_timeout" in reply.body) == (408, True)
+        assert not backend.peers
+        assert total(await until(client, "requests_in_flight", 0), "errors_total", reason="slow_client") == 1
+
+
 async def test_a_relayed_upload_that_falls_silent_after_its_reply_has_begun_is_cut_off() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -469,6 +490,7 @@ SILENT = 2_000
 
 
 async def test_two_thousand_silent_connections_have_no_timers_leave_others_served_and_are_closed() -> None:
+    """Of them, aiohttp has a task for each; nobody has a timer."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 2 * SILENT + 100
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -541,6 +563,21 @@ async def test_no_more_connections_are_looked_at_at_once_than_the_limit(monkeypa
             await asyncio.sleep(0)
             turn += 1
     assert max(looks.count(each) for each in set(looks)) <= LOOK_AT_ONCE
+
+
+async def test_a_look_that_fails_does_not_end_the_watch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def look(self: ClientProtocol, now_s: float, limits: Limits) -> None:
+        if not caplog.records:
+            raise OSError("odd")
+        look_as_ever(self, now_s, limits)
+
+    look_as_ever = ClientProtocol.look
+    monkeypatch.setattr(ClientProtocol, "look", look)
+    async with serving(echo, limits=HEADS) as served, connect(served.url) as silent:
+        assert await silent.is_closed()
+    assert [record.getMessage() for record in caplog.records] == ["a connection could not be looked at"]
 
 
 async def test_nothing_is_looked_at_while_there_are_no_connections() -> None:
