@@ -78,7 +78,7 @@ class DataPlane:
         upstreams = {backend.name: Upstream(backend) for backend in plan.backends.values()}
         self._access_log = _access_log(config)
         self.gateway = Gateway(Serving(plan, upstreams), self._record)
-        self.server = Server(self.gateway.handle, self._record, max_connections=config.limits.connections)
+        self.server = Server(self.gateway.handle, self._record, config.limits)
         tls = TlsContext("tls", config.tls) if config.tls is not None else None
         self._listener = ClientListener(self.server, tls=tls, handshake_timeout_s=config.limits.header_timeout)
         self._certificate_watch: asyncio.Task[None] | None = None
@@ -127,7 +127,8 @@ class DataPlane:
         """Set the gauges of what is in flight to this moment's values."""
         admission = self.gateway.admission
         self.metrics.observe_load(self.gateway.in_flight, admission.held_bytes, admission.max_bytes)
-        self.metrics.observe_connections(self.server.open_connections, self.server.refused_connections)
+        server = self.server
+        self.metrics.observe_connections(server.open_connections, server.refused_connections, server.slow_connections)
 
     @property
     def _upstreams(self) -> Iterable[Upstream]:
@@ -185,7 +186,7 @@ class DataPlane:
         before, now = self.gateway.serving.upstreams, change.serving.upstreams
         self.gateway.replace(change.serving)
         self.config = config = change.config
-        self.server.max_connections = config.limits.connections
+        self.server.limits = config.limits
         self._listener.tls = change.tls
         self._listener.handshake_timeout_s = config.limits.header_timeout
         self._access_log = _access_log(config)

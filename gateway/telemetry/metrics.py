@@ -4,7 +4,7 @@ The names and labels are promised to operators (README, "Monitoring"). Not here:
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal, TypeVar
 
 import msgspec
@@ -113,6 +113,7 @@ class Metrics:
         self.registry.register(self.state)
         self._models: set[str] = set()
         self._refused_connections_seen = 0
+        self._slow_connections_seen: dict[str, int] = {}
         counter, gauge, histogram = self._counter, self._gauge, self._histogram
         self._requests = counter("requests", "Requests of clients that are finished", "route", "model", "code")
         self._seconds = histogram(
@@ -122,6 +123,9 @@ class Metrics:
         self._connections = gauge("client_connections", "Connections of clients that are open now")
         self._refused_connections = counter(
             "client_connections_refused", "Connections of clients that were closed at once, beyond limits.connections"
+        )
+        self._slow_connections = counter(
+            "client_connections_slow", "Connections of clients that were too slow, by what they exceeded", "limit"
         )
         self._held = gauge("in_flight_bytes", "Request bodies and decoded answers that are held now")
         self._held_limit = gauge("in_flight_bytes_limit", "limits.in_flight_bytes")
@@ -166,11 +170,17 @@ class Metrics:
         self._held().set(held_bytes)
         self._held_limit().set(max_bytes)
 
-    def observe_connections(self, open_: int, refused_total: int) -> None:
-        """Set how many client connections are open; *refused_total* counts those refused since the start."""
+    def observe_connections(self, open_: int, refused_total: int, slow_totals: Mapping[str, int]) -> None:
+        """Set how many client connections are open.
+
+        *refused_total* and *slow_totals* count since the start those refused, and, by the limit's name, the slow ones.
+        """
         self._connections().set(open_)
         self._refused_connections().inc(refused_total - self._refused_connections_seen)
         self._refused_connections_seen = refused_total
+        for limit, total in slow_totals.items():
+            self._slow_connections(limit).inc(total - self._slow_connections_seen.get(limit, 0))
+            self._slow_connections_seen[limit] = total
 
     def observe_lag(self, seconds: float) -> None:
         """Count one sample of the event loop's lag."""

@@ -86,11 +86,13 @@ async def test_connections_and_waiting_for_them_are_measured(client: Client) -> 
     metrics = await client.metrics()
     assert metrics['tensor_gateway_upstream_queue_seconds_count{backend="main"}'] == 1
     measured = Metrics(lambda: [EndpointReading("b", "http://x:1", True, False, busy=2, idle=1)])
-    measured.observe_connections(7, 3)
-    measured.observe_connections(5, 4)
+    measured.observe_connections(7, 3, {"header_timeout": 0, "client_idle": 1})
+    measured.observe_connections(5, 4, {"header_timeout": 0, "client_idle": 3})
     value = measured.registry.get_sample_value
     assert value("tensor_gateway_client_connections") == 5
     assert value("tensor_gateway_client_connections_refused_total") == 4
+    assert value("tensor_gateway_client_connections_slow_total", {"limit": "client_idle"}) == 3
+    assert value("tensor_gateway_client_connections_slow_total", {"limit": "header_timeout"}) == 0
     labels = {"backend": "b", "endpoint": "http://x:1"}
     assert value("tensor_gateway_upstream_connections", {**labels, "state": "busy"}) == 2
     assert value("tensor_gateway_upstream_connections", {**labels, "state": "idle"}) == 1
