@@ -7,23 +7,33 @@ import asyncio
 import gc
 import logging
 import secrets
+import socket
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
 
+from gateway import certificates
 from gateway.backend.upstream import Upstream
+from gateway.certificates import TlsContext
 from gateway.client.listeners import ClientListener
 from gateway.client.server import Server
 from gateway.config import Config
 from gateway.errors import ErrorKind
 from gateway.exchange import Exchange
-from gateway.handlers import Gateway
-from gateway.plan import Plan
+from gateway.handlers import Gateway, Serving
+from gateway.plan import BackendPlan, Plan
 from gateway.telemetry.access_log import AccessLog
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.log_writer import change_level
+from gateway.telemetry.metrics import EndpointReading, Metrics
 
 SAMPLE_S = 0.1
 """How often the event loop's lag is measured."""
 
 HEAD_S = 0.1
 """How long a request whose connection was just accepted has to show itself when draining begins."""
+
+NEW_BACKENDS_S = 0.25
+"""How long a reload waits for new backends to have looked their names up; beyond it they go on beside the requests."""
 
 log = logging.getLogger("gateway")
 
@@ -42,21 +52,40 @@ def new_name() -> str:
     return f"tensor-gateway-{secrets.token_hex(8)}"
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of configuration of which nothing can fail any more."""
+
+    config: Config
+    serving: Serving
+    """Backends that there were not before have begun; the others wait to take over."""
+    tls: TlsContext | None
+    """Of the clients' listener."""
+
+
 class DataPlane:
     """What serves clients, in one process. Must be made on a running event loop."""
 
     def __init__(self, config: Config, name: str) -> None:
-        """*name* is what the gateway calls itself in `Via`, see `new_name`; its workers share one."""
+        """*name* is what the gateway calls itself in `Via`, see `new_name`; its workers share one.
+
+        Raises `ConfigError` for certificates that cannot be used.
+        """
         self.config = config
-        self.metrics = Metrics()
+        self.metrics = Metrics(self.readings)
         self.url = ""
         plan = Plan.of(config, name)
-        self._upstreams = {backend.name: Upstream(backend) for backend in plan.backends.values()}
-        self._access_log = AccessLog(config.logging.access) if config.logging.access != "none" else None
-        self.gateway = Gateway(plan, self._upstreams, self._record)
-        self.server = Server(self.gateway.handle, self._record, max_connections=config.limits.connections)
-        self._listener = ClientListener(self.server)
+        upstreams = {backend.name: Upstream(backend) for backend in plan.backends.values()}
+        self._access_log = _access_log(config)
+        self.gateway = Gateway(Serving(plan, upstreams), self._record)
+        self.server = Server(self.gateway.handle, self._record, config.limits)
+        tls = TlsContext("tls", config.tls) if config.tls is not None else None
+        self._listener = ClientListener(self.server, tls=tls, handshake_timeout_s=config.limits.header_timeout)
+        self._certificate_watch: asyncio.Task[None] | None = None
         self._sampler: asyncio.Task[None] | None = None
+        self._starting: set[asyncio.Task[None]] = set()
+        # they vanish from here when their last request has ended
+        self._retired: weakref.WeakSet[Upstream] = weakref.WeakSet()
 
     def _record(self, exchange: Exchange) -> None:
         try:
@@ -68,11 +97,22 @@ class DataPlane:
         if exchange.error is ErrorKind.INTERNAL:
             log.error("request %s: %s", exchange.request_id, exchange.detail)
 
-    async def start(self, *, shared: bool = False) -> None:
-        """Listen, on a port that is *shared* with other workers. Raises `OSError` if the address cannot be had."""
-        self.url = await self._listener.open(self.config.listen, shared=shared)
+    async def start(self, *, shared: bool = False, inherited: socket.socket | None = None) -> None:
+        """Listen, on a port that is *shared* with other workers, or on an *inherited* socket.
+
+        Raises `OSError` if the address cannot be had.
+        """
+        await asyncio.gather(*(upstream.start() for upstream in self._upstreams))
+        if inherited is not None:
+            self.url = self._listener.open_on(inherited, self.config.listen)
+        else:
+            self.url = await self._listener.open(self.config.listen, shared=shared)
         self.observe_load()
         self._sampler = asyncio.create_task(self._sample())
+        self._certificate_watch = asyncio.create_task(certificates.watch(self._tls_contexts))
+
+    def _tls_contexts(self) -> list[TlsContext | None]:
+        return [self._listener.tls, *(upstream.tls for upstream in self._upstreams)]
 
     async def _sample(self) -> None:
         """Measure how late the event loop is: how long anything kept it from waking this up."""
@@ -87,10 +127,92 @@ class DataPlane:
         """Set the gauges of what is in flight to this moment's values."""
         admission = self.gateway.admission
         self.metrics.observe_load(self.gateway.in_flight, admission.held_bytes, admission.max_bytes)
-        self.metrics.observe_connections(self.server.open_connections, self.server.refused_connections)
-        for upstream in self._upstreams.values():
-            for state in upstream.endpoints.states:
-                self.metrics.observe_upstream(upstream.name, state.url, *upstream.connections.counts(state.endpoint))
+        server = self.server
+        self.metrics.observe_connections(server.open_connections, server.refused_connections, server.slow_connections)
+
+    @property
+    def _upstreams(self) -> Iterable[Upstream]:
+        return self.gateway.serving.upstreams.values()
+
+    def readings(self) -> list[EndpointReading]:
+        """What is known of each endpoint of the backends that there are now."""
+        return [
+            EndpointReading(
+                upstream.name,
+                state.url,
+                state.is_up,
+                state.is_ejected,
+                *upstream.connections.counts(state.endpoint),
+            )
+            for upstream in self._upstreams
+            for state in upstream.endpoints.states
+        ]
+
+    def not_usable(self) -> str | None:
+        """Why no request can succeed; None if some backend has an endpoint that is not known to be down."""
+        if any(upstream.is_usable for upstream in self._upstreams):
+            return None
+        return f"no backend can be used: all endpoints of {', '.join(self.gateway.serving.upstreams)} are down"
+
+    # Reload: everything that may fail, then one step that cannot
+
+    async def prepare(self, config: Config) -> Change:
+        """Build what *config* means beside what runs. Raises `ConfigError` or `OSError`; nothing has changed then."""
+        plan = Plan.of(config, self.gateway.serving.plan.name)
+        tls = TlsContext.following(self._listener.tls, "tls", config.tls) if config.tls is not None else None
+        running = self.gateway.serving.upstreams
+        upstreams = {
+            name: running[name] if self._keeps(backend) else Upstream(backend, running.get(name))
+            for name, backend in plan.backends.items()
+        }
+        change = Change(config, Serving(plan, upstreams), tls)
+        beginning = [self._start_beside(upstreams[name]) for name in upstreams.keys() - running.keys()]
+        if beginning:
+            try:
+                await asyncio.wait(beginning, timeout=NEW_BACKENDS_S)
+            except BaseException:
+                await self.abandon(change)
+                raise
+        return change
+
+    async def abandon(self, change: Change) -> None:
+        """Give *change* up, which was prepared."""
+        for name in change.serving.upstreams.keys() - self.gateway.serving.upstreams.keys():
+            change.serving.upstreams[name].retire()
+            await change.serving.upstreams[name].close()
+
+    def commit(self, change: Change) -> None:
+        """Serve by *change*, which was prepared, from now on. Requests in flight finish with what they began with."""
+        before, now = self.gateway.serving.upstreams, change.serving.upstreams
+        self.gateway.replace(change.serving)
+        self.config = config = change.config
+        self.server.limits = config.limits
+        self._listener.tls = change.tls
+        self._listener.handshake_timeout_s = config.limits.header_timeout
+        self._access_log = _access_log(config)
+        change_level(config.logging.level)
+        for name, upstream in before.items():
+            if name not in now:
+                upstream.retire()
+                self._retired.add(upstream)
+            elif now[name] is not upstream:
+                self._start_beside(now[name])  # which takes over
+        self.observe_load()
+
+    def _keeps(self, backend: BackendPlan) -> bool:
+        """Whether *backend* is as it was. With TLS it is not: certificates may have changed in their files."""
+        before = self.gateway.serving.plan.backends.get(backend.name)
+        return (
+            before is not None
+            and (before.fingerprint, before.max_connections) == (backend.fingerprint, backend.max_connections)
+            and not any(url.startswith("https:") for url in backend.settings.endpoints)
+        )
+
+    def _start_beside(self, upstream: Upstream) -> asyncio.Task[None]:
+        task = asyncio.create_task(_start(upstream))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+        return task
 
     async def drain(self) -> None:
         """Stop accepting and let what is in flight finish, up to `shutdown.grace`; then it is cut off."""
@@ -108,6 +230,22 @@ class DataPlane:
         await self._listener.close()
         if self._sampler is not None:
             self._sampler.cancel()
+        for task in self._starting:
+            task.cancel()
+        if self._certificate_watch is not None:
+            self._certificate_watch.cancel()
         await self.gateway.close()
-        for upstream in self._upstreams.values():
+        for upstream in (*self._upstreams, *self._retired):
+            upstream.retire()
             await upstream.close()
+
+
+def _access_log(config: Config) -> AccessLog | None:
+    return AccessLog(config.logging.access) if config.logging.access != "none" else None
+
+
+async def _start(upstream: Upstream) -> None:
+    try:
+        await upstream.start()
+    except Exception:  # the plan holds, and the requests will tell
+        log.exception("backend %s: what goes on beside the requests has not begun", upstream.name)

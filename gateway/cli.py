@@ -16,6 +16,7 @@ from gateway.app import settle
 from gateway.config import Config, for_backend, load, parse
 from gateway.errors import ConfigError
 from gateway.process.application import Application
+from gateway.process.reload import Reloader
 from gateway.process.workers import Supervisor
 from gateway.telemetry.log_writer import ANNOUNCE, LogWriter
 
@@ -67,6 +68,17 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--admin", metavar="HOST:PORT", help="with --backend: metrics and health (default 127.0.0.1:9090)"
     )
+    serve.add_argument(
+        "--workers",
+        metavar="N",
+        help="with --backend: processes that share the port (default 1; auto: one per core)",
+    )
+    serve.add_argument(
+        "--log",
+        choices=("json", "text", "none"),
+        help="with --backend: how requests are logged to standard output (default json, on a terminal text)",
+    )
+    serve.add_argument("--watch", action="store_true", help="with --config: reload when the file changes, as by SIGHUP")
     serve.set_defaults(run=_serve)
 
     check = commands.add_parser(
@@ -95,44 +107,51 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 def _serve(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if options.config is not None:
-        if options.listen or options.admin:
-            parser.error("--listen and --admin go with --backend; with --config set them in the file")
+        if options.listen or options.admin or options.workers is not None or options.log:
+            parser.error("--listen, --admin, --workers and --log go with --backend; with --config set them in the file")
+        reloader = Reloader(options.config)
         config = load(options.config)
     else:
-        access = "text" if sys.stdout.isatty() else "json"
-        config = for_backend(options.backend, options.listen, options.admin, access)
+        if options.watch:
+            parser.error("--watch goes with --config: there is no file to watch")
+        reloader = Reloader(None)
+        access = options.log or ("text" if sys.stdout.isatty() else "json")
+        config = for_backend(options.backend, options.listen, options.admin, access, options.workers)
     writer = LogWriter(config.logging.level)
     writer.start()
     try:
-        return asyncio.run(_serve_until_stopped(config))
+        return asyncio.run(_serve_until_stopped(config, reloader, watch=options.watch))
     finally:
         writer.stop()
 
 
-async def _serve_until_stopped(config: Config) -> int:
+async def _serve_until_stopped(config: Config, reloader: Reloader, *, watch: bool) -> int:
     stopped = _stop_event()
+    # from now on a hangup is kept until it can be done; those that came earlier were held back, see `__main__`
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.request)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     application = await (Application if config.workers == 1 else Supervisor).start(config)
     try:
         settle()
         announce.info("tensor-gateway %s serves clients on %s", __version__, application.listen_url)
         announce.info("metrics and health on %s", application.admin_url)
+        reloader.start(application, watch=watch)
         await stopped.wait()
+        await reloader.stop()
         announce.info("draining: no new connections; requests in flight are finished")
         await application.drain()
     finally:
+        await reloader.stop()
         await application.stop()
     return 0
 
 
 def _stop_event() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set. SIGHUP, whose default is to end the process, logs a warning instead."""
+    """An event that SIGTERM and SIGINT set."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    loop.add_signal_handler(
-        signal.SIGHUP, lambda: log.warning("SIGHUP ignored: reloading is not available yet, restart instead")
-    )
     return stopped
 
 
@@ -142,6 +161,7 @@ def _demo(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 async def _demonstrate(*, once: bool) -> int:
     stopped = _stop_event()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # see `__main__`
     async with demo.JsonServer.on_port(8000) as server:
         config = parse(demo.configuration(server.url))
         application = await Application.start(config)

@@ -10,6 +10,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 from gateway.backend.attempt import Answer, BackendRequest, Body, Pieces, Sending
@@ -67,25 +68,42 @@ log = logging.getLogger("gateway")
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What a request takes when it begins, and keeps: one value, so that a reload replaces all of it in one step."""
+
+    plan: Plan
+    upstreams: Mapping[str, Upstream]
+    """The plan's backends by name."""
+
+
 class Gateway:
     """Serves all requests of a process. The plan can be replaced while it runs; its state stays."""
 
-    def __init__(self, plan: Plan, upstreams: Mapping[str, Upstream], record: Callable[[Exchange], None]) -> None:
-        """*upstreams* are the plan's backends by name; *record* is called once with each finished exchange."""
-        self.plan = plan
+    def __init__(self, serving: Serving, record: Callable[[Exchange], None]) -> None:
+        """*record* is called once with each finished exchange."""
+        self.serving = serving
+        plan = serving.plan
         self.admission = Admission(plan.limits.in_flight_bytes, plan.limits.concurrent_requests)
         self.metadata = ModelMetadata()
         self.recovered_warnings = OncePerInterval(WARNING_S, WARNING_CLIENTS)
         self.in_flight = 0
         self.is_draining = False
-        self._upstreams = upstreams
         self._record = record
         self._idle = asyncio.Event()
         self._idle.set()
 
+    def replace(self, serving: Serving) -> None:
+        """Serve by *serving* from now on; requests that have begun keep what they took (design: reload)."""
+        self.serving = serving
+        limits = serving.plan.limits
+        self.admission.max_bytes = limits.in_flight_bytes
+        self.admission.max_requests = limits.concurrent_requests
+
     async def handle(self, request: ClientRequest) -> None:
         """Serve one request of a client."""
         loop = asyncio.get_running_loop()
+        serving = self.serving
         exchange = Exchange(
             client=request.peer,
             method=request.method,
@@ -93,12 +111,12 @@ class Gateway:
             request_id=request_id(request.headers),
             started_s=loop.time(),
         )
-        call = _Call(self, self.plan, request, exchange)
+        call = _Call(self, serving.plan, request, exchange)
         self.in_flight += 1
         self._idle.clear()
         try:
             try:
-                await call.serve(self._upstreams, self._route(request, call.plan, exchange))
+                await call.serve(serving.upstreams, self._route(request, call.plan, exchange))
             except GatewayError as error:
                 await call.reply.error(error)
             await call.body.drop_rest()
@@ -268,7 +286,7 @@ class _Call:
         self._total_at = asyncio.get_running_loop().time() + total_s
         try:
             async with asyncio.timeout_at(self._total_at):
-                return await self._gateway.metadata.get((upstream.name, path, tuple(headers)), fetch)
+                return await self._gateway.metadata.get((backend.fingerprint, path, tuple(headers)), fetch)
         except TimeoutError:
             words = f"backend {upstream.name!r} took longer than {total_s:g} s (timeouts.total)"
             raise GatewayError(ErrorKind.TIMEOUT, words) from None
@@ -440,7 +458,7 @@ class _Call:
             await self._ask(upstream, headers, body, read)
         finally:
             if (reloaded := match.reloaded_path) is not None:
-                self._gateway.metadata.forget(upstream.name, reloaded)
+                self._gateway.metadata.forget(backend.fingerprint, reloaded)
 
     async def _upload(self, backend: BackendPlan) -> Body:
         """A body that is relayed: whole if it is small, and so can be sent again if a connection turns out to be dead.

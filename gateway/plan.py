@@ -3,10 +3,13 @@
 Not here: running state. What is in flight, connections, the memory budget and draining outlive any plan.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import msgspec
 
 from gateway.codec import HeaderLimits, KnownHeaders, TensorPolicy
 from gateway.config import Backend, Compression, Config, Limits
@@ -30,6 +33,9 @@ class BackendPlan:
     tensor_policy: TensorPolicy
     """How its tensors are written."""
     max_connections: int
+    fingerprint: str
+    """The name, and a digest of the settings: what is kept of the backend's answers is kept under this, so that a
+    reload that changes the backend finds nothing of the old one, also where requests of the old plan still ask."""
     workers: int = 1
     """How many processes share what is allowed for the whole gateway."""
     base_paths: tuple[str, ...] = ()
@@ -66,6 +72,7 @@ class Plan:
                 BackendHeaders(settings.headers.set, settings.headers.remove),
                 settings.tensor_policy,
                 config.max_connections(backend),
+                _fingerprint(backend, settings),
                 config.workers,
                 tuple({path for url in settings.endpoints if (path := urlsplit(url).path)}),
             )
@@ -108,3 +115,8 @@ class Plan:
             for base in self.backends[backend].base_paths:
                 self.access.check(base + match.path)
         return match
+
+
+def _fingerprint(name: str, settings: Backend) -> str:
+    text = msgspec.json.encode(settings, enc_hook=str)
+    return f"{name} {hashlib.blake2b(text, digest_size=16).hexdigest()}"

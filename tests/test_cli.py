@@ -245,15 +245,3 @@ async def test_grace_ends_and_says_what_was_cut_off(tmp_path: Path) -> None:
             assert serve.returncode == 0
             assert b"1 requests in flight are cut off" in errors
             assert b"Traceback" not in errors
-
-
-async def test_sighup_is_refused_aloud_and_does_not_end_the_process() -> None:
-    listen = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
-    async with lying(answering(b"{}")) as liar, process("serve", "--backend", liar.url, *listen) as serve:
-        clients = await url_in_line(serve.stderr)
-        await url_in_line(serve.stderr)
-        serve.send_signal(signal.SIGHUP)
-        assert serve.stderr is not None
-        assert b"reloading is not available yet" in await serve.stderr.readline()
-        async with aiohttp.ClientSession() as session, session.get(f"{clients}/x") as response:
-            assert response.status == 200

@@ -132,7 +132,6 @@ def test_keys_that_are_not_built_yet_are_keys_that_do_not_exist() -> None:
         (one_backend("headers: {set: {X-A: a, x-a: b}}"), "headers.set.x-a: duplicate header, `X-A` is set too"),
         (one_backend("headers: {set: {X-A: é}}"), "headers.set.X-A: invalid header value"),
         ("workers: auto\n" + MINIMAL, "workers: `auto` not available yet"),
-        ("listen: unix:/run/x.sock\n" + MINIMAL, "`unix:` is not available yet"),
         (one_backend("headers: {set: {A: 'Bearer ${TOKEN}'}}"), "backends.a.headers.set.A: values from outside"),
         ("listen: 8080\n" + MINIMAL, "listen: expected host:port"),
         ("listen: http://127.0.0.1:8080\n" + MINIMAL, "listen: expected host:port"),

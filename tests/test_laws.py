@@ -25,7 +25,7 @@ LAYERS = [
     {"app"},
     {"handlers"},
     {"client", "backend"},
-    {"plan", "telemetry", "exchange", "pacing"},
+    {"plan", "telemetry", "exchange", "pacing", "tls", "certificates"},
     {"config"},
     {"policy", "codec"},
     {"errors", "headers"},

@@ -162,7 +162,7 @@ async def test_gauges_of_a_worker_that_dies_before_it_listens_are_not_summed(
     supervisor = Supervisor(parse("workers: 2\nbackends: {a: {endpoints: ['http://127.0.0.1:1']}}\n"))
     try:
         with pytest.raises(OSError, match="a worker did not start"):
-            await supervisor._spawn(b"")
+            await supervisor._spawn()
         assert list(supervisor._folder.iterdir()) == []
     finally:
         await supervisor.stop()

@@ -163,7 +163,7 @@ class Sent:
         except NotHttpError as error:
             raise self._malformed(f"does not speak HTTP: {error}") from None
         except LostError:
-            raise self._lost_before_answer(wire) from None
+            raise self._lost_before_answer(wire, endpoint) from None
         self._sending.answered()
         if _CONTROL.search(b"".join([value for _, value in message.raw_headers])) is not None:
             raise self._malformed("answered with a header that holds a control character")
@@ -295,10 +295,15 @@ class Sent:
         if self._sender is not None:
             self._sender.cancel()
 
-    def _lost_before_answer(self, wire: Wire) -> Exception:
+    def _lost_before_answer(self, wire: Wire, endpoint: Endpoint) -> Exception:
         """What the loss of the connection before any byte of an answer means (design: executed once)."""
         if self._send_error is not None:
             return self._send_error
+        tls = endpoint.tls
+        refused = wire.why_certificate_was_refused(tls.where) if tls is not None else None
+        if refused is not None:
+            words = f"backend {self._backend!r} cannot be reached at {endpoint.url}: {refused}"
+            return GatewayError(ErrorKind.UNREACHABLE, words, sent=False)
         is_unread = wire.was_surely_not_read()
         request = self._request
         may_repeat = request.body.can_be_repeated and (is_unread or request.method in SURE_TO_REPEAT)

@@ -16,6 +16,7 @@ from functools import partial
 
 import aiohappyeyeballs
 
+from gateway import tls
 from gateway.backend.endpoints import Endpoint
 from gateway.backend.resolving import Resolver, UnknownHostError
 from gateway.backend.wire import Wire
@@ -242,12 +243,12 @@ class Connections:
                 sock = await aiohappyeyeballs.start_connection(
                     addresses, happy_eyeballs_delay=NEXT_ADDRESS_S, interleave=1, loop=loop
                 )
-                _, wire = await loop.create_connection(
-                    lambda: Wire(loop, partial(self._lost, endpoint)),
-                    sock=sock,
-                    ssl=endpoint.tls,
-                    server_hostname=endpoint.host if endpoint.tls is not None else None,
-                )
+                wire = Wire(loop, partial(self._lost, endpoint))
+                if endpoint.tls is None:
+                    await loop.create_connection(lambda: wire, sock=sock)
+                else:
+                    wire.tls = await tls.connect(sock, wire, endpoint.tls, endpoint.name)
+                    wire.tls.on_closing = wire.socket_closes
         except TimeoutError:
             limit = f"{self._connect_timeout_s:g} s (timeouts.connect)"
             raise self._unreachable(endpoint, f"no connection within {limit}") from None

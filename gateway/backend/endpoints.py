@@ -4,11 +4,11 @@ Not here: connections to them (`connections`), and what is decided from their st
 """
 
 import dataclasses
-import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from gateway.certificates import TlsContext
 from gateway.policy.ejection import Ejection
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -27,10 +27,15 @@ class Endpoint:
     """What the `Host` header says."""
     base_path: str
     """Stands before every path; without a slash at its end."""
-    tls: ssl.SSLContext | None
+    tls: TlsContext | None
+
+    @property
+    def name(self) -> str:
+        """What the server is called: the host of `authority`, also where `host` is one of the name's addresses."""
+        return urlsplit(f"//{self.authority}").hostname or self.host
 
     @classmethod
-    def parse(cls, url: str, tls: ssl.SSLContext) -> "Endpoint":
+    def parse(cls, url: str, tls: TlsContext | None) -> "Endpoint":
         """The endpoint at *url*, which the configuration has proved right; *tls* is used for https."""
         parts = urlsplit(url)
         assert parts.hostname is not None

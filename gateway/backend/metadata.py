@@ -33,7 +33,8 @@ class _Object(msgspec.Struct):
 _OBJECT = msgspec.json.Decoder(_Object)
 
 Key = tuple[str, str, tuple[tuple[str, str], ...]]
-"""Backend, raw path of the model, and the headers of the question: what one client may read is not for all."""
+"""Fingerprint of the backend, raw path of the model, and the headers of the question, because what one client may read
+is not for all."""
 
 
 def is_worth_keeping(status: int, text: bytes) -> bool:

@@ -7,7 +7,6 @@ Here: the attempts of a call, and its end. Not here: what goes over a connection
 import asyncio
 import logging
 import random
-import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +14,7 @@ from gateway.backend.attempt import Answer, BackendRequest, Sent, StaleConnectio
 from gateway.backend.connections import Connections
 from gateway.backend.deadlines import Deadlines
 from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
+from gateway.certificates import TlsContext, uses_tls
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from gateway.plan import BackendPlan
@@ -46,6 +46,10 @@ class Upstream:
         """
         self.name = plan.name
         settings = plan.settings
+        self.tls: TlsContext | None = None
+        """For the endpoints whose URL begins with https; None if there is none."""
+        if uses_tls(settings.endpoints):
+            self.tls = TlsContext.following(before.tls if before else None, f"backends.{plan.name}.tls", settings.tls)
         timeouts, retry, eject = settings.timeouts, settings.retry, settings.eject
         self.limits_s = {"first_byte": timeouts.first_byte, "idle": timeouts.idle, "total": timeouts.total}
         self.retry = RetryPolicy(retry.attempts, retry.budget, retry.resend_after_sent, plan.workers)
@@ -53,7 +57,6 @@ class Upstream:
         self._plan = plan
         self._balance = least_in_flight if settings.balance == "least_in_flight" else round_robin
         self._turn = 0
-        self._tls: ssl.SSLContext = ssl.create_default_context() if before is None else before._tls
         self.endpoints: EndpointSet = EndpointSet() if before is None else before.endpoints
         self.connections: Connections = Connections(plan.name) if before is None else before.connections
         self.recent_calls: RecentCalls = RecentCalls() if before is None else before.recent_calls
@@ -64,7 +67,7 @@ class Upstream:
     def _take_over(self) -> None:
         """From now on the endpoints and the limits of the connections are those of this plan."""
         settings = self._plan.settings
-        self.endpoints.replace(Endpoint.parse(url, self._tls) for url in settings.endpoints)
+        self.endpoints.replace(Endpoint.parse(url, self.tls) for url in settings.endpoints)
         self.connections.configure(
             max_connections=self._plan.max_connections,
             queue_length=settings.queue.length,

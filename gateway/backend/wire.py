@@ -23,6 +23,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import RawResponseMessage
 from aiohttp.streams import EofStream, StreamReader
 
+from gateway.tls import TlsLayer, why_refused
+
 READ_BYTES = 256 * 1024
 """How much of an answer may wait to be read before the backend has to wait."""
 
@@ -41,6 +43,8 @@ _COUNTER = struct.Struct("=Q")
 _TWO_COUNTERS = struct.Struct("=QQ")
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _LINGER_NOT = struct.pack("ii", 1, 0)
+
+_TLS_ALERT = b"\x15\x03"  # how a TLS server's answer to plain HTTP begins (RFC 8446 section 5.1)
 
 
 Reader = StreamReader
@@ -96,6 +100,9 @@ class Wire(ResponseHandler):
         """In this exchange."""
         self.idle_since = 0.0
         self.is_reused = False
+        self.tls: TlsLayer | None = None
+        """Between this and the socket, where the endpoint speaks TLS."""
+        self._is_tls_alert = False
         self._is_open = False  # whether an exchange is
         self._is_head = False
         self._is_head_complete = False
@@ -112,11 +119,14 @@ class Wire(ResponseHandler):
     def is_usable(self) -> bool:
         """Whether an idle connection can carry another exchange: still open, and nothing has come on it.
 
-        The kernel is asked, because what has arrived since the event loop last looked is not known here yet.
+        The kernel is asked, because what has arrived since the event loop last looked is not known here yet. With TLS
+        that may be a session ticket, but servers send these before their first answer.
         """
         transport = self.transport
         if transport is None or transport.is_closing() or self.should_close:
             return False
+        if self.tls is not None and not self.tls.is_at_rest:
+            return False  # bytes have left the kernel, and are not decrypted yet
         poll = select.poll()
         try:
             poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
@@ -151,6 +161,7 @@ class Wire(ResponseHandler):
             and not transport.is_closing()
             and transport.get_write_buffer_size() == 0
             and not self.should_close
+            and (self.tls is None or self.tls.is_at_rest)
         )
 
     def end(self, now: float) -> None:
@@ -206,6 +217,8 @@ class Wire(ResponseHandler):
         try:
             return await self.read()
         except HttpProcessingError as error:
+            if self._is_tls_alert:
+                raise NotHttpError("it speaks TLS there: write https:// in the endpoint") from None
             raise NotHttpError(_reason(error)) from None
         except (ClientError, OSError, EofStream):
             raise LostError from None
@@ -237,6 +250,8 @@ class Wire(ResponseHandler):
             self._is_premature = True
             self._discard()
             return
+        if not self.received_bytes and self.tls is None:
+            self._is_tls_alert = data.startswith(_TLS_ALERT)
         self.received_bytes += len(data)
         if self._is_head_complete:
             self._parse_behind_head(data)
@@ -326,6 +341,13 @@ class Wire(ResponseHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The connection is gone; the socket closes when this returns."""
+        if self.tls is None:
+            self.socket_closes(exc)
+        super().connection_lost(exc)
+        self.on_lost(self)
+
+    def socket_closes(self, exc: BaseException | None) -> None:
+        """The socket closes when this returns. With TLS that is before `connection_lost`."""
         if isinstance(exc, BrokenPipeError):
             self._stream_ended = True  # the end of the backend's stream had come before what was being written
         elif exc is not None:
@@ -335,8 +357,6 @@ class Wire(ResponseHandler):
         if self._is_open and before is not None and after is not None and after.sent == before.sent:
             # nothing of the request has left, and what the kernel holds of it must not leave any more
             self._make_close_a_reset()
-        super().connection_lost(exc)
-        self.on_lost(self)
 
     def _take_counters(self) -> None:
         if self._after is None and self._is_open and self.transport is not None:
@@ -359,9 +379,19 @@ class Wire(ResponseHandler):
         self.abort()
 
     def _make_close_a_reset(self) -> None:
-        if self.transport is not None:
+        sock = None if self.transport is None else self.transport.get_extra_info("socket")
+        if sock is not None:  # with TLS it is gone before the connection is lost
             with contextlib.suppress(OSError):
-                self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+
+    def why_certificate_was_refused(self, where: str) -> str | None:
+        """In words why the backend refused the gateway's certificate on a new connection; None if it did not.
+
+        *where* is the path of the TLS settings. Then it has read nothing of the request, see `tls.why_refused`.
+        """
+        if self.tls is None or self.is_reused or self.received_bytes or self.tls.version != "TLSv1.3":
+            return None
+        return why_refused(self._reset, where)
 
     def was_surely_not_read(self) -> bool:
         """Whether it is certain that the backend read nothing of this exchange's request (design: executed once).

@@ -1,11 +1,19 @@
 """Sockets of listeners: binding, accepting, and how to reach them. Not here: what is spoken on them (`server`)."""
 
 import asyncio
+import errno
+import fcntl
 import logging
+import os
 import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from aiohttp import web
 
+from gateway import tls
+from gateway.certificates import TlsContext
 from gateway.client.server import CUT_S, Server
 from gateway.config import Address
 from gateway.policy.quiet import OncePerInterval
@@ -22,6 +30,12 @@ ACCEPT_PAUSE_S = 1.0
 WARNING_S = 60.0
 """How often it is said that nothing can be accepted."""
 
+HANDSHAKE_S = 10.0
+"""How long a TLS handshake may take, unless the configuration says something else (limits.header_timeout)."""
+
+UNIX_MODE = 0o660
+"""Who may connect to a `unix:` listener: the gateway's own user and group."""
+
 log = logging.getLogger("gateway")
 
 
@@ -32,7 +46,12 @@ class ClientListener:
     of its backlog and tries again as often.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(
+        self, server: Server, *, tls: TlsContext | None = None, handshake_timeout_s: float = HANDSHAKE_S
+    ) -> None:
+        self.tls = tls
+        """For connections that come from now on; None: they are plain."""
+        self.handshake_timeout_s = handshake_timeout_s
         self._server = server
         self._socket: socket.socket | None = None
         self._paused: asyncio.TimerHandle | None = None
@@ -44,16 +63,25 @@ class ClientListener:
 
         Raises `OSError` that names the address.
         """
-        bound = await bind(address, shared=shared)
+        bound = await (bind_shared if shared else bind)(address)
         try:
+            return self.open_on(bound, address)
+        except BaseException:
+            release(bound)
+            raise
+
+    def open_on(self, bound: socket.socket, address: Address) -> str:
+        """Listen on a socket that is *bound* to *address*, such as one that was inherited; the URL.
+
+        Raises `OSError` that names the address.
+        """
+        with _naming(address):
             bound.listen(BACKLOG)
             bound.setblocking(False)
-        except OSError as error:
-            bound.close()
-            raise OSError(error.errno, f"cannot listen on {address}: {error.strerror}") from None
         self._socket = bound
         asyncio.get_running_loop().add_reader(bound, self._accept, ACCEPTS_AT_ONCE)
-        return url_of(address, bound.getsockname()[1])
+        port = 0 if address.is_unix else bound.getsockname()[1]
+        return url_of(address, port, "http" if self.tls is None else "https")
 
     async def stop_accepting(self) -> None:
         """Accept what waits in the kernel, and nothing more; connections that are open go on."""
@@ -66,7 +94,7 @@ class ClientListener:
         self._accept(BACKLOG)
         if self._paused is not None:
             self._paused.cancel()
-        self._socket.close()
+        release(self._socket)
         self._socket = None
 
     async def close(self) -> None:
@@ -103,10 +131,14 @@ class ClientListener:
         """Give an accepted connection to the server."""
         protocol = self._server()
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, client)
+            if self.tls is None:
+                await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, client)
+            else:
+                await tls.accept(client, protocol, self.tls, self.handshake_timeout_s)
         except OSError as error:
             protocol.release()
-            client.close()
+            if self.tls is None:
+                client.close()
             log.debug("a connection ended before it was open: %s", error)
         except BaseException:
             protocol.release()
@@ -131,40 +163,154 @@ class ClientListener:
         asyncio.get_running_loop().add_reader(self._socket, self._accept, ACCEPTS_AT_ONCE)
 
 
-async def bind(address: Address, *, shared: bool = False) -> socket.socket:
-    """A socket bound to *address*; *shared* with other processes. Raises `OSError` that names the address."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    try:
-        infos = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise OSError(error.errno, f"cannot listen on {address}: {error.strerror}") from None
-    infos = [info for info in infos if info[0] == family] or infos
-    bound = socket.socket(infos[0][0], socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound.bind(infos[0][4])
-    except OSError as error:
-        bound.close()
-        raise OSError(error.errno, f"cannot listen on {address}: {error.strerror}") from None
+class _UnixSocket(socket.socket):
+    """A `unix:` listener that this process has made, and removes."""
+
+    path = ""
+    file: tuple[int, int] = (0, 0)
+    """Device and inode of what is at *path*."""
+
+
+async def bind(address: Address) -> socket.socket:
+    """A socket bound to *address*, for this process alone; `release` it at the end.
+
+    Raises `OSError` that names the address.
+    """
+    if address.is_unix:
+        with _naming(address):
+            return _bind_unix(address.path)
+    return await _bind(address, is_shared=False)
+
+
+async def bind_shared(address: Address) -> socket.socket:
+    """A worker's socket on a port that was reserved with `reserve`. Raises `OSError` that names the address."""
+    return await _bind(address, is_shared=True)
+
+
+async def reserve(address: Address) -> socket.socket:
+    """Keep the port of *address* for workers, that each `bind_shared` to it; nobody else gets it.
+
+    For a `unix:` address it is a socket that listens, for the workers to inherit and `open_on`. `release` it at the
+    end. Raises `OSError` that names the address.
+
+    The kernel lets every process of the same user join a port that is shared (SO_REUSEPORT). So the port is taken the
+    way a single process takes it: bound and listened on without sharing, which fails if anybody else has it. Then
+    this socket allows sharing, which the workers ask for, and disallows SO_REUSEADDR, which is all that another
+    gateway would ask for, and stops listening, so that it gets no connections. At no moment is the port free.
+    """
+    bound = await bind(address)
+    with _naming(address):
+        try:
+            if not address.is_unix:
+                if address.port:  # nobody asks for a port that the kernel has chosen, and this would lose it
+                    bound.listen(1)
+                    bound.shutdown(socket.SHUT_RD)
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        except BaseException:
+            release(bound)
+            raise
     return bound
 
 
-async def serve(runner: web.BaseRunner, address: Address, *, shared: bool = False) -> web.SockSite:
+def release(bound: socket.socket) -> None:
+    """Close the socket, and remove the file of a `unix:` listener that this process has made."""
+    if isinstance(bound, _UnixSocket):
+        with suppress(OSError):
+            found = os.lstat(bound.path)
+            if (found.st_dev, found.st_ino) == bound.file:  # not that of another gateway
+                os.unlink(bound.path)
+    bound.close()
+
+
+@contextmanager
+def _naming(address: Address) -> Iterator[None]:
+    """Have an `OSError` name *address*."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OSError(error.errno, f"cannot listen on {address}: {reason[:1].lower()}{reason[1:]}") from None
+
+
+async def _bind(address: Address, *, is_shared: bool) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with _naming(address):
+        infos = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        infos = [info for info in infos if info[0] == family] or infos
+        bound = socket.socket(infos[0][0], socket.SOCK_STREAM)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if is_shared:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            bound.bind(infos[0][4])
+        except OSError:
+            bound.close()
+            raise
+    return bound
+
+
+def _bind_unix(path: str) -> _UnixSocket:
+    """Listen at *path*, in place of a socket there that nobody listens on any more.
+
+    The folder is locked meanwhile: of two gateways that find the same stale file, one would remove the other's.
+    """
+    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    bound = _UnixSocket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held for the moment that this takes
+        _remove_stale(path)
+        bound.bind(path)
+        os.chmod(path, UNIX_MODE)
+        found = os.lstat(path)
+        bound.path = path
+        bound.file = (found.st_dev, found.st_ino)
+        bound.listen(BACKLOG)  # only from here on can anybody connect, so nobody does with another mode
+    except BaseException:
+        release(bound)
+        raise
+    finally:
+        os.close(folder)
+    return bound
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket at *path* unless somebody listens on it: then, and for what is no socket, raise `OSError`."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise OSError(errno.EEXIST, "a file that is no socket exists there")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except BlockingIOError:
+            pass  # its backlog is full
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+async def serve(runner: web.BaseRunner, address: Address) -> web.SockSite:
     """Listen on *address* with *runner*. Raises `OSError` that names the address."""
     await runner.setup()
-    bound = await bind(address, shared=shared)
-    try:
-        site = web.SockSite(runner, bound, backlog=BACKLOG)
-        await site.start()
-    except OSError as error:
-        bound.close()
-        raise OSError(error.errno, f"cannot listen on {address}: {error.strerror}") from None
+    bound = await bind(address)
+    with _naming(address):
+        try:
+            site = web.SockSite(runner, bound, backlog=BACKLOG)
+            await site.start()
+        except OSError:
+            release(bound)
+            raise
     return site
 
 
-def url_of(address: Address, port: int) -> str:
-    """How to reach a listener on *address*, whose real port is *port*."""
+def url_of(address: Address, port: int, scheme: str = "http") -> str:
+    """How to reach a listener on *address*, whose real port is *port*; for `unix:` that address."""
+    if address.is_unix:
+        return str(address)
     host = f"[{address.host}]" if ":" in address.host else address.host
-    return f"http://{host}:{port}"
+    return f"{scheme}://{host}:{port}"

@@ -153,11 +153,15 @@ class Reply:
         await self.whole(error.status, [("Content-Type", "application/json"), *error.headers], body)
 
     def client_left(self) -> None:
-        """Record that the client went away, unless its whole reply had been handed to the socket (499)."""
+        """Record that the client went away, unless its whole reply had been handed to the socket (499).
+
+        So is recorded, too, that it was cut because it did not read.
+        """
         exchange = self._exchange
         if exchange.error is None and not self.is_complete:
             exchange.error = ErrorKind.CLIENT_CLOSED
             exchange.status = ErrorKind.CLIENT_CLOSED.status
+            exchange.detail = self._connection.cut_reason
 
     async def _complete(self) -> None:
         await self._connection.drain()

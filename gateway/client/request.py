@@ -55,6 +55,10 @@ class Connection(Protocol):
     def is_closing(self) -> bool:
         """Whether the connection is closed or about to be."""
 
+    @property
+    def cut_reason(self) -> str:
+        """Why the gateway has cut the connection of a client that does not read; empty if it has not."""
+
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Write to the client. Raises `ConnectionResetError` when the client left."""
 

@@ -1,8 +1,9 @@
 """aiohttp's HTTP server, as the gateway wants it. All private uses of aiohttp's server are in this file.
 
 Here: the protocol of a connection, what a parsed request becomes (`ClientRequest`), what happens to bytes that are no
-HTTP. Not here: sockets and accepting (`listeners`), bodies (`body`), replies (`reply`). What of aiohttp is private is
-listed in tests/client/test_server_privates.py, which fails when a new release has lost or changed it.
+HTTP, and to clients that are too slow (`ClientProtocol.look`). Not here: sockets and accepting (`listeners`), bodies
+(`body`), replies (`reply`). What of aiohttp is private is listed in tests/client/test_server_privates.py, which fails
+when a new release has lost or changed it.
 
 A client that only shuts down its sending side counts as gone, as it does with nginx: on the wire this cannot be told
 from a client that closed, whose request must not go on running at the backend.
@@ -23,10 +24,14 @@ from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from gateway.client.reply import Reply
 from gateway.client.request import ABSOLUTE, MAX_CONTENT_LENGTH, ClientRequest, find_fault, new_request_id
+from gateway.client.watching import Watcher
+from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Exchange
 from gateway.headers import Headers
+from gateway.policy.crossing import UNIX_PEER
 from gateway.policy.quiet import OncePerInterval
+from gateway.policy.slowness import Backlog, find_slowness
 
 PIECES_AT_ONCE = 64
 """How many heads and bodies in one piece of data are parsed one by one: twice the requests that aiohttp queues."""
@@ -36,19 +41,16 @@ _HEAD_END = b"\r\n\r\n"
 CUT_S = 0.05
 """How long handlers have to notice that they are cut off. Not 0, which aiohttp takes for no limit."""
 
-CLIENT_KEEP_ALIVE_S = 75.0
-"""How long an idle connection of a client is kept: longer than the 60 s of common load balancers."""
-
-MAX_CONNECTIONS = 4096
-"""How many connections of clients are open at once, unless the configuration says something else."""
-
 WARNING_S = 60.0
 """How often it is said that connections are refused."""
 
 GONE_CHECK_S = 1.0
 """How often the gateway looks whether clients from which it does not read at the moment have left."""
 
+_RESET = struct.pack("ii", 1, 0)  # of SO_LINGER
 _GONE = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+
+DEFAULT_LIMITS = Limits()
 
 Handler = Callable[[ClientRequest], Awaitable[None]]
 """Serves one request: replies to it with a `Reply` and returns."""
@@ -59,10 +61,8 @@ log = logging.getLogger("gateway")
 class Server(web.Server):
     """aiohttp's low-level server: no router and no middleware, since every path is the backend's."""
 
-    def __init__(
-        self, handler: Handler, record: Callable[[Exchange], None], *, max_connections: int = MAX_CONNECTIONS
-    ) -> None:
-        """Must be made on a running event loop; *max_connections* is `limits.connections`.
+    def __init__(self, handler: Handler, record: Callable[[Exchange], None], limits: Limits = DEFAULT_LIMITS) -> None:
+        """Must be made on a running event loop.
 
         *record* is given the exchanges of what never became a request: bad HTTP.
         """
@@ -72,16 +72,23 @@ class Server(web.Server):
             auto_decompress=False,
             access_log=None,
             logger=log,
-            keepalive_timeout=CLIENT_KEEP_ALIVE_S,
+            keepalive_timeout=0,  # the watcher closes idle connections
             lingering_time=0,  # `ClientBody.drop_rest` reads the rest of refused bodies, within bounds
         )
         self._handler = handler
         self._record = record
-        self.max_connections = max_connections
+        self.limits = limits
+        """The limits that hold now: a reload replaces them as a whole, for connections that are open, too."""
         self.open_connections = 0
         """Connections of clients that are open now, also those that are still being opened."""
         self.refused_connections = 0
         """Connections that were closed as soon as they were accepted, since the start."""
+        self.slow_connections = dict.fromkeys(("header_timeout", "body_timeout", "client_idle"), 0)
+        """Connections that were ended because their clients were too slow, by the limit's name, since the start."""
+        self.watcher = Watcher(lambda: self.limits)
+        self.no_timer = self._loop.call_soon(_nothing)
+        """Stands where aiohttp looks for its timer of an idle connection, so that it sets none."""
+        self.no_timer.cancel()
         self._warnings = OncePerInterval(WARNING_S, max_keys=1)
         self._unread: set[ClientProtocol] = set()
         self.gone_check: asyncio.TimerHandle | None = None
@@ -93,14 +100,14 @@ class Server(web.Server):
 
     def admit(self) -> bool:
         """Take a place for a new connection; False, counted and said once a minute, if there is none."""
-        if self.open_connections < self.max_connections:
+        if self.open_connections < self.limits.connections:
             self.open_connections += 1
             return True
         self.refused_connections += 1
         if self._warnings.allows("", self._loop.time()):
             log.warning(
                 "limits.connections (%d) is reached: new connections are closed, %d so far",
-                self.max_connections,
+                self.limits.connections,
                 self.refused_connections,
             )
         return False
@@ -168,30 +175,48 @@ class ClientProtocol(RequestHandler):
     """aiohttp's HTTP server protocol, with its own refusals (bad HTTP) in the error shape of the gateway."""
 
     peer = "unknown"
-    """The client's address."""
+    """The client's address, or `UNIX_PEER`."""
     serving: "_Connection | None" = None
     """The request that is being served."""
+    cut_reason = ""
+    """Why the gateway has cut the connection; empty if it has not."""
+    written_bytes = 0
+    """Given to the connection so far."""
     _is_broken = False
     _is_released = False
     _last_bytes = b""  # the end of a head may be spread over several pieces of data
     _body_left = 0  # what is still to come of a body whose length is known
     _upgrade: object = None  # the last message that asked for an upgrade
     _behind_upgrade: int | None = None
+    _is_astray = False  # a body has come whose end is not known here, so `_last_bytes` may be of that
+    _wire: asyncio.Transport | None = None  # also while it is closing, when aiohttp has forgotten it
+    _backlog: Backlog | None = None  # while the client is behind in reading
+    _n_requests = 0  # at the last look that found the connection idle
+    _idle_since_s = 0.0
 
     def __init__(self, server: Server, **options: Any) -> None:
         super().__init__(server, **options)
         self._server = server  # aiohttp forgets its own reference when the connection ends
+        self._keepalive_handle = server.no_timer
+        self._head_since_s: float | None = self._loop.time()  # of the first request: from the connection, with TLS
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
         super().connection_made(transport)
+        assert isinstance(transport, asyncio.Transport)
+        self._wire = transport
+        self._server.watcher.watch(self)
         peername = transport.get_extra_info("peername")
         if isinstance(peername, tuple):
             self.peer = str(peername[0])
+        elif transport.get_extra_info("socket").family == socket.AF_UNIX:
+            self.peer = UNIX_PEER
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio."""
         self.release()
+        self._wire = None
+        self._server.watcher.unwatch(self)
         self._server.unwatch(self)
         super().connection_lost(exc)
 
@@ -200,6 +225,61 @@ class ClientProtocol(RequestHandler):
         if not self._is_released:
             self._is_released = True
             self._server.open_connections -= 1
+
+    def look(self, now_s: float, limits: Limits) -> None:
+        """End the connection if the client is too slow for *limits* (design: limits).
+
+        What is seen here is at most one look old, so a limit takes effect a little late, and never early.
+        """
+        wire = self._wire
+        if wire is None:
+            return
+        unsent = wire.get_write_buffer_size()
+        if not unsent:
+            self._backlog = None
+        elif self._backlog is None:
+            self._backlog = Backlog(self.written_bytes - unsent, now_s)
+        else:
+            words = self._backlog.find_slowness(self.written_bytes - unsent, now_s, limits.client_idle)
+            if words is not None:
+                self._server.slow_connections["client_idle"] += 1
+                self.cut_reason = f"the client read its reply too slowly: {words} (limits.client_idle)"
+                self.reset()
+                return
+        if wire.is_closing():
+            return
+        if self.serving is not None:
+            if self.serving.fail_if_slow(now_s, limits.body_timeout):
+                self._server.slow_connections["body_timeout"] += 1
+        elif self._waiter is not None and not self._waiter.done():
+            self._look_at_head(wire, now_s, limits)
+
+    def _look_at_head(self, wire: asyncio.Transport, now_s: float, limits: Limits) -> None:
+        """Close a connection on which no request is open, and on which none, or none to its end, has come in time.
+
+        Of a head that began while an earlier request was served, the time before that request's end does not count.
+        """
+        if self._request_count != self._n_requests:
+            self._n_requests = self._request_count
+            self._idle_since_s = now_s
+            self._head_since_s = None
+        if self._head_since_s is None and self._last_bytes and not self._is_astray:
+            self._head_since_s = now_s
+        if self._head_since_s is None:
+            if now_s - self._idle_since_s >= limits.client_keep_alive and not _has_unread(wire):
+                wire.close()
+        elif now_s - self._head_since_s >= limits.header_timeout and (self._last_bytes or not _has_unread(wire)):
+            self._server.slow_connections["header_timeout"] += 1
+            wire.abort()
+
+    def reset(self) -> None:
+        """End the connection with a reset; what waits to be sent is dropped."""
+        wire = self._wire
+        if wire is not None:
+            client = None if wire.is_closing() else wire.get_extra_info("socket")
+            if client is not None:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            wire.abort()
 
     def data_received(self, data: bytes) -> None:
         """Parse, and end at once what can no longer become a request.
@@ -263,8 +343,12 @@ class ClientProtocol(RequestHandler):
             if message.upgrade:
                 self._upgrade = message
                 self._behind_upgrade = 0 if ends_head and not is_paused else None
+                self._is_astray = True
             elif ends_head and not is_paused:
                 self._body_left = int(message.headers.get("Content-Length", "0"))
+                self._is_astray = False
+            else:
+                self._is_astray = True
 
     def bytes_behind(self, message: object) -> int | None:
         """How many bytes came behind the head of *message*, which asks for an upgrade; None if that is not known."""
@@ -327,7 +411,17 @@ class ClientProtocol(RequestHandler):
 class _Connection:
     """See `client.request.Connection`."""
 
-    __slots__ = ("_content", "_http", "_protocol", "_writer", "has_begun", "keeps_alive")
+    __slots__ = (
+        "_content",
+        "_http",
+        "_protocol",
+        "_received_bytes",
+        "_waited_s",
+        "_waits_since_s",
+        "_writer",
+        "has_begun",
+        "keeps_alive",
+    )
 
     def __init__(self, http: web.BaseRequest, protocol: ClientProtocol) -> None:
         self._http = http
@@ -336,13 +430,42 @@ class _Connection:
         self._protocol = protocol
         self.keeps_alive = http.keep_alive
         self.has_begun = False
+        self._received_bytes = 0
+        self._waited_s = 0.0  # by `read`, in all that have ended
+        self._waits_since_s: float | None = None
 
     async def read(self) -> bytes:
+        now_s = self._protocol._loop.time
+        self._waits_since_s = since_s = now_s()
         try:
-            return await self._content.readany()
+            chunk = await self._content.readany()
         except web.RequestPayloadError as error:
             # without its traceback: aiohttp keeps the error, which would keep the last chunk
             raise _malformed_body(error) from error.with_traceback(None)
+        except GatewayError as error:  # from `fail_if_slow`
+            self.keeps_alive = False
+            raise error.with_traceback(None) from None
+        finally:
+            self._waits_since_s = None
+            self._waited_s += now_s() - since_s
+        self._received_bytes += len(chunk)
+        return chunk
+
+    def fail_if_slow(self, now_s: float, limit_s: float) -> bool:
+        """Let the `read` that waits at the moment raise SLOW_CLIENT if the client takes too long; whether it does.
+
+        Only the time in which the gateway waits for the client counts, not that in which it does not read.
+        """
+        if self._waits_since_s is None:
+            return False
+        silent_s = now_s - self._waits_since_s
+        words = find_slowness(self._received_bytes, self._waited_s + silent_s, silent_s, limit_s)
+        if words is None:
+            return False
+        words = f"the client sent its body too slowly: {words} (limits.body_timeout)"
+        self._content.set_exception(GatewayError(ErrorKind.SLOW_CLIENT, words))
+        self._waits_since_s = None
+        return True
 
     def read_arrived(self) -> bytes:
         try:
@@ -375,18 +498,19 @@ class _Connection:
         transport = self._protocol.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client closed the connection")
+        self._protocol.written_bytes += len(data)
         transport.write(data)
 
     async def drain(self) -> None:
         if self._protocol.writing_paused:
             await self._writer.drain()
 
+    @property
+    def cut_reason(self) -> str:
+        return self._protocol.cut_reason
+
     def cut(self) -> None:
-        transport = self._protocol.transport
-        if transport is not None:
-            client = transport.get_extra_info("socket")
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            transport.abort()
+        self._protocol.reset()
 
 
 class _Sent(web.StreamResponse):
@@ -467,3 +591,14 @@ def _malformed_body(error: Exception) -> GatewayError:
 def _first_line(text: str) -> str:
     """What aiohttp's parser says, without the colon and the dump of the client's bytes below it."""
     return text.partition("\n")[0].rstrip(":")
+
+
+def _has_unread(wire: asyncio.Transport) -> bool:
+    """Whether bytes have arrived that were not read yet: a request may have come just now."""
+    poll = select.poll()
+    poll.register(wire.get_extra_info("socket").fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _nothing() -> None:
+    """To be called never."""

@@ -77,11 +77,17 @@ def parse(text: str) -> Config:
 
 
 def for_backend(
-    endpoint: str, listen: str | None = None, admin: str | None = None, access: str | None = None
+    endpoint: str,
+    listen: str | None = None,
+    admin: str | None = None,
+    access: str | None = None,
+    workers: str | None = None,
 ) -> Config:
     """The configuration of `serve --backend`; *access* is `logging.access`. Raises `ConfigError`."""
     tree: dict[str, Any] = {"backends": {"default": {"endpoints": [endpoint]}}}
     tree |= {key: value for key, value in (("listen", listen), ("admin", admin)) if value is not None}
+    if workers is not None:
+        tree["workers"] = int(workers) if workers.isdecimal() else workers
     if access is not None:
         tree["logging"] = {"access": access}
     return parse(yaml.safe_dump(tree))
@@ -221,10 +227,12 @@ def _converted(type_: type, value: Any) -> Any:
             raise ValueError(f"expected a size with a unit, such as 64KiB, 256MiB or 1GiB, got {shown(value)}")
         return Size(int(match[1]) * SIZE_UNITS[match[2]])
     if type_ is Address:
+        if isinstance(value, str) and value.startswith("unix:/"):
+            return Address(value)
         match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
         if match is None or int(match[1]) > 65535:
-            hint = "; `unix:` is not available yet" if str(value).startswith("unix:") else ""
-            raise ValueError(f"expected host:port, such as 127.0.0.1:8080, got {shown(value)}{hint}")
+            expected = "expected host:port, such as 127.0.0.1:8080, or unix:/path"
+            raise ValueError(f"{expected}, got {shown(value)}")
         return Address(value)
     if type_ is Endpoint:
         return _endpoint(value)

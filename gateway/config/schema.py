@@ -109,9 +109,19 @@ class Size(int):
 
 
 class Address(str):
-    """`host:port` of a listener; port 0 is any free port. IPv6 hosts stand in brackets."""
+    """`host:port` of a listener; port 0 is any free port. IPv6 hosts stand in brackets. Or `unix:` and a path."""
 
     __slots__ = ()
+
+    @property
+    def is_unix(self) -> bool:
+        """Whether it is a socket in the file system, at `path`, without host and port."""
+        return self.startswith("unix:")
+
+    @property
+    def path(self) -> str:
+        """The path of a `unix:` address."""
+        return self.removeprefix("unix:")
 
     @property
     def host(self) -> str:
@@ -126,7 +136,7 @@ class Address(str):
     def is_reached_by(self, endpoint: "Endpoint") -> bool:
         """Whether *endpoint* names this listener, as far as that can be told without asking a name server."""
         url = urlsplit(endpoint)
-        if not self.port or self.port != (url.port or {"http": 80, "https": 443}[url.scheme]):
+        if self.is_unix or not self.port or self.port != (url.port or {"http": 80, "https": 443}[url.scheme]):
             return False
         named, own = _addresses(url.hostname or ""), _addresses(self.host)
         if own & _ANY:
@@ -484,7 +494,7 @@ class Config(Part, frozen=True):
         if self.limits.request_body > self.limits.in_flight_bytes // max(self.workers, 1):
             share = " for each worker" if self.workers > 1 else ""
             yield "limits.in_flight_bytes", f"expected at least `limits.request_body`{share}"
-        if self.listen == self.admin and self.listen.port:
+        if self.listen == self.admin and (self.listen.is_unix or self.listen.port):
             yield "admin", "the same address as `listen`"
         if not self.routes and len(self.backends) > 1:
             yield "routes", "needed as soon as there is more than one backend"

@@ -76,6 +76,9 @@ _NOT_TO_CLIENT_RENAMED = _NOT_TO_CLIENT | {
     "repr-digest",
 }
 
+UNIX_PEER = "unix"
+"""Stands for the address of a client of a `unix:` listener, which has none and so is no hop in X-Forwarded-For."""
+
 Fields = list[tuple[str, str]]
 """Header fields in the order in which they are sent."""
 
@@ -93,7 +96,7 @@ class Asking(Protocol):
 
     @property
     def peer(self) -> str:
-        """The client's address."""
+        """The client's address, or `UNIX_PEER`."""
 
     @property
     def scheme(self) -> str:
@@ -150,8 +153,9 @@ class BackendHeaders:
         fields = _without(headers, dropped)
         removed = self._removed
         if "x-forwarded-for" not in removed:
-            before = headers.joined("x-forwarded-for")
-            fields.append(("X-Forwarded-For", f"{before}, {client.peer}" if before else client.peer))
+            hops = [headers.joined("x-forwarded-for"), "" if client.peer == UNIX_PEER else client.peer]
+            if any(hops):
+                fields.append(("X-Forwarded-For", ", ".join(filter(None, hops))))
         if "x-forwarded-proto" not in headers and "x-forwarded-proto" not in removed:
             fields.append(("X-Forwarded-Proto", client.scheme))
         if client.host and "x-forwarded-host" not in headers and "x-forwarded-host" not in removed:

@@ -9,7 +9,7 @@ from prometheus_client.exposition import choose_encoder
 
 from gateway.client import listeners
 from gateway.client.server import CUT_S
-from gateway.config import Config, masked
+from gateway.config import Address, Config, masked
 
 _OPENMETRICS = "application/openmetrics-text"
 
@@ -18,9 +18,17 @@ class AdminListener:
     """Answers operators and machines, for one process or for all workers together."""
 
     def __init__(
-        self, config: Config, registry: Callable[[], CollectorRegistry], not_ready: Callable[[], str | None]
+        self,
+        address: Address,
+        config: Callable[[], Config],
+        registry: Callable[[], CollectorRegistry],
+        not_ready: Callable[[], str | None],
     ) -> None:
-        """*registry* gives the metrics of this moment, *not_ready* the reason why clients should not come, or None."""
+        """What is true at this moment: *config* is effective, *registry* holds the metrics.
+
+        *not_ready* gives the reason why clients should not come, or None.
+        """
+        self._address = address
         self._config = config
         self._registry = registry
         self._not_ready = not_ready
@@ -36,8 +44,8 @@ class AdminListener:
         """Listen; the URL. Raises `OSError` if the address cannot be had."""
         server = web.Server(self._answer, access_log=None)
         self._runner = web.ServerRunner(server, shutdown_timeout=CUT_S)
-        await listeners.serve(self._runner, self._config.admin)
-        return listeners.url_of(self._config.admin, self._runner.addresses[0][1])
+        await listeners.serve(self._runner, self._address)
+        return listeners.url_of(self._address, self._runner.addresses[0][1])
 
     async def stop(self) -> None:
         """Close the listener and its connections."""
@@ -67,5 +75,5 @@ class AdminListener:
         return web.Response(status=200 if reason is None else 503, text=f"{reason or 'ready'}\n")
 
     def _configuration(self, request: web.BaseRequest) -> web.Response:
-        text = msgspec.json.format(msgspec.json.encode(masked(self._config)), indent=2)
+        text = msgspec.json.format(msgspec.json.encode(masked(self._config())), indent=2)
         return web.Response(body=text + b"\n", headers={"Content-Type": "application/json"})

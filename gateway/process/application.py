@@ -6,6 +6,7 @@ from gateway.app import DataPlane, new_name
 from gateway.config import Config
 from gateway.process.admin import AdminListener
 from gateway.process.descriptors import fit
+from gateway.process.reload import keep_fixed
 
 
 class Application:
@@ -16,10 +17,11 @@ class Application:
         config = fit(config)
         self.data_plane = DataPlane(config, new_name())
         self.gateway = self.data_plane.gateway
+        self.state = self.data_plane.metrics.state
         self.listen_url = ""
         self.admin_url = ""
         self._is_serving = False
-        self._admin = AdminListener(config, self._registry, self._not_ready)
+        self._admin = AdminListener(config.admin, lambda: self.data_plane.config, self._registry, self._not_ready)
 
     @classmethod
     async def start(cls, config: Config) -> "Application":
@@ -42,7 +44,13 @@ class Application:
     def _not_ready(self) -> str | None:
         if self.gateway.is_draining:
             return "draining"
-        return None if self._is_serving else "starting"
+        return self.data_plane.not_usable() if self._is_serving else "starting"
+
+    async def replace(self, config: Config) -> list[str]:
+        """See `Reloadable`."""
+        config, kept = keep_fixed(config, self.data_plane.config)
+        self.data_plane.commit(await self.data_plane.prepare(fit(config)))
+        return kept
 
     async def drain(self) -> None:
         """See `DataPlane.drain`; the admin listener stays up and says not ready."""

@@ -85,3 +85,10 @@ class LogWriter(logging.Handler):
         if self.dropped:
             with contextlib.suppress(OSError):
                 os.write(2, b"%d log lines were dropped: nobody read them in time\n" % self.dropped)
+
+
+def change_level(level: str) -> None:
+    """Write from *level* on from now on, where a `LogWriter` has taken over the root logger."""
+    root = logging.getLogger()
+    if any(isinstance(handler, LogWriter) for handler in root.handlers):
+        root.setLevel(level.upper())

@@ -3,10 +3,14 @@
 The names and labels are promised to operators (README, "Monitoring"). Not here: any decision.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal, TypeVar
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from gateway import __version__
 from gateway.exchange import Exchange, Format
@@ -38,15 +42,78 @@ _LAG_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1
 _CODEC_SECONDS = (50e-6, 100e-6, 250e-6, 500e-6, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
+class EndpointReading(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of one endpoint at this moment, by one process."""
+
+    backend: str
+    endpoint: str
+    is_up: bool
+    is_ejected: bool
+    busy: int
+    """Connections that are open, with a request on them."""
+    idle: int
+    """Connections that are open and kept for the next."""
+
+
+class StateCollector(Collector):
+    """Gauges that are made at the moment of the scrape: of the last reload, and of the endpoints that there are now.
+
+    They are no `Gauge`s, because endpoints come and go with reloads and names, and several processes know of them:
+    the library's files of several processes cannot forget a label.
+    """
+
+    def __init__(self, endpoints: Callable[[], Iterable[EndpointReading]]) -> None:
+        """*endpoints* gives the readings of all processes that serve: several of one endpoint are joined."""
+        self._endpoints = endpoints
+        self._reloaded_s = time.time()
+        self._is_successful = True
+
+    def reloaded(self, *, is_successful: bool) -> None:
+        """A reload has been tried now."""
+        self._reloaded_s = time.time()
+        self._is_successful = is_successful
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The gauges of now. An endpoint is up if every process finds so, and ejected if one does."""
+        labels = "backend", "endpoint"
+        up = _family("endpoint_up", "1, or 0 while health probes find it down", *labels)
+        ejected = _family("endpoint_ejected", "1 while it gets no requests because requests to it failed", *labels)
+        open_ = _family("upstream_connections", "Connections to backends that are open now", *labels, "state")
+        for (backend, endpoint), readings in self._by_endpoint().items():
+            up.add_metric((backend, endpoint), min(reading.is_up for reading in readings))
+            ejected.add_metric((backend, endpoint), max(reading.is_ejected for reading in readings))
+            open_.add_metric((backend, endpoint, "busy"), sum(reading.busy for reading in readings))
+            open_.add_metric((backend, endpoint, "idle"), sum(reading.idle for reading in readings))
+        successful = _family("config_last_reload_successful", "1 if the configuration could be read the last time")
+        successful.add_metric((), self._is_successful)
+        timestamp = _family("config_last_reload_timestamp_seconds", "When it was read the last time")
+        timestamp.add_metric((), self._reloaded_s)
+        yield from (up, ejected, open_, successful, timestamp)
+
+    def _by_endpoint(self) -> dict[tuple[str, str], list[EndpointReading]]:
+        found: dict[tuple[str, str], list[EndpointReading]] = {}
+        for reading in self._endpoints():
+            found.setdefault((reading.backend, reading.endpoint), []).append(reading)
+        return found
+
+
+def _family(name: str, help_: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"tensor_gateway_{name}", help_, labels=labels)
+
+
 class Metrics:
     """The gateway's metrics, in a registry of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, endpoints: Callable[[], Iterable[EndpointReading]] = tuple) -> None:
+        """*endpoints*: see `StateCollector`."""
         # they would nearly double the series, and say nothing that `rate` needs
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        self.state = StateCollector(endpoints)
+        self.registry.register(self.state)
         self._models: set[str] = set()
         self._refused_connections_seen = 0
+        self._slow_connections_seen: dict[str, int] = {}
         counter, gauge, histogram = self._counter, self._gauge, self._histogram
         self._requests = counter("requests", "Requests of clients that are finished", "route", "model", "code")
         self._seconds = histogram(
@@ -56,6 +123,9 @@ class Metrics:
         self._connections = gauge("client_connections", "Connections of clients that are open now")
         self._refused_connections = counter(
             "client_connections_refused", "Connections of clients that were closed at once, beyond limits.connections"
+        )
+        self._slow_connections = counter(
+            "client_connections_slow", "Connections of clients that were too slow, by what they exceeded", "limit"
         )
         self._held = gauge("in_flight_bytes", "Request bodies and decoded answers that are held now")
         self._held_limit = gauge("in_flight_bytes_limit", "limits.in_flight_bytes")
@@ -84,9 +154,6 @@ class Metrics:
             _REQUEST_SECONDS,
             "backend",
         )
-        self._upstream_connections = gauge(
-            "upstream_connections", "Connections to backends that are open now", "backend", "endpoint", "state"
-        )
         self._upstream_requests = counter("upstream_requests", "Attempts", "backend", "endpoint", "code")
         self._retries = counter(
             "retries", "Attempts that were followed by another of the same request", "backend", "reason"
@@ -105,16 +172,17 @@ class Metrics:
         self._held().set(held_bytes)
         self._held_limit().set(max_bytes)
 
-    def observe_connections(self, open_: int, refused_total: int) -> None:
-        """Set how many client connections are open; *refused_total* counts those refused since the start."""
+    def observe_connections(self, open_: int, refused_total: int, slow_totals: Mapping[str, int]) -> None:
+        """Set how many client connections are open.
+
+        *refused_total* and *slow_totals* count since the start those refused, and, by the limit's name, the slow ones.
+        """
         self._connections().set(open_)
         self._refused_connections().inc(refused_total - self._refused_connections_seen)
         self._refused_connections_seen = refused_total
-
-    def observe_upstream(self, backend: str, endpoint: str, busy: int, idle: int) -> None:
-        """Set how many connections to *endpoint* are open, with a request on them and without."""
-        self._upstream_connections(backend, endpoint, "busy").set(busy)
-        self._upstream_connections(backend, endpoint, "idle").set(idle)
+        for limit, total in slow_totals.items():
+            self._slow_connections(limit).inc(total - self._slow_connections_seen.get(limit, 0))
+            self._slow_connections_seen[limit] = total
 
     def observe_lag(self, seconds: float) -> None:
         """Count one sample of the event loop's lag."""

@@ -1,12 +1,12 @@
 """An endpoint of the configuration, taken apart."""
 
-import ssl
-
 import pytest
 
 from gateway.backend.endpoints import Endpoint
+from gateway.certificates import TlsContext
+from gateway.config import BackendTls
 
-TLS = ssl.create_default_context()
+TLS = TlsContext("backends.a.tls", BackendTls())
 
 
 @pytest.mark.parametrize(

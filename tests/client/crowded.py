@@ -16,7 +16,7 @@ from gateway.client.listeners import ClientListener
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
 from gateway.client.server import Server
-from gateway.config import Address, parse
+from gateway.config import Address, Limits, parse
 from gateway.exchange import Exchange
 from gateway.process.admin import AdminListener
 
@@ -44,10 +44,10 @@ async def main(max_connections: int) -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     loop.add_reader(0, ended.set)
-    server = Server(handle, lambda exchange: None, max_connections=max_connections)
+    server = Server(handle, lambda exchange: None, Limits(connections=max_connections))
     listener = CountingListener(server)
     config = parse("listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {a: {endpoints: ['http://127.0.0.1:1']}}")
-    admin = AdminListener(config, CollectorRegistry, lambda: None)
+    admin = AdminListener(config.admin, lambda: config, CollectorRegistry, lambda: None)
     urls = [await listener.open(Address("127.0.0.1:0")), await admin.start()]
     started = time.monotonic()
     print(json.dumps(urls), flush=True)

@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import msgspec
+
 from gateway.client.body import ClientBody
 from gateway.client.listeners import ClientListener
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest, request_id
-from gateway.client.server import Server
-from gateway.config import Address
+from gateway.client.server import DEFAULT_LIMITS, Server
+from gateway.config import Address, Limits
 from gateway.errors import GatewayError
 from gateway.exchange import Exchange
 from gateway.pacing import Pacer
@@ -111,8 +113,13 @@ class Running:
 
 
 @asynccontextmanager
-async def serving(serve: Serve, *, max_bytes: int = 1 << 20, max_connections: int = 100) -> AsyncIterator[Running]:
-    """aiohttp's server as the gateway wants it, whose every sound request is given to *serve*."""
+async def serving(
+    serve: Serve, *, max_bytes: int = 1 << 20, max_connections: int = 100, limits: Limits = DEFAULT_LIMITS
+) -> AsyncIterator[Running]:
+    """aiohttp's server as the gateway wants it, whose every sound request is given to *serve*.
+
+    *max_connections* replaces that of *limits*.
+    """
 
     async def tell() -> None:
         async with running.finished:
@@ -143,7 +150,7 @@ async def serving(serve: Serve, *, max_bytes: int = 1 << 20, max_connections: in
             record(exchange)
 
     tasks: list[asyncio.Task[None]] = []
-    server = Server(handle, record, max_connections=max_connections)
+    server = Server(handle, record, msgspec.structs.replace(limits, connections=max_connections))
     listener = ClientListener(server)
     running = Running(server, await listener.open(Address("127.0.0.1:0")))
     try:

@@ -16,6 +16,7 @@ from gateway.client.body import ClientBody
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
 from gateway.client.server import ClientProtocol, Server
+from gateway.errors import ErrorKind, GatewayError
 from tests.client.raw import Running, connect, echo, serving
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -40,7 +41,7 @@ async def test_a_server_hands_its_loop_and_options_to_the_protocol_that_it_makes
     assert server._kwargs["auto_decompress"] is False
     protocol = server()
     assert isinstance(protocol, RequestHandler)
-    assert protocol.keepalive_timeout == 75.0
+    assert protocol.keepalive_timeout == 0
     assert protocol._lingering_time == 0
 
 
@@ -115,6 +116,56 @@ async def test_the_exception_of_a_payload_is_raised_to_its_reader() -> None:
     async with serving(serve) as running, connect(running.url) as client:
         reply = await client.exchange(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n")
         assert (reply.status, reply.error) == (400, "malformed HTTP body: broken")
+
+
+async def test_the_exception_of_a_payload_ends_a_read_that_waits_for_its_client() -> None:
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        protocol = await protocol_of(running)
+        current: Any = protocol._current_request
+        failing = GatewayError(ErrorKind.SLOW_CLIENT, "slow")
+        asyncio.get_running_loop().call_later(0, current.content.set_exception, failing)
+        await echo(request, body, reply)
+
+    async with serving(serve) as running, connect(running.url) as client:
+        reply = await client.exchange(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n")
+        assert (reply.status, reply.error, reply.all("connection")) == (408, "slow", ["close"])
+
+
+async def test_aiohttp_waits_for_a_request_with_this_future_and_counts_requests_here() -> None:
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        protocol = await protocol_of(running)
+        waits.append(protocol._waiter is not None)
+        counts.append(protocol._request_count)
+        await echo(request, body, reply)
+
+    waits: list[bool] = []
+    counts: list[int] = []
+    async with serving(serve) as running, connect(running.url) as client:
+        protocol = await protocol_of(running)
+        for _ in range(2):
+            while protocol._waiter is None:
+                await asyncio.sleep(0)
+            assert not protocol._waiter.done()
+            protocol.data_received(GET[:5])
+            assert not protocol._waiter.done()
+            protocol.data_received(GET[5:])
+            assert protocol._waiter.done()
+            assert (await client.read_reply()).status == 200
+    assert (waits, counts) == ([False, False], [1, 2])
+
+
+async def test_aiohttp_sets_no_timer_for_an_idle_connection_where_it_finds_a_handle() -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        protocol = await protocol_of(running)
+        for _ in range(2):
+            assert protocol._keepalive_handle is running.server.no_timer
+            assert running.server.no_timer.cancelled()
+            assert (await client.exchange(GET)).status == 200
+        while protocol._waiter is None:
+            await asyncio.sleep(0)
+        assert protocol._keepalive_handle is running.server.no_timer
+        assert protocol._loop is asyncio.get_running_loop()
+    assert await client.is_closed()
 
 
 async def test_a_connection_that_the_reader_pauses_is_paused_and_resumed() -> None:

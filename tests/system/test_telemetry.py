@@ -12,7 +12,7 @@ from multidict import CIMultiDict
 from gateway.demo import JsonServer
 from gateway.exchange import Attempt, Exchange
 from gateway.telemetry.access_log import AccessLog
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.metrics import EndpointReading, Metrics
 from tests.conftest import Client, answering, lying, require_tool, running, tensor
 
 X = np.arange(1000, dtype=np.float32)
@@ -85,13 +85,14 @@ async def test_connections_and_waiting_for_them_are_measured(client: Client) -> 
     await client.infer_binary(HEADER, X.tobytes())
     metrics = await client.metrics()
     assert metrics['tensor_gateway_upstream_queue_seconds_count{backend="main"}'] == 1
-    measured = Metrics()
-    measured.observe_connections(7, 3)
-    measured.observe_connections(5, 4)
-    measured.observe_upstream("b", "http://x:1", 2, 1)
+    measured = Metrics(lambda: [EndpointReading("b", "http://x:1", True, False, busy=2, idle=1)])
+    measured.observe_connections(7, 3, {"header_timeout": 0, "client_idle": 1})
+    measured.observe_connections(5, 4, {"header_timeout": 0, "client_idle": 3})
     value = measured.registry.get_sample_value
     assert value("tensor_gateway_client_connections") == 5
     assert value("tensor_gateway_client_connections_refused_total") == 4
+    assert value("tensor_gateway_client_connections_slow_total", {"limit": "client_idle"}) == 3
+    assert value("tensor_gateway_client_connections_slow_total", {"limit": "header_timeout"}) == 0
     labels = {"backend": "b", "endpoint": "http://x:1"}
     assert value("tensor_gateway_upstream_connections", {**labels, "state": "busy"}) == 2
     assert value("tensor_gateway_upstream_connections", {**labels, "state": "idle"}) == 1

@@ -1,0 +1,261 @@
+"""TLS contexts from PEM files, made anew when the files change.
+
+Here: what the configuration's certificates mean, and in words what is wrong with them. Not here: handshakes and
+connections (`tls`), and which of them uses which context (`client`, `backend`).
+"""
+
+import asyncio
+import logging
+import os
+import ssl
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gateway.config import BackendTls, Config, ListenerTls
+from gateway.errors import ConfigError
+
+LOOK_S = 3.0
+"""How often files are looked at. A change is taken up when they have stayed the same for one more look, so that a
+certificate is not read before its key has been written too: within ten seconds (design: reload)."""
+
+MAX_PEM_BYTES = 16 * 1024**2
+"""The most that is read of one file; a system's collection of authorities has some 200 KiB."""
+
+ALPN = ["http/1.1"]
+
+_KEY_MARK = "PRIVATE KEY-----"
+_CERTIFICATE_MARKS = ("-----BEGIN CERTIFICATE-----", "-----BEGIN TRUSTED CERTIFICATE-----")
+
+log = logging.getLogger("gateway")
+
+Settings = ListenerTls | BackendTls
+Stamp = tuple[int, int, int, int] | None
+"""Device, inode, time of change and size of a file, behind its links; None if it cannot be found."""
+
+
+class TlsContext:
+    """The TLS context of one place in the configuration: `tls`, or `backends.NAME.tls`.
+
+    Connections take `context` when they begin, and those that are open keep the one that they began with.
+    """
+
+    def __init__(self, where: str, settings: Settings) -> None:
+        """*where* is the path of *settings* in the configuration. Raises `ConfigError`."""
+        self.where = where
+        self.settings = settings
+        self._pending: list[Stamp] | None = None
+        self._taken = self._stamps()  # before reading: what changes meanwhile is seen at the next look
+        self.context = _context(where, settings)
+        """For handshakes that begin now."""
+        self.expires_at = _expiry(settings)
+        """When the own certificate expires; None if there is none."""
+
+    @property
+    def server_name(self) -> str | None:
+        """The name that is asked for and that the certificate must have, where the configuration sets one."""
+        return self.settings.server_name if isinstance(self.settings, BackendTls) else None
+
+    @classmethod
+    def following(cls, before: "TlsContext | None", where: str, settings: Settings) -> "TlsContext":
+        """For a reload: the context *before* with its files read again if its settings stay, else a new one.
+
+        Raises `ConfigError`.
+        """
+        if before is None or (before.where, before.settings) != (where, settings):
+            return cls(where, settings)
+        before._take(before._stamps())
+        return before
+
+    def look(self) -> None:
+        """Take up files that have changed and have stayed so since the last look; blocks while it reads them.
+
+        What does not fit changes nothing, and is said once.
+        """
+        stamps = self._stamps()
+        if stamps == self._taken:
+            self._pending = None
+        elif stamps != self._pending:
+            self._pending = stamps
+        else:
+            try:
+                self._take(stamps)
+            except ConfigError as error:
+                log.error("%s; the certificates that were read before stay in use", error)
+
+    def _take(self, stamps: list[Stamp]) -> None:
+        if stamps == self._taken:
+            return
+        self._taken, self._pending = stamps, None
+        self.context, self.expires_at = _context(self.where, self.settings), _expiry(self.settings)
+        until = f", valid until {_day(self.expires_at)}" if self.expires_at is not None else ""
+        log.info("%s: changed files were read again%s", self.where, until)
+
+    def _stamps(self) -> list[Stamp]:
+        return [_stamp(path) for _, path in _files(self.settings)]
+
+
+async def watch(contexts: Callable[[], Iterable[TlsContext | None]]) -> None:
+    """Look at the files of all *contexts* of the moment every `LOOK_S`, until this is cancelled."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        for context in list(contexts()):
+            if context is not None:
+                # in a thread: disks can be slow, and reading the system's authorities takes tens of milliseconds
+                await asyncio.to_thread(context.look)
+
+
+def places(config: Config) -> Iterator[tuple[str, Settings]]:
+    """Where *config* uses TLS: the path, and what is set there. A backend without https uses none."""
+    if config.tls is not None:
+        yield "tls", config.tls
+    for name, backend in config.backends.items():
+        if uses_tls(backend.endpoints):
+            yield f"backends.{name}.tls", backend.tls
+
+
+def uses_tls(endpoints: Iterable[str]) -> bool:
+    """Whether one of the *endpoints* is reached with https."""
+    return any(endpoint.startswith("https:") for endpoint in endpoints)
+
+
+def tls_problems(config: Config) -> Iterator[tuple[str, str]]:
+    """What is wrong with the files that *config* names: the path of the key, and the reason. Reads them all."""
+    for where, settings in places(config):
+        try:
+            _context(where, settings)
+        except ConfigError as error:
+            path, _, reason = str(error).partition(": ")
+            yield path, reason
+
+
+def tls_warnings(config: Config, now: datetime | None = None) -> Iterator[tuple[str, str]]:
+    """Certificates of the gateway's own that have expired; *now* is the time of day, with its zone."""
+    for where, settings in places(config):
+        expires_at = _expiry(settings)
+        if expires_at is not None and expires_at <= (now or datetime.now(UTC)):
+            yield f"{where}.certificate", f"{settings.certificate}: the certificate expired on {_day(expires_at)}"
+
+
+def _files(settings: Settings) -> Iterator[tuple[str, str]]:
+    """The keys of *settings* that name files, and these."""
+    for key in ("certificate", "key", "ca", "client_ca"):
+        path = getattr(settings, key, None)
+        if path is not None:
+            yield key, path
+
+
+def _stamp(path: str) -> Stamp:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _context(where: str, settings: Settings) -> ssl.SSLContext:
+    """A context as *settings* want it. Raises `ConfigError`: the path of the key, the file, the reason."""
+    is_listener = isinstance(settings, ListenerTls)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_listener else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(ALPN)
+    _load_own(context, where, settings)
+    if isinstance(settings, ListenerTls):
+        if settings.client_ca is not None:
+            _load_authorities(context, f"{where}.client_ca", settings.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    elif not settings.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif settings.ca is not None:
+        _load_authorities(context, f"{where}.ca", settings.ca)
+    else:
+        context.load_default_certs()  # the system's, or what SSL_CERT_FILE and SSL_CERT_DIR name
+    return context
+
+
+def _load_own(context: ssl.SSLContext, where: str, settings: Settings) -> None:
+    """Load the gateway's own certificate and its key, if there are any."""
+    certificate, key = settings.certificate, settings.key
+    if certificate is None:
+        if key is not None:
+            raise ConfigError(f"{where}.certificate: needed where `key` is set")
+        return
+    if key is None:
+        raise ConfigError(f"{where}.key: needed where `certificate` is set")
+    if not any(mark in _read(f"{where}.certificate", certificate) for mark in _CERTIFICATE_MARKS):
+        raise ConfigError(f"{where}.certificate: {certificate}: holds no certificate in PEM form")
+    text = _read(f"{where}.key", key)
+    if _KEY_MARK not in text:
+        raise ConfigError(f"{where}.key: {key}: holds no private key in PEM form")
+    if "ENCRYPTED" in text:
+        raise ConfigError(
+            f"{where}.key: {key}: encrypted; expected a key without a passphrase (openssl pkey -in FILE -out FILE)"
+        )
+    if _decoded(certificate) is None:
+        raise ConfigError(f"{where}.certificate: {certificate}: the certificate is damaged")
+    try:
+        context.load_cert_chain(certificate, key)
+    except ssl.SSLError as error:
+        if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
+            raise ConfigError(f"{where}.key: {key}: does not belong to the certificate in {certificate}") from None
+        if error.reason in ("EE_KEY_TOO_SMALL", "CA_KEY_TOO_SMALL", "CA_MD_TOO_WEAK", "EE_MD_TOO_WEAK"):
+            weak = "key is too short" if error.reason.endswith("SMALL") else "signature's digest is too weak"
+            raise ConfigError(f"{where}.certificate: {certificate}: the {weak} to be accepted") from None
+        raise ConfigError(f"{where}.key: {key}: key or certificate cannot be used: {_words(error)}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}.key: {key}: cannot be used: {_words(error)}") from None
+
+
+def _load_authorities(context: ssl.SSLContext, where: str, path: str) -> None:
+    """Trust those in the file *path*, also where one of them is not a root, or the other side's own certificate."""
+    if not any(mark in _read(where, path) for mark in _CERTIFICATE_MARKS):
+        raise ConfigError(f"{where}: {path}: holds no certificate in PEM form")
+    try:
+        context.load_verify_locations(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}: {path}: a certificate in it is damaged: {_words(error)}") from None
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+
+
+def _read(where: str, path: str) -> str:
+    """The text of a PEM file. Raises `ConfigError`."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(MAX_PEM_BYTES).decode("latin-1")
+    except OSError as error:
+        raise ConfigError(f"{where}: {path}: cannot be read: {error.strerror}") from None
+
+
+def _words(error: Exception) -> str:
+    """The reason of *error*; never what stands in the file."""
+    reason = getattr(error, "reason", None)
+    return reason.replace("_", " ").lower() if isinstance(reason, str) else type(error).__name__
+
+
+def _decoded(path: str) -> dict[str, object] | None:
+    """What the first certificate in the file *path* says; None if there is none that can be read.
+
+    Python's public functions decode only certificates of connections.
+    """
+    try:
+        return dict(ssl._ssl._test_decode_cert(path))  # type: ignore[attr-defined]
+    except (OSError, ValueError):
+        return None
+
+
+def _expiry(settings: Settings) -> datetime | None:
+    """When the gateway's own certificate expires."""
+    decoded = _decoded(settings.certificate) if settings.certificate is not None else None
+    return expiry_of(decoded) if decoded is not None else None
+
+
+def expiry_of(decoded: dict[str, object]) -> datetime | None:
+    """When a certificate that was *decoded* by Python expires."""
+    not_after = decoded.get("notAfter")
+    return datetime.fromtimestamp(ssl.cert_time_to_seconds(not_after), UTC) if isinstance(not_after, str) else None
+
+
+def _day(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d}"

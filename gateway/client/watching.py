@@ -1,0 +1,85 @@
+"""One timer for all connections of clients: it looks at each of them now and then.
+
+Here: when connections are looked at. Not here: what is seen there, and what is done about it (`server`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from gateway.config import Limits
+
+LOOK_S = 1.0
+"""How often each connection is looked at. A limit takes effect so much late at most, or a quarter of itself if less."""
+
+LOOK_AT_ONCE = 128
+"""How many connections are looked at before others run: 0.3 ms at most, since each look costs 0.3 to 2.3 us."""
+
+log = logging.getLogger("gateway")
+
+
+class Watched(Protocol):
+    """A connection as the watcher sees it."""
+
+    def look(self, now_s: float, limits: Limits) -> None:
+        """End the connection if its client is too slow for *limits*; *now_s* is of the event loop's clock."""
+
+
+class Watcher:
+    """Looks at every connection once per `LOOK_S`, without a task or timer of its own for any of them.
+
+    So requests cost nothing here: a limit of seconds needs no more than a look per second. A timer that was set and
+    cancelled for each phase of each request would cost more than the codec takes for a small tensor.
+    """
+
+    def __init__(self, limits: Callable[[], Limits]) -> None:
+        """*limits* gives those that hold at the moment. Must be made on a running event loop."""
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._watched: set[Watched] = set()
+        self._left: list[Watched] = []
+        self._next: asyncio.Handle | None = None
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether another look is planned: as long as there are connections."""
+        return self._next is not None
+
+    def watch(self, connection: Watched) -> None:
+        """Look at *connection* from now on."""
+        self._watched.add(connection)
+        if self._next is None:
+            self._next = self._loop.call_later(self._interval_s(), self._begin)
+
+    def unwatch(self, connection: Watched) -> None:
+        """*connection* has ended."""
+        self._watched.discard(connection)
+
+    def _interval_s(self) -> float:
+        limits = self._limits()
+        shortest_s = min(limits.header_timeout, limits.body_timeout, limits.client_idle, limits.client_keep_alive)
+        return min(LOOK_S, shortest_s / 4)
+
+    def _begin(self) -> None:
+        self._left = list(self._watched)
+        if self._left:
+            self._go_on()
+        else:
+            self._next = None
+
+    def _go_on(self) -> None:
+        """Look at the next `LOOK_AT_ONCE` connections."""
+        left = self._left
+        limits = self._limits()
+        now_s = self._loop.time()
+        for _ in range(min(LOOK_AT_ONCE, len(left))):
+            connection = left.pop()
+            try:
+                connection.look(now_s, limits)
+            except Exception:  # the others are looked at all the same, and this one again
+                log.exception("a connection could not be looked at")
+        if left:
+            self._next = self._loop.call_soon(self._go_on)
+        else:
+            self._next = self._loop.call_later(self._interval_s(), self._begin)

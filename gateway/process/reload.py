@@ -1,0 +1,146 @@
+"""Reload: the configuration's file is read again, by SIGHUP or because it has changed, and taken whole or not at all.
+
+Here: when it is read, what cannot change without a restart, and what is said. Not here: how what serves clients is
+changed (`app`), and how several workers agree on it (`workers`).
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from gateway.config import Config, load
+from gateway.errors import ConfigError
+from gateway.telemetry.log_writer import ANNOUNCE
+from gateway.telemetry.metrics import StateCollector
+
+WATCH_S = 0.25
+"""How often `serve --watch` reads the file: about 0.1 ms of a processor each time, 0.05 % of one.
+
+Its time and size are not asked for instead, because two writes within one tick of the file system's clock can leave
+them as they were, and reading a file of a few kilobytes costs no more than to open it.
+"""
+
+FIXED = ("listen", "admin", "workers")
+"""Keys that take effect after a restart only; so does whether there is `tls` (its files are read again)."""
+
+log = logging.getLogger("gateway")
+announce = logging.getLogger(ANNOUNCE)
+
+
+def keep_fixed(config: Config, running: Config) -> tuple[Config, list[str]]:
+    """*config* with that of *running* which cannot change now, and the keys that wait for a restart.
+
+    Raises `ConfigError` where the rest does not go with what stays.
+    """
+    fixed = {key: getattr(running, key) for key in FIXED if getattr(running, key) != getattr(config, key)}
+    if (config.tls is None) != (running.tls is None):
+        fixed["tls"] = running.tls
+    if not fixed:
+        return config, []
+    kept = msgspec.structs.replace(config, **fixed)
+    for path, reason in kept.problems():
+        names = ", ".join(f"`{key}`" for key in fixed)
+        raise ConfigError(f"{path}: {reason}, with {names} as before, which a reload cannot change")
+    return kept, list(fixed)
+
+
+class Reloadable(Protocol):
+    """What a reload changes: `Application` or `Supervisor`."""
+
+    state: StateCollector
+
+    async def replace(self, config: Config) -> list[str]:
+        """Serve by *config* from now on, but for the keys that are given back, which wait for a restart.
+
+        Raises `ConfigError` or `OSError`, and nothing has changed then.
+        """
+
+
+class Reloader:
+    """Reads one file again whenever it is asked to, once at a time."""
+
+    def __init__(self, file: Path | None) -> None:
+        """*file*: None if the configuration is from the command line. To be made before the file is loaded."""
+        self._file = file
+        self._wanted = asyncio.Event()
+        self._tried = _digest(file) if file is not None else None
+        """Of the content that was loaded, or tried, the last time."""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def request(self) -> None:
+        """Reload soon. What is asked for during a reload is done after it, with the file as it is then."""
+        self._wanted.set()
+
+    def start(self, running: Reloadable, *, watch: bool) -> None:
+        """Do what is requested, to *running*; *watch*: also when the file's content changes."""
+        self._tasks.append(asyncio.create_task(self._reload_when_wanted(running)))
+        if watch:
+            self._tasks.append(asyncio.create_task(self._watch()))
+
+    async def stop(self) -> None:
+        """Do nothing any more: what is requested from now on is ignored."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    async def _reload_when_wanted(self, running: Reloadable) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            if self._file is None:
+                log.warning("SIGHUP ignored: there is no file to read again; `serve --config FILE` has one")
+                continue
+            await self._reload(self._file, running)
+
+    async def _reload(self, file: Path, running: Reloadable) -> None:
+        """Try once, and say in one line how it went."""
+        is_successful = False
+        try:
+            # before it is loaded: a change in between is then noticed by `_watch`, and loaded once too often at most
+            self._tried = await asyncio.to_thread(_digest, file)
+            kept = await running.replace(await asyncio.to_thread(load, file))
+            is_successful = True
+        except (ConfigError, OSError) as error:
+            reason = "; ".join(line.strip() for line in str(error).splitlines())
+            log.error("not reloaded, the configuration stays as it was: %s", reason)
+        except Exception:
+            log.exception("not reloaded, the configuration stays as it was")
+        else:
+            waiting = f"; {', '.join(kept)}: takes effect after a restart" if kept else ""
+            announce.info("reloaded %s%s", file, waiting)
+        running.state.reloaded(is_successful=is_successful)
+
+    async def _watch(self) -> None:
+        """Request a reload when the content is another than that of the last try.
+
+        It must be the same twice, so that a file is not read while it is being written. Links are followed each time:
+        Kubernetes swaps one in the folder of a ConfigMap.
+        """
+        assert self._file is not None
+        before = self._tried
+        is_missing = False
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now = await asyncio.to_thread(_digest, self._file)
+            if now is None:
+                if not is_missing:
+                    log.warning("%s cannot be read; the configuration stays as it was until it can", self._file)
+                is_missing = True
+                continue
+            is_missing = False
+            if now == before and now != self._tried:
+                self.request()
+            before = now
+
+
+def _digest(file: Path) -> bytes | None:
+    """Of the content of *file*; None if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return hashlib.blake2b(file.read_bytes()).digest()
+    return None

@@ -1,0 +1,252 @@
+"""TLS over asyncio's transports: handshakes of both sides, and in words why one fails.
+
+All private uses of asyncio's TLS are in this file: its class is taken as it is, but for what a proxy has to know or
+to do otherwise, see `TlsLayer`. tests/backend/test_tls.py fails when a new Python has changed what is used here.
+Not here: certificates (`certificates`), and what goes over the connections (`client`, `backend`).
+"""
+
+import asyncio
+import ssl
+from asyncio.sslproto import SSLProtocol
+from collections.abc import Callable
+from typing import Any
+
+from gateway.certificates import TlsContext, expiry_of
+
+SHUTDOWN_S = 1.0
+"""How long the other side may take to confirm the end of a connection."""
+
+READ_BYTES = 256 * 1024
+"""How much is read from a socket at once."""
+
+_RECORD_BYTES = 16 * 1024  # the longest record's content (RFC 8446 section 5.1)
+_RECORD_HEAD_BYTES = 5
+
+_SHARED = memoryview(bytearray(READ_BYTES))
+
+# Alerts by which a server turns down the gateway's certificate, or that it has shown none (RFC 8446 section 6.2).
+_NO_CERTIFICATE = ("CERTIFICATE_REQUIRED",)
+_BAD_CERTIFICATE = (
+    "ACCESS_DENIED",
+    "BAD_CERTIFICATE",
+    "CERTIFICATE_EXPIRED",
+    "CERTIFICATE_REVOKED",
+    "CERTIFICATE_UNKNOWN",
+    "DECRYPT_ERROR",
+    "UNKNOWN_CA",
+    "UNSUPPORTED_CERTIFICATE",
+)
+_NOT_TLS = (
+    "WRONG_VERSION_NUMBER",
+    "HTTP_REQUEST",
+    "PACKET_LENGTH_TOO_LONG",
+    "RECORD_LAYER_FAILURE",
+    "UNKNOWN_PROTOCOL",
+)
+_TOO_OLD = ("UNSUPPORTED_PROTOCOL", "PROTOCOL_VERSION", "VERSION_TOO_LOW", "DH_KEY_TOO_SMALL")
+
+# What OpenSSL calls the reasons for which a certificate is not accepted (X509_V_ERR_...).
+_NOT_YET_VALID, _EXPIRED = 9, 10
+_NOT_TRUSTED = (2, 18, 19, 20, 21)
+_OTHER_NAME = (62, 63, 64)
+
+
+class TlsError(OSError):
+    """A handshake that failed; the message says why."""
+
+
+class TlsLayer(SSLProtocol):
+    """One connection's TLS, between the socket's transport and a protocol.
+
+    Other than asyncio's own: it tells, before the socket closes, that it will (`on_closing`); it knows whether bytes
+    wait in it (`is_at_rest`); an alert is sent before a failed handshake closes the connection; a reply that is still
+    being sent when the connection is to be closed is sent to its end; and all connections read into one buffer, where
+    asyncio has 256 KiB for each.
+    """
+
+    max_size = _RECORD_BYTES
+
+    # asyncio's own
+    _incoming: ssl.MemoryBIO
+    _sslobj: ssl.SSLObject
+    _ssl_shutdown_timeout: float
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # one event loop serves all connections, and what is read is copied before anything else is
+        self._ssl_buffer_view = self._ssl_buffer = _SHARED
+        self.on_closing: Callable[[BaseException | None], None] | None = None
+        """Called while the socket can still be asked."""
+        self._record_head = b""
+        self._record_left = 0
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing waits in either direction, not even a part of a record."""
+        return not (self._record_head or self._record_left or self._incoming.pending or self._get_write_buffer_size())
+
+    @property
+    def version(self) -> str | None:
+        """Such as `TLSv1.3`."""
+        return self._sslobj.version()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Follow where records begin and end, and decrypt. See asyncio."""
+        at = 0
+        while at < nbytes:
+            if self._record_left:
+                step = min(self._record_left, nbytes - at)
+                self._record_left -= step
+            else:
+                step = min(_RECORD_HEAD_BYTES - len(self._record_head), nbytes - at)
+                self._record_head += bytes(_SHARED[at : at + step])
+                if len(self._record_head) == _RECORD_HEAD_BYTES:
+                    self._record_left = int.from_bytes(self._record_head[3:], "big")
+                    self._record_head = b""
+            at += step
+        super().buffer_updated(nbytes)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """See asyncio, which tells the protocol only when the socket is closed."""
+        if self.on_closing is not None:
+            self.on_closing(exc)
+        super().connection_lost(exc)
+
+    def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
+        if isinstance(handshake_exc, ssl.SSLError):
+            self._process_outgoing()  # type: ignore[attr-defined]  # the alert that says why
+        super()._on_handshake_complete(handshake_exc)
+
+    def _check_shutdown_timeout(self) -> None:
+        if self._get_write_buffer_size():  # the other side reads slowly, which its own limits bound
+            self._shutdown_timeout_handle = self._loop.call_later(
+                self._ssl_shutdown_timeout, self._check_shutdown_timeout
+            )
+        else:
+            super()._check_shutdown_timeout()  # type: ignore[misc]
+
+    def _get_write_buffer_size(self) -> int:
+        """What waits to be sent, also below TLS."""
+        n_bytes: int = super()._get_write_buffer_size()  # type: ignore[misc]
+        if self._transport is not None:
+            n_bytes += self._transport.get_write_buffer_size()  # type: ignore[attr-defined]
+        return n_bytes
+
+
+async def accept(client: Any, protocol: asyncio.Protocol, tls: TlsContext, timeout_s: float) -> None:
+    """Open the accepted socket *client* for *protocol*: its `connection_made` is called behind the handshake.
+
+    Raises `OSError` when the handshake fails or takes longer than *timeout_s*.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+    layer = TlsLayer(
+        *(loop, protocol, tls.context, done),
+        server_side=True,
+        ssl_handshake_timeout=timeout_s,
+        ssl_shutdown_timeout=SHUTDOWN_S,
+    )
+    transport, _ = await loop.connect_accepted_socket(lambda: layer, client)
+    try:
+        await done
+    except BaseException:
+        transport.abort()
+        raise
+
+
+async def connect(server: Any, protocol: asyncio.Protocol, tls: TlsContext, name: str) -> TlsLayer:
+    """Speak TLS as a client over the connected socket *server*, to the server that is called *name*.
+
+    The configuration's `server_name` goes before *name*. Raises `TlsError`, or another `OSError`.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+    layer = TlsLayer(
+        *(loop, protocol, tls.context, done),
+        server_hostname=tls.server_name or name,
+        ssl_shutdown_timeout=SHUTDOWN_S,
+    )
+    transport, _ = await loop.create_connection(lambda: layer, sock=server)
+    try:
+        await done
+    except ssl.SSLError as error:
+        transport.abort()
+        raise TlsError(_why(error, layer, tls, name)) from None
+    except ConnectionError as error:
+        transport.abort()
+        raise TlsError(f"it closed the connection in the TLS handshake ({type(error).__name__})") from None
+    except BaseException:
+        transport.abort()
+        raise
+    return layer
+
+
+def why_refused(error: BaseException | None, where: str) -> str | None:
+    """In words why a server ended a connection behind the handshake because of the gateway's certificate; else None.
+
+    With TLS 1.3 a client's handshake is over before the server has judged its certificate. Only the server's handshake
+    ends with such an alert, so it has read nothing of a request. *where* is the path of the settings.
+    """
+    alert = _alert(error)
+    if alert in _NO_CERTIFICATE:
+        return f"it requires a client certificate: set {where}.certificate and {where}.key"
+    if alert in _BAD_CERTIFICATE:
+        return f"it does not accept the gateway's certificate, {where}.certificate ({alert.replace('_', ' ').lower()})"
+    return None
+
+
+def _alert(error: BaseException | None) -> str:
+    reason = getattr(error, "reason", None)
+    return reason.partition("ALERT_")[2] if isinstance(error, ssl.SSLError) and isinstance(reason, str) else ""
+
+
+def _why(error: ssl.SSLError, layer: TlsLayer, tls: TlsContext, name: str) -> str:
+    """In words why the handshake with the server called *name* failed."""
+    where = tls.where
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _why_not_verified(error, layer, tls, name)
+    alert = _alert(error)
+    reason = error.reason or ""
+    refused = why_refused(error, where)
+    if refused is not None:
+        return refused
+    if alert == "HANDSHAKE_FAILURE":
+        hint = "" if tls.settings.certificate else f"; if it requires a client certificate, set {where}.certificate"
+        return f"it refused the TLS handshake{hint}"
+    if reason in _NOT_TLS:
+        return "it does not speak TLS; if it speaks plain HTTP, write http:// in the endpoint"
+    if reason in _TOO_OLD or alert in _TOO_OLD:
+        return "it speaks only versions of TLS that are too old; expected 1.2 or later"
+    if reason.endswith("UNRECOGNIZED_NAME"):
+        return f"it has no certificate for the name {tls.server_name or name!r}: set {where}.server_name"
+    words = (alert or reason).replace("_", " ").lower()
+    return f"the TLS handshake failed: {words or type(error).__name__}"
+
+
+def _why_not_verified(error: ssl.SSLCertVerificationError, layer: TlsLayer, tls: TlsContext, name: str) -> str:
+    """In words why the server's certificate was not accepted."""
+    code = error.verify_code
+    certificate = _peer_certificate(layer)
+    if code == _EXPIRED:
+        expired_at = expiry_of(certificate)
+        return "its certificate has expired" + (f" on {expired_at:%Y-%m-%d}" if expired_at is not None else "")
+    if code == _NOT_YET_VALID:
+        return f"its certificate is not valid yet, but from {certificate.get('notBefore', 'later')} on"
+    if code in _OTHER_NAME:
+        wanted = tls.server_name or name
+        names = certificate.get("subjectAltName")
+        others = ", ".join(str(pair[1]) for pair in names[:5]) if isinstance(names, tuple) else ""
+        is_for = f"is for other names: {others}" if others else "is for another name"
+        return f"its certificate {is_for}; expected {wanted!r} (set {tls.where}.server_name if that is right)"
+    if code in _NOT_TRUSTED:
+        hint = "set" if not getattr(tls.settings, "ca", None) else "it is not one of those in"
+        return f"its certificate is signed by an authority that is not trusted: {hint} {tls.where}.ca"
+    return f"its certificate is not accepted: {error.verify_message}"
+
+
+def _peer_certificate(layer: TlsLayer) -> dict[str, Any]:
+    """What the certificate says that was not accepted; empty if this Python does not tell."""
+    try:
+        return dict(layer._sslobj._sslobj.get_unverified_chain()[0].get_info())  # type: ignore[attr-defined]
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return {}

@@ -1,0 +1,552 @@
+"""Reload in real processes: SIGHUP and --watch, one process and workers, under load, and files that do not load."""
+
+import asyncio
+import itertools
+import os
+import re
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import numpy as np
+import pytest
+
+from gateway.config import Config, ListenerTls, parse
+from gateway.demo import JsonServer
+from gateway.errors import ConfigError
+from gateway.process import workers as workers_module
+from gateway.process.control import MAX_FRAME_BYTES, UP, Prepare, Prepared, Report, frame, read
+from gateway.process.reload import WATCH_S, keep_fixed
+from gateway.process.workers import Supervisor
+from tests.conftest import Client, Connection, Script, answering, lying, tensor
+from tests.test_cli import process, url_in_line
+from tests.test_workers import children_of
+
+RELOADED_AT = "tensor_gateway_config_last_reload_timestamp_seconds"
+
+A, B, C = (answering(b'{"from":"%s"}' % name.encode()) for name in "abc")
+
+
+@dataclass
+class Gateway:
+    """A gateway that runs in processes of its own, and its file."""
+
+    process: asyncio.subprocess.Process
+    file: Path
+    client: Client
+
+    def configure(self, *urls: str, extra: str = "", listen: str = "127.0.0.1:0") -> None:
+        """Replace the file by one with a backend for each of *urls*, the first of which gets all requests."""
+        backends = "".join(f"  b{index}: {{endpoints: ['{url}']}}\n" for index, url in enumerate(urls))
+        write_whole(
+            self.file,
+            f"listen: {listen}\nadmin: 127.0.0.1:0\n{extra}backends:\n{backends}routes: [{{name: r, backend: b0}}]\n",
+        )
+
+    def hang_up(self) -> None:
+        self.process.send_signal(signal.SIGHUP)
+
+    async def line(self) -> str:
+        """The next line on standard error."""
+        assert self.process.stderr is not None
+        return (await asyncio.wait_for(self.process.stderr.readline(), 20)).decode().rstrip()
+
+    async def reload(self) -> str:
+        """Send SIGHUP; the line that says how it went."""
+        self.hang_up()
+        return await self.line()
+
+    async def ask(self) -> str:
+        """Which backend answers, on a new connection."""
+        reply = await self.client.request("GET", "/which", headers={"Connection": "close"})
+        return str(reply.json["from"])
+
+    async def rest(self) -> list[str]:
+        """End it; what it has written to standard error and was not read."""
+        self.process.send_signal(signal.SIGTERM)
+        _, errors = await asyncio.wait_for(self.process.communicate(), 30)
+        assert self.process.returncode == 0
+        return errors.decode().splitlines()
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Replace *file* in one step, as editors and deployments do."""
+    file.with_suffix(".new").write_text(text)
+    file.with_suffix(".new").replace(file)
+
+
+@asynccontextmanager
+async def serving(folder: Path, *urls: str, extra: str = "", watch: bool = False) -> AsyncIterator[Gateway]:
+    """A gateway whose file is in *folder*."""
+    gateway = Gateway(None, folder / "gateway.yaml", None)  # type: ignore[arg-type]
+    gateway.configure(*urls, extra=extra)
+    arguments = ["serve", "--config", str(gateway.file), *(["--watch"] if watch else [])]
+    async with process(*arguments) as gateway.process, aiohttp.ClientSession() as session:
+        url, admin = await url_in_line(gateway.process.stderr), await url_in_line(gateway.process.stderr)
+        gateway.client = Client(session, None, url, admin)  # type: ignore[arg-type]
+        yield gateway
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until *condition* holds."""
+    async with asyncio.timeout(30):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture(params=[1, 2], ids=["one process", "two workers"])
+def workers(request: pytest.FixtureRequest) -> str:
+    return f"workers: {request.param}\n"
+
+
+def test_what_needs_a_restart_stays_and_is_named() -> None:
+    backends = "backends: {a: {endpoints: ['http://x:1']}}\n"
+    running = parse(f"workers: 2\n{backends}")
+    assert keep_fixed(running, running) == (running, [])
+    limits = "limits: {tensors: 7}\n"
+    kept, names = keep_fixed(parse(f"listen: 127.0.0.1:1\nadmin: 127.0.0.1:2\nworkers: 3\n{limits}{backends}"), running)
+    assert names == ["listen", "admin", "workers"]
+    assert kept == parse(f"workers: 2\n{limits}{backends}")
+    files = ListenerTls(certificate="c", key="k")
+    tls = msgspec.structs.replace(running, tls=files)
+    assert keep_fixed(tls, running) == (running, ["tls"])
+    assert keep_fixed(running, tls) == (tls, ["tls"])
+    other = msgspec.structs.replace(running, tls=msgspec.structs.replace(files, key="other"))
+    assert keep_fixed(other, tls) == (other, [])
+
+
+async def test_sighup_takes_the_new_file_whole_and_says_so_in_one_line(tmp_path: Path, workers: str) -> None:
+    async with lying(A) as a, lying(B) as b, serving(tmp_path, a.url, extra=workers) as gateway:
+        before = await gateway.client.metrics()
+        assert before["tensor_gateway_config_last_reload_successful"] == 1
+        assert time.time() - before[RELOADED_AT] < 60
+        assert await gateway.ask() == "a"
+        gateway.configure(b.url, extra=f"{workers}limits: {{in_flight_bytes: 1GiB}}\n")
+        assert await gateway.reload() == f"reloaded {gateway.file}"
+        assert [await gateway.ask() for _ in range(8)] == ["b"] * 8
+        after = await gateway.client.metrics()
+        assert after["tensor_gateway_config_last_reload_successful"] == 1
+        assert after[RELOADED_AT] > before[RELOADED_AT]
+        endpoints = {url for url in (a.url, b.url) if any(url in name for name in after if "_connections{" in name)}
+        assert endpoints == {b.url}
+        assert after[f'tensor_gateway_endpoint_up{{backend="b0",endpoint="{b.url}"}}'] == 1
+        assert after[f'tensor_gateway_endpoint_ejected{{backend="b0",endpoint="{b.url}"}}'] == 0
+        assert not [name for name in after if "endpoint_" in name and a.url in name]
+        async with gateway.client.session.get(f"{gateway.client.admin}/-/config") as response:
+            shown = await response.json()
+        assert shown["limits"]["in_flight_bytes"] == "1GiB"
+        assert shown["backends"]["b0"]["endpoints"] == [b.url]
+
+        async def limit_is_shown() -> bool:
+            return (await gateway.client.metrics())["tensor_gateway_in_flight_bytes_limit"] == 1024**3
+
+        await until(limit_is_shown)
+        assert await gateway.rest() == ["draining: no new connections; requests in flight are finished"]
+
+
+async def test_a_file_that_does_not_load_changes_nothing_and_says_why_in_one_line(tmp_path: Path, workers: str) -> None:
+    async with lying(A) as a, lying(B) as b, serving(tmp_path, a.url, extra=workers) as gateway:
+        started_at = (await gateway.client.metrics())[RELOADED_AT]
+        gateway.configure(b.url, extra=f"{workers}limitz: {{}}\n")
+        line = await gateway.reload()
+        assert "ERROR gateway: not reloaded, the configuration stays as it was: " in line
+        assert str(gateway.file) in line
+        assert "limitz: unknown key, did you mean `limits`?" in line
+        metrics = await gateway.client.metrics()
+        assert metrics["tensor_gateway_config_last_reload_successful"] == 0
+        assert metrics[RELOADED_AT] > started_at
+        assert {await gateway.ask() for _ in range(4)} == {"a"}
+        gateway.file.unlink()
+        assert "cannot be read: No such file" in await gateway.reload()
+        gateway.configure(b.url, extra=workers)
+        assert await gateway.reload() == f"reloaded {gateway.file}"
+        assert (await gateway.client.metrics())["tensor_gateway_config_last_reload_successful"] == 1
+        assert {await gateway.ask() for _ in range(4)} == {"b"}
+
+
+async def test_what_cannot_change_is_named_and_the_rest_is_taken(tmp_path: Path, workers: str) -> None:
+    async with lying(A) as a, lying(B) as b, serving(tmp_path, a.url, extra=workers) as gateway:
+        gateway.configure(b.url, extra="workers: 3\n", listen="127.0.0.1:1")
+        assert await gateway.reload() == f"reloaded {gateway.file}; listen, workers: takes effect after a restart"
+        assert await gateway.ask() == "b"
+        async with gateway.client.session.get(f"{gateway.client.admin}/-/config") as response:
+            shown = await response.json()
+        assert (shown["listen"], shown["workers"]) == ("127.0.0.1:0", int(workers.split()[1]))
+
+
+async def test_the_access_log_and_the_level_change_with_a_reload(tmp_path: Path, workers: str) -> None:
+    async with lying(A) as a, serving(tmp_path, a.url, extra=f"{workers}logging: {{access: none}}\n") as gateway:
+        assert await gateway.ask() == "a"
+        gateway.configure(a.url, extra=f"{workers}logging: {{access: json, level: error}}\n")
+        await gateway.reload()
+        assert await gateway.ask() == "a"
+        gateway.process.send_signal(signal.SIGTERM)
+        printed, _ = await gateway.process.communicate()
+        assert len(printed.splitlines()) == 1
+
+
+async def test_of_two_signals_in_quick_succession_the_last_file_wins(tmp_path: Path, workers: str) -> None:
+    async with lying(A) as a, lying(B) as b, lying(C) as c, serving(tmp_path, a.url, extra=workers) as gateway:
+        urls = {"b": b.url, "c": c.url}
+        for name in "bcbcbc":
+            gateway.configure(urls[name], extra=workers)
+            gateway.hang_up()
+
+        async def is_c() -> bool:
+            return await gateway.ask() == "c"
+
+        await until(is_c)
+        assert await gateway.reload() == f"reloaded {gateway.file}"
+        assert {await gateway.ask() for _ in range(8)} == {"c"}
+
+
+async def test_a_signal_while_requests_are_finished_is_ignored(tmp_path: Path, workers: str) -> None:
+    proceed = asyncio.Event()
+
+    async def slow(connection: Connection) -> None:
+        await connection.read_request()
+        await proceed.wait()
+        await connection.answer(b'{"from":"a"}')
+
+    async with lying(slow) as a, serving(tmp_path, a.url, extra=workers) as gateway:
+        asked = asyncio.create_task(gateway.ask())
+
+        async def has_come() -> bool:
+            return bool(a.connections)
+
+        await until(has_come)
+        gateway.process.send_signal(signal.SIGTERM)
+        assert (await gateway.line()).startswith("draining")
+        for pid in (gateway.process.pid, *children_of(gateway.process.pid)):
+            os.kill(pid, signal.SIGHUP)
+        async with gateway.client.session.get(f"{gateway.client.admin}/-/ready") as response:
+            assert (response.status, await response.text()) == (503, "draining\n")
+        proceed.set()
+        assert await asked == "a"
+        assert await gateway.rest() == []
+
+
+async def test_a_signal_during_the_start_is_kept_until_it_can_be_done(tmp_path: Path, workers: str) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(
+        f"{workers}listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {{a: {{endpoints: ['http://x:1']}}}}\n"
+    )
+    async with process("serve", "--config", str(file)) as serve:
+        status = Path(f"/proc/{serve.pid}/status")
+        while not _blocks(status.read_text(), signal.SIGHUP):  # until then it is the interpreter that starts
+            await asyncio.sleep(0.001)
+        serve.send_signal(signal.SIGHUP)
+        await url_in_line(serve.stderr)
+        await url_in_line(serve.stderr)
+        assert serve.stderr is not None
+        assert (await serve.stderr.readline()).decode() == f"reloaded {file}\n"
+
+
+def _blocks(status: str, number: int) -> bool:
+    mask = re.search(r"^SigBlk:\s*([0-9a-f]+)", status, re.MULTILINE)
+    return mask is not None and bool(int(mask[1], 16) & 1 << number - 1)
+
+
+async def test_a_worker_ignores_the_signal_that_is_for_its_supervisor(tmp_path: Path) -> None:
+    async with lying(A) as a, lying(B) as b, serving(tmp_path, a.url, extra="workers: 2\n") as gateway:
+        gateway.configure(b.url, extra="workers: 2\n")
+        pids = children_of(gateway.process.pid)
+        for pid in pids:
+            os.kill(pid, signal.SIGHUP)
+        assert {await gateway.ask() for _ in range(8)} == {"a"}
+        assert children_of(gateway.process.pid) == pids
+        assert len(await gateway.rest()) == 1
+
+
+async def test_without_a_file_the_signal_says_that_there_is_none() -> None:
+    listen = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+    async with lying(A) as a, process("serve", "--backend", a.url, *listen, "--log", "none", "--workers", "2") as serve:
+        url = await url_in_line(serve.stderr)
+        await url_in_line(serve.stderr)
+        assert len(children_of(serve.pid)) == 2
+        serve.send_signal(signal.SIGHUP)
+        assert serve.stderr is not None
+        assert b"SIGHUP ignored: there is no file to read again" in await serve.stderr.readline()
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/x") as response:
+            assert response.status == 200
+        serve.send_signal(signal.SIGTERM)
+        printed, _ = await serve.communicate()
+        assert printed == b""  # --log none
+
+
+# Under load
+
+N_VALUES = 16 * 1024**2
+"""Of a tensor of 64 MiB."""
+
+
+def echo(proceed: asyncio.Event) -> Script:
+    """A backend that gives every tensor back; a large one when it may *proceed*."""
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.read_request()
+            shape = re.search(rb'"shape":(\[[0-9,]+\])', connection.body[:10_000])
+            start, end = connection.body.find(b'"data":['), connection.body.rfind(b"]}]")
+            assert shape is not None
+            if len(connection.body) > 1024**2:
+                await proceed.wait()
+            data = connection.body[start:end]
+            await connection.answer(
+                b'{"model_name":"m","outputs":[{"name":"x","datatype":"FP32","shape":%s,%s]}]}' % (shape[1], data)
+            )
+
+    return script
+
+
+async def test_ten_reloads_under_load_lose_no_request_and_no_large_echo(tmp_path: Path, workers: str) -> None:
+    proceed, ended = asyncio.Event(), asyncio.Event()
+    large = np.resize(np.arange(10, dtype=np.float32), N_VALUES)
+    small = np.arange(16, dtype=np.float32)
+    answered = 0
+
+    async def infer(gateway: Gateway, array: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:
+        header = {"inputs": [tensor("x", array, "FP32")], "parameters": {"binary_data_output": True}}
+        reply = await gateway.client.infer_binary(header, array.tobytes())
+        assert reply.status == 200, reply.body[:1000]
+        assert reply.binary == array.tobytes()
+
+    async def infer_until_the_end(gateway: Gateway) -> None:
+        nonlocal answered
+        while not ended.is_set():
+            await infer(gateway, small)
+            answered += 1
+
+    async with lying(echo(proceed)) as a, lying(echo(proceed)) as b:
+        async with serving(tmp_path, a.url, extra=f"{workers}logging: {{access: none}}\n") as gateway:
+            async with asyncio.TaskGroup() as group:
+                echoed = group.create_task(infer(gateway, large))
+                for _ in range(4):
+                    group.create_task(infer_until_the_end(gateway))
+                for index in range(10):
+                    # with a name of its own each time: the one before is gone, and finishes what it has
+                    urls = [(a.url, b.url), (b.url,), (b.url, a.url)][index % 3]
+                    gateway.configure(*urls, extra=f"{workers}logging: {{access: none}}\n")
+                    assert await gateway.reload() == f"reloaded {gateway.file}"
+                    before = answered
+                    while answered < before + 8:
+                        await asyncio.sleep(0.01)
+                assert not echoed.done()
+                proceed.set()
+                await echoed
+                ended.set()
+            assert await gateway.rest() == ["draining: no new connections; requests in flight are finished"]
+    assert answered > 80
+
+
+@pytest.mark.slow
+async def test_fifty_reloads_leave_nothing_behind_in_processes(tmp_path: Path, workers: str) -> None:
+    async with lying(A) as a, lying(B) as b, serving(tmp_path, a.url, extra=workers) as gateway:
+
+        async def reload(count: int) -> None:
+            for _, url in zip(range(count), itertools.cycle([a.url, b.url]), strict=False):
+                gateway.configure(url, *[a.url, b.url][: 1 + _ % 2], extra=workers)
+                assert await gateway.reload() == f"reloaded {gateway.file}"
+                assert await gateway.ask() in "ab"
+
+        def descriptors() -> int:
+            pids = (gateway.process.pid, *children_of(gateway.process.pid))
+            return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
+
+        def resident_bytes() -> int:
+            pids = (gateway.process.pid, *children_of(gateway.process.pid))
+            return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 for pid in pids)
+
+        await reload(10)
+        n_open, n_bytes = descriptors(), resident_bytes()
+        await reload(50)
+
+        async def are_closed() -> bool:  # connections of the last backends that are gone
+            return descriptors() <= n_open + 4
+
+        await until(are_closed)
+        assert resident_bytes() < n_bytes + 8 * 1024**2
+
+
+# --watch
+
+
+async def test_a_changed_file_is_taken_without_a_signal(tmp_path: Path, workers: str) -> None:
+    async with lying(A) as a, lying(B) as b, serving(tmp_path, a.url, extra=workers, watch=True) as gateway:
+        gateway.configure(b.url, extra=workers)
+        assert await gateway.line() == f"reloaded {gateway.file}"
+        assert {await gateway.ask() for _ in range(4)} == {"b"}
+        # the same content once more, in a new file: nothing to do; then a file that is being written
+        gateway.configure(b.url, extra=workers)
+        text = gateway.file.read_text()
+        gateway.file.write_text(text[: len(text) // 2])
+        assert "not reloaded" in await gateway.line()
+        assert await gateway.ask() == "b"
+        gateway.configure(a.url, extra=workers)
+        assert await gateway.line() == f"reloaded {gateway.file}"
+        assert {await gateway.ask() for _ in range(4)} == {"a"}
+        assert len(await gateway.rest()) == 1
+
+
+async def test_a_folder_that_kubernetes_swaps_is_noticed(tmp_path: Path) -> None:
+    async with lying(A) as a, lying(B) as b:
+        text = "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {{a: {{endpoints: ['{}']}}}}\n"
+        for folder, url in (("..1", a.url), ("..2", b.url)):
+            (tmp_path / folder).mkdir()
+            (tmp_path / folder / "gateway.yaml").write_text(text.format(url))
+        (tmp_path / "..data").symlink_to("..1")
+        file = tmp_path / "gateway.yaml"
+        file.symlink_to("..data/gateway.yaml")
+        async with process("serve", "--config", str(file), "--watch") as serve:
+            url = await url_in_line(serve.stderr)
+            await url_in_line(serve.stderr)
+            (tmp_path / "..new").symlink_to("..2")
+            (tmp_path / "..new").replace(tmp_path / "..data")
+            (tmp_path / "..1" / "gateway.yaml").unlink()
+            assert serve.stderr is not None
+            assert (await serve.stderr.readline()).decode() == f"reloaded {file}\n"
+            async with aiohttp.ClientSession() as session, session.get(f"{url}/x") as response:
+                assert await response.json() == {"from": "b"}
+
+
+async def test_a_file_that_vanishes_is_said_once_and_taken_when_it_is_back(tmp_path: Path) -> None:
+    async with lying(A) as a, lying(B) as b, serving(tmp_path, a.url, watch=True) as gateway:
+        gateway.file.unlink()
+        assert "cannot be read; the configuration stays as it was until it can" in await gateway.line()
+        await asyncio.sleep(4 * WATCH_S)  # time enough for it to be said again, which would be the next line
+        assert await gateway.ask() == "a"
+        gateway.configure(b.url)
+        assert await gateway.line() == f"reloaded {gateway.file}"
+        assert await gateway.ask() == "b"
+
+
+# All workers or none
+
+
+def configuration(url: str) -> Config:
+    return parse(
+        f"workers: 2\nlisten: 127.0.0.1:0\nadmin: 127.0.0.1:0\nlogging: {{access: none}}\n"
+        f"backends: {{a: {{endpoints: ['{url}']}}}}\n"
+    )
+
+
+async def answers_of(supervisor: Supervisor, count: int = 12) -> set[str]:
+    """Which backends answer, on connections that the kernel gives to any worker."""
+    found = set()
+    async with aiohttp.ClientSession() as session:
+        for _ in range(count):
+            async with session.get(f"{supervisor.listen_url}/which", headers={"Connection": "close"}) as response:
+                found.add((await response.json())["from"])
+    return found
+
+
+async def test_if_the_workers_cannot_prepare_it_none_of_them_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with lying(A) as a, lying(B) as b:
+        supervisor = await Supervisor.start(configuration(a.url))
+        try:
+            pids = set(supervisor._workers)
+            with monkeypatch.context() as broken, pytest.raises(ConfigError, match="backends|internal error"):
+                broken.setattr(workers_module, "encode", lambda config: b"{}")
+                await supervisor.replace(configuration(b.url))
+            assert await answers_of(supervisor) == {"a"}
+            assert await supervisor.replace(configuration(b.url)) == []
+            assert await answers_of(supervisor) == {"b"}
+            assert set(supervisor._workers) == pids
+        finally:
+            await supervisor.stop()
+
+
+async def test_if_one_worker_cannot_prepare_it_the_other_does_not_change_either() -> None:
+    async with lying(A) as a, lying(B) as b:
+        supervisor = await Supervisor.start(configuration(a.url))
+        try:
+            first, second = supervisor._workers.values()
+            tell = first.tell
+            first.tell = lambda message: tell(  # type: ignore[method-assign]
+                Prepare(msgspec.Raw(b"{}")) if isinstance(message, Prepare) else message
+            )
+            with pytest.raises(ConfigError, match="backends|internal error"):
+                await supervisor.replace(configuration(b.url))
+            assert await answers_of(supervisor) == {"a"}
+            first.tell = tell  # type: ignore[method-assign]
+            await supervisor.replace(configuration(b.url))
+            assert await answers_of(supervisor) == {"b"}
+            assert second.is_listening
+        finally:
+            await supervisor.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_worker_that_hangs_or_dies_is_replaced_by_one_with_the_new_file(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers_module, "PREPARE_S", 1.0)
+    async with lying(A) as a, lying(B) as b:
+        supervisor = await Supervisor.start(configuration(a.url))
+        try:
+            first, second = supervisor._workers.values()
+            os.kill(first.pid, number)
+            assert await supervisor.replace(configuration(b.url)) == []
+            assert second.is_listening
+
+            async def are_two() -> bool:
+                return len(supervisor._serving()) == 2
+
+            await until(are_two)
+            assert await answers_of(supervisor) == {"b"}
+            assert first.pid not in supervisor._workers
+            assert second.pid in supervisor._workers
+        finally:
+            await supervisor.stop()
+    assert any("it is replaced" in message for message in caplog.messages)
+
+
+async def test_a_worker_that_started_meanwhile_gets_what_it_has_missed() -> None:
+    async with lying(A) as a, lying(B) as b:
+        supervisor = await Supervisor.start(configuration(a.url))
+        try:
+            one, other = supervisor._workers.values()
+            one.is_listening = False  # as if it still started
+            await supervisor.replace(configuration(b.url))
+            assert await answers_of(supervisor, 40) == {"a", "b"}
+            assert await supervisor._join(one)
+            assert await answers_of(supervisor) == {"b"}
+            assert other.is_listening
+        finally:
+            await supervisor.stop()
+
+
+async def test_messages_cross_a_pipe_and_one_that_is_too_long_is_refused() -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(frame(Prepared("why")) + frame(Prepared()))
+    reader.feed_data((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))
+    assert [await read(reader, UP), await read(reader, UP)] == [Prepared("why"), Prepared()]
+    with pytest.raises(ValueError, match="at most"):
+        await read(reader, UP)
+    cut = asyncio.StreamReader()
+    cut.feed_data(frame(Prepared())[:-1])
+    cut.feed_eof()
+    assert await read(cut, UP) is None
+
+
+async def test_workers_are_ready_when_each_of_them_has_a_usable_backend(server: JsonServer) -> None:
+    supervisor = await Supervisor.start(configuration(server.url))
+    try:
+        one, _ = supervisor._workers.values()
+        assert supervisor._not_ready() is None
+        up = one.report.endpoints
+        down = [msgspec.structs.replace(reading, is_up=False, is_ejected=True, busy=3) for reading in up]
+        one.report = Report(down, "no backend can be used: all endpoints of a are down")
+        assert supervisor._not_ready() == "no backend can be used: all endpoints of a are down"
+        value = supervisor._registry().get_sample_value
+        labels = {"backend": "a", "endpoint": server.url}
+        assert value("tensor_gateway_endpoint_up", labels) == 0
+        assert value("tensor_gateway_endpoint_ejected", labels) == 1
+        assert value("tensor_gateway_upstream_connections", {**labels, "state": "busy"}) == 3
+    finally:
+        await supervisor.stop()
