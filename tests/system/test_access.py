@@ -197,3 +197,17 @@ async def test_a_file_of_tokens_that_cannot_be_read_stops_the_start(tmp_path: Pa
     with pytest.raises(ConfigError, match=r"nowhere\.txt: cannot be read"):
         async with running("http://127.0.0.1:9", f"access: {{tokens_file: '{tmp_path}/nowhere.txt'}}\n"):
             await asyncio.sleep(0)
+
+
+async def test_a_reload_reads_the_tokens_again_or_keeps_those_it_has(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as (client, _):
+        config = client.gateway.data_plane.config
+        (tmp_path / "tokens.txt").write_text("carol: new\n")
+        assert (await client.request("GET", "/x?id=1", headers=RIGHT)).status == 200
+        await client.gateway.replace(config)
+        assert (await client.request("GET", "/x?id=1", headers=RIGHT)).status == 401
+        assert (await client.request("GET", "/x?id=1", headers={"X-Api-Key": "new"})).status == 200
+        (tmp_path / "tokens.txt").write_text("carol\n")
+        with pytest.raises(ConfigError, match="tokens.txt:1: expected `name: token`"):
+            await client.gateway.replace(config)
+        assert (await client.request("GET", "/x?id=1", headers={"X-Api-Key": "new"})).status == 200
