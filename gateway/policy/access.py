@@ -12,14 +12,19 @@ from urllib.parse import unquote_to_bytes
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
-from gateway.policy.paths import MAX_DECODINGS
 
 _BEARER = re.compile(r"bearer[ \t]+(.*)", re.IGNORECASE)
 _SLASHES = re.compile(r"[/\\]+")
 # ASCII as two bytes of UTF-8, which is forbidden and which some decoders take all the same.
 _OVERLONG = re.compile(rb"([\xc0\xc1])([\x80-\xbf])")
-# What servers leave out of a path: Tomcat's parameters of a segment, and what follows a decoded `?`, `#` or NUL.
-_LEFT_OUT = re.compile(r";[^/]*|[?#\0].*", re.DOTALL)
+# Tomcat and its like leave out the parameters of a segment.
+_PARAMETERS = re.compile(r";[^/]*")
+# What follows these when they have been decoded may be taken for a query, a fragment, or the end.
+_TAIL = re.compile(r"[?#\0].*", re.DOTALL)
+_MAY_BE_READ_OTHERWISE = re.compile(r"[%;?#\0\\]|//|/\Z")
+
+MAX_READINGS = 16
+"""In how many ways a path may be read; one with more is denied, whatever it is."""
 
 _NEEDED = "a token is needed: `Authorization: Bearer TOKEN` or `X-Api-Key: TOKEN`"
 _CHALLENGE = (("WWW-Authenticate", "Bearer"),)
@@ -36,7 +41,7 @@ class Access:
     def __init__(self, tokens: Collection[bytes] | None = None, deny: Sequence[str] = ()) -> None:
         """*tokens* are the digests of all tokens, None if none is needed; *deny* are patterns of paths."""
         self._tokens = tokens
-        self._denied = re.compile("|".join(fnmatch.translate(_plain(each)) for each in deny)) if deny else None
+        self._denied = re.compile("|".join(fnmatch.translate(each.casefold()) for each in deny)) if deny else None
 
     def authorize(self, headers: Headers) -> Headers:
         """*headers* as they may cross: without the fields that hold a token. Raises `GatewayError` (401) without any.
@@ -56,8 +61,8 @@ class Access:
         """Raise `GatewayError` (403) if nobody may use *path* (raw, without query), however it is written."""
         if self._denied is None:
             return
-        for text in _readings(path):
-            if self._denied.match(text):
+        for number, text in enumerate(_readings(path)):
+            if number >= MAX_READINGS or self._denied.match(text):
                 raise GatewayError(ErrorKind.DENIED, "this path is denied to all clients (access.deny)")
 
     def _holds_token(self, name: str, value: str) -> bool:
@@ -70,26 +75,27 @@ class Access:
 
 
 def _readings(path: str) -> Iterator[str]:
-    """All texts that servers may take *path* for: decoded or not, with or without what some leave out."""
-    for _ in range(MAX_DECODINGS + 1):
-        plain = _plain(path)
-        yield plain
-        shorter = _plain(_LEFT_OUT.sub("", plain))
-        yield shorter
-        if len(shorter) > 1 and shorter.endswith("/"):
-            yield shorter[:-1]
-        decoded = _decoded(path)
-        if decoded == path:
-            return
-        path = decoded
+    """All texts that servers may take *path* for, in one case of letters.
+
+    Servers decode, leave out and join slashes, or do not, in any order, and the order matters: `/a;%2fb/c` is `/a/b/c`
+    to one that decodes first and `/a/c` to one that leaves the parameters out first.
+    """
+    if _MAY_BE_READ_OTHERWISE.search(path) is None:  # nearly every path
+        yield path.casefold()
+        return
+    seen: set[str] = set()
+    found = [path]
+    while found:
+        text = found.pop()
+        if text in seen:
+            continue
+        seen.add(text)
+        yield text.casefold()
+        found += (_decoded(text), _SLASHES.sub("/", text), _PARAMETERS.sub("", text), _TAIL.sub("", text))
+        found.append(text.rstrip("/\\") or "/")
 
 
 def _decoded(path: str) -> str:
     text = unquote_to_bytes(path.encode(errors="surrogateescape"))
     text = _OVERLONG.sub(lambda pair: bytes([(pair[1][0] & 1) << 6 | pair[2][0] & 0x3F]), text)
     return text.decode(errors="surrogateescape")
-
-
-def _plain(text: str) -> str:
-    """*text* in one case of letters, with single slashes."""
-    return _SLASHES.sub("/", text).casefold()

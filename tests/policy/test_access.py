@@ -4,6 +4,7 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
+from gateway.policy import access
 from gateway.policy.access import Access, digest_of
 
 ACCESS = Access({digest_of("s3cret"), digest_of("other+/=")})
@@ -61,7 +62,7 @@ def test_without_tokens_everybody_may_come_and_all_headers_cross() -> None:
     Access().check("/v2/repository/index")
 
 
-DENYING = Access(deny=["/v2/repository/*", "/V2/models/secret*/infer", "/metrics", "/a b/?"])
+DENYING = Access(deny=["/v2", "/v2/repository/*", "/V2/models/secret*/infer", "/metrics", "/a b/?"])
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,12 @@ DENYING = Access(deny=["/v2/repository/*", "/V2/models/secret*/infer", "/metrics
         "/v2;x=1/repository;jsessionid=2/index",
         "/v2/;x/repository/index",
         "/v2%3bx/repository/index",
+        "/v2/models;%2Fx/%73ecret/infer",
+        "/v2/models;%2Fx;%2Fy/%73ecret/infer",
+        "/v2;x\\y/repository/index",
+        "/v2;x\\repository\\index",
+        "/v2;?/repository/index",
+        "/v2%3Fx",
         "/v2/r%c1%a5pository/index",
         "/v2%c0%afrepository/index",
         "/v2/models/secret-1/infer",
@@ -107,7 +114,6 @@ def test_a_denied_path_is_denied_however_it_is_written(path: str) -> None:
     "path",
     [
         "/",
-        "/v2",
         "/v2/repository",
         "/v2/models/m/infer",
         "/v2/models/secret",
@@ -119,3 +125,27 @@ def test_a_denied_path_is_denied_however_it_is_written(path: str) -> None:
 )
 def test_other_paths_are_not_denied(path: str) -> None:
     DENYING.check(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "count"),
+    [
+        ("/a", 1),
+        ("/a%20b", 2),
+        ("/a/", 2),
+        ("/a;b" * 500, 2),
+        ("/%3b%2f" * 800, 10),
+        ("//" * 2000, 2),
+        ("/v2;x//a%2fb", 8),
+    ],
+)
+def test_readings_of_a_path_are_few(path: str, count: int) -> None:
+    texts = list(access._readings(path))
+    assert len(set(texts)) == len(texts) == count
+
+
+def test_a_path_that_can_be_read_in_very_many_ways_is_denied() -> None:
+    path = "/%25253b%25252f%25255c%25253f;%253b%2f%3f\\//" * 200
+    with pytest.raises(GatewayError, match=r"access\.deny"):
+        DENYING.check(path)
+    Access().check(path)
