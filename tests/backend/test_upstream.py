@@ -1,6 +1,7 @@
 """Several endpoints, some of which fail: which requests are tried again, and that nothing is executed twice."""
 
 import asyncio
+import errno
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,7 +33,7 @@ from tests.backend.endpoints import (
     upstream_with,
     well,
 )
-from tests.backend.sockets import read_whole, upstream_of
+from tests.backend.sockets import Backend, read_whole, upstream_of
 from tests.system.scripted import Seen, counting
 
 IN_TURN = "balance: round_robin, timeouts: {first_byte: 100ms, idle: 100ms}"
@@ -378,6 +379,46 @@ async def test_what_the_client_causes_is_neither_tried_again_nor_counted_against
         assert len(attempts) == 3
         assert not any(state.is_ejected for state in upstream.endpoints.states)
         assert one.executed + other.executed == {"1": 2}
+
+
+async def test_a_backend_that_tires_of_a_slow_client_has_not_failed() -> None:
+    go_on = asyncio.Event()
+
+    async def pieces(sending: Sending) -> AsyncIterator[bytes]:
+        sending.piece(5)
+        yield b"begin"
+        sending.paused()
+        await go_on.wait()
+
+    backend = Backend()
+    upstream = upstream_of([backend.url, "http://127.0.0.1:9"], f"{IN_TURN}, eject: {{failures: 1}}")
+    upstream.endpoints.states[1].is_up = False
+    asked = asyncio.ensure_future(call(upstream, body=Body(open=pieces, can_be_repeated=False)))
+    connection = await backend.accept()
+    await asyncio.get_running_loop().sock_recv(connection, 65536)
+    connection.close()
+    with pytest.raises(GatewayError) as caught:
+        await asked
+    assert caught.value.kind is ErrorKind.UPSTREAM_CLOSED
+    assert not upstream.endpoints.states[0].is_ejected
+    await upstream.close()
+    backend.listener.close()
+
+
+async def test_running_out_of_descriptors_is_overload_and_no_failure_of_the_endpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def start_connection(*_: object, **__: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with upstream_with(well, well, settings="eject: {failures: 1}") as (upstream, _):
+        with monkeypatch.context() as full:
+            full.setattr("gateway.backend.connections.aiohappyeyeballs.start_connection", start_connection)
+            with pytest.raises(GatewayError, match="Too many open files") as caught:
+                await call(upstream)
+        assert (caught.value.kind, caught.value.sent) == (ErrorKind.OVERLOADED, False)
+        assert not any(state.is_ejected for state in upstream.endpoints.states)
+        await call(upstream)
 
 
 async def test_nothing_is_executed_twice_and_every_answer_is_its_own_among_endpoints_that_fail() -> None:
