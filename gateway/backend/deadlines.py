@@ -71,6 +71,10 @@ class Deadlines:
             return True
         return self._ended_in == "first_byte" and self.total_at - since_s > self._limits_s["total"] / 2
 
+    def is_clients(self) -> bool:
+        """Whether it is the client that the attempt waits for at this moment."""
+        return self._phase == "client"
+
     def expired(self, backend: str) -> GatewayError:
         """The error to raise when time has run out."""
         total = f"{self._limits_s['total']:g} s (timeouts.total)"

@@ -85,15 +85,15 @@ class EndpointSet:
         """Called with the endpoints that there are from now on."""
 
     def replace(self, endpoints: Iterable[Endpoint]) -> None:
-        """From now on there are these *endpoints*, in this order."""
+        """From now on there are these *endpoints*, in this order; what is written in two ways is one endpoint."""
         known = {_identity(state.endpoint): state for state in self.states}
-        states = []
+        states = {}
         for endpoint in endpoints:
-            state = known.get(_identity(endpoint)) or EndpointState(endpoint)
-            state.endpoint = endpoint
-            states.append(state)
-        self.states = tuple(states)
-        self.on_replaced([state.endpoint for state in states])
+            identity = _identity(endpoint)
+            states[identity] = known.get(identity) or EndpointState(endpoint)
+            states[identity].endpoint = endpoint
+        self.states = tuple(states.values())
+        self.on_replaced([state.endpoint for state in self.states])
 
 
 def _identity(endpoint: Endpoint) -> Endpoint:

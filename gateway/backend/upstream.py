@@ -278,7 +278,9 @@ class _Call(Generic[T]):
                 upstream.note_success(picked, self._trial)
             return result
         except GatewayError as error:
-            self._judge(picked, error, error.kind in FAILURES)
+            # a server that tires of waiting for the rest of an upload, as the gateway does, has not failed
+            is_impatient = error.kind is ErrorKind.UPSTREAM_CLOSED and self._answer is None and deadlines.is_clients()
+            self._judge(picked, error, error.kind in FAILURES and not is_impatient)
             raise
         except TimeoutError:
             if not timeout.expired():

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from gateway.backend.attempt import Answer, BackendRequest, Body, Sending
 from gateway.backend.upstream import Upstream
@@ -15,8 +15,13 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 def upstream_to(url: str, settings: str = "") -> Upstream:
     """The run-time side of a backend with the only endpoint *url*; *settings* is YAML in flow style, such as `a: 1`."""
-    config = parse(f"backends: {{main: {{endpoints: ['{url}'], {settings}}}}}")
-    return Upstream(Plan.of(config, "test").backends["main"])
+    return upstream_of([url], settings)
+
+
+def upstream_of(urls: Sequence[str], settings: str = "", before: Upstream | None = None) -> Upstream:
+    """As `upstream_to`, for a backend of several endpoints, and maybe after a reload."""
+    config = parse(f"backends: {{main: {{endpoints: [{', '.join(map(repr, urls))}], {settings}}}}}")
+    return Upstream(Plan.of(config, "test").backends["main"], before)
 
 
 def whole(text: bytes) -> Body:
