@@ -187,7 +187,7 @@ class DataPlane:
             change.serving.upstreams[name].retire()
             await change.serving.upstreams[name].close()
 
-    def commit(self, change: Change) -> None:
+    async def commit(self, change: Change) -> None:
         """Serve by *change*, which was prepared, from now on. Requests in flight finish with what they began with."""
         before, now = self.gateway.serving.upstreams, change.serving.upstreams
         self.gateway.replace(change.serving)
@@ -202,7 +202,8 @@ class DataPlane:
                 upstream.retire()
                 self._retired.add(upstream)
             elif now[name] is not upstream:
-                self._start_beside(now[name])  # which takes over
+                self._start_beside(now[name])
+        await asyncio.sleep(0)  # those that have just been started take over now
         self.observe_load()
 
     def _keeps(self, backend: BackendPlan) -> bool:

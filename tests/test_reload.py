@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from gateway.config import Config, ListenerTls, parse
+from gateway.config import Config, parse
 from gateway.demo import JsonServer
 from gateway.errors import ConfigError
 from gateway.process import workers as workers_module
@@ -112,11 +112,10 @@ def test_what_needs_a_restart_stays_and_is_named() -> None:
     kept, names = keep_fixed(parse(f"listen: 127.0.0.1:1\nadmin: 127.0.0.1:2\nworkers: 3\n{limits}{backends}"), running)
     assert names == ["listen", "admin", "workers"]
     assert kept == parse(f"workers: 2\n{limits}{backends}")
-    files = ListenerTls(certificate="c", key="k")
-    tls = msgspec.structs.replace(running, tls=files)
+    tls = parse(f"workers: 2\ntls: {{certificate: c, key: k}}\n{backends}")
     assert keep_fixed(tls, running) == (running, ["tls"])
     assert keep_fixed(running, tls) == (tls, ["tls"])
-    other = msgspec.structs.replace(running, tls=msgspec.structs.replace(files, key="other"))
+    other = parse(f"workers: 2\ntls: {{certificate: c, key: other}}\n{backends}")
     assert keep_fixed(other, tls) == (other, [])
 
 
@@ -234,7 +233,7 @@ async def test_a_signal_while_requests_are_finished_is_ignored(tmp_path: Path, w
 async def test_a_signal_during_the_start_is_kept_until_it_can_be_done(tmp_path: Path, workers: str) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text(
-        f"{workers}listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {{a: {{endpoints: ['http://x:1']}}}}\n"
+        f"{workers}listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {{a: {{endpoints: ['http://127.0.0.1:1']}}}}\n"
     )
     async with process("serve", "--config", str(file)) as serve:
         status = Path(f"/proc/{serve.pid}/status")
