@@ -30,7 +30,13 @@ SAMPLE_S = 0.1
 """How often the event loop's lag is measured."""
 
 HEAD_S = 0.1
-"""How long a request whose connection was just accepted has to show itself when draining begins."""
+"""How long a request that was on its way has to show itself when draining begins."""
+
+FIRST_HEAD_S = 1.0
+"""How long the first request is waited for on connections that were accepted before draining began."""
+
+LOOK_S = 0.02
+"""How often it is looked whether all that counts as in flight is done, when draining."""
 
 NEW_BACKENDS_S = 0.25
 """How long a reload waits for new backends to have looked their names up; beyond it they go on beside the requests."""
@@ -181,7 +187,7 @@ class DataPlane:
             change.serving.upstreams[name].retire()
             await change.serving.upstreams[name].close()
 
-    def commit(self, change: Change) -> None:
+    async def commit(self, change: Change) -> None:
         """Serve by *change*, which was prepared, from now on. Requests in flight finish with what they began with."""
         before, now = self.gateway.serving.upstreams, change.serving.upstreams
         self.gateway.replace(change.serving)
@@ -196,7 +202,8 @@ class DataPlane:
                 upstream.retire()
                 self._retired.add(upstream)
             elif now[name] is not upstream:
-                self._start_beside(now[name])  # which takes over
+                self._start_beside(now[name])
+        await asyncio.sleep(0)  # those that have just been started take over now
         self.observe_load()
 
     def _keeps(self, backend: BackendPlan) -> bool:
@@ -220,8 +227,18 @@ class DataPlane:
         self.gateway.is_draining = True
         await asyncio.sleep(shutdown.delay)
         await self._listener.stop_accepting()
+        loop = asyncio.get_running_loop()
+        first_head_at = loop.time() + FIRST_HEAD_S
+        ends_at = loop.time() + shutdown.grace
         await asyncio.sleep(min(HEAD_S, shutdown.grace))
-        cut_off = await self.gateway.wait_until_idle(shutdown.grace)
+        # what has begun to come on a connection that was accepted in time is in flight, too
+        while (left := ends_at - loop.time()) > 0:
+            is_awaited = loop.time() < first_head_at and (self.server.n_silent() or self._listener.n_opening)
+            if not (self.gateway.in_flight or self.server.n_unfinished_heads() or is_awaited):
+                break
+            await asyncio.sleep(min(LOOK_S, left))
+            await self.gateway.wait_until_idle(ends_at - loop.time())
+        cut_off = self.gateway.in_flight + self.server.n_unfinished_heads()
         if cut_off:
             log.warning("shutdown.grace is over: %d requests in flight are cut off", cut_off)
 

@@ -16,7 +16,7 @@ from gateway.process import descriptors
 from gateway.process.application import Application
 from gateway.process.descriptors import connections_that_fit, descriptors_needed, fit
 from gateway.process.workers import Supervisor, _Worker
-from tests.conftest import Client
+from tests.conftest import Client, answering, lying, running
 
 LISTEN = "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nlogging: {access: none}\n"
 
@@ -212,3 +212,34 @@ async def test_one_process_uses_and_shows_the_lowered_number(
     finally:
         await application.stop()
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /x HT", b"GET /x HTTP/1.1\r\nHost: x\r\n"])
+async def test_a_request_on_a_connection_that_was_accepted_in_time_is_still_served(sent: bytes) -> None:
+    async with lying(answering(b"served")) as liar, running(liar.url, "shutdown: {grace: 20s}\n") as client:
+        host, _, port = client.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        idle = await client.request("GET", "/x")  # its connection is kept, and is not waited for
+        writer.write(sent)
+        await asyncio.sleep(0)
+        draining = asyncio.create_task(client.gateway.drain())
+        while not client.gateway.gateway.is_draining:
+            await asyncio.sleep(0)
+        assert await readiness(client.admin) == (503, "draining")
+        await asyncio.sleep(0.4)  # longer than a request has that is on its way
+        assert not draining.done()
+        writer.write(b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n".removeprefix(sent))
+        reply = await reader.read()
+        assert reply.startswith(b"HTTP/1.1 200 ")
+        assert reply.endswith(b"served")
+        assert idle.body == b"served"
+        writer.close()
+        await asyncio.wait_for(draining, 10)
+
+
+async def test_a_silent_connection_does_not_hold_up_the_end(server: JsonServer) -> None:
+    async with running(server.url, "shutdown: {grace: 60s}\n") as client:
+        host, _, port = client.url.removeprefix("http://").partition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        await asyncio.wait_for(client.gateway.drain(), 20)
+        writer.close()

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from gateway.config import Config, ListenerTls, parse
+from gateway.config import Config, parse
 from gateway.demo import JsonServer
 from gateway.errors import ConfigError
 from gateway.process import workers as workers_module
@@ -112,11 +112,10 @@ def test_what_needs_a_restart_stays_and_is_named() -> None:
     kept, names = keep_fixed(parse(f"listen: 127.0.0.1:1\nadmin: 127.0.0.1:2\nworkers: 3\n{limits}{backends}"), running)
     assert names == ["listen", "admin", "workers"]
     assert kept == parse(f"workers: 2\n{limits}{backends}")
-    files = ListenerTls(certificate="c", key="k")
-    tls = msgspec.structs.replace(running, tls=files)
+    tls = parse(f"workers: 2\ntls: {{certificate: c, key: k}}\n{backends}")
     assert keep_fixed(tls, running) == (running, ["tls"])
     assert keep_fixed(running, tls) == (tls, ["tls"])
-    other = msgspec.structs.replace(running, tls=msgspec.structs.replace(files, key="other"))
+    other = parse(f"workers: 2\ntls: {{certificate: c, key: other}}\n{backends}")
     assert keep_fixed(other, tls) == (other, [])
 
 
@@ -234,7 +233,7 @@ async def test_a_signal_while_requests_are_finished_is_ignored(tmp_path: Path, w
 async def test_a_signal_during_the_start_is_kept_until_it_can_be_done(tmp_path: Path, workers: str) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text(
-        f"{workers}listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {{a: {{endpoints: ['http://x:1']}}}}\n"
+        f"{workers}listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {{a: {{endpoints: ['http://127.0.0.1:1']}}}}\n"
     )
     async with process("serve", "--config", str(file)) as serve:
         status = Path(f"/proc/{serve.pid}/status")
@@ -550,3 +549,43 @@ async def test_workers_are_ready_when_each_of_them_has_a_usable_backend(server: 
         assert value("tensor_gateway_upstream_connections", {**labels, "state": "busy"}) == 3
     finally:
         await supervisor.stop()
+
+
+async def test_workers_tell_their_supervisor_what_their_probes_find(tmp_path: Path, workers: str) -> None:
+    pytest.importorskip("gateway.backend.health")
+    is_ready = True
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.read_request()
+            is_probe = connection.head.startswith(b"GET /v2/health/ready")
+            await connection.answer(b"{}", "200 OK" if is_ready or not is_probe else "503 Not Ready")
+
+    health = "health: {interval: 100ms, timeout: 1s, unhealthy_after: 2, healthy_after: 2}"
+    async with lying(script) as a:
+        file = tmp_path / "gateway.yaml"
+        file.write_text(
+            f"{workers}listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nlogging: {{access: none}}\n"
+            f"backends: {{a: {{endpoints: ['{a.url}'], {health}}}}}\n"
+        )
+        async with process("serve", "--config", str(file)) as serve, aiohttp.ClientSession() as session:
+            url, admin = await url_in_line(serve.stderr), await url_in_line(serve.stderr)
+            client = Client(session, None, url, admin)  # type: ignore[arg-type]
+
+            async def state() -> tuple[int, str, float]:
+                async with session.get(f"{admin}/-/ready") as response:
+                    found = response.status, await response.text()
+                up = (await client.metrics())[f'tensor_gateway_endpoint_up{{backend="a",endpoint="{a.url}"}}']
+                return (*found, up)
+
+            async def is_down() -> bool:
+                return await state() == (503, "no backend can be used: all endpoints of a are down\n", 0)
+
+            async def is_up() -> bool:
+                return await state() == (200, "ready\n", 1)
+
+            assert await is_up()
+            is_ready = False
+            await until(is_down)
+            is_ready = True
+            await until(is_up)

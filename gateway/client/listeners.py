@@ -83,6 +83,11 @@ class ClientListener:
         port = 0 if address.is_unix else bound.getsockname()[1]
         return url_of(address, port, "http" if self.tls is None else "https")
 
+    @property
+    def n_opening(self) -> int:
+        """Connections that were accepted and are not open yet: with TLS, their handshake goes on."""
+        return len(self._opening)
+
     async def stop_accepting(self) -> None:
         """Accept what waits in the kernel, and nothing more; connections that are open go on."""
         if self._socket is None:

@@ -112,6 +112,14 @@ class Server(web.Server):
             )
         return False
 
+    def n_unfinished_heads(self) -> int:
+        """Connections on which the beginning of a request has come, and nothing is served yet."""
+        return sum(isinstance(each, ClientProtocol) and each.is_in_head for each in self.connections)
+
+    def n_silent(self) -> int:
+        """Connections on which nothing has come since they were accepted."""
+        return sum(isinstance(each, ClientProtocol) and each.is_silent for each in self.connections)
+
     def watch(self, protocol: "ClientProtocol") -> None:
         """Notice within `GONE_CHECK_S` if the client of *protocol* leaves, whose connection is not read from now on."""
         self._unread.add(protocol)
@@ -225,6 +233,16 @@ class ClientProtocol(RequestHandler):
         if not self._is_released:
             self._is_released = True
             self._server.open_connections -= 1
+
+    @property
+    def is_in_head(self) -> bool:
+        """Whether a part of a request's head has come, which is not served yet."""
+        return self.serving is None and bool(self._last_bytes) and not self._is_astray and not self._is_broken
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing has come yet."""
+        return self._request_count == 0 and not self._last_bytes
 
     def look(self, now_s: float, limits: Limits) -> None:
         """End the connection if the client is too slow for *limits* (design: limits).

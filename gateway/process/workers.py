@@ -362,7 +362,7 @@ class _Work:
                     prepared, answer = await self._prepare(message)
                     self._answer(answer)
                 elif isinstance(message, Commit) and prepared is not None:
-                    self.data_plane.commit(prepared)
+                    await self.data_plane.commit(prepared)
                     prepared = None
                     self._report()
                     self._answer(Committed())
