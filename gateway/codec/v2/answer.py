@@ -402,15 +402,15 @@ class InferAnswer:
         """The JSON of the reply, with the *outputs* in it."""
         text = _Text()
         added = {"model_name": orjson.dumps(self._model), "id": self._request_id}
+        if self._is_renamed:
+            top.pop("model_name", None)
         separator = b"{"
         for key, value in top.items():
             if self._steps.is_full_with(ITEM_COST + len(value)):
                 yield
             if value == b"null" and key in (*added, "parameters"):  # protocol 4.4, 4.6
                 continue
-            own = added.pop(key, b"")
-            if self._is_renamed and key == "model_name":
-                value = own  # noqa: PLW2901
+            added.pop(key, None)
             text.add(separator + orjson.dumps(key) + b":")
             separator = b","
             if key == "outputs":
