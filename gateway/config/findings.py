@@ -53,6 +53,6 @@ def line_of_key(lines: Mapping[str, int], key: str) -> int:
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether one of two keys is the other, or a part of it."""
+    """Whether one of two keys is the other, or a part of it; the empty key is that of no part of the file."""
     inner, outer = (one, other) if len(one) > len(other) else (other, one)
-    return inner == outer or (inner.startswith(outer) and inner[len(outer)] in ".[")
+    return inner == outer or (outer != "" and inner.startswith((f"{outer}.", f"{outer}[")))

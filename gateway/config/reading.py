@@ -5,6 +5,7 @@ silently. A message never repeats credentials or a value from outside, and of a 
 Not here: what the values must satisfy together (`schema`), and where the text comes from (`loading`).
 """
 
+import itertools
 import re
 import typing
 from collections.abc import Iterator
@@ -64,8 +65,10 @@ class Reader:
         try:
             self._document = Document(text)
             self.config = self._whole(self._document.root)
+            # what could not be read has a placeholder, about which nothing has to be said
+            unread = [error.key for error in self._errors if error.key] + self._misspelt
             for key, reason in _problems(self.config):
-                if not self._is_in_doubt(key):
+                if not any(overlap(key, other) for other in unread):
                     self._fail(key, reason)
         except NotYamlError as error:
             self._errors.append(Finding(error.line, "", error.reason))
@@ -79,18 +82,15 @@ class Reader:
         if self.config is not None:
             # routes that could not be read may lead to a backend, or match before others
             is_whole = not any(error.key.startswith(("routes", "backends")) for error in self._errors)
-            for key, reason in _warnings(self.config):
-                speaks_of_routes = key.startswith("routes") or (key.count(".") == 1 and key.startswith("backends."))
-                is_said = key in self._lines and (is_whole or not speaks_of_routes) and not self._is_in_doubt(key)
-                if is_said and len(warnings) < MAX_FINDINGS:
+            unused = self.config.unused() if is_whole else iter(())
+            for key, reason in itertools.chain(_warnings(self.config), unused):
+                if key in self._lines and not any(overlap(key, error.key) for error in self._errors):
                     warnings.append(Finding(self._lines[key], key, reason))
+                if len(warnings) >= MAX_FINDINGS:
+                    break
         self._errors.sort(key=lambda error: error.line)
         warnings.sort(key=lambda warning: warning.line)
         return Inspected(file, None if self._errors else self.config, self._errors, warnings, self._lines)
-
-    def _is_in_doubt(self, key: str) -> bool:
-        """Whether *key*, or a part of it, or what it is a part of, has an error already."""
-        return key in self._misspelt or any(overlap(key, error.key) for error in self._errors if error.key)
 
     def _fail(self, path: str, reason: str, line: int | None = None) -> Any:
         self._errors.append(Finding(line_of_key(self._lines, path) if line is None else line, path, reason))

@@ -462,7 +462,7 @@ class Config(Part, frozen=True):
         yield from self._route_problems()
 
     def warnings(self) -> Iterator[Problem]:
-        """What is open to others, and what is never used."""
+        """What is open to others."""
         for key, address in (("listen", self.listen), ("admin", self.admin)):
             if 0 < address.port < 1024:
                 yield key, "a port below 1024 needs the right to take it, such as CAP_NET_BIND_SERVICE"
@@ -470,6 +470,9 @@ class Config(Part, frozen=True):
             yield "admin", "open to other machines, without TLS and tokens: it shows metrics and the configuration"
         if self.access.tokens_file is not None and self.tls is None and not self.listen.is_local:
             yield "access.tokens_file", "without `tls`, tokens cross the network readable for everybody"
+
+    def unused(self) -> Iterator[Problem]:
+        """More warnings: backends to which no route leads, and routes that can never match."""
         used = {name for route in self.routes for name in route.backends}
         for name in self.backends if self.routes else ():
             if name not in used:
