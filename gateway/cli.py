@@ -32,7 +32,7 @@ from gateway.process.application import Application
 from gateway.process.workers import Supervisor
 from gateway.telemetry.log_writer import ANNOUNCE, LogWriter
 
-PROOFS: list[tuple[str, Callable[[Config], object]]] = []
+PROOFS: tuple[tuple[str, Callable[[Config], object]], ...] = ()
 """What `check` proves beyond the file itself: a key, and what raises `ConfigError` if the file that it names is bad."""
 
 log = logging.getLogger("gateway")

@@ -486,10 +486,10 @@ class Config(Part, frozen=True):
         """Every worker has a share of what is counted, or the sum of the shares would be more than the limit."""
         expected = "expected at least as many as `workers`"
         for key in ("concurrent_requests", "connections"):
-            if getattr(self.limits, key) < self.workers:
+            if 0 < getattr(self.limits, key) < self.workers:
                 yield f"limits.{key}", expected
         for name, backend in self.backends.items():
-            if (backend.max_connections or self.workers) < self.workers:
+            if 0 < (backend.max_connections or 0) < self.workers:
                 yield f"backends.{shortened(name)}.max_connections", expected
             if 0 < backend.queue.length < self.workers:
                 yield f"backends.{shortened(name)}.queue.length", f"{expected}, or 0"
