@@ -9,7 +9,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -32,8 +32,8 @@ from gateway.process.application import Application
 from gateway.process.workers import Supervisor
 from gateway.telemetry.log_writer import ANNOUNCE, LogWriter
 
-PROOFS: tuple[tuple[str, Callable[[Config], object]], ...] = ()
-"""What `check` proves beyond the file itself: a key, and what raises `ConfigError` if the file that it names is bad."""
+PROOFS: tuple[Callable[[Config], Iterator[tuple[str, str]]], ...] = ()
+"""What `check` proves beyond the file itself: each gives the keys of files whose content is bad, and the reasons."""
 
 log = logging.getLogger("gateway")
 announce = logging.getLogger(ANNOUNCE)
@@ -126,14 +126,13 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _prove(found: Inspected) -> None:
-    config = found.config
-    if config is None:
+    """Add what is wrong with the content of files that keys name, but for keys with errors already."""
+    if found.read is None:
         return
-    for key, prove in PROOFS:
-        try:
-            prove(config)
-        except ConfigError as error:
-            found.add_error(key, str(error))
+    for prove in PROOFS:
+        for key, reason in prove(found.read):
+            if found.is_sound(key):
+                found.add_error(key, reason)
 
 
 def _schema(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

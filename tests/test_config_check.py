@@ -20,7 +20,7 @@ EXAMPLES = sorted((ROOT / "config").glob("*.yaml"))
 MINIMAL = "backends: {a: {endpoints: ['http://x:1']}}\n"
 
 FULL_OF_MISTAKES = """\
-listn: 127.0.0.1:8080
+debug: true
 admin: 0.0.0.0:90
 workers: 0
 limits:
@@ -52,7 +52,7 @@ def test_all_that_is_wrong_is_told_in_one_run_in_the_order_of_the_lines() -> Non
     found = inspect_bytes(FULL_OF_MISTAKES.encode(), "f.yaml")
     assert found.config is None
     assert [text.partition(", did")[0].partition("; known")[0] for text in found.texts()] == [
-        "f.yaml:1: listn: unknown key",
+        "f.yaml:1: debug: unknown key",
         "f.yaml:2: warning: admin: a port below 1024 needs the right to take it, such as CAP_NET_BIND_SERVICE",
         "f.yaml:2: warning: admin: open to other machines, without TLS and tokens: it shows metrics and the "
         "configuration",
@@ -93,6 +93,39 @@ def test_all_that_is_wrong_is_told_in_one_run_in_the_order_of_the_lines() -> Non
 def test_lines_are_those_of_the_key_or_of_what_is_around_it(text: str, expected: str) -> None:
     (message,) = inspect_bytes(text.encode(), "f").texts()
     assert message.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("listen: x\nbackends: {a: {endpoints: ['http://127.0.0.1:8080']}}", ["1: listen"]),
+        ("limits: {request_body: 5, in_flight_bytes: 100MiB}\n" + MINIMAL, ["1: limits.request_body"]),
+        ("workers: x\nlimits: {tensors: 0}\n" + MINIMAL, ["1: workers", "2: limits.tensors"]),
+        ("backends:\n  a: {}\nroutes:\n- {name: r, backend: a}\n", ["2: backends.a.endpoints"]),
+        ("backends:\n  a: 5\nroutes:\n- {name: r, backend: a}\n", ["2: backends.a"]),
+        (
+            "backends: 5\nroutes:\n- {name: r, backend: a}\n- 7\n",
+            ["1: backends", "3: routes[0].backend", "4: routes[1]"],
+        ),
+        (
+            MINIMAL + "routes:\n- {name: r, bakend: a}\n- {nam: r, backend: a}\n",
+            ["3: routes[0].bakend", "4: routes[1].nam"],
+        ),
+        (
+            "backends: {a: {endpoints: [x, y, 'http://z:0', 'http://z', 'http://z']}}",
+            [
+                "1: backends.a.endpoints[0]",
+                "1: backends.a.endpoints[1]",
+                "1: backends.a.endpoints[2]",
+                "1: backends.a.endpoints[4]",
+            ],
+        ),
+    ],
+)
+def test_one_mistake_does_not_bring_others_with_it(text: str, expected: list[str]) -> None:
+    found = inspect_bytes(text.encode(), "f")
+    assert [f"{error.line}: {error.key}" for error in found.errors] == expected
+    assert not found.warnings
 
 
 def test_bytes_that_are_not_text_and_files_that_are_too_large_are_named(tmp_path: Path) -> None:

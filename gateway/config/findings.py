@@ -25,19 +25,28 @@ class Finding(NamedTuple):
 
 @dataclass
 class Inspected:
-    """What was found in a configuration; *config* is None as soon as there is an error."""
+    """What was found in a configuration."""
 
     file: str
-    config: Config | None
+    read: Config | None
+    """What was read, with placeholders where there are errors; None if there is nothing to go on with."""
     errors: list[Finding]
-    warnings: list[Finding]
+    warnings: list[Finding] = field(default_factory=list)
     lines: dict[str, int] = field(default_factory=dict)
     """Where each key of the file stands, by its path."""
+
+    @property
+    def config(self) -> Config | None:
+        """The configuration; None as soon as there is an error."""
+        return None if self.errors else self.read
 
     def add_error(self, key: str, reason: str) -> None:
         """Add what is wrong with *key*, as found by whoever knows more about its value."""
         self.errors.append(Finding(line_of_key(self.lines, key), key, reason))
-        self.config = None
+
+    def is_sound(self, key: str) -> bool:
+        """Whether no error is about *key*, a part of it, or what it is a part of."""
+        return not any(overlap(key, error.key) for error in self.errors)
 
     def texts(self) -> list[str]:
         """Every error and warning as a line of text, in the order of the file's lines."""

@@ -4,6 +4,7 @@ Not here: how text is read (`reading`), which keys there are and what their valu
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import msgspec
 import yaml
 
 from gateway.config.findings import Finding, Inspected
-from gateway.config.reading import Reader
+from gateway.config.reading import Reader, warnings_of
 from gateway.config.schema import Config
 from gateway.config.structure import walk
 from gateway.config.values import READERS, FilePath, Workers, shortened
@@ -27,14 +28,14 @@ HIDDEN = "***"
 def inspect(path: Path) -> Inspected:
     """All that is right and wrong with the file *path*, and whether the files that its keys name can be read."""
     found = _read_file(path)
-    _look_for_files(found)
+    _look_closer(found)
     return found
 
 
 def inspect_bytes(content: bytes, file: str) -> Inspected:
     """`inspect` for *content* that came from elsewhere, *file* in messages; relative to the working directory."""
     found = _read(content, file, Path.cwd())
-    _look_for_files(found)
+    _look_closer(found)
     return found
 
 
@@ -54,12 +55,12 @@ def parse(text: str) -> Config:
 
     Raises `ConfigError`: for each error a line of key and reason. Files that keys name are not looked for.
     """
-    inspected = Reader(text, Path.cwd()).inspected("")
-    if inspected.config is None:
-        # without a key, the line says where it is
-        keyless = (f"line {error.line}: " if error.line and not error.key else "" for error in inspected.errors)
-        raise ConfigError("\n".join(map(str.__add__, keyless, (error.text() for error in inspected.errors))))
-    return inspected.config
+    found = Reader(text, Path.cwd()).inspected("")
+    if found.config is None:
+        # what has no key is found by its line
+        texts = (each.text() if each.key else f"line {each.line}: {each.reason}" for each in found.errors)
+        raise ConfigError("\n".join(texts))
+    return found.config
 
 
 def for_backend(
@@ -73,7 +74,7 @@ def for_backend(
     tree: dict[str, Any] = {"backends": {"default": {"endpoints": [endpoint]}}}
     tree |= {key: value for key, value in (("listen", listen), ("admin", admin)) if value is not None}
     if workers is not None:
-        tree["workers"] = int(workers) if workers.isascii() and workers.isdigit() else workers
+        tree["workers"] = int(workers) if re.fullmatch("[0-9]{1,9}", workers) else workers
     if access is not None:
         tree["logging"] = {"access": access}
     return parse(yaml.safe_dump(tree))
@@ -121,28 +122,27 @@ def _read_file(path: Path) -> Inspected:
         with path.open("rb") as opened:
             content = opened.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        return Inspected(str(path), None, [Finding(0, "", f"cannot be read: {error.strerror}")], [])
+        return Inspected(str(path), None, [Finding(0, "", f"cannot be read: {error.strerror}")])
     return _read(content, str(path), path.absolute().parent)
 
 
 def _read(content: bytes, file: str, base: Path) -> Inspected:
     if len(content) > MAX_FILE_BYTES:
-        return Inspected(file, None, [Finding(0, "", f"more than {MAX_FILE_BYTES} bytes")], [])
+        return Inspected(file, None, [Finding(0, "", f"more than {MAX_FILE_BYTES} bytes")])
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        return Inspected(file, None, [Finding(line, "", "not UTF-8")], [])
+        return Inspected(file, None, [Finding(line, "", "not UTF-8")])
     return Reader(text, base).inspected(file)
 
 
-def _look_for_files(found: Inspected) -> None:
-    """Add the files that keys name and that cannot be read. What they hold is judged by whoever reads them."""
-    config = found.config
-    if config is None:
-        return
+def _look_closer(found: Inspected) -> None:
+    """Add warnings, and the files that keys name and that cannot be read: what they hold is judged by their readers."""
+    found.warnings = warnings_of(found)
+    config = found.read
     for key, value in walk(config):
-        if isinstance(value, FilePath):
+        if config is not None and value and isinstance(value, FilePath):
             name = "" if key in config.hidden else f": {shortened(value)}"
             try:
                 if not Path(value).is_file():

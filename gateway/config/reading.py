@@ -65,10 +65,10 @@ class Reader:
         try:
             self._document = Document(text)
             self.config = self._whole(self._document.root)
-            # what could not be read has a placeholder, about which nothing has to be said
+            # what could not be read has a placeholder: nothing is said about it, and about what is compared with it
             unread = [error.key for error in self._errors if error.key] + self._misspelt
             for key, reason in _problems(self.config):
-                if not any(overlap(key, other) for other in unread):
+                if not any(overlap(key, other) or f"`{other}`" in reason for other in unread):
                     self._fail(key, reason)
         except NotYamlError as error:
             self._errors.append(Finding(error.line, "", error.reason))
@@ -77,20 +77,9 @@ class Reader:
             self.config = None
 
     def inspected(self, file: str) -> Inspected:
-        """All that was found, in the order of the lines."""
-        warnings: list[Finding] = []
-        if self.config is not None:
-            # routes that could not be read may lead to a backend, or match before others
-            is_whole = not any(error.key.startswith(("routes", "backends")) for error in self._errors)
-            unused = self.config.unused() if is_whole else iter(())
-            for key, reason in itertools.chain(_warnings(self.config), unused):
-                if key in self._lines and not any(overlap(key, error.key) for error in self._errors):
-                    warnings.append(Finding(self._lines[key], key, reason))
-                if len(warnings) >= MAX_FINDINGS:
-                    break
-        self._errors.sort(key=lambda error: error.line)
-        warnings.sort(key=lambda warning: warning.line)
-        return Inspected(file, None if self._errors else self.config, self._errors, warnings, self._lines)
+        """What was read and the errors, in the order of the lines; without warnings."""
+        errors = sorted(self._errors, key=lambda error: error.line)
+        return Inspected(file, self.config, errors, [], self._lines)
 
     def _fail(self, path: str, reason: str, line: int | None = None) -> Any:
         self._errors.append(Finding(line_of_key(self._lines, path) if line is None else line, path, reason))
@@ -164,7 +153,7 @@ class Reader:
         prefix = f"{path}." if path else ""
         for entry in entries(self._document, node):
             if entry.key is None:
-                self._fail(path, entry.problem, entry.line)
+                self._fail("", entry.problem, entry.line)
                 continue
             inner = f"{prefix}{shortened(entry.key)}"
             self._lines[inner] = entry.line
@@ -244,13 +233,28 @@ def _check_path_from_file(endpoint: Endpoint, text: str) -> None:
         )
 
 
+def warnings_of(found: Inspected) -> list[Finding]:
+    """What the values that were read warn of, in the order of the lines; but nothing about keys with errors.
+
+    Only what stands in the file is warned of, not a default.
+    """
+    if found.read is None:
+        return []
+    # routes that could not be read may lead to a backend, or match before others
+    is_whole = not any(error.key.startswith(("routes", "backends")) for error in found.errors)
+    said = ((join(path, key), reason) for path, part in _parts(found.read) for key, reason in part.warnings())
+    warnings = []
+    for key, reason in itertools.chain(said, found.read.unused() if is_whole else ()):
+        if key in found.lines and found.is_sound(key):
+            warnings.append(Finding(found.lines[key], key, reason))
+        if len(warnings) >= MAX_FINDINGS:
+            break
+    return sorted(warnings, key=lambda warning: warning.line)
+
+
 def _problems(config: Config | None) -> Iterator[Problem]:
-    for path, part in walk(config):
-        if isinstance(part, Part):
-            yield from ((join(path, key), reason) for key, reason in part.problems())
+    return ((join(path, key), reason) for path, part in _parts(config) for key, reason in part.problems())
 
 
-def _warnings(config: Config) -> Iterator[Problem]:
-    for path, part in walk(config):
-        if isinstance(part, Part):
-            yield from ((join(path, key), reason) for key, reason in part.warnings())
+def _parts(config: Config | None) -> Iterator[tuple[str, Part]]:
+    return ((path, part) for path, part in walk(config) if isinstance(part, Part))
