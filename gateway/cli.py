@@ -1,4 +1,4 @@
-"""The command line: `serve`, `check`, `demo`.
+"""The command line: `serve`, `check`, `schema`, `demo`.
 
 Exit codes: 0 success, 1 a failure at run time (such as an address in use), 2 a wrong command or configuration.
 Not here: how the gateway is put together (`app`) and run (`process`).
@@ -9,16 +9,32 @@ import asyncio
 import logging
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import msgspec
 
 from gateway import __version__, demo
 from gateway.app import settle
-from gateway.config import Config, for_backend, load, parse
+from gateway.config import (
+    MAX_FILE_BYTES,
+    Config,
+    Inspected,
+    for_backend,
+    inspect,
+    inspect_bytes,
+    json_schema,
+    load,
+    parse,
+)
 from gateway.errors import ConfigError
 from gateway.process.application import Application
 from gateway.process.reload import Reloader
 from gateway.process.workers import Supervisor
 from gateway.telemetry.log_writer import ANNOUNCE, LogWriter
+
+PROOFS: tuple[Callable[[Config], Iterator[tuple[str, str]]], ...] = ()
+"""What `check` proves beyond the file itself: each gives the keys of files whose content is bad, and the reasons."""
 
 log = logging.getLogger("gateway")
 announce = logging.getLogger(ANNOUNCE)
@@ -48,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="To see it work: tensor-gateway demo",
     )
     parser.add_argument("--version", action="version", version=f"tensor-gateway {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="{serve,check,demo}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="{serve,check,schema,demo}")
 
     serve = commands.add_parser(
         "serve",
@@ -84,10 +100,18 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser(
         "check",
         help="check a configuration",
-        description="Check a configuration. Exit code 0, or 2 with the file, the key and the reason on standard error.",
+        description="Check a configuration. Every error and warning is a line on standard error: file, line, key, "
+        "reason. Exit code 0 without errors, else 2.",
     )
-    check.add_argument("file", type=Path, metavar="FILE", help="the YAML file to check")
+    check.add_argument("file", metavar="FILE", help="the YAML file to check; - for standard input")
     check.set_defaults(run=_check)
+
+    schema = commands.add_parser(
+        "schema",
+        help="print the JSON Schema of the configuration",
+        description="Print the JSON Schema of the configuration, with which editors check and complete the file.",
+    )
+    schema.set_defaults(run=_schema)
 
     demonstration = commands.add_parser(
         "demo",
@@ -100,8 +124,31 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    config = load(options.file)
-    print(f"{options.file}: valid; backends: {', '.join(config.backends)}")
+    if options.file == "-":
+        found = inspect_bytes(sys.stdin.buffer.read(MAX_FILE_BYTES + 1), "-")
+    else:
+        found = inspect(Path(options.file))
+    _prove(found)
+    for text in found.texts():
+        print(text, file=sys.stderr)
+    if found.config is None:
+        return 2
+    print(f"{options.file}: valid; backends: {', '.join(found.config.backends)}")
+    return 0
+
+
+def _prove(found: Inspected) -> None:
+    """Add what is wrong with the content of files that keys name, but for keys with errors already."""
+    if found.read is None:
+        return
+    for prove in PROOFS:
+        for key, reason in prove(found.read):
+            if found.is_sound(key):
+                found.add_error(key, reason)
+
+
+def _schema(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    print(msgspec.json.format(msgspec.json.encode(json_schema()), indent=2).decode())
     return 0
 
 

@@ -54,7 +54,7 @@ class TooLargeError(CodecError):
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used. The message is one line: the path of the key, and the reason."""
+    """A configuration that cannot be used. The message is a line for each error: file, line, key, reason."""
 
 
 class GatewayError(Exception):

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import aiohttp
 import pytest
 
 from gateway.cli import main
+from gateway.config import Config
 from tests.conftest import Connection, answering, lying
 
 COMMAND = [sys.executable, "-m", "gateway"]
@@ -47,7 +48,7 @@ def run_here(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str
 
 def test_help_names_the_commands_and_their_options(run_here: Callable[..., tuple[int, str, str]]) -> None:
     for arguments, words in [
-        (["--help"], ("serve", "check", "demo")),
+        (["--help"], ("serve", "check", "schema", "demo")),
         (["serve", "--help"], ("--config", "--backend", "--listen", "--admin")),
         (["demo", "--help"], ("--once",)),
     ]:
@@ -64,14 +65,87 @@ def test_the_installed_command_is_the_same() -> None:
 def test_check_says_good_or_what_is_wrong(tmp_path: Path, run_here: Callable[..., tuple[int, str, str]]) -> None:
     good = tmp_path / "good.yaml"
     good.write_text("backends: {a: {endpoints: ['http://x:1']}}")
-    code, _, complaint = run_here("check", str(good))
-    assert (code, complaint) == (0, "")
+    assert run_here("check", str(good)) == (0, f"{good}: valid; backends: a\n", "")
     bad = tmp_path / "bad.yaml"
     bad.write_text("backends: {a: {endpoints: ['http://x:1'], nonfinit: reject}}")
     code, _, complaint = run_here("check", str(bad))
     assert code == 2
-    assert complaint == f"tensor-gateway: {bad}: backends.a.nonfinit: unknown key, did you mean `nonfinite`?\n"
-    assert run_here("check", str(tmp_path / "none.yaml"))[0] == 2
+    assert complaint == f"{bad}:1: backends.a.nonfinit: unknown key, did you mean `nonfinite`?\n"
+    missing = tmp_path / "none.yaml"
+    assert run_here("check", str(missing)) == (2, "", f"{missing}: cannot be read: No such file or directory\n")
+
+
+def test_check_tells_all_errors_and_warnings_in_one_run(
+    tmp_path: Path, run_here: Callable[..., tuple[int, str, str]]
+) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("admin: 0.0.0.0:9090\nworkers: 0\nbackends:\n  a:\n    endpoints: x\n")
+    code, printed, complaints = run_here("check", str(bad))
+    assert (code, printed) == (2, "")
+    assert [line.partition(" open")[0] for line in complaints.splitlines()] == [
+        f"{bad}:1: warning: admin:",
+        f"{bad}:2: workers: expected at least 1",
+        f"{bad}:5: backends.a.endpoints: expected a list, got 'x'",
+    ]
+    code, printed, complaint = run_here("serve", "--config", str(bad))
+    assert (code, printed) == (2, "")
+    assert len(complaint.splitlines()) == 2, "serve tells the errors alone"
+
+
+def test_warnings_leave_a_file_valid(tmp_path: Path, run_here: Callable[..., tuple[int, str, str]]) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text("backends: {a: {endpoints: ['http://x:1']}}\nadmin: 0.0.0.0:9090\n")
+    code, printed, complaint = run_here("check", str(path))
+    assert (code, printed) == (0, f"{path}: valid; backends: a\n")
+    assert complaint.startswith(f"{path}:2: warning: admin: open to other machines")
+
+
+def test_check_reads_standard_input() -> None:
+    for text, expected in [
+        ("backends: {a: {endpoints: ['http://x:1']}}", (0, "-: valid; backends: a\n", "")),
+        ("\nbackends: {}", (2, "", "-:2: backends: expected at least one\n")),
+    ]:
+        result = subprocess.run([*COMMAND, "check", "-"], input=text, capture_output=True, text=True, check=False)
+        assert (result.returncode, result.stdout, result.stderr) == expected
+
+
+def test_check_shows_nothing_that_came_from_outside(
+    tmp_path: Path, run_here: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "abracadabra")
+    path = tmp_path / "gateway.yaml"
+    path.write_text(
+        "listen: ${SECRET}\nlogging: {access: '${SECRET}'}\naccess: {tokens_file: '${SECRET}'}\n"
+        "backends: {a: {endpoints: ['http://${SECRET}/${SECRET}'], headers: {set: {A: '${SECRET}'}}}}\n"
+    )
+    code, printed, complaints = run_here("check", str(path))
+    assert (code, len(complaints.splitlines())) == (2, 4)
+    assert "abracadabra" not in printed + complaints
+
+
+def test_check_proves_the_files_that_keys_name(
+    tmp_path: Path, run_here: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(config: Config) -> Iterator[tuple[str, str]]:
+        yield "access.tokens_file", f"line 7 of {config.access.tokens_file}"
+        yield "tls.certificate", "never said: the file is not there"
+
+    monkeypatch.setattr("gateway.cli.PROOFS", (refuse,))
+    tokens = tmp_path / "tokens"
+    tokens.touch()
+    path = tmp_path / "gateway.yaml"
+    path.write_text("backends: {a: {endpoints: ['http://x:1']}}\naccess:\n  tokens_file: tokens\n")
+    complaint = f"{path}:3: access.tokens_file: line 7 of {tokens}\n"
+    with path.open("a") as file:
+        file.write("tls: {certificate: c, key: tokens}\n")
+    complaint += f"{path}:4: tls.certificate: no such file: {tmp_path}/c\n"
+    assert run_here("check", str(path)) == (2, "", complaint)
+
+
+def test_schema_prints_a_json_schema(run_here: Callable[..., tuple[int, str, str]]) -> None:
+    code, printed, complaint = run_here("schema")
+    assert (code, complaint) == (0, "")
+    assert json.loads(printed)["properties"]["listen"]["default"] == "127.0.0.1:8080"
 
 
 @pytest.mark.parametrize("arguments", [[], ["serve"], ["serve", "--config", "a", "--backend", "b"], ["what"]])

@@ -1,18 +1,27 @@
 """The configuration: `schema` says what a file may hold, `loading` reads it."""
 
-from gateway.config.loading import decode, encode, for_backend, load, masked, parse
+from gateway.config.findings import Finding, Inspected
+from gateway.config.json_schema import json_schema
+from gateway.config.loading import (
+    MAX_FILE_BYTES,
+    decode,
+    encode,
+    for_backend,
+    inspect,
+    inspect_bytes,
+    load,
+    masked,
+    parse,
+)
 from gateway.config.schema import (
     NOT_YET,
     SET_BY_GATEWAY,
     Access,
-    Address,
     Backend,
     BackendTls,
     Compression,
     Config,
-    Duration,
     Eject,
-    Endpoint,
     Health,
     Limits,
     ListenerTls,
@@ -20,10 +29,11 @@ from gateway.config.schema import (
     Retry,
     Route,
     Shutdown,
-    Size,
 )
+from gateway.config.values import Address, Duration, Endpoint, FilePath, Size, Sticky, Workers
 
 __all__ = [
+    "MAX_FILE_BYTES",
     "NOT_YET",
     "SET_BY_GATEWAY",
     "Access",
@@ -35,7 +45,10 @@ __all__ = [
     "Duration",
     "Eject",
     "Endpoint",
+    "FilePath",
+    "Finding",
     "Health",
+    "Inspected",
     "Limits",
     "ListenerTls",
     "Queue",
@@ -43,9 +56,14 @@ __all__ = [
     "Route",
     "Shutdown",
     "Size",
+    "Sticky",
+    "Workers",
     "decode",
     "encode",
     "for_backend",
+    "inspect",
+    "inspect_bytes",
+    "json_schema",
     "load",
     "masked",
     "parse",

@@ -1,23 +1,31 @@
 """The configuration's keys, types, defaults and sense checks: what one file may say.
 
-Every default is in the type, and what a value must satisfy beyond its type is in the `problems` of the struct that
-holds it. Not here: how a file is read (`loading`), and what the values are used for.
+Every default is in the type. What a value must satisfy beyond its type is in the `problems` of the struct that holds
+it, and what is allowed but hardly meant is in its `warnings`. Neither repeats a value, only keys: a value may be a
+secret from outside. Not here: how a file is read (`loading`), and what the values are used for.
 """
 
-import difflib
-import ipaddress
+import itertools
 import re
-import socket
 import typing
 from collections.abc import Iterator
-from decimal import Decimal
-from urllib.parse import urlsplit
 
 import msgspec
 
 from gateway.codec import BytesPolicy, HalfPrecision, NonFinite, TensorPolicy
-
-SIZE_UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+from gateway.config.shadowing import first_cover
+from gateway.config.values import (
+    HEADER_NAME,
+    Address,
+    Duration,
+    Endpoint,
+    FilePath,
+    Size,
+    Sticky,
+    Workers,
+    nearest,
+    shortened,
+)
 
 UNADMITTED_CONNECTIONS = 16
 """Connections to a backend beside those for `limits.concurrent_requests`: for GET and HEAD, such as health checks,
@@ -59,121 +67,17 @@ SET_BY_GATEWAY = frozenset(
 )
 """Headers that `headers.set` may not name, in lower case: they frame the message, or the gateway relies on them."""
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+MAX_SUGGESTED = 100
+"""The most names among which a misspelt one is looked for."""
+
+MAX_COMPARED_ROUTES = 500
+"""The most routes of which `check` says whether they can match: each is compared with all before it."""
+
+_SERVER_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?\.?")
+_PATH = re.compile(r"/[!-~]*")
 
 Problem = tuple[str, str]
 """What is wrong: the path of the key, relative to the struct that reports it, and the reason."""
-
-SHOWN_CHARACTERS = 100
-"""The most of one value that a message repeats."""
-
-
-def shortened(text: str) -> str:
-    """*text* as a message may repeat it: cut, and without the credentials and the query of a URL."""
-    head, at, tail = text.rpartition("@")
-    if at and ":" in head:
-        scheme = _SCHEME.match(head)
-        text = f"{scheme[0] if scheme else ''}***@{tail}"
-    if "//" in text and "?" in text:
-        text = f"{text.partition('?')[0]}?***"
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
-
-
-def shown(value: object) -> str:
-    """*value* as a message may repeat it: `shortened`, on one line, and never what is inside of a list or mapping."""
-    if isinstance(value, (dict, list)):
-        return "a list" if isinstance(value, list) else "a mapping"
-    return repr(shortened(value)) if isinstance(value, str) else shortened(str(value))
-
-
-class Duration(float):
-    """Seconds, written as text with a unit: `250ms`, `2s`, `5m`, `1h`."""
-
-    def __str__(self) -> str:
-        """Decimal digits that read back to exactly this number, never an exponent."""
-        seconds = Decimal(repr(float(self)))
-        value, unit = (seconds * 1000, "ms") if 0 < seconds < 1 else (seconds, "s")
-        digits = format(value, "f")
-        return f"{digits.rstrip('0').rstrip('.') if '.' in digits else digits}{unit}"
-
-
-class Size(int):
-    """Bytes, written as text with a unit: `512B`, `64KiB`, `256MiB`, `1GiB`."""
-
-    def __str__(self) -> str:
-        for unit, factor in reversed(SIZE_UNITS.items()):
-            if self >= factor and self % factor == 0:
-                return f"{self // factor}{unit}"
-        return f"{int(self)}B"
-
-
-class Address(str):
-    """`host:port` of a listener; port 0 is any free port. IPv6 hosts stand in brackets. Or `unix:` and a path."""
-
-    __slots__ = ()
-
-    @property
-    def is_unix(self) -> bool:
-        """Whether it is a socket in the file system, at `path`, without host and port."""
-        return self.startswith("unix:")
-
-    @property
-    def path(self) -> str:
-        """The path of a `unix:` address."""
-        return self.removeprefix("unix:")
-
-    @property
-    def host(self) -> str:
-        """The host, without brackets."""
-        return self.rpartition(":")[0].strip("[]")
-
-    @property
-    def port(self) -> int:
-        """The port."""
-        return int(self.rpartition(":")[2])
-
-    def is_reached_by(self, endpoint: "Endpoint") -> bool:
-        """Whether *endpoint* names this listener, as far as that can be told without asking a name server."""
-        url = urlsplit(endpoint)
-        if self.is_unix or not self.port or self.port != (url.port or {"http": 80, "https": 443}[url.scheme]):
-            return False
-        named, own = _addresses(url.hostname or ""), _addresses(self.host)
-        if own & _ANY:
-            return bool(named & (_ANY | _LOOPBACK | {socket.gethostname().lower()})) or any(map(_is_loopback, named))
-        # connecting to 0.0.0.0 or :: reaches what listens on the loopback interface
-        return bool(named & own) or bool(named & _ANY and own & _LOOPBACK)
-
-
-class Endpoint(str):
-    """The base URL of one server of a backend: scheme, host, maybe a port and a path."""
-
-    __slots__ = ()
-
-
-_ANY = {"0.0.0.0", "::"}  # noqa: S104  compared with, not listened on
-_LOOPBACK = {"127.0.0.1", "::1"}
-
-
-def _addresses(host: str) -> set[str]:
-    """The addresses that *host* stands for, or its name in lower case if it is some other name."""
-    name = host.lower().removesuffix(".")
-    if name == "localhost" or name.endswith(".localhost"):
-        return set(_LOOPBACK)
-    try:
-        # inet_aton reads all that a resolver takes for an IPv4 address: 127.1, 0x7f.0.0.1, 2130706433
-        return {str(ipaddress.IPv4Address(socket.inet_aton(name)))}
-    except OSError:
-        pass
-    try:
-        address = ipaddress.IPv6Address(name)
-    except ValueError:
-        return {name}
-    return {str(address.ipv4_mapped or address)}
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") and address.count(".") == 3
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -181,6 +85,10 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     def problems(self) -> Iterator[Problem]:
         """What every key allows by its type and must not be; without that of the parts inside."""
+        yield from ()
+
+    def warnings(self) -> Iterator[Problem]:
+        """What is allowed and hardly meant; only of keys that stand in the file are they shown."""
         yield from ()
 
     def _at_least_1(self, *keys: str) -> Iterator[Problem]:
@@ -220,19 +128,25 @@ class Limits(Part, frozen=True):
 class ListenerTls(Part, frozen=True):
     """TLS for clients: PEM files, relative to the configuration's file."""
 
-    certificate: str
+    certificate: FilePath
     """The certificate, followed by those between it and the root."""
-    key: str
-    client_ca: str | None = None
+    key: FilePath
+    client_ca: FilePath | None = None
     """Clients must show a certificate that one of these has signed; None: they need none."""
 
 
 class Access(Part, frozen=True):
     """Who may use the clients' listener, and which paths nobody may use."""
 
-    tokens_file: str | None = None
+    tokens_file: FilePath | None = None
     """Lines `name: token`; None: no token is needed."""
     deny: list[str] = []
+
+    def problems(self) -> Iterator[Problem]:
+        """A pattern that begins with neither a slash nor an asterisk matches no path."""
+        for index, pattern in enumerate(self.deny):
+            if not pattern.startswith(("/", "*")):
+                yield f"deny[{index}]", "expected a pattern of paths, which begins with / or *"
 
 
 class Shutdown(Part, frozen=True):
@@ -267,6 +181,12 @@ class Timeouts(Part, frozen=True):
     def problems(self) -> Iterator[Problem]:
         """Every timeout leaves some time."""
         yield from self._positive("connect", "first_byte", "idle", "total")
+
+    def warnings(self) -> Iterator[Problem]:
+        """A call never takes longer than `total`."""
+        for key in ("connect", "first_byte", "idle"):
+            if getattr(self, key) > self.total:
+                yield key, "longer than `total`, which ends the call before"
 
 
 class Queue(Part, frozen=True):
@@ -310,8 +230,8 @@ class Health(Part, frozen=True):
 
     def problems(self) -> Iterator[Problem]:
         """A path, and time to answer."""
-        if not self.path.startswith("/"):
-            yield "path", "expected a path that starts with /"
+        if not _PATH.fullmatch(self.path):
+            yield "path", "expected a path that starts with /, of printable ASCII characters without spaces"
         yield from self._positive("interval", "timeout")
         yield from self._at_least_1("unhealthy_after", "healthy_after")
 
@@ -340,13 +260,26 @@ class Eject(Part, frozen=True):
 class BackendTls(Part, frozen=True):
     """TLS towards the endpoints whose URL begins with https: PEM files, relative to the configuration's file."""
 
-    ca: str | None = None
+    ca: FilePath | None = None
     """Who may have signed the endpoints' certificates; None: those that the system trusts."""
-    certificate: str | None = None
-    key: str | None = None
+    certificate: FilePath | None = None
+    key: FilePath | None = None
     server_name: str | None = None
     """The name that the certificate must have; None: the one in the URL."""
     verify: bool = True
+
+    def problems(self) -> Iterator[Problem]:
+        """A client's certificate is of no use without its key, and names are names of hosts."""
+        if (self.certificate is None) != (self.key is None):
+            there, missing = ("key", "certificate") if self.certificate is None else ("certificate", "key")
+            yield there, f"expected together with `{missing}`, which is missing"
+        if self.server_name is not None and not _SERVER_NAME.fullmatch(self.server_name):
+            yield "server_name", "expected the name of a host, such as model.example.com"
+
+    def warnings(self) -> Iterator[Problem]:
+        """Encryption without proof of who is there protects from nobody who can stand between."""
+        if not self.verify:
+            yield "verify", "false takes any certificate: whoever stands between can read and change everything"
 
 
 class Headers(Part, frozen=True):
@@ -360,15 +293,19 @@ class Headers(Part, frozen=True):
         seen: dict[str, str] = {}
         for header, text in self.set.items():
             name = header.lower()
-            if not _HEADER_NAME.fullmatch(header):
-                yield f"set.{header}", "invalid header name"
+            key = f"set.{shortened(header)}"
+            if not HEADER_NAME.fullmatch(header):
+                yield key, "invalid header name"
             elif not text.isprintable() or not text.isascii():
-                yield f"set.{header}", "invalid header value: expected printable ASCII characters"
+                yield key, "invalid header value: expected printable ASCII characters"
             elif name in SET_BY_GATEWAY:
-                yield f"set.{header}", "the gateway sets this header itself"
+                yield key, "the gateway sets this header itself"
             elif name in seen:
-                yield f"set.{header}", f"duplicate header, `{seen[name]}` is set too"
+                yield key, f"duplicate header, `{shortened(seen[name])}` is set too"
             seen[name] = header
+        for index, header in enumerate(self.remove):
+            if not HEADER_NAME.fullmatch(header):
+                yield f"remove[{index}]", "invalid header name"
 
 
 class Backend(Part, frozen=True):
@@ -386,8 +323,7 @@ class Backend(Part, frozen=True):
     queue: Queue = Queue()
     dns_refresh: Duration = Duration(30)
     balance: typing.Literal["round_robin", "least_in_flight"] = "least_in_flight"
-    sticky: str = "none"
-    """`none`, `sequence_id` or `header:NAME`."""
+    sticky: Sticky = Sticky("none")
     retry: Retry = Retry()
     health: Health | None = None
     eject: Eject = Eject()
@@ -403,11 +339,21 @@ class Backend(Part, frozen=True):
         """There is an endpoint, and each of them once."""
         if not self.endpoints:
             yield "endpoints", "expected at least one"
-        if len(set(self.endpoints)) < len(self.endpoints):
-            yield "endpoints", "duplicate endpoint"
-        yield from self._positive("keep_alive")
+        seen = set()
+        for index, endpoint in enumerate(self.endpoints):
+            if endpoint in seen:
+                yield f"endpoints[{index}]", "duplicate endpoint"
+            seen.add(endpoint)
+        yield from self._positive("keep_alive", "dns_refresh")
         if self.max_connections is not None:
             yield from self._at_least_1("max_connections")
+
+    def warnings(self) -> Iterator[Problem]:
+        """What has no effect with these endpoints."""
+        if self.tls != BackendTls() and not any(endpoint.startswith("https:") for endpoint in self.endpoints):
+            yield "tls", "without effect: no endpoint's URL begins with https"
+        if self.sticky != "none" and len(self.endpoints) == 1 and self.endpoints[0].is_literal:
+            yield "sticky", "without effect: there is only one endpoint"
 
 
 class Route(Part, frozen=True):
@@ -431,12 +377,21 @@ class Route(Part, frozen=True):
 
     def problems(self) -> Iterator[Problem]:
         """The route can match something, and leads somewhere."""
+        if not self.name:
+            yield "name", "expected a name"
         if (self.backend is None) == (self.split is None):
             yield "backend", "expected either `backend` or `split`"
         if self.split is not None and (not self.split or min(self.split.values()) < 0 or not any(self.split.values())):
             yield "split", "expected backends and their weights, such as {stable: 95, next: 5}"
         if self.path_prefix is not None and not self.path_prefix.startswith("/"):
             yield "path_prefix", "expected a path that starts with /"
+        if self.strip_prefix and self.path_prefix is None:
+            yield "strip_prefix", "expected together with `path_prefix`, which is missing"
+        elif self.strip_prefix and f"{self.path_prefix}/".startswith("/v2/"):
+            yield "strip_prefix", "`path_prefix` is part of the protocol's own paths, which the backend needs"
+        for name, model in self.rename.items():
+            if not name or not model or "/" in name or "/" in model:
+                yield f"rename.{shortened(name)}", "expected names of models, not empty and without a slash"
         if self.models is not None and not self.models:
             yield "models", "an empty list matches nothing; leave it out to match everything"
 
@@ -447,7 +402,7 @@ class Config(Part, frozen=True):
     backends: dict[str, Backend]
     listen: Address = Address("127.0.0.1:8080")
     admin: Address = Address("127.0.0.1:9090")
-    workers: int = 1
+    workers: Workers = Workers(1)
     limits: Limits = Limits()
     shutdown: Shutdown = Shutdown()
     tls: ListenerTls | None = None
@@ -456,6 +411,8 @@ class Config(Part, frozen=True):
     recover_header_length: bool = True
     logging: Logging = Logging()
     routes: list[Route] = []
+    hidden: list[str] = []
+    """The paths of the values that came from outside the file; no key of the file sets it."""
 
     def max_connections(self, backend: str) -> int:
         """The most connections to all endpoints of *backend* together.
@@ -494,7 +451,9 @@ class Config(Part, frozen=True):
         if self.limits.request_body > self.limits.in_flight_bytes // max(self.workers, 1):
             share = " for each worker" if self.workers > 1 else ""
             yield "limits.in_flight_bytes", f"expected at least `limits.request_body`{share}"
-        if self.listen == self.admin and (self.listen.is_unix or self.listen.port):
+        if self.admin.is_unix:
+            yield "admin", "expected host:port; `unix:` is for `listen` only"
+        elif self.listen == self.admin and self.listen.port:
             yield "admin", "the same address as `listen`"
         if not self.routes and len(self.backends) > 1:
             yield "routes", "needed as soon as there is more than one backend"
@@ -502,17 +461,38 @@ class Config(Part, frozen=True):
         yield from self._endpoint_problems()
         yield from self._route_problems()
 
+    def warnings(self) -> Iterator[Problem]:
+        """What is open to others."""
+        for key, address in (("listen", self.listen), ("admin", self.admin)):
+            if 0 < address.port < 1024:
+                yield key, "a port below 1024 needs the right to take it, such as CAP_NET_BIND_SERVICE"
+        if not self.admin.is_local:
+            yield "admin", "open to other machines, without TLS and tokens: it shows metrics and the configuration"
+        if self.access.tokens_file is not None and self.tls is None and not self.listen.is_local:
+            yield "access.tokens_file", "without `tls`, tokens cross the network readable for everybody"
+
+    def unused(self) -> Iterator[Problem]:
+        """More warnings: backends to which no route leads, and routes that can never match."""
+        used = {name for route in self.routes for name in route.backends}
+        for name in self.backends if self.routes else ():
+            if name not in used:
+                yield f"backends.{shortened(name)}", "unused: no route leads to it"
+        for index in range(min(len(self.routes), MAX_COMPARED_ROUTES)):
+            earlier = first_cover(self.routes[index], self.routes[:index])
+            if earlier is not None:
+                yield f"routes[{index}]", f"never matches: what it would match goes to routes[{earlier}] before it"
+
     def _worker_problems(self) -> Iterator[Problem]:
         """Every worker has a share of what is counted, or the sum of the shares would be more than the limit."""
-        expected = f"expected at least `workers`, {self.workers}"
+        expected = "expected at least as many as `workers`"
         for key in ("concurrent_requests", "connections"):
-            if getattr(self.limits, key) < self.workers:
+            if 0 < getattr(self.limits, key) < self.workers:
                 yield f"limits.{key}", expected
         for name, backend in self.backends.items():
-            if (backend.max_connections or self.workers) < self.workers:
-                yield f"backends.{name}.max_connections", expected
+            if 0 < (backend.max_connections or 0) < self.workers:
+                yield f"backends.{shortened(name)}.max_connections", expected
             if 0 < backend.queue.length < self.workers:
-                yield f"backends.{name}.queue.length", f"{expected}, or 0"
+                yield f"backends.{shortened(name)}.queue.length", f"{expected}, or 0"
 
     def _endpoint_problems(self) -> Iterator[Problem]:
         """No backend is the gateway itself: every request would go round until a limit ends it."""
@@ -520,25 +500,27 @@ class Config(Part, frozen=True):
             for index, endpoint in enumerate(backend.endpoints):
                 if self.listen.is_reached_by(endpoint):
                     yield (
-                        f"backends.{name}.endpoints[{index}]",
-                        f"{shortened(endpoint)} is the gateway's own listener, `listen: {self.listen}`, an endless "
-                        "loop: name the inference server, or listen on another port",
+                        f"backends.{shortened(name)}.endpoints[{index}]",
+                        "this is the gateway's own listener, `listen`, an endless loop: name the inference server, or "
+                        "listen on another port",
                     )
 
     def _route_problems(self) -> Iterator[Problem]:
         """Every route leads to a backend, under a name of its own."""
-        names = set()
+        names: dict[str, int] = {}
+        known = list(itertools.islice(self.backends, MAX_SUGGESTED))
         for index, route in enumerate(self.routes):
             for named in route.backends:
                 if named in self.backends:
                     continue
-                wanted = shortened(named)
-                near = difflib.get_close_matches(wanted, self.backends, n=1)
-                hint = f", did you mean `{near[0]}`?" if near else f"; there are {shortened(', '.join(self.backends))}"
-                key = "backend" if route.split is None else "split"
-                yield f"routes[{index}].{key}", f"no backend `{wanted}`{hint}"
+                near = nearest(named, known)
+                hint = f", did you mean `{shortened(near)}`?" if near else f"; there are {shortened(', '.join(known))}"
+                key = "backend" if route.backend is not None else f"split.{shortened(named)}"
+                yield f"routes[{index}].{key}", f"there is no such backend{hint}"
             if route.name in names:
-                yield f"routes[{index}].name", f"duplicate name `{shortened(route.name)}`"
-            names.add(route.name)
-        if "none" in names or (not self.routes and "none" in self.backends):
-            yield "routes" if self.routes else "backends", "the name `none` is reserved for requests without a route"
+                yield f"routes[{index}].name", f"duplicate name, as in routes[{names[route.name]}]"
+            names.setdefault(route.name, index)
+        if "none" in names:
+            yield f"routes[{names['none']}].name", "the name `none` is reserved for requests without a route"
+        if not self.routes and "none" in self.backends:
+            yield "backends.none", "the name `none` is reserved for requests without a route"

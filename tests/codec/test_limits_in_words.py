@@ -15,7 +15,7 @@ from gateway.codec import (
     parse_content_encoding,
     run,
 )
-from gateway.config.schema import Size
+from gateway.config import Size
 from gateway.errors import CodecError, TooLargeError
 
 LIMIT = Size(64 * 1024)

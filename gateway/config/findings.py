@@ -1,0 +1,67 @@
+"""What is found in a configuration's file: errors and warnings, each with its line and key.
+
+Not here: what is an error (`reading`, `schema`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gateway.config.schema import Config
+
+
+class Finding(NamedTuple):
+    """One error or warning: the line of the file, 0 if it is about the whole file; the key's path; the reason."""
+
+    line: int
+    key: str
+    reason: str
+
+    def text(self, file: str = "", kind: str = "") -> str:
+        """One line: `file:line: kind: key: reason`, without what is empty; the line only with the file."""
+        place = f"{file}:{self.line}" if file and self.line else file
+        return ": ".join(part for part in (place, kind, self.key, self.reason) if part)
+
+
+@dataclass
+class Inspected:
+    """What was found in a configuration."""
+
+    file: str
+    read: Config | None
+    """What was read, with placeholders where there are errors; None if there is nothing to go on with."""
+    errors: list[Finding]
+    warnings: list[Finding] = field(default_factory=list)
+    lines: dict[str, int] = field(default_factory=dict)
+    """Where each key of the file stands, by its path."""
+
+    @property
+    def config(self) -> Config | None:
+        """The configuration; None as soon as there is an error."""
+        return None if self.errors else self.read
+
+    def add_error(self, key: str, reason: str) -> None:
+        """Add what is wrong with *key*, as found by whoever knows more about its value."""
+        self.errors.append(Finding(line_of_key(self.lines, key), key, reason))
+
+    def is_sound(self, key: str) -> bool:
+        """Whether no error is about *key*, a part of it, or what it is a part of."""
+        return not any(overlap(key, error.key) for error in self.errors)
+
+    def texts(self) -> list[str]:
+        """Every error and warning as a line of text, in the order of the file's lines."""
+        marked = [(each, "") for each in self.errors] + [(each, "warning") for each in self.warnings]
+        return [each.text(self.file, kind) for each, kind in sorted(marked, key=lambda pair: pair[0].line)]
+
+
+def line_of_key(lines: Mapping[str, int], key: str) -> int:
+    """The line of *key*, or of the innermost key around it that stands in the file; else the first."""
+    while key and key not in lines:
+        key = key[: max(key.rfind("."), key.rfind("["), 0)]
+    return lines.get(key, 1)
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether one of two keys is the other, or a part of it; the empty key is that of no part of the file."""
+    inner, outer = (one, other) if len(one) > len(other) else (other, one)
+    return inner == outer or (outer != "" and inner.startswith((f"{outer}.", f"{outer}[")))

@@ -1,0 +1,76 @@
+"""The configuration as a JSON Schema, for editors: which keys there are, what they hold, and their defaults.
+
+It is looser than `loading`: it knows no sense checks. `msgspec.json.schema` is not used: it cannot write defaults of
+types that it does not know, and every value here may also be text with a reference to the outside.
+"""
+
+import inspect
+import typing
+from typing import Any
+
+import msgspec
+
+from gateway.config.schema import Config
+from gateway.config.structure import choices_of, fields_in_file, is_struct, without_none
+from gateway.config.values import Address, Duration, Endpoint, FilePath, Size, Sticky, Workers
+
+_OUTSIDE = {"type": "string", "pattern": r"\$\{", "description": "${NAME} or ${file:PATH}: a value from outside"}
+
+_KINDS: dict[Any, dict[str, Any]] = {
+    str: {"type": "string"},
+    FilePath: {"type": "string", "minLength": 1, "description": "a path, relative to this file"},
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    Duration: {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(ms|s|m|h)$", "examples": ["250ms", "2s", "5m"]},
+    Size: {"type": "string", "pattern": "^[0-9]{1,15}(B|KiB|MiB|GiB)$", "examples": ["64KiB", "256MiB", "1GiB"]},
+    Workers: {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]},
+    Address: {"type": "string", "pattern": "^(unix:.+|.+:[0-9]{1,5})$", "examples": ["127.0.0.1:8080"]},
+    Endpoint: {"type": "string", "pattern": "^https?://", "examples": ["http://127.0.0.1:8000"]},
+    Sticky: {"type": "string", "pattern": "^(none|sequence_id|header:.+)$"},
+}
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema of the whole file, of JSON Schema's draft 2020-12."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "tensor-gateway",
+        **_struct(Config),
+        "$defs": {"outside": _OUTSIDE},
+    }
+
+
+def _struct(type_: Any) -> dict[str, Any]:
+    properties = {}
+    for key, item in fields_in_file(type_).items():
+        properties[key] = _schema(item.type)
+        if item.default is not msgspec.NODEFAULT and not is_struct(item.type):
+            properties[key]["default"] = msgspec.to_builtins(
+                item.default, enc_hook=lambda value: int(value) if isinstance(value, Workers) else str(value)
+            )
+    return {
+        "description": inspect.getdoc(type_),
+        "type": "object",
+        "additionalProperties": False,
+        "required": [key for key, item in fields_in_file(type_).items() if item.required],
+        "properties": properties,
+    }
+
+
+def _schema(type_: Any) -> dict[str, Any]:
+    type_, is_optional = without_none(type_)
+    schema = _without_null(type_)
+    return {"anyOf": [schema, {"type": "null"}]} if is_optional else schema
+
+
+def _without_null(type_: Any) -> dict[str, Any]:
+    origin = typing.get_origin(type_)
+    if is_struct(type_):
+        return _struct(type_)
+    if origin is list:
+        return {"type": "array", "items": _schema(typing.get_args(type_)[0])}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": _schema(typing.get_args(type_)[1])}
+    schema = {"enum": choices_of(type_)} if choices_of(type_) else _KINDS[type_]
+    return dict(schema) if type_ in (str, FilePath) else {"anyOf": [schema, {"$ref": "#/$defs/outside"}]}

@@ -1,0 +1,86 @@
+"""Values from outside the configuration's file: `${NAME}` of the environment, `${file:PATH}` of a file.
+
+Not here: what becomes of them, and where they are hidden (`loading`).
+"""
+
+import os
+import re
+from pathlib import Path
+
+from gateway.config.values import shortened
+
+MAX_FILE_BYTES = 64 * 1024
+"""The most that one `${file:PATH}` may hold. Tokens, certificates' passwords and addresses are far smaller."""
+
+MAX_ALL_BYTES = 4 * 1024 * 1024
+"""The most that all values from outside of one configuration may hold, each counted as often as it is used."""
+
+_REFERENCE = re.compile(r"\$\$\{|\$\{([^}]*)\}|\$\{")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Outside:
+    """Puts values from outside into text. Files are read once, relative to the folder *base*."""
+
+    def __init__(self, base: Path) -> None:
+        self._base = base
+        self._files: dict[str, str] = {}
+        self._n_bytes = 0
+
+    def put_into(self, text: str) -> tuple[str, bool]:
+        """*text* with all references replaced (design: values from outside), and whether there were any.
+
+        `$${` becomes a literal `${`. Raises `ValueError`: what is missing, never a value.
+        """
+        parts = []
+        end = 0
+        is_from_outside = False
+        for match in _REFERENCE.finditer(text):
+            parts.append(text[end : match.start()])
+            end = match.end()
+            if match[0] == "$${":
+                parts.append("${")
+            else:
+                parts.append(self._value(match[1]))
+                is_from_outside = True
+        parts.append(text[end:])
+        return "".join(parts), is_from_outside
+
+    def _value(self, reference: str | None) -> str:
+        if reference is None:
+            raise ValueError("expected `}` after `${`; a literal `${` is written `$${`")
+        if reference.startswith("file:"):
+            value = self._content(reference.removeprefix("file:"))
+        elif not _NAME.fullmatch(reference):
+            raise ValueError("expected ${NAME} or ${file:PATH}; a literal `${` is written `$${`")
+        elif reference not in os.environ:
+            raise ValueError(f"the environment variable `{shortened(reference)}` is not set")
+        else:
+            value = os.environ[reference]
+        try:
+            self._n_bytes += len(value.encode())
+        except UnicodeEncodeError:
+            raise ValueError(f"the environment variable `{shortened(reference)}` is not UTF-8") from None
+        if self._n_bytes > MAX_ALL_BYTES:
+            raise ValueError(f"values from outside have more than {MAX_ALL_BYTES} bytes together")
+        return value
+
+    def _content(self, path: str) -> str:
+        """The file at *path*, without the end of its last line."""
+        if path not in self._files:
+            name = f"the file `{shortened(path)}`"
+            try:
+                file = self._base / path
+                if file.exists() and not file.is_file():  # a pipe would be waited for
+                    raise ValueError(f"{name} is not a regular file")
+                with file.open("rb") as opened:
+                    content = opened.read(MAX_FILE_BYTES + 1)
+            except OSError as error:
+                raise ValueError(f"{name} cannot be read: {error.strerror}") from None
+            if len(content) > MAX_FILE_BYTES:
+                raise ValueError(f"{name} has more than {MAX_FILE_BYTES} bytes")
+            try:
+                self._files[path] = content.decode().removesuffix("\n").removesuffix("\r")
+            except UnicodeDecodeError:
+                raise ValueError(f"{name} is not UTF-8") from None
+        return self._files[path]

@@ -1,0 +1,260 @@
+"""The walk along a file's nodes and the types of `schema`, which finds all that is wrong in one run.
+
+Unknown keys are typing errors, and keys that are planned and not built yet are refused as such: nothing is ignored
+silently. A message never repeats credentials or a value from outside, and of a long value only the beginning.
+Not here: what the values must satisfy together (`schema`), and where the text comes from (`loading`).
+"""
+
+import itertools
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from gateway.config.findings import Finding, Inspected, line_of_key, overlap
+from gateway.config.outside import Outside
+from gateway.config.schema import NOT_YET, Config, Part, Problem
+from gateway.config.structure import (
+    choices_of,
+    fields_in_file,
+    is_struct,
+    join,
+    placeholder,
+    walk,
+    without_none,
+    words_for,
+)
+from gateway.config.values import CHOICES, READERS, Endpoint, nearest, shortened, shown
+from gateway.config.yaml_nodes import Document, NotYamlError, entries, line_of
+
+MAX_FINDINGS = 100
+"""The most errors, and warnings, that are told of one file; the rest of a file with so many is not read."""
+
+MAX_INTEGER = 2**53
+"""The largest number; beyond it not every program that reads JSON sees the same one."""
+
+_INTEGER = re.compile(r"-?[0-9]{1,16}")
+_FLOAT = re.compile(r"-?[0-9]{1,16}(\.[0-9]{1,16})?")
+
+
+class _TooManyError(Exception):
+    """`MAX_FINDINGS` are reached."""
+
+
+_INVALID: Any = object()
+"""What is read where there is an error; whatever holds it goes on with a default or a placeholder."""
+
+
+class Reader:
+    """Walks the nodes of a document along the types of `Config`, and collects what is wrong on its way."""
+
+    def __init__(self, text: str, base: Path) -> None:
+        self.config: Config | None = None
+        """What was read, with placeholders where there are errors; None if there is nothing to go on with."""
+        self._errors: list[Finding] = []
+        self._lines: dict[str, int] = {}
+        self._misspelt: list[str] = []
+        """The keys that unknown ones were probably meant to be: that they are missing is not said again."""
+        self._hidden: list[str] = []
+        self._base = base
+        self._outside = Outside(base)
+        try:
+            self._document = Document(text)
+            self.config = self._whole(self._document.root)
+            # what could not be read has a placeholder: nothing is said about it, and about what is compared with it
+            unread = [error.key for error in self._errors if error.key] + self._misspelt
+            for key, reason in _problems(self.config):
+                if not any(overlap(key, other) or f"`{other}`" in reason for other in unread):
+                    self._fail(key, reason)
+        except NotYamlError as error:
+            self._errors.append(Finding(error.line, "", error.reason))
+        except _TooManyError:
+            self._errors.append(Finding(self._errors[-1].line, "", f"too many errors, only {MAX_FINDINGS} are told"))
+            self.config = None
+
+    def inspected(self, file: str) -> Inspected:
+        """What was read and the errors, in the order of the lines; without warnings."""
+        errors = sorted(self._errors, key=lambda error: error.line)
+        return Inspected(file, self.config, errors, [], self._lines)
+
+    def _fail(self, path: str, reason: str, line: int | None = None) -> Any:
+        self._errors.append(Finding(line_of_key(self._lines, path) if line is None else line, path, reason))
+        if len(self._errors) >= MAX_FINDINGS:
+            raise _TooManyError
+        return _INVALID
+
+    def _whole(self, root: yaml.Node | None) -> Config | None:
+        if not isinstance(root, yaml.MappingNode):
+            self._fail("", "expected keys and values, such as `listen: 127.0.0.1:8080`", line_of(root) if root else 1)
+            return None
+        config: Config = self._struct(root, Config, "", "")
+        return msgspec.structs.replace(config, hidden=self._hidden)
+
+    def _value(self, node: yaml.Node, type_: Any, path: str, pattern: str) -> Any:
+        """What *node* stands for as *type_*, or `_INVALID`."""
+        type_, is_optional = without_none(type_)
+        try:
+            value = self._document.value_of(node)
+        except ValueError as error:
+            return self._fail(path, str(error))
+        if value is None and is_optional:
+            return None
+        origin = typing.get_origin(type_)
+        if is_struct(type_):
+            return self._struct(node, type_, path, pattern)
+        if origin is dict:
+            return self._mapping(node, typing.get_args(type_)[1], path, pattern)
+        if origin is list:
+            return self._list(node, typing.get_args(type_)[0], path, pattern)
+        return self._scalar(value, type_, path)
+
+    def _struct(self, node: yaml.Node, type_: Any, path: str, pattern: str) -> Any:
+        if not isinstance(node, yaml.MappingNode):
+            return self._fail(path, f"expected keys and values, got {self._shown(node)}")
+        fields = fields_in_file(type_)
+        values: dict[str, Any] = {}
+        pattern = f"{pattern}." if pattern else ""
+        for key, inner, value_node in self._entries(node, path):
+            if f"{pattern}{key}" in NOT_YET:
+                self._fail(inner, "not available yet")
+            elif key not in fields:
+                near = nearest(key, list(fields))
+                hint = f", did you mean `{near}`?" if near else f"; known are {', '.join(fields)}"
+                self._misspelt += [join(path, near)] if near else []
+                self._fail(inner, f"unknown key{hint}")
+            else:
+                value = self._value(value_node, fields[key].type, inner, f"{pattern}{key}")
+                if value is not _INVALID:
+                    values[fields[key].name] = value
+                elif fields[key].required:
+                    values[fields[key].name] = placeholder(fields[key].type)
+        for key, item in fields.items():
+            if item.required and item.name not in values:
+                if join(path, key) not in self._misspelt:
+                    self._fail(join(path, key), f"missing; expected {words_for(item.type)}")
+                values[item.name] = placeholder(item.type)
+        return type_(**values)
+
+    def _mapping(self, node: yaml.Node, type_: Any, path: str, pattern: str) -> Any:
+        if not isinstance(node, yaml.MappingNode):
+            return self._fail(path, f"expected keys and values, got {self._shown(node)}")
+        values = {}
+        for key, inner, value_node in self._entries(node, path):
+            value = self._value(value_node, type_, inner, f"{pattern}.*")
+            values[key] = placeholder(type_) if value is _INVALID else value
+        return values
+
+    def _entries(self, node: yaml.MappingNode, path: str) -> Iterator[tuple[str, str, yaml.Node]]:
+        """Key, path and value of what stands in a mapping; what is wrong with a key is told."""
+        prefix = f"{path}." if path else ""
+        for entry in entries(self._document, node):
+            if entry.key is None:
+                self._fail("", entry.problem, entry.line)
+                continue
+            inner = f"{prefix}{shortened(entry.key)}"
+            self._lines[inner] = entry.line
+            if "${" in entry.key:
+                self._fail(inner, "values from outside, `${...}`, may stand in values, not in keys")
+            else:
+                yield entry.key, inner, entry.value
+
+    def _list(self, node: yaml.Node, type_: Any, path: str, pattern: str) -> Any:
+        if not isinstance(node, yaml.SequenceNode):
+            return self._fail(path, f"expected a list, got {self._shown(node)}")
+        values = []
+        for index, item in enumerate(node.value):
+            inner = f"{path}[{index}]"
+            self._lines[inner] = line_of(item)
+            value = self._value(item, type_, inner, f"{pattern}[]")
+            # an item that cannot be read keeps its place, so that the others keep theirs
+            values.append(placeholder(type_) if value is _INVALID else value)
+        return values
+
+    def _scalar(self, value: Any, type_: Any, path: str) -> Any:
+        text = value if isinstance(value, str) else ""
+        is_from_outside = False
+        if "${" in text:
+            try:
+                value, is_from_outside = self._outside.put_into(text)
+            except ValueError as error:
+                return self._fail(path, str(error))
+        if is_from_outside:
+            self._hidden.append(path)
+        try:
+            converted = _converted(value, type_, self._base, is_from_outside)
+            if is_from_outside and isinstance(converted, Endpoint):
+                _check_path_from_file(converted, text)
+        except ValueError as error:
+            if is_from_outside:
+                return self._fail(path, f"{error}, got a value from outside")
+            near = nearest(value, choices_of(type_) or CHOICES.get(type_, [])) if isinstance(value, str) else None
+            hint = f", did you mean `{near}`?" if near else ""
+            return self._fail(path, f"{error}, got {shown(value)}{hint}")
+        return converted
+
+    def _shown(self, node: yaml.Node) -> str:
+        """*node* as a message may repeat it. Of text that is from outside, this is the text of the file."""
+        return shown(self._document.value_of(node))
+
+
+def _converted(value: Any, type_: Any, base: Path, is_from_outside: bool) -> Any:
+    """The plain *value* as *type_*. Raises `ValueError`: what was expected. All that is from outside is text."""
+    if type_ in READERS:
+        return READERS[type_](value, base)
+    choices = choices_of(type_)
+    if choices and isinstance(value, str) and value in choices:
+        return type_(value) if isinstance(type_, type) else value
+    if type_ is str and isinstance(value, str):
+        return value
+    if is_from_outside and type_ is bool and value in ("true", "false"):
+        return value == "true"
+    if is_from_outside and type_ in (int, float) and (_INTEGER if type_ is int else _FLOAT).fullmatch(value):
+        value = type_(value)
+    if type_ is bool and isinstance(value, bool):
+        return value
+    if type_ in (int, float) and isinstance(value, (int, type_)) and not isinstance(value, bool):
+        if not abs(value) <= MAX_INTEGER:
+            raise ValueError(f"expected a number of at most {MAX_INTEGER}")
+        return type_(value)
+    hint = "" if type_ is not str or isinstance(value, (list, dict, type(None))) else " in quotes"
+    raise ValueError(f"expected {words_for(type_)}{hint}")
+
+
+def _check_path_from_file(endpoint: Endpoint, text: str) -> None:
+    """Of an endpoint from outside, scheme, host and port are shown in metrics and logs; nothing else may be secret."""
+    path = endpoint.partition("//")[2].partition("/")[2]
+    if path and not text.rpartition("}")[2].rstrip("/").endswith(path):
+        raise ValueError(
+            "expected no path in what comes from outside: metrics and logs show endpoints, so write it into the file"
+        )
+
+
+def warnings_of(found: Inspected) -> list[Finding]:
+    """What the values that were read warn of, in the order of the lines; but nothing about keys with errors.
+
+    Only what stands in the file is warned of, not a default.
+    """
+    if found.read is None:
+        return []
+    # routes that could not be read may lead to a backend, or match before others
+    is_whole = not any(error.key.startswith(("routes", "backends")) for error in found.errors)
+    said = ((join(path, key), reason) for path, part in _parts(found.read) for key, reason in part.warnings())
+    warnings = []
+    for key, reason in itertools.chain(said, found.read.unused() if is_whole else ()):
+        if key in found.lines and found.is_sound(key):
+            warnings.append(Finding(found.lines[key], key, reason))
+        if len(warnings) >= MAX_FINDINGS:
+            break
+    return sorted(warnings, key=lambda warning: warning.line)
+
+
+def _problems(config: Config | None) -> Iterator[Problem]:
+    return ((join(path, key), reason) for path, part in _parts(config) for key, reason in part.problems())
+
+
+def _parts(config: Config | None) -> Iterator[tuple[str, Part]]:
+    return ((path, part) for path, part in walk(config) if isinstance(part, Part))

@@ -1,0 +1,136 @@
+"""YAML text into nodes, each with its line: PyYAML's safe loader with limits. Not here: what the keys mean."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import yaml
+
+from gateway.config.values import shortened
+
+MAX_NODES = 100_000
+"""The most keys and values of a file, where each use of an alias (`*name`) counts as all that it stands for."""
+
+_CONTAINERS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+class NotYamlError(Exception):
+    """Text that is not YAML: the line, from 1, and the reason."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(reason)
+        self.line = line
+        self.reason = reason
+
+
+class Document:
+    """The nodes of one YAML document."""
+
+    def __init__(self, text: str) -> None:
+        """Raises `NotYamlError`."""
+        try:
+            self._loader = _StrictLoader(text)
+            self.root: yaml.Node | None = self._loader.get_single_node()
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            line, column = (mark.line + 1, f" (column {mark.column + 1})") if mark is not None else (1, "")
+            raise NotYamlError(line, f"not YAML: {shortened(str(error.problem))}{column}") from None
+        except yaml.reader.ReaderError as error:
+            line = text.count("\n", 0, error.position) + 1
+            raise NotYamlError(line, f"not YAML: {shortened(error.reason)}") from None
+        except RecursionError:
+            raise NotYamlError(1, "not YAML: nested too deep") from None
+        except (ValueError, OverflowError) as error:  # an escape such as "\UFFFFFFFF", which stands for no character
+            raise NotYamlError(1, f"not YAML: invalid value: {shortened(str(error))}") from None
+
+    def value_of(self, node: yaml.Node) -> Any:
+        """The plain value of *node*; of a list or mapping only its type, empty. Raises `ValueError`: why there is none.
+
+        PyYAML refuses tags that it does not know; dates that do not exist and numbers of thousands of digits are
+        errors of Python.
+        """
+        if isinstance(node, (yaml.MappingNode, yaml.SequenceNode)):
+            if node.tag not in _CONTAINERS:
+                raise ValueError(f"not YAML: unknown tag {shortened(node.tag)}")
+            return {} if isinstance(node, yaml.MappingNode) else []
+        try:
+            value = self._loader.construct_object(node)
+        except yaml.MarkedYAMLError as error:
+            raise ValueError(f"not YAML: invalid value: {shortened(str(error.problem))}") from None
+        except (ValueError, OverflowError, ArithmeticError) as error:
+            raise ValueError(f"not YAML: invalid value: {shortened(str(error))}") from None
+        except (AttributeError, KeyError, IndexError, TypeError):  # a tag beside text that it cannot stand for
+            raise ValueError(f"not YAML: invalid value for the tag {shortened(node.tag)}") from None
+        if isinstance(value, str) and not _is_encodable(value):
+            raise ValueError("not YAML: invalid value: a surrogate is not a character")
+        return value
+
+
+class Entry(NamedTuple):
+    """One key of a mapping: *key* is None where *problem* says why it is none."""
+
+    key: str | None
+    problem: str
+    line: int
+    value: yaml.Node
+
+
+def entries(document: Document, mapping: yaml.MappingNode) -> Iterator[Entry]:
+    """The keys and values of *mapping*, in their order."""
+    seen = set()
+    for key_node, value in mapping.value:
+        line = line_of(key_node)
+        try:
+            if key_node.tag == _MERGE:
+                raise ValueError("not YAML: merging with `<<` is not supported; use an alias for a whole value")
+            key = document.value_of(key_node)
+            if not isinstance(key, str):
+                raise ValueError(f"not YAML: expected a key that is text, got {_kind(key)}; write it in quotes")
+            if key in seen:
+                raise ValueError(f"not YAML: duplicate key `{shortened(key)}`")
+        except ValueError as error:
+            yield Entry(None, str(error), line, value)
+            continue
+        seen.add(key)
+        yield Entry(key, "", line, value)
+
+
+def line_of(node: yaml.Node) -> int:
+    """The line of the file, from 1, where *node* begins."""
+    return int(node.start_mark.line) + 1
+
+
+def _kind(key: Any) -> str:
+    return {dict: "keys and values", list: "a list", type(None): "nothing"}.get(type(key), type(key).__name__)
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """PyYAML's safe loader, which also refuses aliases that stand for too much."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._n_nodes = 0
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Count what is read. A few lines of aliases of aliases can stand for more than fits into any memory."""
+        is_alias = self.check_event(yaml.events.AliasEvent)
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        before = self._n_nodes
+        node = super().compose_node(parent, index)
+        # an alias inside of what it stands for has no size yet, and would have no end
+        self._n_nodes += self._sizes.get(id(node), MAX_NODES) if is_alias else 1
+        if self._n_nodes > MAX_NODES:
+            reason = f"more than {MAX_NODES} keys and values, counting what aliases stand for"
+            raise yaml.composer.ComposerError(None, None, reason, mark)
+        if not is_alias:
+            self._sizes[id(node)] = self._n_nodes - before
+        return node

@@ -1,0 +1,441 @@
+"""What `check` tells of a file: every error and warning in one run, each with its line, and the schema for editors."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.config import Address, Endpoint, Workers, inspect, inspect_bytes, json_schema, parse
+from gateway.config.cores import usable_cores
+from gateway.config.findings import line_of_key, overlap
+from gateway.config.loading import MAX_FILE_BYTES
+from gateway.config.reading import MAX_FINDINGS
+from gateway.errors import ConfigError
+from tests.conftest import require_tool
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "config").glob("*.yaml"))
+MINIMAL = "backends: {a: {endpoints: ['http://x:1']}}\n"
+
+FULL_OF_MISTAKES = """\
+debug: true
+admin: 0.0.0.0:90
+workers: 0
+limits:
+  request_body: 5
+  tensors: 0
+backends:
+  a:
+    endpoints:
+      - http://x:1
+      - ftp://x
+      - http://localhost:8080
+    nonfinite: asnull
+    headers: {set: {Host: x}}
+  b: {endpoint: ["http://y"]}
+  c:
+    timeouts: {idle: 0s, first_byte: 3m, total: 2m}
+    endpoints: ["http://z"]
+routes:
+  - {name: r, backend: d}
+  - name: r
+    split: {a: -1}
+    strip_prefix: true
+tracing: {}
+tracing: {}
+"""
+
+
+def test_all_that_is_wrong_is_told_in_one_run_in_the_order_of_the_lines() -> None:
+    found = inspect_bytes(FULL_OF_MISTAKES.encode(), "f.yaml")
+    assert found.config is None
+    assert [text.partition(", did")[0].partition("; known")[0] for text in found.texts()] == [
+        "f.yaml:1: debug: unknown key",
+        "f.yaml:2: warning: admin: a port below 1024 needs the right to take it, such as CAP_NET_BIND_SERVICE",
+        "f.yaml:2: warning: admin: open to other machines, without TLS and tokens: it shows metrics and the "
+        "configuration",
+        "f.yaml:3: workers: expected at least 1",
+        "f.yaml:5: limits.request_body: expected a size with a unit, such as 64KiB, 256MiB or 1GiB, got 5",
+        "f.yaml:6: limits.tensors: expected at least 1",
+        "f.yaml:11: backends.a.endpoints[1]: expected a URL of scheme, host and port, such as http://127.0.0.1:8000, "
+        "got 'ftp://x'",
+        "f.yaml:12: backends.a.endpoints[2]: this is the gateway's own listener, `listen`, an endless loop: name the "
+        "inference server, or listen on another port",
+        "f.yaml:13: backends.a.nonfinite: expected reject, as_null or literal, got 'asnull'",
+        "f.yaml:14: backends.a.headers.set.Host: the gateway sets this header itself",
+        "f.yaml:15: backends.b.endpoint: unknown key",
+        "f.yaml:17: backends.c.timeouts.idle: expected more than 0s",
+        "f.yaml:17: warning: backends.c.timeouts.first_byte: longer than `total`, which ends the call before",
+        "f.yaml:20: routes[0].backend: there is no such backend; there are a, b, c",
+        "f.yaml:21: routes[1].name: duplicate name, as in routes[0]",
+        "f.yaml:22: routes[1].split: expected backends and their weights, such as {stable: 95, next: 5}",
+        "f.yaml:23: routes[1].strip_prefix: expected together with `path_prefix`, which is missing",
+        "f.yaml:24: tracing: not available yet",
+        "f.yaml:25: not YAML: duplicate key `tracing`",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: 1\nb: [", "f:2: not YAML: "),
+        ("listen: a:1\nadmin: *x\n", "f:2: not YAML: found undefined alias 'x'"),
+        ("listen: a:1\n\nadmin: \x01\n", "f:3: not YAML: special characters are not allowed"),
+        ("", "f:1: expected keys and values"),
+        ("# nothing\n\n- 1\n", "f:3: expected keys and values"),
+        ("workers: 1\n", "f:1: backends: missing; expected keys and values"),
+        ("workers: 1\nbackends:\n  a:\n    framing: chunked\n", "f:3: backends.a.endpoints: missing; expected a list"),
+        ("workers: 1\nbackends: {}\n", "f:2: backends: expected at least one"),
+    ],
+)
+def test_lines_are_those_of_the_key_or_of_what_is_around_it(text: str, expected: str) -> None:
+    (message,) = inspect_bytes(text.encode(), "f").texts()
+    assert message.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("listen: x\nbackends: {a: {endpoints: ['http://127.0.0.1:8080']}}", ["1: listen"]),
+        ("limits: {request_body: 5, in_flight_bytes: 100MiB}\n" + MINIMAL, ["1: limits.request_body"]),
+        ("workers: x\nlimits: {tensors: 0}\n" + MINIMAL, ["1: workers", "2: limits.tensors"]),
+        ("backends:\n  a: {}\nroutes:\n- {name: r, backend: a}\n", ["2: backends.a.endpoints"]),
+        ("backends:\n  a: 5\nroutes:\n- {name: r, backend: a}\n", ["2: backends.a"]),
+        (
+            "backends: 5\nroutes:\n- {name: r, backend: a}\n- 7\n",
+            ["1: backends", "3: routes[0].backend", "4: routes[1]"],
+        ),
+        (
+            MINIMAL + "routes:\n- {name: r, bakend: a}\n- {nam: r, backend: a}\n",
+            ["3: routes[0].bakend", "4: routes[1].nam"],
+        ),
+        (
+            "backends: {a: {endpoints: [x, y, 'http://z:0', 'http://z', 'http://z']}}",
+            [
+                "1: backends.a.endpoints[0]",
+                "1: backends.a.endpoints[1]",
+                "1: backends.a.endpoints[2]",
+                "1: backends.a.endpoints[4]",
+            ],
+        ),
+    ],
+)
+def test_one_mistake_does_not_bring_others_with_it(text: str, expected: list[str]) -> None:
+    found = inspect_bytes(text.encode(), "f")
+    assert [f"{error.line}: {error.key}" for error in found.errors] == expected
+    assert not found.warnings
+
+
+def test_bytes_that_are_not_text_and_files_that_are_too_large_are_named(tmp_path: Path) -> None:
+    assert inspect_bytes(b"a: 1\nb: \xff", "f").texts() == ["f:2: not UTF-8"]
+    path = tmp_path / "large.yaml"
+    path.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
+    assert inspect(path).texts() == [f"{path}: more than {MAX_FILE_BYTES} bytes"]
+    assert inspect(tmp_path / "none").texts() == [f"{tmp_path / 'none'}: cannot be read: No such file or directory"]
+    assert inspect(tmp_path).texts() == [f"{tmp_path}: cannot be read: Is a directory"]
+    assert inspect_bytes("\ufeff".encode() + MINIMAL.encode(), "f").config is not None
+
+
+def test_a_file_with_very_many_mistakes_tells_the_first_of_them() -> None:
+    found = inspect_bytes("".join(f"k{index}: 1\n" for index in range(MAX_FINDINGS + 50)).encode(), "f")
+    assert len(found.texts()) == MAX_FINDINGS + 1
+    assert found.texts()[-1] == f"f:{MAX_FINDINGS}: too many errors, only {MAX_FINDINGS} are told"
+    endpoints = "\n".join("  - ftp://x" for _ in range(3 * MAX_FINDINGS))
+    with pytest.raises(ConfigError) as caught:
+        parse(f"backends:\n a:\n  endpoints:\n{endpoints}")
+    assert len(str(caught.value).splitlines()) == MAX_FINDINGS + 1
+    routes = "".join(f"- {{name: r{index}, backend: a}}\n" for index in range(3 * MAX_FINDINGS))
+    assert len(inspect_bytes(f"{MINIMAL}routes:\n{routes}".encode(), "f").warnings) == MAX_FINDINGS
+
+
+def warnings(text: str) -> list[str]:
+    found = inspect_bytes(text.encode(), "")
+    assert not found.errors
+    assert found.config is not None
+    return [f"{warning.key}: {warning.reason}" for warning in found.warnings]
+
+
+def test_a_sound_file_has_no_warnings() -> None:
+    assert warnings(MINIMAL) == []
+    assert warnings("listen: 0.0.0.0:8080\nadmin: localhost:9090\n" + MINIMAL) == []
+    assert warnings("listen: 127.0.0.1:0\nadmin: '[::1]:0'\n" + MINIMAL) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("admin: 0.0.0.0:9090\n" + MINIMAL, "admin: open to other machines"),
+        ("admin: '[::]:9090'\n" + MINIMAL, "admin: open to other machines"),
+        ("admin: metrics.example.com:9090\n" + MINIMAL, "admin: open to other machines"),
+        ("listen: 127.0.0.1:443\n" + MINIMAL, "listen: a port below 1024"),
+        ("admin: 127.0.0.1:1\n" + MINIMAL, "admin: a port below 1024"),
+        ("backends: {a: {endpoints: [http://x], timeouts: {connect: 3m}}}", "a.timeouts.connect: longer than `total`"),
+        ("backends: {a: {endpoints: [http://x], timeouts: {first_byte: 2s, total: 1s}}}", "first_byte: longer than"),
+        ("backends: {a: {endpoints: [http://x], tls: {server_name: y}}}", "backends.a.tls: without effect"),
+        ("backends: {a: {endpoints: [https://x], tls: {verify: false}}}", "a.tls.verify: false takes any certificate"),
+        ("backends: {a: {endpoints: ['http://10.0.0.1'], sticky: sequence_id}}", "a.sticky: without effect: there is"),
+        ("backends: {a: {endpoints: ['http://[::1]'], sticky: 'header:X'}}", "a.sticky: without effect: there is"),
+        (
+            "backends: {a: {endpoints: [http://x]}, b: {endpoints: [http://y]}}\nroutes: [{name: r, backend: a}]",
+            "backends.b: unused: no route leads to it",
+        ),
+    ],
+)
+def test_what_is_hardly_meant_is_warned_of(text: str, expected: str) -> None:
+    (warning,) = warnings(text)
+    assert expected in warning
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # a name may have several addresses, and each is an endpoint
+        "backends: {a: {endpoints: [http://x-1], sticky: sequence_id}}",
+        # the file says nothing about first_byte
+        "backends: {a: {endpoints: [http://x], timeouts: {total: 1s, connect: 1s}}}",
+        "backends: {a: {endpoints: [http://x, https://x], tls: {server_name: y}}}",
+        "backends: {a: {endpoints: [http://x]}, b: {endpoints: [http://y]}}\nroutes: [{name: r, split: {a: 1, b: 0}}]",
+    ],
+)
+def test_what_may_well_be_meant_is_not_warned_of(text: str) -> None:
+    assert warnings(text) == []
+
+
+def test_tokens_that_cross_the_network_in_the_clear_are_warned_of(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.txt"
+    tokens.touch()
+    access = f"access: {{tokens_file: {tokens}}}\n"
+    (warning,) = warnings(f"listen: 0.0.0.0:8080\n{access}{MINIMAL}")
+    assert warning.startswith("access.tokens_file: without `tls`")
+    assert warnings(access + MINIMAL) == []
+    assert warnings(f"listen: unix:/run/x.sock\n{access}{MINIMAL}") == []
+    assert warnings(f"listen: 0.0.0.0:8080\ntls: {{certificate: {tokens}, key: {tokens}}}\n{access}{MINIMAL}") == []
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        ("", ""),
+        ("", "models: [a], host: h, path_prefix: /p"),
+        ("host: '*'", "path_prefix: /p"),
+        ("path_prefix: /", "models: [a]"),
+        ("path_prefix: /p", "path_prefix: /p/"),
+        ("path_prefix: /p", "path_prefix: /p/q"),
+        ("path_prefix: /p/", "path_prefix: /p, host: h"),
+        ("models: ['*']", "models: [a]"),
+        ("models: [a, b]", "models: [b]"),
+        ("models: ['res*']", "models: [resnet]"),
+        ("models: ['res*']", "models: ['resnet-[12]*']"),
+        ("models: ['resnet-?']", "models: [resnet-1]"),
+        ("models: [a], path_prefix: /p", "models: [a], path_prefix: /p/"),
+        ("models: [a], path_prefix: /v2", "models: [a], path_prefix: /v2/models"),
+        ("models: [a]", "models: [a], path_prefix: /v2/models"),
+        ("host: API.example.com", "host: api.example.com"),
+        ("host: '*.example.com'", "host: api.example.com."),
+        ("host: '*.example.com'", "host: api.example.com:8080"),
+        ("host: 'api.*'", "host: 'api.example.*'"),
+        ("host: '[::1]'", "host: '[::1]', models: [a]"),
+    ],
+)
+def test_a_route_after_one_that_takes_all_it_matches_is_warned_of(earlier: str, later: str) -> None:
+    routes = f"routes: [{{name: x, backend: a, {earlier}}}, {{name: y, backend: a, {later}}}]\n"
+    assert warnings(routes + MINIMAL) == ["routes[1]: never matches: what it would match goes to routes[0] before it"]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        ("models: [a]", ""),
+        ("models: [a]", "models: [a, b]"),
+        ("models: ['*']", "host: h"),  # paths without a model
+        ("host: h", "path_prefix: /p"),
+        ("path_prefix: /p", "path_prefix: /pq"),
+        ("path_prefix: /p/q", "path_prefix: /p"),
+        ("models: [a]", "models: [a], path_prefix: /p"),  # another part of the path is the model
+        ("models: ['*t']", "models: ['res*']"),
+        ("models: ['resnet-?']", "models: ['resnet-*']"),
+        ("models: ['resnet']", "models: ['Resnet']"),
+        ("host: '*.example.com:80'", "host: api.example.com"),
+        ("host: '*.example.com'", "host: example.com"),
+        ("host: '*1*'", "host: '[::1]'"),
+    ],
+)
+def test_a_route_that_may_match_something_is_not_warned_of(earlier: str, later: str) -> None:
+    routes = f"routes: [{{name: x, backend: a, {earlier}}}, {{name: y, backend: a, {later}}}]\n"
+    assert warnings(routes + MINIMAL) == []
+
+
+def test_several_routes_may_cover_one_together() -> None:
+    routes = "routes: [{name: x, backend: a, models: [m]}, {name: y, backend: a, models: ['n*']}, "
+    text = routes + "{name: z, backend: a, models: [nn, m]}, {name: w, backend: a, models: [nn, o]}]\n" + MINIMAL
+    assert warnings(text) == ["routes[2]: never matches: what it would match goes to routes[0] before it"]
+
+
+def test_paths_are_relative_to_the_file_and_absolute_when_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("c.pem", "k.pem", "tokens"):
+        (tmp_path / name).touch()
+    (tmp_path / "sub").mkdir()
+    path = tmp_path / "gateway.yaml"
+    path.write_text(
+        "listen: unix:run/gateway.sock\ntls: {certificate: c.pem, key: ./k.pem, client_ca: /etc/hosts}\n"
+        "access: {tokens_file: tokens}\nbackends: {a: {endpoints: [https://x], tls: {ca: sub/../c.pem}}}\n"
+    )
+    monkeypatch.chdir(tmp_path.parent)
+    for named in (path, Path(tmp_path.name) / "gateway.yaml"):
+        config = inspect(named).config
+        assert config is not None
+        assert config.tls is not None
+        assert config.tls.certificate == f"{tmp_path}/c.pem"
+        assert config.tls.key == f"{tmp_path}/k.pem"
+        assert config.tls.client_ca == "/etc/hosts"
+        assert config.access.tokens_file == f"{tmp_path}/tokens"
+        assert config.listen == f"unix:{tmp_path}/run/gateway.sock"
+        assert config.backends["a"].tls.ca == f"{tmp_path}/sub/../c.pem"
+    monkeypatch.chdir(tmp_path)
+    assert parse("access: {tokens_file: tokens}\n" + MINIMAL).access.tokens_file == f"{tmp_path}/tokens"
+
+
+def test_files_that_are_not_there_are_errors_with_the_line_of_their_key(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / "gateway.yaml"
+    path.write_text("tls:\n  certificate: c.pem\n  key: folder\n" + MINIMAL)
+    assert inspect(path).texts() == [
+        f"{path}:2: tls.certificate: no such file: {tmp_path}/c.pem",
+        f"{path}:3: tls.key: no such file: {tmp_path}/folder",
+    ]
+
+
+def test_more_errors_can_be_added_by_who_knows_what_the_files_mean() -> None:
+    found = inspect_bytes(b"workers: 1\naccess:\n  deny: []\n" + MINIMAL.encode(), "f")
+    found.add_error("access.tokens_file", "line 3: expected `name: token`")
+    assert found.texts() == ["f:2: access.tokens_file: line 3: expected `name: token`"]
+    assert found.config is None
+
+
+def test_keys_are_parts_of_other_keys_by_their_names_alone() -> None:
+    assert overlap("a.b", "a")
+    assert overlap("a", "a[0].b")
+    assert not overlap("ab", "a")
+    assert not overlap("a", "")
+    assert line_of_key({"a": 4, "a.b[0]": 7}, "a.b[0].c") == 7
+    assert line_of_key({"a": 4, "a.b[0]": 7}, "a.b[1].c") == 4
+    assert line_of_key({}, "x.y") == 1
+
+
+def test_an_address_is_of_the_network_or_a_path() -> None:
+    unix = parse("listen: unix:/run/gateway.sock\n" + MINIMAL).listen
+    assert (unix.is_unix, unix.path, unix.host, unix.port, unix.is_local) == (True, "/run/gateway.sock", "", 0, True)
+    assert not unix.is_reached_by(Endpoint("http://127.0.0.1"))
+    address = Address("[::1]:80")
+    assert (address.is_unix, address.path, address.host, address.port, address.is_local) == (False, "", "::1", 80, True)
+    assert not Address("10.0.0.1:80").is_local
+
+
+def test_workers_auto_is_the_number_of_cores_that_may_be_used() -> None:
+    config = parse("workers: auto\n" + MINIMAL)
+    assert config.workers == usable_cores() >= 1
+    assert isinstance(config.workers, Workers)
+
+
+@pytest.mark.parametrize(
+    ("own", "quotas", "expected"),
+    [
+        ("0::/a/b\n", {}, None),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000"}, None),
+        ("0::/a/b\n", {"a/b/cpu.max": "100000 100000"}, 1),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "150000 100000"}, 1),
+        ("0::/\n", {"cpu.max": "20000 100000"}, 1),
+        ("0::/a\n", {"a/cpu.max": "rubbish"}, None),
+        ("0::/a\n", {"a/cpu.max": "100000 0"}, None),
+        ("4:cpu,cpuacct:/x\n", {"cpu/x/cpu.cfs_quota_us": "100000", "cpu/x/cpu.cfs_period_us": "100000"}, 1),
+        ("4:cpu,cpuacct:/x\n", {"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, None),
+    ],
+)
+def test_a_quota_of_the_control_group_counts(
+    own: str, quotas: dict[str, str], expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    (tmp_path / "own").write_text(own)
+    for name, text in quotas.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    assert usable_cores(tmp_path, tmp_path / "own") == (8 if expected is None else expected)
+
+
+def test_a_quota_of_several_cores_is_rounded_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    (tmp_path / "cpu.max").write_text("390000 100000\n")
+    assert usable_cores(tmp_path, tmp_path / "none") == 8
+    (tmp_path / "own").write_text("0::/\n")
+    assert usable_cores(tmp_path, tmp_path / "own") == 3
+
+
+def test_the_schema_beside_the_examples_is_the_one_that_is_printed() -> None:
+    printed = subprocess.check_output([sys.executable, "-m", "gateway", "schema"], text=True)
+    assert printed == (ROOT / "config" / "schema.json").read_text()
+    assert msgspec.json.decode(printed) == json_schema()
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_begins_with_the_line_that_editors_look_for(path: Path) -> None:
+    assert path.read_text().startswith("# yaml-language-server: $schema=./schema.json\n")
+
+
+def validated(*paths: Path) -> subprocess.CompletedProcess[str]:
+    checker = require_tool("check-jsonschema", "pip install check-jsonschema")
+    schema = ROOT / "config" / "schema.json"
+    command = [checker, "--schemafile", str(schema), *map(str, paths)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_schema_accepts_every_example_and_values_from_outside(tmp_path: Path) -> None:
+    outside = tmp_path / "outside.yaml"
+    outside.write_text(
+        "listen: unix:/run/x\nworkers: auto\nlimits: {tensors: '${N}', header: '${file:size}'}\ntls: null\n"
+        "recover_header_length: ${YES}\n"
+        "backends: {a: {endpoints: ['${URL}'], nonfinite: '${X}', sticky: '${S}', max_connections: '${N}'}}\n"
+    )
+    result = validated(*EXAMPLES, ROOT / "deploy" / "gateway.yaml", outside)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "listn: a:1\n" + MINIMAL,
+        "backends: {a: {endpoints: ['http://x'], nonfinit: reject}}",
+        "backends: {a: {endpoints: ['http://x'], nonfinite: asnull}}",
+        "limits: {header: 5}\n" + MINIMAL,
+        "backends: {a: {}}",
+    ],
+)
+def test_the_schema_refuses_what_check_refuses(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    assert inspect(path).errors
+    result = validated(path)
+    assert result.returncode == 1, result.stdout
+
+
+def test_every_default_in_the_schema_is_that_of_the_type() -> None:
+    schema = json_schema()
+    assert schema["properties"]["workers"]["default"] == 1
+    assert schema["properties"]["limits"]["properties"]["header"]["default"] == "1MiB"
+    eject = schema["properties"]["backends"]["additionalProperties"]["properties"]["eject"]
+    assert eject["properties"]["for"]["default"] == "30s"
+    assert "hidden" not in schema["properties"]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_have_no_warnings_but_of_what_they_explain(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODELS_TOKEN", "abc")
+    found = inspect(path)
+    expected = ["admin"] if path.name == "production.yaml" else []
+    assert [warning.key for warning in found.warnings] == expected
+    # the files that an example names are the reader's own
+    assert all("no such file" in error.reason for error in found.errors)
+    assert not found.errors or path.name == "tls.yaml"
