@@ -70,6 +70,7 @@ class DataPlane:
 
     async def start(self, *, shared: bool = False) -> None:
         """Listen, on a port that is *shared* with other workers. Raises `OSError` if the address cannot be had."""
+        await asyncio.gather(*(upstream.start() for upstream in self._upstreams.values()))
         self.url = await self._listener.open(self.config.listen, shared=shared)
         self.observe_load()
         self._sampler = asyncio.create_task(self._sample())

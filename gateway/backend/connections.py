@@ -8,6 +8,8 @@ at most `queue.timeout`; beyond either it is refused as `overloaded`.
 """
 
 import asyncio
+import os
+import ssl
 from collections import Counter, deque
 from contextlib import suppress
 from functools import partial
@@ -15,12 +17,22 @@ from functools import partial
 import aiohappyeyeballs
 
 from gateway.backend.endpoints import Endpoint
-from gateway.backend.resolving import Resolver, UnknownHostError
+from gateway.backend.resolving import Names, UnknownHostError
 from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
 
 NEXT_ADDRESS_S = 0.25
 """How long one address of a host name may take to connect before the next is tried beside it (RFC 8305)."""
+
+
+class UnreachableError(GatewayError):
+    """No connection to an endpoint can be had; `reason` says why, without the endpoint's name."""
+
+    def __init__(self, backend: str, endpoint: Endpoint, reason: str) -> None:
+        super().__init__(
+            ErrorKind.UNREACHABLE, f"backend {backend!r} cannot be reached at {endpoint.url}: {reason}", sent=False
+        )
+        self.reason = reason
 
 
 class Lease:
@@ -64,6 +76,7 @@ class Connections:
     def __init__(
         self,
         backend: str,
+        names: Names,
         *,
         max_connections: int,
         queue_length: int,
@@ -71,14 +84,17 @@ class Connections:
         connect_timeout_s: float,
         keep_alive_s: float,
     ) -> None:
-        """*keep_alive_s* is how long an idle connection is kept: less than the backend's own idle timeout."""
+        """*names* knows the addresses of the endpoints.
+
+        *keep_alive_s* is how long an idle connection is kept: less than the backend's own idle timeout.
+        """
         self._backend = backend
+        self._names = names
         self._max_connections = max_connections
         self._queue_length = queue_length
         self._queue_timeout_s = queue_timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._keep_alive_s = keep_alive_s
-        self._resolver = Resolver()
         self._in_use = 0  # places that requests hold, from before they are connected until their lease is over
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._busy: Counter[Endpoint] = Counter()
@@ -142,7 +158,8 @@ class Connections:
         try:
             wire = None if fresh else self._take_idle(endpoint)
             if wire is None:
-                wire = await self._connect(endpoint)
+                self._make_room()
+                wire = await self.connect(endpoint)
         except BaseException:
             self.leave_place()
             raise
@@ -160,12 +177,15 @@ class Connections:
             wire.abort()
         return None
 
-    async def _connect(self, endpoint: Endpoint) -> Wire:
+    async def connect(self, endpoint: Endpoint) -> Wire:
+        """A new connection that takes none of the places: whoever asks for it ends it with `abort` or leases it.
+
+        Raises `UnreachableError`; another `GatewayError` says nothing about the endpoint.
+        """
         loop = asyncio.get_running_loop()
-        self._make_room()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                addresses = await self._resolver.addresses(endpoint.host, endpoint.port)
+                addresses = await self._names.addresses(endpoint)
                 sock = await aiohappyeyeballs.start_connection(
                     addresses, happy_eyeballs_delay=NEXT_ADDRESS_S, interleave=1, loop=loop
                 )
@@ -176,22 +196,17 @@ class Connections:
                     server_hostname=endpoint.host if endpoint.tls is not None else None,
                 )
         except TimeoutError:
+            self._names.look_up_soon(endpoint)
             limit = f"{self._connect_timeout_s:g} s (timeouts.connect)"
-            raise self._unreachable(endpoint, f"no connection within {limit}") from None
+            reason = f"no connection within {limit}{self._names.waiting_for(endpoint)}"
+            raise UnreachableError(self._backend, endpoint, reason) from None
         except UnknownHostError as error:
-            raise self._unreachable(endpoint, str(error)) from None
+            raise UnreachableError(self._backend, endpoint, str(error)) from None
         except OSError as error:
-            self._resolver.forget(endpoint.host, endpoint.port)
-            raise self._unreachable(endpoint, _why(error)) from None
+            self._names.look_up_soon(endpoint)
+            raise UnreachableError(self._backend, endpoint, _why(error)) from None
         self._open.add(wire)
         return wire
-
-    def _unreachable(self, endpoint: Endpoint, reason: str) -> GatewayError:
-        return GatewayError(
-            ErrorKind.UNREACHABLE,
-            f"backend {self._backend!r} cannot be reached at {endpoint.url}: {reason}",
-            sent=False,
-        )
 
     def _make_room(self) -> None:
         """Close the connection that was idle longest, if one more would be more than are allowed."""
@@ -256,4 +271,6 @@ class Connections:
 
 def _why(error: OSError) -> str:
     """The reason of *error* in words, that of a certificate too."""
+    if error.errno is not None and not isinstance(error, ssl.SSLError):
+        return os.strerror(error.errno)  # asyncio would say `Connect call failed` and the address, whatever the cause
     return str(getattr(error, "verify_message", "") or error.strerror or error)

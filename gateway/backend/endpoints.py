@@ -3,9 +3,10 @@
 Not here: connections to them (`connections`), and what is decided from their state (`policy`).
 """
 
+import ipaddress
 import ssl
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -13,9 +14,9 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An endpoint of the configuration, taken apart."""
+    """An endpoint of the configuration, taken apart; or one address of the name in it."""
 
-    url: str
+    url: str = field(compare=False)
     """As it stands in metrics and errors: scheme, host and port, without the path."""
     host: str
     """A name or an address, without brackets."""
@@ -25,6 +26,8 @@ class Endpoint:
     base_path: str
     """Stands before every path; without a slash at its end."""
     tls: ssl.SSLContext | None
+    addresses: tuple[str, ...] = ()
+    """Where to connect: the first that answers is taken. Empty: the name must be looked up first (`resolving`)."""
 
     @classmethod
     def parse(cls, url: str, tls: ssl.SSLContext) -> "Endpoint":
@@ -42,7 +45,23 @@ class Endpoint:
             authority,
             parts.path.rstrip("/"),
             tls if is_tls else None,
+            (parts.hostname,) if is_address(parts.hostname) else (),
         )
+
+    @property
+    def places(self) -> tuple[tuple[bool, str, int, str, str], ...]:
+        """What its state belongs to: scheme, host, port, base path and address, once for each address."""
+        place = self.tls is not None, self.host, self.port, self.base_path
+        return tuple((*place, address) for address in self.addresses or ("",))
+
+
+def is_address(host: str) -> bool:
+    """Whether *host*, without brackets, is an address and not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +89,16 @@ class EndpointSet:
         self.states: tuple[EndpointState, ...] = ()
 
     def replace(self, endpoints: Iterable[Endpoint]) -> None:
-        """From now on there are these *endpoints*, in this order."""
-        known = {state.endpoint: state for state in self.states}
-        self.states = tuple(known.get(endpoint) or EndpointState(endpoint) for endpoint in endpoints)
+        """From now on there are these *endpoints*, in this order.
+
+        State belongs to the address: it stays where a name that had one address has several now, and the other way.
+        """
+        known = {place: state for state in self.states for place in state.endpoint.places}
+        states = []
+        for endpoint in endpoints:
+            state = next((known[place] for place in endpoint.places if place in known), None)
+            if state is None or state in states:
+                state = EndpointState(endpoint)
+            state.endpoint = endpoint
+            states.append(state)
+        self.states = tuple(states)

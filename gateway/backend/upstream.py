@@ -12,6 +12,8 @@ from gateway.backend.attempt import Answer, BackendRequest, Sent, StaleConnectio
 from gateway.backend.connections import Connections
 from gateway.backend.deadlines import Deadlines
 from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
+from gateway.backend.health import HealthProbes
+from gateway.backend.resolving import Names
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from gateway.plan import BackendPlan
@@ -30,25 +32,38 @@ class Upstream:
         self.name = plan.name
         settings = plan.settings
         tls = ssl.create_default_context()
+        self._plan = plan
         self.endpoints: EndpointSet = EndpointSet() if before is None else before.endpoints
-        self.endpoints.replace(Endpoint.parse(url, tls) for url in settings.endpoints)
+        self.names: Names = Names(plan.name, self.endpoints) if before is None else before.names
+        self.probes: HealthProbes = HealthProbes(plan.name, self.endpoints) if before is None else before.probes
+        self.names.on_change = self._endpoints_changed
+        self.names.configure([Endpoint.parse(url, tls) for url in settings.endpoints], settings.dns_refresh)
         timeouts = settings.timeouts
         self.limits_s = {"first_byte": timeouts.first_byte, "idle": timeouts.idle, "total": timeouts.total}
         self.connections = Connections(
             plan.name,
+            self.names,
             max_connections=plan.max_connections,
             queue_length=settings.queue.length,
             queue_timeout_s=settings.queue.timeout,
             connect_timeout_s=timeouts.connect,
             keep_alive_s=settings.keep_alive,
         )
+
+    def _endpoints_changed(self) -> None:
+        """There are other endpoints than before, because a name has other addresses, or the configuration others."""
         self.balancer: RoundRobin[EndpointState] = RoundRobin(self.endpoints.states)
+        self.probes.follow()
 
     async def start(self) -> None:
         """Begin what goes on beside the requests: looking names up, probing."""
+        self.probes.start(self._plan.settings.health, self._plan.headers, self.connections)
+        await self.names.start()
 
     def retire(self) -> None:
         """No plan names this backend any more: what is in flight is finished, and what is idle is closed."""
+        self.names.stop()
+        self.probes.stop()
 
     @property
     def is_usable(self) -> bool:
@@ -73,6 +88,8 @@ class Upstream:
 
     async def close(self) -> None:
         """Close every connection."""
+        await self.names.close()
+        await self.probes.close()
         await self.connections.close()
 
 
