@@ -28,16 +28,17 @@ class Upstream:
     """
 
     def __init__(self, plan: BackendPlan, before: "Upstream | None" = None) -> None:
-        """`start` must be awaited, and `close` by the last of those that took over from each other."""
+        """`start` must be awaited, and `close` by the last of those that took over from each other.
+
+        Until `start`, nothing changes for the one *before*.
+        """
         self.name = plan.name
         settings = plan.settings
-        tls = ssl.create_default_context()
         self._plan = plan
+        self._tls: ssl.SSLContext = ssl.create_default_context() if before is None else before._tls
         self.endpoints: EndpointSet = EndpointSet() if before is None else before.endpoints
         self.names: Names = Names(plan.name, self.endpoints) if before is None else before.names
         self.probes: HealthProbes = HealthProbes(plan.name, self.endpoints) if before is None else before.probes
-        self.names.on_change = self._endpoints_changed
-        self.names.configure([Endpoint.parse(url, tls) for url in settings.endpoints], settings.dns_refresh)
         timeouts = settings.timeouts
         self.limits_s = {"first_byte": timeouts.first_byte, "idle": timeouts.idle, "total": timeouts.total}
         self.connections = Connections(
@@ -49,14 +50,22 @@ class Upstream:
             connect_timeout_s=timeouts.connect,
             keep_alive_s=settings.keep_alive,
         )
+        if before is None:
+            self._take_over()
+
+    def _take_over(self) -> None:
+        """From now on the endpoints are those of this plan."""
+        self.names.on_change = self._endpoints_changed
+        settings = self._plan.settings
+        self.names.configure([Endpoint.parse(url, self._tls) for url in settings.endpoints], settings.dns_refresh)
 
     def _endpoints_changed(self) -> None:
-        """There are other endpoints than before, because a name has other addresses, or the configuration others."""
         self.balancer: RoundRobin[EndpointState] = RoundRobin(self.endpoints.states)
         self.probes.follow()
 
     async def start(self) -> None:
-        """Begin what goes on beside the requests: looking names up, probing."""
+        """Take over from the one before, and begin what goes on beside the requests: looking names up, probing."""
+        self._take_over()
         self.probes.start(self._plan.settings.health, self._plan.headers, self.connections)
         await self.names.start()
 

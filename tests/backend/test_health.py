@@ -32,7 +32,8 @@ async def until(condition: Callable[[], bool]) -> None:
 class Server:
     """Answers every request with `answer`; without one it never does. Counts its connections."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self.host = host
         self.answer: bytes | None = OK
         self.is_endless = False
         self.heads: list[str] = []
@@ -40,15 +41,15 @@ class Server:
         self.most_open = 0
         self._server: asyncio.Server | None = None
         self.port = 0
-        with socket.create_server(("127.0.0.1", 0)) as sock:
+        with socket.create_server((host, 0)) as sock:
             self.port = sock.getsockname()[1]
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     async def open(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, self.host, self.port)
 
     async def close(self) -> None:
         if self._server is not None:
@@ -176,6 +177,40 @@ async def test_a_name_that_cannot_be_resolved_is_down_and_the_log_says_why(
         "backend 'main': http://models.example:8000 is down: 3 probes of /ready failed, the last: "
         "the host name 'models.example' cannot be resolved: Name or service not known"
     ) in lines(caplog)
+
+
+async def test_probes_follow_the_addresses_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = ["127.0.0.2", "127.0.0.3"]
+
+    async def look_up(host: str) -> list[object]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (each, 0)) for each in addresses]
+
+    monkeypatch.setattr("gateway.backend.resolving.look_up", look_up)
+    second, third = Server("127.0.0.2"), Server("127.0.0.3")
+    await second.open()
+    third.port = second.port
+    await third.open()
+    third.answer = b"HTTP/1.1 503 Busy" + EMPTY
+    try:
+        async with probing(f"http://models.example:{second.port}", "dns_refresh: 5ms") as (upstream, _):
+            up, down = upstream.endpoints.states
+            await until(lambda: not down.is_up)
+            assert up.is_up
+            assert f"\r\nHost: models.example:{second.port}\r\n" in third.heads[0]
+            addresses[:] = ["127.0.0.3", "127.0.0.4"]
+            await until(lambda: up not in upstream.endpoints.states)
+            await until(lambda: second.n_open == 0)
+            n_probes = len(second.heads)
+            kept, new = upstream.endpoints.states
+            assert kept is down
+            await until(lambda: not new.is_up)  # nobody listens there
+            assert not kept.is_up
+            assert len(second.heads) == n_probes
+            third.answer = OK
+            await until(lambda: kept.is_up)
+    finally:
+        await second.close()
+        await third.close()
 
 
 async def test_a_path_that_is_not_there_is_said_once_and_takes_nothing_out(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import logging
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -518,6 +519,24 @@ async def test_a_name_whose_addresses_do_not_answer_is_looked_up_again_soon_but_
     await upstream.close()
 
 
+async def test_a_name_whose_addresses_are_silent_is_looked_up_again_soon_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    Zone(monkeypatch, "10.0.0.1")
+
+    async def start_connection(*_: object, **__: object) -> None:
+        await loop.create_future()
+
+    monkeypatch.setattr("aiohappyeyeballs.start_connection", start_connection)
+    upstream = upstream_to(URL, "dns_refresh: 1h, timeouts: {connect: 5ms}")
+    await upstream.start()
+    assert upstream.names._names["models.example"].due_at > loop.time() + 1000
+    with pytest.raises(GatewayError) as caught:
+        await ask(upstream, "GET", whole(b""))
+    assert caught.value.message.endswith(f"{URL}: no connection within 0.005 s (timeouts.connect)")
+    assert upstream.names._names["models.example"].due_at <= loop.time() + REPEAT_S
+    await upstream.close()
+
+
 # The end of a plan, and the next one
 
 
@@ -577,6 +596,28 @@ async def test_a_look_up_that_ends_after_its_event_loop_is_harmless(monkeypatch:
     assert [info[4] for info in await look_up("models.example")] == [("10.0.0.1", 0)]
 
 
+async def test_a_look_up_that_ends_after_it_was_given_up_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+    unseen: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
+    may_end, has_ended = threading.Event(), threading.Event()
+
+    def getaddrinfo(*_: object, **__: object) -> list[Any]:
+        may_end.wait(BOUND_S)
+        has_ended.set()
+        return found("10.0.0.1")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    asked = asyncio.ensure_future(look_up("models.example"))
+    await turns()
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    may_end.set()
+    await asyncio.to_thread(has_ended.wait, BOUND_S)
+    assert await look_up("models.example")  # what the first thread has brought has been dropped by now
+    assert unseen == []
+
+
 async def test_a_reload_keeps_names_that_stay_and_forgets_those_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     zone = Zone(monkeypatch, "10.0.0.1", "10.0.0.2")
 
@@ -588,10 +629,10 @@ async def test_a_reload_keeps_names_that_stay_and_forgets_those_that_do_not(monk
     await first.start()
     assert zone.n_asked == 2
     states = first.endpoints.states
-    # the state of the endpoints is there at once, before anything was looked up again
     second = Upstream(plan_of("http://10.0.0.7:8000", URL), first)
-    assert second.endpoints.states[1:] == states[:2]
+    assert first.endpoints.states == states
     await second.start()
+    assert second.endpoints.states[1:] == states[:2]
     assert zone.n_asked == 2
     assert set(second.names._names) == {"models.example"}
     # requests that began with the first plan still find their endpoint
