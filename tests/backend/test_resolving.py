@@ -430,6 +430,22 @@ async def test_a_changed_set_keeps_the_state_of_those_that_stay_and_is_said_once
     ]
 
 
+async def test_one_server_of_both_families_stays_as_it_is_when_their_order_changes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gateway")
+    zone = Zone(monkeypatch, "127.0.0.1", "::1")
+    names, endpoints = names_of(URL, refresh_s=0.001)
+    await names.start()
+    before = endpoints.states[0].endpoint
+    zone.addresses = ("::1", "127.0.0.1")
+    n_asked = zone.n_asked
+    await until(lambda: zone.n_asked > n_asked + 3)
+    assert endpoints.states[0].endpoint is before
+    assert lines(caplog) == []
+    await names.close()
+
+
 async def test_state_belongs_to_the_address_also_from_one_to_several_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     zone = Zone(monkeypatch, "10.0.0.1")
     names, endpoints = names_of(URL, refresh_s=0.001)
