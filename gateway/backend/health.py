@@ -59,8 +59,8 @@ class HealthProbes:
         self._settings = settings
         self._connections = connections
         if settings is None:
-            for state in self._endpoints.states:
-                if not state.is_up:
+            for state, condition in self._conditions.items():
+                if not condition.is_up:
                     state.is_up = True
                     log.info("backend %r: %s counts as up, because `health` is not set", self._backend, state.url)
             self._conditions.clear()
