@@ -28,8 +28,9 @@ class Attempt:
     """Spent waiting for one of the backend's connections, also in vain; None while the wait lasts."""
     first_byte_s: float | None = None
     seconds: float = 0.0
-    is_repeated: bool = False
-    """Whether the same request was sent once more after this."""
+    repeated_for: str = ""
+    """The label of the error for which the same request was tried once more after this: as a retry, or at once over a
+    new connection because a kept one had died; empty if it was not."""
     is_metadata: bool = False
     """Whether this asked for the model's metadata, not for an inference."""
 

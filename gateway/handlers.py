@@ -8,13 +8,14 @@ decides, `backend` calls backends, and `telemetry` reads the finished exchange.
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import suppress
+from typing import TypeVar
 
 from gateway.backend.attempt import Answer, BackendRequest, Body, Pieces, Sending
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
 from gateway.backend.metadata import ModelMetadata, is_worth_keeping
-from gateway.backend.upstream import Call, Upstream
+from gateway.backend.upstream import Upstream
 from gateway.client.body import ClientBody
 from gateway.client.reply import JOIN_BYTES, Reply
 from gateway.client.request import ClientRequest, request_id
@@ -63,6 +64,8 @@ _JSON = ("Content-Type", "application/json")
 _RELOADED = re.compile(r"(.*)/v2/repository/models/([^/]+)/(?:load|unload)")
 
 log = logging.getLogger("gateway")
+
+T = TypeVar("T")
 
 
 class Gateway:
@@ -193,11 +196,14 @@ class _Call:
         declared = await self._declared_half_precision(upstream, backend) if parsed.promotes else {}
         json_body = await self._json_body(parsed, backend)
         headers = backend.headers.transcoded(request)
-        async with self._ask(upstream, headers, json_body) as answer:
+
+        async def read(answer: Answer) -> tuple[InferReply, Fields]:
             if answer.status >= 300:
                 raise await self._backend_error(answer, json_bytes=exchange.attempts[-1].request_bytes)
             answered = await self._decode_answer(answer, parsed, model, declared)
-            crossing = transcoded_to_client(answer.headers)
+            return answered, transcoded_to_client(answer.headers)
+
+        answered, crossing = await self._ask(upstream, headers, json_body, read)
         await self._reply(answered, crossing, framing)
 
     async def _parse(
@@ -245,13 +251,15 @@ class _Call:
         headers = backend.headers.metadata(request)
         question = BackendRequest("GET", path, self._with_own(headers), Body(), is_metadata=True)
 
-        async def fetch() -> tuple[bytes, bool]:
-            async with upstream.call(question, self._exchange.attempts, total_at=self._total_at) as answer:
-                if answer.status >= 300:
-                    raise await self._backend_error(answer)
-                _refuse_encoded(answer)
-                text = await _read_bounded(answer, METADATA_BYTES, "the model's metadata")
-                return text, is_worth_keeping(answer.status, text)
+        async def read(answer: Answer) -> tuple[bytes, bool]:
+            if answer.status >= 300:
+                raise await self._backend_error(answer)
+            _refuse_encoded(answer)
+            text = await _read_bounded(answer, METADATA_BYTES, "the model's metadata")
+            return text, is_worth_keeping(answer.status, text)
+
+        def fetch() -> Awaitable[tuple[bytes, bool]]:
+            return upstream.call(question, self._exchange.attempts, read, total_at=self._total_at)
 
         # what is spent here is part of the client's time, also where it waits for another client's call
         total_s = backend.settings.timeouts.total
@@ -286,12 +294,14 @@ class _Call:
 
         is_small = len(body) <= PASS_BYTES
         passed = Body(whole=bytes(body)) if is_small else Body(open=pieces, length=len(body))
-        headers = backend.headers.inflated(request)
-        async with self._ask(upstream, headers, passed) as answer:
+
+        async def read(answer: Answer) -> None:
             if answer.status >= 300:
                 raise await self._backend_error(answer)
             self._exchange.reply_format = Format.JSON
             await self._stream(answer)
+
+        await self._ask(upstream, backend.headers.inflated(request), passed, read)
 
     async def _json_body(self, parsed: InferRequest, backend: BackendPlan) -> Body:
         """The backend's JSON: whole if it is small, else a stream that is made while it is sent."""
@@ -308,9 +318,10 @@ class _Call:
             made = parsed.json_pieces()
             pacer = Pacer()
             while (piece := await pacer.next(made)) is not None:
+                # now, not at the end, which an attempt that fails does not see
+                self._exchange.request_codec_s += pacer.take_seconds()
                 sending.piece(len(piece))
                 yield piece
-            self._exchange.request_codec_s += pacer.take_seconds()
             sending.done()
 
         return Body(open=pieces, length=length)
@@ -388,18 +399,23 @@ class _Call:
     async def server_metadata(self, upstream: Upstream, backend: BackendPlan) -> None:
         """`GET /v2`: the backend's answer, with the extension among its extensions (protocol 8)."""
         request = self._request
-        headers = backend.headers.relayed_uncoded(request)
-        async with self._ask(upstream, headers, Body()) as answer:
+
+        async def read(answer: Answer) -> tuple[bytes, Fields] | None:
             length = _content_length(answer) or 0
             if answer.status != 200 or length > METADATA_BYTES or "content-encoding" in answer.headers:
                 await self._stream(answer)
-                return
+                return None
             text = await _read_bounded(answer, METADATA_BYTES, "the server's metadata")
-            crossing = relayed_to_client(answer.headers)
+            return text, relayed_to_client(answer.headers)
+
+        described = await self._ask(upstream, backend.headers.relayed_uncoded(request), Body(), read)
+        if described is None:
+            return
+        text, crossing = described
         advertised = with_extension(text)
         if advertised != text:
             crossing = [field for field in crossing if field[0].lower() != "etag"]
-        await self.reply.whole(answer.status, crossing, advertised)
+        await self.reply.whole(200, crossing, advertised)
 
     async def relay(self, upstream: Upstream, backend: BackendPlan, kind: PathKind) -> None:
         """Any other request and its answer, as they stream."""
@@ -411,11 +427,14 @@ class _Call:
             self.body.admit(0)
         headers = backend.headers.relayed(request)
         reloaded = _RELOADED.fullmatch(request.path.partition("?")[0])
+
+        async def read(answer: Answer) -> None:
+            if answer.status >= 400 and kind is not PathKind.OTHER:
+                raise await self._backend_error(answer)
+            await self._stream(answer)
+
         try:
-            async with self._ask(upstream, headers, body) as answer:
-                if answer.status >= 400 and kind is not PathKind.OTHER:
-                    raise await self._backend_error(answer)
-                await self._stream(answer)
+            await self._ask(upstream, headers, body, read)
         finally:
             if reloaded is not None:
                 self._gateway.metadata.forget(upstream.name, f"{reloaded[1]}/v2/models/{reloaded[2]}")
@@ -453,10 +472,14 @@ class _Call:
 
     # What these have in common
 
-    def _ask(self, upstream: Upstream, headers: Fields, body: Body) -> Call:
+    def _ask(
+        self, upstream: Upstream, headers: Fields, body: Body, read: Callable[[Answer], Awaitable[T]]
+    ) -> Awaitable[T]:
+        """Ask the backend what the client asks, and *read* its answer, maybe again until the reply has begun."""
         request = self._request
         asked = BackendRequest(request.method, request.path, self._with_own(headers), body)
-        return upstream.call(asked, self._exchange.attempts, total_at=self._total_at)
+        attempts, reply = self._exchange.attempts, self.reply
+        return upstream.call(asked, attempts, read, total_at=self._total_at, is_settled=lambda: reply.has_begun)
 
     def _with_own(self, headers: Fields) -> Fields:
         """*headers* and those that the gateway adds to every request to a backend."""

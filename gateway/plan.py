@@ -23,6 +23,8 @@ class BackendPlan:
     tensor_policy: TensorPolicy
     """How its tensors are written."""
     max_connections: int
+    workers: int = 1
+    """How many processes share what is allowed for the whole gateway."""
     known_headers: KnownHeaders = field(default_factory=KnownHeaders)
     """Headers of earlier requests; what they mean depends on `tensor_policy` and the limits."""
 
@@ -51,6 +53,7 @@ class Plan:
                 BackendHeaders(settings.headers.set, settings.headers.remove),
                 settings.tensor_policy,
                 config.max_connections(backend),
+                config.workers,
             )
             for backend, settings in config.backends.items()
         }

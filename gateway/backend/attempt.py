@@ -140,6 +140,11 @@ class Sent:
         self._is_sent = False
         self._is_over = False
 
+    @property
+    def has_begun_body(self) -> bool:
+        """Whether a streamed body was opened, so that one that cannot be repeated is lost."""
+        return self._sender is not None
+
     async def start(self, endpoint: Endpoint) -> Answer:
         """Send the request and read the answer's head. Raises `GatewayError` and `StaleConnectionError`."""
         wire = self._lease.wire
@@ -280,10 +285,10 @@ class Sent:
         if self._sender is not None and not self._sender.done():
             await asyncio.wait((self._sender,))
 
-    def drop_connection(self) -> None:
-        """As `abandon`, but keep the place among the backend's connections for another attempt."""
+    def abandon_and_keep_place(self) -> bool:
+        """As `abandon`, but keep the place for another attempt; False if the connection was given back already."""
         self._stop_sending()
-        self._lease.close_and_keep_place()
+        return self._lease.close_and_keep_place()
 
     def _stop_sending(self) -> None:
         self._is_over = True

@@ -8,9 +8,11 @@ at most `queue.timeout`; beyond either it is refused as `overloaded`.
 """
 
 import asyncio
+import errno
 import os
 import ssl
-from collections import Counter, deque
+from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 
@@ -21,8 +23,23 @@ from gateway.backend.resolving import Names, UnknownHostError
 from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
 
+_OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})  # of this process or machine
+
 NEXT_ADDRESS_S = 0.25
 """How long one address of a host name may take to connect before the next is tried beside it (RFC 8305)."""
+
+
+class _Pool:
+    """The connections to one endpoint that are open."""
+
+    __slots__ = ("busy", "endpoint", "idle", "is_kept")
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.busy = 0
+        self.idle: deque[Wire] = deque()  # the last used is on the right
+        self.is_kept = True
+        """Whether the endpoint is still one of the backend's; else its connections end when they become idle."""
 
 
 class UnreachableError(GatewayError):
@@ -36,13 +53,13 @@ class UnreachableError(GatewayError):
 
 
 class Lease:
-    """One connection, for one request."""
+    """One connection, for one request, and its place among those of the backend."""
 
-    __slots__ = ("_connections", "_endpoint", "_wire")
+    __slots__ = ("_connections", "_pool", "_wire")
 
-    def __init__(self, connections: "Connections", endpoint: Endpoint, wire: Wire) -> None:
+    def __init__(self, connections: "Connections", pool: _Pool, wire: Wire) -> None:
         self._connections = connections
-        self._endpoint = endpoint
+        self._pool = pool
         self._wire: Wire | None = wire
 
     @property
@@ -55,28 +72,44 @@ class Lease:
         """Keep the connection for another request, if it can carry one; else close it."""
         wire, self._wire = self._wire, None
         if wire is not None:
-            self._connections._take_back(self._endpoint, wire)
+            self._connections._take_back(self._pool, wire)
 
     def close(self) -> None:
         """Close the connection at once, without waiting for what is still to be sent."""
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            self._connections._end(self._endpoint, wire)
+        if self.close_and_keep_place():
+            self._connections.leave_place()
 
-    def close_and_keep_place(self) -> None:
-        """As `close`, but keep the place for a `Connections.lease` that follows at once."""
+    def close_and_keep_place(self) -> bool:
+        """As `close`, but keep the place, which must be used or left; False if the lease was over already."""
         wire, self._wire = self._wire, None
-        if wire is not None:
-            self._connections._drop(self._endpoint, wire)
+        if wire is None:
+            return False
+        wire.cut()
+        self._connections._forget(self._pool)
+        return True
 
 
 class Connections:
-    """The connections of one backend, to all of its endpoints."""
+    """The connections of one backend, to all of its endpoints. A reload changes their limits, not the connections."""
 
-    def __init__(
+    def __init__(self, backend: str, names: Names) -> None:
+        """*names* knows the addresses of the endpoints. `configure` must follow."""
+        self._backend = backend
+        self._names = names
+        self._max_connections = 0
+        self._queue_length = 0
+        self._queue_timeout_s = 0.0
+        self._connect_timeout_s = 0.0
+        self._keep_alive_s = 0.0
+        self._in_use = 0  # places that requests hold, from before they are connected until their lease is over
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._pools: dict[Endpoint, _Pool] = {}
+        self._open: set[Wire] = set()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._is_retired = False
+
+    def configure(
         self,
-        backend: str,
-        names: Names,
         *,
         max_connections: int,
         queue_length: int,
@@ -84,42 +117,74 @@ class Connections:
         connect_timeout_s: float,
         keep_alive_s: float,
     ) -> None:
-        """*names* knows the addresses of the endpoints.
+        """From now on these limits hold; who waits now keeps its time, and gets one of the new places at once.
 
         *keep_alive_s* is how long an idle connection is kept: less than the backend's own idle timeout.
         """
-        self._backend = backend
-        self._names = names
         self._max_connections = max_connections
         self._queue_length = queue_length
         self._queue_timeout_s = queue_timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._keep_alive_s = keep_alive_s
-        self._in_use = 0  # places that requests hold, from before they are connected until their lease is over
-        self._waiters: deque[asyncio.Future[None]] = deque()
-        self._busy: Counter[Endpoint] = Counter()
-        self._idle: dict[Endpoint, deque[Wire]] = {}  # the last used is on the right
-        self._open: set[Wire] = set()
-        self._sweeper: asyncio.TimerHandle | None = None
+        self._admit_waiters()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweep()
+        while self._n_idle() and self._in_use + self._n_idle() > max_connections:
+            self._close_longest_idle()
+
+    def keep_only(self, endpoints: Iterable[Endpoint]) -> None:
+        """These are the backend's endpoints from now on: connections to others are closed as soon as they are idle."""
+        for pool in self._pools.values():
+            pool.is_kept = False
+        for endpoint in endpoints:
+            self._pool(endpoint).is_kept = True
+        for pool in list(self._pools.values()):
+            if not pool.is_kept:
+                self._empty(pool)
+
+    def retire(self) -> None:
+        """No new requests will come: every connection is closed as soon as it is idle."""
+        self._is_retired = True
+        self.keep_only(())
+
+    def _pool(self, endpoint: Endpoint) -> _Pool:
+        pool = self._pools.get(endpoint)
+        if pool is None:
+            pool = self._pools[endpoint] = _Pool(endpoint)
+            pool.is_kept = not self._is_retired
+        return pool
+
+    def _empty(self, pool: _Pool) -> None:
+        """Close what is idle to an endpoint that is gone, and forget it when nothing is busy any more."""
+        while pool.idle:
+            pool.idle.popleft().abort()
+        if not pool.busy and self._pools.get(pool.endpoint) is pool:
+            del self._pools[pool.endpoint]
 
     def counts(self, endpoint: Endpoint) -> tuple[int, int]:
         """How many connections to *endpoint* are busy, and how many are idle."""
-        return self._busy[endpoint], len(self._idle.get(endpoint, ()))
+        pool = self._pools.get(endpoint)
+        return (pool.busy, len(pool.idle)) if pool is not None else (0, 0)
+
+    def take_place(self) -> bool:
+        """Whether one more connection may be used at once; then `lease` or `leave_place` must follow."""
+        if self._in_use >= self._max_connections:
+            return False
+        self._in_use += 1
+        return True
 
     async def wait_for_place(self) -> None:
-        """Wait until one more connection may be used; then `lease` or `leave_place` must follow.
-
-        Raises `GatewayError` OVERLOADED.
-        """
-        if self._in_use < self._max_connections:
-            self._in_use += 1
+        """As `take_place`, but wait in the queue if all are in use. Raises `GatewayError` OVERLOADED."""
+        if self.take_place():
             return
         if len(self._waiters) >= self._queue_length:
             raise self._overloaded(f"and {len(self._waiters)} requests are waiting (queue.length)")
+        timeout_s = self._queue_timeout_s
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
-            async with asyncio.timeout(self._queue_timeout_s):
+            async with asyncio.timeout(timeout_s):
                 await waiter
         except BaseException as error:
             if waiter.done() and not waiter.cancelled():
@@ -128,18 +193,21 @@ class Connections:
                 with suppress(ValueError):
                     self._waiters.remove(waiter)
             if isinstance(error, TimeoutError):
-                waited = f"{self._queue_timeout_s:g} s (queue.timeout)"
-                raise self._overloaded(f"and none became free within {waited}") from None
+                raise self._overloaded(f"and none became free within {timeout_s:g} s (queue.timeout)") from None
             raise
 
     def leave_place(self) -> None:
         """Give up a place: the request that has waited longest gets it."""
-        while self._waiters:
+        self._in_use -= 1
+        if self._waiters:
+            self._admit_waiters()
+
+    def _admit_waiters(self) -> None:
+        while self._waiters and self._in_use < self._max_connections:
             waiter = self._waiters.popleft()
             if not waiter.done():
+                self._in_use += 1
                 waiter.set_result(None)
-                return
-        self._in_use -= 1
 
     def _overloaded(self, reason: str) -> GatewayError:
         return GatewayError(
@@ -151,24 +219,25 @@ class Connections:
         )
 
     async def lease(self, endpoint: Endpoint, *, fresh: bool) -> Lease:
-        """A connection to *endpoint*, for which `wait_for_place` has found a place; a *fresh* one was never used.
+        """A connection to *endpoint* for the holder of a place, which the lease takes over; a *fresh* one is new.
 
-        Raises `GatewayError` UNREACHABLE. Whatever it raises, the place is given up.
+        Raises `GatewayError` UNREACHABLE, or OVERLOADED where this machine is at its limits. Whatever it raises, the
+        holder still has the place.
         """
-        try:
-            wire = None if fresh else self._take_idle(endpoint)
-            if wire is None:
-                self._make_room()
-                wire = await self.connect(endpoint)
-        except BaseException:
-            self.leave_place()
-            raise
-        self._busy[endpoint] += 1
-        return Lease(self, endpoint, wire)
+        pool = self._pool(endpoint)
+        wire = None if fresh else self._take_idle(pool)
+        if wire is None:
+            if self._in_use + self._n_idle() > self._max_connections:
+                self._close_longest_idle()
+            wire = await self.connect(endpoint)
+        pool.busy += 1
+        return Lease(self, pool, wire)
 
-    def _take_idle(self, endpoint: Endpoint) -> Wire | None:
+    def _take_idle(self, pool: _Pool) -> Wire | None:
         """The connection that was used last, if there is one that is still sound."""
-        idle = self._idle.get(endpoint)
+        idle = pool.idle
+        if not idle:
+            return None
         now = asyncio.get_running_loop().time()
         while idle:
             wire = idle.pop()
@@ -203,56 +272,62 @@ class Connections:
         except UnknownHostError as error:
             raise UnreachableError(self._backend, endpoint, str(error)) from None
         except OSError as error:
+            if error.errno in _OWN_LIMITS:
+                words = f"no connection to {endpoint.url} can be opened by this machine: {_why(error)}"
+                raise GatewayError(ErrorKind.OVERLOADED, words, headers=[("Retry-After", "1")], sent=False) from None
             self._names.look_up_soon(endpoint)
             raise UnreachableError(self._backend, endpoint, _why(error)) from None
         self._open.add(wire)
         return wire
 
-    def _make_room(self) -> None:
-        """Close the connection that was idle longest, if one more would be more than are allowed."""
-        n_idle = sum(map(len, self._idle.values()))
-        if self._in_use + n_idle > self._max_connections:
-            longest = min(
-                (idle for idle in self._idle.values() if idle), key=lambda idle: idle[0].idle_since, default=None
-            )
-            if longest is not None:
-                longest.popleft().abort()
+    def _n_idle(self) -> int:
+        return sum([len(pool.idle) for pool in self._pools.values()])
 
-    def _take_back(self, endpoint: Endpoint, wire: Wire) -> None:
-        if wire.can_go_on():
+    def _close_longest_idle(self) -> None:
+        """Close the connection that was idle longest, if any is, because there would be more than are allowed."""
+        longest = min(
+            (pool.idle for pool in self._pools.values() if pool.idle),
+            key=lambda idle: idle[0].idle_since,
+            default=None,
+        )
+        if longest is not None:
+            longest.popleft().abort()
+
+    def _take_back(self, pool: _Pool, wire: Wire) -> None:
+        if pool.is_kept and wire.can_go_on() and self._in_use <= self._max_connections:
             loop = asyncio.get_running_loop()
             wire.end(loop.time())
-            self._idle.setdefault(endpoint, deque()).append(wire)
+            pool.idle.append(wire)
             if self._sweeper is None:
                 self._sweeper = loop.call_later(self._keep_alive_s, self._sweep)
-            self._busy[endpoint] -= 1
-            self.leave_place()
+            pool.busy -= 1
         else:
-            self._end(endpoint, wire)
-
-    def _end(self, endpoint: Endpoint, wire: Wire) -> None:
-        self._drop(endpoint, wire)
+            wire.cut()
+            self._forget(pool)
         self.leave_place()
 
-    def _drop(self, endpoint: Endpoint, wire: Wire) -> None:
-        wire.cut()
-        self._busy[endpoint] -= 1
+    def _forget(self, pool: _Pool) -> None:
+        """One of the busy connections was closed."""
+        pool.busy -= 1
+        if not pool.is_kept:
+            self._empty(pool)
 
     def _lost(self, endpoint: Endpoint, wire: Wire) -> None:
         """The connection is gone, for whatever reason."""
         self._open.discard(wire)
         with suppress(KeyError, ValueError):
-            self._idle[endpoint].remove(wire)
+            self._pools[endpoint].idle.remove(wire)
 
     def _sweep(self) -> None:
         """Close what was idle for too long, and come again while anything is idle."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._sweeper = None
-        for idle in self._idle.values():
+        idles = [pool.idle for pool in self._pools.values()]
+        for idle in idles:
             while idle and now - idle[0].idle_since >= self._keep_alive_s:
                 idle.popleft().abort()
-        starts = [idle[0].idle_since for idle in self._idle.values() if idle]
+        starts = [idle[0].idle_since for idle in idles if idle]
         if starts:
             self._sweeper = loop.call_at(min(starts) + self._keep_alive_s, self._sweep)
 
@@ -262,7 +337,7 @@ class Connections:
             self._sweeper.cancel()
         for waiter in self._waiters:
             waiter.cancel()
-        self._idle.clear()
+        self._pools.clear()
         gone = [wire.closed for wire in self._open]
         for wire in self._open:
             wire.abort()

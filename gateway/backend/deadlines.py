@@ -1,4 +1,4 @@
-"""The deadlines of one call to a backend: which timeout runs in which phase, and what to say when one is over.
+"""The deadlines of one attempt: which timeout runs in which phase, and what to say when one is over.
 
 Not here: the timeouts' values (`config`), and what happens to the connection (`attempt`).
 """
@@ -12,7 +12,7 @@ _WORDS = {"idle": "was silent in the middle for", "first_byte": "did not begin t
 
 
 class Deadlines:
-    """The timeouts of one call, moved along as it goes through its phases; none goes beyond `timeouts.total`.
+    """The timeouts of one attempt, moved along as it goes through its phases; none goes beyond `timeouts.total`.
 
     Changing the phase is one assignment. The event loop is asked to look again after the shortest of the timeouts,
     and each time it looks, the deadline of that moment counts. Rescheduling asyncio's own timeout in every phase
@@ -56,8 +56,24 @@ class Deadlines:
             self._handle = self._loop.call_at(min(self._deadline, now + self._shortest_s), self._look)
 
     def stop(self) -> None:
-        """The call is over."""
+        """The attempt is over."""
         self._handle.cancel()
+
+    def was_silent(self, since_s: float) -> bool:
+        """Whether the time that ran out, of an attempt that began at *since_s*, was the endpoint's to answer in.
+
+        Where `total` ended it, which may be shorter than `first_byte`, only if the endpoint had begun no answer in more
+        than half of that time. Waiting for a connection or for the client is not the endpoint's silence.
+        """
+        if self._ended_in not in _WORDS:
+            return False
+        if self._loop.time() < self.total_at:
+            return True
+        return self._ended_in == "first_byte" and self.total_at - since_s > self._limits_s["total"] / 2
+
+    def is_clients(self) -> bool:
+        """Whether it is the client that the attempt waits for at this moment."""
+        return self._phase == "client"
 
     def expired(self, backend: str) -> GatewayError:
         """The error to raise when time has run out."""

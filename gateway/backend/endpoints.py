@@ -5,9 +5,11 @@ Not here: connections to them (`connections`), and what is decided from their st
 
 import ipaddress
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
+
+from gateway.policy.ejection import Ejection
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -70,16 +72,21 @@ class EndpointState:
 
     endpoint: Endpoint
     in_flight: int = 0
-    """Attempts that have been sent there and have not ended."""
+    """Attempts that have begun there and have not ended."""
     is_up: bool = True
     """False from when health probes have found it down until they find it up again."""
-    is_ejected: bool = False
-    """Whether it gets no requests for a while, because requests to it have failed."""
+    ejection: Ejection = field(default_factory=Ejection)
+    """What its failures have led to."""
 
     @property
     def url(self) -> str:
         """The endpoint as it stands in metrics and errors."""
         return self.endpoint.url
+
+    @property
+    def is_ejected(self) -> bool:
+        """Whether it gets no requests for a while, because requests to it have failed; see `ejection`."""
+        return self.ejection.is_ejected
 
 
 class EndpointSet:
@@ -87,18 +94,26 @@ class EndpointSet:
 
     def __init__(self) -> None:
         self.states: tuple[EndpointState, ...] = ()
+        self.on_replaced: Callable[[Iterable[Endpoint]], None] = _ignore
+        """Called with the endpoints that there are from now on."""
 
     def replace(self, endpoints: Iterable[Endpoint]) -> None:
-        """From now on there are these *endpoints*, in this order.
+        """From now on there are these *endpoints*, in this order; what is written in two ways is one endpoint.
 
-        State belongs to the address: it stays where a name that had one address has several now, and the other way.
+        State belongs to the address: it stays where a name that had one address has several now, and the other way,
+        and where only the certificates are others.
         """
         known = {place: state for state in self.states for place in state.endpoint.places}
         states = []
-        for endpoint in endpoints:
+        for endpoint in dict.fromkeys(endpoints):
             state = next((known[place] for place in endpoint.places if place in known), None)
             if state is None or state in states:
                 state = EndpointState(endpoint)
             state.endpoint = endpoint
             states.append(state)
         self.states = tuple(states)
+        self.on_replaced([state.endpoint for state in states])
+
+
+def _ignore(endpoints: Iterable[Endpoint]) -> None:
+    pass

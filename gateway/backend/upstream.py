@@ -1,12 +1,15 @@
-"""Calls to one backend: which endpoint is asked, and how often.
+"""Calls to one backend: which endpoint is asked, how often, and what a failure means for the endpoint.
 
-Here: the attempts of a call, and its end. Not here: what goes over a connection (`attempt`), and connections
-themselves (`connections`).
+Here: the attempts of a call, and its end. Not here: what goes over a connection (`attempt`), connections themselves
+(`connections`), and the decisions (`policy`).
 """
 
 import asyncio
+import logging
+import random
 import ssl
-from types import TracebackType
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, TypeVar
 
 from gateway.backend.attempt import Answer, BackendRequest, Sent, StaleConnectionError
 from gateway.backend.connections import Connections
@@ -17,7 +20,18 @@ from gateway.backend.resolving import Names
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from gateway.plan import BackendPlan
-from gateway.policy.balancing import RoundRobin
+from gateway.policy.balancing import candidates, least_in_flight, round_robin
+from gateway.policy.ejection import FAILURES, EjectionRules, Trial
+from gateway.policy.retry import RecentCalls, RetryPolicy
+from gateway.policy.sticky import pick_sticky
+
+T = TypeVar("T")
+
+log = logging.getLogger("gateway")
+
+
+def _never() -> bool:
+    return False
 
 
 class Upstream:
@@ -34,34 +48,38 @@ class Upstream:
         """
         self.name = plan.name
         settings = plan.settings
+        timeouts, retry, eject = settings.timeouts, settings.retry, settings.eject
+        self.limits_s = {"first_byte": timeouts.first_byte, "idle": timeouts.idle, "total": timeouts.total}
+        self.retry = RetryPolicy(retry.attempts, retry.budget, retry.resend_after_sent, plan.workers)
+        self.ejection_rules = EjectionRules(eject.failures, eject.window, eject.for_, eject.panic_below)
         self._plan = plan
+        self._balance = least_in_flight if settings.balance == "least_in_flight" else round_robin
+        self._turn = 0
         self._tls: ssl.SSLContext = ssl.create_default_context() if before is None else before._tls
         self.endpoints: EndpointSet = EndpointSet() if before is None else before.endpoints
         self.names: Names = Names(plan.name, self.endpoints) if before is None else before.names
         self.probes: HealthProbes = HealthProbes(plan.name, self.endpoints) if before is None else before.probes
-        timeouts = settings.timeouts
-        self.limits_s = {"first_byte": timeouts.first_byte, "idle": timeouts.idle, "total": timeouts.total}
-        self.connections = Connections(
-            plan.name,
-            self.names,
-            max_connections=plan.max_connections,
-            queue_length=settings.queue.length,
-            queue_timeout_s=settings.queue.timeout,
-            connect_timeout_s=timeouts.connect,
-            keep_alive_s=settings.keep_alive,
-        )
+        self.connections: Connections = Connections(plan.name, self.names) if before is None else before.connections
+        self.recent_calls: RecentCalls = RecentCalls() if before is None else before.recent_calls
         if before is None:
+            self.endpoints.on_replaced = self.connections.keep_only
+            self.names.on_change = self.probes.follow
             self._take_over()
 
     def _take_over(self) -> None:
-        """From now on the endpoints are those of this plan."""
-        self.names.on_change = self._endpoints_changed
+        """From now on the endpoints and the limits of the connections are those of this plan."""
         settings = self._plan.settings
         self.names.configure([Endpoint.parse(url, self._tls) for url in settings.endpoints], settings.dns_refresh)
-
-    def _endpoints_changed(self) -> None:
-        self.balancer: RoundRobin[EndpointState] = RoundRobin(self.endpoints.states)
-        self.probes.follow()
+        self.connections.configure(
+            max_connections=self._plan.max_connections,
+            queue_length=settings.queue.length,
+            queue_timeout_s=settings.queue.timeout,
+            connect_timeout_s=settings.timeouts.connect,
+            keep_alive_s=settings.keep_alive,
+        )
+        if not self.ejection_rules.failures:
+            for state in self.endpoints.states:
+                state.ejection.clear()
 
     async def start(self) -> None:
         """Take over from the one before, and begin what goes on beside the requests: looking names up, probing."""
@@ -73,6 +91,7 @@ class Upstream:
         """No plan names this backend any more: what is in flight is finished, and what is idle is closed."""
         self.names.stop()
         self.probes.stop()
+        self.connections.retire()
 
     @property
     def is_usable(self) -> bool:
@@ -83,17 +102,61 @@ class Upstream:
         self,
         request: BackendRequest,
         attempts: list[Attempt],
+        read: Callable[[Answer], Awaitable[T]],
         *,
         total_at: float | None = None,
         sticky_key: str | None = None,
-    ) -> "Call":
-        """Send *request* and give its answer: `async with upstream.call(...) as answer`.
+        is_settled: Callable[[], bool] = _never,
+    ) -> Coroutine[Any, Any, T]:
+        """Send *request*, give its answer to *read*, and return what that returns. Raises `GatewayError`.
 
-        What was tried is appended to *attempts*. *total_at*: when `timeouts.total` is over, by the event loop's
-        clock, if it began before this call. *sticky_key*: requests with the same one go to the same endpoint. Entering,
-        reading and leaving raise `GatewayError`.
+        A failed attempt may be followed by another (`retry`), also one that fails while its answer is read: then *read*
+        is called again with the next answer, and has to begin anew. From when *is_settled*, because something of the
+        answer has reached the client, no other attempt is made. What was tried is appended to *attempts*. *total_at*:
+        when `timeouts.total` is over, by the event loop's clock, if it began before this call. *sticky_key*: requests
+        with the same one go to the same endpoint.
         """
-        return Call(self, request, attempts, total_at)
+        now_s = asyncio.get_running_loop().time()
+        self.recent_calls.count_call(now_s)
+        self._turn += 1
+        if total_at is None:
+            total_at = now_s + self.limits_s["total"]
+        return _Call(self, request, attempts, read, total_at, sticky_key, self._turn).run(is_settled)
+
+    def pick(self, tried: list[EndpointState], turn: int, sticky_key: str | None, now_s: float) -> EndpointState:
+        """The endpoint for the next attempt of a call that has *tried* some already."""
+        states = self.endpoints.states
+        if len(states) == 1:
+            return states[0]
+        open_ = candidates(states, tried, now_s)
+        if sticky_key is not None:
+            return open_[pick_sticky(sticky_key, [state.endpoint.url + state.endpoint.base_path for state in open_])]
+        for state in open_:
+            if state.ejection.is_ejected and state.ejection.is_due(now_s):
+                return state
+        return self._balance(open_, turn)
+
+    def note_failure(self, state: EndpointState, trial: Trial | None, reason: str) -> None:
+        """An attempt has failed by the doing of its endpoint: maybe it is ejected."""
+        states = self.endpoints.states
+        n_others = sum(1 for each in states if each is not state and each.is_up and not each.is_ejected)
+        rules = self.ejection_rules
+        now_s = asyncio.get_running_loop().time()
+        if state in states and state.ejection.fail(now_s, reason, rules, trial, n_others, len(states)):
+            log.warning(
+                "backend %r: %s is ejected for %g s: %d failures within %g s, the last: %s",
+                self.name,
+                state.url,
+                rules.for_s,
+                rules.failures,
+                rules.window_s,
+                reason,
+            )
+
+    def note_success(self, state: EndpointState, trial: Trial) -> None:
+        """The *trial* has shown that the endpoint works."""
+        if state.ejection.succeed(trial):
+            log.info("backend %r: %s is back: a request to it has succeeded", self.name, state.url)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -102,102 +165,210 @@ class Upstream:
         await self.connections.close()
 
 
-class Call:
+class _Call(Generic[T]):
     """One request of the gateway to a backend, until its answer is read or given up."""
 
-    __slots__ = ("_attempts", "_deadlines", "_last", "_request", "_sent", "_timeout", "_total_at", "_upstream")
+    __slots__ = (
+        "_answer",
+        "_attempts",
+        "_has_failed",
+        "_has_place",
+        "_last",
+        "_read",
+        "_request",
+        "_sent",
+        "_state",
+        "_sticky_key",
+        "_total_at",
+        "_trial",
+        "_tried",
+        "_turn",
+        "_upstream",
+    )
 
     def __init__(
-        self, upstream: Upstream, request: BackendRequest, attempts: list[Attempt], total_at: float | None
+        self,
+        upstream: Upstream,
+        request: BackendRequest,
+        attempts: list[Attempt],
+        read: Callable[[Answer], Awaitable[T]],
+        total_at: float,
+        sticky_key: str | None,
+        turn: int,
     ) -> None:
         self._upstream = upstream
         self._request = request
         self._attempts = attempts
+        self._read = read
         self._total_at = total_at
-        self._timeout = asyncio.timeout(None)
-        self._deadlines: Deadlines | None = None
+        self._sticky_key = sticky_key
+        self._turn = turn
+        self._tried: list[EndpointState] = []
+        self._has_place = False  # one that no lease holds
+        # of the last attempt:
+        self._last: Attempt
+        self._state: EndpointState | None = None  # while it is in flight
+        self._trial: Trial | None = None
         self._sent: Sent | None = None
-        self._last: Attempt | None = None
+        self._answer: Answer | None = None
+        self._has_failed = False  # by the doing of its endpoint
 
-    async def __aenter__(self) -> Answer:
-        limits_s = self._upstream.limits_s
-        total_at = self._total_at
-        if total_at is None:
-            total_at = asyncio.get_running_loop().time() + limits_s["total"]
-        await self._timeout.__aenter__()
-        self._deadlines = deadlines = Deadlines(self._timeout, limits_s, total_at)
+    async def run(self, is_settled: Callable[[], bool]) -> T:
+        """Attempts, until one succeeds or no other may follow."""
+        number = 1
         try:
-            endpoint = self._upstream.balancer.pick().endpoint
-            # an upload that cannot be read again from the client does not go over a connection that may have died
-            must_be_fresh = not self._request.body.can_be_repeated
-            try:
-                return await self._attempt(endpoint, deadlines, fresh=must_be_fresh)
-            except StaleConnectionError:
-                return await self._attempt(endpoint, deadlines, fresh=True, has_place=True)
-        except BaseException as error:
-            await self._leave(deadlines, error)
-            raise
+            while True:
+                try:
+                    return await self._attempt()
+                except GatewayError as error:
+                    delay_s = None if is_settled() else self._delay_before_next(number, sent=error.sent)
+                    if delay_s is None:
+                        raise
+                    self._last.repeated_for = error.kind.label
+                number += 1
+                if delay_s:
+                    await asyncio.sleep(delay_s)
+        finally:
+            if self._has_place:
+                self._upstream.connections.leave_place()
 
-    async def _attempt(
-        self, endpoint: Endpoint, deadlines: Deadlines, *, fresh: bool, has_place: bool = False
-    ) -> Answer:
-        """Try once, on a *fresh* connection or any; *has_place*: with the place of the attempt before.
+    def _delay_before_next(self, number: int, *, sent: bool) -> float | None:
+        """Seconds to wait before another attempt after number *number*; None if there is none."""
+        upstream = self._upstream
+        is_body_lost = self._sent is not None and self._sent.has_begun_body and not self._request.body.can_be_repeated
+        if not self._has_failed or is_body_lost:
+            return None
+        now_s = asyncio.get_running_loop().time()
+        delay_s = upstream.retry.delay_before_next(
+            number,
+            sent=sent,
+            has_other=self._pick(now_s) not in self._tried,
+            remaining_s=self._total_at - now_s,
+            jitter=random.random(),  # noqa: S311  no secret
+        )
+        if delay_s is None or not upstream.retry.is_within_budget(*upstream.recent_calls.totals(now_s)):
+            return None
+        upstream.recent_calls.count_retry(now_s)
+        return delay_s
 
-        Raises `GatewayError`; `StaleConnectionError`, with the place kept, where a fresh connection should be tried.
-        """
+    def _pick(self, now_s: float) -> EndpointState:
+        return self._upstream.pick(self._tried, self._turn, self._sticky_key, now_s)
+
+    async def _attempt(self) -> T:
+        """Try one endpoint, once, and judge it by the outcome. Raises `GatewayError`."""
+        upstream = self._upstream
         loop = asyncio.get_running_loop()
-        connections = self._upstream.connections
+        self._sent = self._answer = None
+        self._has_failed = False
         asked_s = loop.time()
-        attempt = Attempt(endpoint.url, asked_s, is_metadata=self._request.is_metadata)
-        self._attempts.append(attempt)
-        self._last = attempt
-        deadlines.enter("queue")
+        picked = self._pick(asked_s)
+        self._note(picked, asked_s)
+        timeout = asyncio.timeout(None)
+        deadlines = Deadlines(timeout, upstream.limits_s, self._total_at)
         try:
-            try:
-                if not has_place:
-                    await connections.wait_for_place()
-            finally:  # waiting in vain is not the backend's time either
-                attempt.started_s = loop.time()
-                attempt.queue_s = attempt.started_s - asked_s
-            deadlines.enter("total")
-            lease = await connections.lease(endpoint, fresh=fresh)
-            sent = self._sent = Sent(self._upstream.name, self._request, lease, deadlines, attempt)
-            answer = await sent.start(endpoint)
+            async with timeout:
+                try:
+                    if not (self._has_place or upstream.connections.take_place()):
+                        picked = await self._wait_for_place(deadlines)
+                    self._has_place = True
+                    self._state = picked
+                    picked.in_flight += 1
+                    if picked.ejection.is_ejected:
+                        self._trial = picked.ejection.begin_trial(self._last.started_s)
+                    self._answer = await self._ask(picked, deadlines)
+                    result = await self._read(self._answer)
+                finally:
+                    deadlines.stop()
+                    if self._sent is not None and self._sent.abandon_and_keep_place():
+                        self._has_place = True
+                    self._last.seconds = loop.time() - self._last.started_s
+            if self._trial is not None:
+                upstream.note_success(picked, self._trial)
+            return result
         except GatewayError as error:
-            attempt.code = error.kind.label
+            # a server that tires of waiting for the rest of an upload, as the gateway does, has not failed
+            is_impatient = error.kind is ErrorKind.UPSTREAM_CLOSED and self._answer is None and deadlines.is_clients()
+            self._judge(picked, error, error.kind in FAILURES and not is_impatient)
             raise
-        except StaleConnectionError:
-            attempt.code = ErrorKind.UPSTREAM_CLOSED.label
-            attempt.is_repeated = True
-            attempt.seconds = loop.time() - attempt.started_s
-            sent.drop_connection()
-            raise
-        attempt.code = str(answer.status)
-        attempt.first_byte_s = loop.time() - attempt.started_s
-        return answer
-
-    async def __aexit__(
-        self, type_: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        assert self._deadlines is not None
-        await self._leave(self._deadlines, error)
-
-    async def _leave(self, deadlines: Deadlines, error: BaseException | None) -> None:
-        """The call is over. Raises `GatewayError` in place of *error* if that came from a deadline."""
-        deadlines.stop()
-        if self._sent is not None:
-            self._sent.abandon()
-        attempt = self._last
-        assert attempt is not None
-        attempt.seconds = asyncio.get_running_loop().time() - attempt.started_s
-        type_ = type(error) if error is not None else None
-        try:
-            await self._timeout.__aexit__(type_, error, None)
         except TimeoutError:
-            expired = deadlines.expired(self._upstream.name)
-            if attempt.first_byte_s is None:
-                attempt.code = expired.kind.label
+            if not timeout.expired():
+                raise
+            expired = deadlines.expired(upstream.name)
+            self._judge(picked, expired, deadlines.was_silent(self._last.started_s))
             raise expired from None
         finally:
+            self._leave_endpoint()
             if self._sent is not None:
                 await self._sent.stopped()
+
+    def _note(self, state: EndpointState, now_s: float) -> None:
+        """Record an attempt that begins now."""
+        self._last = Attempt(state.url, now_s, queue_s=0.0, is_metadata=self._request.is_metadata)
+        self._attempts.append(self._last)
+
+    async def _wait_for_place(self, deadlines: Deadlines) -> EndpointState:
+        """Wait in the queue; the endpoint for the attempt is only then decided. Raises `GatewayError` OVERLOADED."""
+        loop = asyncio.get_running_loop()
+        attempt = self._last
+        asked_s = attempt.started_s
+        attempt.queue_s = None
+        deadlines.enter("queue")
+        try:
+            await self._upstream.connections.wait_for_place()
+        finally:  # waiting in vain is not the backend's time either
+            attempt.started_s = loop.time()
+            attempt.queue_s = attempt.started_s - asked_s
+        deadlines.enter("total")
+        state = self._pick(attempt.started_s)
+        attempt.endpoint = state.url
+        return state
+
+    async def _ask(self, state: EndpointState, deadlines: Deadlines) -> Answer:
+        """Send the request, once more if a kept connection turns out to have died (design: executed once)."""
+        try:
+            # an upload that cannot be read again from the client does not go over a connection that may have died
+            return await self._send(state, deadlines, fresh=not self._request.body.can_be_repeated)
+        except StaleConnectionError:
+            now_s = asyncio.get_running_loop().time()
+            assert self._sent is not None
+            self._has_place = self._sent.abandon_and_keep_place()
+            attempt = self._last
+            attempt.code = attempt.repeated_for = ErrorKind.UPSTREAM_CLOSED.label
+            attempt.seconds = now_s - attempt.started_s
+            self._note(state, now_s)
+            return await self._send(state, deadlines, fresh=True)
+
+    async def _send(self, state: EndpointState, deadlines: Deadlines, *, fresh: bool) -> Answer:
+        """Send the request over a *fresh* connection or any; the place that is held goes with it."""
+        attempt = self._last
+        lease = await self._upstream.connections.lease(state.endpoint, fresh=fresh)
+        self._has_place = False
+        self._sent = Sent(self._upstream.name, self._request, lease, deadlines, attempt)
+        answer = await self._sent.start(state.endpoint)
+        attempt.code = str(answer.status)
+        attempt.first_byte_s = asyncio.get_running_loop().time() - attempt.started_s
+        return answer
+
+    def _judge(self, state: EndpointState, error: GatewayError, is_failure: bool) -> None:
+        """The attempt has ended with *error*: by the doing of its endpoint (*is_failure*), or otherwise."""
+        if self._last.first_byte_s is None:
+            self._last.code = error.kind.label
+        answer = self._answer
+        if answer is not None and answer.status >= 300 and error.kind is ErrorKind.MALFORMED_RESPONSE:
+            is_failure = False  # a redirect, which the gateway does not follow: a status is no failure
+        if is_failure:
+            self._has_failed = True
+            self._tried.append(state)
+            self._upstream.note_failure(state, self._trial, error.message)
+        elif error.kind is ErrorKind.BACKEND_ERROR and self._trial is not None:
+            self._upstream.note_success(state, self._trial)
+
+    def _leave_endpoint(self) -> None:
+        """The attempt is no longer in flight; a trial that has decided nothing makes room for another."""
+        state, self._state = self._state, None
+        if state is None:
+            return
+        state.in_flight -= 1
+        if self._trial is not None:
+            state.ejection.end_trial(self._trial)
+            self._trial = None

@@ -1,20 +1,67 @@
-"""Which endpoint of a backend gets the next request."""
+"""Which endpoint of a backend gets the next attempt.
+
+Here: who may be asked at all, and who is next among them. Not here: when an endpoint is ejected (`ejection`), and
+requests that stick to one (`sticky`).
+"""
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Protocol, TypeVar
+
+from gateway.policy.ejection import Ejection
+
+
+class Candidate(Protocol):
+    """What is known of an endpoint."""
+
+    @property
+    def in_flight(self) -> int:
+        """Attempts that have begun there and have not ended."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it is not known to be down."""
+
+    @property
+    def ejection(self) -> Ejection:
+        """What its failures have led to."""
+
 
 E = TypeVar("E")
+C = TypeVar("C", bound=Candidate)
 
 
-class RoundRobin(Generic[E]):
-    """Each endpoint in turn."""
+def candidates(endpoints: Sequence[C], tried: Sequence[C], now_s: float) -> Sequence[C]:
+    """The endpoints that the next attempt may go to; never empty (design: attempts, ejection).
 
-    def __init__(self, endpoints: Sequence[E]) -> None:
-        self._endpoints = endpoints
-        self._next = 0
+    Those that this call has *tried* come last. Endpoints that are ejected or down get nothing, unless no other is left:
+    then all are tried. One whose ejection has lasted long enough gets one attempt: it is among the candidates, and a
+    request that could go anywhere goes to it (`due`).
+    """
+    usable = [each for each in endpoints if each.is_up and not each.ejection.is_ejected]
+    if not usable:
+        return [each for each in endpoints if each not in tried] or endpoints
+    if tried:
+        untried = [each for each in usable if each not in tried]
+        return untried or [each for each in due(endpoints, now_s) if each not in tried] or usable
+    if len(usable) < len(endpoints):
+        usable += due(endpoints, now_s)
+    return usable
 
-    def pick(self) -> E:
-        """The endpoint whose turn it is."""
-        endpoint = self._endpoints[self._next]
-        self._next = (self._next + 1) % len(self._endpoints)
-        return endpoint
+
+def due(endpoints: Sequence[C], now_s: float) -> list[C]:
+    """Those of *endpoints* that are ejected, and to which one attempt may go now to find out how they are."""
+    return [each for each in endpoints if each.ejection.is_ejected and each.is_up and each.ejection.is_due(now_s)]
+
+
+def round_robin(endpoints: Sequence[E], turn: int) -> E:
+    """Each endpoint in turn; *turn* counts the requests of clients, not their attempts.
+
+    If it counted attempts, a retry after each failure would give the failing one of two endpoints every first attempt.
+    """
+    return endpoints[turn % len(endpoints)]
+
+
+def least_in_flight(endpoints: Sequence[C], turn: int) -> C:
+    """The endpoint with the fewest attempts in flight; those that have equally few in turn, as `round_robin`."""
+    fewest = min([each.in_flight for each in endpoints])
+    return round_robin([each for each in endpoints if each.in_flight == fewest], turn)

@@ -88,7 +88,9 @@ class Metrics:
             "upstream_connections", "Connections to backends that are open now", "backend", "endpoint", "state"
         )
         self._upstream_requests = counter("upstream_requests", "Attempts", "backend", "endpoint", "code")
-        self._retries = counter("retries", "Requests that were sent once more", "backend", "reason")
+        self._retries = counter(
+            "retries", "Attempts that were followed by another of the same request", "backend", "reason"
+        )
         self._errors = counter("errors", "Requests that failed, by reason", "route", "reason")
         self._nonfinite = counter("nonfinite_values", "NaN and infinities let through by policy", "direction")
         self._recovered = counter("header_recovered", "Requests whose missing header length was found")
@@ -135,8 +137,8 @@ class Metrics:
                 self._first_byte_seconds(exchange.backend).observe(attempt.first_byte_s)
             if attempt.queue_s is not None:
                 self._queue_seconds(exchange.backend).observe(attempt.queue_s)
-            if attempt.is_repeated:
-                self._retries(exchange.backend, attempt.code).inc()
+            if attempt.repeated_for:
+                self._retries(exchange.backend, attempt.repeated_for).inc()
         if exchange.error is not None:
             self._errors(route, exchange.error.label).inc()
         if exchange.is_transcoded:

@@ -2,9 +2,9 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
-from gateway.backend.attempt import BackendRequest, Body, Sending
+from gateway.backend.attempt import Answer, BackendRequest, Body, Sending
 from gateway.backend.upstream import Upstream
 from gateway.config import parse
 from gateway.exchange import Attempt
@@ -15,8 +15,13 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 def upstream_to(url: str, settings: str = "") -> Upstream:
     """The run-time side of a backend with the only endpoint *url*; *settings* is YAML in flow style, such as `a: 1`."""
-    config = parse(f"backends: {{main: {{endpoints: ['{url}'], {settings}}}}}")
-    return Upstream(Plan.of(config, "test").backends["main"])
+    return upstream_of([url], settings)
+
+
+def upstream_of(urls: Sequence[str], settings: str = "", before: Upstream | None = None) -> Upstream:
+    """As `upstream_to`, for a backend of several endpoints, and maybe after a reload."""
+    config = parse(f"backends: {{main: {{endpoints: [{', '.join(map(repr, urls))}], {settings}}}}}")
+    return Upstream(Plan.of(config, "test").backends["main"], before)
 
 
 def whole(text: bytes) -> Body:
@@ -75,8 +80,11 @@ class Backend:
         return body
 
 
+async def read_whole(answer: Answer) -> bytes:
+    return b"".join([chunk async for chunk in answer.chunks()])
+
+
 async def ask(upstream: Upstream, method: str, body: Body) -> tuple[bytes, list[str]]:
     attempts: list[Attempt] = []
-    async with upstream.call(BackendRequest(method, "/x", [], body), attempts) as answer:
-        text = b"".join([chunk async for chunk in answer.chunks()])
+    text = await upstream.call(BackendRequest(method, "/x", [], body), attempts, read_whole)
     return text, [attempt.code for attempt in attempts]

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp.streams import DataQueue
 
-from gateway.backend.attempt import BackendRequest, Body, Sending
+from gateway.backend.attempt import Answer, BackendRequest, Body, Sending
 from gateway.backend.upstream import Upstream
 from gateway.backend.wire import HEAD_PIECE_BYTES, MAX_INTERIM, Wire
 from gateway.errors import ErrorKind, GatewayError
@@ -245,14 +245,12 @@ async def test_an_upload_that_breaks_while_the_answer_comes_gives_its_own_error(
         loop = asyncio.get_running_loop()
         attempts: list[Attempt] = []
 
-        async def read() -> None:
-            request = BackendRequest("POST", "/x", [], upload.body)
-            async with upstream.call(request, attempts) as answer:
-                async for chunk in answer.chunks():
-                    assert chunk == b"part"
-                    upload.go_on.set()
+        async def read(answer: Answer) -> None:
+            async for chunk in answer.chunks():
+                assert chunk == b"part"
+                upload.go_on.set()
 
-        asked = asyncio.ensure_future(read())
+        asked = asyncio.ensure_future(upstream.call(BackendRequest("POST", "/x", [], upload.body), attempts, read))
         connection = await backend.accept()
         await loop.sock_recv(connection, 65536)
         await loop.sock_sendall(connection, head)

@@ -13,7 +13,7 @@ from gateway.backend.endpoints import Endpoint
 from gateway.backend.upstream import Upstream
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
-from tests.backend.sockets import Backend, ask, upstream_to, whole
+from tests.backend.sockets import Backend, ask, read_whole, upstream_to, whole
 
 
 @asynccontextmanager
@@ -36,7 +36,11 @@ async def pool(settings: str) -> AsyncIterator[tuple[Backend, Upstream, Connecti
 
 async def take(connections: Connections, endpoint: Endpoint, *, fresh: bool = False) -> Lease:
     await connections.wait_for_place()
-    return await connections.lease(endpoint, fresh=fresh)
+    try:
+        return await connections.lease(endpoint, fresh=fresh)
+    except BaseException:
+        connections.leave_place()
+        raise
 
 
 async def turns(n: int = 5) -> None:
@@ -120,8 +124,7 @@ async def test_a_wait_that_ends_without_a_connection_is_time_in_the_queue_and_no
         await connections.wait_for_place()
         attempts: list[Attempt] = []
         with pytest.raises(GatewayError):
-            async with upstream.call(BackendRequest("GET", "/x", [], Body()), attempts):
-                pass
+            await upstream.call(BackendRequest("GET", "/x", [], Body()), attempts, read_whole)
         (attempt,) = attempts
         assert attempt.code == "overloaded"
         assert attempt.queue_s is not None
@@ -248,7 +251,7 @@ async def test_a_connection_that_was_idle_too_long_is_not_used_even_if_nobody_sw
         now = loop.time()
         with monkeypatch.context() as later:
             later.setattr(loop, "time", lambda: now + 61)
-            assert connections._take_idle(endpoint) is None
+            assert connections._take_idle(connections._pool(endpoint)) is None
         assert connections.counts(endpoint) == (0, 0)
 
 

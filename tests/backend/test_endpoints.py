@@ -78,3 +78,23 @@ def test_two_endpoints_never_share_one_state() -> None:
     first, second = endpoints.states
     assert first is before
     assert second is not before
+
+
+def test_endpoints_that_stay_keep_their_state_in_any_order() -> None:
+    endpoints = EndpointSet()
+    a, b, c = (Endpoint.parse(f"http://{name}:8000", TLS) for name in "abc")
+    endpoints.replace([a, b])
+    state_a, state_b = endpoints.states
+    endpoints.replace([c, b, a])
+    assert endpoints.states[1:] == (state_b, state_a)
+    endpoints.replace([a])
+    endpoints.replace([a, b])
+    assert endpoints.states[0] is state_a
+    assert endpoints.states[1] is not state_b
+
+
+def test_an_endpoint_that_is_written_in_two_ways_is_one() -> None:
+    endpoints = EndpointSet()
+    for _ in range(2):
+        endpoints.replace(Endpoint.parse(url, TLS) for url in ("http://a", "http://a:80/", "http://a/x"))
+        assert [state.endpoint.base_path for state in endpoints.states] == ["", "/x"]

@@ -142,7 +142,7 @@ async def test_a_get_that_may_have_been_read_is_sent_again_once(fate: Fate) -> N
 
 async def test_a_new_connection_that_dies_is_not_replaced() -> None:
     backend = Backend()
-    upstream = upstream_to(backend.url)
+    upstream = upstream_to(backend.url, "retry: {attempts: 1}")
     asked = asyncio.ensure_future(ask(upstream, "GET", Body()))
     (await backend.accept()).close()
     with pytest.raises(GatewayError):

@@ -1,0 +1,110 @@
+"""When an endpoint that fails gets no requests for a while, and how it comes back (design: ejection).
+
+An endpoint is *ejected* by too many failures within a time. When its ejection has lasted long enough it is *due*: one
+attempt, the trial, may go to it. Only the trial's success ends the ejection; its failure begins another one; a trial
+that ends otherwise, because its client has left, makes room for the next trial. Not here: who
+gets requests (`balancing`).
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from gateway.errors import ErrorKind
+
+FAILURES = frozenset(
+    {ErrorKind.UNREACHABLE, ErrorKind.TIMEOUT, ErrorKind.UPSTREAM_CLOSED, ErrorKind.MALFORMED_RESPONSE}
+)
+"""Errors by which an endpoint has failed; all others are answers, or the doing of the client or of the gateway."""
+
+
+@dataclass(frozen=True, slots=True)
+class EjectionRules:
+    """The backend's `eject`."""
+
+    failures: int
+    """So many within `window_s` eject the endpoint; 0: never."""
+    window_s: float
+    for_s: float
+    """How long an ejection lasts before a trial."""
+    panic_below: float
+    """The share of the endpoints that is never ejected."""
+
+    def allow(self, n_others: int, n_endpoints: int) -> bool:
+        """Whether an endpoint may be ejected where *n_others* of the others get requests.
+
+        The only endpoint never is: nothing would come of it, since it would still get every request.
+        """
+        return n_endpoints > 1 and n_others >= self.panic_below * n_endpoints
+
+
+class Trial:
+    """The one attempt to an ejected endpoint that finds out whether it works again."""
+
+    __slots__ = ()
+
+
+class Ejection:
+    """What the failures of one endpoint have led to. It outlives the rules that it is judged by."""
+
+    __slots__ = ("_failed_at", "_trial", "_until_s", "is_ejected", "reason", "since_s")
+
+    def __init__(self) -> None:
+        self.is_ejected = False
+        self.since_s = 0.0
+        """When the endpoint was ejected."""
+        self.reason = ""
+        """The failure that led to it, or the last trial's."""
+        self._failed_at: deque[float] = deque()
+        self._until_s = 0.0
+        self._trial: Trial | None = None
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether a trial may begin."""
+        return self.is_ejected and self._trial is None and now_s >= self._until_s
+
+    def begin_trial(self, now_s: float) -> Trial | None:
+        """The trial, if an attempt that begins now is one. `end_trial` must follow, whatever becomes of it."""
+        if not self.is_due(now_s):
+            return None
+        self._trial = Trial()
+        return self._trial
+
+    def end_trial(self, trial: Trial) -> None:
+        """Another trial may begin, unless this one has ended the ejection."""
+        if self._trial is trial:
+            self._trial = None
+
+    def succeed(self, trial: Trial) -> bool:
+        """Count the *trial*'s success; whether that has ended the ejection."""
+        if self._trial is not trial:
+            return False
+        self.clear()
+        return True
+
+    def fail(self, now_s: float, reason: str, rules: EjectionRules, trial: Trial | None, n_others: int, n: int) -> bool:
+        """Count a failure; whether that has ejected the endpoint now, one of *n*, *n_others* of which get requests."""
+        if self.is_ejected:
+            if trial is not None and self._trial is trial:
+                self._until_s = now_s + rules.for_s
+                self.reason = reason
+            return False
+        if not rules.failures:
+            return False
+        failed_at = self._failed_at
+        failed_at.append(now_s)
+        while len(failed_at) > rules.failures or failed_at[0] <= now_s - rules.window_s:
+            failed_at.popleft()
+        if len(failed_at) < rules.failures or not rules.allow(n_others, n):
+            return False
+        self.clear()
+        self.is_ejected = True
+        self.since_s = now_s
+        self.reason = reason
+        self._until_s = now_s + rules.for_s
+        return True
+
+    def clear(self) -> None:
+        """Forget the failures, and end the ejection."""
+        self.is_ejected = False
+        self._trial = None
+        self._failed_at.clear()

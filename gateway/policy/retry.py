@@ -1,0 +1,99 @@
+"""Whether a failed attempt is followed by another, and when (design: attempts, executed once).
+
+Not here: what is a failure (`ejection`), which endpoint gets the next attempt (`balancing`), and the replacement of a
+kept connection that had died, which is no attempt of its own and outside the budget (`backend.attempt`).
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+BUDGET_S = 10
+"""The time over which the budget counts requests and retries, in seconds."""
+
+RETRIES_PER_S = 3
+"""So many retries a second are allowed for the whole gateway, however few the requests are."""
+
+FIRST_DELAY_S = 0.1
+"""The shortest wait before an endpoint is asked again that has just failed: a server that restarts takes a moment.
+
+It doubles with every attempt, up to `MAX_DELAY_S`; up to the same again is added at random, so that clients that failed
+together do not come back together.
+"""
+
+MAX_DELAY_S = 1.0
+"""The most that the wait grows to, without the random part."""
+
+
+class RecentCalls:
+    """How many calls and retries one backend has had in the last `BUDGET_S` seconds, by whole seconds."""
+
+    __slots__ = ("_calls", "_n_calls", "_n_retries", "_retries", "_second")
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._calls = deque([0] * BUDGET_S)
+        self._retries = deque([0] * BUDGET_S)
+        self._n_calls = 0
+        self._n_retries = 0
+
+    def count_call(self, now_s: float) -> None:
+        """Count one call, whatever becomes of it."""
+        if int(now_s) != self._second:
+            self._advance(int(now_s))
+        self._calls[-1] += 1
+        self._n_calls += 1
+
+    def count_retry(self, now_s: float) -> None:
+        """Count one retry."""
+        if int(now_s) != self._second:
+            self._advance(int(now_s))
+        self._retries[-1] += 1
+        self._n_retries += 1
+
+    def totals(self, now_s: float) -> tuple[int, int]:
+        """Calls and retries."""
+        if int(now_s) != self._second:
+            self._advance(int(now_s))
+        return self._n_calls, self._n_retries
+
+    def _advance(self, second: int) -> None:
+        for _ in range(min(max(second - self._second, 0), BUDGET_S)):
+            self._n_calls -= self._calls.popleft()
+            self._n_retries -= self._retries.popleft()
+            self._calls.append(0)
+            self._retries.append(0)
+        self._second = second
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """The backend's `retry`."""
+
+    attempts: int
+    """The first included."""
+    budget: float
+    """The share of the recent calls that may be retries; 0: there are none."""
+    resend_after_sent: bool
+    """Whether a request that a backend may have read is sent again."""
+    workers: int = 1
+    """How many processes share `RETRIES_PER_S`."""
+
+    def is_within_budget(self, n_calls: int, n_retries: int) -> bool:
+        """Whether one retry more is allowed beside *n_retries* and *n_calls* of the last `BUDGET_S` seconds."""
+        if not self.budget:
+            return False
+        return n_retries < max(self.budget * n_calls, RETRIES_PER_S * BUDGET_S / self.workers)
+
+    def delay_before_next(
+        self, attempt: int, *, sent: bool, has_other: bool, remaining_s: float, jitter: float
+    ) -> float | None:
+        """Seconds to wait before attempt number *attempt* + 1, after an endpoint has failed; None to give up.
+
+        *sent*: whether the backend may have read the request. *has_other*: whether there is an endpoint that was not
+        tried, for which nobody has to wait. *jitter*: from 0 to 1, at random.
+        """
+        if attempt >= self.attempts or (sent and not self.resend_after_sent):
+            return None
+        doublings = min(attempt - 1, 10)  # 2 ** 10 times the first delay is more than the most, and no huge number
+        delay_s = 0.0 if has_other else min(MAX_DELAY_S, FIRST_DELAY_S * 2**doublings) * (1 + jitter)
+        return delay_s if delay_s < remaining_s else None
