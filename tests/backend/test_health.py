@@ -15,6 +15,7 @@ from gateway.config import parse
 from gateway.errors import ErrorKind, GatewayError
 from gateway.plan import BackendPlan, Plan
 from gateway.policy import health as policy
+from tests.backend.sockets import ask, whole
 from tests.conftest import running
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -35,6 +36,8 @@ class Server:
     def __init__(self, host: str = "127.0.0.1") -> None:
         self.host = host
         self.answer: bytes | None = OK
+        self.by_path: dict[str, bytes] = {}
+        """What is answered whatever `answer` is."""
         self.is_endless = False
         self.heads: list[str] = []
         self.n_open = 0
@@ -67,12 +70,13 @@ class Server:
         self.most_open = max(self.most_open, self.n_open)
         try:
             self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
-            if self.answer is not None:
-                writer.write(self.answer)
+            answer = self.by_path.get(self.heads[-1].split()[1], self.answer)
+            if answer is not None:
+                writer.write(answer)
             while self.is_endless:
                 writer.write(bytes(65536))
                 await writer.drain()
-            if self.answer is None or b"Content-Length" in self.answer:
+            if answer is None or b"Content-Length" in answer:
                 await reader.read()  # until the other side has closed
         except (OSError, EOFError):
             pass
@@ -211,6 +215,33 @@ async def test_probes_follow_the_addresses_of_a_name(monkeypatch: pytest.MonkeyP
     finally:
         await second.close()
         await third.close()
+
+
+async def test_requests_go_where_probes_find_the_endpoint_up_and_anywhere_if_none_is() -> None:
+    async with serving() as one, serving() as other:
+        urls = f"{one.url}', '{other.url}"
+        settings = "balance: round_robin, timeouts: {first_byte: 5s}, retry: {attempts: 1}"
+        async with probing(urls, settings, interval="20ms") as (upstream, state):
+
+            async def asked() -> dict[str, int]:
+                """How many of ten requests each of the servers got."""
+                n_before = [sum(" /x " in head for head in server.heads) for server in (one, other)]
+                for _ in range(10):
+                    await ask(upstream, "GET", whole(b""))
+                n_after = [sum(" /x " in head for head in server.heads) for server in (one, other)]
+                return {"one": n_after[0] - n_before[0], "other": n_after[1] - n_before[1]}
+
+            one.by_path["/x"] = other.by_path["/x"] = OK.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+            assert await asked() == {"one": 5, "other": 5}
+            one.answer = b"HTTP/1.1 503 Busy" + EMPTY
+            await until(lambda: not state.is_up)
+            assert await asked() == {"one": 0, "other": 10}
+            other.answer = b"HTTP/1.1 503 Busy" + EMPTY
+            await until(lambda: not upstream.is_usable)
+            assert await asked() == {"one": 5, "other": 5}
+            one.answer = OK
+            await until(lambda: state.is_up)
+            assert await asked() == {"one": 10, "other": 0}
 
 
 async def test_a_path_that_is_not_there_is_said_once_and_takes_nothing_out(caplog: pytest.LogCaptureFixture) -> None:

@@ -685,33 +685,60 @@ def names_in_hosts() -> Iterator[str]:
         hosts.write_text(before)
 
 
-async def test_requests_reach_every_address_of_a_real_name_under_that_name(names_in_hosts: str) -> None:
-    heads: dict[str, list[str]] = {"127.0.0.2": [], "127.0.0.3": []}
+class Servers:
+    """Servers at the same port of several addresses, which answer every request and note its head."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self) -> None:
+        self.heads: dict[str, list[str]] = {}
+        self.port = 0
+        self._servers: dict[str, asyncio.Server] = {}
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def open(self, address: str) -> None:
+        self.heads[address] = []
+        server = self._servers[address] = await asyncio.start_server(self._serve, address, self.port)
+        self.port = server.sockets[0].getsockname()[1]
+
+    async def close(self, address: str) -> None:
+        server = self._servers.pop(address)
+        server.close()
+        for writer in self._writers:
+            if writer.get_extra_info("sockname")[0] == address:
+                writer.close()
+        await server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
         address = writer.get_extra_info("sockname")[0]
         try:
             while True:
-                heads[address].append((await reader.readuntil(b"\r\n\r\n")).decode())
+                self.heads[address].append((await reader.readuntil(b"\r\n\r\n")).decode())
                 writer.write(ANSWER)
         except (EOFError, OSError):
             pass
         finally:
             writer.close()
 
-    first = await asyncio.start_server(serve, "127.0.0.2", 0)
-    port = first.sockets[0].getsockname()[1]
-    second = await asyncio.start_server(serve, "127.0.0.3", port)
-    upstream = upstream_to(f"http://{names_in_hosts}:{port}", "balance: round_robin")
+
+async def test_requests_reach_every_address_of_a_real_name_and_the_others_when_one_dies(names_in_hosts: str) -> None:
+    servers = Servers()
+    await servers.open("127.0.0.2")
+    await servers.open("127.0.0.3")
+    upstream = upstream_to(f"http://{names_in_hosts}:{servers.port}", "balance: round_robin")
     try:
         await upstream.start()
-        assert urls_of(upstream.endpoints) == [f"http://127.0.0.2:{port}", f"http://127.0.0.3:{port}"]
+        assert urls_of(upstream.endpoints) == [f"http://{each}:{servers.port}" for each in servers.heads]
         for _ in range(6):
             assert await ask(upstream, "GET", whole(b"")) == (b"ok", ["200"])
-        assert {address: len(each) for address, each in heads.items()} == {"127.0.0.2": 3, "127.0.0.3": 3}
-        assert all(f"\r\nHost: {names_in_hosts}:{port}\r\n" in head for each in heads.values() for head in each)
+        assert [len(each) for each in servers.heads.values()] == [3, 3]
+        host = f"\r\nHost: {names_in_hosts}:{servers.port}\r\n"
+        assert all(host in head for each in servers.heads.values() for head in each)
+        await servers.close("127.0.0.2")
+        for _ in range(6):
+            text, codes = await ask(upstream, "GET", whole(b""))
+            assert (text, codes[-1]) == (b"ok", "200")
+        assert len(servers.heads["127.0.0.3"]) == 9
     finally:
         await upstream.close()
-        for server in (first, second):
-            server.close()
-            await server.wait_closed()
+        for address in list(servers._servers):
+            await servers.close(address)
