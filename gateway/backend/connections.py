@@ -9,6 +9,8 @@ at most `queue.timeout`; beyond either it is refused as `overloaded`.
 
 import asyncio
 import errno
+import os
+import ssl
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
@@ -18,7 +20,7 @@ import aiohappyeyeballs
 
 from gateway import tls
 from gateway.backend.endpoints import Endpoint
-from gateway.backend.resolving import Resolver, UnknownHostError
+from gateway.backend.resolving import Names, UnknownHostError
 from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
 
@@ -39,6 +41,16 @@ class _Pool:
         self.idle: deque[Wire] = deque()  # the last used is on the right
         self.is_kept = True
         """Whether the endpoint is still one of the backend's; else its connections end when they become idle."""
+
+
+class UnreachableError(GatewayError):
+    """No connection to an endpoint can be had; `reason` says why, without the endpoint's name."""
+
+    def __init__(self, backend: str, endpoint: Endpoint, reason: str) -> None:
+        super().__init__(
+            ErrorKind.UNREACHABLE, f"backend {backend!r} cannot be reached at {endpoint.url}: {reason}", sent=False
+        )
+        self.reason = reason
 
 
 class Lease:
@@ -81,15 +93,15 @@ class Lease:
 class Connections:
     """The connections of one backend, to all of its endpoints. A reload changes their limits, not the connections."""
 
-    def __init__(self, backend: str) -> None:
-        """`configure` must follow."""
+    def __init__(self, backend: str, names: Names) -> None:
+        """*names* knows the addresses of the endpoints. `configure` must follow."""
         self._backend = backend
+        self._names = names
         self._max_connections = 0
         self._queue_length = 0
         self._queue_timeout_s = 0.0
         self._connect_timeout_s = 0.0
         self._keep_alive_s = 0.0
-        self._resolver = Resolver()
         self._in_use = 0  # places that requests hold, from before they are connected until their lease is over
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._pools: dict[Endpoint, _Pool] = {}
@@ -216,7 +228,9 @@ class Connections:
         pool = self._pool(endpoint)
         wire = None if fresh else self._take_idle(pool)
         if wire is None:
-            wire = await self._connect(endpoint)
+            if self._in_use + self._n_idle() > self._max_connections:
+                self._close_longest_idle()
+            wire = await self.connect(endpoint)
         pool.busy += 1
         return Lease(self, pool, wire)
 
@@ -233,13 +247,15 @@ class Connections:
             wire.abort()
         return None
 
-    async def _connect(self, endpoint: Endpoint) -> Wire:
+    async def connect(self, endpoint: Endpoint) -> Wire:
+        """A new connection that takes none of the places: whoever asks for it ends it with `abort` or leases it.
+
+        Raises `UnreachableError`; another `GatewayError` says nothing about the endpoint.
+        """
         loop = asyncio.get_running_loop()
-        if self._in_use + self._n_idle() > self._max_connections:
-            self._close_longest_idle()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                addresses = await self._resolver.addresses(endpoint.host, endpoint.port)
+                addresses = await self._names.addresses(endpoint)
                 sock = await aiohappyeyeballs.start_connection(
                     addresses, happy_eyeballs_delay=NEXT_ADDRESS_S, interleave=1, loop=loop
                 )
@@ -250,25 +266,20 @@ class Connections:
                     wire.tls = await tls.connect(sock, wire, endpoint.tls, endpoint.name)
                     wire.tls.on_closing = wire.socket_closes
         except TimeoutError:
+            self._names.look_up_soon(endpoint)
             limit = f"{self._connect_timeout_s:g} s (timeouts.connect)"
-            raise self._unreachable(endpoint, f"no connection within {limit}") from None
+            reason = f"no connection within {limit}{self._names.waiting_for(endpoint)}"
+            raise UnreachableError(self._backend, endpoint, reason) from None
         except UnknownHostError as error:
-            raise self._unreachable(endpoint, str(error)) from None
+            raise UnreachableError(self._backend, endpoint, str(error)) from None
         except OSError as error:
             if error.errno in _OWN_LIMITS:
                 words = f"no connection to {endpoint.url} can be opened by this machine: {_why(error)}"
                 raise GatewayError(ErrorKind.OVERLOADED, words, headers=[("Retry-After", "1")], sent=False) from None
-            self._resolver.forget(endpoint.host, endpoint.port)
-            raise self._unreachable(endpoint, _why(error)) from None
+            self._names.look_up_soon(endpoint)
+            raise UnreachableError(self._backend, endpoint, _why(error)) from None
         self._open.add(wire)
         return wire
-
-    def _unreachable(self, endpoint: Endpoint, reason: str) -> GatewayError:
-        return GatewayError(
-            ErrorKind.UNREACHABLE,
-            f"backend {self._backend!r} cannot be reached at {endpoint.url}: {reason}",
-            sent=False,
-        )
 
     def _n_idle(self) -> int:
         return sum([len(pool.idle) for pool in self._pools.values()])
@@ -336,4 +347,6 @@ class Connections:
 
 def _why(error: OSError) -> str:
     """The reason of *error* in words, that of a certificate too."""
+    if error.errno is not None and not isinstance(error, ssl.SSLError):
+        return os.strerror(error.errno)  # asyncio would say `Connect call failed` and the address, whatever the cause
     return str(getattr(error, "verify_message", "") or error.strerror or error)

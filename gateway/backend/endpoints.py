@@ -3,7 +3,7 @@
 Not here: connections to them (`connections`), and what is decided from their state (`policy`).
 """
 
-import dataclasses
+import ipaddress
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -16,9 +16,9 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An endpoint of the configuration, taken apart."""
+    """An endpoint of the configuration, taken apart; or one address of the name in it."""
 
-    url: str
+    url: str = field(compare=False)
     """As it stands in metrics and errors: scheme, host and port, without the path."""
     host: str
     """A name or an address, without brackets."""
@@ -28,6 +28,8 @@ class Endpoint:
     base_path: str
     """Stands before every path; without a slash at its end."""
     tls: TlsContext | None
+    addresses: tuple[str, ...] = ()
+    """Where to connect: the first that answers is taken. Empty: the name must be looked up first (`resolving`)."""
 
     @property
     def name(self) -> str:
@@ -50,7 +52,23 @@ class Endpoint:
             authority,
             parts.path.rstrip("/"),
             tls if is_tls else None,
+            (parts.hostname,) if is_address(parts.hostname) else (),
         )
+
+    @property
+    def places(self) -> tuple[tuple[bool, str, int, str, str], ...]:
+        """What its state belongs to: scheme, host, port, base path and address, once for each address."""
+        place = self.tls is not None, self.host, self.port, self.base_path
+        return tuple((*place, address) for address in self.addresses or ("",))
+
+
+def is_address(host: str) -> bool:
+    """Whether *host*, without brackets, is an address and not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(slots=True, eq=False)
@@ -85,20 +103,21 @@ class EndpointSet:
         """Called with the endpoints that there are from now on."""
 
     def replace(self, endpoints: Iterable[Endpoint]) -> None:
-        """From now on there are these *endpoints*, in this order; what is written in two ways is one endpoint."""
-        known = {_identity(state.endpoint): state for state in self.states}
-        states = {}
-        for endpoint in endpoints:
-            identity = _identity(endpoint)
-            states[identity] = known.get(identity) or EndpointState(endpoint)
-            states[identity].endpoint = endpoint
-        self.states = tuple(states.values())
-        self.on_replaced([state.endpoint for state in self.states])
+        """From now on there are these *endpoints*, in this order; what is written in two ways is one endpoint.
 
-
-def _identity(endpoint: Endpoint) -> Endpoint:
-    """What makes it the same endpoint; with other certificates its state stays, and its connections do not."""
-    return dataclasses.replace(endpoint, tls=None)
+        State belongs to the address: it stays where a name that had one address has several now, and the other way,
+        and where only the certificates are others.
+        """
+        known = {place: state for state in self.states for place in state.endpoint.places}
+        states = []
+        for endpoint in dict.fromkeys(endpoints):
+            state = next((known[place] for place in endpoint.places if place in known), None)
+            if state is None or state in states:
+                state = EndpointState(endpoint)
+            state.endpoint = endpoint
+            states.append(state)
+        self.states = tuple(states)
+        self.on_replaced([state.endpoint for state in states])
 
 
 def _ignore(endpoints: Iterable[Endpoint]) -> None:

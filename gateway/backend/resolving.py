@@ -1,68 +1,328 @@
-"""Names of endpoints to addresses, remembered for a short time. Not here: connecting to them (`connections`)."""
+"""Names of endpoints to addresses: which endpoints a backend has at this moment.
+
+A name with several addresses is several endpoints. Names are looked up when the plan starts, every `dns_refresh`, and
+soon after nobody has answered at their addresses. Not here: connecting to addresses (`connections`), and which
+endpoint is asked (`policy`).
+"""
 
 import asyncio
 import ipaddress
+import logging
+import random
 import socket
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
-REPEAT_S = 1.0
-"""How soon a name is looked up again when nobody answers at its addresses."""
+from gateway.backend.endpoints import Endpoint, EndpointSet
 
-LIFE_S = 10.0
-"""How long the addresses of a name are used before it is looked up again."""
+REPEAT_S = 1.0
+"""How soon a name is looked up again after a failure, or when nobody answers at its addresses.
+
+After each further failure in a row it takes twice as long, up to `dns_refresh`.
+"""
+
+START_WAIT_S = 0.5
+"""How long the start of a plan waits for names. What is not known by then is looked up while the gateway serves."""
+
+MAX_ADDRESSES = 128
+"""How many addresses of one name are used: each is an endpoint with connections, probes and metrics of its own."""
+
+SHOWN_ADDRESSES = 8
+"""How many addresses a line of the log lists."""
+
+JITTER = 0.1
+"""The share of `dns_refresh` by which a look-up may come earlier, so that workers do not ask at the same moment."""
 
 AddressInfo = tuple[int, int, int, str, Any]
 """As `socket.getaddrinfo` gives it: family, type, protocol, canonical name, socket address."""
+
+log = logging.getLogger("gateway")
 
 
 class UnknownHostError(Exception):
     """A host name that cannot be resolved; the message names it and says why."""
 
 
-class Resolver:
-    """The addresses of the hosts of one backend; concurrent calls for one name wait for one look-up."""
+@dataclass(slots=True, eq=False)
+class _Name:
+    """What is known of one host name."""
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, int], tuple[float, asyncio.Task[Sequence[AddressInfo]]]] = {}
+    host: str
+    addresses: tuple[str, ...] = ()
+    """As `usable_addresses` gives them; what was found last. Empty: nothing was ever found."""
+    error: str = ""
+    """Why it could not be resolved the last time; empty if it could, or was not looked up yet."""
+    n_failures: int = 0
+    """Look-ups in a row that failed."""
+    asked_at: float = 0.0
+    """When the last look-up began, by the event loop's clock."""
+    due_at: float = 0.0
+    look_up: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
 
-    async def addresses(self, host: str, port: int) -> Sequence[AddressInfo]:
-        """The addresses of *host* with *port*. Raises `UnknownHostError`."""
-        loop = asyncio.get_running_loop()
+
+class Names:
+    """Keeps the endpoints of one backend at the addresses that their names stand for.
+
+    It outlives the plans that name the backend: `configure` tells it of a new one.
+    """
+
+    def __init__(self, backend: str, endpoints: EndpointSet) -> None:
+        """*endpoints* is replaced whenever it changes which endpoints there are."""
+        self.on_change: Callable[[], None] | None = None
+        """Called after *endpoints* were replaced."""
+        self._backend = backend
+        self._endpoints = endpoints
+        self._configured: tuple[Endpoint, ...] = ()
+        self._names: dict[str, _Name] = {}
+        self._refresh_s = 0.0
+        self._is_running = False
+
+    def configure(self, configured: Iterable[Endpoint], refresh_s: float) -> None:
+        """These are the endpoints of the configuration from now on; what is known of their names is kept."""
+        self._configured = tuple(configured)
+        self._refresh_s = refresh_s
+        hosts = dict.fromkeys(endpoint.host for endpoint in self._configured if not endpoint.addresses)
+        for host in self._names.keys() - hosts.keys():
+            _stop(self._names.pop(host))
+        for host in hosts:
+            name = self._names.setdefault(host, _Name(host))
+            self._schedule(name)
+        self._replace()
+
+    async def start(self) -> None:
+        """Begin to look names up, and wait a little for those that are not known; raises nothing if that fails."""
+        self._is_running = True
+        unknown = [name for name in self._names.values() if not name.addresses]
+        for name in self._names.values():
+            self._schedule(name)
+        if unknown:
+            await asyncio.wait([self._begin(name) for name in unknown], timeout=START_WAIT_S)
+
+    def stop(self) -> None:
+        """Look nothing up any more, except for requests that still need it."""
+        self._is_running = False
+        for name in self._names.values():
+            _stop(name)
+
+    async def close(self) -> None:
+        """As `stop`, when no request needs anything any more."""
+        self.stop()
+        look_ups = [name.look_up for name in self._names.values() if name.look_up is not None]
+        for each in look_ups:
+            each.cancel()
+        await asyncio.gather(*look_ups, return_exceptions=True)
+
+    async def addresses(self, endpoint: Endpoint) -> Sequence[AddressInfo]:
+        """Where *endpoint* is, which may be one of an earlier configuration. Raises `UnknownHostError`.
+
+        Requests that need the same name at the same time wait for one look-up.
+        """
+        if endpoint.addresses:
+            return [_info(address, endpoint.port) for address in endpoint.addresses]
+        name = self._names.get(endpoint.host) or _Name(endpoint.host)
+        if not name.addresses:
+            await asyncio.shield(self._begin(name))
+        if not name.addresses:
+            raise UnknownHostError(name.error)
+        return [_info(address, endpoint.port) for address in name.addresses]
+
+    def waiting_for(self, endpoint: Endpoint) -> str:
+        """Words to add to an error if *endpoint* waits for its name to be looked up; else nothing."""
+        name = self._names.get(endpoint.host)
+        is_waiting = not endpoint.addresses and name is not None and name.look_up is not None
+        return f", the host name {endpoint.host!r} is still being looked up" if is_waiting else ""
+
+    def look_up_soon(self, endpoint: Endpoint) -> None:
+        """Nobody answers at *endpoint*: if it has a name, look that up again soon, but not for each request."""
+        name = self._names.get(endpoint.host)
+        if name is not None and name.look_up is None:
+            self._schedule(name, at=min(name.due_at, name.asked_at + REPEAT_S))
+
+    def _begin(self, name: _Name) -> asyncio.Task[None]:
+        """Look *name* up, unless that is going on."""
+        if name.look_up is None:
+            _stop(name)
+            name.asked_at = asyncio.get_running_loop().time()
+            name.look_up = asyncio.ensure_future(self._look_up(name))
+        return name.look_up
+
+    async def _look_up(self, name: _Name) -> None:
+        before = name.addresses
         try:
-            address = ipaddress.ip_address(host)
-        except ValueError:
-            pass
-        else:
-            family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-            return [(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port))]
-        known = self._known.get((host, port))
-        if known is None or known[0] <= loop.time():
-            task = asyncio.ensure_future(_look_up(host, port))
-            task.add_done_callback(lambda done: self._forget_if_failed((host, port), done))
-            known = self._known[host, port] = (loop.time() + LIFE_S, task)
-        try:
-            return await asyncio.shield(known[1])
+            infos = await look_up(name.host)
         except UnicodeError:  # an empty label, or one of more than 63 characters
-            raise UnknownHostError(f"{host!r} cannot be a host name") from None
+            self._fail(name, f"{name.host!r} cannot be a host name")
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise UnknownHostError(f"the host name {host!r} cannot be resolved: {reason}") from None
+            self._fail(name, f"the host name {name.host!r} cannot be resolved: {error.strerror or error}")
+        else:
+            found = usable_addresses(map(_text, infos))
+            name.addresses = found[:MAX_ADDRESSES]
+            self._succeed(name, before, len(found))
+        finally:
+            name.look_up = None
+            delay_s = self._refresh_s * (1 - JITTER * random.random())  # noqa: S311  hides nothing
+            if name.n_failures:
+                delay_s = min(delay_s, REPEAT_S * 2.0 ** min(name.n_failures - 1, 30))
+            name.due_at = asyncio.get_running_loop().time() + delay_s
+            self._schedule(name)
 
-    def _forget_if_failed(self, key: tuple[str, int], task: asyncio.Task[Sequence[AddressInfo]]) -> None:
-        """Forget a failure at once, also where everybody who waited for it has left."""
-        has_failed = task.cancelled() or task.exception() is not None
-        if has_failed and self._known.get(key, (0, None))[1] is task:
-            del self._known[key]
+    def _fail(self, name: _Name, reason: str) -> None:
+        name.error = reason
+        name.n_failures += 1
+        if name.n_failures == 1:
+            shown = _shown(name.addresses)
+            result = (
+                f"its last known addresses stay in use: {shown}" if shown else "requests to it get 503 until it can"
+            )
+            log.warning("backend %r: %s; %s", self._backend, reason, result)
 
-    def forget(self, host: str, port: int) -> None:
-        """Look the name up again soon, because nobody answers at its addresses."""
-        known = self._known.get((host, port))
-        if known is not None:
-            soon = asyncio.get_running_loop().time() + REPEAT_S
-            self._known[host, port] = (min(known[0], soon), known[1])
+    def _succeed(self, name: _Name, before: tuple[str, ...], n_found: int) -> None:
+        had_failed = name.n_failures > 0
+        name.error = ""
+        name.n_failures = 0
+        if set(before) != set(name.addresses):
+            is_known = self._names.get(name.host) is name
+            if is_known:
+                self._replace()
+            if is_known and (before or had_failed or _are_endpoints(name.addresses)):
+                shown = _shown(name.addresses)
+                was = f" (before: {_shown(before)})" if before else ""
+                cut = f"; of {n_found} addresses {MAX_ADDRESSES} are used" if n_found > MAX_ADDRESSES else ""
+                log.info("backend %r: the host name %r stands for %s%s%s", self._backend, name.host, shown, was, cut)
+        elif had_failed:
+            log.info("backend %r: the host name %r can be resolved again", self._backend, name.host)
+
+    def _schedule(self, name: _Name, at: float | None = None) -> None:
+        """Look *name* up at *at*, or when it is due; with another `dns_refresh` than before it may be due earlier."""
+        if not self._is_running or self._names.get(name.host) is not name or name.look_up is not None:
+            return
+        _stop(name)
+        loop = asyncio.get_running_loop()
+        name.due_at = min(name.due_at, loop.time() + self._refresh_s) if at is None else at
+        name.timer = loop.call_at(name.due_at, self._begin, name)
+
+    def _replace(self) -> None:
+        found = [
+            each
+            for endpoint in self._configured
+            for each in at_addresses(endpoint, self._names[endpoint.host].addresses if not endpoint.addresses else ())
+        ]
+        self._endpoints.replace(with_own_labels(found))
+        if self.on_change is not None:
+            self.on_change()
 
 
-async def _look_up(host: str, port: int) -> Sequence[AddressInfo]:
+def usable_addresses(found: Iterable[str]) -> tuple[str, ...]:
+    """Those of the addresses *found* for a name, in the operating system's order, that are used.
+
+    A name with at most one address of each family is one server, which may be reached by either: `localhost` has
+    127.0.0.1 and ::1. A name with several of one family is several servers; those of the first such family are used,
+    sorted, because name servers change their order from answer to answer.
+    """
+    families: dict[int, list[str]] = {}
+    for address in dict.fromkeys(found):
+        families.setdefault(_parsed(address).version, []).append(address)
+    for addresses in families.values():
+        if len(addresses) > 1:
+            return tuple(sorted(addresses, key=_parsed))
+    return tuple(addresses[0] for addresses in families.values())
+
+
+def at_addresses(endpoint: Endpoint, addresses: tuple[str, ...]) -> list[Endpoint]:
+    """*endpoint* of the configuration at the *addresses* of its name, which `usable_addresses` has chosen.
+
+    Several servers are labelled by their addresses, one by its name; `Host` and certificate stay those of the name.
+    """
+    if not addresses:
+        return [endpoint]
+    if not _are_endpoints(addresses):
+        return [replace(endpoint, addresses=addresses)]
+    scheme = endpoint.url.partition("://")[0]
+    port = endpoint.authority.removeprefix(endpoint.host)  # empty for the scheme's own
+    return [
+        replace(endpoint, url=f"{scheme}://{f'[{each}]' if ':' in each else each}{port}", addresses=(each,))
+        for each in addresses
+    ]
+
+
+def with_own_labels(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
+    """*endpoints*, each once, and each with a label of its own: those that would share one add path, then `Host`.
+
+    Two names may stand for one address, and servers of several paths may share one: their state is not shared.
+    """
+    labelled: dict[str, Endpoint] = {}
+    for endpoint in dict.fromkeys(endpoints):
+        labels = (
+            endpoint.url,
+            endpoint.url + endpoint.base_path,
+            f"{endpoint.url}{endpoint.base_path} ({endpoint.authority})",
+        )
+        label = next((label for label in labels if label not in labelled), labels[-1])
+        labelled[label] = replace(endpoint, url=label)
+    return list(labelled.values())
+
+
+async def look_up(host: str) -> Sequence[AddressInfo]:
+    """Ask the operating system for the addresses of *host*. Raises `OSError`, and `UnicodeError` for an odd name.
+
+    In a thread of its own that nobody waits for: the event loop's threads are waited for when the process ends, and a
+    name server that does not answer can hold a thread for half a minute.
+    """
     loop = asyncio.get_running_loop()
-    return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    found: asyncio.Future[Sequence[AddressInfo]] = loop.create_future()
+
+    def settle(result: Sequence[AddressInfo] | Exception) -> None:
+        if found.done():
+            return
+        if isinstance(result, Exception):
+            found.set_exception(result)
+        else:
+            found.set_result(result)
+
+    def ask() -> None:
+        result: Sequence[AddressInfo] | Exception
+        try:
+            result = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+        except Exception as error:
+            result = error
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(settle, result)
+
+    threading.Thread(target=ask, name=f"look-up of {host}", daemon=True).start()
+    return await found
+
+
+def _stop(name: _Name) -> None:
+    if name.timer is not None:
+        name.timer.cancel()
+        name.timer = None
+
+
+def _are_endpoints(addresses: tuple[str, ...]) -> bool:
+    """Whether each of *addresses*, chosen by `usable_addresses`, is a server of its own."""
+    return len(addresses) > 1 and len({_parsed(address).version for address in addresses}) == 1
+
+
+def _parsed(address: str) -> Any:
+    return ipaddress.ip_address(address)
+
+
+def _text(info: AddressInfo) -> str:
+    """The address in *info*; a link-local one with the interface that it belongs to."""
+    address, _, *rest = info[4]
+    scope = rest[1] if len(rest) > 1 else 0
+    return f"{address}%{scope}" if scope and "%" not in address else str(address)
+
+
+def _info(address: str, port: int) -> AddressInfo:
+    family = socket.AF_INET if _parsed(address).version == 4 else socket.AF_INET6
+    return (family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port))
+
+
+def _shown(addresses: tuple[str, ...]) -> str:
+    more = len(addresses) - SHOWN_ADDRESSES
+    return ", ".join(addresses[:SHOWN_ADDRESSES]) + (f" and {more} more" if more > 0 else "")

@@ -14,6 +14,8 @@ from gateway.backend.attempt import Answer, BackendRequest, Sent, StaleConnectio
 from gateway.backend.connections import Connections
 from gateway.backend.deadlines import Deadlines
 from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
+from gateway.backend.health import HealthProbes
+from gateway.backend.resolving import Names
 from gateway.certificates import TlsContext, uses_tls
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
@@ -58,16 +60,19 @@ class Upstream:
         self._balance = least_in_flight if settings.balance == "least_in_flight" else round_robin
         self._turn = 0
         self.endpoints: EndpointSet = EndpointSet() if before is None else before.endpoints
-        self.connections: Connections = Connections(plan.name) if before is None else before.connections
+        self.names: Names = Names(plan.name, self.endpoints) if before is None else before.names
+        self.probes: HealthProbes = HealthProbes(plan.name, self.endpoints) if before is None else before.probes
+        self.connections: Connections = Connections(plan.name, self.names) if before is None else before.connections
         self.recent_calls: RecentCalls = RecentCalls() if before is None else before.recent_calls
         if before is None:
             self.endpoints.on_replaced = self.connections.keep_only
+            self.names.on_change = self.probes.follow
             self._take_over()
 
     def _take_over(self) -> None:
         """From now on the endpoints and the limits of the connections are those of this plan."""
         settings = self._plan.settings
-        self.endpoints.replace(Endpoint.parse(url, self.tls) for url in settings.endpoints)
+        self.names.configure([Endpoint.parse(url, self.tls) for url in settings.endpoints], settings.dns_refresh)
         self.connections.configure(
             max_connections=self._plan.max_connections,
             queue_length=settings.queue.length,
@@ -82,9 +87,13 @@ class Upstream:
     async def start(self) -> None:
         """Take over from the one before, and begin what goes on beside the requests: looking names up, probing."""
         self._take_over()
+        self.probes.start(self._plan.settings.health, self._plan.headers, self.connections)
+        await self.names.start()
 
     def retire(self) -> None:
         """No plan names this backend any more: what is in flight is finished, and what is idle is closed."""
+        self.names.stop()
+        self.probes.stop()
         self.connections.retire()
 
     @property
@@ -154,6 +163,8 @@ class Upstream:
 
     async def close(self) -> None:
         """Close every connection."""
+        await self.names.close()
+        await self.probes.close()
         await self.connections.close()
 
 

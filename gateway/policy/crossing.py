@@ -148,6 +148,12 @@ class BackendHeaders:
         fields = self._crossing(client, self._not_metadata)
         return self._uncoded(fields)
 
+    def probing(self, user_agent: str) -> Fields:
+        """For a health probe, which no client has asked for: *user_agent* says who asks."""
+        fields = list(self._set)
+        self._append(fields, "User-Agent", user_agent)
+        return self._uncoded(fields)
+
     def _crossing(self, client: Asking, dropped: frozenset[str]) -> Fields:
         headers = client.headers
         fields = _without(headers, dropped)

@@ -1,6 +1,7 @@
 """An endpoint of the configuration, taken apart."""
 
 import ssl
+from dataclasses import replace
 
 import pytest
 
@@ -32,6 +33,51 @@ def test_a_url_is_taken_apart(url: str, host: str, port: int, authority: str, ba
     assert endpoint.base_path == base_path
     assert endpoint.url == f"{url.partition(':')[0]}://{authority}"
     assert (endpoint.tls is TLS) == url.startswith("https")
+
+
+@pytest.mark.parametrize(
+    ("url", "addresses"),
+    [
+        ("http://10.0.0.7:8000", ("10.0.0.7",)),
+        ("http://[fd00::7]:8000", ("fd00::7",)),
+        ("http://models.example:8000", ()),
+        ("http://127.1:8000", ()),  # the operating system reads it as an address, as it does a name
+    ],
+)
+def test_an_address_is_known_and_a_name_is_not(url: str, addresses: tuple[str, ...]) -> None:
+    assert Endpoint.parse(url, TLS).addresses == addresses
+
+
+@pytest.mark.parametrize(
+    ("other", "is_kept"),
+    [
+        ("https://10.0.0.7:8000", True),
+        ("https://10.0.0.7:8000/", True),
+        ("https://10.0.0.8:8000", False),
+        ("https://10.0.0.7:8001", False),
+        ("https://10.0.0.7:8000/team/a", False),
+        ("http://10.0.0.7:8000", False),
+    ],
+)
+def test_an_endpoint_that_stays_keeps_its_state_also_with_other_certificates(other: str, is_kept: bool) -> None:
+    endpoints = EndpointSet()
+    endpoints.replace([Endpoint.parse("https://10.0.0.7:8000", TLS)])
+    (before,) = endpoints.states
+    new = Endpoint.parse(other, ssl.create_default_context())
+    endpoints.replace([Endpoint.parse("https://10.0.0.1:8000", TLS), new])
+    assert (endpoints.states[1] is before) == is_kept
+    assert endpoints.states[1].endpoint is new
+
+
+def test_two_endpoints_never_share_one_state() -> None:
+    both = replace(Endpoint.parse("http://a.example", TLS), addresses=("10.0.0.1", "fd00::1"))
+    endpoints = EndpointSet()
+    endpoints.replace([both])
+    (before,) = endpoints.states
+    endpoints.replace(replace(both, addresses=(address,)) for address in both.addresses)
+    first, second = endpoints.states
+    assert first is before
+    assert second is not before
 
 
 def test_endpoints_that_stay_keep_their_state_in_any_order() -> None:

@@ -1,0 +1,177 @@
+"""Health probes: each endpoint of a backend is asked from time to time whether it is well.
+
+Here: asking, and telling the log when an endpoint goes down or comes up. Not here: what an answer means
+(`policy.health`), and who uses `EndpointState.is_up`.
+
+Each probe has a connection of its own, which takes no place of `max_connections` and is closed after the answer. That
+costs a handshake per interval (0.2 ms of processor time instead of 0.03 ms, measured without TLS), and proves what
+matters: that the endpoint accepts connections and answers on them. A kept connection would not prove the first any
+more, and with an interval near the server's own idle timeout it would be found closed as often as not.
+"""
+
+import asyncio
+import logging
+import random
+
+from gateway import __version__
+from gateway.backend.connections import Connections, UnreachableError
+from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
+from gateway.backend.wire import MAX_INTERIM, LostError, NotHttpError, Wire
+from gateway.config import Health
+from gateway.errors import GatewayError
+from gateway.policy.crossing import BackendHeaders
+from gateway.policy.health import Condition, Finding, first_delay_s, next_delay_s
+
+USER_AGENT = f"tensor-gateway/{__version__} (health probe)"
+"""How servers and their logs recognize a probe, unless `headers` says otherwise."""
+
+MAX_BODY_BYTES = 64 * 1024
+"""How much of an answer's body is read; whatever follows does not matter."""
+
+SHOWN_CHARACTERS = 200
+"""The most of a reason, parts of which come from the endpoint, that a line of the log repeats."""
+
+log = logging.getLogger("gateway")
+
+
+class HealthProbes:
+    """The probes of one backend's endpoints. They outlive the plans that name the backend."""
+
+    def __init__(self, backend: str, endpoints: EndpointSet) -> None:
+        """Nothing is probed before `start`."""
+        self._backend = backend
+        self._endpoints = endpoints
+        self._settings: Health | None = None
+        self._path = ""
+        """What the conditions speak of."""
+        self._head_lines: list[str] = []
+        self._connections: Connections | None = None
+        self._conditions: dict[EndpointState, Condition] = {}
+        self._tasks: dict[EndpointState, asyncio.Task[None]] = {}
+        self._ended: set[asyncio.Task[None]] = set()
+
+    def start(self, settings: Health | None, headers: BackendHeaders, connections: Connections) -> None:
+        """Probe as *settings* say, over connections as *connections* opens them; None: all endpoints are up.
+
+        May be called again, with other settings: what is known of the endpoints is kept.
+        """
+        self.stop()
+        self._settings = settings
+        self._connections = connections
+        if settings is None:
+            for state, condition in self._conditions.items():
+                if not condition.is_up:
+                    state.is_up = True
+                    log.info("backend %r: %s counts as up, because `health` is not set", self._backend, state.url)
+            self._conditions.clear()
+            return
+        fields = headers.probing(USER_AGENT)
+        self._head_lines = [f"{name}: {value}" for name, value in [*fields, ("Connection", "close")]]
+        if settings.path != self._path:
+            self._conditions = {state: known.for_another_path() for state, known in self._conditions.items()}
+            self._path = settings.path
+        self.follow()
+
+    def follow(self) -> None:
+        """Probe the endpoints that there are now, if any are probed."""
+        if self._settings is None:
+            return
+        states = self._endpoints.states
+        for state in self._tasks.keys() - set(states):
+            self._end(self._tasks.pop(state))
+        for state in self._conditions.keys() - set(states):
+            del self._conditions[state]
+        for state in states:
+            self._conditions.setdefault(state, Condition())
+            if state not in self._tasks:
+                self._tasks[state] = asyncio.ensure_future(self._watch(state, self._settings))
+
+    def stop(self) -> None:
+        """End all probes, the running ones too. What they have found stays."""
+        self._settings = None
+        for task in self._tasks.values():
+            self._end(task)
+        self._tasks.clear()
+
+    async def close(self) -> None:
+        """As `stop`, and wait until nothing runs any more."""
+        self.stop()
+        await asyncio.gather(*self._ended, return_exceptions=True)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._ended.add(task)
+        task.add_done_callback(self._ended.discard)
+        task.cancel()
+
+    async def _watch(self, state: EndpointState, settings: Health) -> None:
+        """Probe one endpoint, one probe after the other."""
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(first_delay_s(settings.interval, random.random()))  # noqa: S311  hides nothing
+        while True:
+            began = loop.time()
+            try:
+                finding, words = await self._probe(state.endpoint, settings)
+                self._judge(state, finding, words, settings)
+            except GatewayError as error:
+                log.warning("backend %r: %s could not be probed: %s", self._backend, state.url, error.message)
+            except Exception:
+                log.exception("backend %r: the probe of %s failed inside the gateway", self._backend, state.url)
+            took_s = loop.time() - began
+            await asyncio.sleep(next_delay_s(settings.interval, took_s, random.random()))  # noqa: S311
+
+    def _judge(self, state: EndpointState, finding: Finding, words: str, settings: Health) -> None:
+        before = self._conditions[state]
+        now = before.after(finding, settings.unhealthy_after, settings.healthy_after)
+        self._conditions[state] = now
+        state.is_up = now.is_up
+        if now.is_path_missing and not before.is_path_missing:
+            log.warning(
+                "backend %r: %s answers %s to probes of %s (health.path), which cannot tell whether it is well: "
+                "it counts as up while it answers so",
+                *(self._backend, state.url, words, settings.path),
+            )
+        if before.is_up and not now.is_up:
+            n_probes = f"{settings.unhealthy_after} probes" if settings.unhealthy_after > 1 else "a probe"
+            log.warning(
+                "backend %r: %s is down: %s of %s failed, the last: %s",
+                *(self._backend, state.url, n_probes, settings.path, words[:SHOWN_CHARACTERS]),
+            )
+        elif now.is_up and not before.is_up:
+            log.info("backend %r: %s is up again: probes of %s get %s", self._backend, state.url, settings.path, words)
+
+    async def _probe(self, endpoint: Endpoint, settings: Health) -> tuple[Finding, str]:
+        """Ask once; what was found, and in words. Raises `GatewayError` if this machine cannot ask."""
+        assert self._connections is not None
+        wire: Wire | None = None
+        try:
+            async with asyncio.timeout(settings.timeout):
+                wire = await self._connections.connect(endpoint)
+                return await self._ask(wire, endpoint, settings.path)
+        except TimeoutError:
+            return Finding.FAILED, f"no answer within {settings.timeout:g} s (health.timeout)"
+        except UnreachableError as error:
+            return Finding.FAILED, error.reason
+        except NotHttpError as error:
+            return Finding.FAILED, f"the answer is not HTTP: {error}"
+        except LostError:
+            return Finding.FAILED, "the connection was closed before the answer was complete"
+        finally:
+            if wire is not None:
+                wire.abort()
+
+    async def _ask(self, wire: Wire, endpoint: Endpoint, path: str) -> tuple[Finding, str]:
+        """Send the probe and read its answer. Raises `LostError` and `NotHttpError`."""
+        lines = [f"GET {endpoint.base_path}{path} HTTP/1.1", f"Host: {endpoint.authority}", *self._head_lines]
+        wire.begin("GET")
+        wire.send_first("".join(f"{line}\r\n" for line in [*lines, ""]).encode())
+        for _ in range(MAX_INTERIM + 1):
+            message, reader = await wire.read_head()
+            if not 100 <= message.code < 200:
+                break
+        else:
+            raise NotHttpError("too many interim answers")
+        n_bytes = 0
+        while n_bytes < MAX_BODY_BYTES and (chunk := await wire.read_body(reader)):
+            n_bytes += len(chunk)
+        reason = message.reason if message.reason.isascii() and message.reason.isprintable() else ""
+        return Finding.of(message.code), f"{message.code:03} {reason}".strip()[:SHOWN_CHARACTERS]

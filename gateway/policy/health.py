@@ -1,0 +1,79 @@
+"""What probes say about an endpoint: whether it is up, and when it is asked next.
+
+Not here: asking (`backend.health`).
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+FIRST_WITHIN_S = 1.0
+"""An endpoint's first probe comes within this time after the start, or within `interval` if that is shorter."""
+
+JITTER = 0.1
+"""The share of `interval` by which a probe may come earlier or later, so that workers do not ask at the same moment."""
+
+
+class Finding(Enum):
+    """What one probe has found."""
+
+    HEALTHY = "healthy"
+    """A status from 200 to 299."""
+    FAILED = "failed"
+    """Another status, no connection, no answer in time, or one that is not HTTP."""
+    NOT_FOUND = "not found"
+    """404: a failure where the path is known to exist."""
+
+    @classmethod
+    def of(cls, status: int) -> "Finding":
+        """What an answer with *status* means."""
+        if status == 404:
+            return cls.NOT_FOUND
+        return cls.HEALTHY if 200 <= status <= 299 else cls.FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What the probes so far say about one endpoint (design: health): it is up until it was found down."""
+
+    is_up: bool = True
+    n_contrary: int = 0
+    """How many probes in a row, up to now, speak against `is_up`."""
+    has_succeeded: bool = False
+    """Whether any probe of the path has."""
+    is_path_missing: bool = False
+    """Whether the endpoint has answered 404, and never with success: it cannot be judged by this path."""
+
+    def after(self, finding: Finding, unhealthy_after: int, healthy_after: int) -> "Condition":
+        """The condition after one more probe.
+
+        *unhealthy_after* failures in a row take the endpoint out, *healthy_after* successes in a row bring it back. A
+        404 before the first success shows that a server is there and that the path is not: that takes nothing out, and
+        ends an outage as a success does, because no success will ever come.
+        """
+        is_path_missing = finding is Finding.NOT_FOUND and not self.has_succeeded
+        is_good = finding is Finding.HEALTHY or is_path_missing
+        n_contrary = 0 if is_good == self.is_up else self.n_contrary + 1
+        is_turned = n_contrary >= (unhealthy_after if self.is_up else healthy_after)
+        return Condition(
+            is_up=self.is_up != is_turned,
+            n_contrary=0 if is_turned else n_contrary,
+            has_succeeded=self.has_succeeded or finding is Finding.HEALTHY,
+            is_path_missing=is_path_missing or (self.is_path_missing and finding is not Finding.HEALTHY),
+        )
+
+    def for_another_path(self) -> "Condition":
+        """The condition when the path of the probes changes: what was said of the old one is no longer counted."""
+        return replace(Condition(), is_up=self.is_up)
+
+
+def first_delay_s(interval_s: float, share: float) -> float:
+    """Seconds until an endpoint's first probe; *share* is a random number from 0 to 1."""
+    return share * min(interval_s, FIRST_WITHIN_S)
+
+
+def next_delay_s(interval_s: float, took_s: float, share: float) -> float:
+    """Seconds from the end of a probe that *took_s* to the next; *share* is a random number from 0 to 1.
+
+    Probes of one endpoint never overlap: where one takes longer than the interval, the next follows at once.
+    """
+    return max(0.0, interval_s * (1 + JITTER * (2 * share - 1)) - took_s)
