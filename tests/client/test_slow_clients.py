@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import numpy as np
 import pytest
 
+from gateway.client import watching
 from gateway.client.body import ClientBody
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
@@ -312,8 +313,11 @@ async def test_a_client_that_does_not_read_its_reply_is_cut_off(serve: object, h
                 pass
 
 
-async def test_a_client_that_reads_everything_is_not_cut_off_however_often_it_is_looked_at() -> None:
-    async with serving(reply_huge, limits=REPLIES) as served, connect(served.url) as client:
+async def test_a_client_that_reads_everything_is_not_cut_off_however_often_it_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watching, "LOOK_S", 0.001)
+    async with serving(reply_huge) as served, connect(served.url) as client:
         for _ in range(3):
             assert len((await client.exchange(GET)).body) == HUGE
 
