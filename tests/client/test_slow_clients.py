@@ -252,25 +252,29 @@ async def test_time_in_which_the_gateway_does_not_read_is_not_the_clients() -> N
         assert (await client.read_reply()).body == b"POST /a " + b"x" * 100
 
 
-async def test_the_floor_counts_only_the_time_that_the_gateway_waited() -> None:
-    """A byte at a time, between which the gateway is busy for longer than the limit."""
-    asked = asyncio.Semaphore(0)
+async def test_time_between_two_reads_of_the_gateway_is_not_the_clients() -> None:
+    """The gateway is busy for longer than the limit, then it waits, and is looked at while it does."""
+    waits = asyncio.Event()
 
     async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
-        n_bytes = 0
-        async for chunk in body.chunks():
-            n_bytes += len(chunk)
-            await looked_at(served)
-            asked.release()
-        await reply.whole(200, [], b"%d" % n_bytes)
+        chunks = body.chunks()
+        first = await anext(chunks)
+        await looked_at(served)
+        reading = asyncio.ensure_future(anext(chunks))
+        assert protocol.serving is not None
+        while protocol.serving._waits_since_s is None:
+            await asyncio.sleep(0)
+        protocol.look(asyncio.get_running_loop().time(), served.server.limits)
+        waits.set()
+        await reply.whole(200, [], first + await reading)
 
-    limits = Limits(header_timeout=SHORT, body_timeout=Duration(5))
+    limits = Limits(header_timeout=SHORT, body_timeout=SHORT)
     async with serving(serve, limits=limits) as served, connect(served.url) as client:
-        client.writer.write(POST + b"Content-Length: 4\r\n\r\n")
-        for _ in range(4):
-            client.writer.write(b"x")
-            await asked.acquire()
-        assert (await client.read_reply()).body == b"4"
+        protocol = await the_protocol(served)
+        client.writer.write(POST + b"Content-Length: 2\r\n\r\na")
+        await waits.wait()
+        client.writer.write(b"b")
+        assert (await client.read_reply()).body == b"ab"
 
 
 # Replies
