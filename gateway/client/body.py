@@ -171,7 +171,7 @@ class ClientBody:
     async def chunks(self) -> AsyncIterator[bytes]:
         """The rest of the body as it arrives, counted; others run in between, also while all of it is there.
 
-        Raises `GatewayError` (MALFORMED_REQUEST) for a body that breaks HTTP, `ConnectionError` if the client left.
+        Raises as `Connection.read` does.
         """
         exchange = self._exchange
         while chunk := await self._connection.read():

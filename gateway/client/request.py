@@ -33,7 +33,8 @@ class Connection(Protocol):
     async def read(self) -> bytes:
         """What has arrived of the body; waits if that is nothing; empty at the end.
 
-        Raises `GatewayError` (MALFORMED_REQUEST) for a body that breaks HTTP, `ConnectionError` if the client left.
+        Raises `GatewayError`, MALFORMED_REQUEST for a body that breaks HTTP and SLOW_CLIENT for one that comes too
+        slowly (`limits.body_timeout`); `ConnectionError` if the client left.
         """
 
     def read_arrived(self) -> bytes:
