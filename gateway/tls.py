@@ -7,7 +7,7 @@ Not here: certificates (`certificates`), and what goes over the connections (`cl
 
 import asyncio
 import ssl
-from asyncio.sslproto import SSLProtocol
+from asyncio.sslproto import SSLProtocol, _SSLProtocolTransport
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +55,15 @@ class TlsError(OSError):
     """A handshake that failed; the message says why."""
 
 
+class TlsTransport(_SSLProtocolTransport):
+    """What the protocol above TLS writes to. It may be closed twice, as other transports: asyncio's breaks then."""
+
+    def close(self) -> None:
+        """See asyncio."""
+        if not self._closed:
+            super().close()
+
+
 class TlsLayer(SSLProtocol):
     """One connection's TLS, between the socket's transport and a protocol.
 
@@ -90,6 +99,11 @@ class TlsLayer(SSLProtocol):
         """Such as `TLSv1.3`."""
         return self._sslobj.version()
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio, whose TLS forgets the socket when it is closed; other transports do not."""
+        self._extra["socket"] = transport.get_extra_info("socket")
+        super().connection_made(transport)
+
     def buffer_updated(self, nbytes: int) -> None:
         """Follow where records begin and end, and decrypt. See asyncio."""
         at = 0
@@ -111,6 +125,12 @@ class TlsLayer(SSLProtocol):
         if self.on_closing is not None:
             self.on_closing(exc)
         super().connection_lost(exc)
+
+    def _get_app_transport(self) -> _SSLProtocolTransport:
+        if self._app_transport is None:
+            self._app_transport = TlsTransport(self._loop, self)
+            self._app_transport_created = True
+        return self._app_transport
 
     def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
         if isinstance(handshake_exc, ssl.SSLError):

@@ -387,9 +387,8 @@ class _Connection:
     def cut(self) -> None:
         transport = self._protocol.transport
         if transport is not None:
-            client = None if transport.is_closing() else transport.get_extra_info("socket")
-            if client is not None:
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client = transport.get_extra_info("socket")
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             transport.abort()
 
 
