@@ -86,6 +86,8 @@ class TlsLayer(SSLProtocol):
         self._ssl_buffer_view = self._ssl_buffer = _SHARED
         self.on_closing: Callable[[BaseException | None], None] | None = None
         """Called while the socket can still be asked."""
+        self.version: str | None = None
+        """Such as `TLSv1.3`, from the handshake on."""
         self._record_head = b""
         self._record_left = 0
 
@@ -93,11 +95,6 @@ class TlsLayer(SSLProtocol):
     def is_at_rest(self) -> bool:
         """Whether nothing waits in either direction, not even a part of a record."""
         return not (self._record_head or self._record_left or self._incoming.pending or self._get_write_buffer_size())
-
-    @property
-    def version(self) -> str | None:
-        """Such as `TLSv1.3`."""
-        return self._sslobj.version()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio, whose TLS forgets the socket when it is closed; other transports do not."""
@@ -133,6 +130,7 @@ class TlsLayer(SSLProtocol):
         return self._app_transport
 
     def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
+        self.version = self._sslobj.version()
         if isinstance(handshake_exc, ssl.SSLError):
             self._process_outgoing()  # type: ignore[attr-defined]  # the alert that says why
         super()._on_handshake_complete(handshake_exc)
@@ -174,10 +172,17 @@ async def accept(client: Any, protocol: asyncio.Protocol, tls: TlsContext, timeo
         raise
 
 
-async def connect(server: Any, protocol: asyncio.Protocol, tls: TlsContext, name: str) -> TlsLayer:
+async def connect(
+    server: Any,
+    protocol: asyncio.Protocol,
+    tls: TlsContext,
+    name: str,
+    on_closing: Callable[[BaseException | None], None],
+) -> TlsLayer:
     """Speak TLS as a client over the connected socket *server*, to the server that is called *name*.
 
-    The configuration's `server_name` goes before *name*. Raises `TlsError`, or another `OSError`.
+    The configuration's `server_name` goes before *name*. *on_closing* is called before the socket closes. Raises
+    `TlsError`, or another `OSError`.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
@@ -186,6 +191,7 @@ async def connect(server: Any, protocol: asyncio.Protocol, tls: TlsContext, name
         server_hostname=tls.server_name or name,
         ssl_shutdown_timeout=SHUTDOWN_S,
     )
+    layer.on_closing = on_closing
     transport, _ = await loop.create_connection(lambda: layer, sock=server)
     try:
         await done

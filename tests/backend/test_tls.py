@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import datetime
 import inspect
+import os
 import socket
 import ssl
 import struct
@@ -286,15 +287,14 @@ async def alerting(context: ssl.SSLContext) -> AsyncIterator[str]:
                 connection, _ = listener.accept()
             except OSError:
                 return
-            with connection:
-                connection.settimeout(5)
-                try:
-                    context.wrap_socket(connection, server_side=True).close()
-                except OSError:
-                    connection.shutdown(socket.SHUT_WR)
-                    with contextlib.suppress(OSError):
-                        while connection.recv(65536):
-                            pass
+            connection.settimeout(5)
+            raw = connection.dup()  # to be closed when the client has read the alert: not by a reset
+            with contextlib.suppress(OSError), context.wrap_socket(connection, server_side=True):
+                pass
+            with raw, contextlib.suppress(OSError):
+                raw.shutdown(socket.SHUT_WR)
+                while raw.recv(65536):
+                    pass
 
     listener = socket.create_server(("127.0.0.1", 0))
     shaking = asyncio.create_task(asyncio.to_thread(shake_hands))
@@ -304,6 +304,15 @@ async def alerting(context: ssl.SSLContext) -> AsyncIterator[str]:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
         await shaking
+
+
+async def test_a_server_that_says_nothing_about_the_missing_certificate_leaves_a_hint(authority: Authority) -> None:
+    context = authority.issue().server_context(authority.path)
+    async with tls_backend(context) as backend:  # asyncio sends no alert
+        async with upstream(backend.url, f"tls: {{ca: {authority.path}}}") as reached:
+            error = await failure(reached)
+    assert error.kind is ErrorKind.UPSTREAM_CLOSED
+    assert error.message.endswith("; if it requires a client certificate, set backends.main.tls.certificate")
 
 
 async def test_a_client_certificate_is_shown(authority: Authority) -> None:
@@ -410,7 +419,7 @@ def end_of_a_stream(peer: Peer) -> None:
     layer = peer.layer
     with contextlib.suppress(ssl.SSLWantReadError):
         layer._sslobj.unwrap()
-    peer.writer.get_extra_info("socket").send(layer._outgoing.read())
+    os.write(peer.writer.get_extra_info("socket").fileno(), layer._outgoing.read())
     peer.end(by_reset=False)
 
 
@@ -502,7 +511,7 @@ async def test_a_part_of_a_record_on_an_idle_connection_closes_it(
         layer._sslobj.write(ANSWER)
         record = layer._outgoing.read()
         sock = peer.writer.get_extra_info("socket")
-        sock.send(record[:n_first])
+        os.write(sock.fileno(), record[:n_first])
         (wire,) = reached.connections._open
         assert wire.tls is not None
         while wire.tls.is_at_rest:  # it has been read from the socket, and nothing can be decrypted yet
@@ -525,7 +534,7 @@ async def test_a_second_answer_in_the_same_record_or_behind_it_closes_the_connec
             layer._sslobj.write(ANSWER)
             layer._sslobj.write(ANSWER)
             both = layer._outgoing.read()
-            peer.writer.get_extra_info("socket").send(both[: len(both) - len(ANSWER) + part])
+            os.write(peer.writer.get_extra_info("socket").fileno(), both[: len(both) - len(ANSWER) + part])
             assert await asked == (b"ok", ["200"])
             assert reached.connections.counts(reached.endpoints.states[0].endpoint) == (0, 0)
             assert len(backend.peers) == 1
