@@ -82,7 +82,8 @@ class Backend:
     """What clients have asked for (SNI), one for each handshake."""
 
     async def accept(self) -> Peer:
-        return await self.arrived.get()
+        async with asyncio.timeout(10):
+            return await self.arrived.get()
 
     async def serve(self) -> None:
         """Serve the next connection until it ends."""
