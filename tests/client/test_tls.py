@@ -27,6 +27,7 @@ from gateway.process.application import Application
 from tests.certificates import Authority, Pair
 from tests.client.raw import HANDSHAKE_S, RawConnection, connect, echo, serving
 from tests.conftest import running
+from tests.test_cli import process
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 LARGE = 64 * 1024 * 1024
@@ -405,6 +406,62 @@ async def test_a_gateway_does_not_start_with_a_wrong_pair(authority: Authority, 
     with pytest.raises(ConfigError, match=r"tls\.key: .* does not belong to the certificate"):
         async with running(server.url, f"tls: {{certificate: {one.certificate}, key: {two.key}}}\n"):
             pass
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_wrong_pair_ends_the_start_with_2_and_one_line(
+    authority: Authority, tmp_path: Path, workers: int
+) -> None:
+    one, two = authority.issue(), authority.issue()
+    config = tmp_path / "gateway.yaml"
+    config.write_text(
+        f"workers: {workers}\nlisten: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {{a: {{endpoints: ['http://x:1']}}}}\n"
+        f"tls: {{certificate: {one.certificate}, key: {two.key}}}\n"
+    )
+    async with process("serve", "--config", str(config)) as serve:
+        _, errors = await serve.communicate()
+    assert serve.returncode == 2
+    assert errors.decode() == (
+        f"tensor-gateway: tls.key: {two.key}: does not belong to the certificate in {one.certificate}\n"
+    )
+
+
+async def test_workers_serve_tls_and_take_up_a_renewed_certificate(
+    authority: Authority, tmp_path: Path, server: JsonServer
+) -> None:
+    pair, renewed = authority.issue(not_after=datetime.datetime(2024, 1, 1)), authority.issue()
+    config = tmp_path / "gateway.yaml"
+    config.write_text(
+        f"workers: 2\nlisten: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {{a: {{endpoints: ['{server.url}']}}}}\n"
+        f"tls: {{certificate: {pair.certificate}, key: {pair.key}}}\n"
+    )
+    trusting = authority.client_context()
+    indifferent = ssl.create_default_context()
+    indifferent.check_hostname = False
+    indifferent.verify_mode = ssl.CERT_NONE
+    async with process("serve", "--config", str(config)) as serve:
+        assert serve.stderr is not None
+        assert b"the certificate expired on 2024-01-01" in await serve.stderr.readline()
+        line = (await serve.stderr.readline()).decode()
+        url = line.split()[-1]
+        assert url.startswith("https://")
+        with pytest.raises(ssl.SSLCertVerificationError, match="has expired"):
+            async with connect(url, trusting):
+                pass
+        async with connect(url, indifferent) as kept:
+            assert (await kept.exchange(GET.replace(b"/a", b"/v2"))).status == 200
+            pair.replace(renewed)
+            async with asyncio.timeout(20):
+                n_good = 0
+                while n_good < 20:  # in a row: both workers have taken it up
+                    try:
+                        async with connect(url, trusting) as client:
+                            assert (await client.exchange(GET.replace(b"/a", b"/v2"))).status == 200
+                        n_good += 1
+                    except ssl.SSLCertVerificationError:
+                        n_good = 0
+                        await asyncio.sleep(0.05)
+            assert (await kept.exchange(GET.replace(b"/a", b"/v2"))).status == 200
 
 
 # A real client
