@@ -44,8 +44,8 @@ class TlsContext:
         """*where* is the path of *settings* in the configuration. Raises `ConfigError`."""
         self.where = where
         self.settings = settings
-        self._pending: list[Stamp] | None = None
-        self._taken = self._stamps()  # before reading: what changes meanwhile is seen at the next look
+        # before reading: what changes meanwhile is seen at the next look
+        self._loaded = self._judged = self._last_seen = self._stamps()
         self.context = _context(where, settings)
         """For handshakes that begin now."""
         self.expires_at = _expiry(settings)
@@ -64,7 +64,9 @@ class TlsContext:
         """
         if before is None or (before.where, before.settings) != (where, settings):
             return cls(where, settings)
-        before._take(before._stamps())
+        stamps = before._stamps()
+        if stamps != before._loaded:
+            before._load(stamps)
         return before
 
     def look(self) -> None:
@@ -73,21 +75,19 @@ class TlsContext:
         What does not fit changes nothing, and is said once.
         """
         stamps = self._stamps()
-        if stamps == self._taken:
-            self._pending = None
-        elif stamps != self._pending:
-            self._pending = stamps
-        else:
-            try:
-                self._take(stamps)
-            except ConfigError as error:
-                log.error("%s; the certificates that were read before stay in use", error)
-
-    def _take(self, stamps: list[Stamp]) -> None:
-        if stamps == self._taken:
+        before, self._last_seen = self._last_seen, stamps
+        if stamps in (self._loaded, self._judged) or stamps != before:
             return
-        self._taken, self._pending = stamps, None
+        try:
+            self._load(stamps)
+        except ConfigError as error:
+            log.error("%s; the certificates that were read before stay in use", error)
+
+    def _load(self, stamps: list[Stamp]) -> None:
+        """Read the files, which had these *stamps*. Raises `ConfigError`; nothing has changed then."""
+        self._judged = stamps
         self.context, self.expires_at = _context(self.where, self.settings), _expiry(self.settings)
+        self._loaded = stamps
         until = f", valid until {_day(self.expires_at)}" if self.expires_at is not None else ""
         log.info("%s: changed files were read again%s", self.where, until)
 
@@ -127,6 +127,14 @@ def tls_problems(config: Config) -> Iterator[tuple[str, str]]:
         except ConfigError as error:
             path, _, reason = str(error).partition(": ")
             yield path, reason
+
+
+def require_sound(config: Config) -> None:
+    """For a start: raise `ConfigError` for the first of `tls_problems`, and log the `tls_warnings`."""
+    for path, reason in tls_problems(config):
+        raise ConfigError(f"{path}: {reason}")
+    for path, reason in tls_warnings(config):
+        log.warning("%s: %s", path, reason)
 
 
 def tls_warnings(config: Config, now: datetime | None = None) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ Not here: certificates (`certificates`), and what goes over the connections (`cl
 
 import asyncio
 import ssl
-from asyncio.sslproto import SSLProtocol
+from asyncio.sslproto import SSLProtocol, _SSLProtocolTransport
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +55,15 @@ class TlsError(OSError):
     """A handshake that failed; the message says why."""
 
 
+class TlsTransport(_SSLProtocolTransport):
+    """What the protocol above TLS writes to. It may be closed twice, as other transports: asyncio's breaks then."""
+
+    def close(self) -> None:
+        """See asyncio."""
+        if not self._closed:
+            super().close()
+
+
 class TlsLayer(SSLProtocol):
     """One connection's TLS, between the socket's transport and a protocol.
 
@@ -77,6 +86,8 @@ class TlsLayer(SSLProtocol):
         self._ssl_buffer_view = self._ssl_buffer = _SHARED
         self.on_closing: Callable[[BaseException | None], None] | None = None
         """Called while the socket can still be asked."""
+        self.version: str | None = None
+        """Such as `TLSv1.3`, from the handshake on."""
         self._record_head = b""
         self._record_left = 0
 
@@ -85,10 +96,10 @@ class TlsLayer(SSLProtocol):
         """Whether nothing waits in either direction, not even a part of a record."""
         return not (self._record_head or self._record_left or self._incoming.pending or self._get_write_buffer_size())
 
-    @property
-    def version(self) -> str | None:
-        """Such as `TLSv1.3`."""
-        return self._sslobj.version()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio, whose TLS forgets the socket when it is closed; other transports do not."""
+        self._extra["socket"] = transport.get_extra_info("socket")
+        super().connection_made(transport)
 
     def buffer_updated(self, nbytes: int) -> None:
         """Follow where records begin and end, and decrypt. See asyncio."""
@@ -112,7 +123,14 @@ class TlsLayer(SSLProtocol):
             self.on_closing(exc)
         super().connection_lost(exc)
 
+    def _get_app_transport(self) -> _SSLProtocolTransport:
+        if self._app_transport is None:
+            self._app_transport = TlsTransport(self._loop, self)
+            self._app_transport_created = True
+        return self._app_transport
+
     def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
+        self.version = self._sslobj.version()
         if isinstance(handshake_exc, ssl.SSLError):
             self._process_outgoing()  # type: ignore[attr-defined]  # the alert that says why
         super()._on_handshake_complete(handshake_exc)
@@ -154,10 +172,17 @@ async def accept(client: Any, protocol: asyncio.Protocol, tls: TlsContext, timeo
         raise
 
 
-async def connect(server: Any, protocol: asyncio.Protocol, tls: TlsContext, name: str) -> TlsLayer:
+async def connect(
+    server: Any,
+    protocol: asyncio.Protocol,
+    tls: TlsContext,
+    name: str,
+    on_closing: Callable[[BaseException | None], None],
+) -> TlsLayer:
     """Speak TLS as a client over the connected socket *server*, to the server that is called *name*.
 
-    The configuration's `server_name` goes before *name*. Raises `TlsError`, or another `OSError`.
+    The configuration's `server_name` goes before *name*. *on_closing* is called before the socket closes. Raises
+    `TlsError`, or another `OSError`.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
@@ -166,6 +191,7 @@ async def connect(server: Any, protocol: asyncio.Protocol, tls: TlsContext, name
         server_hostname=tls.server_name or name,
         ssl_shutdown_timeout=SHUTDOWN_S,
     )
+    layer.on_closing = on_closing
     transport, _ = await loop.create_connection(lambda: layer, sock=server)
     try:
         await done

@@ -304,7 +304,11 @@ class Sent:
         may_repeat = request.body.can_be_repeated and (is_unread or request.method in SURE_TO_REPEAT)
         if wire.is_reused and not wire.received_bytes and may_repeat:
             return StaleConnectionError()
-        return self._closed(sent=not is_unread)
+        closed = self._closed(sent=not is_unread)
+        if tls is not None and not tls.settings.certificate and not wire.is_reused:
+            # many servers end such a handshake without the alert that would say so
+            closed.message += f"; if it requires a client certificate, set {tls.where}.certificate"
+        return closed
 
     def _closed(self, *, sent: bool = True) -> GatewayError:
         words = f"backend {self._backend!r} closed the connection before its answer was complete"

@@ -174,8 +174,7 @@ class Connections:
                 if endpoint.tls is None:
                     await loop.create_connection(lambda: wire, sock=sock)
                 else:
-                    wire.tls = await tls.connect(sock, wire, endpoint.tls, endpoint.name)
-                    wire.tls.on_closing = wire.socket_closes
+                    wire.tls = await tls.connect(sock, wire, endpoint.tls, endpoint.name, wire.socket_closes)
         except TimeoutError:
             limit = f"{self._connect_timeout_s:g} s (timeouts.connect)"
             raise self._unreachable(endpoint, f"no connection within {limit}") from None

@@ -379,10 +379,9 @@ class Wire(ResponseHandler):
         self.abort()
 
     def _make_close_a_reset(self) -> None:
-        sock = None if self.transport is None else self.transport.get_extra_info("socket")
-        if sock is not None:  # with TLS it is gone before the connection is lost
+        if self.transport is not None:
             with contextlib.suppress(OSError):
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+                self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
 
     def why_certificate_was_refused(self, where: str) -> str | None:
         """In words why the backend refused the gateway's certificate on a new connection; None if it did not.

@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry
 
 from gateway.app import DataPlane, new_name
+from gateway.certificates import require_sound
 from gateway.config import Config
 from gateway.process.admin import AdminListener
 from gateway.process.descriptors import fit
@@ -25,7 +26,11 @@ class Application:
 
     @classmethod
     async def start(cls, config: Config) -> "Application":
-        """Build everything, open both listeners and serve. Raises `OSError` if an address cannot be had."""
+        """Build everything, open both listeners and serve.
+
+        Raises `OSError` if an address cannot be had, and `ConfigError` for certificates that cannot be used.
+        """
+        require_sound(config)
         application = cls(config)
         try:
             application.admin_url = await application._admin.start()

@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from gateway.app import Change, DataPlane, new_name, settle
+from gateway.certificates import require_sound
 from gateway.client import listeners
 from gateway.config import Address, Config, decode, encode
 from gateway.errors import ConfigError
@@ -131,7 +132,11 @@ class Supervisor:
 
     @classmethod
     async def start(cls, config: Config) -> "Supervisor":
-        """Open the admin listener and start all workers. Raises `OSError` if an address or a worker cannot be had."""
+        """Open the admin listener and start all workers.
+
+        Raises `OSError` if an address or a worker cannot be had, and `ConfigError` for wrong certificates.
+        """
+        require_sound(config)  # here once, and not in every worker
         supervisor = cls(config)
         try:
             supervisor.admin_url = await supervisor._admin.start()

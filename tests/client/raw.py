@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import msgspec
 
+from gateway.certificates import TlsContext
 from gateway.client.body import ClientBody
 from gateway.client.listeners import ClientListener
 from gateway.client.reply import Reply
@@ -18,6 +20,8 @@ from gateway.errors import GatewayError
 from gateway.exchange import Exchange
 from gateway.pacing import Pacer
 from gateway.policy.admission import Admission
+
+HANDSHAKE_S = 0.5
 
 Serve = Callable[[ClientRequest, ClientBody, Reply], Awaitable[None]]
 
@@ -83,10 +87,13 @@ class RawConnection:
 
 
 @asynccontextmanager
-async def connect(url: str) -> AsyncIterator[RawConnection]:
+async def connect(url: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawConnection]:
     """A connection to the gateway or server at *url*."""
-    host, port = url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    if url.startswith("unix:"):
+        reader, writer = await asyncio.open_unix_connection(url.removeprefix("unix:"))
+    else:
+        host, port = url.partition("://")[2].split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=tls)
     try:
         yield RawConnection(reader, writer)
     finally:
@@ -114,7 +121,13 @@ class Running:
 
 @asynccontextmanager
 async def serving(
-    serve: Serve, *, max_bytes: int = 1 << 20, max_connections: int = 100, limits: Limits = DEFAULT_LIMITS
+    serve: Serve,
+    *,
+    max_bytes: int = 1 << 20,
+    max_connections: int = 100,
+    limits: Limits = DEFAULT_LIMITS,
+    tls: TlsContext | None = None,
+    address: str = "127.0.0.1:0",
 ) -> AsyncIterator[Running]:
     """aiohttp's server as the gateway wants it, whose every sound request is given to *serve*.
 
@@ -151,8 +164,8 @@ async def serving(
 
     tasks: list[asyncio.Task[None]] = []
     server = Server(handle, record, msgspec.structs.replace(limits, connections=max_connections))
-    listener = ClientListener(server)
-    running = Running(server, await listener.open(Address("127.0.0.1:0")))
+    listener = ClientListener(server, tls=tls, handshake_timeout_s=HANDSHAKE_S)
+    running = Running(server, await listener.open(Address(address)))
     try:
         yield running
     finally:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from gateway.headers import Headers
-from gateway.policy.crossing import BackendHeaders, Fields, relayed_to_client, transcoded_to_client
+from gateway.policy.crossing import UNIX_PEER, BackendHeaders, Fields, relayed_to_client, transcoded_to_client
 
 CLIENT = Headers(
     [
@@ -120,6 +120,13 @@ def test_no_connection_header_takes_away_what_proxies_have_said() -> None:
     named = ", ".join(name for name, _ in said)
     fields = headers().relayed(Asked(Headers([("Connection", named), *said])))
     assert fields == [*said, ("X-Forwarded-For", "p"), *UNCODED]
+
+
+def test_a_client_without_an_address_is_no_hop() -> None:
+    assert headers().relayed(Asked(Headers([]), peer=UNIX_PEER)) == [*FORWARDED[1:], *UNCODED]
+    behind_a_proxy = Headers([("X-Forwarded-For", "a"), ("X-Forwarded-For", "b")])
+    fields = headers().relayed(Asked(behind_a_proxy, peer=UNIX_PEER))
+    assert fields == [("X-Forwarded-For", "a, b"), *FORWARDED[1:], *UNCODED]
 
 
 @pytest.mark.parametrize("name", ["Content-MD5", "Digest", "Content-Digest", "Repr-Digest"])

@@ -1,0 +1,501 @@
+"""TLS on the clients' side: handshakes, what is refused in them, and that everything else works above it."""
+
+import asyncio
+import datetime
+import logging
+import os
+import socket
+import ssl
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from gateway import certificates
+from gateway.certificates import TlsContext, tls_problems, tls_warnings
+from gateway.client import listeners, server
+from gateway.client.body import ClientBody
+from gateway.client.reply import Reply
+from gateway.client.request import ClientRequest
+from gateway.config import ListenerTls, parse
+from gateway.demo import JsonServer
+from gateway.errors import ConfigError
+from gateway.process.application import Application
+from tests.certificates import Authority, Pair
+from tests.client.raw import HANDSHAKE_S, RawConnection, connect, echo, serving
+from tests.conftest import running
+from tests.test_cli import process
+
+GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
+LARGE = 64 * 1024 * 1024
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def tls_of(pair: Pair, client_ca: Path | None = None) -> TlsContext:
+    settings = ListenerTls(
+        certificate=str(pair.certificate), key=str(pair.key), client_ca=None if client_ca is None else str(client_ca)
+    )
+    return TlsContext("tls", settings)
+
+
+async def test_a_client_gets_its_reply_by_tls_1_2_and_1_3_and_http_1_1_is_agreed(authority: Authority) -> None:
+    async with serving(echo, tls=tls_of(authority.issue())) as served:
+        assert served.url.startswith("https://127.0.0.1:")
+        for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+            context = authority.client_context()
+            context.minimum_version = context.maximum_version = version
+            context.set_alpn_protocols(["h2", "http/1.1"])
+            async with connect(served.url, context) as client:
+                assert (await client.exchange(GET)).body == b"GET /a "
+                assert (await client.exchange(GET)).body == b"GET /a "
+                agreed = client.writer.get_extra_info("ssl_object")
+                assert agreed.selected_alpn_protocol() == "http/1.1"
+        assert {request.scheme for request in served.requests} == {"https"}
+        assert {request.peer for request in served.requests} == {"127.0.0.1"}
+
+
+async def test_older_versions_are_refused(authority: Authority) -> None:
+    async with serving(echo, tls=tls_of(authority.issue())) as served:
+        context = authority.client_context()
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        with pytest.warns(DeprecationWarning, match="TLSVersion.TLSv1_1"):
+            context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            async with connect(served.url, context):
+                pass
+        assert served.requests == []
+
+
+@pytest.mark.parametrize("shown", ["none", "of another authority"])
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_without_the_right_client_certificate_the_handshake_ends_with_an_alert(
+    authority: Authority, tmp_path: Path, shown: str, version: ssl.TLSVersion, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = None if shown == "none" else Authority(tmp_path).issue("client")
+    context = authority.client_context(own)
+    context.maximum_version = version
+    async with serving(echo, tls=tls_of(authority.issue(), authority.path)) as served:
+        with pytest.raises(ssl.SSLError) as caught:
+            async with connect(served.url, context) as client:
+                client.writer.write(GET)
+                await client.read_reply()
+        assert "ALERT" in str(caught.value.reason)
+        while served.server.open_connections:
+            await asyncio.sleep(0)
+        assert served.requests == []
+        async with connect(served.url, authority.client_context(authority.issue("client"))) as client:
+            assert (await client.exchange(GET)).status == 200
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
+
+
+async def test_what_is_not_tls_and_who_is_silent_in_the_handshake_is_closed(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(echo, tls=tls_of(authority.issue())) as served:
+        async with connect(served.url) as plain, connect(served.url) as silent, connect(served.url) as leaving:
+            leaving.writer.close()
+            plain.writer.write(GET)
+            await plain.is_closed()
+            started = asyncio.get_running_loop().time()
+            assert await silent.is_closed()
+            assert asyncio.get_running_loop().time() - started < HANDSHAKE_S * 4
+        while served.server.open_connections:
+            await asyncio.sleep(0)
+        assert served.requests == []
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
+
+
+async def test_a_large_body_crosses_exactly_in_both_directions(authority: Authority) -> None:
+    body = os.urandom(1 << 20) * 16
+
+    async def send_back(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        await reply.whole(200, [], bytes(await body.read()))
+
+    async with serving(send_back, max_bytes=len(body), tls=tls_of(authority.issue())) as served:
+        async with connect(served.url, authority.client_context()) as client:
+            client.writer.write(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
+            client.writer.write(body)
+            assert (await client.read_reply()).body == body
+            assert (await client.exchange(GET)).status == 200
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def test_a_client_that_reads_a_large_reply_slowly_costs_no_memory_and_gets_all_of_it(
+    authority: Authority,
+) -> None:
+    large = memoryview(bytes(LARGE))
+    has_begun = asyncio.Event()
+    waiting: list[int] = []
+
+    async def send(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        await reply.begin(200, [("X-Connection", "y")], LARGE)
+        has_begun.set()
+        await reply.write(large)
+        await reply.end()
+
+    async with serving(send, tls=tls_of(authority.issue())) as served:
+        async with connect(served.url, authority.client_context()) as client:
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            client.writer.write(GET)
+            await has_begun.wait()
+            before = resident_bytes()
+            (protocol,) = served.server.connections
+            while not protocol.writing_paused:
+                await asyncio.sleep(0)
+            for _ in range(200):  # were there no limit, more and more would be encrypted in this time
+                await asyncio.sleep(0.001)
+                assert protocol.transport is not None
+                waiting.append(protocol.transport.get_write_buffer_size())
+            assert 0 < max(waiting) < 2 * 1024 * 1024
+            assert resident_bytes() - before < 16 * 1024 * 1024
+            client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+            await client.reader.readuntil(b"\r\n\r\n")
+            n_bytes = 0
+            while n_bytes < LARGE:
+                n_bytes += len(await client.reader.read(1 << 20))
+            assert n_bytes == LARGE
+        assert (await served.exchange()).client_response_bytes == LARGE
+
+
+async def test_what_a_slow_client_has_not_read_when_its_connection_closes_is_still_sent(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.tls.SHUTDOWN_S", 0.01)
+    text = bytes(400_000)  # less than what may wait to be sent, and more than fits into the kernel's buffers
+
+    async def send(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        (protocol,) = served.server.connections
+        assert protocol.transport is not None
+        protocol.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+        await reply.whole(200, [], text)
+
+    async with serving(send, tls=tls_of(authority.issue())) as served:
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+            sock.setblocking(False)
+            port = int(served.url.rpartition(":")[2])
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+            reader, writer = await asyncio.open_connection(
+                sock=sock, ssl=authority.client_context(), server_hostname="127.0.0.1", limit=1024
+            )
+            client = RawConnection(reader, writer)
+            writer.write(GET.replace(b"Host", b"Connection: close\r\nHost"))
+            await served.exchange()
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await asyncio.sleep(0.1)  # ten times as long as the other side may take to confirm the end
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            assert (await client.read_reply()).body == text
+            writer.close()
+
+
+async def test_a_reply_that_is_cut_off_ends_with_a_reset(authority: Authority) -> None:
+    async def begin_and_fail(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        await reply.begin(200, [], None)
+        await reply.write(b"abc")
+        raise RuntimeError
+
+    async with serving(begin_and_fail, tls=tls_of(authority.issue())) as served:
+        async with connect(served.url, authority.client_context()) as client:
+            client.writer.write(GET)
+            with pytest.raises(ConnectionResetError):
+                await client.read_reply()
+
+
+@pytest.mark.parametrize("how", ["reset", "close"])
+async def test_a_client_that_leaves_while_it_is_not_read_is_noticed(
+    authority: Authority, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "GONE_CHECK_S", 0.01)
+
+    async def wait(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        await asyncio.Event().wait()
+
+    async with serving(wait, tls=tls_of(authority.issue())) as served:
+        async with connect(served.url, authority.client_context()) as leaving:
+            leaving.writer.write(GET * 41)
+            while not any(each.transport and not each.transport.is_reading() for each in served.server.connections):
+                await asyncio.sleep(0)
+            if how == "reset":
+                sock = leaving.writer.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            leaving.writer.transport.abort()
+            assert (await served.exchange()).status == 499
+            while served.server.open_connections:
+                await asyncio.sleep(0)
+
+
+async def test_idle_connections_do_not_hold_a_buffer_each(authority: Authority) -> None:
+    async with serving(echo, tls=tls_of(authority.issue())) as served:
+        async with connect(served.url, authority.client_context()) as one:
+            async with connect(served.url, authority.client_context()) as two:
+                assert (await one.exchange(GET)).status == (await two.exchange(GET)).status == 200
+                layers = [each.transport._ssl_protocol for each in served.server.connections]  # type: ignore[union-attr]
+                assert len({id(layer.get_buffer(-1).obj) for layer in layers}) == 1
+
+
+# Certificates that change
+
+
+@pytest.fixture
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificates, "LOOK_S", 0.01)
+
+
+async def served_certificate(url: str, context: ssl.SSLContext) -> bytes:
+    async with connect(url, context) as client:
+        assert (await client.exchange(GET)).status == 200
+        der: bytes = client.writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return der
+
+
+def der_of(pair: Pair) -> bytes:
+    first = pair.certificate.read_text().partition("-----END CERTIFICATE-----")
+    return ssl.PEM_cert_to_DER_cert(first[0] + first[1])
+
+
+async def test_a_renewed_certificate_is_taken_up_while_connections_go_on(
+    authority: Authority, look_often: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    pair, renewed = authority.issue(), authority.issue(not_after=datetime.datetime(2099, 5, 17))
+    tls = tls_of(pair)
+    watching = asyncio.create_task(certificates.watch(lambda: [None, tls]))
+    context = authority.client_context()
+    async with serving(echo, tls=tls) as served, connect(served.url, context) as kept:
+        assert (await kept.exchange(GET)).status == 200
+        assert await served_certificate(served.url, context) == der_of(pair)
+        before = tls.context
+        pair.replace(renewed)
+        while tls.context is before:
+            await asyncio.sleep(0.005)
+        assert await served_certificate(served.url, context) == der_of(renewed)
+        assert (await kept.exchange(GET)).status == 200
+    watching.cancel()
+    assert [record.getMessage() for record in caplog.records] == [
+        "tls: changed files were read again, valid until 2099-05-17"
+    ]
+
+
+async def test_a_folder_whose_link_is_swapped_is_a_change(authority: Authority, tmp_path: Path) -> None:
+    for name in ("one", "two"):  # as Kubernetes mounts secrets
+        (tmp_path / name).mkdir()
+        pair = authority.issue()
+        (tmp_path / name / "tls.crt").write_bytes(pair.certificate.read_bytes())
+        (tmp_path / name / "tls.key").write_bytes(pair.key.read_bytes())
+    (tmp_path / "..data").symlink_to("one")
+    mounted = Pair(tmp_path / "tls.crt", tmp_path / "tls.key")
+    for path in (mounted.certificate, mounted.key):
+        path.symlink_to(Path("..data") / path.name)
+    tls = tls_of(mounted)
+    before = tls.context
+    tls.look()
+    assert tls.context is before
+    (tmp_path / "..new").symlink_to("two")
+    (tmp_path / "..new").replace(tmp_path / "..data")
+    tls.look()
+    assert tls.context is before, "files that change now may not be complete"
+    tls.look()
+    assert tls.context is not before
+
+
+def test_a_pair_that_does_not_fit_changes_nothing_and_is_said_once(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    pair, other, renewed = (authority.issue() for _ in range(3))
+    tls = tls_of(pair)
+    before = tls.context
+    good_key = pair.key.read_bytes()
+    pair.key.write_bytes(other.key.read_bytes())
+    for _ in range(5):
+        tls.look()
+    assert tls.context is before
+    with pytest.raises(ConfigError, match="does not belong"):
+        TlsContext.following(tls, "tls", tls.settings)
+    with pytest.raises(ConfigError, match="does not belong"):  # and at the next reload again
+        TlsContext.following(tls, "tls", tls.settings)
+    assert tls.context is before
+    assert [record.getMessage() for record in caplog.records] == [
+        f"tls.key: {pair.key}: does not belong to the certificate in {pair.certificate}; "
+        "the certificates that were read before stay in use"
+    ]
+    assert good_key.decode().splitlines()[1] not in caplog.text
+    pair.replace(renewed)
+    tls.look()
+    tls.look()
+    assert tls.context is not before
+    assert len(caplog.records) == 2
+
+
+def test_a_reload_reads_changed_files_at_once_and_other_settings_anew(authority: Authority) -> None:
+    pair, renewed = authority.issue(), authority.issue()
+    tls = tls_of(pair)
+    before = tls.context
+    assert TlsContext.following(tls, "tls", tls.settings) is tls
+    assert tls.context is before
+    pair.replace(renewed)
+    assert TlsContext.following(tls, "tls", tls.settings) is tls
+    assert tls.context is not before
+    other = ListenerTls(certificate=str(renewed.certificate), key=str(renewed.key))
+    assert TlsContext.following(tls, "tls", other) is not tls
+
+
+# What is wrong with files, in words
+
+ENCRYPTED = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAA==\n-----END ENCRYPTED PRIVATE KEY-----\n"
+DAMAGED = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+DAMAGED_KEY = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("certificate", None, "tls.certificate: {}: cannot be read: No such file or directory"),
+        ("certificate", "hello", "tls.certificate: {}: holds no certificate in PEM form"),
+        ("certificate", DAMAGED, "tls.certificate: {}: the certificate is damaged"),
+        ("key", None, "tls.key: {}: cannot be read: No such file or directory"),
+        ("key", "hello", "tls.key: {}: holds no private key in PEM form"),
+        ("key", ENCRYPTED, "tls.key: {}: encrypted; expected a key without a passphrase"),
+        ("key", DAMAGED_KEY, "tls.key: {}: key or certificate cannot be used"),
+        ("client_ca", None, "tls.client_ca: {}: cannot be read: No such file or directory"),
+        ("client_ca", "", "tls.client_ca: {}: holds no certificate in PEM form"),
+        ("client_ca", DAMAGED, "tls.client_ca: {}: a certificate in it is damaged"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_with_its_key(
+    authority: Authority, tmp_path: Path, file: str, text: str | None, words: str
+) -> None:
+    pair = authority.issue()
+    bad = tmp_path / "bad"
+    if text is not None:
+        bad.write_text(text)
+    files = {"certificate": pair.certificate, "key": pair.key, "client_ca": authority.path, file: bad}
+    config = parse(
+        f"tls: {{{', '.join(f'{key}: {path}' for key, path in files.items())}}}\n"
+        "backends: {a: {endpoints: ['http://x:1']}}"
+    )
+    ((path, reason),) = tls_problems(config)
+    assert f"{path}: {reason}".startswith(words.format(bad))
+
+
+def test_an_expired_certificate_is_a_warning(authority: Authority) -> None:
+    pair = authority.issue(not_after=datetime.datetime(2024, 2, 1))
+    config = parse(
+        f"tls: {{certificate: {pair.certificate}, key: {pair.key}}}\nbackends: {{a: {{endpoints: ['http://x:1']}}}}"
+    )
+    assert list(tls_problems(config)) == []
+    assert list(tls_warnings(config)) == [
+        ("tls.certificate", f"{pair.certificate}: the certificate expired on 2024-02-01")
+    ]
+    assert list(tls_warnings(config, datetime.datetime(2023, 1, 1, tzinfo=datetime.UTC))) == []
+    assert tls_of(pair).expires_at == datetime.datetime(2024, 2, 1, tzinfo=datetime.UTC)
+
+
+async def test_a_gateway_does_not_start_with_a_wrong_pair(authority: Authority, server: JsonServer) -> None:
+    one, two = authority.issue(), authority.issue()
+    with pytest.raises(ConfigError, match=r"tls\.key: .* does not belong to the certificate"):
+        async with running(server.url, f"tls: {{certificate: {one.certificate}, key: {two.key}}}\n"):
+            pass
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_wrong_pair_ends_the_start_with_2_and_one_line(
+    authority: Authority, tmp_path: Path, workers: int
+) -> None:
+    one, two = authority.issue(), authority.issue()
+    config = tmp_path / "gateway.yaml"
+    config.write_text(
+        f"workers: {workers}\nlisten: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {{a: {{endpoints: ['http://x:1']}}}}\n"
+        f"tls: {{certificate: {one.certificate}, key: {two.key}}}\n"
+    )
+    async with process("serve", "--config", str(config)) as serve:
+        _, errors = await serve.communicate()
+    assert serve.returncode == 2
+    assert errors.decode() == (
+        f"tensor-gateway: tls.key: {two.key}: does not belong to the certificate in {one.certificate}\n"
+    )
+
+
+async def test_workers_serve_tls_and_take_up_a_renewed_certificate(
+    authority: Authority, tmp_path: Path, server: JsonServer
+) -> None:
+    pair, renewed = authority.issue(not_after=datetime.datetime(2024, 1, 1)), authority.issue()
+    config = tmp_path / "gateway.yaml"
+    config.write_text(
+        f"workers: 2\nlisten: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {{a: {{endpoints: ['{server.url}']}}}}\n"
+        f"tls: {{certificate: {pair.certificate}, key: {pair.key}}}\n"
+    )
+    trusting = authority.client_context()
+    indifferent = ssl.create_default_context()
+    indifferent.check_hostname = False
+    indifferent.verify_mode = ssl.CERT_NONE
+    async with process("serve", "--config", str(config)) as serve:
+        assert serve.stderr is not None
+        assert b"the certificate expired on 2024-01-01" in await serve.stderr.readline()
+        line = (await serve.stderr.readline()).decode()
+        url = line.split()[-1]
+        assert url.startswith("https://")
+        with pytest.raises(ssl.SSLCertVerificationError, match="has expired"):
+            async with connect(url, trusting):
+                pass
+        async with connect(url, indifferent) as kept:
+            assert (await kept.exchange(GET.replace(b"/a", b"/v2"))).status == 200
+            pair.replace(renewed)
+            async with asyncio.timeout(20):
+                n_good = 0
+                while n_good < 20:  # in a row: both workers have taken it up
+                    try:
+                        async with connect(url, trusting) as client:
+                            assert (await client.exchange(GET.replace(b"/a", b"/v2"))).status == 200
+                        n_good += 1
+                    except ssl.SSLCertVerificationError:
+                        n_good = 0
+                        await asyncio.sleep(0.05)
+            assert (await kept.exchange(GET.replace(b"/a", b"/v2"))).status == 200
+
+
+# A real client
+
+
+def infer_by_triton(url: str, options: dict[str, str]) -> bytes:
+    client = triton.InferenceServerClient(url.removeprefix("https://"), ssl=True, ssl_options=options)
+    try:
+        array = np.arange(200_000, dtype=np.float32)
+        sent = triton.InferInput("x", [len(array)], "FP32")
+        sent.set_data_from_numpy(array)
+        result = client.infer("identity", [sent], outputs=[triton.InferRequestedOutput("x")])
+        assert result.as_numpy("x").tobytes() == array.tobytes()
+        return array.tobytes()
+    finally:
+        client.close()
+
+
+async def test_a_real_tritonclient_infers_by_tls_with_its_certificate_and_not_without(
+    authority: Authority, server: JsonServer
+) -> None:
+    pair, own = authority.issue(), authority.issue("client")
+    extra = f"tls: {{certificate: {pair.certificate}, key: {pair.key}, client_ca: {authority.path}}}\n"
+    async with running(server.url, extra) as client:
+        assert client.url.startswith("https://")
+        assert client.admin.startswith("http://")
+        options = {"ca_certs": str(authority.path), "certfile": str(own.certificate), "keyfile": str(own.key)}
+        await asyncio.to_thread(infer_by_triton, client.url, options)
+        with pytest.raises((OSError, InferenceServerException)):
+            await asyncio.to_thread(infer_by_triton, client.url, {"ca_certs": str(authority.path)})
+        assert isinstance(client.gateway, Application)
+        metrics = await client.metrics()
+        assert metrics['tensor_gateway_requests_total{code="200",model="identity",route="main"}'] == 1
+
+
+def test_the_handshake_has_a_limit_of_its_own() -> None:
+    assert parse("backends: {a: {endpoints: ['http://x:1']}}").limits.header_timeout == listeners.HANDSHAKE_S
