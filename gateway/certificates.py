@@ -82,14 +82,15 @@ class TlsContext:
             self._load(stamps)
         except ConfigError as error:
             log.error("%s; the certificates that were read before stay in use", error)
+            return
+        until = f", valid until {_day(self.expires_at)}" if self.expires_at is not None else ""
+        log.info("%s: changed files were read again%s", self.where, until)
 
     def _load(self, stamps: list[Stamp]) -> None:
         """Read the files, which had these *stamps*. Raises `ConfigError`; nothing has changed then."""
         self._judged = stamps
         self.context, self.expires_at = _context(self.where, self.settings), _expiry(self.settings)
         self._loaded = stamps
-        until = f", valid until {_day(self.expires_at)}" if self.expires_at is not None else ""
-        log.info("%s: changed files were read again%s", self.where, until)
 
     def _stamps(self) -> list[Stamp]:
         return [_stamp(path) for _, path in _files(self.settings)]

@@ -168,6 +168,7 @@ def few_descriptors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_connections_are_lowered_aloud_to_what_fits(caplog: pytest.LogCaptureFixture) -> None:
     fitted = fit(configuration(connections=4096))
     assert fitted.limits.connections == 104
+    assert fit(configuration(connections=4096, tensors=7), fitted).limits.connections == 104  # a reload: not said again
     (message,) = caplog.messages
     assert message.startswith("limits.connections: 4096 client connections do not fit into 300 file descriptors: ")
     assert "lowered to 104. Raise the hard limit to 4292 (ulimit -Hn" in message

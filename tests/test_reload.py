@@ -23,6 +23,7 @@ from gateway.process import workers as workers_module
 from gateway.process.control import MAX_FRAME_BYTES, UP, Prepare, Prepared, Report, frame, read
 from gateway.process.reload import WATCH_S, keep_fixed
 from gateway.process.workers import Supervisor
+from tests.certificates import Authority, Pair
 from tests.conftest import Client, Connection, Script, answering, lying, tensor
 from tests.test_cli import process, url_in_line
 from tests.test_workers import children_of
@@ -589,3 +590,47 @@ async def test_workers_tell_their_supervisor_what_their_probes_find(tmp_path: Pa
             await until(is_down)
             is_ready = True
             await until(is_up)
+
+
+async def test_certificates_are_read_again_and_a_pair_that_does_not_fit_changes_nothing(
+    tmp_path: Path, workers: str
+) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "new").mkdir()
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    first, second = old.issue(), new.issue()
+    file = tmp_path / "gateway.yaml"
+
+    def configure(pair: Pair, url: str) -> None:
+        write_whole(
+            file,
+            f"{workers}listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\n"
+            f"tls: {{certificate: {pair.certificate}, key: {pair.key}}}\nbackends: {{a: {{endpoints: ['{url}']}}}}\n",
+        )
+
+    async with lying(A) as a, lying(B) as b, aiohttp.ClientSession() as session:
+        configure(first, a.url)
+        async with process("serve", "--config", str(file)) as serve:
+            assert serve.stderr is not None
+            url = (await serve.stderr.readline()).decode().split()[-1]
+            await url_in_line(serve.stderr)
+
+            async def ask(authority: Authority) -> str:
+                context, close = authority.client_context(), {"Connection": "close"}
+                async with session.get(f"{url}/x", ssl=context, headers=close) as response:
+                    return str((await response.json())["from"])
+
+            assert {await ask(old) for _ in range(4)} == {"a"}
+            configure(Pair(second.certificate, first.key), b.url)
+            serve.send_signal(signal.SIGHUP)
+            line = (await serve.stderr.readline()).decode()
+            assert "not reloaded" in line
+            assert "does not belong to the certificate" in line
+            assert {await ask(old) for _ in range(4)} == {"a"}
+            first.replace(second)  # the same names with another content, which is also looked for without a signal
+            configure(first, b.url)
+            serve.send_signal(signal.SIGHUP)
+            assert (await serve.stderr.readline()).decode() == f"reloaded {file}\n"
+            assert {await ask(new) for _ in range(8)} == {"b"}
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await ask(old)

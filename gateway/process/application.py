@@ -54,7 +54,7 @@ class Application:
     async def replace(self, config: Config) -> list[str]:
         """See `Reloadable`."""
         config, kept = keep_fixed(config, self.data_plane.config)
-        await self.data_plane.commit(await self.data_plane.prepare(fit(config)))
+        await self.data_plane.commit(await self.data_plane.prepare(fit(config, self.data_plane.config)))
         return kept
 
     async def drain(self) -> None:

@@ -26,11 +26,11 @@ MIN_CONNECTIONS = 16
 log = logging.getLogger("gateway")
 
 
-def fit(config: Config) -> Config:
+def fit(config: Config, running: Config | None = None) -> Config:
     """Raise the soft limit of descriptors to the hard one; *config* with as many client connections as fit then.
 
-    With several workers each has its own descriptors and its share of the connections. Warns once if it lowers
-    `limits.connections`.
+    With several workers each has its own descriptors and its share of the connections. Warns if it lowers
+    `limits.connections`, unless *running*, which a reload replaces, was lowered to the same.
     """
     descriptors = _raise_soft_limit()
     share = config.share()
@@ -38,6 +38,10 @@ def fit(config: Config) -> Config:
     connections = connections_that_fit(share, descriptors)
     if connections >= wanted:
         return config
+    limits = msgspec.structs.replace(config.limits, connections=connections * config.workers)
+    fitted = msgspec.structs.replace(config, limits=limits)
+    if running is not None and running.limits.connections == fitted.limits.connections:
+        return fitted
     kept = ADMIN_DESCRIPTORS + OTHER_DESCRIPTORS
     log.warning(
         "limits.connections: %d client connections%s do not fit into %d file descriptors: each can need one more per "
@@ -50,8 +54,7 @@ def fit(config: Config) -> Config:
         connections,
         descriptors_needed(share, wanted),
     )
-    limits = msgspec.structs.replace(config.limits, connections=connections * config.workers)
-    return msgspec.structs.replace(config, limits=limits)
+    return fitted
 
 
 def descriptors_needed(config: Config, connections: int) -> int:

@@ -30,7 +30,7 @@ from gateway.process.admin import AdminListener
 from gateway.process.control import Abort, Commit, Committed, Listening, Prepare, Prepared, Report, Start
 from gateway.process.descriptors import fit
 from gateway.process.reload import keep_fixed
-from gateway.telemetry.log_writer import LogWriter
+from gateway.telemetry.log_writer import LogWriter, change_level
 from gateway.telemetry.metrics import StateCollector
 
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
@@ -221,7 +221,7 @@ class Supervisor:
         another worker could prepare it.
         """
         config, kept = keep_fixed(config, self._config)
-        config = fit(config)
+        config = fit(config, self._config)
         async with self._changes:
             share = msgspec.structs.replace(config.share(), listen=self._listen)
             prepare = Prepare(msgspec.Raw(encode(share)))
@@ -237,6 +237,7 @@ class Supervisor:
                 raise ConfigError(errors[0] if errors else "no worker could prepare it in time")
             # from here on a worker that starts gets the new one
             self._config = config
+            change_level(config.logging.level)
             for worker in prepared:
                 worker.tell(Commit())
                 worker.share = share
