@@ -92,6 +92,17 @@ async def test_the_request_keeps_its_place_among_the_connections_when_it_is_sent
         assert upstream.connections.counts(upstream.endpoints.states[0].endpoint) == (0, 1)
 
 
+async def test_no_place_is_lost_where_the_new_connection_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = "max_connections: 1, retry: {attempts: 1}"
+    async with backend_with_kept_connection(settings) as (backend, upstream, connection):
+        just_before_the_next_request(monkeypatch, connection, close)
+        backend.listener.close()
+        with pytest.raises(GatewayError) as caught:
+            await ask(upstream, "POST", whole(SMALL))
+        assert caught.value.kind is ErrorKind.UNREACHABLE
+        assert upstream.connections._in_use == 0
+
+
 async def read_then_close(backend: Backend, connection: socket.socket) -> None:
     await backend.read_request(connection)
     connection.close()

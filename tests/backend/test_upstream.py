@@ -11,8 +11,10 @@ import pytest
 
 from gateway.backend.attempt import Answer, BackendRequest, Body, Sending
 from gateway.backend.upstream import Upstream
+from gateway.config import parse
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
+from gateway.plan import Plan
 from gateway.policy.retry import BUDGET_S, RETRIES_PER_S
 from tests.backend.endpoints import (
     Gate,
@@ -291,6 +293,16 @@ async def outcome(upstream: Upstream, number: int) -> str:
     except GatewayError as error:
         return error.kind.label
     return "ok"
+
+
+async def test_each_worker_holds_its_share_of_the_retries_that_are_always_allowed() -> None:
+    config = parse("workers: 4\nbackends: {main: {endpoints: ['http://127.0.0.1:9']}}").share()
+    upstream = Upstream(Plan.of(config, "test").backends["main"])
+    n_retries = 0
+    while upstream.retry.is_within_budget(0, n_retries):
+        n_retries += 1
+    assert n_retries == 8  # of 30 in ten seconds, rounded up
+    await upstream.close()
 
 
 @pytest.mark.parametrize("behave", [hanging, falling_silent])

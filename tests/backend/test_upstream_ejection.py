@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from gateway.backend.attempt import Answer
 from gateway.backend.upstream import Upstream
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
@@ -172,9 +173,20 @@ async def test_an_answer_with_an_error_status_ends_the_ejection_too() -> None:
     async with upstream_with(well, closing, settings=settings) as (upstream, (_, bad)):
         await fail_twice(upstream)
         bad.behave = unavailable
-        make_due(upstream.endpoints.states[1])
+        state = upstream.endpoints.states[1]
+        make_due(state)
         assert await call(upstream) == b"busy"
-        assert not upstream.endpoints.states[1].is_ejected
+        assert not state.is_ejected
+
+        async def refuse(answer: Answer) -> bytes:
+            raise GatewayError(ErrorKind.BACKEND_ERROR, "busy", status=answer.status)
+
+        upstream.note_failure(state, None, "it died")
+        upstream.note_failure(state, None, "it died")
+        make_due(state)
+        with pytest.raises(GatewayError):
+            await call(upstream, read=refuse)
+        assert not state.is_ejected
 
 
 @pytest.mark.parametrize(
@@ -209,6 +221,24 @@ async def test_an_endpoint_that_is_down_gets_nothing_unless_all_are() -> None:
         for number in range(4):
             await call(upstream, number)
         assert (len(one.seen), len(other.seen)) == (2, 6)
+
+
+async def test_who_has_waited_for_a_connection_goes_to_an_endpoint_that_is_well_by_then() -> None:
+    gate = Gate()
+    settings = "balance: round_robin, max_connections: 1, queue: {length: 1}"
+    async with upstream_with(gate, gate, settings=settings) as (upstream, (one, other)):
+        first = asyncio.ensure_future(call(upstream))
+        await gate.until_waiting(1)
+        attempts: list[Attempt] = []
+        second = asyncio.ensure_future(call(upstream, attempts=attempts))
+        while not attempts:
+            await asyncio.sleep(0)
+        assert attempts[0].endpoint == one.url
+        upstream.endpoints.states[0].is_up = False
+        gate.open.set()
+        await asyncio.gather(first, second)
+        assert attempts[0].endpoint == other.url
+        assert (len(one.seen), len(other.seen)) == (0, 2)
 
 
 async def test_requests_go_where_the_fewest_are() -> None:
