@@ -9,7 +9,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -33,8 +33,11 @@ from gateway.process.reload import Reloader
 from gateway.process.workers import Supervisor
 from gateway.telemetry.log_writer import ANNOUNCE, LogWriter
 
-PROOFS: tuple[Callable[[Config], Iterator[tuple[str, str]]], ...] = ()
+PROOFS: tuple[Callable[[Config], Iterable[tuple[str, str]]], ...] = ()
 """What `check` proves beyond the file itself: each gives the keys of files whose content is bad, and the reasons."""
+
+CAUTIONS: tuple[Callable[[Config], Iterable[tuple[str, str]]], ...] = ()
+"""What `check` warns of beyond the file itself: each gives keys and reasons."""
 
 log = logging.getLogger("gateway")
 announce = logging.getLogger(ANNOUNCE)
@@ -143,8 +146,10 @@ def _prove(found: Inspected) -> None:
         return
     for prove in PROOFS:
         for key, reason in prove(found.read):
-            if found.is_sound(key):
-                found.add_error(key, reason)
+            found.add_error(key, reason)
+    for warn in CAUTIONS:
+        for key, reason in warn(found.read):
+            found.add_warning(key, reason)
 
 
 def _schema(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

@@ -126,11 +126,15 @@ def test_check_shows_nothing_that_came_from_outside(
 def test_check_proves_the_files_that_keys_name(
     tmp_path: Path, run_here: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def warn(config: Config) -> Iterator[tuple[str, str]]:
+        yield "tls.key", f"{config.tls and config.tls.key} is old"
+
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         yield "access.tokens_file", f"line 7 of {config.access.tokens_file}"
         yield "tls.certificate", "never said: the file is not there"
 
     monkeypatch.setattr("gateway.cli.PROOFS", (refuse,))
+    monkeypatch.setattr("gateway.cli.CAUTIONS", (warn,))
     tokens = tmp_path / "tokens"
     tokens.touch()
     path = tmp_path / "gateway.yaml"
@@ -139,6 +143,7 @@ def test_check_proves_the_files_that_keys_name(
     with path.open("a") as file:
         file.write("tls: {certificate: c, key: tokens}\n")
     complaint += f"{path}:4: tls.certificate: no such file: {tmp_path}/c\n"
+    complaint += f"{path}:4: warning: tls.key: {tokens} is old\n"
     assert run_here("check", str(path)) == (2, "", complaint)
 
 

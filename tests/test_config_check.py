@@ -12,6 +12,7 @@ from gateway.config.cores import usable_cores
 from gateway.config.findings import line_of_key, overlap
 from gateway.config.loading import MAX_FILE_BYTES
 from gateway.config.reading import MAX_FINDINGS
+from gateway.config.schema import MAX_COMPARED_PATTERNS
 from gateway.errors import ConfigError
 from tests.conftest import require_tool
 
@@ -265,6 +266,13 @@ def test_a_route_after_one_that_takes_all_it_matches_is_warned_of(earlier: str, 
 def test_a_route_that_may_match_something_is_not_warned_of(earlier: str, later: str) -> None:
     routes = f"routes: [{{name: x, backend: a, {earlier}}}, {{name: y, backend: a, {later}}}]\n"
     assert warnings(routes + MINIMAL) == []
+
+
+def test_so_many_routes_that_comparing_them_takes_long_are_not_compared() -> None:
+    models = ", ".join(f"m{index}" for index in range(MAX_COMPARED_PATTERNS // 2))
+    routes = f"routes: [{{name: x, backend: a, models: [{models}]}}, {{name: y, backend: a, models: [{models}]}}]\n"
+    assert len(warnings(routes + MINIMAL)) == 1
+    assert not warnings(routes.replace("m0,", "m0, n,") + MINIMAL)
 
 
 def test_several_routes_may_cover_one_together() -> None:

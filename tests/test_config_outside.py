@@ -139,7 +139,21 @@ def test_the_path_of_a_file_that_came_from_outside_is_not_shown(
     monkeypatch.setenv("WHERE", str(tmp_path / "secret"))
     path = tmp_path / "gateway.yaml"
     path.write_text("access: {tokens_file: '${WHERE}'}\n" + MINIMAL)
-    assert inspect(path).texts() == [f"{path}:1: access.tokens_file: no such file"]
+    found = inspect(path)
+    found.add_warning("listen", f"{tmp_path}/secret is not said here either")
+    assert found.texts() == [
+        f"{path}:1: access.tokens_file: no such file: ***",
+        f"{path}:1: warning: listen: *** is not said here either",
+    ]
+
+
+def test_an_empty_path_from_outside_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMPTY", "")
+    text = "access: {tokens_file: none}\ntls: {certificate: '${EMPTY}', key: /etc/hosts}\n" + MINIMAL
+    assert inspect_bytes(text.encode(), "f").texts() == [
+        f"f:1: access.tokens_file: no such file: {Path.cwd()}/none",
+        "f:2: tls.certificate: expected the path of a file, got a value from outside",
+    ]
 
 
 SECRET = "Zq7secretZq7"

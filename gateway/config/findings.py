@@ -8,6 +8,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gateway.config.schema import Config
+from gateway.config.structure import walk
+from gateway.config.values import FilePath
+
+HIDDEN = "***"
+"""What stands in place of a value that is not shown."""
 
 
 class Finding(NamedTuple):
@@ -41,8 +46,21 @@ class Inspected:
         return None if self.errors else self.read
 
     def add_error(self, key: str, reason: str) -> None:
-        """Add what is wrong with *key*, as found by whoever knows more about its value."""
-        self.errors.append(Finding(line_of_key(self.lines, key), key, reason))
+        """Add what is wrong with *key*, as found by whoever knows more about its value, unless it has errors."""
+        if self.is_sound(key):
+            self.errors.append(self._found(key, reason))
+
+    def add_warning(self, key: str, reason: str) -> None:
+        """Add what *key* has to be warned of, unless it has errors."""
+        if self.is_sound(key):
+            self.warnings.append(self._found(key, reason))
+
+    def _found(self, key: str, reason: str) -> Finding:
+        """A finding whose reason does not show the paths of files that came from outside."""
+        for path, value in walk(self.read):
+            if value and self.read is not None and path in self.read.hidden and isinstance(value, FilePath):
+                reason = reason.replace(value, HIDDEN)
+        return Finding(line_of_key(self.lines, key), key, reason)
 
     def is_sound(self, key: str) -> bool:
         """Whether no error is about *key*, a part of it, or what it is a part of."""

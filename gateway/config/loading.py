@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from gateway.config.findings import Finding, Inspected
+from gateway.config.findings import HIDDEN, Finding, Inspected
 from gateway.config.reading import Reader, warnings_of
 from gateway.config.schema import Config
 from gateway.config.structure import walk
@@ -20,9 +20,6 @@ from gateway.errors import ConfigError
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 """The most that a configuration's file may hold."""
-
-HIDDEN = "***"
-"""What stands in place of a value that is not shown."""
 
 
 def inspect(path: Path) -> Inspected:
@@ -140,14 +137,12 @@ def _read(content: bytes, file: str, base: Path) -> Inspected:
 def _look_closer(found: Inspected) -> None:
     """Add warnings, and the files that keys name and that cannot be read: what they hold is judged by their readers."""
     found.warnings = warnings_of(found)
-    config = found.read
-    for key, value in walk(config):
-        if config is not None and value and isinstance(value, FilePath):
-            name = "" if key in config.hidden else f": {shortened(value)}"
+    for key, value in walk(found.read):
+        if isinstance(value, FilePath):
             try:
                 if not Path(value).is_file():
-                    found.add_error(key, f"no such file{name}")
+                    found.add_error(key, f"no such file: {value}")
                 elif not os.access(value, os.R_OK):
-                    found.add_error(key, f"this user may not read the file{name}")
+                    found.add_error(key, f"this user may not read the file: {value}")
             except OSError as error:
                 found.add_error(key, f"cannot be read: {error.strerror}")

@@ -70,8 +70,9 @@ SET_BY_GATEWAY = frozenset(
 MAX_SUGGESTED = 100
 """The most names among which a misspelt one is looked for."""
 
-MAX_COMPARED_ROUTES = 500
-"""The most routes of which `check` says whether they can match: each is compared with all before it."""
+MAX_COMPARED_PATTERNS = 2000
+"""The most routes, each counted as often as it has models, for which `check` says whether they can match: each is
+compared with all before it."""
 
 _SERVER_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?\.?")
 _PATH = re.compile(r"/[!-~]*")
@@ -477,8 +478,10 @@ class Config(Part, frozen=True):
         for name in self.backends if self.routes else ():
             if name not in used:
                 yield f"backends.{shortened(name)}", "unused: no route leads to it"
-        for index in range(min(len(self.routes), MAX_COMPARED_ROUTES)):
-            earlier = first_cover(self.routes[index], self.routes[:index])
+        if sum(max(1, len(route.models or ())) for route in self.routes) > MAX_COMPARED_PATTERNS:
+            return
+        for index, route in enumerate(self.routes):
+            earlier = first_cover(route, self.routes[:index])
             if earlier is not None:
                 yield f"routes[{index}]", f"never matches: what it would match goes to routes[{earlier}] before it"
 
