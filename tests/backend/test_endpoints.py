@@ -1,13 +1,14 @@
 """An endpoint of the configuration, taken apart."""
 
-import ssl
 from dataclasses import replace
 
 import pytest
 
 from gateway.backend.endpoints import Endpoint, EndpointSet
+from gateway.certificates import TlsContext
+from gateway.config import BackendTls
 
-TLS = ssl.create_default_context()
+TLS = TlsContext("backends.a.tls", BackendTls())
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_an_endpoint_that_stays_keeps_its_state_also_with_other_certificates(oth
     endpoints = EndpointSet()
     endpoints.replace([Endpoint.parse("https://10.0.0.7:8000", TLS)])
     (before,) = endpoints.states
-    new = Endpoint.parse(other, ssl.create_default_context())
+    new = Endpoint.parse(other, TlsContext("backends.a.tls", BackendTls()))
     endpoints.replace([Endpoint.parse("https://10.0.0.1:8000", TLS), new])
     assert (endpoints.states[1] is before) == is_kept
     assert endpoints.states[1].endpoint is new

@@ -97,7 +97,7 @@ async def turns(n: int = 5) -> None:
 
 
 def endpoint(url: str = URL) -> Endpoint:
-    return Endpoint.parse(url, None)  # type: ignore[arg-type]
+    return Endpoint.parse(url, None)
 
 
 def names_of(*urls: str, refresh_s: float = 3600.0) -> tuple[Names, EndpointSet]:

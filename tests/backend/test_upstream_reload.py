@@ -1,12 +1,13 @@
 """A reload in the middle: what stays, what ends, and from when the new settings hold."""
 
 import asyncio
-import ssl
 
 import pytest
 
 from gateway.backend.endpoints import Endpoint, EndpointSet
 from gateway.backend.upstream import Upstream
+from gateway.certificates import TlsContext
+from gateway.config import BackendTls
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from tests.backend.endpoints import Gate, assert_nothing_is_left, call, closing, codes, own_answer, well
@@ -52,7 +53,7 @@ async def test_a_request_that_began_before_finishes_on_the_connection_it_has() -
         assert await busy == own_answer("busy", b"body")
         # the endpoint is gone, so its connection ends as soon as it is idle
         assert len(new.connections._open) == 1
-        assert new.connections.counts(Endpoint.parse(one.url, ssl.create_default_context())) == (0, 0)
+        assert new.connections.counts(Endpoint.parse(one.url, None)) == (0, 0)
         assert (one.executed, other.executed) == ({"busy": 1}, {"new": 1})
         assert_nothing_is_left(new)
         await new.close()
@@ -210,7 +211,7 @@ async def test_the_budget_remembers_what_was_used_before_the_reload() -> None:
 
 def test_an_endpoint_with_other_certificates_keeps_its_state_and_not_its_connections() -> None:
     endpoints = EndpointSet()
-    old, new = ssl.create_default_context(), ssl.create_default_context()
+    old, new = (TlsContext("backends.a.tls", BackendTls()) for _ in range(2))
     seen: list[Endpoint] = []
     endpoints.on_replaced = seen.extend
     endpoints.replace([Endpoint.parse("https://models.example", old)])

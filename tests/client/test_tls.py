@@ -21,6 +21,7 @@ from gateway.client.body import ClientBody
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
 from gateway.config import ListenerTls, parse
+from gateway.config.values import FilePath
 from gateway.demo import JsonServer
 from gateway.errors import ConfigError
 from gateway.process.application import Application
@@ -40,7 +41,9 @@ def authority(tmp_path: Path) -> Authority:
 
 def tls_of(pair: Pair, client_ca: Path | None = None) -> TlsContext:
     settings = ListenerTls(
-        certificate=str(pair.certificate), key=str(pair.key), client_ca=None if client_ca is None else str(client_ca)
+        certificate=FilePath(pair.certificate),
+        key=FilePath(pair.key),
+        client_ca=None if client_ca is None else FilePath(client_ca),
     )
     return TlsContext("tls", settings)
 
@@ -346,7 +349,7 @@ def test_a_reload_reads_changed_files_at_once_and_other_settings_anew(authority:
     pair.replace(renewed)
     assert TlsContext.following(tls, "tls", tls.settings) is tls
     assert tls.context is not before
-    other = ListenerTls(certificate=str(renewed.certificate), key=str(renewed.key))
+    other = ListenerTls(certificate=FilePath(renewed.certificate), key=FilePath(renewed.key))
     assert TlsContext.following(tls, "tls", other) is not tls
 
 
