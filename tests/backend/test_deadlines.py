@@ -51,3 +51,33 @@ async def test_each_phase_has_its_error(phase: str, limits_s: dict[str, float], 
     assert error.kind is kind
     assert words in error.message
     assert "'b'" in error.message or kind is ErrorKind.SLOW_CLIENT
+
+
+@pytest.mark.parametrize(
+    ("phase", "limits_s", "n_seconds_ago", "was_silent"),
+    [
+        ("first_byte", {**MINUTES_S, "first_byte": 0.0}, 0, True),
+        ("idle", {**MINUTES_S, "idle": 0.0}, 0, True),
+        # where total ends it, the endpoint must have had more than half of that time
+        ("first_byte", {"first_byte": 100.0, "idle": 100.0, "total": 10.0}, 10, True),
+        ("first_byte", {"first_byte": 100.0, "idle": 100.0, "total": 10.0}, 6, True),
+        ("first_byte", {"first_byte": 100.0, "idle": 100.0, "total": 10.0}, 4, False),
+        ("idle", {"first_byte": 100.0, "idle": 100.0, "total": 10.0}, 10, False),
+        ("total", {"first_byte": 100.0, "idle": 100.0, "total": 10.0}, 10, False),
+        ("client", {"first_byte": 100.0, "idle": 100.0, "total": 10.0}, 10, False),
+        ("queue", {"first_byte": 100.0, "idle": 100.0, "total": 10.0}, 10, False),
+    ],
+)
+async def test_only_the_endpoints_own_silence_counts_against_it(
+    phase: str, limits_s: dict[str, float], n_seconds_ago: float, was_silent: bool
+) -> None:
+    """Design: ejection. *n_seconds_ago* is when the attempt began; the call may have begun long before."""
+    loop = asyncio.get_running_loop()
+    ends_by_total = phase not in limits_s or limits_s[phase] > limits_s["total"]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(None) as timeout:
+            deadlines = Deadlines(timeout, limits_s, loop.time() if ends_by_total else loop.time() + 60)
+            deadlines.enter(phase)
+            await asyncio.Event().wait()
+    deadlines.stop()
+    assert deadlines.was_silent(deadlines.total_at - n_seconds_ago if ends_by_total else loop.time()) == was_silent

@@ -224,6 +224,23 @@ async def test_an_upload_that_was_taken_cannot_be_sent_again(behave: Behaviour, 
         assert (bad.executed, good.executed) == ({"1": 1}, {})
 
 
+async def test_an_endpoint_that_does_not_accept_is_given_up_after_connect_and_another_gets_the_request() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.socket() as first, socket.socket() as second:
+        for waiting in (first, second):  # more than the kernel keeps for a listener that does not accept
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        async with counting(well) as backend:
+            url = f"http://127.0.0.1:{full.getsockname()[1]}"
+            settings = "balance: round_robin, timeouts: {connect: 100ms}, eject: {failures: 2}"
+            upstream = upstream_of([backend.url, url], settings)
+            attempts: list[Attempt] = []
+            for number in range(6):
+                assert await call(upstream, number, attempts=attempts) == own_answer(str(number), b"body")
+            assert Counter(codes(attempts)) == {"unreachable": 2, "200": 6}
+            assert "timeouts.connect" in upstream.endpoints.states[1].ejection.reason
+            await upstream.close()
+
+
 async def test_one_endpoint_that_restarts_is_waited_for() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))  # refuses connections until it listens
