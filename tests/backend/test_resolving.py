@@ -1,8 +1,10 @@
 """Names to addresses, and addresses to endpoints: which of them are used, and what stays when they change."""
 
 import asyncio
+import fcntl
 import gc
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -669,20 +671,32 @@ async def test_a_shorter_dns_refresh_holds_from_the_reload_on(monkeypatch: pytes
 # With a real resolver and real servers
 
 
+HOSTS = Path("/etc/hosts")
+
+
+def edit_hosts(edit: Callable[[str], str]) -> None:
+    """Change the file in one step that other test runs on this machine do not break. Raises `OSError`."""
+    with HOSTS.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        text = edit(file.read())
+        file.seek(0)
+        file.write(text)
+        file.truncate()
+
+
 @pytest.fixture
 def names_in_hosts() -> Iterator[str]:
     """A name that stands for 127.0.0.2 and 127.0.0.3 while the test runs."""
-    hosts = Path("/etc/hosts")
-    name = "several.tensor-gateway.test"
+    name = f"several-{os.getpid()}.tensor-gateway.test"
+    entries = f"127.0.0.2 {name}\n127.0.0.3 {name}\n"
     try:
-        before = hosts.read_text()
-        hosts.write_text(f"{before}\n127.0.0.2 {name}\n127.0.0.3 {name}\n")
+        edit_hosts(lambda text: text + entries if text.endswith("\n") else f"{text}\n{entries}")
     except OSError as error:
         pytest.skip(f"/etc/hosts cannot be written, so that no name of several addresses can be had: {error}")
     try:
         yield name
     finally:
-        hosts.write_text(before)
+        edit_hosts(lambda text: text.replace(entries, ""))
 
 
 class Servers:
