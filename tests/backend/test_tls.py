@@ -358,6 +358,31 @@ async def test_a_renewed_authority_is_used_for_new_connections_while_others_go_o
             await serving
 
 
+@pytest.mark.parametrize("n_bytes", [10, 3_000_000])
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_an_answer_without_length_is_whole_only_if_its_end_is_announced(
+    authority: Authority, version: ssl.TLSVersion, n_bytes: int
+) -> None:
+    context = authority.issue().server_context()
+    context.minimum_version = context.maximum_version = version
+    async with tls_backend(context) as backend, upstream(backend.url, f"tls: {{ca: {authority.path}}}") as reached:
+        for is_announced in (True, False):
+            asked = asyncio.create_task(ask(reached, "POST", whole(SMALL)))
+            peer = await backend.accept()
+            await peer.read_request()
+            peer.writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + bytes(n_bytes))
+            if is_announced:
+                peer.writer.close()
+                assert await asked == (bytes(n_bytes), ["200"])
+                continue
+            while peer.writer.transport.get_write_buffer_size() or peer.layer._transport.get_write_buffer_size():
+                await asyncio.sleep(0.001)
+            peer.end(by_reset=False)
+            with pytest.raises(GatewayError) as caught:
+                await asked
+            assert caught.value.kind is ErrorKind.UPSTREAM_CLOSED
+
+
 # Kept connections above TLS
 
 
