@@ -187,12 +187,8 @@ def _context(where: str, settings: Settings) -> ssl.SSLContext:
 def _load_own(context: ssl.SSLContext, where: str, settings: Settings) -> None:
     """Load the gateway's own certificate and its key, if there are any."""
     certificate, key = settings.certificate, settings.key
-    if certificate is None:
-        if key is not None:
-            raise ConfigError(f"{where}.certificate: needed where `key` is set")
+    if certificate is None or key is None:  # the schema wants both or none
         return
-    if key is None:
-        raise ConfigError(f"{where}.key: needed where `certificate` is set")
     if not any(mark in _read(f"{where}.certificate", certificate) for mark in _CERTIFICATE_MARKS):
         raise ConfigError(f"{where}.certificate: {certificate}: holds no certificate in PEM form")
     text = _read(f"{where}.key", key)

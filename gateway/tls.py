@@ -96,6 +96,16 @@ class TlsLayer(SSLProtocol):
         """Whether nothing waits in either direction, not even a part of a record."""
         return not (self._record_head or self._record_left or self._incoming.pending or self._get_write_buffer_size())
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the other side has announced the end of its stream; to be asked when all of it was read."""
+        try:
+            return self._sslobj.read(1) == b""
+        except ssl.SSLZeroReturnError:  # the same, after this side has announced its end too
+            return True
+        except ssl.SSLError:
+            return False
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio, whose TLS forgets the socket when it is closed; other transports do not."""
         self._extra["socket"] = transport.get_extra_info("socket")

@@ -238,8 +238,12 @@ class Wire(ResponseHandler):
 
     @property
     def was_reset(self) -> bool:
-        """Whether the connection ended otherwise than by the end of the backend's stream."""
-        return self._reset is not None
+        """Whether the connection ended otherwise than by the end of the backend's stream.
+
+        With TLS a stream that is not ended by a `close_notify` may have been cut by whoever stands between (RFC 9112
+        section 9.8).
+        """
+        return self._reset is not None or (self.tls is not None and not self.tls.has_ended)
 
     def data_received(self, data: bytes) -> None:
         """Count and parse. Bytes that come while no exchange is open close the connection."""

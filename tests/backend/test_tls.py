@@ -21,7 +21,7 @@ from gateway.backend.attempt import Body
 from gateway.backend.endpoints import Endpoint
 from gateway.backend.upstream import Upstream
 from gateway.backend.wire import Wire
-from gateway.errors import ConfigError, ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError
 from gateway.tls import TlsLayer
 from tests.backend.sockets import ANSWER, ask, streamed, upstream_to, whole
 from tests.certificates import Authority
@@ -125,6 +125,21 @@ async def upstream(url: str, settings: str = "") -> AsyncIterator[Upstream]:
         yield made
     finally:
         await made.close()
+
+
+@asynccontextmanager
+async def every_peer(backend: Backend, do: Callable[[Peer], Awaitable[None]]) -> AsyncIterator[None]:
+    """Have *do* done to every connection that comes: a failed attempt may be followed by another."""
+
+    async def serve() -> None:
+        while True:
+            await do(await backend.arrived.get())
+
+    serving = asyncio.create_task(serve())
+    try:
+        yield
+    finally:
+        serving.cancel()
 
 
 async def failure(upstream: Upstream) -> GatewayError:
@@ -231,11 +246,13 @@ async def test_an_authority_that_is_not_trusted_says_what_to_set(
 async def test_plain_http_behind_https_says_so(authority: Authority) -> None:
     async with tls_backend(None) as backend:
         async with upstream(backend.url.replace("http:", "https:"), f"tls: {{ca: {authority.path}}}") as reached:
-            asked = asyncio.create_task(failure(reached))
-            peer = await backend.accept()
-            await peer.reader.read(1)
-            peer.writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
-            error = await asked
+
+            async def refuse(peer: Peer) -> None:
+                await peer.reader.read(1)
+                peer.writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+
+            async with every_peer(backend, refuse):
+                error = await failure(reached)
     assert (error.kind, error.sent) == (ErrorKind.UNREACHABLE, False)
     assert "it does not speak TLS; if it speaks plain HTTP, write http:// in the endpoint" in str(error)
 
@@ -254,9 +271,12 @@ async def test_tls_behind_http_says_so() -> None:
 async def test_an_endpoint_that_closes_in_the_handshake_says_so(authority: Authority) -> None:
     async with tls_backend(None) as backend:
         async with upstream(backend.url.replace("http:", "https:")) as reached:
-            asked = asyncio.create_task(failure(reached))
-            (await backend.accept()).writer.close()
-            assert "it closed the connection in the TLS handshake" in str(await asked)
+
+            async def close(peer: Peer) -> None:
+                peer.writer.close()
+
+            async with every_peer(backend, close):
+                assert "it closed the connection in the TLS handshake" in str(await failure(reached))
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -327,15 +347,6 @@ async def test_a_client_certificate_is_shown(authority: Authority) -> None:
         await serving
 
 
-@pytest.mark.parametrize("missing", ["certificate", "key"])
-def test_a_certificate_without_its_key_is_refused(authority: Authority, missing: str) -> None:
-    own = authority.issue("gateway")
-    given = {"certificate": own.certificate, "key": own.key}
-    del given[missing]
-    with pytest.raises(ConfigError, match=rf"^backends\.main\.tls\.{missing}: needed where"):
-        upstream_to("https://x:1", f"tls: {{{', '.join(f'{key}: {path}' for key, path in given.items())}}}")
-
-
 async def test_a_renewed_authority_is_used_for_new_connections_while_others_go_on(
     authority: Authority, tmp_path: Path
 ) -> None:
@@ -356,6 +367,31 @@ async def test_a_renewed_authority_is_used_for_new_connections_while_others_go_o
                 await reached.connections.wait_for_place()
                 (await reached.connections.lease(moved, fresh=True)).close()
             await serving
+
+
+@pytest.mark.parametrize("n_bytes", [10, 3_000_000])
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_an_answer_without_length_is_whole_only_if_its_end_is_announced(
+    authority: Authority, version: ssl.TLSVersion, n_bytes: int
+) -> None:
+    context = authority.issue().server_context()
+    context.minimum_version = context.maximum_version = version
+    async with tls_backend(context) as backend, upstream(backend.url, f"tls: {{ca: {authority.path}}}") as reached:
+        for is_announced in (True, False):
+            asked = asyncio.create_task(ask(reached, "POST", whole(SMALL)))
+            peer = await backend.accept()
+            await peer.read_request()
+            peer.writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + bytes(n_bytes))
+            if is_announced:
+                peer.writer.close()
+                assert await asked == (bytes(n_bytes), ["200"])
+                continue
+            while peer.writer.transport.get_write_buffer_size() or peer.layer._transport.get_write_buffer_size():
+                await asyncio.sleep(0.001)
+            peer.end(by_reset=False)
+            with pytest.raises(GatewayError) as caught:
+                await asked
+            assert caught.value.kind is ErrorKind.UPSTREAM_CLOSED
 
 
 # Kept connections above TLS
