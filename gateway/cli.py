@@ -72,7 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser(
         "serve",
         help="run the gateway",
-        description="Run the gateway until SIGTERM or SIGINT. Requests that are in flight then are still finished.",
+        description="Run the gateway until SIGTERM or SIGINT. Requests that are in flight then are still finished. "
+        "SIGHUP reads the file again: it is taken whole, or not at all.",
     )
     source = serve.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", type=Path, metavar="FILE", help="serve what this YAML file configures")

@@ -80,7 +80,7 @@ def frame(message: Down | Up) -> bytes:
 
 
 async def read(reader: asyncio.StreamReader, decoder: "msgspec.json.Decoder[M]") -> M | None:
-    """The next message; None at the end. Raises `ValueError` where the other side breaks the format."""
+    """The next message; None at the end. Raises `ValueError` or `MsgspecError` for what is no message."""
     try:
         n_bytes = _checked_length(await reader.readexactly(_LENGTH_BYTES))
         return decoder.decode(await reader.readexactly(n_bytes))

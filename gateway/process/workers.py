@@ -45,6 +45,9 @@ START_S = 30.0
 PREPARE_S = 5.0
 """How long a worker may take to prepare a reload, or to carry it out; beyond it, it is replaced."""
 
+MAX_ANSWERS = 4
+"""The most answers of a worker that wait to be read; it gives one to each question, and is asked one at a time."""
+
 REPORT_S = 0.1
 """How often a worker looks whether the state of its endpoints has changed, and tells the supervisor."""
 
@@ -62,9 +65,9 @@ class _Worker:
         self.share: Config | None = None
         """By what it serves, once it is known to do so."""
         self.report = Report([], "starting")
-        self._answers: asyncio.Queue[Listening | Prepared | Committed | None] = asyncio.Queue()
+        self._answers: asyncio.Queue[Listening | Prepared | Committed | None] = asyncio.Queue(MAX_ANSWERS)
 
-    async def listen_to(self, pipe: int) -> None:
+    async def read(self, pipe: int) -> None:
         """Take what the worker tells, to the end."""
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -76,11 +79,12 @@ class _Worker:
                     self.report = message
                 else:
                     self._answers.put_nowait(message)
-        except ValueError as error:
-            log.error("worker %d cannot be understood: %s", self.pid, error)
+        except (ValueError, msgspec.MsgspecError, asyncio.QueueFull) as error:
+            log.error("worker %d cannot be understood: %s", self.pid, str(error) or "it answers without being asked")
             self.kill()
         finally:
-            self._answers.put_nowait(None)
+            with contextlib.suppress(asyncio.QueueFull):
+                self._answers.put_nowait(None)
             transport.close()
 
     def tell(self, message: control.Down) -> None:
@@ -124,8 +128,8 @@ class Supervisor:
         self._name = new_name()
         self._workers: dict[int, _Worker] = {}
         self._minders: list[asyncio.Task[None]] = []
-        self._listeners: set[asyncio.Task[None]] = set()
-        """To what the workers tell."""
+        self._readers: set[asyncio.Task[None]] = set()
+        """Of what the workers tell."""
         self._changes = asyncio.Lock()
         """Held while workers are brought to another configuration, or join those that are."""
         self._port_holder: socket.socket | None = None
@@ -185,9 +189,9 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
             os.close(tell)
         worker = self._workers[process.pid] = _Worker(process)
-        listener = asyncio.create_task(worker.listen_to(told))
-        self._listeners.add(listener)
-        listener.add_done_callback(self._listeners.discard)
+        reader = asyncio.create_task(worker.read(told))
+        self._readers.add(reader)
+        reader.add_done_callback(self._readers.discard)
         worker.share = self._share()
         # standard input stays open: its end tells the worker that the supervisor is gone
         worker.tell(Start(msgspec.Raw(encode(worker.share))))
@@ -295,7 +299,7 @@ class Supervisor:
         for worker in list(self._workers.values()):
             worker.kill()
             await worker.process.wait()
-        await asyncio.gather(*self._listeners, return_exceptions=True)
+        await asyncio.gather(*self._readers, return_exceptions=True)
         await self._admin.stop()
         if self._port_holder is not None:
             listeners.release(self._port_holder)
@@ -317,7 +321,7 @@ class Supervisor:
         return next((worker.report.not_usable for worker in serving if worker.report.not_usable is not None), None)
 
 
-class _Work:
+class _ServingProcess:
     """A worker's own side: serves, and does what the supervisor tells."""
 
     def __init__(self, config: Config, name: str) -> None:
@@ -428,7 +432,7 @@ def main() -> None:
 
 
 async def _serve(config: Config, name: str, tell: int, inherited: int | None) -> None:
-    await _Work(config, name).run(tell, inherited)
+    await _ServingProcess(config, name).run(tell, inherited)
 
 
 if __name__ == "__main__":
