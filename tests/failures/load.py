@@ -4,6 +4,7 @@ Requests begin at a fixed rate, whether or not those before them have ended: a g
 """
 
 import asyncio
+import io
 import itertools
 import json
 import random
@@ -53,7 +54,7 @@ class Load:
     outcomes: list[Outcome] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     trust: ssl.SSLContext | bool = True
-    large_elements: int = LARGE_ELEMENTS
+    model: str = "m"
     _running: set[asyncio.Task[None]] = field(default_factory=set)
 
     def between(self, start_s: float, end_s: float) -> list[Outcome]:
@@ -79,8 +80,8 @@ class Load:
         detail = ""
         try:
             async with session.post(
-                f"{self.url}/v2/models/m/infer?id={number}",
-                data=header + array.tobytes(),
+                f"{self.url}/v2/models/{self.model}/infer?id={number}",
+                data=io.BytesIO(header + array.tobytes()),
                 headers={HEADER_LENGTH: str(len(header))},
                 ssl=self.trust,
             ) as response:
@@ -99,10 +100,10 @@ class Load:
 
 @asynccontextmanager
 async def steady_load(
-    url: str, rate: float, *, trust: ssl.SSLContext | bool = True, large_elements: int = LARGE_ELEMENTS
+    url: str, rate: float, *, trust: ssl.SSLContext | bool = True, model: str = "m"
 ) -> AsyncIterator[Load]:
     """*rate* requests a second while the body of `async with` runs; afterwards all have their outcome."""
-    load = Load(url, trust=trust, large_elements=large_elements)
+    load = Load(url, trust=trust, model=model)
     async with sessions() as (keeping, closing):
         pacing = asyncio.create_task(_pace(load, rate, keeping, closing))
         try:
@@ -128,7 +129,7 @@ async def _pace(load: Load, rate: float, keeping: aiohttp.ClientSession, closing
     start_s = time.monotonic()
     for number in itertools.count():
         await asyncio.sleep(start_s + number / rate - time.monotonic())
-        elements = load.large_elements if dice.random() < LARGE_SHARE else SMALL_ELEMENTS
+        elements = LARGE_ELEMENTS if dice.random() < LARGE_SHARE else SMALL_ELEMENTS
         load.begin(dice.choice([keeping, closing]), elements)
 
 
