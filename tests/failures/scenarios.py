@@ -208,12 +208,22 @@ async def measure(scenario: Scenario, folder: Path, *, rate: float, known_s: flo
 async def _found_out(
     gateway: GatewayProcess, fragile: FragileEndpoint, scenario: Scenario, broken_s: float
 ) -> float | None:
-    """When every worker had said in the log that the endpoint is out; None if that does not come."""
-    pattern = f"{re.escape(fragile.url)}.*(eject|down|unhealthy)|(eject|down|unhealthy).*{re.escape(fragile.url)}"
+    """When every worker had said in the log that the endpoint is ejected, or every one that it is down; else None."""
+    lines = (f"{re.escape(fragile.url)} is {state}" for state in ("ejected", "down"))
+    waits = [
+        asyncio.create_task(gateway.saw(line, count=scenario.workers, after_s=broken_s, within_s=FOUND_S))
+        for line in lines
+    ]
     try:
-        return await gateway.saw(pattern, count=scenario.workers, after_s=broken_s, within_s=FOUND_S)
+        for first in asyncio.as_completed(waits):
+            return await first
     except TimeoutError:
-        return None
+        pass
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+    return None
 
 
 async def _back(fragile: FragileEndpoint, load: Load) -> float | None:

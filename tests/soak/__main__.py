@@ -59,7 +59,7 @@ limits: {{request_body: 16MiB, in_flight_bytes: 512MiB, header_timeout: {limit}s
 backends:
   main:
     endpoints: [{endpoints}]
-    timeouts: {{connect: 500ms, first_byte: 3s, idle: 3s, total: {total}s}}
+    timeouts: {{connect: 500ms, first_byte: 1500ms, idle: 1500ms, total: {total}s}}
     retry: {{attempts: {attempts}, budget: {budget}}}
     balance: {balance}
     sticky: {sticky}

@@ -25,7 +25,7 @@ async def test_clients_hardly_feel_an_endpoint_that_fails(batch: list[Scenario],
     async def measured(scenario: Scenario, number: int) -> Result:
         folder = tmp_path / str(number)
         folder.mkdir()
-        return await measure(scenario, folder, rate=40.0, known_s=5.0)
+        return await measure(scenario, folder, rate=60.0, known_s=4.0)
 
     results = await asyncio.gather(*map(measured, batch, itertools.count()))
     print("\n".join([TABLE_HEAD, *(result.row() for result in results)]))
