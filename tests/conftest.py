@@ -217,7 +217,8 @@ def tensor(name: str, array: npt.NDArray[Any], datatype: str, **parameters: Any)
 def require_tool(name: str, how: str) -> str:
     """The path of program *name*. Where it is missing, a developer's test is skipped; in CI it fails."""
     beside_python = Path(sys.executable).parent
-    found = shutil.which(name, path=f"{beside_python}{os.pathsep}{os.environ.get('PATH', '')}")
+    # servers are in /usr/sbin, which not every user has in PATH
+    found = shutil.which(name, path=os.pathsep.join([str(beside_python), os.environ.get("PATH", ""), "/usr/sbin"]))
     if found is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{name} is missing: {how}")
     return found

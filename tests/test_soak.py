@@ -1,7 +1,12 @@
 """The soak's judge: each rule that it watches can be seen to be broken."""
 
+import random
+
 import pytest
 
+from gateway.config import parse
+from gateway.errors import ConfigError
+from tests.soak.__main__ import WRONG, Rest, compare, configurations
 from tests.soak.journal import Journal, Plan
 
 
@@ -75,6 +80,28 @@ def test_a_whole_answer_that_is_lost_is_seen(fault: str, seen: bool, ending: str
     else:
         journal.judge(mine, 502, b'{"error":"lost"}', None)
     assert bool(journal.violations) == seen
+
+
+@pytest.mark.parametrize(("body", "seen"), [(b'{"error":"too slow"}', True), (b'{"error":"backend sent it"}', False)])
+def test_a_quick_client_that_is_called_slow_is_seen(body: bytes, seen: bool) -> None:
+    journal, mine = Journal(), plan("post")
+    journal.judge(mine, 408, body, None)
+    assert bool(journal.violations) == seen
+
+
+@pytest.mark.parametrize(("grown_mib", "seen"), [(60, False), (70, True)])
+def test_memory_that_has_grown_is_seen(grown_mib: int, seen: bool) -> None:
+    journal = Journal()
+    compare(Rest(20, 2**27), Rest(20, 2**27 + grown_mib * 2**20), 2, journal)
+    assert list(journal.violations) == (["memory has grown"] if seen else [])
+
+
+def test_the_soaks_configurations_load_and_its_wrong_ones_do_not() -> None:
+    texts = configurations(random.Random(1), ["http://127.0.0.1:1", "http://127.0.0.1:2"], 2, "")
+    assert {parse(next(texts)).workers for _ in range(30)} == {2}
+    for text in WRONG:
+        with pytest.raises(ConfigError):
+            parse(text)
 
 
 def test_many_violations_are_counted_and_few_are_told() -> None:

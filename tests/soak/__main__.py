@@ -1,134 +1,208 @@
-"""The command: start a gateway, let clients and backends loose on it, and look at what is left when they have gone."""
+"""The command: start a gateway, let clients and endpoints loose on it, and look at what is left when they have gone."""
 
 import argparse
 import asyncio
 import itertools
-import os
-import re
+import random
+import ssl
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import aiohttp
 
-from tests.soak.backend import faulty_backend
+from tests.soak.backend import HEALTH_PATH, faulty_backends
 from tests.soak.client import SoakClient
 from tests.soak.journal import Journal
+from tests.soak.slow import LIMIT_S, SlowClient
+from tests.system.gateway_process import BAD_LOG, GatewayProcess, gateway_process
+from tests.system.programs import Certificates
 from tests.system.scripted import total
 
 CLIENTS = 24
 """How many clients there are at a time."""
 
-SETTLE_S = 20.0
+SLOW_CLIENTS = 6
+
+ENDPOINTS = 3
+
+RELOAD_S = (0.5, 4.0)
+"""The shortest and the longest between two reloads."""
+
+RELOADED_S = 10.0
+"""When a reload must have happened; a second is promised, on a machine that has time."""
+
+SETTLE_S = 30.0
 """How long the gateway has to let everything go when the last client has left."""
 
 SPARE_DESCRIPTORS = 8
-"""Descriptors that a gateway may have opened for itself since its start."""
+"""Descriptors that a process of the gateway may have opened for itself since it began."""
 
-_BAD_LOG = re.compile(r"Traceback|Exception|never retrieved|was destroyed|internal error|Unclosed")
+WARM_SHARE = 0.25
+"""The share of the time after which the gateway is let come to rest for the first time; what it holds at the end is
+compared with what it held then."""
+
+SPARE_BYTES = 32 * 2**20
+"""How much more memory a worker may hold at the end: freed memory is not given back at once."""
 
 CONFIGURATION = """
 listen: 127.0.0.1:0
 admin: 127.0.0.1:0
 workers: {workers}
 logging: {{access: none}}
-limits: {{request_body: 16MiB, in_flight_bytes: 512MiB}}
+limits: {{request_body: 16MiB, in_flight_bytes: 512MiB, header_timeout: {limit}s, body_timeout: {limit}s,
+          client_idle: {limit}s, client_keep_alive: 5s}}
+{tls}
 backends:
   main:
-    endpoints: ['{url}']
-    timeouts: {{connect: 2s, first_byte: 3s, idle: 3s, total: 8s}}
+    endpoints: [{endpoints}]
+    timeouts: {{connect: 500ms, first_byte: 1500ms, idle: 1500ms, total: {total}s}}
+    retry: {{attempts: {attempts}, budget: {budget}}}
+    balance: {balance}
+    sticky: {sticky}
+    eject: {{failures: {failures}, window: 5s, for: 1s, panic_below: {panic}}}
+    health: {health}
 """
 
-
-def processes_of(pid: int) -> list[int]:
-    """The process and its children."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(int(child) for child in children)]
+WRONG = ["no: yes", "backends: {main: {endpoints: ['http://127.0.0.1:1']", "backends: {main: {endpoints: []}}"]
+"""Files that do not load."""
 
 
-def descriptors_of(pid: int) -> int:
-    """How many descriptors the process and its children have open."""
-    return sum(len(os.listdir(f"/proc/{process}/fd")) for process in processes_of(pid))
+def configurations(dice: random.Random, urls: list[str], workers: int, tls: str) -> Iterator[str]:
+    """One configuration after the other; some of the endpoints, which answer alike, are in each."""
+    health = f"{{path: {HEALTH_PATH}, interval: 500ms, timeout: 1s, unhealthy_after: 2, healthy_after: 1}}"
+    while True:
+        chosen = dice.sample(urls, dice.randrange(1, len(urls) + 1))
+        yield CONFIGURATION.format(
+            workers=workers,
+            limit=f"{LIMIT_S:g}",
+            tls=tls,
+            endpoints=", ".join(f"'{url}'" for url in chosen),
+            total=dice.choice([8, 12]),
+            attempts=dice.choice([1, 2, 3]),
+            budget=dice.choice([0, 0.2, 1]),
+            balance=dice.choice(["round_robin", "least_in_flight"]),
+            sticky=dice.choice(["none", "sequence_id", "header:Host"]),
+            failures=dice.choice([0, 3, 10]),
+            panic=dice.choice([0, 0.5]),
+            health=dice.choice([health, health, "null"]),
+        )
 
 
-async def samples_of(session: aiohttp.ClientSession, admin: str) -> dict[str, float]:
-    """The gateway's metrics."""
-    async with session.get(f"{admin}/metrics") as response:
-        text = await response.text()
-    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[:1] != "#"}
+async def reload_again_and_again(
+    gateway: GatewayProcess, session: aiohttp.ClientSession, texts: Iterator[str], dice: random.Random, journal: Journal
+) -> None:
+    """Reload without end: good files, and some that do not load."""
+    while True:
+        await asyncio.sleep(dice.uniform(*RELOAD_S))
+        is_good = dice.random() < 0.8
+        before = total(await gateway.samples(session), "config_last_reload_timestamp_seconds")
+        gateway.reload(next(texts) if is_good else dice.choice(WRONG))
+        until_s = time.monotonic() + RELOADED_S
+        while True:
+            samples = await gateway.samples(session)
+            if total(samples, "config_last_reload_timestamp_seconds") > before:
+                break
+            if time.monotonic() > until_s:
+                journal.violated("a reload did not happen", f"of a file that is {'good' if is_good else 'wrong'}")
+                break
+            await asyncio.sleep(0.05)
+        if total(samples, "config_last_reload_successful") != is_good:
+            journal.violated("a reload was not told as what it was", gateway.file.read_text())
+        journal.reloads["good" if is_good else "refused"] += 1
 
 
-async def let_go(session: aiohttp.ClientSession, admin: str, pid: int, descriptors: int, journal: Journal) -> None:
+class Rest(NamedTuple):
+    """What the gateway holds when nobody uses it."""
+
+    descriptors: int
+    resident_bytes: int
+
+
+async def come_to_rest(
+    gateway: GatewayProcess, session: aiohttp.ClientSession, descriptors: int, journal: Journal
+) -> Rest:
     """Wait until the gateway holds nothing any more, and say what it still holds after `SETTLE_S`."""
     until_s = time.monotonic() + SETTLE_S
-    held: dict[str, float] = {}
-    while time.monotonic() < until_s:
-        samples = await samples_of(session, admin)
-        held = {
-            "requests_in_flight": total(samples, "requests_in_flight"),
-            "in_flight_bytes": total(samples, "in_flight_bytes"),
-            "upstream_connections busy": total(samples, "upstream_connections", state="busy"),
-            "descriptors": max(0, descriptors_of(pid) - descriptors - SPARE_DESCRIPTORS),
-        }
+    while True:
+        held = await gateway.held(session)
+        # connections of probes and of the metrics' reader come and go
+        held["descriptors"] = max(0, gateway.descriptors() - descriptors - SPARE_DESCRIPTORS * len(gateway.pids()))
         if not any(held.values()):
             break
+        if time.monotonic() > until_s:
+            for name, value in held.items():
+                if value:
+                    journal.violated("something is still held when all have gone", f"{name}: {value:g}")
+            break
         await asyncio.sleep(0.2)
-    for name, value in held.items():
-        if value:
-            journal.violated("something is still held when all have gone", f"{name}: {value:g}")
+    samples = await gateway.samples(session)
     if not any(name.startswith("tensor_gateway_upstream_connections{") for name in samples):
         journal.violated("a metric is missing", "tensor_gateway_upstream_connections")
+    return Rest(gateway.descriptors(), gateway.resident_bytes())
 
 
-async def soak(seed: int, seconds: float, workers: int) -> tuple[Journal, str]:
+async def soak(seed: int, seconds: float, workers: int, *, folder: Path, has_tls: bool) -> tuple[Journal, str]:
     """Run for *seconds*; what happened, and the gateway's standard error."""
     journal = Journal()
     ids = itertools.count(1)
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder, "stderr")
-        async with faulty_backend(journal, f"{seed}-backend") as backend, aiohttp.ClientSession() as session:
-            configuration = Path(folder, "gateway.yaml")
-            configuration.write_text(CONFIGURATION.format(url=backend.url, workers=workers))
-            command = [sys.executable, "-m", "gateway", "serve", "--config", str(configuration)]
-            gateway = await started(command, Path(folder))
-            try:
-                url, admin = await announced(Path(folder), gateway)
-                await samples_of(session, admin)
-                descriptors = descriptors_of(gateway.pid)
-                end_s = time.monotonic() + seconds
-                clients = [SoakClient(url, journal, f"{seed}-{number}", ids) for number in range(CLIENTS)]
-                await asyncio.gather(*(client.run(lambda: time.monotonic() < end_s) for client in clients))
-                journal.close()
-                await let_go(session, admin, gateway.pid, descriptors, journal)
-            finally:
-                if gateway.returncode is None:
-                    gateway.terminate()
-                code = await gateway.wait()
-            if code != 0:
-                journal.violated("the gateway did not end well", f"exit code {code}")
-        text = log.read_text(errors="replace")
-    for line in text.splitlines():
-        if _BAD_LOG.search(line):
+    dice = random.Random(f"{seed}-reloads")
+    tls, trust = "", None
+    if has_tls:
+        files = Certificates(folder)
+        tls = f"tls: {{certificate: {files.certificate}, key: {files.key}}}"
+        trust = ssl.create_default_context(cafile=str(files.ca))
+    log = ""
+    async with faulty_backends(ENDPOINTS, journal, f"{seed}-backend") as backends, aiohttp.ClientSession() as session:
+        texts = configurations(dice, [backend.url for backend in backends], workers, tls)
+        try:
+            async with gateway_process(next(texts), folder / "gateway.yaml") as gateway:
+                await gateway.samples(session)
+                descriptors = gateway.descriptors()
+                rests = []
+                for phase, share in enumerate([WARM_SHARE, 1 - WARM_SHARE]):
+                    reloading = asyncio.create_task(reload_again_and_again(gateway, session, texts, dice, journal))
+                    await use(gateway.url, journal, f"{seed}-{phase}", ids, trust, time.monotonic() + seconds * share)
+                    if reloading.done():
+                        reloading.result()
+                    reloading.cancel()
+                    journal.close()
+                    rests.append(await come_to_rest(gateway, session, descriptors, journal))
+                    log = gateway.log
+                compare(rests[0], rests[1], workers, journal)
+        except AssertionError as error:
+            journal.violated("the gateway did not end well", str(error)[-2000:])
+    for line in log.splitlines():
+        if BAD_LOG.search(line):
             journal.violated("an exception stands in the gateway's log", line[:200])
-    return journal, text
+    return journal, log
 
 
-async def started(command: list[str], folder: Path) -> asyncio.subprocess.Process:
-    """The gateway's process, whose output goes to the files `stdout` and `stderr`."""
-    with (folder / "stdout").open("wb") as output, (folder / "stderr").open("wb") as errors:
-        return await asyncio.create_subprocess_exec(*command, stdout=output, stderr=errors)
+async def use(
+    url: str, journal: Journal, seed: str, ids: Iterator[int], trust: ssl.SSLContext | None, end_s: float
+) -> None:
+    """Let all clients loose until *end_s*, by the monotonic clock."""
+
+    def goes_on() -> bool:
+        return time.monotonic() < end_s
+
+    quick = [SoakClient(url, journal, f"{seed}-{number}", ids, trust) for number in range(CLIENTS)]
+    slow = [SlowClient(url, journal, f"{seed}-slow-{number}", ids, trust) for number in range(SLOW_CLIENTS)]
+    await asyncio.gather(*(client.run(goes_on) for client in quick), *(client.run(goes_on) for client in slow))
 
 
-async def announced(folder: Path, gateway: asyncio.subprocess.Process) -> tuple[str, str]:
-    """The URLs of the two listeners, from what the gateway prints when it is ready."""
-    while gateway.returncode is None:
-        printed = (folder / "stdout").read_text() + (folder / "stderr").read_text()
-        urls = re.findall(r"http://127\.0\.0\.1:\d+(?=\s)", printed)
-        if len(urls) >= 2:
-            return urls[0], urls[1]
-        await asyncio.sleep(0.05)
-    raise SystemExit(f"the gateway did not start: {(folder / 'stderr').read_text()}")
+def compare(first: Rest, last: Rest, workers: int, journal: Journal) -> None:
+    """Judge what the gateway holds at the end, by what it held after `WARM_SHARE` of the time."""
+    mib = 2**20
+    print(f"at rest, first and last: {first.descriptors} and {last.descriptors} descriptors,", end=" ")
+    print(f"{first.resident_bytes / mib:.0f} and {last.resident_bytes / mib:.0f} MiB resident")
+    if last.resident_bytes > first.resident_bytes + workers * SPARE_BYTES:
+        journal.violated(
+            "memory has grown", f"from {first.resident_bytes / mib:.0f} to {last.resident_bytes / mib:.0f} MiB"
+        )
 
 
 def main() -> int:
@@ -137,10 +211,23 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--workers", type=int, default=1, help="processes of the gateway")
+    parser.add_argument("--tls", action="store_true", help="clients use TLS")
     options = parser.parse_args()
-    journal, log = asyncio.run(soak(options.seed, options.seconds, options.workers))
-    print(f"seed {options.seed}: {len(journal.plans)} exchanges, {sum(journal.executed.values())} executed")
-    for name, counts in (("backend", journal.faults), ("client", journal.clients), ("reply", journal.replies)):
+    with tempfile.TemporaryDirectory() as folder:
+        journal, log = asyncio.run(
+            soak(options.seed, options.seconds, options.workers, folder=Path(folder), has_tls=options.tls)
+        )
+    print(f"seed {options.seed}: {len(journal.plans)} exchanges, {sum(journal.executed.values())} executed", end=", ")
+    print(f"{journal.probes} probes")
+    tables = {
+        "endpoint": journal.moods,
+        "backend": journal.faults,
+        "client": journal.clients,
+        "slow client": journal.slow,
+        "reply": journal.replies,
+        "reload": journal.reloads,
+    }
+    for name, counts in tables.items():
         print(f"{name}: " + ", ".join(f"{what} {count}" for what, count in sorted(counts.items())))
     if not journal.violations:
         print("no rule was broken")
@@ -148,7 +235,7 @@ def main() -> int:
     print("\nbroken: " + "; ".join(f"{rule}: {count}" for rule, count in journal.violations.most_common()))
     for example in journal.examples:
         print(f"- {example}")
-    if any("log" in rule for rule in journal.violations):
+    if any("log" in rule or "end" in rule for rule in journal.violations):
         print("\nThe gateway's standard error, its end:\n" + log[-6000:])
     return 1
 

@@ -1,4 +1,4 @@
-"""A backend that does with each request what its plan says, and drops or litters idle connections.
+"""An endpoint that does with each request what its plan says, and drops or litters idle connections.
 
 It echoes the tensor that it has read, under the mark of the request, and never answers from the plan what it has not
 read, except where the plan is to answer too early.
@@ -57,6 +57,14 @@ FAULTS = {
 }
 """What a backend does with a request, and how often beside the others."""
 
+MOODS = {"well": 60, "killed": 12, "hangs": 6, "sick": 12}
+"""What an endpoint does as a whole for a while: `hangs` reads and never answers, `sick` answers probes with 503."""
+
+MOOD_S = (0.5, 4.0)
+"""The shortest and the longest that an endpoint stays as it is."""
+
+HEALTH_PATH = "/v2/health/ready"
+
 ACCEPT_FAULTS = 0.01
 """The share of connections that end before anything was read from them."""
 
@@ -94,13 +102,38 @@ def unacknowledged(peer: Peer) -> int:
 
 
 class FaultyBackend:
-    """Serves one port until `close`."""
+    """Serves one port, with breaks, until `close`."""
 
     def __init__(self, journal: Journal, seed: str) -> None:
-        self.url = ""
+        self.port = 0
         self._journal = journal
         self._random = random.Random(seed)
         self._peers: set[Peer] = set()
+        self._mood = "well"
+        self._server: asyncio.Server | None = None
+
+    @property
+    def url(self) -> str:
+        """Its URL, which stays the same."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def listen(self) -> None:
+        """Accept connections."""
+        listener = socket.create_server(("127.0.0.1", self.port), backlog=512)
+        self.port = listener.getsockname()[1]
+        self._server = await asyncio.start_server(self.serve, sock=listener, limit=2**22)
+
+    async def live(self) -> None:
+        """Change the mood again and again."""
+        dice = self._random
+        while True:
+            await asyncio.sleep(dice.uniform(*MOOD_S))
+            self._mood = dice.choices(list(MOODS), list(MOODS.values()))[0]
+            self._journal.moods[self._mood] += 1
+            if self._mood == "killed":
+                self.close()
+            elif self._server is None:
+                await self.listen()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
@@ -123,11 +156,17 @@ class FaultyBackend:
 
     def close(self) -> None:
         """Close what is open."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         for peer in self._peers:
             peer.writer.close()
 
     async def _exchange(self, peer: "_IdentityPeer") -> None:
         head = await peer.read_head()
+        if head.startswith(f"GET {HEALTH_PATH} ".encode()):
+            await self._probe(peer)
+            return
         found = _ID.match(head)
         plan = self._journal.plans.get(int(found[1])) if found else None
         if plan is None:
@@ -145,11 +184,23 @@ class FaultyBackend:
         await self._unread(peer, plan)
         body = await peer.read_body(head)
         self._journal.execute(plan)
+        if self._mood == "hangs":
+            await self._until_dropped(peer)
         text = self._text(plan, body)
         if not plan.fault.startswith("early answer"):
             plan.texts.append(text)
             await self._answer(peer, plan, text)
         await self._idle(peer, plan)
+
+    async def _probe(self, peer: "_IdentityPeer") -> None:
+        """Answer a health probe."""
+        if peer.litter:
+            raise DroppedError
+        self._journal.probes += 1
+        if self._mood == "hangs":
+            await self._until_dropped(peer)
+        status = "503 Service Unavailable" if self._mood == "sick" else "200 OK"
+        await peer.send(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
 
     async def _unread(self, peer: Peer, plan: Plan) -> None:
         """What happens before the body is read."""
@@ -272,7 +323,8 @@ class FaultyBackend:
                 await self._until_dropped(peer)
             case _:
                 await peer.send(_whole(plan, text))
-        plan.answered = True
+        # an endpoint that is killed in the meantime closes all connections, and what is then written is lost
+        plan.answered = not peer.writer.transport.is_closing()
 
     async def _idle(self, peer: "_IdentityPeer", plan: Plan) -> None:
         """What happens on the connection while no request is outstanding."""
@@ -342,14 +394,18 @@ def _chunk(data: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def faulty_backend(journal: Journal, seed: str) -> AsyncIterator[FaultyBackend]:
-    """A faulty backend on a free port."""
-    backend = FaultyBackend(journal, seed)
-    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-    server = await asyncio.start_server(backend.serve, sock=listener, limit=2**22)
-    backend.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+async def faulty_backends(count: int, journal: Journal, seed: str) -> AsyncIterator[list[FaultyBackend]]:
+    """*count* faulty endpoints on free ports."""
+    backends = [FaultyBackend(journal, f"{seed}-{number}") for number in range(count)]
+    living: list[asyncio.Task[None]] = []
     try:
-        yield backend
+        for backend in backends:
+            await backend.listen()
+        living += [asyncio.create_task(backend.live()) for backend in backends]
+        yield backends
     finally:
-        server.close()
-        backend.close()
+        for task in living:
+            task.cancel()
+        await asyncio.gather(*living, return_exceptions=True)
+        for backend in backends:
+            backend.close()

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import re
+import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -100,8 +101,11 @@ class LeavesError(Exception):
 class SoakClient:
     """One client after the other, each with a connection."""
 
-    def __init__(self, url: str, journal: Journal, seed: str, ids: Iterator[int]) -> None:
+    def __init__(
+        self, url: str, journal: Journal, seed: str, ids: Iterator[int], trust: ssl.SSLContext | None = None
+    ) -> None:
         self._url = url
+        self._trust = trust
         self._journal = journal
         self._dice = random.Random(seed)
         self._way = ""
@@ -113,7 +117,7 @@ class SoakClient:
         while goes_on():
             open_plans: list[Plan] = []
             try:
-                async with wire(self._url) as connection:
+                async with wire(self._url, trust=self._trust) as connection:
                     await self._use(connection, open_plans)
             except LeavesError:
                 pass

@@ -57,6 +57,12 @@ class Journal:
     faults: Counter[str] = field(default_factory=Counter)
     clients: Counter[str] = field(default_factory=Counter)
     replies: Counter[str] = field(default_factory=Counter)
+    moods: Counter[str] = field(default_factory=Counter)
+    """What endpoints did as a whole."""
+    reloads: Counter[str] = field(default_factory=Counter)
+    slow: Counter[str] = field(default_factory=Counter)
+    """What slow clients did, and what became of them."""
+    probes: int = 0
     violations: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
     suspects: list[tuple[Plan, set[int], str]] = field(default_factory=list)
@@ -89,8 +95,10 @@ class Journal:
             self._judge_success(plan, body, header_length, what)
         elif b"internal error" in body:
             self.violated("an internal error", what)
-        elif status == 408 and b"backend" in body:
+        elif status == 408 and (b"backend" in body or plan.kind == "head"):  # a HEAD has no body to be slow with
             self.suspects.append((plan, foreign, f"{what}, which belongs to nobody"))
+        elif status == 408:
+            self.violated("a client that did not wait was told that it is slow", what)
         elif status in (500, 502, 503) and plan.fault in HARMLESS and plan.answered:
             self.violated("a whole answer did not reach its client", what)
 

@@ -9,6 +9,7 @@ import asyncio
 import json
 import re
 import socket
+import ssl
 import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -225,16 +226,20 @@ class Wire:
 
 
 @asynccontextmanager
-async def wire(url: str, receive_bytes: int | None = None) -> AsyncIterator[Wire]:
-    """A connection to *url*; *receive_bytes*: a small kernel buffer, so that a client that does not read is felt."""
-    host, port = url.removeprefix("http://").split(":")
+async def wire(url: str, receive_bytes: int | None = None, trust: ssl.SSLContext | None = None) -> AsyncIterator[Wire]:
+    """A connection to *url*; *receive_bytes*: a small kernel buffer, so that a client that does not read is felt.
+
+    *trust*: how certificates are verified, if *url* is https.
+    """
+    host, port = url.partition("://")[2].split(":")
     connection = socket.socket()
     if receive_bytes is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     connection.setblocking(False)
     await asyncio.get_running_loop().sock_connect(connection, (host, int(port)))
     limit = 2**16 if receive_bytes is None else receive_bytes
-    reader, writer = await asyncio.open_connection(sock=connection, limit=limit)
+    name = host if trust is not None else None
+    reader, writer = await asyncio.open_connection(sock=connection, limit=limit, ssl=trust, server_hostname=name)
     try:
         yield Wire(reader, writer)
     finally:

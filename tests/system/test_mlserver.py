@@ -1,19 +1,10 @@
 """Real tritonclient through the gateway to a real MLServer, which answers binary requests with an error.
 
-The model is the identity runtime of `deploy/mlserver`. MLServer lives in a virtual environment of its own:
-`python -m venv .mlserver && .mlserver/bin/pip install mlserver==1.7.1`, then MLSERVER=.mlserver/bin/mlserver.
-Without it these tests skip; in CI they fail.
+The model is the identity runtime of `deploy/mlserver`. Without MLServer these tests skip; in CI they fail.
 """
 
 import asyncio
-import json
-import os
-import shutil
-import socket
-import subprocess
 import tempfile
-import time
-import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,57 +14,22 @@ import numpy.typing as npt
 import pytest
 import tritonclient.http.aio as triton_aio
 
-from tests.conftest import Client, require_tool, running, tensor
+from tests.conftest import Client, running, tensor
+from tests.system.programs import MlServer
 from tests.values import VALUES
-
-RUNTIME = Path(__file__).parent.parent.parent / "deploy" / "mlserver"
-START_S = 120
 
 
 @pytest.fixture(scope="module")
 def mlserver() -> Iterator[str]:
     """The URL of a running MLServer."""
-    command = os.environ.get("MLSERVER") or require_tool(
-        "mlserver", "install it into a virtual environment of its own, and set MLSERVER to its command"
-    )
-    with tempfile.TemporaryDirectory() as parent:
-        folder = Path(parent) / "identity"
-        shutil.copytree(RUNTIME, folder)
-        settings = folder / "settings.json"
-        ports = dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(3), strict=True))
-        settings.write_text(json.dumps({**json.loads(settings.read_text()), "host": "127.0.0.1", **ports}))
-        log = Path(parent) / "mlserver.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen([command, "start", folder], stdout=output, stderr=output)
-        url = f"http://127.0.0.1:{ports['http_port']}"
+    with tempfile.TemporaryDirectory() as folder:
+        server = MlServer(Path(folder))
         try:
-            deadline = time.monotonic() + START_S
-            while not is_ready(url):
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(0.2)
-            yield url
+            server.start()
+            server.wait_until_ready()
+            yield server.url
         finally:
-            process.terminate()
-            process.wait(30)
-
-
-def is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/v2/models/identity/ready", timeout=1) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+            server.stop()
 
 
 @pytest.fixture
