@@ -9,7 +9,7 @@ import logging
 import secrets
 import socket
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gateway import certificates
@@ -18,7 +18,8 @@ from gateway.certificates import TlsContext
 from gateway.client.listeners import ClientListener
 from gateway.client.server import Server
 from gateway.config import Config
-from gateway.errors import ErrorKind
+from gateway.config.tokens import token_problems
+from gateway.errors import ConfigError, ErrorKind
 from gateway.exchange import Exchange
 from gateway.handlers import Gateway, Serving
 from gateway.plan import BackendPlan, Plan
@@ -51,6 +52,20 @@ def settle() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def file_problems(config: Config) -> Iterator[tuple[str, str]]:
+    """What is wrong with the content of the files that *config* names: the path of the key, and the reason."""
+    yield from certificates.tls_problems(config)
+    yield from token_problems(config)
+
+
+def require_sound(config: Config) -> None:
+    """For a start: raise `ConfigError` for the first of `file_problems`, and log certificates that have expired."""
+    for key, reason in file_problems(config):
+        raise ConfigError(f"{key}: {reason}")
+    for key, reason in certificates.tls_warnings(config):
+        log.warning("%s: %s", key, reason)
 
 
 def new_name() -> str:

@@ -130,14 +130,6 @@ def tls_problems(config: Config) -> Iterator[tuple[str, str]]:
             yield path, reason
 
 
-def require_sound(config: Config) -> None:
-    """For a start: raise `ConfigError` for the first of `tls_problems`, and log the `tls_warnings`."""
-    for path, reason in tls_problems(config):
-        raise ConfigError(f"{path}: {reason}")
-    for path, reason in tls_warnings(config):
-        log.warning("%s: %s", path, reason)
-
-
 def tls_warnings(config: Config, now: datetime | None = None) -> Iterator[tuple[str, str]]:
     """Certificates of the gateway's own that have expired; *now* is the time of day, with its zone."""
     for where, settings in places(config):

@@ -9,13 +9,13 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
 from gateway import __version__, demo
-from gateway.app import settle
+from gateway.app import file_problems, settle
+from gateway.certificates import tls_warnings
 from gateway.config import (
     MAX_FILE_BYTES,
     Config,
@@ -32,12 +32,6 @@ from gateway.process.application import Application
 from gateway.process.reload import Reloader
 from gateway.process.workers import Supervisor
 from gateway.telemetry.log_writer import ANNOUNCE, LogWriter
-
-PROOFS: tuple[Callable[[Config], Iterable[tuple[str, str]]], ...] = ()
-"""What `check` proves beyond the file itself: each gives the keys of files whose content is bad, and the reasons."""
-
-CAUTIONS: tuple[Callable[[Config], Iterable[tuple[str, str]]], ...] = ()
-"""What `check` warns of beyond the file itself: each gives keys and reasons."""
 
 log = logging.getLogger("gateway")
 announce = logging.getLogger(ANNOUNCE)
@@ -145,12 +139,10 @@ def _prove(found: Inspected) -> None:
     """Add what is wrong with the content of files that keys name, but for keys with errors already."""
     if found.read is None:
         return
-    for prove in PROOFS:
-        for key, reason in prove(found.read):
-            found.add_error(key, reason)
-    for warn in CAUTIONS:
-        for key, reason in warn(found.read):
-            found.add_warning(key, reason)
+    for key, reason in file_problems(found.read):
+        found.add_error(key, reason)
+    for key, reason in tls_warnings(found.read):
+        found.add_warning(key, reason)
 
 
 def _schema(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ import aiohttp
 import pytest
 
 from gateway.cli import main
-from gateway.config import Config
 from tests.conftest import Connection, answering, lying
 
 COMMAND = [sys.executable, "-m", "gateway"]
@@ -123,28 +122,31 @@ def test_check_shows_nothing_that_came_from_outside(
     assert "abracadabra" not in printed + complaints
 
 
-def test_check_proves_the_files_that_keys_name(
-    tmp_path: Path, run_here: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def warn(config: Config) -> Iterator[tuple[str, str]]:
-        yield "tls.key", f"{config.tls and config.tls.key} is old"
-
-    def refuse(config: Config) -> Iterator[tuple[str, str]]:
-        yield "access.tokens_file", f"line 7 of {config.access.tokens_file}"
-        yield "tls.certificate", "never said: the file is not there"
-
-    monkeypatch.setattr("gateway.cli.PROOFS", (refuse,))
-    monkeypatch.setattr("gateway.cli.CAUTIONS", (warn,))
+def test_check_proves_the_files_that_keys_name(tmp_path: Path, run_here: Callable[..., tuple[int, str, str]]) -> None:
     tokens = tmp_path / "tokens"
-    tokens.touch()
+    tokens.write_text("# clients\na: secret\nb secret\n")
     path = tmp_path / "gateway.yaml"
     path.write_text("backends: {a: {endpoints: ['http://x:1']}}\naccess:\n  tokens_file: tokens\n")
-    complaint = f"{path}:3: access.tokens_file: line 7 of {tokens}\n"
     with path.open("a") as file:
         file.write("tls: {certificate: c, key: tokens}\n")
+    complaint = f"{path}:3: access.tokens_file: {tokens}:3: expected `name: token`, each without blanks\n"
     complaint += f"{path}:4: tls.certificate: no such file: {tmp_path}/c\n"
-    complaint += f"{path}:4: warning: tls.key: {tokens} is old\n"
     assert run_here("check", str(path)) == (2, "", complaint)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_serve_with_tokens_that_cannot_be_used_ends_with_2_and_one_line(
+    tmp_path: Path, run_here: Callable[..., tuple[int, str, str]], workers: int
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a secret\n")
+    path = tmp_path / "gateway.yaml"
+    path.write_text(
+        f"backends: {{a: {{endpoints: ['http://x:1']}}}}\naccess: {{tokens_file: tokens}}\nworkers: {workers}\n"
+        "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\n"
+    )
+    complaint = f"tensor-gateway: access.tokens_file: {tokens}:1: expected `name: token`, each without blanks\n"
+    assert run_here("serve", "--config", str(path)) == (2, "", complaint)
 
 
 def test_schema_prints_a_json_schema(run_here: Callable[..., tuple[int, str, str]]) -> None:

@@ -5,8 +5,10 @@ request needs (`policy.access`).
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+from gateway.config.schema import Config
 from gateway.errors import ConfigError
 from gateway.policy.access import digest_of
 
@@ -55,3 +57,12 @@ def read_tokens(path: Path) -> frozenset[bytes]:
     if not tokens:
         raise ConfigError(f"{path}: holds no token, so that no client could use the gateway")
     return frozenset(tokens)
+
+
+def token_problems(config: Config) -> Iterator[tuple[str, str]]:
+    """What is wrong with the file of tokens that *config* names, if it names one: the path of the key, the reason."""
+    if config.access.tokens_file is not None:
+        try:
+            read_tokens(Path(config.access.tokens_file))
+        except ConfigError as error:
+            yield "access.tokens_file", str(error)

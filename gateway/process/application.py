@@ -2,8 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from gateway.app import DataPlane, new_name
-from gateway.certificates import require_sound
+from gateway.app import DataPlane, new_name, require_sound
 from gateway.config import Config
 from gateway.process.admin import AdminListener
 from gateway.process.descriptors import fit

@@ -20,8 +20,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from gateway.app import Change, DataPlane, new_name, settle
-from gateway.certificates import require_sound
+from gateway.app import Change, DataPlane, new_name, require_sound, settle
 from gateway.client import listeners
 from gateway.config import Address, Config, decode, encode
 from gateway.errors import ConfigError
