@@ -521,6 +521,19 @@ async def test_a_worker_that_started_meanwhile_gets_what_it_has_missed() -> None
             await supervisor.stop()
 
 
+async def test_where_no_worker_serves_the_new_file_is_what_they_start_with() -> None:
+    async with lying(A) as a, lying(B) as b:
+        supervisor = await Supervisor.start(configuration(a.url))
+        try:
+            for worker in supervisor._workers.values():
+                worker.is_listening = False  # as if they were being replaced
+            assert await supervisor.replace(configuration(b.url)) == []
+            assert all([await supervisor._join(worker) for worker in supervisor._workers.values()])
+            assert await answers_of(supervisor) == {"b"}
+        finally:
+            await supervisor.stop()
+
+
 async def test_messages_cross_a_pipe_and_one_that_is_too_long_is_refused() -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(frame(Prepared("why")) + frame(Prepared()))
