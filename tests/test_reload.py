@@ -481,6 +481,7 @@ async def test_if_one_worker_cannot_prepare_it_the_other_does_not_change_either(
             await supervisor.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 async def test_a_worker_that_hangs_or_dies_is_replaced_by_one_with_the_new_file(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
