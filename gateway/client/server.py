@@ -294,8 +294,8 @@ class ClientProtocol(RequestHandler):
         """End the connection with a reset; what waits to be sent is dropped."""
         wire = self._wire
         if wire is not None:
-            client = None if wire.is_closing() else wire.get_extra_info("socket")
-            if client is not None:
+            client = wire.get_extra_info("socket")
+            if client is not None and client.fileno() >= 0:  # also while it is closing, with what is unsent
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             wire.abort()
 
