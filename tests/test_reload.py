@@ -481,6 +481,7 @@ async def test_if_one_worker_cannot_prepare_it_the_other_does_not_change_either(
             await supervisor.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 async def test_a_worker_that_hangs_or_dies_is_replaced_by_one_with_the_new_file(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -517,6 +518,19 @@ async def test_a_worker_that_started_meanwhile_gets_what_it_has_missed() -> None
             assert await supervisor._join(one)
             assert await answers_of(supervisor) == {"b"}
             assert other.is_listening
+        finally:
+            await supervisor.stop()
+
+
+async def test_where_no_worker_serves_the_new_file_is_what_they_start_with() -> None:
+    async with lying(A) as a, lying(B) as b:
+        supervisor = await Supervisor.start(configuration(a.url))
+        try:
+            for worker in supervisor._workers.values():
+                worker.is_listening = False  # as if they were being replaced
+            assert await supervisor.replace(configuration(b.url)) == []
+            assert all([await supervisor._join(worker) for worker in supervisor._workers.values()])
+            assert await answers_of(supervisor) == {"b"}
         finally:
             await supervisor.stop()
 

@@ -221,7 +221,7 @@ class Supervisor:
         """See `Reloadable`. All workers change, or none.
 
         A worker that dies or does not answer is replaced by one with the configuration that holds: the new one, if
-        another worker could prepare it.
+        another worker could prepare it, or if none serves at the moment: it may be what lets them start again.
         """
         config, kept = keep_fixed(config, self._config)
         config = fit(config, self._config)
@@ -234,7 +234,7 @@ class Supervisor:
             answers = await asyncio.gather(*(worker.answer(PREPARE_S) for worker in workers))
             prepared = [worker for worker, answer in zip(workers, answers, strict=True) if answer == Prepared()]
             errors = [answer.error for answer in answers if isinstance(answer, Prepared) and answer.error is not None]
-            if errors or not prepared:
+            if errors or (workers and not prepared):
                 for worker in prepared:
                     worker.tell(Abort())
                 raise ConfigError(errors[0] if errors else "no worker could prepare it in time")
