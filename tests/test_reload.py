@@ -567,7 +567,6 @@ async def test_workers_are_ready_when_each_of_them_has_a_usable_backend(server: 
 
 
 async def test_workers_tell_their_supervisor_what_their_probes_find(tmp_path: Path, workers: str) -> None:
-    pytest.importorskip("gateway.backend.health")
     is_ready = True
 
     async def script(connection: Connection) -> None:
