@@ -102,10 +102,10 @@ async def test_a_proxy_keeps_its_connections_to_the_gateway(front: Front, tmp_pa
                 async with steady_load(url, 60.0) as load:
                     await asyncio.sleep(3)
                 held = await gateway.held(session)
+            assert_all_went_well(load, executed, 100)
             # all clients have left; what is open is what the proxy keeps for the next
-            assert 1 <= held["client_connections"] <= 16
+            assert 1 <= held["client_connections"] <= len(load.outcomes) / 4
             assert held["requests_in_flight"] == 0
-            assert_all_went_well(load, executed, 150)
 
 
 @pytest.mark.slow
