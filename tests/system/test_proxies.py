@@ -239,6 +239,38 @@ async def test_haproxy_takes_a_gateway_out_before_it_ends_and_nothing_is_lost(tm
     assert_all_went_well(load, executed, 100)
 
 
+async def until_printed(log: Path, words: str) -> None:
+    """Wait until *words* stand in *log*."""
+    async with asyncio.timeout(20):
+        while words not in log.read_text():
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.slow
+async def test_haproxy_takes_a_gateway_out_while_all_its_endpoints_are_down(tmp_path: Path) -> None:
+    front, port, admin = free_ports(3)
+    server = f"127.0.0.1:{port} check port {admin} inter 100ms fall 1 rise 1"
+    health = f"{{path: {HEALTH_PATH}, interval: 100ms, timeout: 500ms, unhealthy_after: 2, healthy_after: 1}}"
+    async with two_endpoints() as (first, second, executed), AsyncExitStack() as stack:
+        settings = configuration(first.url, second.url, port=port, admin=admin, extra="workers: 2")
+        settings = settings.replace("endpoints:", f"health: {health}, endpoints:")
+        await stack.enter_async_context(gateway_process(settings, tmp_path / "gateway.yaml"))
+        sections = haproxy_sections(front, server, options="option httpchk GET /-/ready")
+        log = await stack.enter_async_context(haproxy(tmp_path, front, sections))
+        session, _ = await stack.enter_async_context(sessions())
+        await first.break_down(Fault.KILLED)
+        await second.break_down(Fault.ERRS)
+        await until_printed(log, "Server front/s0 is DOWN, reason: Layer7 wrong status, code: 503")
+        load = Load(f"http://127.0.0.1:{front}")
+        await load.begin(session)
+        assert [outcome.what for outcome in load.outcomes] == ["503"]
+        assert not executed
+        await second.heal()
+        await until_printed(log, "Server front/s0 is UP")
+        await load.begin(session)
+        assert [outcome.what for outcome in load.outcomes] == ["503", "ok"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("front", ["nginx", "haproxy"])
 async def test_a_load_balancer_as_the_backend_loses_an_endpoint(front: str, tmp_path: Path) -> None:
