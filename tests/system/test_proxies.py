@@ -239,6 +239,25 @@ async def test_haproxy_takes_a_gateway_out_before_it_ends_and_nothing_is_lost(tm
     assert_all_went_well(load, executed, 100)
 
 
+@pytest.mark.slow
+async def test_gateways_behind_nginx_end_one_after_the_other_and_nothing_is_lost(tmp_path: Path) -> None:
+    """The free nginx does not ask whether a gateway is ready: it learns it from a refused connection."""
+    front, *ports = free_ports(3)
+    servers = " ".join(f"server 127.0.0.1:{port} max_fails=1 fail_timeout=1s;" for port in ports)
+    http = f"upstream gateways {{ {servers} keepalive 16; }}\nserver {{ listen 127.0.0.1:{front};\n"
+    http += f"location / {{ proxy_pass http://gateways; {KEEP_ALIVE} }} }}"
+    async with two_endpoints() as (first, second, executed), AsyncExitStack() as stack:
+        settings = [configuration(first.url, second.url, port=port) for port in ports]
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        await stack.enter_async_context(gateway_process(settings[0], tmp_path / "steady.yaml"))
+        await stack.enter_async_context(nginx(tmp_path, front, http))
+        async with steady_load(f"http://127.0.0.1:{front}", 60.0) as load:
+            for _ in range(2):
+                async with gateway_process(settings[1], tmp_path / "restarted.yaml") as restarted:
+                    await until_it_serves(restarted, session)
+    assert_all_went_well(load, executed, 100)
+
+
 async def until_printed(log: Path, words: str) -> None:
     """Wait until *words* stand in *log*."""
     async with asyncio.timeout(20):
