@@ -135,6 +135,8 @@ class Journal:
             excused = self.crossed | ({plan.raced_with} if plan.raced_with else set())
             if not excused or foreign - excused:
                 self.violated("a reply was of another request", what)
+            else:
+                self.faults["a reply that late bytes had overtaken on the wire"] += 1
         self.suspects.clear()
 
     def forget(self, plan: Plan) -> None:
