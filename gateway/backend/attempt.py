@@ -337,10 +337,10 @@ class Sent:
         if self._sender is not None and not self._sender.done():
             await asyncio.wait((self._sender,))
 
-    def abandon_and_keep_place(self) -> bool:
-        """As `abandon`, but keep the place for another attempt; False if the connection was given back already."""
+    def abandon_and_keep_slot(self) -> bool:
+        """As `abandon`, but keep the slot for another attempt; False if the connection was given back already."""
         self._stop_sending()
-        return self._lease.close_and_keep_place()
+        return self._lease.close_and_keep_slot()
 
     def _stop_sending(self) -> None:
         self._is_over = True

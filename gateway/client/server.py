@@ -87,11 +87,11 @@ class Server(web.Server):
         """Of the connections that are not read at the moment."""
 
     def __call__(self) -> "ClientProtocol":
-        """A protocol for a new connection, which holds a place that `admit` has taken."""
+        """A protocol for a new connection, which holds a slot that `admit` has taken."""
         return ClientProtocol(self, loop=self._loop, **self._kwargs)
 
     def admit(self) -> bool:
-        """Take a place for a new connection; False, counted and said once a minute, if there is none."""
+        """Take a slot for a new connection; False, counted and said once a minute, if there is none."""
         if self.open_connections < self.limits.connections:
             self.open_connections += 1
             return True
@@ -190,7 +190,7 @@ class ClientProtocol(RequestHandler):
         super().connection_lost(exc)
 
     def release(self) -> None:
-        """Give back the connection's place among `limits.connections`; only the first time counts."""
+        """Release the connection's slot among `limits.connections`; only the first time counts."""
         if not self._is_released:
             self._is_released = True
             self._server.open_connections -= 1
