@@ -52,11 +52,8 @@ UPLOAD_BYTES = 64 * 1024
 ERROR_BYTES = 64 * 1024
 """How much of a backend's error is read and passed on."""
 
-WARNING_S = 60.0
-"""At most one warning about a client's missing header length in this time, for each client address."""
-
-WARNING_CLIENTS = 1000
-"""How many client addresses are remembered for that."""
+WARNED_CLIENTS = 1000
+"""How many client addresses are remembered that were warned of because they send no header length."""
 
 _JSON = ("Content-Type", "application/json")
 
@@ -83,7 +80,7 @@ class Gateway:
         plan = serving.plan
         self.admission = Admission(plan.limits.in_flight_bytes, plan.limits.concurrent_requests)
         self.metadata = ModelMetadata()
-        self.recovered_warnings = OncePerInterval(WARNING_S, WARNING_CLIENTS)
+        self.recovered_warnings = OncePerInterval(max_keys=WARNED_CLIENTS)
         self.in_flight = 0
         self.is_draining = False
         self._record = record

@@ -40,9 +40,6 @@ _HEAD_END = b"\r\n\r\n"
 CUT_S = 0.05
 """How long handlers have to notice that they are cut off. Not 0, which aiohttp takes for no limit."""
 
-WARNING_S = 60.0
-"""How often it is said that connections are refused."""
-
 DEFAULT_LIMITS = Limits()
 
 Handler = Callable[[ClientRequest], Awaitable[None]]
@@ -82,7 +79,7 @@ class Server(web.Server):
         self.no_timer = self._loop.call_soon(_nothing)
         """Stands where aiohttp looks for its timer of an idle connection, so that it sets none."""
         self.no_timer.cancel()
-        self._warnings = OncePerInterval(WARNING_S, max_keys=1)
+        self._warnings = OncePerInterval()
         self.gone_check = GoneCheck()
         """Of the connections that are not read at the moment."""
 
