@@ -30,7 +30,7 @@ from gateway.config import (
 from gateway.errors import ConfigError
 from gateway.process.application import Application
 from gateway.process.reload import Reloader
-from gateway.process.workers import Supervisor
+from gateway.process.supervisor import Supervisor
 from gateway.telemetry.log_writer import ANNOUNCE, LogWriter
 
 log = logging.getLogger("gateway")

@@ -25,7 +25,7 @@ LAYERS = [
     {"app"},
     {"handlers"},
     {"client", "backend"},
-    {"plan", "telemetry", "exchange", "pacing", "tls", "certificates"},
+    {"plan", "telemetry", "exchange", "pacing", "tls", "certificates", "sockets"},
     {"config"},
     {"policy", "codec"},
     {"errors", "headers"},

@@ -19,10 +19,10 @@ import pytest
 from gateway.config import Config, parse
 from gateway.demo import JsonServer
 from gateway.errors import ConfigError
-from gateway.process import workers as workers_module
+from gateway.process import supervisor as supervisor_module
 from gateway.process.control import MAX_FRAME_BYTES, UP, Prepare, Prepared, Report, frame, read
 from gateway.process.reload import WATCH_S, keep_fixed
-from gateway.process.workers import Supervisor
+from gateway.process.supervisor import Supervisor
 from tests.certificates import Authority, Pair
 from tests.conftest import Client, Connection, Script, answering, lying, tensor
 from tests.test_cli import process, url_in_line
@@ -451,7 +451,7 @@ async def test_if_the_workers_cannot_prepare_it_none_of_them_changes(monkeypatch
         try:
             pids = set(supervisor._workers)
             with monkeypatch.context() as broken, pytest.raises(ConfigError, match="backends|internal error"):
-                broken.setattr(workers_module, "encode", lambda config: b"{}")
+                broken.setattr(supervisor_module, "encode", lambda config: b"{}")
                 await supervisor.replace(configuration(b.url))
             assert await answers_of(supervisor) == {"a"}
             assert await supervisor.replace(configuration(b.url)) == []
@@ -486,7 +486,7 @@ async def test_if_one_worker_cannot_prepare_it_the_other_does_not_change_either(
 async def test_a_worker_that_hangs_or_dies_is_replaced_by_one_with_the_new_file(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(workers_module, "PREPARE_S", 1.0)
+    monkeypatch.setattr(supervisor_module, "PREPARE_S", 1.0)
     async with lying(A) as a, lying(B) as b:
         supervisor = await Supervisor.start(configuration(a.url))
         try:

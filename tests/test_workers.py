@@ -13,7 +13,7 @@ import pytest
 
 from gateway.config import parse
 from gateway.demo import JsonServer
-from gateway.process.workers import Supervisor
+from gateway.process.supervisor import Supervisor
 from tests.conftest import Client, tensor
 from tests.test_cli import process, url_in_line
 

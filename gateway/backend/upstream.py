@@ -175,7 +175,7 @@ class _Call(Generic[T]):
         "_answer",
         "_attempts",
         "_has_failed",
-        "_has_place",
+        "_has_slot",
         "_last",
         "_read",
         "_request",
@@ -208,7 +208,7 @@ class _Call(Generic[T]):
         self._sticky_key = sticky_key
         self._turn = turn
         self._tried: list[EndpointState] = []
-        self._has_place = False  # one that no lease holds
+        self._has_slot = False  # one that no lease holds
         self._was_replaced = False  # a kept connection that had died
         # of the last attempt:
         self._last: Attempt
@@ -234,8 +234,8 @@ class _Call(Generic[T]):
                 if delay_s:
                     await asyncio.sleep(delay_s)
         finally:
-            if self._has_place:
-                self._upstream.connections.leave_place()
+            if self._has_slot:
+                self._upstream.connections.release_slot()
 
     def _delay_before_next(self, number: int, *, sent: bool) -> float | None:
         """Seconds to wait before another attempt after number *number*; None if there is none."""
@@ -273,9 +273,9 @@ class _Call(Generic[T]):
         try:
             async with timeout:
                 try:
-                    if not (self._has_place or upstream.connections.take_place()):
-                        picked = await self._wait_for_place(deadlines)
-                    self._has_place = True
+                    if not (self._has_slot or upstream.connections.take_slot()):
+                        picked = await self._wait_for_slot(deadlines)
+                    self._has_slot = True
                     self._state = picked
                     picked.in_flight += 1
                     if picked.ejection.is_ejected:
@@ -284,8 +284,8 @@ class _Call(Generic[T]):
                     result = await self._read(self._answer)
                 finally:
                     deadlines.stop()
-                    if self._sent is not None and self._sent.abandon_and_keep_place():
-                        self._has_place = True
+                    if self._sent is not None and self._sent.abandon_and_keep_slot():
+                        self._has_slot = True
                     self._last.seconds = loop.time() - self._last.started_s
             if self._trial is not None:
                 upstream.note_success(picked, self._trial)
@@ -311,7 +311,7 @@ class _Call(Generic[T]):
         self._last = Attempt(state.url, now_s, queue_s=0.0, is_metadata=self._request.is_metadata)
         self._attempts.append(self._last)
 
-    async def _wait_for_place(self, deadlines: Deadlines) -> EndpointState:
+    async def _wait_for_slot(self, deadlines: Deadlines) -> EndpointState:
         """Wait in the queue; the endpoint for the attempt is only then decided. Raises `GatewayError` OVERLOADED."""
         loop = asyncio.get_running_loop()
         attempt = self._last
@@ -319,7 +319,7 @@ class _Call(Generic[T]):
         attempt.queue_s = None
         deadlines.enter("queue")
         try:
-            await self._upstream.connections.wait_for_place()
+            await self._upstream.connections.wait_for_slot()
         finally:  # waiting in vain is not the backend's time either
             attempt.started_s = loop.time()
             attempt.queue_s = attempt.started_s - asked_s
@@ -341,7 +341,7 @@ class _Call(Generic[T]):
             now_s = asyncio.get_running_loop().time()
             assert self._sent is not None
             self._was_replaced = True
-            self._has_place = self._sent.abandon_and_keep_place()
+            self._has_slot = self._sent.abandon_and_keep_slot()
             attempt = self._last
             attempt.code = attempt.repeated_for = ErrorKind.UPSTREAM_CLOSED.label
             attempt.seconds = now_s - attempt.started_s
@@ -349,10 +349,10 @@ class _Call(Generic[T]):
             return await self._send(state, deadlines, fresh=True)
 
     async def _send(self, state: EndpointState, deadlines: Deadlines, *, fresh: bool) -> Answer:
-        """Send the request over a *fresh* connection or any; the place that is held goes with it."""
+        """Send the request over a *fresh* connection or any; the slot that is held goes with it."""
         attempt = self._last
         lease = await self._upstream.connections.lease(state.endpoint, fresh=fresh)
-        self._has_place = False
+        self._has_slot = False
         self._sent = Sent(self._upstream.name, self._request, lease, deadlines, attempt)
         answer = await self._sent.start(state.endpoint)
         attempt.code = str(answer.status)

@@ -27,9 +27,6 @@ ACCEPTS_AT_ONCE = 32
 ACCEPT_PAUSE_S = 1.0
 """How long nothing is accepted after the kernel has refused to, mostly for want of descriptors."""
 
-WARNING_S = 60.0
-"""How often it is said that nothing can be accepted."""
-
 HANDSHAKE_S = 10.0
 """How long a TLS handshake may take, unless the configuration says something else (limits.header_timeout)."""
 
@@ -56,7 +53,7 @@ class ClientListener:
         self._socket: socket.socket | None = None
         self._paused: asyncio.TimerHandle | None = None
         self._opening: set[asyncio.Task[None]] = set()
-        self._warnings = OncePerInterval(WARNING_S, max_keys=1)
+        self._warnings = OncePerInterval()
 
     async def open(self, address: Address, *, shared: bool = False) -> str:
         """Listen on *address*, on a port that is *shared* with other processes; the URL.

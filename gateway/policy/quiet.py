@@ -1,12 +1,15 @@
-"""Limits how often the log says the same thing."""
+"""Limits how often the log says the same thing. Not here: what it says."""
+
+INTERVAL_S = 60.0
+"""How long the log keeps quiet about what it has said."""
 
 
 class OncePerInterval:
     """Allows each key once per interval. Remembers a bounded number of keys, and only while their interval lasts."""
 
-    def __init__(self, interval_s: float, max_keys: int) -> None:
-        self._interval_s = interval_s
+    def __init__(self, *, max_keys: int = 1, interval_s: float = INTERVAL_S) -> None:
         self._max_keys = max_keys
+        self._interval_s = interval_s
         self._until: dict[str, float] = {}
 
     def allows(self, key: str, now_s: float) -> bool:

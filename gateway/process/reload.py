@@ -1,7 +1,7 @@
 """Reload: the configuration's file is read again, by SIGHUP or because it has changed, and taken whole or not at all.
 
 Here: when it is read, what cannot change without a restart, and what is said. Not here: how what serves clients is
-changed (`app`), and how several workers agree on it (`workers`).
+changed (`app`), and how several workers agree on it (`supervisor`).
 """
 
 import asyncio

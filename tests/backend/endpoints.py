@@ -125,7 +125,7 @@ async def upstream_with(
 
 
 def assert_nothing_is_left(upstream: Upstream) -> None:
-    """No place is taken, no connection is busy, no attempt is counted as in flight."""
+    """No slot is taken, no connection is busy, no attempt is counted as in flight."""
     assert upstream.connections._in_use == 0
     for state in upstream.endpoints.states:
         assert state.in_flight == 0

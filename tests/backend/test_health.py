@@ -317,7 +317,7 @@ async def test_probes_take_no_place_and_are_no_requests() -> None:
     settings = "max_connections: 1"
     async with serving() as server, probing(server.url, settings) as (upstream, state):
         connections = upstream.connections
-        await connections.wait_for_place()
+        await connections.wait_for_slot()
         lease = await connections.lease(state.endpoint, fresh=False)
         await server.answers(5)
         assert state.is_up

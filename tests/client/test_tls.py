@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from gateway import certificates
 from gateway.certificates import TlsContext, tls_problems, tls_warnings
-from gateway.client import listeners, server
+from gateway.client import listeners, watching
 from gateway.client.body import ClientBody
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
@@ -218,7 +218,7 @@ async def test_a_reply_that_is_cut_off_ends_with_a_reset(authority: Authority) -
 async def test_a_client_that_leaves_while_it_is_not_read_is_noticed(
     authority: Authority, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "GONE_CHECK_S", 0.01)
+    monkeypatch.setattr(watching, "GONE_CHECK_S", 0.01)
 
     async def wait(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
         await asyncio.Event().wait()

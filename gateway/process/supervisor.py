@@ -1,8 +1,8 @@
-"""Several processes on one port: a supervisor with the admin listener, and workers with a data plane each.
+"""The supervisor of several worker processes that listen on one port.
 
-The supervisor serves no client. It reserves the port, starts the workers, replaces one that dies, sums their metrics
-through files in a folder of its own, has them reload all or none, and drains them together. Each worker binds its own
-socket to the port with SO_REUSEPORT, because a single socket that all inherit feeds them unevenly.
+It has the admin listener and serves no client. It reserves the port, starts the workers, replaces one that dies, adds
+up their metrics through files in a folder of its own, has all of them reload or none, and drains them together.
+Not here: what happens in a worker's process (`worker`), and how messages cross the pipes (`control`).
 """
 
 import asyncio
@@ -20,16 +20,16 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from gateway.app import Change, DataPlane, new_name, require_sound, settle
+from gateway.app import new_name, require_sound
 from gateway.client import listeners
-from gateway.config import Address, Config, decode, encode
+from gateway.config import Address, Config, encode
 from gateway.errors import ConfigError
 from gateway.process import control
 from gateway.process.admin import AdminListener
 from gateway.process.control import Abort, Commit, Committed, Listening, Prepare, Prepared, Report, Start
 from gateway.process.descriptors import fit
 from gateway.process.reload import keep_fixed
-from gateway.telemetry.log_writer import LogWriter, change_level
+from gateway.telemetry.log_writer import change_level
 from gateway.telemetry.metrics import StateCollector
 
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
@@ -47,13 +47,10 @@ PREPARE_S = 5.0
 MAX_ANSWERS = 4
 """The most answers of a worker that wait to be read; it gives one to each question, and is asked one at a time."""
 
-REPORT_S = 0.1
-"""How often a worker looks whether the state of its endpoints has changed, and tells the supervisor."""
-
 log = logging.getLogger("gateway")
 
 
-class _Worker:
+class _WorkerProcess:
     """A worker's process, as the supervisor sees it."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -125,7 +122,7 @@ class Supervisor:
         self._admin = AdminListener(config.admin, lambda: self._config, self._registry, self._not_ready)
         self._is_draining = False
         self._name = new_name()
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, _WorkerProcess] = {}
         self._minders: list[asyncio.Task[None]] = []
         self._readers: set[asyncio.Task[None]] = set()
         """Of what the workers tell."""
@@ -165,7 +162,7 @@ class Supervisor:
         """The configuration of one worker."""
         return msgspec.structs.replace(self._config.share(), listen=self._listen)
 
-    async def _spawn(self) -> _Worker:
+    async def _spawn(self) -> _WorkerProcess:
         """Start a worker and wait until it listens. Raises `OSError` if it does not."""
         told, tell = os.pipe()
         # the workers of a `unix:` listener share one socket, which cannot be bound a second time
@@ -176,7 +173,7 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway.process.workers", str(tell), self._name, *map(str, inherited)),
+                *(sys.executable, "-m", "gateway.process.worker", str(tell), self._name, *map(str, inherited)),
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=[tell, *inherited],
                 env={**os.environ, METRICS_FOLDER: str(self._folder)},
@@ -187,7 +184,7 @@ class Supervisor:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
             os.close(tell)
-        worker = self._workers[process.pid] = _Worker(process)
+        worker = self._workers[process.pid] = _WorkerProcess(process)
         reader = asyncio.create_task(worker.read(told))
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
@@ -202,7 +199,7 @@ class Supervisor:
             raise OSError(f"a worker did not start on {self._config.listen}")
         return worker
 
-    async def _join(self, worker: _Worker) -> bool:
+    async def _join(self, worker: _WorkerProcess) -> bool:
         """From now on reloads reach *worker*; what it missed while it started is made up for. False if that fails."""
         async with self._changes:
             if worker.share != (share := self._share()):
@@ -247,14 +244,14 @@ class Supervisor:
             await asyncio.gather(*(worker.answer(PREPARE_S) for worker in prepared))
         return kept
 
-    def _serving(self) -> list[_Worker]:
+    def _serving(self) -> list[_WorkerProcess]:
         return [worker for worker in self._workers.values() if worker.is_listening]
 
-    def _forget_gauges(self, worker: _Worker) -> None:
+    def _forget_gauges(self, worker: _WorkerProcess) -> None:
         """Leave what *worker* had in flight out of the sums, now that it is dead."""
         mark_process_dead(worker.pid, str(self._folder))  # type: ignore[no-untyped-call]
 
-    async def _mind(self, worker: _Worker) -> None:
+    async def _mind(self, worker: _WorkerProcess) -> None:
         """Replace *worker* whenever it dies."""
         while True:
             code = await worker.process.wait()
@@ -318,121 +315,3 @@ class Supervisor:
             return f"{len(serving)} of {self._config.workers} workers accept"
         # every worker, because nobody knows which of them a client comes to
         return next((worker.report.not_usable for worker in serving if worker.report.not_usable is not None), None)
-
-
-class _ServingProcess:
-    """A worker's own side: serves, and does what the supervisor tells."""
-
-    def __init__(self, config: Config, name: str) -> None:
-        """*name* is what all workers of the gateway call it in `Via`. Must be made on a running event loop."""
-        self.data_plane = DataPlane(config, name)
-        self.stopped = asyncio.Event()
-        self._tell: asyncio.WriteTransport | None = None
-        self._reported: Report | None = None
-
-    async def run(self, tell: int, inherited: int | None) -> None:
-        """Serve until SIGTERM, SIGINT or the end of the supervisor, then drain. Writes to *tell*.
-
-        *inherited* is the descriptor of a socket that all workers share.
-        """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stopped.set)
-        self._tell, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(tell, "wb", 0))
-        obeying: asyncio.Task[None] | None = None
-        reporting: asyncio.Task[None] | None = None
-        try:
-            shared = socket.socket(fileno=inherited) if inherited is not None else None
-            await self.data_plane.start(shared=True, inherited=shared)
-            settle()
-            self._report()
-            self._answer(Listening())
-            obeying = asyncio.create_task(self._obey())
-            reporting = asyncio.create_task(self._report_changes())
-            await self.stopped.wait()
-            await self.data_plane.drain()
-        finally:
-            for task in (obeying, reporting):
-                if task is not None:
-                    task.cancel()
-            await self.data_plane.stop()
-            self._tell.close()
-
-    async def _obey(self) -> None:
-        """Do what the supervisor tells, in its order."""
-        reader = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(0, "rb", 0)
-        )
-        prepared: Change | None = None
-        try:
-            while (message := await control.read(reader, control.DOWN)) is not None:
-                if isinstance(message, Prepare):
-                    prepared, answer = await self._prepare(message)
-                    self._answer(answer)
-                elif isinstance(message, Commit) and prepared is not None:
-                    await self.data_plane.commit(prepared)
-                    prepared = None
-                    self._report()
-                    self._answer(Committed())
-                elif isinstance(message, Abort) and prepared is not None:
-                    await self.data_plane.abandon(prepared)
-                    prepared = None
-        except Exception:  # it is not certain what holds here: the supervisor starts another worker
-            log.exception("a reload failed half way; this worker ends")
-        finally:
-            self.stopped.set()
-            transport.close()
-
-    async def _prepare(self, message: Prepare) -> tuple[Change | None, Prepared]:
-        try:
-            return await self.data_plane.prepare(decode(bytes(message.config))), Prepared()
-        except (ConfigError, OSError) as error:
-            return None, Prepared(str(error))
-        except Exception as error:
-            log.exception("a reload cannot be prepared")
-            return None, Prepared(f"internal error: {type(error).__name__}")
-
-    def _answer(self, message: control.Up) -> None:
-        assert self._tell is not None
-        self._tell.write(control.frame(message))
-
-    async def _report_changes(self) -> None:
-        while True:
-            await asyncio.sleep(REPORT_S)
-            self._report()
-
-    def _report(self) -> None:
-        """Tell the state of the endpoints if it has changed, and if the supervisor has read what was told before."""
-        report = Report(self.data_plane.readings(), self.data_plane.not_usable())
-        assert self._tell is not None
-        if report != self._reported and not self._tell.get_write_buffer_size():
-            self._reported = report
-            self._answer(report)
-
-
-def main() -> None:
-    """Run a worker's process, which gets its configuration on standard input."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # reloads come from the supervisor
-    start = control.read_blocking(0, control.DOWN)
-    if not isinstance(start, Start):
-        return  # the supervisor is gone
-    config = decode(bytes(start.config))
-    writer = LogWriter(config.logging.level)
-    writer.start()
-    inherited = int(sys.argv[3]) if len(sys.argv) > 3 else None
-    try:
-        asyncio.run(_serve(config, sys.argv[2], int(sys.argv[1]), inherited))
-    except (ConfigError, OSError) as error:
-        log.error("%s", error)
-        sys.exit(1)
-    finally:
-        writer.stop()
-
-
-async def _serve(config: Config, name: str, tell: int, inherited: int | None) -> None:
-    await _ServingProcess(config, name).run(tell, inherited)
-
-
-if __name__ == "__main__":
-    main()
