@@ -501,7 +501,7 @@ class _Call:
             )
             return
         await reply.begin(answer.status, relayed_to_client(answer.headers), answer.content_length, answer.reason)
-        async for chunk in answer.chunks():
+        async for chunk in answer.chunks_for_client():
             await reply.write(chunk)
         await reply.end()
 
@@ -515,7 +515,7 @@ class _Call:
             await self.reply.whole(answer.status, headers, whole, answer.reason)
             return
         await self.reply.begin(answer.status, headers, None, answer.reason)
-        async for chunk in answer.chunks():
+        async for chunk in answer.chunks_for_client():
             pieces = replacer.feed(chunk)
             passed = bytearray()
             while (piece := await self._pacer.next(pieces)) is not None:

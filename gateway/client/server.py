@@ -30,7 +30,7 @@ from gateway.headers import Headers
 from gateway.policy.crossing import UNIX_PEER
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.slowness import Backlog, find_slowness
-from gateway.sockets import has_unread, reset_on_close
+from gateway.sockets import has_unread, reset_on_close, unacknowledged_bytes
 
 PIECES_AT_ONCE = 64
 """How many heads and bodies in one piece of data are parsed one by one: twice the requests that aiohttp queues."""
@@ -213,11 +213,12 @@ class ClientProtocol(RequestHandler):
         unsent = wire.get_write_buffer_size()
         if not unsent:
             self._backlog = None
-        elif self._backlog is None:
-            self._backlog = Backlog(self.written_bytes - unsent, now_s)
         else:
-            words = self._backlog.find_slowness(self.written_bytes - unsent, now_s, limits.client_idle)
-            if words is not None:
+            # what the kernel takes says little: it may take nothing for seconds from a client that reads all the time
+            taken = self.written_bytes - unsent - unacknowledged_bytes(wire)
+            if self._backlog is None:
+                self._backlog = Backlog(taken, now_s)
+            elif (words := self._backlog.find_slowness(taken, now_s, limits.client_idle)) is not None:
                 self._server.slow_connections["client_idle"] += 1
                 self.cut_reason = f"the client read its reply too slowly: {words} (limits.client_idle)"
                 self.reset()

@@ -6,7 +6,7 @@
 import asyncio
 import itertools
 from collections import Counter
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import aiohttp
@@ -47,7 +47,8 @@ async def test_a_get_whose_connections_die_is_not_executed_more_than_twice(tmp_p
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             peer = Peer(reader, writer)
             await Seen(peer, await peer.read_head(), b"").answer(b"{}")
-            executed[Seen(peer, await peer.read_head(), b"").id] += 1
+            with suppress(asyncio.IncompleteReadError):  # no second request has come
+                executed[Seen(peer, await peer.read_head(), b"").id] += 1
             server.close()
             writer.close()
 
