@@ -32,9 +32,7 @@ from gateway.config import parse
 from gateway.errors import ErrorKind, GatewayError
 from gateway.plan import Plan
 from tests.backend.sockets import ANSWER, ask, upstream_to, whole
-
-BOUND_S = 20.0
-"""How long a test waits for what must happen."""
+from tests.backend.waiting import BOUND_S, lines, turns, until
 
 URL = "http://models.example:8000"
 FAILURE = socket.gaierror(-3, "Temporary failure in name resolution")
@@ -87,17 +85,6 @@ class Zone:
         return found(*self.addresses)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(BOUND_S):
-        while not condition():
-            await asyncio.sleep(0.002)
-
-
-async def turns(n: int = 5) -> None:
-    for _ in range(n):
-        await asyncio.sleep(0)
-
-
 def endpoint(url: str = URL) -> Endpoint:
     return Endpoint.parse(url, None)
 
@@ -111,10 +98,6 @@ def names_of(*urls: str, refresh_s: float = 3600.0) -> tuple[Names, EndpointSet]
 
 def urls_of(endpoints: EndpointSet) -> list[str]:
     return [state.url for state in endpoints.states]
-
-
-def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "gateway"]
 
 
 # Which addresses, and what they are called

@@ -4,7 +4,7 @@ import asyncio
 import errno
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from hashlib import sha256
 
 import pytest
@@ -17,6 +17,7 @@ from gateway.exchange import Attempt
 from gateway.plan import Plan
 from gateway.policy.retry import BUDGET_S, RETRIES_PER_S
 from tests.backend.endpoints import (
+    IN_TURN,
     Gate,
     Streamed,
     answering,
@@ -36,12 +37,7 @@ from tests.backend.endpoints import (
     well,
 )
 from tests.backend.sockets import Backend, read_whole, upstream_of
-from tests.system.scripted import Seen, counting
-
-IN_TURN = "balance: round_robin, timeouts: {first_byte: 100ms, idle: 100ms}"
-"""The second endpoint gets the first request: turns are counted from 1."""
-
-Behaviour = Callable[[Seen], Awaitable[bool]]
+from tests.system.scripted import Behaviour, counting
 
 FAILING: list[tuple[Behaviour, ErrorKind, str]] = [
     (hanging, ErrorKind.TIMEOUT, "timeout"),
