@@ -1,8 +1,8 @@
 """What happens to a request, in which order, from its head to the last byte of its reply.
 
 `Gateway.handle` finds the backend; then `_Call` does one of three things: `infer`, `server_metadata` or `relay`. Here
-is only the order of the steps. `client` reads from the client and writes to it, `codec` converts bytes, `policy`
-decides, `backend` calls backends, and `telemetry` reads the finished exchange.
+is only the order of the steps. Not here: how they are done. `client` reads from the client and writes to it, `codec`
+converts bytes, `policy` decides, `backend` calls backends, and `telemetry` reads the finished exchange.
 """
 
 import asyncio

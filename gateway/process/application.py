@@ -1,4 +1,7 @@
-"""The gateway in one process: a data plane and its admin listener."""
+"""The gateway in one process: a data plane and its admin listener.
+
+Not here: several processes (`supervisor`, `worker`).
+"""
 
 from prometheus_client import CollectorRegistry
 
