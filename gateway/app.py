@@ -280,4 +280,4 @@ async def _start(upstream: Upstream) -> None:
     try:
         await upstream.start()
     except Exception:  # the plan holds, and the requests will tell
-        log.exception("backend %s: what goes on beside the requests has not begun", upstream.name)
+        log.exception("backend %r: health probes and look-ups of host names could not be started", upstream.name)

@@ -256,7 +256,7 @@ class _Call:
         exchange.input_datatypes = [tensor.datatype.name for tensor in parsed.inputs]
         now = asyncio.get_running_loop().time()
         if parsed.header_recovered and self._gateway.recovered_warnings.allows(exchange.client, now):
-            log.warning("client %s sends binary bodies without %s; its sizes added up", exchange.client, HEADER_LENGTH)
+            log.warning("client %s sends binary bodies without %s; it was recovered", exchange.client, HEADER_LENGTH)
 
     async def _metadata(self, upstream: Upstream, backend: BackendPlan) -> bytes:
         """The model's metadata, asked of the backend with the client's headers unless it is known."""

@@ -103,7 +103,7 @@ class Plan:
         if "via" in headers and went_through(headers.all("via"), self.name):
             raise GatewayError(
                 ErrorKind.NO_ROUTE,
-                "this request went through this gateway already: a backend of it leads back to the gateway",
+                "this request has passed through this gateway before: one of its backends leads back to it",
                 status=508,
             )
         match = self.router.match(host, path, mark + query)

@@ -267,7 +267,7 @@ def _why_not_verified(error: ssl.SSLCertVerificationError, layer: TlsLayer, tls:
         expired_at = expiry_of(certificate)
         return "its certificate has expired" + (f" on {expired_at:%Y-%m-%d}" if expired_at is not None else "")
     if code == _NOT_YET_VALID:
-        return f"its certificate is not valid yet, but from {certificate.get('notBefore', 'later')} on"
+        return f"its certificate is not valid before {certificate.get('notBefore', 'a later time')}"
     if code in _OTHER_NAME:
         wanted = tls.server_name or name
         names = certificate.get("subjectAltName")

@@ -107,7 +107,7 @@ def test_every_module_says_what_lives_in_it() -> None:
         assert ast.get_docstring(ast.parse(path.read_text())), path
 
 
-# What never lives in the codec is said once, by its package.
+# The codec's package says once what never lives in the codec.
 @pytest.mark.parametrize("module", [name for name in MODULES if room_of(name) != "codec"])
 def test_every_module_says_what_does_not_live_in_it(module: str) -> None:
     docstring = ast.get_docstring(ast.parse(MODULES[module].read_text())) or ""

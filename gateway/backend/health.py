@@ -126,8 +126,8 @@ class HealthProbes:
         state.is_up = now.is_up
         if now.is_path_missing and not before.is_path_missing:
             log.warning(
-                "backend %r: %s answers %s to probes of %s (health.path), which cannot tell whether it is well: "
-                "it counts as up while it answers so",
+                "backend %r: %s answers %s to probes of %s (health.path): without that path the probes say nothing "
+                "about its health, and it counts as up",
                 *(self._backend, state.url, words, settings.path),
             )
         if before.is_up and not now.is_up:

@@ -73,7 +73,7 @@ class Reader:
         except NotYamlError as error:
             self._errors.append(Finding(error.line, "", error.reason))
         except _TooManyError:
-            self._errors.append(Finding(self._errors[-1].line, "", f"too many errors, only {MAX_FINDINGS} are told"))
+            self._errors.append(Finding(self._errors[-1].line, "", f"too many errors, only {MAX_FINDINGS} are shown"))
             self.config = None
 
     def inspected(self, file: str) -> Inspected:

@@ -187,7 +187,7 @@ class Timeouts(Part, frozen=True):
         """A call never takes longer than `total`."""
         for key in ("connect", "first_byte", "idle"):
             if getattr(self, key) > self.total:
-                yield key, "longer than `total`, which ends the call before"
+                yield key, "longer than `total`, which ends the call first"
 
 
 class Queue(Part, frozen=True):
@@ -280,7 +280,7 @@ class BackendTls(Part, frozen=True):
     def warnings(self) -> Iterator[Problem]:
         """Encryption without proof of who is there protects from nobody who can stand between."""
         if not self.verify:
-            yield "verify", "false takes any certificate: whoever stands between can read and change everything"
+            yield "verify", "false accepts any certificate: anyone on the network path can read and change everything"
 
 
 class Headers(Part, frozen=True):
@@ -466,11 +466,11 @@ class Config(Part, frozen=True):
         """What is open to others."""
         for key, address in (("listen", self.listen), ("admin", self.admin)):
             if 0 < address.port < 1024:
-                yield key, "a port below 1024 needs the right to take it, such as CAP_NET_BIND_SERVICE"
+                yield key, "a port below 1024 needs a privilege, such as CAP_NET_BIND_SERVICE"
         if not self.admin.is_local:
             yield "admin", "open to other machines, without TLS and tokens: it shows metrics and the configuration"
         if self.access.tokens_file is not None and self.tls is None and not self.listen.is_local:
-            yield "access.tokens_file", "without `tls`, tokens cross the network readable for everybody"
+            yield "access.tokens_file", "without `tls`, anyone on the network can read the tokens"
 
     def unused(self) -> Iterator[Problem]:
         """More warnings: backends to which no route leads, and routes that can never match."""
@@ -483,7 +483,7 @@ class Config(Part, frozen=True):
         for index, route in enumerate(self.routes):
             earlier = first_cover(route, self.routes[:index])
             if earlier is not None:
-                yield f"routes[{index}]", f"never matches: what it would match goes to routes[{earlier}] before it"
+                yield f"routes[{index}]", f"never matches: routes[{earlier}] before it takes all its requests"
 
     def _worker_problems(self) -> Iterator[Problem]:
         """Every worker has a share of what is counted, or the sum of the shares would be more than the limit."""

@@ -45,7 +45,7 @@ def keep_fixed(config: Config, running: Config) -> tuple[Config, list[str]]:
     kept = msgspec.structs.replace(config, **fixed)
     for path, reason in kept.problems():
         names = ", ".join(f"`{key}`" for key in fixed)
-        raise ConfigError(f"{path}: {reason}, with {names} as before, which a reload cannot change")
+        raise ConfigError(f"{path}: {reason}, with {names} unchanged, because that needs a restart")
     return kept, list(fixed)
 
 
@@ -108,9 +108,9 @@ class Reloader:
             is_successful = True
         except (ConfigError, OSError) as error:
             reason = "; ".join(line.strip() for line in str(error).splitlines())
-            log.error("not reloaded, the configuration stays as it was: %s", reason)
+            log.error("not reloaded, the running configuration stays in use: %s", reason)
         except Exception:
-            log.exception("not reloaded, the configuration stays as it was")
+            log.exception("not reloaded, the running configuration stays in use")
         else:
             waiting = f"; {', '.join(kept)}: takes effect after a restart" if kept else ""
             announce.info("reloaded %s%s", file, waiting)
@@ -130,7 +130,7 @@ class Reloader:
             now = await asyncio.to_thread(_digest, self._file)
             if now is None:
                 if not is_missing:
-                    log.warning("%s cannot be read; the configuration stays as it was until it can", self._file)
+                    log.warning("%s cannot be read; the running configuration stays in use", self._file)
                 is_missing = True
                 continue
             is_missing = False

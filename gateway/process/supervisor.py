@@ -76,7 +76,7 @@ class _WorkerProcess:
                 else:
                     self._answers.put_nowait(message)
         except (ValueError, msgspec.MsgspecError, asyncio.QueueFull) as error:
-            log.error("worker %d cannot be understood: %s", self.pid, str(error) or "it answers without being asked")
+            log.error("worker %d has sent an invalid message: %s", self.pid, str(error) or "an unexpected answer")
             self.kill()
         finally:
             with contextlib.suppress(asyncio.QueueFull):
@@ -94,7 +94,7 @@ class _WorkerProcess:
             async with asyncio.timeout(timeout_s):
                 answer = await self._answers.get()
         except TimeoutError:
-            log.error("worker %d has not answered within %g s; it is ended", self.pid, timeout_s)
+            log.error("worker %d has not answered within %g s; it is killed", self.pid, timeout_s)
             answer = None
         if answer is None:
             self.kill()
@@ -234,7 +234,7 @@ class Supervisor:
             if errors or not prepared:
                 for worker in prepared:
                     worker.tell(Abort())
-                raise ConfigError(errors[0] if errors else "no worker could prepare it in time")
+                raise ConfigError(errors[0] if errors else "no worker prepared the reload in time")
             # from here on a worker that starts gets the new one
             self._config = config
             change_level(config.logging.level)

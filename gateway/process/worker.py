@@ -83,7 +83,7 @@ class _Worker:
                     await self.data_plane.abandon(prepared)
                     prepared = None
         except Exception:  # it is not certain what holds here: the supervisor starts another worker
-            log.exception("a reload failed half way; this worker ends")
+            log.exception("a reload failed after it had begun to take effect; this worker exits")
         finally:
             self.stopped.set()
             transport.close()

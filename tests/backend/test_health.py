@@ -241,8 +241,8 @@ async def test_a_path_that_is_not_there_is_said_once_and_takes_nothing_out(caplo
             await server.answers(8)
             assert state.is_up
     assert lines(caplog) == [
-        f"backend 'main': {server.url} answers 404 Not Found to probes of /ready (health.path), which cannot tell "
-        "whether it is well: it counts as up while it answers so"
+        f"backend 'main': {server.url} answers 404 Not Found to probes of /ready (health.path): without that "
+        "path the probes say nothing about its health, and it counts as up"
     ]
 
 

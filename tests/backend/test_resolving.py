@@ -313,7 +313,7 @@ async def test_the_start_waits_for_names_so_that_the_first_request_finds_all_end
     assert urls_of(endpoints) == [URL, "http://10.0.0.7:8000"]
     await names.start()
     assert urls_of(endpoints) == ["http://10.0.0.1:8000", "http://10.0.0.2:8000", "http://10.0.0.7:8000"]
-    assert lines(caplog) == ["backend 'main': the host name 'models.example' stands for 10.0.0.1, 10.0.0.2"]
+    assert lines(caplog) == ["backend 'main': the host name 'models.example' resolves to 10.0.0.1, 10.0.0.2"]
     await names.close()
 
 
@@ -361,8 +361,8 @@ async def test_a_name_that_cannot_be_resolved_is_503_with_the_resolvers_words_an
     await upstream.close()
     assert lines(caplog) == [
         "backend 'main': the host name 'models.example' cannot be resolved: Temporary failure in name resolution; "
-        "requests to it get 503 until it can",
-        "backend 'main': the host name 'models.example' stands for 10.0.0.1, 10.0.0.2",
+        "requests to it get 503 until then",
+        "backend 'main': the host name 'models.example' resolves to 10.0.0.1, 10.0.0.2",
     ]
 
 
@@ -411,7 +411,7 @@ async def test_a_changed_set_keeps_the_state_of_those_that_stay_and_is_said_once
     assert kept is second
     assert (new.in_flight, new.is_up) == (0, True)
     assert lines(caplog)[1:] == [
-        "backend 'main': the host name 'models.example' stands for 10.0.0.2, 10.0.0.3 (before: 10.0.0.1, 10.0.0.2)"
+        "backend 'main': the host name 'models.example' resolves to 10.0.0.2, 10.0.0.3 (before: 10.0.0.1, 10.0.0.2)"
     ]
 
 
@@ -669,7 +669,7 @@ def edit_hosts(edit: Callable[[str], str]) -> None:
 
 @pytest.fixture
 def names_in_hosts() -> Iterator[str]:
-    """A name that stands for 127.0.0.2 and 127.0.0.3 while the test runs."""
+    """A name that resolves to 127.0.0.2 and 127.0.0.3 while the test runs."""
     name = f"several-{os.getpid()}.tensor-gateway.test"
     entries = f"127.0.0.2 {name}\n127.0.0.3 {name}\n"
     try:
