@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What a request takes when it begins, and keeps: one value, so that a reload replaces all of it in one step."""
+    """What a request is served by, from its beginning to its end: one value, which a reload replaces in one step."""
 
     plan: Plan
     upstreams: Mapping[str, Upstream]

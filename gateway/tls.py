@@ -82,7 +82,7 @@ class TlsLayer(SSLProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        # one event loop serves all connections, and what is read is copied before anything else is
+        # one event loop serves all connections, and copies each piece before it reads the next
         self._ssl_buffer_view = self._ssl_buffer = _SHARED
         self.on_closing: Callable[[BaseException | None], None] | None = None
         """Called while the socket can still be asked."""

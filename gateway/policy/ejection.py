@@ -14,7 +14,7 @@ from gateway.errors import ErrorKind
 FAILURES = frozenset(
     {ErrorKind.UNREACHABLE, ErrorKind.TIMEOUT, ErrorKind.UPSTREAM_CLOSED, ErrorKind.MALFORMED_RESPONSE}
 )
-"""Errors by which an endpoint has failed; all others are answers, or the doing of the client or of the gateway."""
+"""The errors that count as an endpoint's failure; all others are answers, or caused by the client or the gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class EjectionRules:
     def allow(self, n_others: int, n_endpoints: int) -> bool:
         """Whether an endpoint may be ejected where *n_others* of the others get requests.
 
-        The only endpoint never is: nothing would come of it, since it would still get every request.
+        The only endpoint is never ejected: it would still get every request.
         """
         return n_endpoints > 1 and n_others >= self.panic_below * n_endpoints
 
@@ -82,7 +82,7 @@ class Ejection:
         return True
 
     def fail(self, now_s: float, reason: str, rules: EjectionRules, trial: Trial | None, n_others: int, n: int) -> bool:
-        """Count a failure; whether that has ejected the endpoint now, one of *n*, *n_others* of which get requests."""
+        """Count a failure; whether it ejects the endpoint. Of *n* endpoints, *n_others* others get requests."""
         if self.is_ejected:
             if trial is not None and self._trial is trial:
                 self._until_s = now_s + rules.for_s

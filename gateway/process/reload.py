@@ -1,6 +1,6 @@
 """Reload: the configuration's file is read again, by SIGHUP or because it has changed, and taken whole or not at all.
 
-Here: when it is read, what cannot change without a restart, and what is said. Not here: how what serves clients is
+Here: when it is read, what cannot change without a restart, and what is logged. Not here: how the data plane is
 changed (`app`), and how several workers agree on it (`supervisor`).
 """
 
@@ -33,9 +33,9 @@ announce = logging.getLogger(ANNOUNCE)
 
 
 def keep_fixed(config: Config, running: Config) -> tuple[Config, list[str]]:
-    """*config* with that of *running* which cannot change now, and the keys that wait for a restart.
+    """*config* with the values of *running* that only a restart can change, and the keys of those that differ.
 
-    Raises `ConfigError` where the rest does not go with what stays.
+    Raises `ConfigError` if the new values contradict those that stay.
     """
     fixed = {key: getattr(running, key) for key in FIXED if getattr(running, key) != getattr(config, key)}
     if (config.tls is None) != (running.tls is None):
@@ -55,7 +55,7 @@ class Reloadable(Protocol):
     state: StateCollector
 
     async def replace(self, config: Config) -> list[str]:
-        """Serve by *config* from now on, but for the keys that are given back, which wait for a restart.
+        """Serve by *config* from now on. Returns the keys that need a restart and keep their old values.
 
         Raises `ConfigError` or `OSError`, and nothing has changed then.
         """
@@ -73,17 +73,17 @@ class Reloader:
         self._tasks: list[asyncio.Task[None]] = []
 
     def request(self) -> None:
-        """Reload soon. What is asked for during a reload is done after it, with the file as it is then."""
+        """Reload soon. A request during a reload causes another one after it."""
         self._wanted.set()
 
     def start(self, running: Reloadable, *, watch: bool) -> None:
-        """Do what is requested, to *running*; *watch*: also when the file's content changes."""
+        """Reload *running* when requested; *watch*: also when the file's content changes."""
         self._tasks.append(asyncio.create_task(self._reload_when_wanted(running)))
         if watch:
             self._tasks.append(asyncio.create_task(self._watch()))
 
     async def stop(self) -> None:
-        """Do nothing any more: what is requested from now on is ignored."""
+        """Ignore requests from now on."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
