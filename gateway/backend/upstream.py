@@ -145,7 +145,7 @@ class Upstream:
         n_others = sum(1 for each in states if each is not state and each.is_up and not each.is_ejected)
         rules = self.ejection_rules
         now_s = asyncio.get_running_loop().time()
-        if state in states and state.ejection.fail(now_s, reason, rules, trial, n_others, len(states)):
+        if state in states and state.ejection.fail(now_s, rules, trial, n_others, len(states)):
             log.warning(
                 "backend %r: %s is ejected for %g s: %d failures within %g s, the last: %s",
                 self.name,

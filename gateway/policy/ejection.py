@@ -46,14 +46,10 @@ class Trial:
 class Ejection:
     """What the failures of one endpoint have led to. It outlives the rules that it is judged by."""
 
-    __slots__ = ("_failed_at", "_trial", "_until_s", "is_ejected", "reason", "since_s")
+    __slots__ = ("_failed_at", "_trial", "_until_s", "is_ejected")
 
     def __init__(self) -> None:
         self.is_ejected = False
-        self.since_s = 0.0
-        """When the endpoint was ejected."""
-        self.reason = ""
-        """The failure that led to it, or the last trial's."""
         self._failed_at: deque[float] = deque()
         self._until_s = 0.0
         self._trial: Trial | None = None
@@ -81,12 +77,11 @@ class Ejection:
         self.clear()
         return True
 
-    def fail(self, now_s: float, reason: str, rules: EjectionRules, trial: Trial | None, n_others: int, n: int) -> bool:
+    def fail(self, now_s: float, rules: EjectionRules, trial: Trial | None, n_others: int, n: int) -> bool:
         """Count a failure; whether it ejects the endpoint. Of *n* endpoints, *n_others* others get requests."""
         if self.is_ejected:
             if trial is not None and self._trial is trial:
                 self._until_s = now_s + rules.for_s
-                self.reason = reason
             return False
         if not rules.failures:
             return False
@@ -98,8 +93,6 @@ class Ejection:
             return False
         self.clear()
         self.is_ejected = True
-        self.since_s = now_s
-        self.reason = reason
         self._until_s = now_s + rules.for_s
         return True
 
