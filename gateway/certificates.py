@@ -72,7 +72,7 @@ class TlsContext:
     def look(self) -> None:
         """Take up files that have changed and have stayed so since the last look; blocks while it reads them.
 
-        What does not fit changes nothing, and is said once.
+        Files that cannot be used change nothing, and are reported once.
         """
         stamps = self._stamps()
         before, self._last_seen = self._last_seen, stamps
@@ -107,7 +107,7 @@ async def watch(contexts: Callable[[], Iterable[TlsContext | None]]) -> None:
 
 
 def tls_settings(config: Config) -> Iterator[tuple[str, Settings]]:
-    """Where *config* uses TLS: the path, and what is set there. A backend without https uses none."""
+    """The path and the settings of each use of TLS in *config*. A backend without https uses none."""
     if config.tls is not None:
         yield "tls", config.tls
     for name, backend in config.backends.items():
@@ -226,7 +226,7 @@ def _read(where: str, path: str) -> str:
 
 
 def _words(error: Exception) -> str:
-    """The reason of *error*; never what stands in the file."""
+    """The reason of *error*, without any content of the file."""
     reason = getattr(error, "reason", None)
     return reason.replace("_", " ").lower() if isinstance(reason, str) else type(error).__name__
 

@@ -68,8 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser(
         "serve",
         help="run the gateway",
-        description="Run the gateway until SIGTERM or SIGINT. Requests that are in flight then are still finished. "
-        "SIGHUP reads the file again: it is taken whole, or not at all.",
+        description="Run the gateway until SIGTERM or SIGINT; requests in flight are then finished. SIGHUP reads the "
+        "file again: it takes effect as a whole, or, if anything in it is wrong, not at all.",
     )
     source = serve.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", type=Path, metavar="FILE", help="serve what this YAML file configures")
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=("json", "text", "none"),
         help="with --backend: how requests are logged to standard output (default json, on a terminal text)",
     )
-    serve.add_argument("--watch", action="store_true", help="with --config: reload when the file changes, as by SIGHUP")
+    serve.add_argument("--watch", action="store_true", help="with --config: reload when the file changes, as on SIGHUP")
     serve.set_defaults(run=_serve)
 
     check = commands.add_parser(
@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     schema = commands.add_parser(
         "schema",
         help="print the JSON Schema of the configuration",
-        description="Print the JSON Schema of the configuration, with which editors check and complete the file.",
+        description="Print the JSON Schema of the configuration, which editors use to check and complete the file.",
     )
     schema.set_defaults(run=_schema)
 

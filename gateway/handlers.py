@@ -1,8 +1,8 @@
 """What happens to a request, in which order, from its head to the last byte of its reply.
 
 `Gateway.handle` finds the backend; then `_Call` does one of three things: `infer`, `server_metadata` or `relay`. Here
-is only the order of the steps. `client` reads from the client and writes to it, `codec` converts bytes, `policy`
-decides, `backend` calls backends, and `telemetry` reads the finished exchange.
+is only the order of the steps. Not here: how they are done. `client` reads from the client and writes to it, `codec`
+converts bytes, `policy` decides, `backend` calls backends, and `telemetry` reads the finished exchange.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What a request takes when it begins, and keeps: one value, so that a reload replaces all of it in one step."""
+    """What a request is served by, from its beginning to its end: one value, which a reload replaces in one step."""
 
     plan: Plan
     upstreams: Mapping[str, Upstream]
@@ -256,7 +256,7 @@ class _Call:
         exchange.input_datatypes = [tensor.datatype.name for tensor in parsed.inputs]
         now = asyncio.get_running_loop().time()
         if parsed.header_recovered and self._gateway.recovered_warnings.allows(exchange.client, now):
-            log.warning("client %s sends binary bodies without %s; its sizes added up", exchange.client, HEADER_LENGTH)
+            log.warning("client %s sends binary bodies without %s; it was recovered", exchange.client, HEADER_LENGTH)
 
     async def _metadata(self, upstream: Upstream, backend: BackendPlan) -> bytes:
         """The model's metadata, asked of the backend with the client's headers unless it is known."""

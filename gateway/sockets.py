@@ -1,4 +1,4 @@
-"""What the kernel is asked and told about the socket of a connection, beyond what asyncio offers.
+"""Questions to the kernel about a connection's socket, and options of it, that asyncio does not offer.
 
 Here: unread bytes, hang-ups, resets and Linux's TCP counters. Not here: what any of them means for a request or a
 reply (`client`, `backend`).

@@ -82,7 +82,7 @@ class TlsLayer(SSLProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        # one event loop serves all connections, and what is read is copied before anything else is
+        # one event loop serves all connections, and copies each piece before it reads the next
         self._ssl_buffer_view = self._ssl_buffer = _SHARED
         self.on_closing: Callable[[BaseException | None], None] | None = None
         """Called while the socket can still be asked."""
@@ -267,7 +267,7 @@ def _why_not_verified(error: ssl.SSLCertVerificationError, layer: TlsLayer, tls:
         expired_at = expiry_of(certificate)
         return "its certificate has expired" + (f" on {expired_at:%Y-%m-%d}" if expired_at is not None else "")
     if code == _NOT_YET_VALID:
-        return f"its certificate is not valid yet, but from {certificate.get('notBefore', 'later')} on"
+        return f"its certificate is not valid before {certificate.get('notBefore', 'a later time')}"
     if code in _OTHER_NAME:
         wanted = tls.server_name or name
         names = certificate.get("subjectAltName")

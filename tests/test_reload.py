@@ -154,7 +154,7 @@ async def test_a_file_that_does_not_load_changes_nothing_and_says_why_in_one_lin
         started_at = (await gateway.client.metrics())[RELOADED_AT]
         gateway.configure(b.url, extra=f"{workers}limitz: {{}}\n")
         line = await gateway.reload()
-        assert "ERROR gateway: not reloaded, the configuration stays as it was: " in line
+        assert "ERROR gateway: not reloaded, the running configuration stays in use: " in line
         assert str(gateway.file) in line
         assert "limitz: unknown key, did you mean `limits`?" in line
         metrics = await gateway.client.metrics()
@@ -417,7 +417,7 @@ async def test_a_folder_that_kubernetes_swaps_is_noticed(tmp_path: Path) -> None
 async def test_a_file_that_vanishes_is_said_once_and_taken_when_it_is_back(tmp_path: Path) -> None:
     async with lying(A) as a, lying(B) as b, serving(tmp_path, a.url, watch=True) as gateway:
         gateway.file.unlink()
-        assert "cannot be read; the configuration stays as it was until it can" in await gateway.line()
+        assert "cannot be read; the running configuration stays in use" in await gateway.line()
         await asyncio.sleep(4 * WATCH_S)  # time enough for it to be said again, which would be the next line
         assert await gateway.ask() == "a"
         gateway.configure(b.url)

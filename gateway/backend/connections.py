@@ -5,6 +5,8 @@ exchanged to their ends, or with `close`. After that its holder cannot reach the
 
 A request needs a slot before it gets a connection, and there are `max_connections` slots. When all are held, up to
 `queue.length` requests wait, each for `queue.timeout` at most; beyond either limit they are refused as `overloaded`.
+
+Not here: what goes over a connection (`attempt`), and which endpoint is asked (`upstream`).
 """
 
 import asyncio

@@ -103,7 +103,7 @@ class EndpointSet:
         """Called with the endpoints that there are from now on."""
 
     def replace(self, endpoints: Iterable[Endpoint]) -> None:
-        """From now on there are these *endpoints*, in this order; what is written in two ways is one endpoint.
+        """Set the *endpoints*, in this order; one that is written in two ways is one endpoint.
 
         State belongs to the address: it stays where a name that had one address has several now, and the other way,
         and where only the certificates are others.

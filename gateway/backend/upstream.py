@@ -85,7 +85,7 @@ class Upstream:
                 state.ejection.clear()
 
     async def start(self) -> None:
-        """Take over from the one before, and begin what goes on beside the requests: looking names up, probing."""
+        """Take over from the one before, and start looking up names and probing."""
         self._take_over()
         self.probes.start(self._plan.settings.health, self._plan.headers, self.connections)
         await self.names.start()
@@ -140,12 +140,12 @@ class Upstream:
         return self._balance(open_, turn)
 
     def note_failure(self, state: EndpointState, trial: Trial | None, reason: str) -> None:
-        """An attempt has failed by the doing of its endpoint: maybe it is ejected."""
+        """Count a failure of the endpoint, and eject it if it has had too many."""
         states = self.endpoints.states
         n_others = sum(1 for each in states if each is not state and each.is_up and not each.is_ejected)
         rules = self.ejection_rules
         now_s = asyncio.get_running_loop().time()
-        if state in states and state.ejection.fail(now_s, reason, rules, trial, n_others, len(states)):
+        if state in states and state.ejection.fail(now_s, rules, trial, n_others, len(states)):
             log.warning(
                 "backend %r: %s is ejected for %g s: %d failures within %g s, the last: %s",
                 self.name,
@@ -216,7 +216,7 @@ class _Call(Generic[T]):
         self._trial: Trial | None = None
         self._sent: Sent | None = None
         self._answer: Answer | None = None
-        self._has_failed = False  # by the doing of its endpoint
+        self._has_failed = False  # and the endpoint caused it
 
     async def run(self, is_settled: Callable[[], bool]) -> T:
         """Attempts, until one succeeds or no other may follow."""
@@ -291,9 +291,9 @@ class _Call(Generic[T]):
                 upstream.note_success(picked, self._trial)
             return result
         except GatewayError as error:
-            # a server that tires of waiting for the rest of an upload, as the gateway does, has not failed
-            is_impatient = error.kind is ErrorKind.UPSTREAM_CLOSED and self._answer is None and deadlines.is_clients()
-            self._judge(picked, error, error.kind in FAILURES and not is_impatient)
+            # a server that closes because the client's upload does not arrive has not failed
+            is_upload_late = error.kind is ErrorKind.UPSTREAM_CLOSED and self._answer is None and deadlines.is_clients()
+            self._judge(picked, error, error.kind in FAILURES and not is_upload_late)
             raise
         except TimeoutError:
             if not timeout.expired():
@@ -329,7 +329,7 @@ class _Call(Generic[T]):
         return state
 
     async def _ask(self, state: EndpointState, deadlines: Deadlines) -> Answer:
-        """Send the request, once more if a kept connection turns out to have died (design: executed once).
+        """Send the request, once more if a kept connection has died (design: executed once).
 
         That happens once in a call: a GET that was read each time would be executed by every endpoint otherwise.
         """
@@ -360,7 +360,7 @@ class _Call(Generic[T]):
         return answer
 
     def _judge(self, state: EndpointState, error: GatewayError, is_failure: bool) -> None:
-        """The attempt has ended with *error*: by the doing of its endpoint (*is_failure*), or otherwise."""
+        """Judge the endpoint by an attempt that ended with *error*; *is_failure*: the endpoint caused it."""
         if self._last.first_byte_s is None:
             self._last.code = error.kind.label
         answer = self._answer

@@ -190,7 +190,7 @@ async def bind_shared(address: Address) -> socket.socket:
 
 
 async def reserve(address: Address) -> socket.socket:
-    """Keep the port of *address* for workers, that each `bind_shared` to it; nobody else gets it.
+    """Reserve the port of *address* for workers, which each `bind_shared` to it.
 
     For a `unix:` address it is a socket that listens, for the workers to inherit and `open_on`. `release` it at the
     end. Raises `OSError` that names the address.
@@ -204,7 +204,7 @@ async def reserve(address: Address) -> socket.socket:
     with _naming(address):
         try:
             if not address.is_unix:
-                if address.port:  # nobody asks for a port that the kernel has chosen, and this would lose it
+                if address.port:  # a port that the kernel has chosen is free, and would be lost by this
                     bound.listen(1)
                     bound.shutdown(socket.SHUT_RD)
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -253,7 +253,7 @@ async def _bind(address: Address, *, is_shared: bool) -> socket.socket:
 
 
 def _bind_unix(path: str) -> _UnixSocket:
-    """Listen at *path*, in place of a socket there that nobody listens on any more.
+    """Listen at *path*, replacing a stale socket there.
 
     The folder is locked meanwhile: of two gateways that find the same stale file, one would remove the other's.
     """
@@ -267,7 +267,7 @@ def _bind_unix(path: str) -> _UnixSocket:
         found = os.lstat(path)
         bound.path = path
         bound.file = (found.st_dev, found.st_ino)
-        bound.listen(BACKLOG)  # only from here on can anybody connect, so nobody does with another mode
+        bound.listen(BACKLOG)  # clients can connect only from here on, so none does with another mode
     except BaseException:
         release(bound)
         raise
@@ -277,7 +277,7 @@ def _bind_unix(path: str) -> _UnixSocket:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket at *path* unless somebody listens on it: then, and for what is no socket, raise `OSError`."""
+    """Remove a stale socket at *path*. Raises `OSError` if it is in use or is no socket."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

@@ -88,7 +88,7 @@ class Server(web.Server):
         return ClientProtocol(self, loop=self._loop, **self._kwargs)
 
     def admit(self) -> bool:
-        """Take a slot for a new connection; False, counted and said once a minute, if there is none."""
+        """Take a slot for a new connection; False if there is none, which is counted and logged once a minute."""
         if self.open_connections < self.limits.connections:
             self.open_connections += 1
             return True
@@ -569,4 +569,4 @@ def _first_line(text: str) -> str:
 
 
 def _nothing() -> None:
-    """To be called never."""
+    """Is never called."""

@@ -83,7 +83,7 @@ class Watcher:
             try:
                 connection.look(now_s, limits)
             except Exception:  # the others are looked at all the same, and this one again
-                log.exception("a connection could not be looked at")
+                log.exception("a connection could not be checked for a slow client")
         if left:
             self._next = self._loop.call_soon(self._go_on)
         else:

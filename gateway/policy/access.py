@@ -1,6 +1,6 @@
 """Who may use the clients' listener, and which paths nobody may use (design: access).
 
-Tokens are known by their digests alone. Here: judging a request by its headers and its path, before anything is done
+Only digests of tokens are held. Here: judging a request by its headers and its path, before anything is done
 for it. Not here: the file that tokens stand in (`config.tokens`), and certificates of clients.
 """
 
@@ -24,14 +24,14 @@ _TAIL = re.compile(r"[?#\0].*", re.DOTALL)
 _MAY_BE_READ_OTHERWISE = re.compile(r"[%;?#\0\\]|//|/\Z")
 
 MAX_READINGS = 16
-"""In how many ways a path may be read; one with more is denied, whatever it is."""
+"""The most ways of reading one path that are checked; a path with more is always denied."""
 
 _NEEDED = "a token is needed: `Authorization: Bearer TOKEN` or `X-Api-Key: TOKEN`"
 _CHALLENGE = (("WWW-Authenticate", "Bearer"),)
 
 
 def digest_of(token: str) -> bytes:
-    """What is kept of a *token*. Looking a digest up takes a time that tells nothing about the tokens."""
+    """The digest that is kept instead of a *token*: the time of looking it up reveals nothing about the tokens."""
     return sha256(token.encode(errors="surrogateescape")).digest()
 
 
@@ -44,9 +44,9 @@ class Access:
         self._denied = re.compile("|".join(fnmatch.translate(each.casefold()) for each in deny)) if deny else None
 
     def authorize(self, headers: Headers) -> Headers:
-        """*headers* as they may cross: without the fields that hold a token. Raises `GatewayError` (401) without any.
+        """*headers* without the fields that hold a token. Raises `GatewayError` (401) if there is none.
 
-        What else stands in these two fields is for the backend, and crosses.
+        Other values of these two fields are for the backend, and cross.
         """
         if self._tokens is None:
             return headers
@@ -54,7 +54,7 @@ class Access:
         if len(crossing) < len(headers.pairs):
             return Headers(crossing)
         given = "authorization" in headers or "x-api-key" in headers
-        words = f"{_NEEDED}; what came is none that is known" if given else _NEEDED
+        words = f"{_NEEDED}; the token that was sent is not known" if given else _NEEDED
         raise GatewayError(ErrorKind.DENIED, words, status=401, headers=_CHALLENGE)
 
     def check(self, path: str) -> None:

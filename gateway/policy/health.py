@@ -62,7 +62,7 @@ class Condition:
         )
 
     def for_another_path(self) -> "Condition":
-        """The condition when the path of the probes changes: what was said of the old one is no longer counted."""
+        """The condition when the path of the probes changes: earlier results no longer count."""
         return replace(Condition(), is_up=self.is_up)
 
 

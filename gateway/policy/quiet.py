@@ -1,7 +1,7 @@
-"""Limits how often the log says the same thing. Not here: what it says."""
+"""Limits how often the log repeats a warning. Not here: the warnings."""
 
 INTERVAL_S = 60.0
-"""How long the log keeps quiet about what it has said."""
+"""How long a warning is not repeated."""
 
 
 class OncePerInterval:

@@ -1,6 +1,6 @@
 """Reload: the configuration's file is read again, by SIGHUP or because it has changed, and taken whole or not at all.
 
-Here: when it is read, what cannot change without a restart, and what is said. Not here: how what serves clients is
+Here: when it is read, what cannot change without a restart, and what is logged. Not here: how the data plane is
 changed (`app`), and how several workers agree on it (`supervisor`).
 """
 
@@ -33,9 +33,9 @@ announce = logging.getLogger(ANNOUNCE)
 
 
 def keep_fixed(config: Config, running: Config) -> tuple[Config, list[str]]:
-    """*config* with that of *running* which cannot change now, and the keys that wait for a restart.
+    """*config* with the values of *running* that only a restart can change, and the keys of those that differ.
 
-    Raises `ConfigError` where the rest does not go with what stays.
+    Raises `ConfigError` if the new values contradict those that stay.
     """
     fixed = {key: getattr(running, key) for key in FIXED if getattr(running, key) != getattr(config, key)}
     if (config.tls is None) != (running.tls is None):
@@ -45,7 +45,7 @@ def keep_fixed(config: Config, running: Config) -> tuple[Config, list[str]]:
     kept = msgspec.structs.replace(config, **fixed)
     for path, reason in kept.problems():
         names = ", ".join(f"`{key}`" for key in fixed)
-        raise ConfigError(f"{path}: {reason}, with {names} as before, which a reload cannot change")
+        raise ConfigError(f"{path}: {reason}, with {names} unchanged, because that needs a restart")
     return kept, list(fixed)
 
 
@@ -55,7 +55,7 @@ class Reloadable(Protocol):
     state: StateCollector
 
     async def replace(self, config: Config) -> list[str]:
-        """Serve by *config* from now on, but for the keys that are given back, which wait for a restart.
+        """Serve by *config* from now on. Returns the keys that need a restart and keep their old values.
 
         Raises `ConfigError` or `OSError`, and nothing has changed then.
         """
@@ -73,17 +73,17 @@ class Reloader:
         self._tasks: list[asyncio.Task[None]] = []
 
     def request(self) -> None:
-        """Reload soon. What is asked for during a reload is done after it, with the file as it is then."""
+        """Reload soon. A request during a reload causes another one after it."""
         self._wanted.set()
 
     def start(self, running: Reloadable, *, watch: bool) -> None:
-        """Do what is requested, to *running*; *watch*: also when the file's content changes."""
+        """Reload *running* when requested; *watch*: also when the file's content changes."""
         self._tasks.append(asyncio.create_task(self._reload_when_wanted(running)))
         if watch:
             self._tasks.append(asyncio.create_task(self._watch()))
 
     async def stop(self) -> None:
-        """Do nothing any more: what is requested from now on is ignored."""
+        """Ignore requests from now on."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -108,9 +108,9 @@ class Reloader:
             is_successful = True
         except (ConfigError, OSError) as error:
             reason = "; ".join(line.strip() for line in str(error).splitlines())
-            log.error("not reloaded, the configuration stays as it was: %s", reason)
+            log.error("not reloaded, the running configuration stays in use: %s", reason)
         except Exception:
-            log.exception("not reloaded, the configuration stays as it was")
+            log.exception("not reloaded, the running configuration stays in use")
         else:
             waiting = f"; {', '.join(kept)}: takes effect after a restart" if kept else ""
             announce.info("reloaded %s%s", file, waiting)
@@ -130,7 +130,7 @@ class Reloader:
             now = await asyncio.to_thread(_digest, self._file)
             if now is None:
                 if not is_missing:
-                    log.warning("%s cannot be read; the configuration stays as it was until it can", self._file)
+                    log.warning("%s cannot be read; the running configuration stays in use", self._file)
                 is_missing = True
                 continue
             is_missing = False

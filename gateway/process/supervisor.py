@@ -20,7 +20,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from gateway.app import new_name, require_sound
+from gateway.app import new_name, require_usable_files
 from gateway.client import listeners
 from gateway.config import Address, Config, encode
 from gateway.errors import ConfigError
@@ -59,12 +59,12 @@ class _WorkerProcess:
         self.is_listening = False
         """Whether it accepts clients, and every reload reaches it."""
         self.share: Config | None = None
-        """By what it serves, once it is known to do so."""
+        """The configuration that it is known to serve by."""
         self.report = Report([], "starting")
         self._answers: asyncio.Queue[Listening | Prepared | Committed | None] = asyncio.Queue(MAX_ANSWERS)
 
     async def read(self, pipe: int) -> None:
-        """Take what the worker tells, to the end."""
+        """Read the worker's messages until its end."""
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb")
@@ -76,7 +76,7 @@ class _WorkerProcess:
                 else:
                     self._answers.put_nowait(message)
         except (ValueError, msgspec.MsgspecError, asyncio.QueueFull) as error:
-            log.error("worker %d cannot be understood: %s", self.pid, str(error) or "it answers without being asked")
+            log.error("worker %d has sent an invalid message: %s", self.pid, str(error) or "an unexpected answer")
             self.kill()
         finally:
             with contextlib.suppress(asyncio.QueueFull):
@@ -89,12 +89,12 @@ class _WorkerProcess:
         self.process.stdin.write(control.frame(message))
 
     async def answer(self, timeout_s: float) -> Listening | Prepared | Committed | None:
-        """What it answers; None, and it is killed, if that does not come within *timeout_s* or never will."""
+        """Its next answer; None, and it is killed, if none comes within *timeout_s*."""
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._answers.get()
         except TimeoutError:
-            log.error("worker %d has not answered within %g s; it is ended", self.pid, timeout_s)
+            log.error("worker %d has not answered within %g s; it is killed", self.pid, timeout_s)
             answer = None
         if answer is None:
             self.kill()
@@ -125,7 +125,7 @@ class Supervisor:
         self._workers: dict[int, _WorkerProcess] = {}
         self._minders: list[asyncio.Task[None]] = []
         self._readers: set[asyncio.Task[None]] = set()
-        """Of what the workers tell."""
+        """Read the messages of the workers."""
         self._changes = asyncio.Lock()
         """Held while workers are brought to another configuration, or join those that are."""
         self._port_holder: socket.socket | None = None
@@ -136,7 +136,7 @@ class Supervisor:
 
         Raises `OSError` if an address or a worker cannot be had, and `ConfigError` for wrong certificates.
         """
-        require_sound(config)  # here once, and not in every worker
+        require_usable_files(config)  # here once, and not in every worker
         supervisor = cls(config)
         try:
             supervisor.admin_url = await supervisor._admin.start()
@@ -200,7 +200,7 @@ class Supervisor:
         return worker
 
     async def _join(self, worker: _WorkerProcess) -> bool:
-        """From now on reloads reach *worker*; what it missed while it started is made up for. False if that fails."""
+        """Include *worker* in reloads, after it has caught up with any it missed; False if that fails."""
         async with self._changes:
             if worker.share != (share := self._share()):
                 worker.tell(Prepare(msgspec.Raw(encode(share))))
@@ -234,7 +234,7 @@ class Supervisor:
             if errors or (workers and not prepared):
                 for worker in prepared:
                     worker.tell(Abort())
-                raise ConfigError(errors[0] if errors else "no worker could prepare it in time")
+                raise ConfigError(errors[0] if errors else "no worker prepared the reload in time")
             # from here on a worker that starts gets the new one
             self._config = config
             change_level(config.logging.level)
@@ -277,7 +277,7 @@ class Supervisor:
         """Let all workers finish what is in flight, up to `shutdown.grace`."""
         self._is_draining = True
         if self._config.listen.is_unix and self._port_holder is not None:
-            # it listens as long as anybody has it: clients that come when the workers have stopped are refused
+            # closed here too, or it would go on listening: clients that come after the workers have stopped are refused
             self._port_holder.close()
         for worker in list(self._workers.values()):
             with contextlib.suppress(ProcessLookupError):
@@ -288,7 +288,7 @@ class Supervisor:
             await asyncio.wait(self._minders, timeout=shutdown.delay + 2 * shutdown.grace + 5)
 
     async def stop(self) -> None:
-        """End what is left at once."""
+        """Kill the workers that are left, and close the admin listener."""
         self._is_draining = True
         for task in self._minders:
             task.cancel()
@@ -313,5 +313,5 @@ class Supervisor:
         serving = self._serving()
         if len(serving) < self._config.workers:
             return f"{len(serving)} of {self._config.workers} workers accept"
-        # every worker, because nobody knows which of them a client comes to
+        # every worker, because the kernel decides which of them a client reaches
         return next((worker.report.not_usable for worker in serving if worker.report.not_usable is not None), None)

@@ -1,4 +1,4 @@
-"""One of several worker processes: it serves clients on a port that all share, and does what the supervisor tells it.
+"""One of several worker processes: it serves clients on the shared port, and carries out the supervisor's messages.
 
 Each worker binds its own socket to the port with SO_REUSEPORT, because a single socket that all inherit feeds them
 unevenly. Not here: who starts and replaces workers (`supervisor`), and how messages cross the pipes (`control`).
@@ -25,7 +25,7 @@ log = logging.getLogger("gateway")
 
 
 class _Worker:
-    """Serves clients, and does what the supervisor tells."""
+    """Serves clients, and carries out the supervisor's messages."""
 
     def __init__(self, config: Config, name: str) -> None:
         """*name* is what all workers of the gateway call it in `Via`. Must be made on a running event loop."""
@@ -63,7 +63,7 @@ class _Worker:
             self._tell.close()
 
     async def _obey(self) -> None:
-        """Do what the supervisor tells, in its order."""
+        """Carry out the supervisor's messages, in their order."""
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(0, "rb", 0)
@@ -82,8 +82,8 @@ class _Worker:
                 elif isinstance(message, Abort) and prepared is not None:
                     await self.data_plane.abandon(prepared)
                     prepared = None
-        except Exception:  # it is not certain what holds here: the supervisor starts another worker
-            log.exception("a reload failed half way; this worker ends")
+        except Exception:  # which configuration holds here is uncertain: the supervisor starts another worker
+            log.exception("a reload failed after it had begun to take effect; this worker exits")
         finally:
             self.stopped.set()
             transport.close()
@@ -107,7 +107,7 @@ class _Worker:
             self._report()
 
     def _report(self) -> None:
-        """Tell the state of the endpoints if it has changed, and if the supervisor has read what was told before."""
+        """Report the state of the endpoints if it has changed and the supervisor has read the last report."""
         report = Report(self.data_plane.readings(), self.data_plane.not_usable())
         assert self._tell is not None
         if report != self._reported and not self._tell.get_write_buffer_size():

@@ -11,9 +11,12 @@ from gateway.backend.endpoints import EndpointState
 from gateway.backend.upstream import Upstream
 from gateway.exchange import Attempt
 from tests.backend.sockets import read_whole, upstream_of
-from tests.system.scripted import CountingBackend, Seen, counting
+from tests.system.scripted import Behaviour, CountingBackend, Seen, counting
 
 PIECE_BYTES = 256 * 1024
+
+IN_TURN = "balance: round_robin, timeouts: {first_byte: 100ms, idle: 100ms}"
+"""Settings by which the second of two endpoints gets the first request: turns are counted from 1."""
 
 
 async def well(seen: Seen) -> bool:
@@ -67,7 +70,7 @@ async def babbling(seen: Seen) -> bool:
     return False
 
 
-def answering(status: str) -> Callable[[Seen], Awaitable[bool]]:
+def answering(status: str) -> Behaviour:
     """Answer with *status*, and the body of `well`."""
 
     async def behave(seen: Seen) -> bool:
@@ -80,7 +83,7 @@ def answering(status: str) -> Callable[[Seen], Awaitable[bool]]:
 class Gate:
     """A behaviour that holds each request until it is let go, and then behaves as `then`."""
 
-    def __init__(self, then: Callable[[Seen], Awaitable[bool]] = well) -> None:
+    def __init__(self, then: Behaviour = well) -> None:
         self.then = then
         self.open = asyncio.Event()
         self.waiting = 0
@@ -111,7 +114,7 @@ def nobody() -> Iterator[str]:
 
 @asynccontextmanager
 async def upstream_with(
-    *behaviours: Callable[[Seen], Awaitable[bool]], settings: str = ""
+    *behaviours: Behaviour, settings: str = ""
 ) -> AsyncIterator[tuple[Upstream, list[CountingBackend]]]:
     """A backend of endpoints that behave so; at its end no attempt is in flight, and no connection is busy."""
     async with AsyncExitStack() as stack:

@@ -14,6 +14,7 @@ from gateway.backend.upstream import Upstream
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from tests.backend.sockets import Backend, ask, read_whole, upstream_to, whole
+from tests.backend.waiting import turns
 
 
 @asynccontextmanager
@@ -41,11 +42,6 @@ async def take(connections: Connections, endpoint: Endpoint, *, fresh: bool = Fa
     except BaseException:
         connections.release_slot()
         raise
-
-
-async def turns(n: int = 5) -> None:
-    for _ in range(n):
-        await asyncio.sleep(0)
 
 
 async def exchange(backend: Backend, upstream: Upstream) -> None:

@@ -7,7 +7,6 @@ import inspect
 import os
 import socket
 import ssl
-import struct
 from asyncio import sslproto
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -25,14 +24,10 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.tls import TlsLayer
 from tests.backend.sockets import ANSWER, ask, streamed, upstream_to, whole
 from tests.certificates import Authority
+from tests.system.scripted import RESET
 
 SMALL = b"x" * 100
 LARGE = b"y" * 5_000_000
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
 
 
 @dataclass
@@ -67,7 +62,7 @@ class Peer:
         """End the socket at once, without an alert that says so."""
         sock = self.writer.get_extra_info("socket")
         if by_reset:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self.writer.transport.abort()
 
 

@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import ssl
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -28,15 +27,11 @@ from gateway.process.application import Application
 from tests.certificates import Authority, Pair
 from tests.client.raw import HANDSHAKE_S, RawConnection, connect, echo, serving
 from tests.conftest import running
+from tests.system.scripted import RESET
 from tests.test_cli import process
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 LARGE = 64 * 1024 * 1024
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
 
 
 def tls_of(pair: Pair, client_ca: Path | None = None) -> TlsContext:
@@ -230,7 +225,7 @@ async def test_a_client_that_leaves_while_it_is_not_read_is_noticed(
                 await asyncio.sleep(0)
             if how == "reset":
                 sock = leaving.writer.get_extra_info("socket")
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             leaving.writer.transport.abort()
             assert (await served.exchange()).status == 499
             while served.server.open_connections:
