@@ -112,6 +112,8 @@ def test_lines_are_those_of_the_key_or_of_what_is_around_it(text: str, expected:
             MINIMAL + "routes:\n- {name: r, bakend: a}\n- {nam: r, backend: a}\n",
             ["3: routes[0].bakend", "4: routes[1].nam"],
         ),
+        ("backends: {1: {endpoints: ['http://x']}}", ["1: "]),
+        ("backends: {a: {endpoints: ['http://x']}}\nroutes: [<<: {name: r}]", ["2: "]),
         (
             "backends: {a: {endpoints: [x, y, 'http://z:0', 'http://z', 'http://z']}}",
             [
@@ -182,6 +184,20 @@ def test_a_sound_file_has_no_warnings() -> None:
             "backends: {a: {endpoints: [http://x]}, b: {endpoints: [http://y]}}\nroutes: [{name: r, backend: a}]",
             "backends.b: unused: no route leads to it",
         ),
+        (
+            "backends: {a: {endpoints: ['http://[::1]'], sticky: sequence_id}}\n"
+            "routes: [{name: r, split: {a: 1}, host: h}, {name: s, backend: a}]",
+            "a.sticky: without effect: there is",
+        ),
+        ("backends: {a: {endpoints: ['http://x:80/v2/']}}", "a.endpoints[0]: its path is put before that of every"),
+        (
+            MINIMAL + "routes: [{name: r, backend: a, models: ['m*'], rename: {m1: x, n: y}}]",
+            "routes[0].rename.n: without effect: no pattern of `models` matches it",
+        ),
+        (
+            MINIMAL + "routes: [{name: r, backend: a, rename: {'m*': x}}]",
+            "routes[0].rename.m*: without effect on other names",
+        ),
     ],
 )
 def test_what_is_hardly_meant_is_warned_of(text: str, expected: str) -> None:
@@ -198,6 +214,14 @@ def test_what_is_hardly_meant_is_warned_of(text: str, expected: str) -> None:
         "backends: {a: {endpoints: [http://x], timeouts: {total: 1s, connect: 1s}}}",
         "backends: {a: {endpoints: [http://x, https://x], tls: {server_name: y}}}",
         "backends: {a: {endpoints: [http://x]}, b: {endpoints: [http://y]}}\nroutes: [{name: r, split: {a: 1, b: 0}}]",
+        # it keeps requests on one of the backends
+        "backends: {a: {endpoints: ['http://[::1]'], sticky: sequence_id}, b: {endpoints: ['http://10.0.0.1']}}\n"
+        "routes: [{name: r, split: {a: 1, b: 1}}]",
+        "backends: {a: {endpoints: ['http://x/v22', 'http://v2']}}",
+        # an address that `unix:` does not take, and ports that the kernel chooses
+        "listen: unix:/run/x.sock\nadmin: 127.0.0.1:8080\n" + MINIMAL,
+        "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\n" + MINIMAL,
+        "listen: 127.0.0.2:9090\n" + MINIMAL,
     ],
 )
 def test_what_may_well_be_meant_is_not_warned_of(text: str) -> None:

@@ -59,6 +59,8 @@ class Reader:
         self._lines: dict[str, int] = {}
         self._misspelt: list[str] = []
         """The keys that unknown ones were probably meant to be: that they are missing is not said again."""
+        self._without_key: list[str] = []
+        """Mappings inside of the file with entries whose keys cannot be read: that they lack something is not said."""
         self._hidden: list[str] = []
         self._base = base
         self._outside = Outside(base)
@@ -68,7 +70,8 @@ class Reader:
             # what could not be read has a placeholder: nothing is said about it, and about what is compared with it
             unread = [error.key for error in self._errors if error.key] + self._misspelt
             for key, reason in _problems(self.config):
-                if not any(overlap(key, other) or f"`{other}`" in reason for other in unread):
+                is_known = any(overlap(key, other) or f"`{other}`" in reason for other in unread)
+                if not is_known and not {key, key.rpartition(".")[0]}.intersection(self._without_key):
                     self._fail(key, reason)
         except NotYamlError as error:
             self._errors.append(Finding(error.line, "", error.reason))
@@ -134,7 +137,7 @@ class Reader:
                     values[fields[key].name] = placeholder(fields[key].type)
         for key, item in fields.items():
             if item.required and item.name not in values:
-                if join(path, key) not in self._misspelt:
+                if join(path, key) not in self._misspelt and path not in self._without_key:
                     self._fail(join(path, key), f"missing; expected {words_for(item.type)}")
                 values[item.name] = placeholder(item.type)
         return type_(**values)
@@ -153,6 +156,7 @@ class Reader:
         prefix = f"{path}." if path else ""
         for entry in entries(self._document, node):
             if entry.key is None:
+                self._without_key += [path] if path else []
                 self._fail("", entry.problem, entry.line)
                 continue
             inner = f"{prefix}{shortened(entry.key)}"
@@ -241,7 +245,7 @@ def warnings_of(found: Inspected) -> list[Finding]:
     if found.read is None:
         return []
     # routes that could not be read may lead to a backend, or match before others
-    is_whole = not any(error.key.startswith(("routes", "backends")) for error in found.errors)
+    is_whole = not any(error.key.startswith(("routes", "backends")) or not error.key for error in found.errors)
     said = ((join(path, key), reason) for path, part in _parts(found.read) for key, reason in part.warnings())
     warnings = []
     for key, reason in itertools.chain(said, found.read.unused() if is_whole else ()):
