@@ -23,7 +23,7 @@ from gateway.errors import ConfigError, ErrorKind
 from gateway.exchange import Exchange
 from gateway.handlers import Gateway, Serving
 from gateway.plan import BackendPlan, Plan
-from gateway.telemetry.access_log import AccessLog
+from gateway.telemetry.access_log import AccessLog, FailureLog
 from gateway.telemetry.log_writer import change_level
 from gateway.telemetry.metrics import EndpointReading, Metrics
 
@@ -111,8 +111,7 @@ class DataPlane:
     def _record(self, exchange: Exchange) -> None:
         try:
             self.metrics.record(exchange)
-            if self._access_log is not None:
-                self._access_log.record(exchange)
+            self._access_log.record(exchange)
         except Exception:  # the client has its reply, and shall keep it
             log.exception("request %s could not be recorded", exchange.request_id)
         if exchange.error is ErrorKind.INTERNAL:
@@ -272,8 +271,9 @@ class DataPlane:
             await upstream.close()
 
 
-def _access_log(config: Config) -> AccessLog | None:
-    return AccessLog(config.logging.access) if config.logging.access != "none" else None
+def _access_log(config: Config) -> AccessLog | FailureLog:
+    style = config.logging.access
+    return AccessLog(style) if style != "none" else FailureLog(config.workers)
 
 
 async def _start(upstream: Upstream) -> None:
