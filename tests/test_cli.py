@@ -17,6 +17,7 @@ import aiohttp
 import pytest
 
 from gateway.cli import main
+from tests.certificates import Authority
 from tests.conftest import Connection, answering, lying
 
 COMMAND = [sys.executable, "-m", "gateway"]
@@ -120,6 +121,36 @@ def test_check_shows_nothing_that_came_from_outside(
     code, printed, complaints = run_here("check", str(path))
     assert (code, len(complaints.splitlines())) == (2, 4)
     assert "abracadabra" not in printed + complaints
+
+
+@pytest.mark.parametrize("content", ["abracadabra\n", "-----BEGIN PRIVATE KEY-----\nabracadabra\n-----END"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "access: {tokens_file: VALUE}",
+        "tls: {certificate: VALUE, key: k}",
+        "tls: {certificate: VALUE, key: VALUE}",
+        "tls: {certificate: CERTIFICATE, key: VALUE}",
+        "tls: {certificate: CERTIFICATE, key: KEY, client_ca: VALUE}",
+        "backends: {a: {endpoints: ['https://x'], tls: {ca: VALUE}}}",
+        "backends: {a: {endpoints: ['https://x'], tls: {certificate: VALUE, key: VALUE}}}",
+    ],
+)
+def test_what_a_file_holds_is_never_shown_where_its_path_was_meant(
+    tmp_path: Path, run_here: Callable[..., tuple[int, str, str]], keys: str, content: str
+) -> None:
+    (tmp_path / "secret").write_text(content)
+    pair = Authority(tmp_path).issue()
+    path = tmp_path / "gateway.yaml"
+    backends = "" if "backends" in keys else "backends: {a: {endpoints: ['http://x:1']}}\n"
+    for word, value in (("VALUE", "'${file:secret}'"), ("CERTIFICATE", pair.certificate), ("KEY", pair.key)):
+        keys = keys.replace(word, str(value))
+    path.write_text(f"{keys}\n{backends}listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\n")
+    for command in (["check", str(path)], ["serve", "--config", str(path)]):
+        code, printed, complaints = run_here(*command)
+        assert code == 2
+        assert complaints
+        assert "abracadabra" not in printed + complaints
 
 
 def test_check_proves_the_files_that_keys_name(tmp_path: Path, run_here: Callable[..., tuple[int, str, str]]) -> None:

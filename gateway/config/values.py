@@ -259,7 +259,7 @@ def _endpoint(value: Any, base: Path) -> Endpoint:
 
 
 def _file_path(value: Any, base: Path) -> FilePath:
-    if not isinstance(value, str) or not value or "\0" in value:
+    if not isinstance(value, str) or not value or not value.isprintable():
         raise ValueError("expected the path of a file")
     return FilePath(base / value)
 
