@@ -297,6 +297,10 @@ def test_so_many_routes_that_comparing_them_takes_long_are_not_compared() -> Non
     routes = f"routes: [{{name: x, backend: a, models: [{models}]}}, {{name: y, backend: a, models: [{models}]}}]\n"
     assert len(warnings(routes + MINIMAL)) == 1
     assert not warnings(routes.replace("m0,", "m0, n,") + MINIMAL)
+    names = ", ".join(f"n{index}: x" for index in range(MAX_COMPARED_PATTERNS // 2))
+    routes = f"routes: [{{name: x, backend: a, models: [a, b], rename: {{{names}}}}}]\n"
+    assert len(warnings(routes + MINIMAL)) == MAX_FINDINGS
+    assert not warnings(routes.replace("[a, b]", "[a, b, c]") + MINIMAL)
 
 
 def test_several_routes_may_cover_one_together() -> None:

@@ -75,12 +75,11 @@ MAX_SUGGESTED = 100
 
 MAX_COMPARED_PATTERNS = 2000
 """The most routes, each counted as often as it has models, for which `check` says whether they can match: each is
-compared with all before it."""
+compared with all before it. Also the most pairs of a route's renamed models and patterns that are compared."""
 
 _SERVER_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?\.?")
 _PATH = re.compile(r"/[!-~]*")
 _HOST_PATTERN = re.compile(r"[!-.0-~]+")
-_SET_OF_CHARACTERS = re.compile(r"\[[^\]]*\]")
 
 Problem = tuple[str, str]
 """What is wrong: the path of the key, relative to the struct that reports it, and the reason."""
@@ -413,7 +412,7 @@ class Route(Part, frozen=True):
         if self.models is not None and not self.models:
             yield "models", "an empty list matches nothing; leave it out to match everything"
         for index, pattern in enumerate(self.models or ()):
-            if not pattern or "/" in _SET_OF_CHARACTERS.sub("", pattern):
+            if not pattern or ("/" in pattern and "[" not in pattern):
                 yield f"models[{index}]", "never matches: a model's name is not empty and has no slash"
         if self.host is not None and not _HOST_PATTERN.fullmatch(self.host):
             yield "host", "expected the name of a host as in a URL, without its scheme, such as api.example.com"
@@ -427,8 +426,9 @@ class Route(Part, frozen=True):
 
     def warnings(self) -> Iterator[Problem]:
         """What it renames and never gets."""
+        are_few = len(self.rename) * len(self.models or ()) <= MAX_COMPARED_PATTERNS
         for name in self.rename:
-            if self.models is not None and not any(fnmatch.fnmatchcase(name, each) for each in self.models):
+            if self.models is not None and are_few and not any(fnmatch.fnmatchcase(name, each) for each in self.models):
                 yield f"rename.{shortened(name)}", "without effect: no pattern of `models` matches it"
             elif "*" in name:
                 yield f"rename.{shortened(name)}", "without effect on other names: this is a name and no pattern"
