@@ -1,6 +1,7 @@
 """The commands as a user types them; those that serve run in processes of their own."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -276,6 +277,27 @@ async def test_demo_keeps_serving_and_says_what_to_try_next() -> None:
         assert [int(number) for number in re.findall(r"\d+", printed)] == list(range(0, 32, 2))
         demo.send_signal(signal.SIGINT)
         assert await demo.wait() == 0
+
+
+async def test_demo_takes_free_ports_where_its_own_are_taken_and_says_which() -> None:
+    with contextlib.ExitStack() as taken:
+        for port in (8000, 8080, 9090):
+            listener = taken.enter_context(socket.socket())
+            with contextlib.suppress(OSError):  # somebody else has it, which is as good
+                listener.bind(("127.0.0.1", port))
+                listener.listen()
+        async with process("demo") as demo:
+            assert demo.stdout is not None
+            text = b""
+            while b"Stop it with Ctrl-C." not in text:
+                text += await asyncio.wait_for(demo.stdout.readline(), 60)
+                assert not demo.stdout.at_eof()
+            urls = set(re.findall(r"http://127\.0\.0\.1:(\d+)", text.decode()))
+            assert len(urls) == 3, text
+            assert not urls & {"8000", "8080", "9090"}
+            (metrics,) = re.findall(r"http://\S+/metrics", text.decode())
+            async with aiohttp.ClientSession() as session, session.get(metrics) as response:
+                assert response.status == 200
 
 
 async def test_serve_drains_on_sigterm_and_standard_output_is_the_access_log_alone() -> None:

@@ -239,6 +239,15 @@ def test_tokens_that_cross_the_network_in_the_clear_are_warned_of(tmp_path: Path
     assert warnings(f"listen: 0.0.0.0:8080\ntls: {{certificate: {tokens}, key: {tokens}}}\n{access}{MINIMAL}") == []
 
 
+def test_a_header_that_is_taken_off_keeps_no_request_on_its_endpoint(tmp_path: Path) -> None:
+    (tokens := tmp_path / "tokens.txt").touch()
+    text = f"access: {{tokens_file: {tokens}}}\nbackends: {{a: {{endpoints: [http://x], sticky: 'header:X-API-Key'}}}}"
+    (warning,) = warnings(text)
+    assert warning.startswith("backends.a.sticky: without effect where this header holds a token")
+    assert warnings(text.replace("X-API-Key", "X-Session")) == []
+    assert warnings(text.partition("\n")[2]) == []
+
+
 @pytest.mark.parametrize(
     ("earlier", "later"),
     [

@@ -70,6 +70,9 @@ SET_BY_GATEWAY = frozenset(
 )
 """Headers that `headers.set` may not name, in lower case: they frame the message, or the gateway relies on them."""
 
+TOKEN_HEADERS = frozenset({"authorization", "x-api-key"})
+"""Headers in which clients may show their tokens, in lower case."""
+
 MAX_SUGGESTED = 100
 """The most names among which a misspelt one is looked for."""
 
@@ -515,6 +518,12 @@ class Config(Part, frozen=True):
             yield "admin", "open to other machines, without TLS and tokens: it shows metrics and the configuration"
         if self.access.tokens_file is not None and self.tls is None and not self.listen.is_local:
             yield "access.tokens_file", "without `tls`, tokens cross the network readable for everybody"
+        for name, backend in self.backends.items():
+            if self.access.tokens_file is not None and (backend.sticky.header or "").lower() in TOKEN_HEADERS:
+                yield (
+                    f"backends.{shortened(name)}.sticky",
+                    "without effect where this header holds a token of `access.tokens_file`: it is taken off before",
+                )
 
     def unused(self) -> Iterator[Problem]:
         """More warnings: backends and their keys that have no effect with these routes, and routes that never match."""
