@@ -37,6 +37,7 @@ MAX_FINDINGS = 100
 MAX_INTEGER = 2**53
 """The largest number; beyond it not every program that reads JSON sees the same one."""
 
+_NAMED_KEY = re.compile("`([^`]+)`")
 _INTEGER = re.compile(r"-?[0-9]{1,16}")
 _FLOAT = re.compile(r"-?[0-9]{1,16}(\.[0-9]{1,16})?")
 
@@ -72,7 +73,7 @@ class Reader:
             for key, reason in _problems(self.config):
                 is_known = any(overlap(key, other) or f"`{other}`" in reason for other in unread)
                 if not is_known and not {key, key.rpartition(".")[0]}.intersection(self._without_key):
-                    self._fail(key, reason)
+                    self._fail(key, reason, self._line_of_problem(key, reason))
         except NotYamlError as error:
             self._errors.append(Finding(error.line, "", error.reason))
         except _TooManyError:
@@ -89,6 +90,13 @@ class Reader:
         if len(self._errors) >= MAX_FINDINGS:
             raise _TooManyError
         return _INVALID
+
+    def _line_of_problem(self, key: str, reason: str) -> int:
+        """The line of *key*, or, where only a default is wrong, of the key in the *reason* that does not go with it."""
+        for name in (key, *_NAMED_KEY.findall(reason)):
+            if re.split(r"[.\[]", name, maxsplit=1)[0] in self._lines:
+                return line_of_key(self._lines, name)
+        return 1
 
     def _whole(self, root: yaml.Node | None) -> Config | None:
         if not isinstance(root, yaml.MappingNode):
