@@ -103,7 +103,11 @@ def _parser() -> argparse.ArgumentParser:
         description="Check a configuration. Every error and warning is a line on standard error: file, line, key, "
         "reason. Exit code 0 without errors, else 2.",
     )
-    check.add_argument("file", metavar="FILE", help="the YAML file to check; - for standard input")
+    check.add_argument(
+        "file",
+        metavar="FILE",
+        help="the YAML file to check; - for standard input, where paths are relative to the working directory",
+    )
     check.set_defaults(run=_check)
 
     schema = commands.add_parser(

@@ -1,4 +1,4 @@
-"""Who may use the clients' listener, and which paths nobody may use (design: access).
+"""Who may use the clients' listener, and which paths nobody may use (protocol 8.5).
 
 Only digests of tokens are held. Here: judging a request by its headers and its path, before anything is done
 for it. Not here: the file that tokens stand in (`config.tokens`), and certificates of clients.

@@ -1,4 +1,7 @@
-"""The access log: one line per finished exchange, as JSON or as text. Not here: where lines go (`log_writer`)."""
+"""The access log: one line per finished exchange, as JSON or as text; without it, a line per failure.
+
+Not here: where lines go (`log_writer`).
+"""
 
 import logging
 import time
@@ -6,10 +9,15 @@ from typing import Literal
 
 import msgspec
 
+from gateway.errors import Blame, ErrorKind
 from gateway.exchange import Exchange
 
 DETAIL_CHARACTERS = 512
 """The longest `detail` that is written as it is; of longer ones the first and the last half."""
+
+
+FAILURES_PER_S = 10
+"""The most failures that are written in one second where there is no access log, over all workers."""
 
 
 class AccessLine(msgspec.Struct, omit_defaults=False):
@@ -22,6 +30,8 @@ class AccessLine(msgspec.Struct, omit_defaults=False):
     model: str | None
     route: str
     backend: str
+    endpoint: str | None
+    attempts: int
     status: int
     reason: str | None
     detail: str | None
@@ -48,6 +58,40 @@ class AccessLog:
         self._log.info(self._encode(_access_line(exchange)))
 
 
+class FailureLog:
+    """Without an access log: failures of backends and of the gateway itself, as warnings on standard error."""
+
+    def __init__(self, n_processes: int = 1) -> None:
+        """*n_processes* share `FAILURES_PER_S`; each may write one."""
+        self._at_most = max(1, FAILURES_PER_S // n_processes)
+        self._second = 0
+        self._written = 0
+        self._left_out = 0
+        self._log = logging.getLogger("gateway")
+
+    def record(self, exchange: Exchange) -> None:
+        """Write the line of a finished exchange if it failed, and if this second has not seen too many."""
+        if not _has_failed(exchange):
+            return
+        second = int(time.monotonic())
+        if second != self._second:
+            self._second, self._written = second, 0
+        if self._written >= self._at_most:
+            self._left_out += 1
+            return
+        self._written += 1
+        more = f" (after {self._left_out} failures that were left out)" if self._left_out else ""
+        self._left_out = 0
+        self._log.warning("failed%s: %s", more, _text_line(_access_line(exchange)))
+
+
+def _has_failed(exchange: Exchange) -> bool:
+    """Whether a backend or the gateway has failed, and nothing else says so: internal errors have their own line."""
+    if exchange.error is ErrorKind.BACKEND_ERROR:
+        return exchange.status >= 500  # a backend's 4xx is its client's
+    return exchange.error not in (None, ErrorKind.INTERNAL) and exchange.error.blame is not Blame.CLIENT
+
+
 def _access_line(exchange: Exchange) -> AccessLine:
     now = time.time()
     return AccessLine(
@@ -58,6 +102,8 @@ def _access_line(exchange: Exchange) -> AccessLine:
         model=exchange.model,
         route=exchange.route,
         backend=exchange.backend,
+        endpoint=exchange.endpoint,
+        attempts=exchange.n_attempts,
         status=exchange.status,
         reason=exchange.error.label if exchange.error is not None else None,
         detail=_shortened(exchange.detail) or None,
