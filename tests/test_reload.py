@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from gateway.config import Config, parse
+from gateway.config import Config, masked, parse
+from gateway.config.findings import HIDDEN
 from gateway.demo import JsonServer
 from gateway.errors import ConfigError
 from gateway.process import workers as workers_module
@@ -118,6 +119,22 @@ def test_what_needs_a_restart_stays_and_is_named() -> None:
     assert keep_fixed(running, tls) == (tls, ["tls"])
     other = parse(f"workers: 2\ntls: {{certificate: c, key: other}}\n{backends}")
     assert keep_fixed(other, tls) == (other, [])
+
+
+def test_what_stays_is_hidden_as_it_was_and_what_is_new_as_the_file_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADDRESS", "127.0.0.1:1")
+    monkeypatch.setenv("PEM", "pem")
+    plain = "backends: {a: {endpoints: ['http://x:1']}}\nlisten: 127.0.0.1:2\n"
+    outside = "backends: {a: {endpoints: ['http://x:1'], headers: {set: {A: '${PEM}'}}}}\nlisten: '${ADDRESS}'\n"
+    tls = "tls: {certificate: '${PEM}', key: k}\n"
+    kept, names = keep_fixed(parse(plain), parse(outside + tls))
+    assert names == ["listen", "tls"]
+    assert sorted(kept.hidden) == ["listen", "tls.certificate"]
+    assert masked(kept)["listen"] == HIDDEN
+    kept, names = keep_fixed(parse(outside + tls), parse(plain))
+    assert names == ["listen", "tls"]
+    assert kept.hidden == ["backends.a.headers.set.A"]
+    assert masked(kept)["listen"] == "127.0.0.1:2"
 
 
 async def test_sighup_takes_the_new_file_whole_and_says_so_in_one_line(tmp_path: Path, workers: str) -> None:

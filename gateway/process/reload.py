@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -42,11 +43,24 @@ def keep_fixed(config: Config, running: Config) -> tuple[Config, list[str]]:
         fixed["tls"] = running.tls
     if not fixed:
         return config, []
-    kept = msgspec.structs.replace(config, **fixed)
+    kept = msgspec.structs.replace(config, **fixed, hidden=_hidden(config, running, fixed.keys()))
     for path, reason in kept.problems():
         names = ", ".join(f"`{key}`" for key in fixed)
         raise ConfigError(f"{path}: {reason}, with {names} as before, which a reload cannot change")
     return kept, list(fixed)
+
+
+def _hidden(config: Config, running: Config, kept: Collection[str]) -> list[str]:
+    """What is hidden where *config* serves with the values that *running* has under the keys *kept*."""
+    return [
+        *(path for path in config.hidden if _key(path) not in kept),
+        *(path for path in running.hidden if _key(path) in kept),
+    ]
+
+
+def _key(path: str) -> str:
+    """The key of the whole file that *path* is under."""
+    return path.partition(".")[0].partition("[")[0]
 
 
 class Reloadable(Protocol):
