@@ -11,6 +11,7 @@ import pytest
 from gateway.telemetry.log_writer import ACCESS, LOG_QUEUE_BYTES, LOG_QUEUE_LINES, LogWriter
 from tests.conftest import Connection, answering, lying
 from tests.test_cli import COMMAND, url_in_line
+from tests.test_workers import children_of
 
 LISTEN = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
 
@@ -69,6 +70,24 @@ async def test_a_reader_of_standard_output_that_stalls_stops_neither_requests_no
         serve.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(serve.wait(), 20) == 0
         os.close(ours)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_no_socket_takes_the_number_of_a_standard_stream_that_was_closed(workers: str) -> None:
+    async with lying(answering(b"ok")) as liar:
+        command = [*COMMAND, "serve", "--backend", liar.url, *LISTEN, "--workers", workers, "--log", "json"]
+        serve = await asyncio.create_subprocess_exec(
+            *("sh", "-c", 'exec "$@" <&- >&-', "sh", *command), stderr=asyncio.subprocess.PIPE
+        )
+        url = await url_in_line(serve.stderr)
+        streams = [(serve.pid, 0), *((pid, 1) for pid in (serve.pid, *children_of(serve.pid)))]
+        assert {os.readlink(f"/proc/{pid}/fd/{descriptor}") for pid, descriptor in streams} == {os.devnull}
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/x") as response:
+            assert await response.read() == b"ok"
+        serve.send_signal(signal.SIGTERM)
+        _, errors = await serve.communicate()
+        assert serve.returncode == 0
+        assert b"dropped" not in errors
 
 
 @pytest.mark.parametrize(("line_bytes", "n_waiting"), [(50_000, LOG_QUEUE_BYTES // 50_001), (10, LOG_QUEUE_LINES)])
