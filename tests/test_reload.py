@@ -26,7 +26,7 @@ from gateway.process.reload import WATCH_S, keep_fixed
 from gateway.process.workers import Supervisor
 from tests.certificates import Authority, Pair
 from tests.conftest import Client, Connection, Script, answering, lying, tensor
-from tests.test_cli import process, url_in_line
+from tests.test_cli import COMMAND, process, url_in_line
 from tests.test_workers import children_of
 
 RELOADED_AT = "tensor_gateway_config_last_reload_timestamp_seconds"
@@ -440,6 +440,39 @@ async def test_a_file_that_vanishes_is_said_once_and_taken_when_it_is_back(tmp_p
         gateway.configure(b.url)
         assert await gateway.line() == f"reloaded {gateway.file}"
         assert await gateway.ask() == "b"
+
+
+async def test_a_configuration_from_a_pipe_is_served_and_cannot_be_read_again(workers: str) -> None:
+    async with lying(A) as a:
+        ours, theirs = os.pipe()
+        listen = "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nlogging: {access: none}\n"
+        os.write(theirs, f"{workers}{listen}backends: {{a: {{endpoints: ['{a.url}']}}}}\n".encode())
+        os.close(theirs)
+        serve = await asyncio.create_subprocess_exec(
+            *(*COMMAND, "serve", "--config", f"/dev/fd/{ours}"), pass_fds=[ours], stderr=asyncio.subprocess.PIPE
+        )
+        os.close(ours)
+        try:
+            url = await url_in_line(serve.stderr)
+            await url_in_line(serve.stderr)
+            serve.send_signal(signal.SIGHUP)
+            assert serve.stderr is not None
+            assert b"only such a file can be read again" in await serve.stderr.readline()
+            async with aiohttp.ClientSession() as session, session.get(f"{url}/x") as response:
+                assert await response.json() == {"from": "a"}
+        finally:
+            serve.terminate()
+            assert await serve.wait() == 0
+
+
+async def test_a_pipe_in_place_of_the_file_holds_up_neither_requests_nor_the_end(tmp_path: Path) -> None:
+    async with lying(A) as a, serving(tmp_path, a.url, watch=True) as gateway:
+        gateway.file.unlink()
+        os.mkfifo(gateway.file)
+        assert "cannot be read; the configuration stays as it was until it can" in await gateway.line()
+        assert "only such a file can be read again" in await gateway.reload()
+        assert await gateway.ask() == "a"
+        assert len(await gateway.rest()) == 1
 
 
 # All workers or none

@@ -118,7 +118,7 @@ class Reloader:
         try:
             # before it is loaded: a change in between is then noticed by `_watch`, and loaded once too often at most
             self._tried = await asyncio.to_thread(_digest, file)
-            kept = await running.replace(await asyncio.to_thread(load, file))
+            kept = await running.replace(await asyncio.to_thread(_load_again, file))
             is_successful = True
         except (ConfigError, OSError) as error:
             reason = "; ".join(line.strip() for line in str(error).splitlines())
@@ -153,8 +153,16 @@ class Reloader:
             before = now
 
 
+def _load_again(file: Path) -> Config:
+    """As `load`, but not from a pipe: that has given all it had, or is waited for without end. Raises `ConfigError`."""
+    if file.exists() and not file.is_file():
+        raise ConfigError(f"{file}: not a regular file; only such a file can be read again")
+    return load(file)
+
+
 def _digest(file: Path) -> bytes | None:
-    """Of the content of *file*; None if it cannot be read."""
+    """Of the content of *file*; None if it cannot be read, or could not be read a second time, such as a pipe."""
     with contextlib.suppress(OSError):
-        return hashlib.blake2b(file.read_bytes()).digest()
+        if file.is_file():
+            return hashlib.blake2b(file.read_bytes()).digest()
     return None
