@@ -10,7 +10,7 @@ LOG_QUEUE_LINES = 10_000
 LOG_QUEUE_BYTES = 8 * 1024 * 1024
 """The most log lines, and bytes of them, that wait for a slow reader of standard output; more are dropped and counted.
 
-A line holds what a client sent as its path, up to 48 KB of it.
+A line of the access log has up to 4 KiB (`access_log.LINE_BYTES`), others can be longer.
 """
 
 STOP_S = 2.0
