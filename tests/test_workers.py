@@ -1,6 +1,7 @@
 """Several workers on one port, in processes of their own."""
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -11,7 +12,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from gateway.config import parse
+from gateway.config import load, parse
 from gateway.demo import JsonServer
 from gateway.process.workers import Supervisor
 from tests.conftest import Client, tensor
@@ -123,14 +124,33 @@ async def test_workers_drain_together(tmp_path: Path, server: JsonServer) -> Non
         assert await asyncio.wait_for(serve.wait(), 20) == 0
 
 
-async def test_workers_end_when_their_supervisor_is_gone(tmp_path: Path, server: JsonServer) -> None:
+async def test_workers_end_when_their_supervisor_is_gone_and_leave_no_files(
+    tmp_path: Path, server: JsonServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     async with process("serve", "--config", configuration(tmp_path, server)) as serve:
         await url_in_line(serve.stderr)
         workers = children_of(serve.pid)
+        assert len(list(temporary.iterdir())) == 1
         serve.kill()
         await serve.wait()
         while any(Path(f"/proc/{pid}/cmdline").exists() and b"gateway" in cmdline(pid) for pid in workers):
             await asyncio.sleep(0.05)
+    assert list(temporary.iterdir()) == []
+
+
+async def test_without_a_folder_for_metrics_the_start_says_what_to_do(
+    tmp_path: Path, server: JsonServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(prefix: str) -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    expected = r"No usable temporary directory .*; set TMPDIR to a folder that this user may write to, or `workers: 1`"
+    with pytest.raises(OSError, match=expected):
+        await Supervisor.start(load(Path(configuration(tmp_path, server))))
 
 
 def cmdline(pid: int) -> bytes:

@@ -121,7 +121,7 @@ class Supervisor:
         self._config = config
         self._listen = config.listen
         """Where the workers listen: with the real port."""
-        self._folder = Path(tempfile.mkdtemp(prefix="tensor-gateway-"))
+        self._folder = _new_folder()
         self._admin = AdminListener(config.admin, lambda: self._config, self._registry, self._not_ready)
         self._is_draining = False
         self._name = new_name()
@@ -320,6 +320,18 @@ class Supervisor:
         return next((worker.report.not_usable for worker in serving if worker.report.not_usable is not None), None)
 
 
+def _new_folder() -> Path:
+    """A folder for the workers' metrics. Raises `OSError` that says what it is for."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="tensor-gateway-"))
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"no temporary folder can be made, in which several workers sum their metrics: {error.strerror}; "
+            "set TMPDIR to a folder that this user may write to, or `workers: 1`",
+        ) from None
+
+
 class _ServingProcess:
     """A worker's own side: serves, and does what the supervisor tells."""
 
@@ -413,6 +425,7 @@ class _ServingProcess:
 
 def main() -> None:
     """Run a worker's process, which gets its configuration on standard input."""
+    supervisor = os.getppid()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # reloads come from the supervisor
     start = control.read_blocking(0, control.DOWN)
     if not isinstance(start, Start):
@@ -428,6 +441,8 @@ def main() -> None:
         sys.exit(1)
     finally:
         writer.stop()
+        if os.getppid() != supervisor:  # it was killed, and has left the folder behind
+            shutil.rmtree(os.environ[METRICS_FOLDER], ignore_errors=True)
 
 
 async def _serve(config: Config, name: str, tell: int, inherited: int | None) -> None:
