@@ -14,6 +14,7 @@ import pytest
 
 from gateway.config import load, parse
 from gateway.demo import JsonServer
+from gateway.process import workers as workers_module
 from gateway.process.workers import Supervisor
 from tests.conftest import Client, tensor
 from tests.test_cli import process, url_in_line
@@ -139,6 +140,23 @@ async def test_workers_end_when_their_supervisor_is_gone_and_leave_no_files(
         while any(Path(f"/proc/{pid}/cmdline").exists() and b"gateway" in cmdline(pid) for pid in workers):
             await asyncio.sleep(0.05)
     assert list(temporary.iterdir()) == []
+
+
+async def test_a_worker_that_hangs_when_all_end_is_killed_and_named(
+    tmp_path: Path, server: JsonServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers_module, "HANG_S", 2.0)
+    supervisor = await Supervisor.start(
+        load(Path(configuration(tmp_path, server, "shutdown: {grace: 0s}\nlogging: {access: none}\n")))
+    )
+    try:
+        hanging = next(iter(supervisor._workers))
+        os.kill(hanging, signal.SIGSTOP)
+        await supervisor.drain()
+        expected = f"worker {hanging} has not ended in time; it is killed, with what it has in flight"
+        assert caplog.messages == [expected]
+    finally:
+        await supervisor.stop()
 
 
 async def test_without_a_folder_for_metrics_the_start_says_what_to_do(

@@ -44,6 +44,9 @@ START_S = 30.0
 PREPARE_S = 5.0
 """How long a worker may take to prepare a reload, or to carry it out; beyond it, it is replaced."""
 
+HANG_S = 5.0
+"""How much longer than twice `shutdown.grace` a worker may take to end; beyond it, it is killed."""
+
 MAX_ANSWERS = 4
 """The most answers of a worker that wait to be read; it gives one to each question, and is asked one at a time."""
 
@@ -288,7 +291,9 @@ class Supervisor:
         # each worker keeps the grace itself; twice that bounds the wait for one that hangs
         shutdown = self._config.shutdown
         if self._minders:
-            await asyncio.wait(self._minders, timeout=shutdown.delay + 2 * shutdown.grace + 5)
+            await asyncio.wait(self._minders, timeout=shutdown.delay + 2 * shutdown.grace + HANG_S)
+        for worker in self._workers.values():
+            log.error("worker %d has not ended in time; it is killed, with what it has in flight", worker.pid)
 
     async def stop(self) -> None:
         """End what is left at once."""
