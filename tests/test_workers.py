@@ -142,6 +142,22 @@ async def test_workers_end_when_their_supervisor_is_gone_and_leave_no_files(
     assert list(temporary.iterdir()) == []
 
 
+async def test_what_a_worker_finds_is_logged_with_its_number(tmp_path: Path, server: JsonServer) -> None:
+    file = Path(configuration(tmp_path, server))
+    health = "health: {interval: 100ms, unhealthy_after: 1}"
+    file.write_text(file.read_text().replace(f"['{server.url}']", f"['http://127.0.0.1:1'], {health}"))
+    async with process("serve", "--config", str(file)) as serve:
+        assert serve.stderr is not None
+        # one of each worker's probes, and one for each listener; which comes first depends on how fast they start
+        lines = [(await serve.stderr.readline()).decode() for _ in range(4)]
+        warnings = {line.partition("WARNING ")[2] for line in lines if "WARNING" in line}
+        assert warnings == {
+            f"gateway[worker {pid}]: backend 'a': http://127.0.0.1:1 is down: a probe of /v2/health/ready failed, "
+            "the last: Connection refused\n"
+            for pid in children_of(serve.pid)
+        }
+
+
 async def test_a_worker_that_hangs_when_all_end_is_killed_and_named(
     tmp_path: Path, server: JsonServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

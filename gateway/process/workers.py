@@ -436,7 +436,7 @@ def main() -> None:
     if not isinstance(start, Start):
         return  # the supervisor is gone
     config = decode(bytes(start.config))
-    writer = LogWriter(config.logging.level)
+    writer = LogWriter(config.logging.level, f"worker {os.getpid()}")
     writer.start()
     inherited = int(sys.argv[3]) if len(sys.argv) > 3 else None
     try:

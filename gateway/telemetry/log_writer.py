@@ -30,9 +30,11 @@ class LogWriter(logging.Handler):
     `LOG_QUEUE_BYTES`, and what does not fit or cannot be written is counted.
     """
 
-    def __init__(self, level: str) -> None:
+    def __init__(self, level: str, process: str = "") -> None:
+        """*process* is written beside the logger's name on standard error, where several processes write to it."""
         super().__init__()
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        mark = f"[{process}]" if process else ""
+        self.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s %(name)s{mark}: %(message)s"))
         self.dropped = 0
         self._level = level.upper()
         self._waiting: queue.Queue[tuple[int, bytes] | None] = queue.Queue(LOG_QUEUE_LINES)
