@@ -1,8 +1,10 @@
 """Standard output that stalls or is gone stalls nothing, and decides nothing."""
 
 import asyncio
+import fcntl
 import logging
 import os
+import re
 import signal
 
 import aiohttp
@@ -72,6 +74,48 @@ async def test_a_reader_of_standard_output_that_stalls_stops_neither_requests_no
         os.close(ours)
 
 
+async def test_a_reader_of_standard_output_that_stalls_does_not_silence_standard_error() -> None:
+    async with lying(answering(b"ok")) as liar:
+        ours, theirs = os.pipe()
+        fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 4096)
+        serve = await asyncio.create_subprocess_exec(
+            *COMMAND, "serve", "--backend", liar.url, *LISTEN, stdout=theirs, stderr=asyncio.subprocess.PIPE
+        )
+        os.close(theirs)
+        assert serve.stderr is not None
+        url = await url_in_line(serve.stderr)
+        await url_in_line(serve.stderr)
+        async with aiohttp.ClientSession() as session:
+            for _ in range(20):
+                async with session.get(f"{url}/{'x' * 1000}") as response:
+                    assert await response.read() == b"ok"
+            serve.send_signal(signal.SIGHUP)
+            assert b"SIGHUP ignored" in await asyncio.wait_for(serve.stderr.readline(), 20)
+        serve.send_signal(signal.SIGTERM)
+        _, errors = await serve.communicate()
+        assert serve.returncode == 0
+        assert re.search(rb"^\d\d log lines were dropped: nobody read them in time$", errors, re.MULTILINE)
+        os.close(ours)
+
+
+async def test_log_lines_that_nobody_reads_do_not_hold_up_the_end() -> None:
+    async with lying(answering(b"ok")) as liar:
+        ours, theirs = os.pipe()
+        serve = await asyncio.create_subprocess_exec(
+            *COMMAND, "serve", "--backend", liar.url, *LISTEN, stdout=theirs, stderr=theirs
+        )
+        os.close(theirs)
+        with os.fdopen(ours, "rb", 0) as lines:
+            fcntl.fcntl(lines, fcntl.F_SETPIPE_SZ, 4096)
+            url = (await asyncio.to_thread(lines.readline)).split()[-1].decode()
+            async with aiohttp.ClientSession() as session:
+                for _ in range(20):
+                    async with session.get(f"{url}/{'x' * 1000}") as response:
+                        assert await response.read() == b"ok"
+            serve.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(serve.wait(), 20) == 0
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 async def test_no_socket_takes_the_number_of_a_standard_stream_that_was_closed(workers: str) -> None:
     async with lying(answering(b"ok")) as liar:
@@ -109,7 +153,7 @@ def test_lines_that_were_written_make_room_for_others(capfd: pytest.CaptureFixtu
         record = logging.LogRecord(ACCESS, logging.INFO, "", 0, "x" * (LOG_QUEUE_BYTES - 1), None, None)
         for number in range(3):
             writer.handle(record)
-            while writer._taken_bytes < writer._queued_bytes:
+            while writer._output._taken_bytes < writer._output._queued_bytes:
                 os.sched_yield()
             assert writer.dropped == 0, number
     finally:
