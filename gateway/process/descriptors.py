@@ -45,8 +45,9 @@ def fit(config: Config, running: Config | None = None) -> Config:
     kept = ADMIN_DESCRIPTORS + OTHER_DESCRIPTORS
     log.warning(
         "limits.connections: %d client connections%s do not fit into %d file descriptors: each can need one more per "
-        "backend, up to its max_connections, health probes one per endpoint, and %d are kept for the admin listener and "
-        "files; lowered to %d. Raise the hard limit to %d (ulimit -Hn, LimitNOFILE=, --ulimit nofile=), or set limits.connections",
+        "backend, up to its max_connections, health probes one per endpoint, and %d are kept for the admin listener "
+        "and files; lowered to %d. Raise the hard limit to %d (ulimit -Hn, LimitNOFILE=, --ulimit nofile=), or set "
+        "limits.connections",
         wanted,
         " of each worker" if config.workers > 1 else "",
         descriptors,
