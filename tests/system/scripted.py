@@ -150,9 +150,15 @@ class CountingBackend:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection until it ends, or the backend does."""
         peer = Peer(reader, writer)
         self.peers.append(peer)
+        task = asyncio.create_task(self._serve(peer))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _serve(self, peer: Peer) -> None:
         try:
             keep = True
             while keep:
@@ -165,14 +171,14 @@ class CountingBackend:
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
-            writer.close()
+            peer.writer.close()
 
 
 @asynccontextmanager
 async def counting(behave: Behaviour = echo) -> AsyncIterator[CountingBackend]:
     """A backend that answers each request by *behave*."""
     backend = CountingBackend("", behave)
-    server = await asyncio.start_server(backend._serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(backend.accept, "127.0.0.1", 0)
     backend.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server:
         try:
@@ -182,6 +188,8 @@ async def counting(behave: Behaviour = echo) -> AsyncIterator[CountingBackend]:
                 task.cancel()
             for peer in backend.peers:
                 peer.writer.close()
+            # else one that never answers would end in a later test, which would find that in its log
+            await asyncio.gather(*backend.tasks, return_exceptions=True)
 
 
 @dataclass
