@@ -17,13 +17,13 @@ from gateway.backend.upstream import Upstream
 from gateway.certificates import TlsContext
 from gateway.client.listeners import ClientListener
 from gateway.client.server import Server
-from gateway.config import Config
+from gateway.config import Config, without_hidden_paths
 from gateway.config.tokens import token_problems
 from gateway.errors import ConfigError, ErrorKind
 from gateway.exchange import Exchange
 from gateway.handlers import Gateway, Serving
 from gateway.plan import BackendPlan, Plan
-from gateway.telemetry.access_log import AccessLog
+from gateway.telemetry.access_log import AccessLog, FailureLog
 from gateway.telemetry.log_writer import change_level
 from gateway.telemetry.metrics import EndpointReading, Metrics
 
@@ -56,8 +56,9 @@ def settle() -> None:
 
 def file_problems(config: Config) -> Iterator[tuple[str, str]]:
     """What is wrong with the content of the files that *config* names: the path of the key, and the reason."""
-    yield from certificates.tls_problems(config)
-    yield from token_problems(config)
+    for problems in (certificates.tls_problems, token_problems):
+        for key, reason in problems(config):
+            yield key, without_hidden_paths(config, reason)
 
 
 def require_usable_files(config: Config) -> None:
@@ -65,7 +66,7 @@ def require_usable_files(config: Config) -> None:
     for key, reason in file_problems(config):
         raise ConfigError(f"{key}: {reason}")
     for key, reason in certificates.tls_warnings(config):
-        log.warning("%s: %s", key, reason)
+        log.warning("%s: %s", key, without_hidden_paths(config, reason))
 
 
 def new_name() -> str:
@@ -111,8 +112,7 @@ class DataPlane:
     def _record(self, exchange: Exchange) -> None:
         try:
             self.metrics.record(exchange)
-            if self._access_log is not None:
-                self._access_log.record(exchange)
+            self._access_log.record(exchange)
         except Exception:  # the client has its reply, and shall keep it
             log.exception("request %s could not be recorded", exchange.request_id)
         if exchange.error is ErrorKind.INTERNAL:
@@ -179,14 +179,12 @@ class DataPlane:
 
     async def prepare(self, config: Config) -> Change:
         """Build what *config* means beside what runs. Raises `ConfigError` or `OSError`; nothing has changed then."""
-        plan = Plan.of(config, self.gateway.serving.plan.name)
-        tls = TlsContext.following(self._listener.tls, "tls", config.tls) if config.tls is not None else None
+        try:
+            change = self._build(config)
+        except ConfigError as error:
+            raise ConfigError(without_hidden_paths(config, str(error))) from None
         running = self.gateway.serving.upstreams
-        upstreams = {
-            name: running[name] if self._keeps(backend) else Upstream(backend, running.get(name))
-            for name, backend in plan.backends.items()
-        }
-        change = Change(config, Serving(plan, upstreams), tls)
+        upstreams = change.serving.upstreams
         beginning = [self._start_beside(upstreams[name]) for name in upstreams.keys() - running.keys()]
         if beginning:
             try:
@@ -195,6 +193,16 @@ class DataPlane:
                 await self.abandon(change)
                 raise
         return change
+
+    def _build(self, config: Config) -> Change:
+        plan = Plan.of(config, self.gateway.serving.plan.name)
+        tls = TlsContext.following(self._listener.tls, "tls", config.tls) if config.tls is not None else None
+        running = self.gateway.serving.upstreams
+        upstreams = {
+            name: running[name] if self._keeps(backend) else Upstream(backend, running.get(name))
+            for name, backend in plan.backends.items()
+        }
+        return Change(config, Serving(plan, upstreams), tls)
 
     async def abandon(self, change: Change) -> None:
         """Give *change* up, which was prepared."""
@@ -272,8 +280,9 @@ class DataPlane:
             await upstream.close()
 
 
-def _access_log(config: Config) -> AccessLog | None:
-    return AccessLog(config.logging.access) if config.logging.access != "none" else None
+def _access_log(config: Config) -> AccessLog | FailureLog:
+    style = config.logging.access
+    return AccessLog(style) if style != "none" else FailureLog(config.workers)
 
 
 async def _start(upstream: Upstream) -> None:

@@ -41,6 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command in *arguments* (default: those of the process); the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.run is not _serve:  # which has a handler for it; see `__main__`
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     try:
         code: int = options.run(options, parser)
     except ConfigError as error:
@@ -101,7 +103,11 @@ def _parser() -> argparse.ArgumentParser:
         description="Check a configuration. Every error and warning is a line on standard error: file, line, key, "
         "reason. Exit code 0 without errors, else 2.",
     )
-    check.add_argument("file", metavar="FILE", help="the YAML file to check; - for standard input")
+    check.add_argument(
+        "file",
+        metavar="FILE",
+        help="the YAML file to check; - for standard input, where paths are relative to the working directory",
+    )
     check.set_defaults(run=_check)
 
     schema = commands.add_parser(
@@ -206,7 +212,6 @@ def _demo(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 async def _demonstrate(*, once: bool) -> int:
     stopped = _stop_event()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # see `__main__`
     async with demo.JsonServer.on_port(8000) as server:
         config = parse(demo.configuration(server.url))
         application = await Application.start(config)

@@ -75,6 +75,16 @@ class Exchange:
     seconds: float = 0.0
 
     @property
+    def endpoint(self) -> str | None:
+        """The endpoint that was asked last, whose answer the client got if it got one; None if none was asked."""
+        return self.attempts[-1].endpoint if self.attempts else None
+
+    @property
+    def n_attempts(self) -> int:
+        """How often the request itself was tried, without questions for metadata."""
+        return sum(not attempt.is_metadata for attempt in self.attempts)
+
+    @property
     def upstream_request_bytes(self) -> int:
         """Sent to the backend, over all attempts."""
         return sum(attempt.request_bytes for attempt in self.attempts)

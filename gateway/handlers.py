@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from gateway.backend.attempt import Answer, BackendRequest, Body, Pieces, Sending
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
-from gateway.backend.metadata import ModelMetadata, is_worth_keeping
+from gateway.backend.metadata import ModelMetadata, is_undescribed, is_worth_keeping
 from gateway.backend.upstream import Upstream
 from gateway.client.body import ClientBody
 from gateway.client.reply import JOIN_BYTES, Reply
@@ -286,11 +286,13 @@ class _Call:
             raise GatewayError(ErrorKind.TIMEOUT, words) from None
 
     async def _declared_half_precision(self, upstream: Upstream, backend: BackendPlan) -> Mapping[str, str]:
-        """Outputs that the model declares as FP16 or BF16; none if the backend does not say."""
+        """Outputs that the model declares as FP16 or BF16; none if the backend does not say. Raises `GatewayError`."""
         try:
             metadata = await self._metadata(upstream, backend)
             return await self._pacer.run(half_precision_outputs(metadata, self.plan.header_limits))
         except GatewayError as error:
+            if not is_undescribed(error):
+                raise
             log.debug("no metadata for %s: %s", self._exchange.path, error.message)
             return {}
 
@@ -501,7 +503,7 @@ class _Call:
             )
             return
         await reply.begin(answer.status, relayed_to_client(answer.headers), answer.content_length, answer.reason)
-        async for chunk in answer.chunks():
+        async for chunk in answer.chunks_for_client():
             await reply.write(chunk)
         await reply.end()
 
@@ -515,7 +517,7 @@ class _Call:
             await self.reply.whole(answer.status, headers, whole, answer.reason)
             return
         await self.reply.begin(answer.status, headers, None, answer.reason)
-        async for chunk in answer.chunks():
+        async for chunk in answer.chunks_for_client():
             pieces = replacer.feed(chunk)
             passed = bytearray()
             while (piece := await self._pacer.next(pieces)) is not None:

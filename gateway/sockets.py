@@ -5,14 +5,17 @@ reply (`client`, `backend`).
 """
 
 import asyncio
+import fcntl
 import select
 import socket
 import struct
+import termios
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
 _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+_COUNT = struct.Struct("=i")
 _RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: on, for 0 seconds
 
 # Linux's struct tcp_info: u64 tcpi_bytes_acked, tcpi_bytes_received behind it, tcpi_bytes_sent (kernel 4.19 and later).
@@ -41,6 +44,19 @@ def hung_up(transports: Iterable[asyncio.Transport]) -> list[asyncio.Transport]:
         by_descriptor[descriptor] = transport
         poll.register(descriptor, _HUNG_UP)
     return [by_descriptor[descriptor] for descriptor, _ in poll.poll(0)]
+
+
+def unacknowledged_bytes(transport: asyncio.BaseTransport) -> int:
+    """How many bytes the kernel has been given that the other side has not acknowledged; 0 if it does not tell."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.fileno() < 0:
+        return 0
+    count = bytearray(_COUNT.size)
+    try:
+        fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, count)
+    except OSError:
+        return 0
+    return int(_COUNT.unpack(count)[0])
 
 
 def reset_on_close(transport: asyncio.BaseTransport) -> None:

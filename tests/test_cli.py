@@ -1,6 +1,7 @@
 """The commands as a user types them; those that serve run in processes of their own."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import aiohttp
 import pytest
 
 from gateway.cli import main
+from tests.certificates import Authority
 from tests.conftest import Connection, answering, lying
 
 COMMAND = [sys.executable, "-m", "gateway"]
@@ -120,6 +122,36 @@ def test_check_shows_nothing_that_came_from_outside(
     code, printed, complaints = run_here("check", str(path))
     assert (code, len(complaints.splitlines())) == (2, 4)
     assert "abracadabra" not in printed + complaints
+
+
+@pytest.mark.parametrize("content", ["abracadabra\n", "-----BEGIN PRIVATE KEY-----\nabracadabra\n-----END"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "access: {tokens_file: VALUE}",
+        "tls: {certificate: VALUE, key: k}",
+        "tls: {certificate: VALUE, key: VALUE}",
+        "tls: {certificate: CERTIFICATE, key: VALUE}",
+        "tls: {certificate: CERTIFICATE, key: KEY, client_ca: VALUE}",
+        "backends: {a: {endpoints: ['https://x'], tls: {ca: VALUE}}}",
+        "backends: {a: {endpoints: ['https://x'], tls: {certificate: VALUE, key: VALUE}}}",
+    ],
+)
+def test_what_a_file_holds_is_never_shown_where_its_path_was_meant(
+    tmp_path: Path, run_here: Callable[..., tuple[int, str, str]], keys: str, content: str
+) -> None:
+    (tmp_path / "secret").write_text(content)
+    pair = Authority(tmp_path).issue()
+    path = tmp_path / "gateway.yaml"
+    backends = "" if "backends" in keys else "backends: {a: {endpoints: ['http://x:1']}}\n"
+    for word, value in (("VALUE", "'${file:secret}'"), ("CERTIFICATE", pair.certificate), ("KEY", pair.key)):
+        keys = keys.replace(word, str(value))
+    path.write_text(f"{keys}\n{backends}listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\n")
+    for command in (["check", str(path)], ["serve", "--config", str(path)]):
+        code, printed, complaints = run_here(*command)
+        assert code == 2
+        assert complaints
+        assert "abracadabra" not in printed + complaints
 
 
 def test_check_proves_the_files_that_keys_name(tmp_path: Path, run_here: Callable[..., tuple[int, str, str]]) -> None:
@@ -245,6 +277,27 @@ async def test_demo_keeps_serving_and_says_what_to_try_next() -> None:
         assert [int(number) for number in re.findall(r"\d+", printed)] == list(range(0, 32, 2))
         demo.send_signal(signal.SIGINT)
         assert await demo.wait() == 0
+
+
+async def test_demo_takes_free_ports_where_its_own_are_taken_and_says_which() -> None:
+    with contextlib.ExitStack() as taken:
+        for port in (8000, 8080, 9090):
+            listener = taken.enter_context(socket.socket())
+            with contextlib.suppress(OSError):  # somebody else has it, which is as good
+                listener.bind(("127.0.0.1", port))
+                listener.listen()
+        async with process("demo") as demo:
+            assert demo.stdout is not None
+            text = b""
+            while b"Stop it with Ctrl-C." not in text:
+                text += await asyncio.wait_for(demo.stdout.readline(), 60)
+                assert not demo.stdout.at_eof()
+            urls = set(re.findall(r"http://127\.0\.0\.1:(\d+)", text.decode()))
+            assert len(urls) == 3, text
+            assert not urls & {"8000", "8080", "9090"}
+            (metrics,) = re.findall(r"http://\S+/metrics", text.decode())
+            async with aiohttp.ClientSession() as session, session.get(metrics) as response:
+                assert response.status == 200
 
 
 async def test_serve_drains_on_sigterm_and_standard_output_is_the_access_log_alone() -> None:

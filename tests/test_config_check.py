@@ -89,6 +89,9 @@ def test_all_that_is_wrong_is_told_in_one_run_in_the_order_of_the_lines() -> Non
         ("workers: 1\n", "f:1: backends: missing; expected keys and values"),
         ("workers: 1\nbackends:\n  a:\n    framing: chunked\n", "f:3: backends.a.endpoints: missing; expected a list"),
         ("workers: 1\nbackends: {}\n", "f:2: backends: expected at least one"),
+        # what does not go with a default is found where it stands
+        (MINIMAL + "listen: 0.0.0.0:9090\n", "f:2: admin: the same address as `listen`"),
+        (MINIMAL + "workers: 9\n", "f:2: limits.in_flight_bytes: expected at least `limits.request_body` for each"),
     ],
 )
 def test_lines_are_those_of_the_key_or_of_what_is_around_it(text: str, expected: str) -> None:
@@ -112,6 +115,8 @@ def test_lines_are_those_of_the_key_or_of_what_is_around_it(text: str, expected:
             MINIMAL + "routes:\n- {name: r, bakend: a}\n- {nam: r, backend: a}\n",
             ["3: routes[0].bakend", "4: routes[1].nam"],
         ),
+        ("backends: {1: {endpoints: ['http://x']}}", ["1: "]),
+        ("backends: {a: {endpoints: ['http://x']}}\nroutes: [<<: {name: r}]", ["2: "]),
         (
             "backends: {a: {endpoints: [x, y, 'http://z:0', 'http://z', 'http://z']}}",
             [
@@ -185,6 +190,20 @@ def test_a_sound_file_has_no_warnings() -> None:
             "backends: {a: {endpoints: [http://x]}, b: {endpoints: [http://y]}}\nroutes: [{name: r, backend: a}]",
             "backends.b: unused: no route leads to it",
         ),
+        (
+            "backends: {a: {endpoints: ['http://[::1]'], sticky: sequence_id}}\n"
+            "routes: [{name: r, split: {a: 1}, host: h}, {name: s, backend: a}]",
+            "a.sticky: without effect: there is",
+        ),
+        ("backends: {a: {endpoints: ['http://x:80/v2/']}}", "a.endpoints[0]: its path is put before that of every"),
+        (
+            MINIMAL + "routes: [{name: r, backend: a, models: ['m*'], rename: {m1: x, n: y}}]",
+            "routes[0].rename.n: without effect: no pattern of `models` matches it",
+        ),
+        (
+            MINIMAL + "routes: [{name: r, backend: a, rename: {'m*': x}}]",
+            "routes[0].rename.m*: without effect on other names",
+        ),
     ],
 )
 def test_what_is_hardly_meant_is_warned_of(text: str, expected: str) -> None:
@@ -201,6 +220,14 @@ def test_what_is_hardly_meant_is_warned_of(text: str, expected: str) -> None:
         "backends: {a: {endpoints: [http://x], timeouts: {total: 1s, connect: 1s}}}",
         "backends: {a: {endpoints: [http://x, https://x], tls: {server_name: y}}}",
         "backends: {a: {endpoints: [http://x]}, b: {endpoints: [http://y]}}\nroutes: [{name: r, split: {a: 1, b: 0}}]",
+        # it keeps requests on one of the backends
+        "backends: {a: {endpoints: ['http://[::1]'], sticky: sequence_id}, b: {endpoints: ['http://10.0.0.1']}}\n"
+        "routes: [{name: r, split: {a: 1, b: 1}}]",
+        "backends: {a: {endpoints: ['http://x/v22', 'http://v2']}}",
+        # an address that `unix:` does not take, and ports that the kernel chooses
+        "listen: unix:/run/x.sock\nadmin: 127.0.0.1:8080\n" + MINIMAL,
+        "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\n" + MINIMAL,
+        "listen: 127.0.0.2:9090\n" + MINIMAL,
     ],
 )
 def test_what_may_well_be_meant_is_not_warned_of(text: str) -> None:
@@ -216,6 +243,15 @@ def test_tokens_that_cross_the_network_in_the_clear_are_warned_of(tmp_path: Path
     assert warnings(access + MINIMAL) == []
     assert warnings(f"listen: unix:/run/x.sock\n{access}{MINIMAL}") == []
     assert warnings(f"listen: 0.0.0.0:8080\ntls: {{certificate: {tokens}, key: {tokens}}}\n{access}{MINIMAL}") == []
+
+
+def test_a_header_that_is_taken_off_keeps_no_request_on_its_endpoint(tmp_path: Path) -> None:
+    (tokens := tmp_path / "tokens.txt").touch()
+    text = f"access: {{tokens_file: {tokens}}}\nbackends: {{a: {{endpoints: [http://x], sticky: 'header:X-API-Key'}}}}"
+    (warning,) = warnings(text)
+    assert warning.startswith("backends.a.sticky: without effect where this header holds a token")
+    assert warnings(text.replace("X-API-Key", "X-Session")) == []
+    assert warnings(text.partition("\n")[2]) == []
 
 
 @pytest.mark.parametrize(
@@ -276,6 +312,10 @@ def test_so_many_routes_that_comparing_them_takes_long_are_not_compared() -> Non
     routes = f"routes: [{{name: x, backend: a, models: [{models}]}}, {{name: y, backend: a, models: [{models}]}}]\n"
     assert len(warnings(routes + MINIMAL)) == 1
     assert not warnings(routes.replace("m0,", "m0, n,") + MINIMAL)
+    names = ", ".join(f"n{index}: x" for index in range(MAX_COMPARED_PATTERNS // 2))
+    routes = f"routes: [{{name: x, backend: a, models: [a, b], rename: {{{names}}}}}]\n"
+    assert len(warnings(routes + MINIMAL)) == MAX_FINDINGS
+    assert not warnings(routes.replace("[a, b]", "[a, b, c]") + MINIMAL)
 
 
 def test_several_routes_may_cover_one_together() -> None:

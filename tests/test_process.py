@@ -150,6 +150,14 @@ def test_client_connections_get_what_backends_and_the_admin_listener_leave(
     assert descriptors_needed(config, fitting) <= available or fitting <= 16
 
 
+def test_each_endpoint_that_is_probed_may_need_a_descriptor() -> None:
+    backends = "backends: {{a: {{endpoints: [{}], max_connections: 100{}}}}}\n"
+    urls = ", ".join(f"'http://x:{port}'" for port in range(1, 11))
+    probed, other = parse(backends.format(urls, ", health: {}")), parse(backends.format(urls, ""))
+    assert descriptors_needed(probed, 50) == descriptors_needed(other, 50) + 10
+    assert connections_that_fit(probed, 296) == connections_that_fit(other, 286)
+
+
 @pytest.fixture
 def few_descriptors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process whose soft limit is 256 and whose hard limit is 300."""

@@ -140,6 +140,15 @@ class Answer:
             yield chunk
             await pacer.breathe()
 
+    async def chunks_for_client(self) -> AsyncIterator[bytes]:
+        """As `chunks`, where each is handed to the client before the next is read.
+
+        If `timeouts.total` is over while the client takes one, the client is to blame and not the backend.
+        """
+        async for chunk in self.chunks():
+            self._exchange.wait_for_client()
+            yield chunk
+
     async def read_whole(self, max_bytes: int, what: str) -> bytes:
         """The body of an answer that has no reason to be large. Raises `GatewayError`, also for more than *max_bytes*.
 
@@ -314,7 +323,7 @@ class Sent:
             raise self._malformed(f"does not speak HTTP: {error}") from None
         except LostError:
             raise self._send_error or self._closed() from None
-        self._deadlines.enter("client")
+        self._deadlines.enter("total")
         if chunk:
             self._attempt.response_bytes += len(chunk)
             return chunk
@@ -326,6 +335,10 @@ class Sent:
         else:
             self.abandon()
         return b""
+
+    def wait_for_client(self) -> None:
+        """The gateway waits for the client from now on, until more of the answer is read."""
+        self._deadlines.enter("client")
 
     def abandon(self) -> None:
         """Stop sending and close the connection, unless it was given back already."""

@@ -137,11 +137,16 @@ class Connections:
             self._close_longest_idle()
 
     def keep_only(self, endpoints: Iterable[Endpoint]) -> None:
-        """These are the backend's endpoints from now on: connections to others are closed as soon as they are idle."""
+        """These are the backend's endpoints from now on: connections to others are closed as soon as they are idle.
+
+        After `retire` nothing is kept, whatever the names of endpoints are found to stand for.
+        """
+        if self._is_retired:
+            endpoints = ()
         for pool in self._pools.values():
             pool.is_kept = False
         for endpoint in endpoints:
-            self._pool(endpoint).is_kept = True
+            self._pools.setdefault(endpoint, _Pool(endpoint)).is_kept = True
         for pool in list(self._pools.values()):
             if not pool.is_kept:
                 self._empty(pool)
@@ -152,10 +157,11 @@ class Connections:
         self.keep_only(())
 
     def _pool(self, endpoint: Endpoint) -> _Pool:
+        """The pool of *endpoint*; one of its own for a request to an endpoint that has just left."""
         pool = self._pools.get(endpoint)
         if pool is None:
-            pool = self._pools[endpoint] = _Pool(endpoint)
-            pool.is_kept = not self._is_retired
+            pool = _Pool(endpoint)
+            pool.is_kept = False
         return pool
 
     def _empty(self, pool: _Pool) -> None:

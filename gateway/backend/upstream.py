@@ -187,6 +187,7 @@ class _Call(Generic[T]):
         "_tried",
         "_turn",
         "_upstream",
+        "_was_replaced",
     )
 
     def __init__(
@@ -208,6 +209,7 @@ class _Call(Generic[T]):
         self._turn = turn
         self._tried: list[EndpointState] = []
         self._has_slot = False  # one that no lease holds
+        self._was_replaced = False  # a kept connection that had died
         # of the last attempt:
         self._last: Attempt
         self._state: EndpointState | None = None  # while it is in flight
@@ -327,13 +329,18 @@ class _Call(Generic[T]):
         return state
 
     async def _ask(self, state: EndpointState, deadlines: Deadlines) -> Answer:
-        """Send the request, once more if a kept connection has died (design: executed once)."""
+        """Send the request, once more if a kept connection has died (design: executed once).
+
+        That happens once in a call: a GET that was read each time would be executed by every endpoint otherwise.
+        """
         try:
             # an upload that cannot be read again from the client does not go over a connection that may have died
-            return await self._send(state, deadlines, fresh=not self._request.body.can_be_repeated)
+            must_be_fresh = self._was_replaced or not self._request.body.can_be_repeated
+            return await self._send(state, deadlines, fresh=must_be_fresh)
         except StaleConnectionError:
             now_s = asyncio.get_running_loop().time()
             assert self._sent is not None
+            self._was_replaced = True
             self._has_slot = self._sent.abandon_and_keep_slot()
             attempt = self._last
             attempt.code = attempt.repeated_for = ErrorKind.UPSTREAM_CLOSED.label
@@ -357,13 +364,14 @@ class _Call(Generic[T]):
         if self._last.first_byte_s is None:
             self._last.code = error.kind.label
         answer = self._answer
-        if answer is not None and answer.status >= 300 and error.kind is ErrorKind.MALFORMED_RESPONSE:
-            is_failure = False  # a redirect, which the gateway does not follow: a status is no failure
-        if is_failure:
+        # a redirect, which the gateway does not follow, is a status, and no failure
+        is_status = answer is not None and 300 <= answer.status < 400
+        is_redirect = is_status and error.kind is ErrorKind.MALFORMED_RESPONSE
+        if is_failure and not is_redirect:
             self._has_failed = True
             self._tried.append(state)
             self._upstream.note_failure(state, self._trial, error.message)
-        elif error.kind is ErrorKind.BACKEND_ERROR and self._trial is not None:
+        elif (is_redirect or error.kind is ErrorKind.BACKEND_ERROR) and self._trial is not None:
             self._upstream.note_success(state, self._trial)
 
     def _leave_endpoint(self) -> None:

@@ -141,6 +141,8 @@ class ClientListener:
             protocol.release()
             if self.tls is None:
                 client.close()
+            elif isinstance(error, TimeoutError):
+                self._server.slow_connections["header_timeout"] += 1
             log.debug("a connection ended before it was open: %s", error)
         except BaseException:
             protocol.release()

@@ -18,6 +18,7 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http_exceptions import BadStatusLine, InvalidHeader, InvalidURLError, LineTooLong
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from gateway.client.reply import Reply
@@ -30,12 +31,13 @@ from gateway.headers import Headers
 from gateway.policy.crossing import UNIX_PEER
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.slowness import Backlog, find_slowness
-from gateway.sockets import has_unread, reset_on_close
+from gateway.sockets import has_unread, reset_on_close, unacknowledged_bytes
 
 PIECES_AT_ONCE = 64
 """How many heads and bodies in one piece of data are parsed one by one: twice the requests that aiohttp queues."""
 
 _HEAD_END = b"\r\n\r\n"
+_TLS = "Received HTTPS traffic on an HTTP port"  # says aiohttp's parser
 
 CUT_S = 0.05
 """How long handlers have to notice that they are cut off. Not 0, which aiohttp takes for no limit."""
@@ -213,11 +215,12 @@ class ClientProtocol(RequestHandler):
         unsent = wire.get_write_buffer_size()
         if not unsent:
             self._backlog = None
-        elif self._backlog is None:
-            self._backlog = Backlog(self.written_bytes - unsent, now_s)
         else:
-            words = self._backlog.find_slowness(self.written_bytes - unsent, now_s, limits.client_idle)
-            if words is not None:
+            # what the kernel takes says little: it may take nothing for seconds from a client that reads all the time
+            taken = self.written_bytes - unsent - unacknowledged_bytes(wire)
+            if self._backlog is None:
+                self._backlog = Backlog(taken, now_s)
+            elif (words := self._backlog.find_slowness(taken, now_s, limits.client_idle)) is not None:
                 self._server.slow_connections["client_idle"] += 1
                 self.cut_reason = f"the client read its reply too slowly: {words} (limits.client_idle)"
                 self.reset()
@@ -359,7 +362,7 @@ class ClientProtocol(RequestHandler):
             bodies.append(self._current_request.content)
         for body in bodies:
             if not body.is_eof():
-                body.set_exception(web.RequestPayloadError(error.message))
+                body.set_exception(web.RequestPayloadError(_reason(error.exc, error.message)))
         return True
 
     def handle_error(
@@ -375,7 +378,7 @@ class ClientProtocol(RequestHandler):
             serving.cut()
             raise ConnectionResetError("a reply has begun and cannot become an error")
         said = message or (str(exc) if status < 500 and exc is not None else "")
-        text = _first_line(said) or ("internal error" if status >= 500 else "malformed HTTP")
+        text = _reason(exc, said) or ("internal error" if status >= 500 else "malformed HTTP")
         kind = ErrorKind.MALFORMED_REQUEST if status < 500 else ErrorKind.INTERNAL
         if exc is not None and status >= 500:
             log.error("a handler failed", exc_info=exc)
@@ -559,12 +562,20 @@ def _client_request(http: web.BaseRequest, protocol: ClientProtocol, connection:
 
 
 def _malformed_body(error: Exception) -> GatewayError:
-    return GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed HTTP body: {_first_line(str(error))}")
+    return GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed HTTP body: {_reason(error, str(error))}")
 
 
-def _first_line(text: str) -> str:
-    """What aiohttp's parser says, without the colon and the dump of the client's bytes below it."""
-    return text.partition("\n")[0].rstrip(":")
+def _reason(error: BaseException | None, text: str) -> str:
+    """What aiohttp's parser says in *text* of its *error*, without the client's bytes, which may hold a secret.
+
+    Some errors have a dump of these bytes in further lines, others quote them in the middle of their words.
+    """
+    if isinstance(error, LineTooLong):
+        return f"a line is longer than {error.args[1]} bytes"
+    line, dump, _ = text.partition("\n")
+    if isinstance(error, InvalidURLError | InvalidHeader | BadStatusLine) and not dump and line != _TLS:
+        return "malformed HTTP"
+    return line.rstrip(":")
 
 
 def _nothing() -> None:

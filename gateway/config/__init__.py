@@ -1,6 +1,6 @@
 """The configuration: `schema` says what a file may hold, `loading` reads it."""
 
-from gateway.config.findings import Finding, Inspected
+from gateway.config.findings import Finding, Inspected, without_hidden_paths
 from gateway.config.json_schema import json_schema
 from gateway.config.loading import (
     MAX_FILE_BYTES,
@@ -67,4 +67,5 @@ __all__ = [
     "load",
     "masked",
     "parse",
+    "without_hidden_paths",
 ]

@@ -56,10 +56,8 @@ class Inspected:
             self.warnings.append(self._found(key, reason))
 
     def _found(self, key: str, reason: str) -> Finding:
-        """A finding whose reason does not show the paths of files that came from outside."""
-        for path, value in walk(self.read):
-            if value and self.read is not None and path in self.read.hidden and isinstance(value, FilePath):
-                reason = reason.replace(value, HIDDEN)
+        if self.read is not None:
+            reason = without_hidden_paths(self.read, reason)
         return Finding(line_of_key(self.lines, key), key, reason)
 
     def has_no_error(self, key: str) -> bool:
@@ -70,6 +68,14 @@ class Inspected:
         """Every error and warning as a line of text, in the order of the file's lines."""
         marked = [(each, "") for each in self.errors] + [(each, "warning") for each in self.warnings]
         return [each.text(self.file, kind) for each, kind in sorted(marked, key=lambda pair: pair[0].line)]
+
+
+def without_hidden_paths(config: Config, text: str) -> str:
+    """*text* without the paths of files that came from outside: `${file:KEY}` in the place of `KEY` is a secret."""
+    for path, value in walk(config):
+        if value and path in config.hidden and isinstance(value, FilePath):
+            text = text.replace(value, HIDDEN)
+    return text
 
 
 def line_of_key(lines: Mapping[str, int], key: str) -> int:

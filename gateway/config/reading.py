@@ -37,6 +37,7 @@ MAX_FINDINGS = 100
 MAX_INTEGER = 2**53
 """The largest number; beyond it not every program that reads JSON sees the same one."""
 
+_NAMED_KEY = re.compile("`([^`]+)`")
 _INTEGER = re.compile(r"-?[0-9]{1,16}")
 _FLOAT = re.compile(r"-?[0-9]{1,16}(\.[0-9]{1,16})?")
 
@@ -59,6 +60,8 @@ class Reader:
         self._lines: dict[str, int] = {}
         self._misspelt: list[str] = []
         """The keys that misspelt ones were probably meant to be: they are not reported as missing."""
+        self._without_key: list[str] = []
+        """Mappings in which a key could not be read: nothing is reported as missing there."""
         self._hidden: list[str] = []
         self._base = base
         self._outside = Outside(base)
@@ -68,8 +71,9 @@ class Reader:
             # a value that could not be read is a placeholder: problems of it, or that name it, are not reported
             unread = [error.key for error in self._errors if error.key] + self._misspelt
             for key, reason in _problems(self.config):
-                if not any(overlap(key, other) or f"`{other}`" in reason for other in unread):
-                    self._fail(key, reason)
+                is_known = any(overlap(key, other) or f"`{other}`" in reason for other in unread)
+                if not is_known and not {key, key.rpartition(".")[0]}.intersection(self._without_key):
+                    self._fail(key, reason, self._line_of_problem(key, reason))
         except NotYamlError as error:
             self._errors.append(Finding(error.line, "", error.reason))
         except _TooManyError:
@@ -86,6 +90,13 @@ class Reader:
         if len(self._errors) >= MAX_FINDINGS:
             raise _TooManyError
         return _INVALID
+
+    def _line_of_problem(self, key: str, reason: str) -> int:
+        """The line of *key*, or, where only a default is wrong, of the key in the *reason* that does not go with it."""
+        for name in (key, *_NAMED_KEY.findall(reason)):
+            if re.split(r"[.\[]", name, maxsplit=1)[0] in self._lines:
+                return line_of_key(self._lines, name)
+        return 1
 
     def _whole(self, root: yaml.Node | None) -> Config | None:
         if not isinstance(root, yaml.MappingNode):
@@ -134,7 +145,7 @@ class Reader:
                     values[fields[key].name] = placeholder(fields[key].type)
         for key, item in fields.items():
             if item.required and item.name not in values:
-                if join(path, key) not in self._misspelt:
+                if join(path, key) not in self._misspelt and path not in self._without_key:
                     self._fail(join(path, key), f"missing; expected {words_for(item.type)}")
                 values[item.name] = placeholder(item.type)
         return type_(**values)
@@ -153,6 +164,7 @@ class Reader:
         prefix = f"{path}." if path else ""
         for entry in entries(self._document, node):
             if entry.key is None:
+                self._without_key += [path] if path else []
                 self._fail("", entry.problem, entry.line)
                 continue
             inner = f"{prefix}{shortened(entry.key)}"
@@ -241,7 +253,7 @@ def warnings_of(found: Inspected) -> list[Finding]:
     if found.read is None:
         return []
     # routes that could not be read may lead to a backend, or match before others
-    is_whole = not any(error.key.startswith(("routes", "backends")) for error in found.errors)
+    is_whole = not any(error.key.startswith(("routes", "backends")) or not error.key for error in found.errors)
     said = ((join(path, key), reason) for path, part in _parts(found.read) for key, reason in part.warnings())
     warnings = []
     for key, reason in itertools.chain(said, found.read.unused() if is_whole else ()):

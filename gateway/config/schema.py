@@ -5,10 +5,12 @@ it, and what is allowed but hardly meant is in its `warnings`. Neither repeats a
 secret from outside. Not here: how a file is read (`loading`), and what the values are used for.
 """
 
+import fnmatch
 import itertools
 import re
 import typing
 from collections.abc import Iterator
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
@@ -26,6 +28,7 @@ from gateway.config.values import (
     nearest,
     shortened,
 )
+from gateway.policy.paths import find_path_fault
 
 UNADMITTED_CONNECTIONS = 16
 """Connections to a backend beside those for `limits.concurrent_requests`: for GET and HEAD, such as health checks,
@@ -67,15 +70,19 @@ SET_BY_GATEWAY = frozenset(
 )
 """Headers that `headers.set` may not name, in lower case: they frame the message, or the gateway relies on them."""
 
+TOKEN_HEADERS = frozenset({"authorization", "x-api-key"})
+"""Headers in which clients may show their tokens, in lower case."""
+
 MAX_SUGGESTED = 100
 """The most names among which a misspelt one is looked for."""
 
 MAX_COMPARED_PATTERNS = 2000
 """The most routes, each counted as often as it has models, for which `check` says whether they can match: each is
-compared with all before it."""
+compared with all before it. Also the most pairs of a route's renamed models and patterns that are compared."""
 
 _SERVER_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?\.?")
 _PATH = re.compile(r"/[!-~]*")
+_HOST_PATTERN = re.compile(r"[!-.0-~]+")
 
 Problem = tuple[str, str]
 """What is wrong: the path of the key, relative to the struct that reports it, and the reason."""
@@ -332,6 +339,11 @@ class Backend(Part, frozen=True):
     tls: BackendTls = BackendTls()
 
     @property
+    def has_one_endpoint(self) -> bool:
+        """Whether it is certain that all requests go to the same address."""
+        return len(self.endpoints) == 1 and self.endpoints[0].is_literal
+
+    @property
     def tensor_policy(self) -> TensorPolicy:
         """How its tensors are written as JSON."""
         return TensorPolicy(self.nonfinite, self.bytes, self.half_precision)
@@ -353,8 +365,12 @@ class Backend(Part, frozen=True):
         """What has no effect with these endpoints."""
         if self.tls != BackendTls() and not any(endpoint.startswith("https:") for endpoint in self.endpoints):
             yield "tls", "without effect: no endpoint's URL begins with https"
-        if self.sticky != "none" and len(self.endpoints) == 1 and self.endpoints[0].is_literal:
-            yield "sticky", "without effect: there is only one endpoint"
+        for index, endpoint in enumerate(self.endpoints):
+            if "v2" in urlsplit(endpoint).path.split("/"):
+                yield (
+                    f"endpoints[{index}]",
+                    "its path is put before that of every request, which begins with /v2 already",
+                )
 
 
 class Route(Part, frozen=True):
@@ -384,17 +400,46 @@ class Route(Part, frozen=True):
             yield "backend", "expected either `backend` or `split`"
         if self.split is not None and (not self.split or min(self.split.values()) < 0 or not any(self.split.values())):
             yield "split", "expected backends and their weights, such as {stable: 95, next: 5}"
-        if self.path_prefix is not None and not self.path_prefix.startswith("/"):
-            yield "path_prefix", "expected a path that starts with /"
+        yield from self._never_matching()
         if self.strip_prefix and self.path_prefix is None:
             yield "strip_prefix", "expected together with `path_prefix`, which is missing"
         elif self.strip_prefix and f"{self.path_prefix}/".startswith("/v2/"):
             yield "strip_prefix", "`path_prefix` is part of the protocol's own paths, which the backend needs"
         for name, model in self.rename.items():
-            if not name or not model or "/" in name or "/" in model:
-                yield f"rename.{shortened(name)}", "expected names of models, not empty and without a slash"
+            if not _may_be_in_path(name) or not _may_be_in_path(model):
+                reason = "expected names of models, not empty, not `.` or `..`, and without a slash or backslash"
+                yield f"rename.{shortened(name)}", reason
+
+    def _never_matching(self) -> Iterator[Problem]:
+        """What no request has, because requests with it are refused or it would be written in another way."""
         if self.models is not None and not self.models:
             yield "models", "an empty list matches nothing; leave it out to match everything"
+        for index, pattern in enumerate(self.models or ()):
+            if not pattern or ("/" in pattern and "[" not in pattern):
+                yield f"models[{index}]", "never matches: a model's name is not empty and has no slash"
+        if self.host is not None and not _HOST_PATTERN.fullmatch(self.host):
+            yield "host", "expected the name of a host as in a URL, without its scheme, such as api.example.com"
+        prefix = self.path_prefix
+        if prefix is not None and not prefix.startswith("/"):
+            yield "path_prefix", "expected a path that starts with /"
+        elif prefix is not None and (not _PATH.fullmatch(prefix) or "?" in prefix or "#" in prefix):
+            yield "path_prefix", "never matches: expected a path as in a URL, percent-encoded and without a query"
+        elif prefix is not None and (fault := find_path_fault(prefix)) is not None:
+            yield "path_prefix", f"never matches, because such requests are refused: {fault}"
+
+    def warnings(self) -> Iterator[Problem]:
+        """What it renames and never gets."""
+        are_few = len(self.rename) * len(self.models or ()) <= MAX_COMPARED_PATTERNS
+        for name in self.rename:
+            if self.models is not None and are_few and not any(fnmatch.fnmatchcase(name, each) for each in self.models):
+                yield f"rename.{shortened(name)}", "without effect: no pattern of `models` matches it"
+            elif "*" in name:
+                yield f"rename.{shortened(name)}", "without effect on other names: this is a name and no pattern"
+
+
+def _may_be_in_path(model: str) -> bool:
+    """Whether *model* can be a model's name in a path that is not refused."""
+    return bool(model) and find_path_fault(f"/v2/models/{quote(model, safe='')}/infer") is None
 
 
 class Config(Part, frozen=True):
@@ -449,13 +494,15 @@ class Config(Part, frozen=True):
         yield from self._at_least_1("workers")
         if not self.backends:
             yield "backends", "expected at least one"
+        if "" in self.backends:
+            yield "backends", "expected a name for each of them"
         if self.limits.request_body > self.limits.in_flight_bytes // max(self.workers, 1):
-            share = " for each worker" if self.workers > 1 else ""
+            share = " for each worker: raise it, or set fewer `workers`" if self.workers > 1 else ""
             yield "limits.in_flight_bytes", f"expected at least `limits.request_body`{share}"
         if self.admin.is_unix:
             yield "admin", "expected host:port; `unix:` is for `listen` only"
-        elif self.listen == self.admin and self.listen.port:
-            yield "admin", "the same address as `listen`"
+        elif self.listen.takes(self.admin):
+            yield "admin", "the same address as `listen`, which clients use"
         if not self.routes and len(self.backends) > 1:
             yield "routes", "needed as soon as there is more than one backend"
         yield from self._worker_problems()
@@ -471,13 +518,22 @@ class Config(Part, frozen=True):
             yield "admin", "open to other machines, without TLS and tokens: it shows metrics and the configuration"
         if self.access.tokens_file is not None and self.tls is None and not self.listen.is_local:
             yield "access.tokens_file", "without `tls`, anyone on the network can read the tokens"
+        for name, backend in self.backends.items():
+            if self.access.tokens_file is not None and (backend.sticky.header or "").lower() in TOKEN_HEADERS:
+                yield (
+                    f"backends.{shortened(name)}.sticky",
+                    "without effect where this header holds a token of `access.tokens_file`: it is taken off before",
+                )
 
     def unused(self) -> Iterator[Problem]:
-        """More warnings: backends to which no route leads, and routes that can never match."""
+        """More warnings: backends and their keys that have no effect with these routes, and routes that never match."""
         used = {name for route in self.routes for name in route.backends}
-        for name in self.backends if self.routes else ():
-            if name not in used:
+        shared = {name for route in self.routes if len(route.backends) > 1 for name in route.backends}
+        for name, backend in self.backends.items():
+            if self.routes and name not in used:
                 yield f"backends.{shortened(name)}", "unused: no route leads to it"
+            if backend.sticky != "none" and name not in shared and backend.has_one_endpoint:
+                yield f"backends.{shortened(name)}.sticky", "without effect: there is only one endpoint"
         if sum(max(1, len(route.models or ())) for route in self.routes) > MAX_COMPARED_PATTERNS:
             return
         for index, route in enumerate(self.routes):
@@ -498,9 +554,15 @@ class Config(Part, frozen=True):
                 yield f"backends.{shortened(name)}.queue.length", f"{expected}, or 0"
 
     def _endpoint_problems(self) -> Iterator[Problem]:
-        """No backend is the gateway itself: every request would go round until a limit ends it."""
+        """No backend is the gateway itself: requests would go round, or clients would reach the admin listener."""
         for name, backend in self.backends.items():
             for index, endpoint in enumerate(backend.endpoints):
+                if self.admin.is_reached_by(endpoint):
+                    yield (
+                        f"backends.{shortened(name)}.endpoints[{index}]",
+                        "this is the gateway's own `admin`, which is never for clients: name the inference server, or "
+                        "listen on another port",
+                    )
                 if self.listen.is_reached_by(endpoint):
                     yield (
                         f"backends.{shortened(name)}.endpoints[{index}]",

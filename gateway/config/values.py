@@ -163,6 +163,13 @@ class Address(str):
         """Whether only this machine reaches it, as far as that can be told without asking a name server."""
         return self.is_unix or all(address in _LOOPBACK or _is_loopback(address) for address in _addresses(self.host))
 
+    def takes(self, other: "Address") -> bool:
+        """Whether *other* cannot be listened on besides this one, as far as that can be told without a name server."""
+        if not self.port or self.port != other.port:
+            return False
+        own, others = _addresses(self.host), _addresses(other.host)
+        return bool(own & (others | _ANY) or others & _ANY)
+
     def is_reached_by(self, endpoint: Endpoint) -> bool:
         """Whether *endpoint* names this listener, as far as that can be told without asking a name server."""
         url = urlsplit(endpoint)
@@ -252,7 +259,7 @@ def _endpoint(value: Any, base: Path) -> Endpoint:
 
 
 def _file_path(value: Any, base: Path) -> FilePath:
-    if not isinstance(value, str) or not value or "\0" in value:
+    if not isinstance(value, str) or not value or not value.isprintable():
         raise ValueError("expected the path of a file")
     return FilePath(base / value)
 

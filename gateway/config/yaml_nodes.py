@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from gateway.config.values import shortened
+from gateway.config.values import shortened, shown
 
 MAX_NODES = 100_000
 """The most keys and values of a file, where each use of an alias (`*name`) counts as all that it stands for."""
@@ -34,7 +34,10 @@ class Document:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line, column = (mark.line + 1, f" (column {mark.column + 1})") if mark is not None else (1, "")
-            raise NotYamlError(line, f"not YAML: {shortened(str(error.problem))}{column}") from None
+            problem = str(error.problem)
+            if problem.startswith("but "):  # the other half of the sentence
+                problem = f"{error.context}, {problem}"
+            raise NotYamlError(line, f"not YAML: {shortened(problem)}{column}") from None
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
             raise NotYamlError(line, f"not YAML: {shortened(error.reason)}") from None
@@ -82,10 +85,10 @@ def entries(document: Document, mapping: yaml.MappingNode) -> Iterator[Entry]:
         line = line_of(key_node)
         try:
             if key_node.tag == _MERGE:
-                raise ValueError("not YAML: merging with `<<` is not supported; use an alias for a whole value")
+                raise ValueError("merging with `<<` is not supported; use an alias for a whole value")
             key = document.value_of(key_node)
             if not isinstance(key, str):
-                raise ValueError(f"not YAML: expected a key that is text, got {_kind(key)}; write it in quotes")
+                raise ValueError(f"expected a key that is text, got {shown(key)}; write it in quotes")
             if key in seen:
                 raise ValueError(f"not YAML: duplicate key `{shortened(key)}`")
         except ValueError as error:
@@ -98,10 +101,6 @@ def entries(document: Document, mapping: yaml.MappingNode) -> Iterator[Entry]:
 def line_of(node: yaml.Node) -> int:
     """The line of the file, from 1, where *node* begins."""
     return int(node.start_mark.line) + 1
-
-
-def _kind(key: Any) -> str:
-    return {dict: "keys and values", list: "a list", type(None): "nothing"}.get(type(key), type(key).__name__)
 
 
 def _is_encodable(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Who may use the clients' listener, and which paths nobody may use (design: access).
+"""Who may use the clients' listener, and which paths nobody may use (protocol 8.5).
 
 Only digests of tokens are held. Here: judging a request by its headers and its path, before anything is done
 for it. Not here: the file that tokens stand in (`config.tokens`), and certificates of clients.
@@ -21,7 +21,13 @@ _OVERLONG = re.compile(rb"([\xc0\xc1])([\x80-\xbf])")
 _PARAMETERS = re.compile(r";[^/]*")
 # What follows these when they have been decoded may be taken for a query, a fragment, or the end.
 _TAIL = re.compile(r"[?#\0].*", re.DOTALL)
-_MAY_BE_READ_OTHERWISE = re.compile(r"[%;?#\0\\]|//|/\Z")
+# A path that begins with two slashes may be taken for a host and its path (RFC 3986 section 4.2), and browsers'
+# parsers of URLs take backslashes for slashes.
+_HOST = re.compile(r"\A[/\\]{2,}[^/]+")
+_SHORT_HOST = re.compile(r"\A[/\\]{2,}[^/\\]+")
+# Some parsers of URLs drop controls; in many languages `$` at the end of a pattern matches before a line's end, too.
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f]+|\s+\Z")
+_MAY_BE_READ_OTHERWISE = re.compile(r"[%;?#\\\x00-\x20\x7f]|//|/\Z")
 
 MAX_READINGS = 16
 """The most ways of reading one path that are checked; a path with more is always denied."""
@@ -92,7 +98,7 @@ def _readings(path: str) -> Iterator[str]:
         seen.add(text)
         yield text.casefold()
         found += (_decoded(text), _SLASHES.sub("/", text), _PARAMETERS.sub("", text), _TAIL.sub("", text))
-        found.append(text.rstrip("/\\") or "/")
+        found += (_HOST.sub("", text), _SHORT_HOST.sub("", text), _UNSEEN.sub("", text), text.rstrip("/\\") or "/")
 
 
 def _decoded(path: str) -> str:

@@ -3,7 +3,7 @@
 Routes are matched against the path as it was written; many servers decode it, and resolve `..`, before they look at
 it. So what would be another path after that is refused: `/v2/models/public/../secret/infer` would be routed by the
 model `public` and executed on `secret`. Here: a decision on a text. Not here: routes (`routing`), and the query, which
-crosses as it is.
+crosses as it is. The rule is protocol 8.6.
 """
 
 import re

@@ -45,7 +45,7 @@ class RouteRule(Protocol):
 
     @property
     def split(self) -> dict[str, int] | None:
-        """The relative weights of several backends."""
+        """The relative weights of several backends (protocol 8.3)."""
 
     @property
     def models(self) -> list[str] | None:
@@ -61,16 +61,16 @@ class RouteRule(Protocol):
 
     @property
     def strip_prefix(self) -> bool:
-        """Whether the backend gets the path without them."""
+        """Whether the backend gets the path without them (protocol 8.1)."""
 
     @property
     def rename(self) -> dict[str, str]:
-        """Models' names as clients write them, and as the backend knows them."""
+        """Models' names as clients write them, and as the backend knows them (protocol 8.2)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sticky:
-    """What requests have in common that go to the same endpoint, and in a split to the same backend."""
+    """What requests have in common that go to the same endpoint, and in a split to the same backend (protocol 8.4)."""
 
     header: str = ""
     """A header's name in lower case; empty for none."""

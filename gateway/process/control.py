@@ -12,6 +12,9 @@ import msgspec
 
 from gateway.telemetry.metrics import EndpointReading
 
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""The environment variable that names the folder of metrics files; prometheus_client reads it when it is imported."""
+
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """The longest message: a configuration, or the state of all endpoints of one worker."""
 

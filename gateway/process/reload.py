@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -42,11 +43,24 @@ def keep_fixed(config: Config, running: Config) -> tuple[Config, list[str]]:
         fixed["tls"] = running.tls
     if not fixed:
         return config, []
-    kept = msgspec.structs.replace(config, **fixed)
+    kept = msgspec.structs.replace(config, **fixed, hidden=_hidden(config, running, fixed.keys()))
     for path, reason in kept.problems():
         names = ", ".join(f"`{key}`" for key in fixed)
         raise ConfigError(f"{path}: {reason}, with {names} unchanged, because that needs a restart")
     return kept, list(fixed)
+
+
+def _hidden(config: Config, running: Config, kept: Collection[str]) -> list[str]:
+    """What is hidden where *config* serves with the values that *running* has under the keys *kept*."""
+    return [
+        *(path for path in config.hidden if _key(path) not in kept),
+        *(path for path in running.hidden if _key(path) in kept),
+    ]
+
+
+def _key(path: str) -> str:
+    """The key of the whole file that *path* is under."""
+    return path.partition(".")[0].partition("[")[0]
 
 
 class Reloadable(Protocol):
@@ -104,7 +118,7 @@ class Reloader:
         try:
             # before it is loaded: a change in between is then noticed by `_watch`, and loaded once too often at most
             self._tried = await asyncio.to_thread(_digest, file)
-            kept = await running.replace(await asyncio.to_thread(load, file))
+            kept = await running.replace(await asyncio.to_thread(_load_again, file))
             is_successful = True
         except (ConfigError, OSError) as error:
             reason = "; ".join(line.strip() for line in str(error).splitlines())
@@ -139,8 +153,16 @@ class Reloader:
             before = now
 
 
+def _load_again(file: Path) -> Config:
+    """As `load`, but not from a pipe: that has given all it had, or is waited for without end. Raises `ConfigError`."""
+    if file.exists() and not file.is_file():
+        raise ConfigError(f"{file}: not a regular file; only such a file can be read again")
+    return load(file)
+
+
 def _digest(file: Path) -> bytes | None:
-    """Of the content of *file*; None if it cannot be read."""
+    """Of the content of *file*; None if it cannot be read, or could not be read a second time, such as a pipe."""
     with contextlib.suppress(OSError):
-        return hashlib.blake2b(file.read_bytes()).digest()
+        if file.is_file():
+            return hashlib.blake2b(file.read_bytes()).digest()
     return None

@@ -26,14 +26,21 @@ from gateway.config import Address, Config, encode
 from gateway.errors import ConfigError
 from gateway.process import control
 from gateway.process.admin import AdminListener
-from gateway.process.control import Abort, Commit, Committed, Listening, Prepare, Prepared, Report, Start
+from gateway.process.control import (
+    METRICS_FOLDER,
+    Abort,
+    Commit,
+    Committed,
+    Listening,
+    Prepare,
+    Prepared,
+    Report,
+    Start,
+)
 from gateway.process.descriptors import fit
 from gateway.process.reload import keep_fixed
 from gateway.telemetry.log_writer import change_level
 from gateway.telemetry.metrics import StateCollector
-
-METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""The environment variable that names the folder of metrics files; prometheus_client reads it when it is imported."""
 
 RESTART_S = 1.0
 """How long after a worker's death its replacement is started."""
@@ -43,6 +50,9 @@ START_S = 30.0
 
 PREPARE_S = 5.0
 """How long a worker may take to prepare a reload, or to carry it out; beyond it, it is replaced."""
+
+HANG_S = 5.0
+"""How much longer than twice `shutdown.grace` a worker may take to end; beyond it, it is killed."""
 
 MAX_ANSWERS = 4
 """The most answers of a worker that wait to be read; it gives one to each question, and is asked one at a time."""
@@ -118,7 +128,7 @@ class Supervisor:
         self._config = config
         self._listen = config.listen
         """Where the workers listen: with the real port."""
-        self._folder = Path(tempfile.mkdtemp(prefix="tensor-gateway-"))
+        self._folder = _new_folder()
         self._admin = AdminListener(config.admin, lambda: self._config, self._registry, self._not_ready)
         self._is_draining = False
         self._name = new_name()
@@ -218,7 +228,7 @@ class Supervisor:
         """See `Reloadable`. All workers change, or none.
 
         A worker that dies or does not answer is replaced by one with the configuration that holds: the new one, if
-        another worker could prepare it.
+        another worker could prepare it, or if none serves at the moment: it may be what lets them start again.
         """
         config, kept = keep_fixed(config, self._config)
         config = fit(config, self._config)
@@ -231,7 +241,7 @@ class Supervisor:
             answers = await asyncio.gather(*(worker.answer(PREPARE_S) for worker in workers))
             prepared = [worker for worker, answer in zip(workers, answers, strict=True) if answer == Prepared()]
             errors = [answer.error for answer in answers if isinstance(answer, Prepared) and answer.error is not None]
-            if errors or not prepared:
+            if errors or (workers and not prepared):
                 for worker in prepared:
                     worker.tell(Abort())
                 raise ConfigError(errors[0] if errors else "no worker prepared the reload in time")
@@ -285,7 +295,9 @@ class Supervisor:
         # each worker keeps the grace itself; twice that bounds the wait for one that hangs
         shutdown = self._config.shutdown
         if self._minders:
-            await asyncio.wait(self._minders, timeout=shutdown.delay + 2 * shutdown.grace + 5)
+            await asyncio.wait(self._minders, timeout=shutdown.delay + 2 * shutdown.grace + HANG_S)
+        for worker in self._workers.values():
+            log.error("worker %d has not ended in time; it is killed, with what it has in flight", worker.pid)
 
     async def stop(self) -> None:
         """Kill the workers that are left, and close the admin listener."""
@@ -315,3 +327,15 @@ class Supervisor:
             return f"{len(serving)} of {self._config.workers} workers accept"
         # every worker, because the kernel decides which of them a client reaches
         return next((worker.report.not_usable for worker in serving if worker.report.not_usable is not None), None)
+
+
+def _new_folder() -> Path:
+    """A folder for the workers' metrics. Raises `OSError` that says what it is for."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="tensor-gateway-"))
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"no temporary folder can be made, in which several workers sum their metrics: {error.strerror}; "
+            "set TMPDIR to a folder that this user may write to, or `workers: 1`",
+        ) from None

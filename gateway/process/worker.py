@@ -7,6 +7,7 @@ unevenly. Not here: who starts and replaces workers (`supervisor`), and how mess
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -15,7 +16,17 @@ from gateway.app import Change, DataPlane, settle
 from gateway.config import Config, decode
 from gateway.errors import ConfigError
 from gateway.process import control
-from gateway.process.control import Abort, Commit, Committed, Listening, Prepare, Prepared, Report, Start
+from gateway.process.control import (
+    METRICS_FOLDER,
+    Abort,
+    Commit,
+    Committed,
+    Listening,
+    Prepare,
+    Prepared,
+    Report,
+    Start,
+)
 from gateway.telemetry.log_writer import LogWriter
 
 REPORT_S = 0.1
@@ -117,12 +128,13 @@ class _Worker:
 
 def main() -> None:
     """Run a worker's process, which gets its configuration on standard input."""
+    supervisor = os.getppid()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # reloads come from the supervisor
     start = control.read_blocking(0, control.DOWN)
     if not isinstance(start, Start):
         return  # the supervisor is gone
     config = decode(bytes(start.config))
-    writer = LogWriter(config.logging.level)
+    writer = LogWriter(config.logging.level, f"worker {os.getpid()}")
     writer.start()
     inherited = int(sys.argv[3]) if len(sys.argv) > 3 else None
     try:
@@ -132,6 +144,8 @@ def main() -> None:
         sys.exit(1)
     finally:
         writer.stop()
+        if os.getppid() != supervisor:  # it was killed, and has left the folder behind
+            shutil.rmtree(os.environ[METRICS_FOLDER], ignore_errors=True)
 
 
 async def _serve(config: Config, name: str, tell: int, inherited: int | None) -> None:

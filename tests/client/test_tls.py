@@ -107,6 +107,7 @@ async def test_what_is_not_tls_and_who_is_silent_in_the_handshake_is_closed(
         while served.server.open_connections:
             await asyncio.sleep(0)
         assert served.requests == []
+        assert served.server.slow_connections["header_timeout"] == 1  # the silent one
     assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
 
 

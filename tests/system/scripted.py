@@ -12,9 +12,10 @@ import socket
 import ssl
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -139,24 +140,19 @@ class CountingBackend:
     seen: list[Seen] = field(default_factory=list)
     peers: list[Peer] = field(default_factory=list)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """One for each connection, and those of `later`."""
 
-    def later(self, work: Awaitable[None]) -> None:
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
         """Run *work* beside everything else, until the backend ends."""
-
-        async def run() -> None:
-            await work
-
-        task = asyncio.ensure_future(run())
+        task = asyncio.ensure_future(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection until it ends, or the backend does."""
+        """Serve a connection until it or the backend ends."""
         peer = Peer(reader, writer)
         self.peers.append(peer)
-        task = asyncio.create_task(self._serve(peer))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        self.later(self._serve(peer))
 
     async def _serve(self, peer: Peer) -> None:
         try:
@@ -186,10 +182,9 @@ async def counting(behave: Behaviour = echo) -> AsyncIterator[CountingBackend]:
         finally:
             for task in backend.tasks:
                 task.cancel()
+            await asyncio.gather(*backend.tasks, return_exceptions=True)
             for peer in backend.peers:
                 peer.writer.close()
-            # else one that never answers would end in a later test, which would find that in its log
-            await asyncio.gather(*backend.tasks, return_exceptions=True)
 
 
 @dataclass

@@ -6,6 +6,7 @@ import json
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 from gateway.backend.upstream import Upstream
 from gateway.config import Config, parse
+from gateway.errors import ConfigError
 from gateway.plan import Plan
 from gateway.process.application import Application
 from tests.conftest import Client, Connection, answering, lying, running, tensor
@@ -82,7 +84,6 @@ async def test_a_request_in_flight_ends_where_and_as_it_began(name: str) -> None
 
 
 async def test_a_backend_that_stays_keeps_its_connections() -> None:
-    pytest.importorskip("gateway.policy.ejection")  # together with which connections are taken over
     async with lying(answering(b"a")) as a, lying(answering(b"b")) as b:
         async with serving(configuration(main=a.url)) as client:
             for extra in ("", "limits: {tensors: 7}\n", "limits: {concurrent_requests: 9}\n"):
@@ -135,6 +136,20 @@ async def test_what_cannot_be_prepared_changes_nothing(monkeypatch: pytest.Monke
             assert client.gateway.gateway.serving is serving_before
             assert client.gateway.data_plane.config.limits.tensors == 1024
             assert (await client.request("GET", "/x")).body == b"a"
+
+
+async def test_what_a_file_holds_is_not_shown_where_its_path_was_meant(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("abracadabra")
+    async with lying(answering(b"a")) as a, serving(configuration(main=a.url)) as client:
+        for extra in (
+            f"access: {{tokens_file: '${{file:{secret}}}'}}\n",
+            f"backends: {{main: {{endpoints: ['https://x'], tls: {{ca: '${{file:{secret}}}'}}}}}}\n",
+        ):
+            config = parse(extra) if "backends" in extra else configuration(extra, main=a.url)
+            with pytest.raises(ConfigError, match=r"\*\*\*") as caught:
+                await client.gateway.replace(config)
+            assert "abracadabra" not in str(caught.value)
 
 
 async def test_fifty_reloads_leave_no_object_and_no_task_behind() -> None:

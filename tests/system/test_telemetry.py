@@ -2,6 +2,7 @@
 
 import json
 import logging
+import select
 import subprocess
 from typing import Literal
 
@@ -10,8 +11,9 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.demo import JsonServer
+from gateway.errors import ErrorKind
 from gateway.exchange import Attempt, Exchange
-from gateway.telemetry.access_log import AccessLog
+from gateway.telemetry.access_log import FAILURES_PER_S, AccessLog, FailureLog
 from gateway.telemetry.metrics import EndpointReading, Metrics
 from tests.conftest import Client, answering, lying, require_tool, running, tensor
 
@@ -126,6 +128,28 @@ def test_the_detail_of_a_long_error_keeps_its_beginning_and_its_end(
     assert "x" * 512 in caplog.messages[-1]
 
 
+@pytest.mark.parametrize("character", ["a", '"', "\x01", "\u20ac", "\U0001f600"])
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_a_line_is_never_longer_than_a_pipe_takes_in_one_step(
+    style: Literal["json", "text"], character: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="gateway.access")
+    access_log = AccessLog(style)
+    long_ = f"/begin{character * 48_000}end"
+    for n_long in range(6):
+        texts = [*[long_] * n_long, *["short"] * (5 - n_long)]
+        exchange = Exchange("127.0.0.1", texts[1], texts[0], texts[2], 0.0)
+        exchange.model, exchange.detail, exchange.status = texts[3], texts[4], 404
+        access_log.record(exchange)
+        line = caplog.messages[-1]
+        assert len(f"{line}\n".encode(errors="replace")) <= select.PIPE_BUF
+        assert "\n" not in line
+        if style == "json":
+            fields = json.loads(line)
+            assert fields["status"] == 404
+            assert (fields["path"][:6], fields["path"][-3:]) == (("/begin", "end") if n_long else ("short", "ort"))
+
+
 async def test_no_metric_tells_when_its_series_was_made(client: Client) -> None:
     # the library adds one `_created` for each series, which nobody reads
     await client.request("GET", "/v2")
@@ -162,6 +186,8 @@ async def test_access_log_as_json_has_every_field(server: JsonServer, caplog: py
         "model",
         "route",
         "backend",
+        "endpoint",
+        "attempts",
         "status",
         "reason",
         "detail",
@@ -176,12 +202,79 @@ async def test_access_log_as_json_has_every_field(server: JsonServer, caplog: py
         "request_id",
     ]
     assert (good["status"], good["reason"], good["request_id"], good["model"]) == (200, None, "abc", "identity")
+    assert (good["endpoint"], good["attempts"]) == (server.url, 1)
     assert good["upstream_request_bytes"] == server.request_bytes
     assert 0 < good["codec_seconds"] < good["seconds"]
     assert 0 < good["upstream_seconds"] < good["seconds"]
     assert (bad["status"], bad["reason"], bad["model"]) == (400, "malformed_request", "q")
+    assert (bad["endpoint"], bad["attempts"]) == (None, 0)
     assert bad["detail"] == "empty request body"
     assert bad["request_id"]
+
+
+def test_the_line_names_the_endpoint_that_was_asked_last_and_counts_what_was_tried(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    exchange = Exchange("c", "POST", "/", "id", 0.0)
+    exchange.attempts = [Attempt("a", 0.0, is_metadata=True), Attempt("a", 0.0), Attempt("b", 0.0)]
+    with caplog.at_level(logging.INFO, "gateway.access"):
+        AccessLog("json").record(exchange)
+    line = json.loads(caplog.messages[0])
+    assert (line["endpoint"], line["attempts"]) == ("b", 2)
+
+
+async def test_without_an_access_log_failures_of_backends_still_show(caplog: pytest.LogCaptureFixture) -> None:
+    async with running("http://127.0.0.1:9", "logging: {access: none}\n") as client:
+        await client.infer_binary(HEADER, X.tobytes(), headers={"X-Request-Id": "abc"})
+        await client.infer(b"")
+    assert not [record for record in caplog.records if record.name == "gateway.access"]
+    (line,) = (record.getMessage() for record in caplog.records if record.getMessage().startswith("failed: "))
+    assert " status=503 reason=unreachable " in line
+    assert line.endswith(" request_id=abc")
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "is_told"),
+    [
+        (None, 200, False),
+        (ErrorKind.BACKEND_ERROR, 500, True),
+        (ErrorKind.BACKEND_ERROR, 404, False),
+        (ErrorKind.TIMEOUT, 504, True),
+        (ErrorKind.UPSTREAM_CLOSED, 502, True),
+        (ErrorKind.MALFORMED_RESPONSE, 502, True),
+        (ErrorKind.OVERLOADED, 503, True),
+        (ErrorKind.INTERNAL, 500, False),  # it has a line of its own
+        (ErrorKind.DENIED, 401, False),
+        (ErrorKind.CLIENT_CLOSED, 499, False),
+    ],
+)
+def test_what_is_told_without_an_access_log(
+    kind: ErrorKind | None, status: int, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    exchange = Exchange("c", "GET", "/a\n", "id", 0.0, status=status, error=kind)
+    FailureLog().record(exchange)
+    assert [message.count("\n") for message in caplog.messages] == [0] * is_told
+
+
+def test_without_an_access_log_ten_failures_a_second_are_told_and_the_others_counted(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.5
+    monkeypatch.setattr("gateway.telemetry.access_log.time.monotonic", lambda: now)
+    exchange = Exchange("c", "GET", "/", "id", 0.0, status=504, error=ErrorKind.TIMEOUT)
+    one, worker = FailureLog(), FailureLog(n_processes=4)
+    for _ in range(FAILURES_PER_S + 5):
+        one.record(exchange)
+    assert len(caplog.messages) == FAILURES_PER_S
+    now += 1
+    one.record(exchange)
+    assert caplog.messages[-1].startswith("failed (after 5 failures that were left out): ")
+    one.record(exchange)
+    assert caplog.messages[-1].startswith("failed: ")
+    caplog.clear()
+    for _ in range(FAILURES_PER_S):
+        worker.record(exchange)
+    assert len(caplog.messages) == FAILURES_PER_S // 4
 
 
 async def test_access_log_as_text_cannot_be_forged(server: JsonServer, caplog: pytest.LogCaptureFixture) -> None:

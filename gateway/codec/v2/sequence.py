@@ -1,6 +1,6 @@
 """The sequence that a request belongs to, `parameters.sequence_id`, found before the request is parsed.
 
-It chooses the endpoint that gets the request, also of JSON that nobody judges (protocol 3.6). Not here: the choice.
+It chooses the endpoint that gets the request, also of JSON that nobody judges (protocol 8.4). Not here: the choice.
 """
 
 import re

@@ -48,6 +48,11 @@ def test_a_number_and_a_string_are_the_same_id_and_0_is_none(text: str, expected
         assert found(body + b'{"parameters":{"sequence_id":9}}') == expected
 
 
+def test_an_id_of_more_than_1024_bytes_of_json_is_none() -> None:
+    for name, expected in (("x" * 1022, "x" * 1022), ("x" * 1023, None), ("\u00e9" * 511, "\u00e9" * 511)):
+        assert found(f'{{"parameters":{{"sequence_id":"{name}"}}}}'.encode()) == expected
+
+
 @pytest.mark.parametrize(
     "document",
     [
