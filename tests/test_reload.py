@@ -469,7 +469,7 @@ async def test_a_pipe_in_place_of_the_file_holds_up_neither_requests_nor_the_end
     async with lying(A) as a, serving(tmp_path, a.url, watch=True) as gateway:
         gateway.file.unlink()
         os.mkfifo(gateway.file)
-        assert "cannot be read; the configuration stays as it was until it can" in await gateway.line()
+        assert "cannot be read; the running configuration stays in use" in await gateway.line()
         assert "only such a file can be read again" in await gateway.reload()
         assert await gateway.ask() == "a"
         assert len(await gateway.rest()) == 1
