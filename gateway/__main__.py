@@ -1,5 +1,6 @@
 """The `tensor-gateway` command, and `python -m gateway`, which is the same."""
 
+import os
 import signal
 import sys
 
@@ -9,9 +10,23 @@ def main() -> int:
     # A SIGHUP while modules are imported, which takes most of a second, would end the process. It waits until `serve`
     # has its handler; all other commands let it through.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    _open_standard_streams()
     from gateway import cli  # noqa: PLC0415  see above
 
     return cli.main()
+
+
+def _open_standard_streams() -> None:
+    """Open those of the standard streams that were closed by whoever has started this process, for this and workers.
+
+    Otherwise the next socket gets the number of one of them, and the log is written to a client or to a backend.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+            os.set_inheritable(descriptor, True)
 
 
 if __name__ == "__main__":

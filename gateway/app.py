@@ -37,7 +37,7 @@ FIRST_HEAD_S = 1.0
 """How long the first request is waited for on connections that were accepted before draining began."""
 
 LOOK_S = 0.02
-"""How often it is looked whether all that counts as in flight is done, when draining."""
+"""How often draining checks whether anything is still in flight."""
 
 NEW_BACKENDS_S = 0.25
 """How long a reload waits for new backends to have looked their names up; beyond it they go on beside the requests."""
@@ -61,7 +61,7 @@ def file_problems(config: Config) -> Iterator[tuple[str, str]]:
             yield key, without_hidden_paths(config, reason)
 
 
-def require_sound(config: Config) -> None:
+def require_usable_files(config: Config) -> None:
     """For a start: raise `ConfigError` for the first of `file_problems`, and log certificates that have expired."""
     for key, reason in file_problems(config):
         raise ConfigError(f"{key}: {reason}")
@@ -76,11 +76,11 @@ def new_name() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of configuration of which nothing can fail any more."""
+    """A prepared change of configuration: every step that can fail has been done."""
 
     config: Config
     serving: Serving
-    """Backends that there were not before have begun; the others wait to take over."""
+    """New backends have been started; changed ones are started by `commit`."""
     tls: TlsContext | None
     """Of the clients' listener."""
 
@@ -226,11 +226,11 @@ class DataPlane:
                 self._retired.add(upstream)
             elif now[name] is not upstream:
                 self._start_beside(now[name])
-        await asyncio.sleep(0)  # those that have just been started take over now
+        await asyncio.sleep(0)  # lets the upstreams that were just started take over
         self.observe_load()
 
     def _keeps(self, backend: BackendPlan) -> bool:
-        """Whether *backend* is as it was. With TLS it is not: certificates may have changed in their files."""
+        """Whether *backend* can stay as it is. Not with TLS: the certificates' files may have changed."""
         before = self.gateway.serving.plan.backends.get(backend.name)
         return (
             before is not None
@@ -254,7 +254,7 @@ class DataPlane:
         first_head_at = loop.time() + FIRST_HEAD_S
         ends_at = loop.time() + shutdown.grace
         await asyncio.sleep(min(HEAD_S, shutdown.grace))
-        # what has begun to come on a connection that was accepted in time is in flight, too
+        # a request whose head has begun to arrive on a connection that was accepted in time counts as in flight
         while (left := ends_at - loop.time()) > 0:
             is_awaited = loop.time() < first_head_at and (self.server.n_silent() or self._listener.n_opening)
             if not (self.gateway.in_flight or self.server.n_unfinished_heads() or is_awaited):
@@ -288,5 +288,5 @@ def _access_log(config: Config) -> AccessLog | FailureLog:
 async def _start(upstream: Upstream) -> None:
     try:
         await upstream.start()
-    except Exception:  # the plan holds, and the requests will tell
-        log.exception("backend %s: what goes on beside the requests has not begun", upstream.name)
+    except Exception:  # the plan stays in effect, and requests report what is wrong
+        log.exception("backend %r: health probes and look-ups of host names could not be started", upstream.name)

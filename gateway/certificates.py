@@ -72,7 +72,7 @@ class TlsContext:
     def look(self) -> None:
         """Take up files that have changed and have stayed so since the last look; blocks while it reads them.
 
-        What does not fit changes nothing, and is said once.
+        Files that cannot be used change nothing, and are reported once.
         """
         stamps = self._stamps()
         before, self._last_seen = self._last_seen, stamps
@@ -106,8 +106,8 @@ async def watch(contexts: Callable[[], Iterable[TlsContext | None]]) -> None:
                 await asyncio.to_thread(context.look)
 
 
-def places(config: Config) -> Iterator[tuple[str, Settings]]:
-    """Where *config* uses TLS: the path, and what is set there. A backend without https uses none."""
+def tls_settings(config: Config) -> Iterator[tuple[str, Settings]]:
+    """The path and the settings of each use of TLS in *config*. A backend without https uses none."""
     if config.tls is not None:
         yield "tls", config.tls
     for name, backend in config.backends.items():
@@ -122,7 +122,7 @@ def uses_tls(endpoints: Iterable[str]) -> bool:
 
 def tls_problems(config: Config) -> Iterator[tuple[str, str]]:
     """What is wrong with the files that *config* names: the path of the key, and the reason. Reads them all."""
-    for where, settings in places(config):
+    for where, settings in tls_settings(config):
         try:
             _context(where, settings)
         except ConfigError as error:
@@ -132,7 +132,7 @@ def tls_problems(config: Config) -> Iterator[tuple[str, str]]:
 
 def tls_warnings(config: Config, now: datetime | None = None) -> Iterator[tuple[str, str]]:
     """Certificates of the gateway's own that have expired; *now* is the time of day, with its zone."""
-    for where, settings in places(config):
+    for where, settings in tls_settings(config):
         expires_at = _expiry(settings)
         if expires_at is not None and expires_at <= (now or datetime.now(UTC)):
             yield f"{where}.certificate", f"{settings.certificate}: the certificate expired on {_day(expires_at)}"
@@ -226,7 +226,7 @@ def _read(where: str, path: str) -> str:
 
 
 def _words(error: Exception) -> str:
-    """The reason of *error*; never what stands in the file."""
+    """The reason of *error*, without any content of the file."""
     reason = getattr(error, "reason", None)
     return reason.replace("_", " ").lower() if isinstance(reason, str) else type(error).__name__
 

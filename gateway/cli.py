@@ -30,7 +30,7 @@ from gateway.config import (
 from gateway.errors import ConfigError
 from gateway.process.application import Application
 from gateway.process.reload import Reloader
-from gateway.process.workers import Supervisor
+from gateway.process.supervisor import Supervisor
 from gateway.telemetry.log_writer import ANNOUNCE, LogWriter
 
 log = logging.getLogger("gateway")
@@ -41,6 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command in *arguments* (default: those of the process); the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.run is not _serve:  # which has a handler for it; see `__main__`
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     try:
         code: int = options.run(options, parser)
     except ConfigError as error:
@@ -66,8 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser(
         "serve",
         help="run the gateway",
-        description="Run the gateway until SIGTERM or SIGINT. Requests that are in flight then are still finished. "
-        "SIGHUP reads the file again: it is taken whole, or not at all.",
+        description="Run the gateway until SIGTERM or SIGINT; requests in flight are then finished. SIGHUP reads the "
+        "file again: it takes effect as a whole, or, if anything in it is wrong, not at all.",
     )
     source = serve.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", type=Path, metavar="FILE", help="serve what this YAML file configures")
@@ -92,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=("json", "text", "none"),
         help="with --backend: how requests are logged to standard output (default json, on a terminal text)",
     )
-    serve.add_argument("--watch", action="store_true", help="with --config: reload when the file changes, as by SIGHUP")
+    serve.add_argument("--watch", action="store_true", help="with --config: reload when the file changes, as on SIGHUP")
     serve.set_defaults(run=_serve)
 
     check = commands.add_parser(
@@ -111,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     schema = commands.add_parser(
         "schema",
         help="print the JSON Schema of the configuration",
-        description="Print the JSON Schema of the configuration, with which editors check and complete the file.",
+        description="Print the JSON Schema of the configuration, which editors use to check and complete the file.",
     )
     schema.set_defaults(run=_schema)
 
@@ -210,7 +212,6 @@ def _demo(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 async def _demonstrate(*, once: bool) -> int:
     stopped = _stop_event()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # see `__main__`
     async with demo.JsonServer.on_port(8000) as server:
         config = parse(demo.configuration(server.url))
         application = await Application.start(config)

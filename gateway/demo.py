@@ -2,7 +2,7 @@
 
 The server is for demonstrations and tests. Like the servers that the gateway stands in front of, it speaks only the
 JSON of the Open Inference Protocol and refuses a binary body. It shares no code with the codec, so that a defect of the
-codec cannot hide behind the same defect here.
+codec cannot hide behind the same defect here. Not here: anything that the gateway needs to serve.
 """
 
 import socket

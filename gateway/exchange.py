@@ -1,4 +1,7 @@
-"""The record of one request: filled in while the request is served, and read once, at its end, by telemetry."""
+"""The record of one request: filled in while the request is served, and read once, at its end, by telemetry.
+
+Not here: metrics, logs and decisions.
+"""
 
 from dataclasses import dataclass, field
 from enum import Enum

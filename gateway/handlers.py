@@ -1,8 +1,8 @@
 """What happens to a request, in which order, from its head to the last byte of its reply.
 
 `Gateway.handle` finds the backend; then `_Call` does one of three things: `infer`, `server_metadata` or `relay`. Here
-is only the order of the steps. `client` reads from the client and writes to it, `codec` converts bytes, `policy`
-decides, `backend` calls backends, and `telemetry` reads the finished exchange.
+is only the order of the steps. Not here: how they are done. `client` reads from the client and writes to it, `codec`
+converts bytes, `policy` decides, `backend` calls backends, and `telemetry` reads the finished exchange.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from gateway.backend.attempt import Answer, BackendRequest, Body, Pieces, Sending
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
-from gateway.backend.metadata import ModelMetadata, is_worth_keeping
+from gateway.backend.metadata import ModelMetadata, is_undescribed, is_worth_keeping
 from gateway.backend.upstream import Upstream
 from gateway.client.body import ClientBody
 from gateway.client.reply import JOIN_BYTES, Reply
@@ -46,20 +46,14 @@ from gateway.policy.crossing import Fields, may_name_model, relayed_to_client, r
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind
 
-PASS_BYTES = 256 * 1024
-"""A JSON request that is passed on unchanged is written to the backend's connection in pieces of this size."""
-
 UPLOAD_BYTES = 64 * 1024
 """A relayed upload takes a connection to its backend when so much of it, or all of it, is there to be sent."""
 
 ERROR_BYTES = 64 * 1024
 """How much of a backend's error is read and passed on."""
 
-WARNING_S = 60.0
-"""At most one warning about a client's missing header length in this time, for each client address."""
-
-WARNING_CLIENTS = 1000
-"""How many client addresses are remembered for that."""
+WARNED_CLIENTS = 1000
+"""How many client addresses are remembered that were warned of because they send no header length."""
 
 _JSON = ("Content-Type", "application/json")
 
@@ -70,7 +64,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What a request takes when it begins, and keeps: one value, so that a reload replaces all of it in one step."""
+    """What a request is served by, from its beginning to its end: one value, which a reload replaces in one step."""
 
     plan: Plan
     upstreams: Mapping[str, Upstream]
@@ -86,7 +80,7 @@ class Gateway:
         plan = serving.plan
         self.admission = Admission(plan.limits.in_flight_bytes, plan.limits.concurrent_requests)
         self.metadata = ModelMetadata()
-        self.recovered_warnings = OncePerInterval(WARNING_S, WARNING_CLIENTS)
+        self.recovered_warnings = OncePerInterval(max_keys=WARNED_CLIENTS)
         self.in_flight = 0
         self.is_draining = False
         self._record = record
@@ -262,7 +256,7 @@ class _Call:
         exchange.input_datatypes = [tensor.datatype.name for tensor in parsed.inputs]
         now = asyncio.get_running_loop().time()
         if parsed.header_recovered and self._gateway.recovered_warnings.allows(exchange.client, now):
-            log.warning("client %s sends binary bodies without %s; its sizes added up", exchange.client, HEADER_LENGTH)
+            log.warning("client %s sends binary bodies without %s; it was recovered", exchange.client, HEADER_LENGTH)
 
     async def _metadata(self, upstream: Upstream, backend: BackendPlan) -> bytes:
         """The model's metadata, asked of the backend with the client's headers unless it is known."""
@@ -274,8 +268,8 @@ class _Call:
         async def read(answer: Answer) -> tuple[bytes, bool]:
             if answer.status >= 300:
                 raise await self._backend_error(answer)
-            _refuse_encoded(answer)
-            text = await _read_bounded(answer, METADATA_BYTES, "the model's metadata")
+            answer.refuse_encoded()
+            text = await answer.read_whole(METADATA_BYTES, "the model's metadata")
             return text, is_worth_keeping(answer.status, text)
 
         def fetch() -> Awaitable[tuple[bytes, bool]]:
@@ -292,11 +286,13 @@ class _Call:
             raise GatewayError(ErrorKind.TIMEOUT, words) from None
 
     async def _declared_half_precision(self, upstream: Upstream, backend: BackendPlan) -> Mapping[str, str]:
-        """Outputs that the model declares as FP16 or BF16; none if the backend does not say."""
+        """Outputs that the model declares as FP16 or BF16; none if the backend does not say. Raises `GatewayError`."""
         try:
             metadata = await self._metadata(upstream, backend)
             return await self._pacer.run(half_precision_outputs(metadata, self.plan.header_limits))
         except GatewayError as error:
+            if not is_undescribed(error):
+                raise
             log.debug("no metadata for %s: %s", self._exchange.path, error.message)
             return {}
 
@@ -304,16 +300,6 @@ class _Call:
         """Pure JSON: byte for byte to the backend, and a 2xx answer byte for byte back (protocol 3.6)."""
         request = self._request
         self._exchange.upstream_format = Format.JSON
-
-        async def pieces(sending: Sending) -> AsyncIterator[memoryview]:
-            for start in range(0, len(body), PASS_BYTES):
-                piece = body[start : start + PASS_BYTES]
-                sending.piece(len(piece))
-                yield piece
-            sending.done()
-
-        is_small = len(body) <= PASS_BYTES
-        passed = Body(whole=bytes(body)) if is_small else Body(open=pieces, length=len(body))
         # what the gateway reads must not be compressed
         headers = backend.headers.transcoded(request) if self._match.is_renamed else backend.headers.inflated(request)
 
@@ -323,7 +309,7 @@ class _Call:
             self._exchange.reply_format = Format.JSON
             await self._stream(answer)
 
-        await self._ask(upstream, headers, passed, read)
+        await self._ask(upstream, headers, Body.of(body), read)
 
     async def _json_body(self, parsed: InferRequest, backend: BackendPlan) -> Body:
         """The backend's JSON: whole if it is small, else a stream that is made while it is sent."""
@@ -351,7 +337,7 @@ class _Call:
     async def _decode_answer(self, answer: Answer, parsed: InferRequest, declared: Mapping[str, str]) -> InferReply:
         """Turn the answer into the reply while it arrives. Raises `GatewayError`."""
         limit = self.plan.limits.response_body
-        _refuse_encoded(answer)
+        answer.refuse_encoded()
         decoder = InferAnswer(
             parsed.selection,
             model=self._match.model or "",
@@ -386,23 +372,17 @@ class _Call:
             headers.append((HEADER_LENGTH, str(answered.header_bytes)))
         else:
             headers.append(_JSON)
-        coding = self._reply_coding(answered, headers)
-        if coding is not None:
-            headers.append(("Content-Encoding", coding.label))
-            # how long it gets shows only at the end, so it goes out in chunks
-            await self.reply.begin(200, headers, None)
-            pieces = compressed([*answered.header, *answered.blobs], coding)
-            while (piece := await self._pacer.next(pieces)) is not None:
-                await self.reply.write(piece)
-            await self.reply.end()
-            return
         buffers: list[bytes | memoryview] = [*answered.header, *answered.blobs]
-        if answered.n_bytes <= JOIN_BYTES:
-            await self.reply.whole(200, headers, b"".join(buffers))
+        coding = self._reply_coding(answered, headers)
+        if coding is None:
+            await self.reply.buffers(200, headers, buffers)
             return
-        await self.reply.begin(200, headers, answered.n_bytes)
-        for buffer in buffers:
-            await self.reply.write(buffer)
+        headers.append(("Content-Encoding", coding.label))
+        # how long it gets shows only at the end, so it goes out in chunks
+        await self.reply.begin(200, headers, None)
+        pieces = compressed(buffers, coding)
+        while (piece := await self._pacer.next(pieces)) is not None:
+            await self.reply.write(piece)
         await self.reply.end()
 
     def _reply_coding(self, answered: InferReply, headers: Fields) -> Coding | None:
@@ -422,11 +402,11 @@ class _Call:
         request = self._request
 
         async def read(answer: Answer) -> tuple[bytes, Fields] | None:
-            length = _content_length(answer) or 0
+            length = answer.content_length or 0
             if answer.status != 200 or length > METADATA_BYTES or "content-encoding" in answer.headers:
                 await self._stream(answer)
                 return None
-            text = await _read_bounded(answer, METADATA_BYTES, "the server's metadata")
+            text = await answer.read_whole(METADATA_BYTES, "the server's metadata")
             return text, relayed_to_client(answer.headers)
 
         described = await self._ask(upstream, backend.headers.relayed_uncoded(request), Body(), read)
@@ -522,22 +502,22 @@ class _Call:
                 answer, MemberReplacer(match.naming_key(self._request.method), match.model or "")
             )
             return
-        await reply.begin(answer.status, relayed_to_client(answer.headers), _content_length(answer), answer.reason)
-        async for chunk in answer.chunks():
+        await reply.begin(answer.status, relayed_to_client(answer.headers), answer.content_length, answer.reason)
+        async for chunk in answer.chunks_for_client():
             await reply.write(chunk)
         await reply.end()
 
     async def _stream_renamed(self, answer: Answer, replacer: MemberReplacer) -> None:
-        _refuse_encoded(answer)
+        answer.refuse_encoded()
         headers = renamed_to_client(answer.headers)
-        length = _content_length(answer)
+        length = answer.content_length
         if length is not None and length <= JOIN_BYTES and self._request.method != "HEAD":
-            text = await _read_bounded(answer, JOIN_BYTES, "the answer")
+            text = await answer.read_whole(JOIN_BYTES, "the answer")
             whole = b"".join(replacer.feed(text)) + replacer.finish()
             await self.reply.whole(answer.status, headers, whole, answer.reason)
             return
         await self.reply.begin(answer.status, headers, None, answer.reason)
-        async for chunk in answer.chunks():
+        async for chunk in answer.chunks_for_client():
             pieces = replacer.feed(chunk)
             passed = bytearray()
             while (piece := await self._pacer.next(pieces)) is not None:
@@ -555,35 +535,8 @@ class _Call:
             status = f"{answer.status} {answer.reason}".strip()
             words = f"the backend answered {status}, a redirect, instead of an inference"
             return GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
-        text = b""
-        async for chunk in answer.chunks():
-            text += chunk[: ERROR_BYTES - len(text)]
-            if len(text) >= ERROR_BYTES:
-                break
+        text = await answer.read_beginning(ERROR_BYTES)
         text = inflated_beginning(text, answer.headers.joined("content-encoding"), ERROR_BYTES)
         body, words = await self._pacer.run(error_body(text, answer.status, answer.reason, json_bytes))
         headers = transcoded_to_client(answer.headers)
         return GatewayError(ErrorKind.BACKEND_ERROR, words, headers=headers, status=answer.status, body=body)
-
-
-def _content_length(answer: Answer) -> int | None:
-    """How many bytes the answer announces; None if it does not say."""
-    length = answer.headers.get("content-length")
-    return int(length) if length.isdecimal() and "transfer-encoding" not in answer.headers else None
-
-
-async def _read_bounded(answer: Answer, max_bytes: int, what: str) -> bytes:
-    """The whole body of an answer that has no reason to be large. Raises `GatewayError`."""
-    text = b""
-    async for chunk in answer.chunks():
-        text += chunk
-        if len(text) > max_bytes:
-            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, f"{what} is larger than {max_bytes} bytes")
-    return text
-
-
-def _refuse_encoded(answer: Answer) -> None:
-    encoding = answer.headers.get("content-encoding", "identity")
-    if encoding.lower() not in ("", "identity"):
-        words = f"the answer has Content-Encoding {encoding[:64]!r}, although the gateway asked for identity"
-        raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)

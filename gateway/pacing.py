@@ -1,4 +1,7 @@
-"""Cuts the codec's work into short slices, between which other requests run, and measures its time."""
+"""Cuts the codec's work into short slices, between which other requests run, and measures its time.
+
+Not here: what the work is.
+"""
 
 import asyncio
 import time

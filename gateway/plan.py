@@ -34,10 +34,10 @@ class BackendPlan:
     """How its tensors are written."""
     max_connections: int
     fingerprint: str
-    """The name, and a digest of the settings: what is kept of the backend's answers is kept under this, so that a
-    reload that changes the backend finds nothing of the old one, also where requests of the old plan still ask."""
+    """The name and a digest of the settings: the key of answers that are kept, so that after a reload that changes the
+    backend none of the old answers is used, not even one that a request of the old plan still fetches."""
     workers: int = 1
-    """How many processes share what is allowed for the whole gateway."""
+    """How many processes share the gateway's limits."""
     base_paths: tuple[str, ...] = ()
     """What its endpoints' URLs put before every path."""
     known_headers: KnownHeaders = field(default_factory=KnownHeaders)
@@ -103,7 +103,7 @@ class Plan:
         if "via" in headers and went_through(headers.all("via"), self.name):
             raise GatewayError(
                 ErrorKind.NO_ROUTE,
-                "this request went through this gateway already: a backend of it leads back to the gateway",
+                "this request has passed through this gateway before: one of its backends leads back to it",
                 status=508,
             )
         match = self.router.match(host, path, mark + query)

@@ -82,7 +82,7 @@ class TlsLayer(SSLProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        # one event loop serves all connections, and what is read is copied before anything else is
+        # one event loop serves all connections, and copies each piece before it reads the next
         self._ssl_buffer_view = self._ssl_buffer = _SHARED
         self.on_closing: Callable[[BaseException | None], None] | None = None
         """Called while the socket can still be asked."""
@@ -127,6 +127,11 @@ class TlsLayer(SSLProtocol):
             at += step
         super().buffer_updated(nbytes)
 
+    def decrypt(self, data: bytes) -> None:
+        """Take *data*, at most `READ_BYTES`, that was read from the socket otherwise than by its transport."""
+        _SHARED[: len(data)] = data
+        self.buffer_updated(len(data))
+
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio, which tells the protocol only when the socket is closed."""
         if self.on_closing is not None:
@@ -164,7 +169,7 @@ class TlsLayer(SSLProtocol):
 async def accept(client: Any, protocol: asyncio.Protocol, tls: TlsContext, timeout_s: float) -> None:
     """Open the accepted socket *client* for *protocol*: its `connection_made` is called behind the handshake.
 
-    Raises `OSError` when the handshake fails or takes longer than *timeout_s*.
+    Raises `OSError` when the handshake fails, of these `TimeoutError` when it takes longer than *timeout_s*.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
@@ -177,6 +182,9 @@ async def accept(client: Any, protocol: asyncio.Protocol, tls: TlsContext, timeo
     transport, _ = await loop.connect_accepted_socket(lambda: layer, client)
     try:
         await done
+    except ConnectionAbortedError:  # from asyncio's timer
+        transport.abort()
+        raise TimeoutError(f"the TLS handshake took longer than {timeout_s:g} s") from None
     except BaseException:
         transport.abort()
         raise
@@ -267,7 +275,7 @@ def _why_not_verified(error: ssl.SSLCertVerificationError, layer: TlsLayer, tls:
         expired_at = expiry_of(certificate)
         return "its certificate has expired" + (f" on {expired_at:%Y-%m-%d}" if expired_at is not None else "")
     if code == _NOT_YET_VALID:
-        return f"its certificate is not valid yet, but from {certificate.get('notBefore', 'later')} on"
+        return f"its certificate is not valid before {certificate.get('notBefore', 'a later time')}"
     if code in _OTHER_NAME:
         wanted = tls.server_name or name
         names = certificate.get("subjectAltName")

@@ -19,6 +19,7 @@ import pytest
 from gateway.config import parse
 from gateway.demo import JsonServer
 from gateway.process.application import Application
+from tests.certificates import Authority
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -222,3 +223,9 @@ def require_tool(name: str, how: str) -> str:
     if found is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{name} is missing: {how}")
     return found
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    """Issues certificates for one test."""
+    return Authority(tmp_path)

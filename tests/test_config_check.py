@@ -54,7 +54,7 @@ def test_all_that_is_wrong_is_told_in_one_run_in_the_order_of_the_lines() -> Non
     assert found.config is None
     assert [text.partition(", did")[0].partition("; known")[0] for text in found.texts()] == [
         "f.yaml:1: debug: unknown key",
-        "f.yaml:2: warning: admin: a port below 1024 needs the right to take it, such as CAP_NET_BIND_SERVICE",
+        "f.yaml:2: warning: admin: a port below 1024 needs a privilege, such as CAP_NET_BIND_SERVICE",
         "f.yaml:2: warning: admin: open to other machines, without TLS and tokens: it shows metrics and the "
         "configuration",
         "f.yaml:3: workers: expected at least 1",
@@ -68,7 +68,7 @@ def test_all_that_is_wrong_is_told_in_one_run_in_the_order_of_the_lines() -> Non
         "f.yaml:14: backends.a.headers.set.Host: the gateway sets this header itself",
         "f.yaml:15: backends.b.endpoint: unknown key",
         "f.yaml:17: backends.c.timeouts.idle: expected more than 0s",
-        "f.yaml:17: warning: backends.c.timeouts.first_byte: longer than `total`, which ends the call before",
+        "f.yaml:17: warning: backends.c.timeouts.first_byte: longer than `total`, which ends the call first",
         "f.yaml:20: routes[0].backend: there is no such backend; there are a, b, c",
         "f.yaml:21: routes[1].name: duplicate name, as in routes[0]",
         "f.yaml:22: routes[1].split: expected backends and their weights, such as {stable: 95, next: 5}",
@@ -147,7 +147,7 @@ def test_bytes_that_are_not_text_and_files_that_are_too_large_are_named(tmp_path
 def test_a_file_with_very_many_mistakes_tells_the_first_of_them() -> None:
     found = inspect_bytes("".join(f"k{index}: 1\n" for index in range(MAX_FINDINGS + 50)).encode(), "f")
     assert len(found.texts()) == MAX_FINDINGS + 1
-    assert found.texts()[-1] == f"f:{MAX_FINDINGS}: too many errors, only {MAX_FINDINGS} are told"
+    assert found.texts()[-1] == f"f:{MAX_FINDINGS}: too many errors, only {MAX_FINDINGS} are shown"
     endpoints = "\n".join("  - ftp://x" for _ in range(3 * MAX_FINDINGS))
     with pytest.raises(ConfigError) as caught:
         parse(f"backends:\n a:\n  endpoints:\n{endpoints}")
@@ -180,7 +180,10 @@ def test_a_sound_file_has_no_warnings() -> None:
         ("backends: {a: {endpoints: [http://x], timeouts: {connect: 3m}}}", "a.timeouts.connect: longer than `total`"),
         ("backends: {a: {endpoints: [http://x], timeouts: {first_byte: 2s, total: 1s}}}", "first_byte: longer than"),
         ("backends: {a: {endpoints: [http://x], tls: {server_name: y}}}", "backends.a.tls: without effect"),
-        ("backends: {a: {endpoints: [https://x], tls: {verify: false}}}", "a.tls.verify: false takes any certificate"),
+        (
+            "backends: {a: {endpoints: [https://x], tls: {verify: false}}}",
+            "a.tls.verify: false accepts any certificate",
+        ),
         ("backends: {a: {endpoints: ['http://10.0.0.1'], sticky: sequence_id}}", "a.sticky: without effect: there is"),
         ("backends: {a: {endpoints: ['http://[::1]'], sticky: 'header:X'}}", "a.sticky: without effect: there is"),
         (
@@ -278,7 +281,7 @@ def test_a_header_that_is_taken_off_keeps_no_request_on_its_endpoint(tmp_path: P
 )
 def test_a_route_after_one_that_takes_all_it_matches_is_warned_of(earlier: str, later: str) -> None:
     routes = f"routes: [{{name: x, backend: a, {earlier}}}, {{name: y, backend: a, {later}}}]\n"
-    assert warnings(routes + MINIMAL) == ["routes[1]: never matches: what it would match goes to routes[0] before it"]
+    assert warnings(routes + MINIMAL) == ["routes[1]: never matches: routes[0] before it takes all its requests"]
 
 
 @pytest.mark.parametrize(
@@ -318,7 +321,7 @@ def test_so_many_routes_that_comparing_them_takes_long_are_not_compared() -> Non
 def test_several_routes_may_cover_one_together() -> None:
     routes = "routes: [{name: x, backend: a, models: [m]}, {name: y, backend: a, models: ['n*']}, "
     text = routes + "{name: z, backend: a, models: [nn, m]}, {name: w, backend: a, models: [nn, o]}]\n" + MINIMAL
-    assert warnings(text) == ["routes[2]: never matches: what it would match goes to routes[0] before it"]
+    assert warnings(text) == ["routes[2]: never matches: routes[0] before it takes all its requests"]
 
 
 def test_paths_are_relative_to_the_file_and_absolute_when_loaded(

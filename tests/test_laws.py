@@ -25,7 +25,7 @@ LAYERS = [
     {"app"},
     {"handlers"},
     {"client", "backend"},
-    {"plan", "telemetry", "exchange", "pacing", "tls", "certificates"},
+    {"plan", "telemetry", "exchange", "pacing", "tls", "certificates", "sockets"},
     {"config"},
     {"policy", "codec"},
     {"errors", "headers"},
@@ -107,6 +107,13 @@ def test_every_module_says_what_lives_in_it() -> None:
         assert ast.get_docstring(ast.parse(path.read_text())), path
 
 
+# The codec's package says once what never lives in the codec.
+@pytest.mark.parametrize("module", [name for name in MODULES if room_of(name) != "codec"])
+def test_every_module_says_what_does_not_live_in_it(module: str) -> None:
+    docstring = ast.get_docstring(ast.parse(MODULES[module].read_text())) or ""
+    assert re.search(r"\bnot\s+here\b|\bnowhere\s+else\b|\bnothing\s+else\b", docstring, re.IGNORECASE), docstring
+
+
 def documented_metrics() -> set[str]:
     readme = (ROOT / "README.md").read_text()
     return set(re.findall(r"^\| `(\w+)` \|", readme, re.MULTILINE))
@@ -145,6 +152,34 @@ def test_private_names_of_aiohttp_are_imported_in_one_file_of_each_side(module: 
         if alias.name.startswith("_") or node.module not in ("aiohttp", "aiohttp.abc", "aiohttp.web")
     ]
     assert bool(private) == (module in ("gateway.client.server", "gateway.backend.wire")), private
+
+
+def test_private_parts_of_asyncio_are_imported_by_its_tls_alone() -> None:
+    parts = {
+        f"{name}: {each}" for name, path in MODULES.items() for each in imports_of(path) if each.startswith("asyncio.")
+    }
+    assert parts == {"gateway.tls: asyncio.sslproto"}
+
+
+def test_private_parts_of_ssl_are_used_by_the_two_files_for_tls_alone() -> None:
+    """`_ssl` decodes certificates from files and from connections, which Python's public functions do not."""
+    users = {
+        name
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in ("_ssl", "_sslobj")
+    }
+    assert users == {"gateway.certificates", "gateway.tls"}
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "gateway.demo"])
+def test_options_and_counters_of_sockets_are_in_one_file_and_in_the_listeners(module: str) -> None:
+    imported = {name.split(".")[0] for name in imports_of(MODULES[module])}
+    asks = any(
+        isinstance(node, ast.Attribute) and node.attr in ("setsockopt", "getsockopt")
+        for node in ast.walk(ast.parse(MODULES[module].read_text()))
+    )
+    assert (asks or "select" in imported) <= (module in ("gateway.sockets", "gateway.client.listeners"))
 
 
 def test_error_labels_are_the_names_in_lower_case() -> None:

@@ -15,7 +15,7 @@ from gateway.demo import JsonServer
 from gateway.process import descriptors
 from gateway.process.application import Application
 from gateway.process.descriptors import connections_that_fit, descriptors_needed, fit
-from gateway.process.workers import Supervisor, _Worker
+from gateway.process.supervisor import Supervisor, _WorkerProcess
 from tests.conftest import Client, answering, lying, running
 
 LISTEN = "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nlogging: {access: none}\n"
@@ -45,7 +45,7 @@ async def test_workers_are_ready_when_each_of_them_accepts(server: JsonServer, m
         admin_urls.append(supervisor.admin_url)
         await start(supervisor)
 
-    async def spawn_slowly(supervisor: Supervisor) -> _Worker:
+    async def spawn_slowly(supervisor: Supervisor) -> _WorkerProcess:
         async with one_at_a_time:
             seen.append(await readiness(admin_urls[0]))
             return await spawn(supervisor)
@@ -148,6 +148,14 @@ def test_client_connections_get_what_backends_and_the_admin_listener_leave(
     config = configuration(connections=connections)
     assert connections_that_fit(config, available) == fitting
     assert descriptors_needed(config, fitting) <= available or fitting <= 16
+
+
+def test_each_endpoint_that_is_probed_may_need_a_descriptor() -> None:
+    backends = "backends: {{a: {{endpoints: [{}], max_connections: 100{}}}}}\n"
+    urls = ", ".join(f"'http://x:{port}'" for port in range(1, 11))
+    probed, other = parse(backends.format(urls, ", health: {}")), parse(backends.format(urls, ""))
+    assert descriptors_needed(probed, 50) == descriptors_needed(other, 50) + 10
+    assert connections_that_fit(probed, 296) == connections_that_fit(other, 286)
 
 
 @pytest.fixture

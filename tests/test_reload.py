@@ -16,16 +16,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from gateway.config import Config, parse
+from gateway.config import Config, masked, parse
+from gateway.config.findings import HIDDEN
 from gateway.demo import JsonServer
 from gateway.errors import ConfigError
-from gateway.process import workers as workers_module
+from gateway.process import supervisor as supervisor_module
 from gateway.process.control import MAX_FRAME_BYTES, UP, Prepare, Prepared, Report, frame, read
 from gateway.process.reload import WATCH_S, keep_fixed
-from gateway.process.workers import Supervisor
+from gateway.process.supervisor import Supervisor
 from tests.certificates import Authority, Pair
 from tests.conftest import Client, Connection, Script, answering, lying, tensor
-from tests.test_cli import process, url_in_line
+from tests.test_cli import COMMAND, process, url_in_line
 from tests.test_workers import children_of
 
 RELOADED_AT = "tensor_gateway_config_last_reload_timestamp_seconds"
@@ -120,6 +121,22 @@ def test_what_needs_a_restart_stays_and_is_named() -> None:
     assert keep_fixed(other, tls) == (other, [])
 
 
+def test_what_stays_is_hidden_as_it_was_and_what_is_new_as_the_file_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADDRESS", "127.0.0.1:1")
+    monkeypatch.setenv("PEM", "pem")
+    plain = "backends: {a: {endpoints: ['http://x:1']}}\nlisten: 127.0.0.1:2\n"
+    outside = "backends: {a: {endpoints: ['http://x:1'], headers: {set: {A: '${PEM}'}}}}\nlisten: '${ADDRESS}'\n"
+    tls = "tls: {certificate: '${PEM}', key: k}\n"
+    kept, names = keep_fixed(parse(plain), parse(outside + tls))
+    assert names == ["listen", "tls"]
+    assert sorted(kept.hidden) == ["listen", "tls.certificate"]
+    assert masked(kept)["listen"] == HIDDEN
+    kept, names = keep_fixed(parse(outside + tls), parse(plain))
+    assert names == ["listen", "tls"]
+    assert kept.hidden == ["backends.a.headers.set.A"]
+    assert masked(kept)["listen"] == "127.0.0.1:2"
+
+
 async def test_sighup_takes_the_new_file_whole_and_says_so_in_one_line(tmp_path: Path, workers: str) -> None:
     async with lying(A) as a, lying(B) as b, serving(tmp_path, a.url, extra=workers) as gateway:
         before = await gateway.client.metrics()
@@ -154,7 +171,7 @@ async def test_a_file_that_does_not_load_changes_nothing_and_says_why_in_one_lin
         started_at = (await gateway.client.metrics())[RELOADED_AT]
         gateway.configure(b.url, extra=f"{workers}limitz: {{}}\n")
         line = await gateway.reload()
-        assert "ERROR gateway: not reloaded, the configuration stays as it was: " in line
+        assert "ERROR gateway: not reloaded, the running configuration stays in use: " in line
         assert str(gateway.file) in line
         assert "limitz: unknown key, did you mean `limits`?" in line
         metrics = await gateway.client.metrics()
@@ -436,12 +453,45 @@ async def test_a_folder_that_kubernetes_swaps_is_noticed(tmp_path: Path) -> None
 async def test_a_file_that_vanishes_is_said_once_and_taken_when_it_is_back(tmp_path: Path) -> None:
     async with lying(A) as a, lying(B) as b, serving(tmp_path, a.url, watch=True) as gateway:
         gateway.file.unlink()
-        assert "cannot be read; the configuration stays as it was until it can" in await gateway.line()
+        assert "cannot be read; the running configuration stays in use" in await gateway.line()
         await asyncio.sleep(4 * WATCH_S)  # time enough for it to be said again, which would be the next line
         assert await gateway.ask() == "a"
         gateway.configure(b.url)
         assert await gateway.line() == f"reloaded {gateway.file}"
         assert await gateway.ask() == "b"
+
+
+async def test_a_configuration_from_a_pipe_is_served_and_cannot_be_read_again(workers: str) -> None:
+    async with lying(A) as a:
+        ours, theirs = os.pipe()
+        listen = "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nlogging: {access: none}\n"
+        os.write(theirs, f"{workers}{listen}backends: {{a: {{endpoints: ['{a.url}']}}}}\n".encode())
+        os.close(theirs)
+        serve = await asyncio.create_subprocess_exec(
+            *(*COMMAND, "serve", "--config", f"/dev/fd/{ours}"), pass_fds=[ours], stderr=asyncio.subprocess.PIPE
+        )
+        os.close(ours)
+        try:
+            url = await url_in_line(serve.stderr)
+            await url_in_line(serve.stderr)
+            serve.send_signal(signal.SIGHUP)
+            assert serve.stderr is not None
+            assert b"only such a file can be read again" in await serve.stderr.readline()
+            async with aiohttp.ClientSession() as session, session.get(f"{url}/x") as response:
+                assert await response.json() == {"from": "a"}
+        finally:
+            serve.terminate()
+            assert await serve.wait() == 0
+
+
+async def test_a_pipe_in_place_of_the_file_holds_up_neither_requests_nor_the_end(tmp_path: Path) -> None:
+    async with lying(A) as a, serving(tmp_path, a.url, watch=True) as gateway:
+        gateway.file.unlink()
+        os.mkfifo(gateway.file)
+        assert "cannot be read; the configuration stays as it was until it can" in await gateway.line()
+        assert "only such a file can be read again" in await gateway.reload()
+        assert await gateway.ask() == "a"
+        assert len(await gateway.rest()) == 1
 
 
 # All workers or none
@@ -470,7 +520,7 @@ async def test_if_the_workers_cannot_prepare_it_none_of_them_changes(monkeypatch
         try:
             pids = set(supervisor._workers)
             with monkeypatch.context() as broken, pytest.raises(ConfigError, match="backends|internal error"):
-                broken.setattr(workers_module, "encode", lambda config: b"{}")
+                broken.setattr(supervisor_module, "encode", lambda config: b"{}")
                 await supervisor.replace(configuration(b.url))
             assert await answers_of(supervisor) == {"a"}
             assert await supervisor.replace(configuration(b.url)) == []
@@ -500,11 +550,12 @@ async def test_if_one_worker_cannot_prepare_it_the_other_does_not_change_either(
             await supervisor.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 async def test_a_worker_that_hangs_or_dies_is_replaced_by_one_with_the_new_file(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(workers_module, "PREPARE_S", 1.0)
+    monkeypatch.setattr(supervisor_module, "PREPARE_S", 1.0)
     async with lying(A) as a, lying(B) as b:
         supervisor = await Supervisor.start(configuration(a.url))
         try:
@@ -536,6 +587,19 @@ async def test_a_worker_that_started_meanwhile_gets_what_it_has_missed() -> None
             assert await supervisor._join(one)
             assert await answers_of(supervisor) == {"b"}
             assert other.is_listening
+        finally:
+            await supervisor.stop()
+
+
+async def test_where_no_worker_serves_the_new_file_is_what_they_start_with() -> None:
+    async with lying(A) as a, lying(B) as b:
+        supervisor = await Supervisor.start(configuration(a.url))
+        try:
+            for worker in supervisor._workers.values():
+                worker.is_listening = False  # as if they were being replaced
+            assert await supervisor.replace(configuration(b.url)) == []
+            assert all([await supervisor._join(worker) for worker in supervisor._workers.values()])
+            assert await answers_of(supervisor) == {"b"}
         finally:
             await supervisor.stop()
 
@@ -572,7 +636,6 @@ async def test_workers_are_ready_when_each_of_them_has_a_usable_backend(server: 
 
 
 async def test_workers_tell_their_supervisor_what_their_probes_find(tmp_path: Path, workers: str) -> None:
-    pytest.importorskip("gateway.backend.health")
     is_ready = True
 
     async def script(connection: Connection) -> None:

@@ -44,6 +44,15 @@ def test_bytes_that_crossed_a_request_on_the_wire_are_excused_and_no_others(othe
     assert bool(journal.violations) == seen
 
 
+@pytest.mark.parametrize(("other", "seen"), [(8, False), (9, True)])
+def test_bytes_that_crossed_a_request_that_was_never_read_are_excused(other: int, seen: bool) -> None:
+    journal = Journal()
+    journal.judge(plan(), 200, b'{"id":"#8#"}', None)
+    journal.crossed.add(other)
+    journal.close()
+    assert bool(journal.violations) == seen
+
+
 def test_a_tensor_of_another_request_is_seen() -> None:
     journal, mine = Journal(), plan()
     body, length = reply(mine)

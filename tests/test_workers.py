@@ -1,6 +1,7 @@
 """Several workers on one port, in processes of their own."""
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -11,9 +12,10 @@ import aiohttp
 import numpy as np
 import pytest
 
-from gateway.config import parse
+from gateway.config import load, parse
 from gateway.demo import JsonServer
-from gateway.process.workers import Supervisor
+from gateway.process import supervisor as supervisor_module
+from gateway.process.supervisor import Supervisor
 from tests.conftest import Client, tensor
 from tests.test_cli import process, url_in_line
 
@@ -123,14 +125,66 @@ async def test_workers_drain_together(tmp_path: Path, server: JsonServer) -> Non
         assert await asyncio.wait_for(serve.wait(), 20) == 0
 
 
-async def test_workers_end_when_their_supervisor_is_gone(tmp_path: Path, server: JsonServer) -> None:
+async def test_workers_end_when_their_supervisor_is_gone_and_leave_no_files(
+    tmp_path: Path, server: JsonServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     async with process("serve", "--config", configuration(tmp_path, server)) as serve:
         await url_in_line(serve.stderr)
         workers = children_of(serve.pid)
+        assert len(list(temporary.iterdir())) == 1
         serve.kill()
         await serve.wait()
         while any(Path(f"/proc/{pid}/cmdline").exists() and b"gateway" in cmdline(pid) for pid in workers):
             await asyncio.sleep(0.05)
+    assert list(temporary.iterdir()) == []
+
+
+async def test_what_a_worker_finds_is_logged_with_its_number(tmp_path: Path, server: JsonServer) -> None:
+    file = Path(configuration(tmp_path, server))
+    health = "health: {interval: 100ms, unhealthy_after: 1}"
+    file.write_text(file.read_text().replace(f"['{server.url}']", f"['http://127.0.0.1:1'], {health}"))
+    async with process("serve", "--config", str(file)) as serve:
+        assert serve.stderr is not None
+        # one of each worker's probes, and one for each listener; which comes first depends on how fast they start
+        lines = [(await serve.stderr.readline()).decode() for _ in range(4)]
+        warnings = {line.partition("WARNING ")[2] for line in lines if "WARNING" in line}
+        assert warnings == {
+            f"gateway[worker {pid}]: backend 'a': http://127.0.0.1:1 is down: a probe of /v2/health/ready failed, "
+            "the last: Connection refused\n"
+            for pid in children_of(serve.pid)
+        }
+
+
+async def test_a_worker_that_hangs_when_all_end_is_killed_and_named(
+    tmp_path: Path, server: JsonServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor_module, "HANG_S", 2.0)
+    supervisor = await Supervisor.start(
+        load(Path(configuration(tmp_path, server, "shutdown: {grace: 0s}\nlogging: {access: none}\n")))
+    )
+    try:
+        hanging = next(iter(supervisor._workers))
+        os.kill(hanging, signal.SIGSTOP)
+        await supervisor.drain()
+        expected = f"worker {hanging} has not ended in time; it is killed, with what it has in flight"
+        assert caplog.messages == [expected]
+    finally:
+        await supervisor.stop()
+
+
+async def test_without_a_folder_for_metrics_the_start_says_what_to_do(
+    tmp_path: Path, server: JsonServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(prefix: str) -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    expected = r"No usable temporary directory .*; set TMPDIR to a folder that this user may write to, or `workers: 1`"
+    with pytest.raises(OSError, match=expected):
+        await Supervisor.start(load(Path(configuration(tmp_path, server))))
 
 
 def cmdline(pid: int) -> bytes:

@@ -33,6 +33,9 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 log = logging.getLogger("gateway")
 
+PIECE_BYTES = 256 * 1024
+"""A body that the gateway holds is written to the connection in pieces of this size."""
+
 Pieces = AsyncIterator[bytes | bytearray | memoryview]
 
 
@@ -46,6 +49,21 @@ class Body:
     """Of a stream, in bytes; None: it is sent in chunks."""
     can_be_repeated: bool = True
     """Whether `open` gives the same pieces again."""
+
+    @classmethod
+    def of(cls, data: memoryview) -> "Body":
+        """*data* whole if it is small, else as a stream of its slices, so that it is not held twice."""
+        if len(data) <= PIECE_BYTES:
+            return cls(whole=bytes(data))
+
+        async def pieces(sending: "Sending") -> Pieces:
+            for start in range(0, len(data), PIECE_BYTES):
+                piece = data[start : start + PIECE_BYTES]
+                sending.piece(len(piece))
+                yield piece
+            sending.done()
+
+        return cls(open=pieces, length=len(data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +116,7 @@ class Sending:
 
 
 class Answer:
-    """A backend's answer whose head has come; the body is read with `chunks`."""
+    """A backend's answer whose head has come; the body is read once, with one of the methods for it."""
 
     __slots__ = ("_ends_with_connection", "_exchange", "_reader", "headers", "reason", "status")
 
@@ -121,6 +139,49 @@ class Answer:
         while chunk := await exchange.read(self._reader, ends_with_connection=self._ends_with_connection):
             yield chunk
             await pacer.breathe()
+
+    async def chunks_for_client(self) -> AsyncIterator[bytes]:
+        """As `chunks`, where each is handed to the client before the next is read.
+
+        If `timeouts.total` is over while the client takes one, the client is to blame and not the backend.
+        """
+        async for chunk in self.chunks():
+            self._exchange.wait_for_client()
+            yield chunk
+
+    async def read_whole(self, max_bytes: int, what: str) -> bytes:
+        """The body of an answer that has no reason to be large. Raises `GatewayError`, also for more than *max_bytes*.
+
+        *what* is the body's name in that error.
+        """
+        text = b""
+        async for chunk in self.chunks():
+            text += chunk
+            if len(text) > max_bytes:
+                raise GatewayError(ErrorKind.MALFORMED_RESPONSE, f"{what} is larger than {max_bytes} bytes")
+        return text
+
+    async def read_beginning(self, max_bytes: int) -> bytes:
+        """The body up to *max_bytes*; the rest is not read. Raises `GatewayError`."""
+        text = b""
+        async for chunk in self.chunks():
+            text += chunk[: max_bytes - len(text)]
+            if len(text) >= max_bytes:
+                break
+        return text
+
+    @property
+    def content_length(self) -> int | None:
+        """How many bytes of body the answer announces; None if it does not say."""
+        length = self.headers.get("content-length")
+        return int(length) if length.isdecimal() and "transfer-encoding" not in self.headers else None
+
+    def refuse_encoded(self) -> None:
+        """Raise `GatewayError` if the body is compressed: the gateway has asked for one that is not."""
+        encoding = self.headers.get("content-encoding", "identity")
+        if encoding.lower() not in ("", "identity"):
+            words = f"the answer has Content-Encoding {encoding[:64]!r}, although the gateway asked for identity"
+            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
 
 
 class Sent:
@@ -262,7 +323,7 @@ class Sent:
             raise self._malformed(f"does not speak HTTP: {error}") from None
         except LostError:
             raise self._send_error or self._closed() from None
-        self._deadlines.enter("client")
+        self._deadlines.enter("total")
         if chunk:
             self._attempt.response_bytes += len(chunk)
             return chunk
@@ -275,6 +336,10 @@ class Sent:
             self.abandon()
         return b""
 
+    def wait_for_client(self) -> None:
+        """The gateway waits for the client from now on, until more of the answer is read."""
+        self._deadlines.enter("client")
+
     def abandon(self) -> None:
         """Stop sending and close the connection, unless it was given back already."""
         self._stop_sending()
@@ -285,10 +350,10 @@ class Sent:
         if self._sender is not None and not self._sender.done():
             await asyncio.wait((self._sender,))
 
-    def abandon_and_keep_place(self) -> bool:
-        """As `abandon`, but keep the place for another attempt; False if the connection was given back already."""
+    def abandon_and_keep_slot(self) -> bool:
+        """As `abandon`, but keep the slot for another attempt; False if the connection was given back already."""
         self._stop_sending()
-        return self._lease.close_and_keep_place()
+        return self._lease.close_and_keep_slot()
 
     def _stop_sending(self) -> None:
         self._is_over = True

@@ -3,8 +3,10 @@
 A lease is the right to use one connection. It ends once: with `give_back`, where request and answer have been
 exchanged to their ends, or with `close`. After that its holder cannot reach the connection any more.
 
-At most `max_connections` are open. A request that finds them all in use waits in a queue of `queue.length` places for
-at most `queue.timeout`; beyond either it is refused as `overloaded`.
+A request needs a slot before it gets a connection, and there are `max_connections` slots. When all are held, up to
+`queue.length` requests wait, each for `queue.timeout` at most; beyond either limit they are refused as `overloaded`.
+
+Not here: what goes over a connection (`attempt`), and which endpoint is asked (`upstream`).
 """
 
 import asyncio
@@ -54,7 +56,7 @@ class UnreachableError(GatewayError):
 
 
 class Lease:
-    """One connection, for one request, and its place among those of the backend."""
+    """One connection, for one request, and its slot among those of the backend."""
 
     __slots__ = ("_connections", "_pool", "_wire")
 
@@ -77,11 +79,11 @@ class Lease:
 
     def close(self) -> None:
         """Close the connection at once, without waiting for what is still to be sent."""
-        if self.close_and_keep_place():
-            self._connections.leave_place()
+        if self.close_and_keep_slot():
+            self._connections.release_slot()
 
-    def close_and_keep_place(self) -> bool:
-        """As `close`, but keep the place, which must be used or left; False if the lease was over already."""
+    def close_and_keep_slot(self) -> bool:
+        """As `close`, but keep the slot, which must be used or released; False if the lease was over already."""
         wire, self._wire = self._wire, None
         if wire is None:
             return False
@@ -102,7 +104,7 @@ class Connections:
         self._queue_timeout_s = 0.0
         self._connect_timeout_s = 0.0
         self._keep_alive_s = 0.0
-        self._in_use = 0  # places that requests hold, from before they are connected until their lease is over
+        self._in_use = 0  # slots that requests hold, from before they are connected until their lease is over
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._pools: dict[Endpoint, _Pool] = {}
         self._open: set[Wire] = set()
@@ -118,7 +120,7 @@ class Connections:
         connect_timeout_s: float,
         keep_alive_s: float,
     ) -> None:
-        """From now on these limits hold; who waits now keeps its time, and gets one of the new places at once.
+        """From now on these limits hold; who waits now keeps its time, and gets one of the new slots at once.
 
         *keep_alive_s* is how long an idle connection is kept: less than the backend's own idle timeout.
         """
@@ -135,11 +137,16 @@ class Connections:
             self._close_longest_idle()
 
     def keep_only(self, endpoints: Iterable[Endpoint]) -> None:
-        """These are the backend's endpoints from now on: connections to others are closed as soon as they are idle."""
+        """These are the backend's endpoints from now on: connections to others are closed as soon as they are idle.
+
+        After `retire` nothing is kept, whatever the names of endpoints are found to stand for.
+        """
+        if self._is_retired:
+            endpoints = ()
         for pool in self._pools.values():
             pool.is_kept = False
         for endpoint in endpoints:
-            self._pool(endpoint).is_kept = True
+            self._pools.setdefault(endpoint, _Pool(endpoint)).is_kept = True
         for pool in list(self._pools.values()):
             if not pool.is_kept:
                 self._empty(pool)
@@ -150,10 +157,11 @@ class Connections:
         self.keep_only(())
 
     def _pool(self, endpoint: Endpoint) -> _Pool:
+        """The pool of *endpoint*; one of its own for a request to an endpoint that has just left."""
         pool = self._pools.get(endpoint)
         if pool is None:
-            pool = self._pools[endpoint] = _Pool(endpoint)
-            pool.is_kept = not self._is_retired
+            pool = _Pool(endpoint)
+            pool.is_kept = False
         return pool
 
     def _empty(self, pool: _Pool) -> None:
@@ -168,16 +176,16 @@ class Connections:
         pool = self._pools.get(endpoint)
         return (pool.busy, len(pool.idle)) if pool is not None else (0, 0)
 
-    def take_place(self) -> bool:
-        """Whether one more connection may be used at once; then `lease` or `leave_place` must follow."""
+    def take_slot(self) -> bool:
+        """Whether one more connection may be used at once; then `lease` or `release_slot` must follow."""
         if self._in_use >= self._max_connections:
             return False
         self._in_use += 1
         return True
 
-    async def wait_for_place(self) -> None:
-        """As `take_place`, but wait in the queue if all are in use. Raises `GatewayError` OVERLOADED."""
-        if self.take_place():
+    async def wait_for_slot(self) -> None:
+        """As `take_slot`, but wait in the queue if all are in use. Raises `GatewayError` OVERLOADED."""
+        if self.take_slot():
             return
         if len(self._waiters) >= self._queue_length:
             raise self._overloaded(f"and {len(self._waiters)} requests are waiting (queue.length)")
@@ -189,7 +197,7 @@ class Connections:
                 await waiter
         except BaseException as error:
             if waiter.done() and not waiter.cancelled():
-                self.leave_place()  # it was given just when the wait ended
+                self.release_slot()  # it was given just when the wait ended
             else:
                 with suppress(ValueError):
                     self._waiters.remove(waiter)
@@ -197,8 +205,8 @@ class Connections:
                 raise self._overloaded(f"and none became free within {timeout_s:g} s (queue.timeout)") from None
             raise
 
-    def leave_place(self) -> None:
-        """Give up a place: the request that has waited longest gets it."""
+    def release_slot(self) -> None:
+        """Give up a slot: the request that has waited longest gets it."""
         self._in_use -= 1
         if self._waiters:
             self._admit_waiters()
@@ -220,10 +228,10 @@ class Connections:
         )
 
     async def lease(self, endpoint: Endpoint, *, fresh: bool) -> Lease:
-        """A connection to *endpoint* for the holder of a place, which the lease takes over; a *fresh* one is new.
+        """A connection to *endpoint* for the holder of a slot, which the lease takes over; a *fresh* one is new.
 
         Raises `GatewayError` UNREACHABLE, or OVERLOADED where this machine is at its limits. Whatever it raises, the
-        holder still has the place.
+        holder still has the slot.
         """
         pool = self._pool(endpoint)
         wire = None if fresh else self._take_idle(pool)
@@ -235,7 +243,7 @@ class Connections:
         return Lease(self, pool, wire)
 
     def _take_idle(self, pool: _Pool) -> Wire | None:
-        """The connection that was used last, if there is one that is still sound."""
+        """The connection that was used last, if there is one that is still usable."""
         idle = pool.idle
         if not idle:
             return None
@@ -248,7 +256,7 @@ class Connections:
         return None
 
     async def connect(self, endpoint: Endpoint) -> Wire:
-        """A new connection that takes none of the places: whoever asks for it ends it with `abort` or leases it.
+        """A new connection that takes none of the slots: whoever asks for it ends it with `abort` or leases it.
 
         Raises `UnreachableError`; another `GatewayError` says nothing about the endpoint.
         """
@@ -304,7 +312,7 @@ class Connections:
         else:
             wire.cut()
             self._forget(pool)
-        self.leave_place()
+        self.release_slot()
 
     def _forget(self, pool: _Pool) -> None:
         """One of the busy connections was closed."""

@@ -56,10 +56,10 @@ class Endpoint:
         )
 
     @property
-    def places(self) -> tuple[tuple[bool, str, int, str, str], ...]:
+    def state_keys(self) -> tuple[tuple[bool, str, int, str, str], ...]:
         """What its state belongs to: scheme, host, port, base path and address, once for each address."""
-        place = self.tls is not None, self.host, self.port, self.base_path
-        return tuple((*place, address) for address in self.addresses or ("",))
+        key = self.tls is not None, self.host, self.port, self.base_path
+        return tuple((*key, address) for address in self.addresses or ("",))
 
 
 def is_address(host: str) -> bool:
@@ -103,15 +103,15 @@ class EndpointSet:
         """Called with the endpoints that there are from now on."""
 
     def replace(self, endpoints: Iterable[Endpoint]) -> None:
-        """From now on there are these *endpoints*, in this order; what is written in two ways is one endpoint.
+        """Set the *endpoints*, in this order; one that is written in two ways is one endpoint.
 
         State belongs to the address: it stays where a name that had one address has several now, and the other way,
         and where only the certificates are others.
         """
-        known = {place: state for state in self.states for place in state.endpoint.places}
+        known = {key: state for state in self.states for key in state.endpoint.state_keys}
         states = []
         for endpoint in dict.fromkeys(endpoints):
-            state = next((known[place] for place in endpoint.places if place in known), None)
+            state = next((known[key] for key in endpoint.state_keys if key in known), None)
             if state is None or state in states:
                 state = EndpointState(endpoint)
             state.endpoint = endpoint

@@ -175,9 +175,7 @@ class Names:
         name.n_failures += 1
         if name.n_failures == 1:
             shown = _shown(name.addresses)
-            result = (
-                f"its last known addresses stay in use: {shown}" if shown else "requests to it get 503 until it can"
-            )
+            result = f"its last known addresses stay in use: {shown}" if shown else "requests to it get 503 until then"
             log.warning("backend %r: %s; %s", self._backend, reason, result)
 
     def _succeed(self, name: _Name, before: tuple[str, ...], n_found: int) -> None:
@@ -192,7 +190,7 @@ class Names:
                 shown = _shown(name.addresses)
                 was = f" (before: {_shown(before)})" if before else ""
                 cut = f"; of {n_found} addresses {MAX_ADDRESSES} are used" if n_found > MAX_ADDRESSES else ""
-                log.info("backend %r: the host name %r stands for %s%s%s", self._backend, name.host, shown, was, cut)
+                log.info("backend %r: the host name %r resolves to %s%s%s", self._backend, name.host, shown, was, cut)
         elif had_failed:
             log.info("backend %r: the host name %r can be resolved again", self._backend, name.host)
 

@@ -85,7 +85,7 @@ class Upstream:
                 state.ejection.clear()
 
     async def start(self) -> None:
-        """Take over from the one before, and begin what goes on beside the requests: looking names up, probing."""
+        """Take over from the one before, and start looking up names and probing."""
         self._take_over()
         self.probes.start(self._plan.settings.health, self._plan.headers, self.connections)
         await self.names.start()
@@ -140,12 +140,12 @@ class Upstream:
         return self._balance(open_, turn)
 
     def note_failure(self, state: EndpointState, trial: Trial | None, reason: str) -> None:
-        """An attempt has failed by the doing of its endpoint: maybe it is ejected."""
+        """Count a failure of the endpoint, and eject it if it has had too many."""
         states = self.endpoints.states
         n_others = sum(1 for each in states if each is not state and each.is_up and not each.is_ejected)
         rules = self.ejection_rules
         now_s = asyncio.get_running_loop().time()
-        if state in states and state.ejection.fail(now_s, reason, rules, trial, n_others, len(states)):
+        if state in states and state.ejection.fail(now_s, rules, trial, n_others, len(states)):
             log.warning(
                 "backend %r: %s is ejected for %g s: %d failures within %g s, the last: %s",
                 self.name,
@@ -175,7 +175,7 @@ class _Call(Generic[T]):
         "_answer",
         "_attempts",
         "_has_failed",
-        "_has_place",
+        "_has_slot",
         "_last",
         "_read",
         "_request",
@@ -187,6 +187,7 @@ class _Call(Generic[T]):
         "_tried",
         "_turn",
         "_upstream",
+        "_was_replaced",
     )
 
     def __init__(
@@ -207,14 +208,15 @@ class _Call(Generic[T]):
         self._sticky_key = sticky_key
         self._turn = turn
         self._tried: list[EndpointState] = []
-        self._has_place = False  # one that no lease holds
+        self._has_slot = False  # one that no lease holds
+        self._was_replaced = False  # a kept connection that had died
         # of the last attempt:
         self._last: Attempt
         self._state: EndpointState | None = None  # while it is in flight
         self._trial: Trial | None = None
         self._sent: Sent | None = None
         self._answer: Answer | None = None
-        self._has_failed = False  # by the doing of its endpoint
+        self._has_failed = False  # and the endpoint caused it
 
     async def run(self, is_settled: Callable[[], bool]) -> T:
         """Attempts, until one succeeds or no other may follow."""
@@ -232,8 +234,8 @@ class _Call(Generic[T]):
                 if delay_s:
                     await asyncio.sleep(delay_s)
         finally:
-            if self._has_place:
-                self._upstream.connections.leave_place()
+            if self._has_slot:
+                self._upstream.connections.release_slot()
 
     def _delay_before_next(self, number: int, *, sent: bool) -> float | None:
         """Seconds to wait before another attempt after number *number*; None if there is none."""
@@ -271,9 +273,9 @@ class _Call(Generic[T]):
         try:
             async with timeout:
                 try:
-                    if not (self._has_place or upstream.connections.take_place()):
-                        picked = await self._wait_for_place(deadlines)
-                    self._has_place = True
+                    if not (self._has_slot or upstream.connections.take_slot()):
+                        picked = await self._wait_for_slot(deadlines)
+                    self._has_slot = True
                     self._state = picked
                     picked.in_flight += 1
                     if picked.ejection.is_ejected:
@@ -282,16 +284,16 @@ class _Call(Generic[T]):
                     result = await self._read(self._answer)
                 finally:
                     deadlines.stop()
-                    if self._sent is not None and self._sent.abandon_and_keep_place():
-                        self._has_place = True
+                    if self._sent is not None and self._sent.abandon_and_keep_slot():
+                        self._has_slot = True
                     self._last.seconds = loop.time() - self._last.started_s
             if self._trial is not None:
                 upstream.note_success(picked, self._trial)
             return result
         except GatewayError as error:
-            # a server that tires of waiting for the rest of an upload, as the gateway does, has not failed
-            is_impatient = error.kind is ErrorKind.UPSTREAM_CLOSED and self._answer is None and deadlines.is_clients()
-            self._judge(picked, error, error.kind in FAILURES and not is_impatient)
+            # a server that closes because the client's upload does not arrive has not failed
+            is_upload_late = error.kind is ErrorKind.UPSTREAM_CLOSED and self._answer is None and deadlines.is_clients()
+            self._judge(picked, error, error.kind in FAILURES and not is_upload_late)
             raise
         except TimeoutError:
             if not timeout.expired():
@@ -309,7 +311,7 @@ class _Call(Generic[T]):
         self._last = Attempt(state.url, now_s, queue_s=0.0, is_metadata=self._request.is_metadata)
         self._attempts.append(self._last)
 
-    async def _wait_for_place(self, deadlines: Deadlines) -> EndpointState:
+    async def _wait_for_slot(self, deadlines: Deadlines) -> EndpointState:
         """Wait in the queue; the endpoint for the attempt is only then decided. Raises `GatewayError` OVERLOADED."""
         loop = asyncio.get_running_loop()
         attempt = self._last
@@ -317,7 +319,7 @@ class _Call(Generic[T]):
         attempt.queue_s = None
         deadlines.enter("queue")
         try:
-            await self._upstream.connections.wait_for_place()
+            await self._upstream.connections.wait_for_slot()
         finally:  # waiting in vain is not the backend's time either
             attempt.started_s = loop.time()
             attempt.queue_s = attempt.started_s - asked_s
@@ -327,14 +329,19 @@ class _Call(Generic[T]):
         return state
 
     async def _ask(self, state: EndpointState, deadlines: Deadlines) -> Answer:
-        """Send the request, once more if a kept connection turns out to have died (design: executed once)."""
+        """Send the request, once more if a kept connection has died (design: executed once).
+
+        That happens once in a call: a GET that was read each time would be executed by every endpoint otherwise.
+        """
         try:
             # an upload that cannot be read again from the client does not go over a connection that may have died
-            return await self._send(state, deadlines, fresh=not self._request.body.can_be_repeated)
+            must_be_fresh = self._was_replaced or not self._request.body.can_be_repeated
+            return await self._send(state, deadlines, fresh=must_be_fresh)
         except StaleConnectionError:
             now_s = asyncio.get_running_loop().time()
             assert self._sent is not None
-            self._has_place = self._sent.abandon_and_keep_place()
+            self._was_replaced = True
+            self._has_slot = self._sent.abandon_and_keep_slot()
             attempt = self._last
             attempt.code = attempt.repeated_for = ErrorKind.UPSTREAM_CLOSED.label
             attempt.seconds = now_s - attempt.started_s
@@ -342,10 +349,10 @@ class _Call(Generic[T]):
             return await self._send(state, deadlines, fresh=True)
 
     async def _send(self, state: EndpointState, deadlines: Deadlines, *, fresh: bool) -> Answer:
-        """Send the request over a *fresh* connection or any; the place that is held goes with it."""
+        """Send the request over a *fresh* connection or any; the slot that is held goes with it."""
         attempt = self._last
         lease = await self._upstream.connections.lease(state.endpoint, fresh=fresh)
-        self._has_place = False
+        self._has_slot = False
         self._sent = Sent(self._upstream.name, self._request, lease, deadlines, attempt)
         answer = await self._sent.start(state.endpoint)
         attempt.code = str(answer.status)
@@ -353,17 +360,18 @@ class _Call(Generic[T]):
         return answer
 
     def _judge(self, state: EndpointState, error: GatewayError, is_failure: bool) -> None:
-        """The attempt has ended with *error*: by the doing of its endpoint (*is_failure*), or otherwise."""
+        """Judge the endpoint by an attempt that ended with *error*; *is_failure*: the endpoint caused it."""
         if self._last.first_byte_s is None:
             self._last.code = error.kind.label
         answer = self._answer
-        if answer is not None and answer.status >= 300 and error.kind is ErrorKind.MALFORMED_RESPONSE:
-            is_failure = False  # a redirect, which the gateway does not follow: a status is no failure
-        if is_failure:
+        # a redirect, which the gateway does not follow, is a status, and no failure
+        is_status = answer is not None and 300 <= answer.status < 400
+        is_redirect = is_status and error.kind is ErrorKind.MALFORMED_RESPONSE
+        if is_failure and not is_redirect:
             self._has_failed = True
             self._tried.append(state)
             self._upstream.note_failure(state, self._trial, error.message)
-        elif error.kind is ErrorKind.BACKEND_ERROR and self._trial is not None:
+        elif (is_redirect or error.kind is ErrorKind.BACKEND_ERROR) and self._trial is not None:
             self._upstream.note_success(state, self._trial)
 
     def _leave_endpoint(self) -> None:

@@ -4,18 +4,15 @@ aiohttp's `ResponseHandler` parses what the backend sends. It is taken without a
 these give a connection back as soon as the answer's end is parsed, while the caller still holds it, and hand out a
 connection again although bytes have come on it while it was idle.
 
-Here: bytes out, parsed answers in, and what the kernel knows about whether the request was read. Not here: who may use
+Here: bytes out, parsed answers in, and whether the request was read, by the kernel's counters. Not here: who may use
 the connection (`connections`), and what a request or an answer says (`attempt`). What of aiohttp is private is listed
 in tests/backend/test_wire_privates.py, which fails when a new release has lost or changed it.
 """
 
 import asyncio
 import contextlib
-import select
-import socket
-import struct
+import os
 from collections.abc import Callable
-from typing import NamedTuple
 
 from aiohttp import ClientError, ClientPayloadError
 from aiohttp.client_proto import ResponseHandler
@@ -23,6 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import RawResponseMessage
 from aiohttp.streams import EofStream, StreamReader
 
+from gateway.sockets import TcpCounters, has_unread, reset_on_close, tcp_counters
 from gateway.tls import TlsLayer, why_refused
 
 READ_BYTES = 256 * 1024
@@ -37,13 +35,6 @@ HEAD_PIECE_BYTES = 4 * 1024
 _HEAD_END = b"\r\n\r\n"
 _SWITCHING = 101  # aiohttp parses nothing that comes behind it
 
-# Linux's struct tcp_info: u64 tcpi_bytes_acked, tcpi_bytes_received behind it, tcpi_bytes_sent (kernel 4.19 and later).
-_ACKED_AT, _SENT_AT, _INFO_BYTES = 120, 200, 256
-_COUNTER = struct.Struct("=Q")
-_TWO_COUNTERS = struct.Struct("=QQ")
-_TCP_INFO = getattr(socket, "TCP_INFO", None)
-_LINGER_NOT = struct.pack("ii", 1, 0)
-
 _TLS_ALERT = b"\x15\x03"  # how a TLS server's answer to plain HTTP begins (RFC 8446 section 5.1)
 
 
@@ -57,32 +48,6 @@ class LostError(Exception):
 
 class NotHttpError(Exception):
     """What the backend sent is not HTTP; the message says what is wrong with it."""
-
-
-class TcpCounters(NamedTuple):
-    """What the kernel has counted on a connection since it was opened."""
-
-    acked: int
-    """Bytes that the other side's kernel has acknowledged."""
-    received: int
-    """Bytes that have arrived, read or not."""
-    sent: int
-    """Bytes that left this machine, repeats included."""
-
-
-def tcp_counters(transport: asyncio.BaseTransport) -> TcpCounters | None:
-    """The kernel's counters for *transport*; None where the kernel does not tell."""
-    sock = transport.get_extra_info("socket")
-    if _TCP_INFO is None or sock is None:
-        return None
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES)
-    except OSError:
-        return None
-    if len(info) < _SENT_AT + _COUNTER.size:
-        return None
-    acked, received = _TWO_COUNTERS.unpack_from(info, _ACKED_AT)
-    return TcpCounters(acked, received, _COUNTER.unpack_from(info, _SENT_AT)[0])
 
 
 class Wire(ResponseHandler):
@@ -127,12 +92,7 @@ class Wire(ResponseHandler):
             return False
         if self.tls is not None and not self.tls.is_at_rest:
             return False  # bytes have left the kernel, and are not decrypted yet
-        poll = select.poll()
-        try:
-            poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
-            return not poll.poll(0)
-        except (OSError, ValueError):
-            return False
+        return not has_unread(transport)
 
     def begin(self, method: str) -> None:
         """Open an exchange for a request of *method*; `send_first` must follow at once."""
@@ -356,11 +316,32 @@ class Wire(ResponseHandler):
             self._stream_ended = True  # the end of the backend's stream had come before what was being written
         elif exc is not None:
             self._reset = exc
+        if isinstance(exc, ConnectionError) and self._is_open:
+            self._read_what_has_come()
         self._take_counters()
         before, after = self._before, self._after
-        if self._is_open and before is not None and after is not None and after.sent == before.sent:
+        is_unsent = before is not None and after is not None and after.sent == before.sent
+        if self._is_open and is_unsent and self.transport is not None:
             # nothing of the request has left, and what the kernel holds of it must not leave any more
-            self._make_close_a_reset()
+            reset_on_close(self.transport)
+
+    def _read_what_has_come(self) -> None:
+        """Take what the backend sent before it closed the connection, which asyncio leaves where writing fails.
+
+        A backend may refuse a large request before it has read all of it, and close: the rest of the request is
+        answered by a reset, and the answer is still there to be read. What was sent before the request came is none.
+        """
+        if self.transport is None or (not self.received_bytes and self._was_sent_before_the_request()):
+            return
+        descriptor = self.transport.get_extra_info("socket").fileno()
+        left = READ_BYTES
+        with contextlib.suppress(OSError):  # nothing more is there, or the reset
+            while left > 0 and (data := os.read(descriptor, left)):
+                left -= len(data)
+                if self.tls is None:
+                    self.data_received(data)
+                else:
+                    self.tls.decrypt(data)
 
     def _take_counters(self) -> None:
         if self._after is None and self._is_open and self.transport is not None:
@@ -379,13 +360,9 @@ class Wire(ResponseHandler):
 
     def cut(self) -> None:
         """Close at once: the backend gets nothing more of what was sent, and learns that by a reset."""
-        self._make_close_a_reset()
-        self.abort()
-
-    def _make_close_a_reset(self) -> None:
         if self.transport is not None:
-            with contextlib.suppress(OSError):
-                self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+            reset_on_close(self.transport)
+        self.abort()
 
     def why_certificate_was_refused(self, where: str) -> str | None:
         """In words why the backend refused the gateway's certificate on a new connection; None if it did not.

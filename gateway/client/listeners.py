@@ -27,9 +27,6 @@ ACCEPTS_AT_ONCE = 32
 ACCEPT_PAUSE_S = 1.0
 """How long nothing is accepted after the kernel has refused to, mostly for want of descriptors."""
 
-WARNING_S = 60.0
-"""How often it is said that nothing can be accepted."""
-
 HANDSHAKE_S = 10.0
 """How long a TLS handshake may take, unless the configuration says something else (limits.header_timeout)."""
 
@@ -56,7 +53,7 @@ class ClientListener:
         self._socket: socket.socket | None = None
         self._paused: asyncio.TimerHandle | None = None
         self._opening: set[asyncio.Task[None]] = set()
-        self._warnings = OncePerInterval(WARNING_S, max_keys=1)
+        self._warnings = OncePerInterval()
 
     async def open(self, address: Address, *, shared: bool = False) -> str:
         """Listen on *address*, on a port that is *shared* with other processes; the URL.
@@ -144,6 +141,8 @@ class ClientListener:
             protocol.release()
             if self.tls is None:
                 client.close()
+            elif isinstance(error, TimeoutError):
+                self._server.slow_connections["header_timeout"] += 1
             log.debug("a connection ended before it was open: %s", error)
         except BaseException:
             protocol.release()
@@ -193,7 +192,7 @@ async def bind_shared(address: Address) -> socket.socket:
 
 
 async def reserve(address: Address) -> socket.socket:
-    """Keep the port of *address* for workers, that each `bind_shared` to it; nobody else gets it.
+    """Reserve the port of *address* for workers, which each `bind_shared` to it.
 
     For a `unix:` address it is a socket that listens, for the workers to inherit and `open_on`. `release` it at the
     end. Raises `OSError` that names the address.
@@ -207,7 +206,7 @@ async def reserve(address: Address) -> socket.socket:
     with _naming(address):
         try:
             if not address.is_unix:
-                if address.port:  # nobody asks for a port that the kernel has chosen, and this would lose it
+                if address.port:  # a port that the kernel has chosen is free, and would be lost by this
                     bound.listen(1)
                     bound.shutdown(socket.SHUT_RD)
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -256,7 +255,7 @@ async def _bind(address: Address, *, is_shared: bool) -> socket.socket:
 
 
 def _bind_unix(path: str) -> _UnixSocket:
-    """Listen at *path*, in place of a socket there that nobody listens on any more.
+    """Listen at *path*, replacing a stale socket there.
 
     The folder is locked meanwhile: of two gateways that find the same stale file, one would remove the other's.
     """
@@ -270,7 +269,7 @@ def _bind_unix(path: str) -> _UnixSocket:
         found = os.lstat(path)
         bound.path = path
         bound.file = (found.st_dev, found.st_ino)
-        bound.listen(BACKLOG)  # only from here on can anybody connect, so nobody does with another mode
+        bound.listen(BACKLOG)  # clients can connect only from here on, so none does with another mode
     except BaseException:
         release(bound)
         raise
@@ -280,7 +279,7 @@ def _bind_unix(path: str) -> _UnixSocket:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket at *path* unless somebody listens on it: then, and for what is no socket, raise `OSError`."""
+    """Remove a stale socket at *path*. Raises `OSError` if it is in use or is no socket."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

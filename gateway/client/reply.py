@@ -6,7 +6,7 @@ only places that set an exchange's status, error and reply bytes. Not here: what
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -35,7 +35,7 @@ _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
 class Reply:
-    """The reply to one request: `whole`, or `begin`, `write` and `end`, or `error`."""
+    """The reply to one request: `whole`, `buffers`, or `begin`, `write` and `end`, or `error`."""
 
     def __init__(
         self,
@@ -80,6 +80,17 @@ class Reply:
         self._exchange.client_response_bytes = n_bytes
         await self._connection.drain()
         self.is_complete = True
+
+    async def buffers(self, status: int, headers: Pairs, buffers: Sequence[bytes | memoryview]) -> None:
+        """Send head and *buffers*; joined only if they have `JOIN_BYTES` at most. Raises as `begin` does."""
+        n_bytes = sum(map(len, buffers))
+        if n_bytes <= JOIN_BYTES:
+            await self.whole(status, headers, b"".join(buffers))
+            return
+        await self.begin(status, headers, n_bytes)
+        for buffer in buffers:
+            await self.write(buffer)
+        await self.end()
 
     async def begin(self, status: int, headers: Pairs, length: int | None, reason: str = "") -> None:
         """Send the head of a reply whose body is written in pieces; *length* None: in chunks.

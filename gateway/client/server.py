@@ -11,20 +11,19 @@ from a client that closed, whose request must not go on running at the backend.
 
 import asyncio
 import logging
-import select
 import socket
-import struct
 from collections.abc import Awaitable, Callable
 from itertools import islice
 from typing import Any
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http_exceptions import BadStatusLine, InvalidHeader, InvalidURLError, LineTooLong
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from gateway.client.reply import Reply
 from gateway.client.request import ABSOLUTE, MAX_CONTENT_LENGTH, ClientRequest, find_fault, new_request_id
-from gateway.client.watching import Watcher
+from gateway.client.watching import GoneCheck, Watcher
 from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Exchange
@@ -32,23 +31,16 @@ from gateway.headers import Headers
 from gateway.policy.crossing import UNIX_PEER
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.slowness import Backlog, find_slowness
+from gateway.sockets import has_unread, reset_on_close, unacknowledged_bytes
 
 PIECES_AT_ONCE = 64
 """How many heads and bodies in one piece of data are parsed one by one: twice the requests that aiohttp queues."""
 
 _HEAD_END = b"\r\n\r\n"
+_TLS = "Received HTTPS traffic on an HTTP port"  # says aiohttp's parser
 
 CUT_S = 0.05
 """How long handlers have to notice that they are cut off. Not 0, which aiohttp takes for no limit."""
-
-WARNING_S = 60.0
-"""How often it is said that connections are refused."""
-
-GONE_CHECK_S = 1.0
-"""How often the gateway looks whether clients from which it does not read at the moment have left."""
-
-_RESET = struct.pack("ii", 1, 0)  # of SO_LINGER
-_GONE = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 DEFAULT_LIMITS = Limits()
 
@@ -89,17 +81,16 @@ class Server(web.Server):
         self.no_timer = self._loop.call_soon(_nothing)
         """Stands where aiohttp looks for its timer of an idle connection, so that it sets none."""
         self.no_timer.cancel()
-        self._warnings = OncePerInterval(WARNING_S, max_keys=1)
-        self._unread: set[ClientProtocol] = set()
-        self.gone_check: asyncio.TimerHandle | None = None
-        """When the clients that are not read are looked at next; None while there are none."""
+        self._warnings = OncePerInterval()
+        self.gone_check = GoneCheck()
+        """Of the connections that are not read at the moment."""
 
     def __call__(self) -> "ClientProtocol":
-        """A protocol for a new connection, which holds a place that `admit` has taken."""
+        """A protocol for a new connection, which holds a slot that `admit` has taken."""
         return ClientProtocol(self, loop=self._loop, **self._kwargs)
 
     def admit(self) -> bool:
-        """Take a place for a new connection; False, counted and said once a minute, if there is none."""
+        """Take a slot for a new connection; False if there is none, which is counted and logged once a minute."""
         if self.open_connections < self.limits.connections:
             self.open_connections += 1
             return True
@@ -119,37 +110,6 @@ class Server(web.Server):
     def n_silent(self) -> int:
         """Connections on which nothing has come since they were accepted."""
         return sum(isinstance(each, ClientProtocol) and each.is_silent for each in self.connections)
-
-    def watch(self, protocol: "ClientProtocol") -> None:
-        """Notice within `GONE_CHECK_S` if the client of *protocol* leaves, whose connection is not read from now on."""
-        self._unread.add(protocol)
-        if self.gone_check is None:
-            self.gone_check = self._loop.call_later(GONE_CHECK_S, self._abort_gone)
-
-    def unwatch(self, protocol: "ClientProtocol") -> None:
-        """The connection of *protocol* is read again, or has ended."""
-        self._unread.discard(protocol)
-
-    def _abort_gone(self) -> None:
-        """Abort the connections of unread clients that have left, which cancels their handlers (protocol 10, case 25).
-
-        asyncio does not watch a connection that is not read. So without this the call to the backend would go on
-        until it ends or times out.
-        """
-        self.gone_check = None
-        if not self._unread:
-            return
-        transports = {}
-        poll = select.poll()
-        for protocol in self._unread:
-            transport = protocol.transport
-            if transport is not None and not transport.is_closing():
-                descriptor = transport.get_extra_info("socket").fileno()
-                transports[descriptor] = transport
-                poll.register(descriptor, _GONE)
-        for descriptor, _ in poll.poll(0):
-            transports[descriptor].abort()
-        self.gone_check = self._loop.call_later(GONE_CHECK_S, self._abort_gone)
 
     async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
         """Have one request served, and tell aiohttp whether the connection goes on."""
@@ -225,11 +185,11 @@ class ClientProtocol(RequestHandler):
         self.release()
         self._wire = None
         self._server.watcher.unwatch(self)
-        self._server.unwatch(self)
+        self._server.gone_check.unwatch(self)
         super().connection_lost(exc)
 
     def release(self) -> None:
-        """Give back the connection's place among `limits.connections`; only the first time counts."""
+        """Release the connection's slot among `limits.connections`; only the first time counts."""
         if not self._is_released:
             self._is_released = True
             self._server.open_connections -= 1
@@ -255,11 +215,12 @@ class ClientProtocol(RequestHandler):
         unsent = wire.get_write_buffer_size()
         if not unsent:
             self._backlog = None
-        elif self._backlog is None:
-            self._backlog = Backlog(self.written_bytes - unsent, now_s)
         else:
-            words = self._backlog.find_slowness(self.written_bytes - unsent, now_s, limits.client_idle)
-            if words is not None:
+            # what the kernel takes says little: it may take nothing for seconds from a client that reads all the time
+            taken = self.written_bytes - unsent - unacknowledged_bytes(wire)
+            if self._backlog is None:
+                self._backlog = Backlog(taken, now_s)
+            elif (words := self._backlog.find_slowness(taken, now_s, limits.client_idle)) is not None:
                 self._server.slow_connections["client_idle"] += 1
                 self.cut_reason = f"the client read its reply too slowly: {words} (limits.client_idle)"
                 self.reset()
@@ -284,9 +245,9 @@ class ClientProtocol(RequestHandler):
         if self._head_since_s is None and self._last_bytes and not self._is_astray:
             self._head_since_s = now_s
         if self._head_since_s is None:
-            if now_s - self._idle_since_s >= limits.client_keep_alive and not _has_unread(wire):
+            if now_s - self._idle_since_s >= limits.client_keep_alive and not has_unread(wire):
                 wire.close()
-        elif now_s - self._head_since_s >= limits.header_timeout and (self._last_bytes or not _has_unread(wire)):
+        elif now_s - self._head_since_s >= limits.header_timeout and (self._last_bytes or not has_unread(wire)):
             self._server.slow_connections["header_timeout"] += 1
             wire.abort()
 
@@ -294,9 +255,7 @@ class ClientProtocol(RequestHandler):
         """End the connection with a reset; what waits to be sent is dropped."""
         wire = self._wire
         if wire is not None:
-            client = wire.get_extra_info("socket")
-            if client is not None and client.fileno() >= 0:  # also while it is closing, with what is unsent
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            reset_on_close(wire)  # also while it is closing, with what is unsent
             wire.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -386,11 +345,11 @@ class ClientProtocol(RequestHandler):
         """Read no more for now: too many requests are queued, or too much of a body waits to be read."""
         super()._pause_transport_reading()
         if self.transport is not None:
-            self._server.watch(self)
+            self._server.gone_check.watch(self)
 
     def _resume_transport_reading(self) -> None:
         super()._resume_transport_reading()
-        self._server.unwatch(self)
+        self._server.gone_check.unwatch(self)
 
     def _breaks(self) -> bool:
         """Whether the parser has given up. A body that it leaves open then fails at once, instead of never."""
@@ -403,7 +362,7 @@ class ClientProtocol(RequestHandler):
             bodies.append(self._current_request.content)
         for body in bodies:
             if not body.is_eof():
-                body.set_exception(web.RequestPayloadError(error.message))
+                body.set_exception(web.RequestPayloadError(_reason(error.exc, error.message)))
         return True
 
     def handle_error(
@@ -419,7 +378,7 @@ class ClientProtocol(RequestHandler):
             serving.cut()
             raise ConnectionResetError("a reply has begun and cannot become an error")
         said = message or (str(exc) if status < 500 and exc is not None else "")
-        text = _first_line(said) or ("internal error" if status >= 500 else "malformed HTTP")
+        text = _reason(exc, said) or ("internal error" if status >= 500 else "malformed HTTP")
         kind = ErrorKind.MALFORMED_REQUEST if status < 500 else ErrorKind.INTERNAL
         if exc is not None and status >= 500:
             log.error("a handler failed", exc_info=exc)
@@ -603,20 +562,21 @@ def _client_request(http: web.BaseRequest, protocol: ClientProtocol, connection:
 
 
 def _malformed_body(error: Exception) -> GatewayError:
-    return GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed HTTP body: {_first_line(str(error))}")
+    return GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed HTTP body: {_reason(error, str(error))}")
 
 
-def _first_line(text: str) -> str:
-    """What aiohttp's parser says, without the colon and the dump of the client's bytes below it."""
-    return text.partition("\n")[0].rstrip(":")
+def _reason(error: BaseException | None, text: str) -> str:
+    """What aiohttp's parser says in *text* of its *error*, without the client's bytes, which may hold a secret.
 
-
-def _has_unread(wire: asyncio.Transport) -> bool:
-    """Whether bytes have arrived that were not read yet: a request may have come just now."""
-    poll = select.poll()
-    poll.register(wire.get_extra_info("socket").fileno(), select.POLLIN)
-    return bool(poll.poll(0))
+    Some errors have a dump of these bytes in further lines, others quote them in the middle of their words.
+    """
+    if isinstance(error, LineTooLong):
+        return f"a line is longer than {error.args[1]} bytes"
+    line, dump, _ = text.partition("\n")
+    if isinstance(error, InvalidURLError | InvalidHeader | BadStatusLine) and not dump and line != _TLS:
+        return "malformed HTTP"
+    return line.rstrip(":")
 
 
 def _nothing() -> None:
-    """To be called never."""
+    """Is never called."""

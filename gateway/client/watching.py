@@ -1,6 +1,7 @@
-"""One timer for all connections of clients: it looks at each of them now and then.
+"""Timers that all connections of clients share: one for slow clients, one for clients that leave unnoticed.
 
-Here: when connections are looked at. Not here: what is seen there, and what is done about it (`server`).
+Here: when connections are looked at, and what happens to those of clients that have left. Not here: what makes a client
+too slow, and what is done about it (`server`).
 """
 
 import asyncio
@@ -9,12 +10,16 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gateway.config import Limits
+from gateway.sockets import hung_up
 
 LOOK_S = 1.0
 """How often each connection is looked at. A limit takes effect so much late at most, or a quarter of itself if less."""
 
 LOOK_AT_ONCE = 128
 """How many connections are looked at before others run: 0.3 ms at most, since each look costs 0.3 to 2.3 us."""
+
+GONE_CHECK_S = 1.0
+"""How often the gateway looks whether clients from which it does not read at the moment have left."""
 
 log = logging.getLogger("gateway")
 
@@ -78,8 +83,54 @@ class Watcher:
             try:
                 connection.look(now_s, limits)
             except Exception:  # the others are looked at all the same, and this one again
-                log.exception("a connection could not be looked at")
+                log.exception("a connection could not be checked for a slow client")
         if left:
             self._next = self._loop.call_soon(self._go_on)
         else:
             self._next = self._loop.call_later(self._interval_s(), self._begin)
+
+
+class Unread(Protocol):
+    """A connection as the check for clients that have left sees it."""
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """Its transport; None if it has ended."""
+
+
+class GoneCheck:
+    """Aborts the connections of unread clients that have left, which cancels their handlers (protocol 10, case 25).
+
+    asyncio does not watch a connection that is not read. So without this the call to the backend would go on until it
+    ends or times out.
+    """
+
+    def __init__(self) -> None:
+        """Must be made on a running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._unread: set[Unread] = set()
+        self._next: asyncio.TimerHandle | None = None
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether another look is planned: as long as there are connections that are not read."""
+        return self._next is not None
+
+    def watch(self, connection: Unread) -> None:
+        """Notice within `GONE_CHECK_S` if the client of *connection* leaves, which is not read from now on."""
+        self._unread.add(connection)
+        if self._next is None:
+            self._next = self._loop.call_later(GONE_CHECK_S, self._abort_gone)
+
+    def unwatch(self, connection: Unread) -> None:
+        """*connection* is read again, or has ended."""
+        self._unread.discard(connection)
+
+    def _abort_gone(self) -> None:
+        self._next = None
+        if not self._unread:
+            return
+        transports = [connection.transport for connection in self._unread]
+        for transport in hung_up(each for each in transports if each is not None and not each.is_closing()):
+            transport.abort()
+        self._next = self._loop.call_later(GONE_CHECK_S, self._abort_gone)

@@ -1,4 +1,4 @@
-"""What is found in a configuration's file: errors and warnings, each with its line and key.
+"""The findings in a configuration's file: errors and warnings, each with its line and key.
 
 Not here: what is an error (`reading`, `schema`).
 """
@@ -12,7 +12,7 @@ from gateway.config.structure import walk
 from gateway.config.values import FilePath
 
 HIDDEN = "***"
-"""What stands in place of a value that is not shown."""
+"""Shown instead of a value that is secret."""
 
 
 class Finding(NamedTuple):
@@ -34,11 +34,11 @@ class Inspected:
 
     file: str
     read: Config | None
-    """What was read, with placeholders where there are errors; None if there is nothing to go on with."""
+    """The configuration with placeholders where there are errors; None if nothing could be read."""
     errors: list[Finding]
     warnings: list[Finding] = field(default_factory=list)
     lines: dict[str, int] = field(default_factory=dict)
-    """Where each key of the file stands, by its path."""
+    """The line of each key of the file, by the key's path."""
 
     @property
     def config(self) -> Config | None:
@@ -46,13 +46,13 @@ class Inspected:
         return None if self.errors else self.read
 
     def add_error(self, key: str, reason: str) -> None:
-        """Add what is wrong with *key*, as found by whoever knows more about its value, unless it has errors."""
-        if self.is_sound(key):
+        """Add an error of *key* that was found outside of the schema, unless the key has one."""
+        if self.has_no_error(key):
             self.errors.append(self._found(key, reason))
 
     def add_warning(self, key: str, reason: str) -> None:
-        """Add what *key* has to be warned of, unless it has errors."""
-        if self.is_sound(key):
+        """Add a warning about *key*, unless the key has an error."""
+        if self.has_no_error(key):
             self.warnings.append(self._found(key, reason))
 
     def _found(self, key: str, reason: str) -> Finding:
@@ -60,8 +60,8 @@ class Inspected:
             reason = without_hidden_paths(self.read, reason)
         return Finding(line_of_key(self.lines, key), key, reason)
 
-    def is_sound(self, key: str) -> bool:
-        """Whether no error is about *key*, a part of it, or what it is a part of."""
+    def has_no_error(self, key: str) -> bool:
+        """Whether neither *key*, nor a part of it, nor a key around it has an error."""
         return not any(overlap(key, error.key) for error in self.errors)
 
     def texts(self) -> list[str]:

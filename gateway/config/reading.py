@@ -32,7 +32,7 @@ from gateway.config.values import CHOICES, READERS, Endpoint, nearest, shortened
 from gateway.config.yaml_nodes import Document, NotYamlError, entries, line_of
 
 MAX_FINDINGS = 100
-"""The most errors, and warnings, that are told of one file; the rest of a file with so many is not read."""
+"""The most errors, and warnings, that are reported of one file; reading stops there."""
 
 MAX_INTEGER = 2**53
 """The largest number; beyond it not every program that reads JSON sees the same one."""
@@ -59,16 +59,16 @@ class Reader:
         self._errors: list[Finding] = []
         self._lines: dict[str, int] = {}
         self._misspelt: list[str] = []
-        """The keys that unknown ones were probably meant to be: that they are missing is not said again."""
+        """The keys that misspelt ones were probably meant to be: they are not reported as missing."""
         self._without_key: list[str] = []
-        """Mappings inside of the file with entries whose keys cannot be read: that they lack something is not said."""
+        """Mappings in which a key could not be read: nothing is reported as missing there."""
         self._hidden: list[str] = []
         self._base = base
         self._outside = Outside(base)
         try:
             self._document = Document(text)
             self.config = self._whole(self._document.root)
-            # what could not be read has a placeholder: nothing is said about it, and about what is compared with it
+            # a value that could not be read is a placeholder: problems of it, or that name it, are not reported
             unread = [error.key for error in self._errors if error.key] + self._misspelt
             for key, reason in _problems(self.config):
                 is_known = any(overlap(key, other) or f"`{other}`" in reason for other in unread)
@@ -77,7 +77,7 @@ class Reader:
         except NotYamlError as error:
             self._errors.append(Finding(error.line, "", error.reason))
         except _TooManyError:
-            self._errors.append(Finding(self._errors[-1].line, "", f"too many errors, only {MAX_FINDINGS} are told"))
+            self._errors.append(Finding(self._errors[-1].line, "", f"too many errors, only {MAX_FINDINGS} are shown"))
             self.config = None
 
     def inspected(self, file: str) -> Inspected:
@@ -106,7 +106,7 @@ class Reader:
         return msgspec.structs.replace(config, hidden=self._hidden)
 
     def _value(self, node: yaml.Node, type_: Any, path: str, pattern: str) -> Any:
-        """What *node* stands for as *type_*, or `_INVALID`."""
+        """The value of *node* as *type_*, or `_INVALID`."""
         type_, is_optional = without_none(type_)
         try:
             value = self._document.value_of(node)
@@ -160,7 +160,7 @@ class Reader:
         return values
 
     def _entries(self, node: yaml.MappingNode, path: str) -> Iterator[tuple[str, str, yaml.Node]]:
-        """Key, path and value of what stands in a mapping; what is wrong with a key is told."""
+        """Key, path and value of each entry of a mapping; wrong keys are reported."""
         prefix = f"{path}." if path else ""
         for entry in entries(self._document, node):
             if entry.key is None:
@@ -257,7 +257,7 @@ def warnings_of(found: Inspected) -> list[Finding]:
     said = ((join(path, key), reason) for path, part in _parts(found.read) for key, reason in part.warnings())
     warnings = []
     for key, reason in itertools.chain(said, found.read.unused() if is_whole else ()):
-        if key in found.lines and found.is_sound(key):
+        if key in found.lines and found.has_no_error(key):
             warnings.append(Finding(found.lines[key], key, reason))
         if len(warnings) >= MAX_FINDINGS:
             break

@@ -92,11 +92,11 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """What all parts of the configuration have in common."""
 
     def problems(self) -> Iterator[Problem]:
-        """What every key allows by its type and must not be; without that of the parts inside."""
+        """Values that the types allow and that make no sense; parts inside report their own."""
         yield from ()
 
     def warnings(self) -> Iterator[Problem]:
-        """What is allowed and hardly meant; only of keys that stand in the file are they shown."""
+        """Values that are allowed and hardly meant; shown only for keys that are in the file."""
         yield from ()
 
     def _at_least_1(self, *keys: str) -> Iterator[Problem]:
@@ -127,7 +127,7 @@ class Limits(Part, frozen=True):
     client_idle: Duration = Duration(60)
 
     def problems(self) -> Iterator[Problem]:
-        """Every limit lets something through."""
+        """No limit is zero."""
         yield from self._positive("request_body", "response_body", "header")
         yield from self._positive("client_keep_alive", "header_timeout", "body_timeout", "client_idle")
         yield from self._at_least_1("concurrent_requests", "connections", "tensors")
@@ -187,14 +187,14 @@ class Timeouts(Part, frozen=True):
     total: Duration = Duration(120)
 
     def problems(self) -> Iterator[Problem]:
-        """Every timeout leaves some time."""
+        """No timeout is zero."""
         yield from self._positive("connect", "first_byte", "idle", "total")
 
     def warnings(self) -> Iterator[Problem]:
         """A call never takes longer than `total`."""
         for key in ("connect", "first_byte", "idle"):
             if getattr(self, key) > self.total:
-                yield key, "longer than `total`, which ends the call before"
+                yield key, "longer than `total`, which ends the call first"
 
 
 class Queue(Part, frozen=True):
@@ -204,7 +204,7 @@ class Queue(Part, frozen=True):
     timeout: Duration = Duration(5)
 
     def problems(self) -> Iterator[Problem]:
-        """A length of 0 is no queue; whoever may wait has some time for it."""
+        """A length of 0 means no queue; the timeout is not zero."""
         if self.length < 0:
             yield "length", "expected at least 0"
         yield from self._positive("timeout")
@@ -255,7 +255,7 @@ class Eject(Part, frozen=True):
     """The share of the endpoints that is never ejected."""
 
     def problems(self) -> Iterator[Problem]:
-        """Shares are shares, and times are some time."""
+        """Shares are from 0 to 1, and times are not zero."""
         if self.failures < 0:
             yield "failures", "expected at least 0"
         if not 0 <= self.panic_below <= 1:
@@ -277,7 +277,7 @@ class BackendTls(Part, frozen=True):
     verify: bool = True
 
     def problems(self) -> Iterator[Problem]:
-        """A client's certificate is of no use without its key, and names are names of hosts."""
+        """A certificate and its key go together; the server's name is the name of a host."""
         if (self.certificate is None) != (self.key is None):
             there, missing = ("key", "certificate") if self.certificate is None else ("certificate", "key")
             yield there, f"expected together with `{missing}`, which is missing"
@@ -285,9 +285,9 @@ class BackendTls(Part, frozen=True):
             yield "server_name", "expected the name of a host, such as model.example.com"
 
     def warnings(self) -> Iterator[Problem]:
-        """Encryption without proof of who is there protects from nobody who can stand between."""
+        """Encryption without verification does not protect from an attacker on the network path."""
         if not self.verify:
-            yield "verify", "false takes any certificate: whoever stands between can read and change everything"
+            yield "verify", "false accepts any certificate: anyone on the network path can read and change everything"
 
 
 class Headers(Part, frozen=True):
@@ -513,11 +513,11 @@ class Config(Part, frozen=True):
         """What is open to others."""
         for key, address in (("listen", self.listen), ("admin", self.admin)):
             if 0 < address.port < 1024:
-                yield key, "a port below 1024 needs the right to take it, such as CAP_NET_BIND_SERVICE"
+                yield key, "a port below 1024 needs a privilege, such as CAP_NET_BIND_SERVICE"
         if not self.admin.is_local:
             yield "admin", "open to other machines, without TLS and tokens: it shows metrics and the configuration"
         if self.access.tokens_file is not None and self.tls is None and not self.listen.is_local:
-            yield "access.tokens_file", "without `tls`, tokens cross the network readable for everybody"
+            yield "access.tokens_file", "without `tls`, anyone on the network can read the tokens"
         for name, backend in self.backends.items():
             if self.access.tokens_file is not None and (backend.sticky.header or "").lower() in TOKEN_HEADERS:
                 yield (
@@ -539,7 +539,7 @@ class Config(Part, frozen=True):
         for index, route in enumerate(self.routes):
             earlier = first_cover(route, self.routes[:index])
             if earlier is not None:
-                yield f"routes[{index}]", f"never matches: what it would match goes to routes[{earlier}] before it"
+                yield f"routes[{index}]", f"never matches: routes[{earlier}] before it takes all its requests"
 
     def _worker_problems(self) -> Iterator[Problem]:
         """Every worker has a share of what is counted, or the sum of the shares would be more than the limit."""

@@ -1,6 +1,6 @@
-"""Routes that can never match, because an earlier one takes all that they would: the clear cases of it.
+"""Finds routes that can never match because an earlier one takes all their requests, where that is certain.
 
-What cannot be told for certain is taken for a route that matches. Not here: how requests are matched
+In doubt a route is taken to match something. Not here: how requests are matched
 (`policy.routing`), whose rules these follow.
 """
 
@@ -13,7 +13,7 @@ _SPECIAL = re.compile(r"[*?\[]")
 
 
 class Rule(Protocol):
-    """What a route matches by; what is None matches everything."""
+    """The criteria of a route; None matches everything."""
 
     @property
     def models(self) -> list[str] | None:

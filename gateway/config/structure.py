@@ -30,7 +30,7 @@ def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def join(path: str, key: str) -> str:
-    """The path of *key* inside of what has the path *path*."""
+    """The path of *key* in the part at *path*."""
     return f"{path}.{key}" if path else key
 
 

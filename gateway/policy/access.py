@@ -1,6 +1,6 @@
 """Who may use the clients' listener, and which paths nobody may use (protocol 8.5).
 
-Tokens are known by their digests alone. Here: judging a request by its headers and its path, before anything is done
+Only digests of tokens are held. Here: judging a request by its headers and its path, before anything is done
 for it. Not here: the file that tokens stand in (`config.tokens`), and certificates of clients.
 """
 
@@ -21,17 +21,23 @@ _OVERLONG = re.compile(rb"([\xc0\xc1])([\x80-\xbf])")
 _PARAMETERS = re.compile(r";[^/]*")
 # What follows these when they have been decoded may be taken for a query, a fragment, or the end.
 _TAIL = re.compile(r"[?#\0].*", re.DOTALL)
-_MAY_BE_READ_OTHERWISE = re.compile(r"[%;?#\0\\]|//|/\Z")
+# A path that begins with two slashes may be taken for a host and its path (RFC 3986 section 4.2), and browsers'
+# parsers of URLs take backslashes for slashes.
+_HOST = re.compile(r"\A[/\\]{2,}[^/]+")
+_SHORT_HOST = re.compile(r"\A[/\\]{2,}[^/\\]+")
+# Some parsers of URLs drop controls; in many languages `$` at the end of a pattern matches before a line's end, too.
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f]+|\s+\Z")
+_MAY_BE_READ_OTHERWISE = re.compile(r"[%;?#\\\x00-\x20\x7f]|//|/\Z")
 
 MAX_READINGS = 16
-"""In how many ways a path may be read; one with more is denied, whatever it is."""
+"""The most ways of reading one path that are checked; a path with more is always denied."""
 
 _NEEDED = "a token is needed: `Authorization: Bearer TOKEN` or `X-Api-Key: TOKEN`"
 _CHALLENGE = (("WWW-Authenticate", "Bearer"),)
 
 
 def digest_of(token: str) -> bytes:
-    """What is kept of a *token*. Looking a digest up takes a time that tells nothing about the tokens."""
+    """The digest that is kept instead of a *token*: the time of looking it up reveals nothing about the tokens."""
     return sha256(token.encode(errors="surrogateescape")).digest()
 
 
@@ -44,9 +50,9 @@ class Access:
         self._denied = re.compile("|".join(fnmatch.translate(each.casefold()) for each in deny)) if deny else None
 
     def authorize(self, headers: Headers) -> Headers:
-        """*headers* as they may cross: without the fields that hold a token. Raises `GatewayError` (401) without any.
+        """*headers* without the fields that hold a token. Raises `GatewayError` (401) if there is none.
 
-        What else stands in these two fields is for the backend, and crosses.
+        Other values of these two fields are for the backend, and cross.
         """
         if self._tokens is None:
             return headers
@@ -54,7 +60,7 @@ class Access:
         if len(crossing) < len(headers.pairs):
             return Headers(crossing)
         given = "authorization" in headers or "x-api-key" in headers
-        words = f"{_NEEDED}; what came is none that is known" if given else _NEEDED
+        words = f"{_NEEDED}; the token that was sent is not known" if given else _NEEDED
         raise GatewayError(ErrorKind.DENIED, words, status=401, headers=_CHALLENGE)
 
     def check(self, path: str) -> None:
@@ -92,7 +98,7 @@ def _readings(path: str) -> Iterator[str]:
         seen.add(text)
         yield text.casefold()
         found += (_decoded(text), _SLASHES.sub("/", text), _PARAMETERS.sub("", text), _TAIL.sub("", text))
-        found.append(text.rstrip("/\\") or "/")
+        found += (_HOST.sub("", text), _SHORT_HOST.sub("", text), _UNSEEN.sub("", text), text.rstrip("/\\") or "/")
 
 
 def _decoded(path: str) -> str:

@@ -1,14 +1,15 @@
-"""Which requests are admitted: memory, and a place, are reserved before a body is read (design: memory budget).
+"""Which requests are admitted: memory and a slot are reserved before a body is read (design: memory budget).
 
 A request reserves the size of its body. Answers add what they hold; they are never refused, because the work has been
 done by then, but keep new requests out. A share is left for small requests, so that large ones cannot starve them.
+Not here: what is counted of a request (`client.body`).
 """
 
 SMALL_BYTES = 64 * 1024
 """The largest body of a small request."""
 
 SMALL_SHARE = 16
-"""Only small requests may use the last sixteenth of the bytes and of the places."""
+"""Only small requests may use the last sixteenth of the bytes and of the slots."""
 
 
 class Admission:

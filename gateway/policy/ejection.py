@@ -14,7 +14,7 @@ from gateway.errors import ErrorKind
 FAILURES = frozenset(
     {ErrorKind.UNREACHABLE, ErrorKind.TIMEOUT, ErrorKind.UPSTREAM_CLOSED, ErrorKind.MALFORMED_RESPONSE}
 )
-"""Errors by which an endpoint has failed; all others are answers, or the doing of the client or of the gateway."""
+"""The errors that count as an endpoint's failure; all others are answers, or caused by the client or the gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class EjectionRules:
     def allow(self, n_others: int, n_endpoints: int) -> bool:
         """Whether an endpoint may be ejected where *n_others* of the others get requests.
 
-        The only endpoint never is: nothing would come of it, since it would still get every request.
+        The only endpoint is never ejected: it would still get every request.
         """
         return n_endpoints > 1 and n_others >= self.panic_below * n_endpoints
 
@@ -46,14 +46,10 @@ class Trial:
 class Ejection:
     """What the failures of one endpoint have led to. It outlives the rules that it is judged by."""
 
-    __slots__ = ("_failed_at", "_trial", "_until_s", "is_ejected", "reason", "since_s")
+    __slots__ = ("_failed_at", "_trial", "_until_s", "is_ejected")
 
     def __init__(self) -> None:
         self.is_ejected = False
-        self.since_s = 0.0
-        """When the endpoint was ejected."""
-        self.reason = ""
-        """The failure that led to it, or the last trial's."""
         self._failed_at: deque[float] = deque()
         self._until_s = 0.0
         self._trial: Trial | None = None
@@ -81,12 +77,11 @@ class Ejection:
         self.clear()
         return True
 
-    def fail(self, now_s: float, reason: str, rules: EjectionRules, trial: Trial | None, n_others: int, n: int) -> bool:
-        """Count a failure; whether that has ejected the endpoint now, one of *n*, *n_others* of which get requests."""
+    def fail(self, now_s: float, rules: EjectionRules, trial: Trial | None, n_others: int, n: int) -> bool:
+        """Count a failure; whether it ejects the endpoint. Of *n* endpoints, *n_others* others get requests."""
         if self.is_ejected:
             if trial is not None and self._trial is trial:
                 self._until_s = now_s + rules.for_s
-                self.reason = reason
             return False
         if not rules.failures:
             return False
@@ -98,8 +93,6 @@ class Ejection:
             return False
         self.clear()
         self.is_ejected = True
-        self.since_s = now_s
-        self.reason = reason
         self._until_s = now_s + rules.for_s
         return True
 

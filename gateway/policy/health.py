@@ -36,7 +36,7 @@ class Condition:
     """What the probes so far say about one endpoint (design: health): it is up until it was found down."""
 
     is_up: bool = True
-    n_contrary: int = 0
+    n_against: int = 0
     """How many probes in a row, up to now, speak against `is_up`."""
     has_succeeded: bool = False
     """Whether any probe of the path has."""
@@ -46,23 +46,23 @@ class Condition:
     def after(self, finding: Finding, unhealthy_after: int, healthy_after: int) -> "Condition":
         """The condition after one more probe.
 
-        *unhealthy_after* failures in a row take the endpoint out, *healthy_after* successes in a row bring it back. A
-        404 before the first success shows that a server is there and that the path is not: that takes nothing out, and
-        ends an outage as a success does, because no success will ever come.
+        After *unhealthy_after* failures in a row the endpoint is down, after *healthy_after* successes in a row it is
+        up again. A 404 before the first success shows that a server is there and the path is not: it counts as a
+        success, because no success would ever come.
         """
         is_path_missing = finding is Finding.NOT_FOUND and not self.has_succeeded
         is_good = finding is Finding.HEALTHY or is_path_missing
-        n_contrary = 0 if is_good == self.is_up else self.n_contrary + 1
-        is_turned = n_contrary >= (unhealthy_after if self.is_up else healthy_after)
+        n_against = 0 if is_good == self.is_up else self.n_against + 1
+        is_change = n_against >= (unhealthy_after if self.is_up else healthy_after)
         return Condition(
-            is_up=self.is_up != is_turned,
-            n_contrary=0 if is_turned else n_contrary,
+            is_up=self.is_up != is_change,
+            n_against=0 if is_change else n_against,
             has_succeeded=self.has_succeeded or finding is Finding.HEALTHY,
             is_path_missing=is_path_missing or (self.is_path_missing and finding is not Finding.HEALTHY),
         )
 
     def for_another_path(self) -> "Condition":
-        """The condition when the path of the probes changes: what was said of the old one is no longer counted."""
+        """The condition when the path of the probes changes: earlier results no longer count."""
         return replace(Condition(), is_up=self.is_up)
 
 

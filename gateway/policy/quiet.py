@@ -1,12 +1,15 @@
-"""Limits how often the log says the same thing."""
+"""Limits how often the log repeats a warning. Not here: the warnings."""
+
+INTERVAL_S = 60.0
+"""How long a warning is not repeated."""
 
 
 class OncePerInterval:
     """Allows each key once per interval. Remembers a bounded number of keys, and only while their interval lasts."""
 
-    def __init__(self, interval_s: float, max_keys: int) -> None:
-        self._interval_s = interval_s
+    def __init__(self, *, max_keys: int = 1, interval_s: float = INTERVAL_S) -> None:
         self._max_keys = max_keys
+        self._interval_s = interval_s
         self._until: dict[str, float] = {}
 
     def allows(self, key: str, now_s: float) -> bool:

@@ -146,16 +146,16 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """A rule, and what can be said of it beforehand."""
+    """A rule, with what is derived from it once."""
 
     rule: RouteRule
     destination: Destination
     prefix: str
     """The prefix that a path must have, without a slash at its end."""
     n_before: int
-    """How much of it stands before the path of the protocol; 0 where it is the beginning of one."""
+    """Its length, if the protocol's path follows it; 0 if the prefix is part of that path."""
     kept: str
-    """What of that the backend gets."""
+    """The part of it that the backend gets."""
 
 
 class Router:
@@ -217,7 +217,7 @@ def _destination(route: str, weights: Mapping[str, int], stickies: Mapping[str, 
 
 
 def _read(path: str) -> tuple[str, str, str | None, PathKind]:
-    """What stands before and behind the model's name in *path*, the name, and the kind of the path."""
+    """*path* before and after the model's name, the name, and the kind of the path."""
     model_path = _MODEL_PATH.fullmatch(path)
     if model_path is None:
         if path in _SERVER_PATHS:

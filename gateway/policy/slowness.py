@@ -25,7 +25,7 @@ def find_slowness(n_bytes: int, waited_s: float, silent_s: float, limit_s: float
 
 
 class Backlog:
-    """A client that is behind in reading: what was written to it has not all been taken yet."""
+    """A client that has not read everything yet that was written to it."""
 
     __slots__ = ("_began_s", "_moved_s", "_taken", "_taken_before")
 

@@ -1,4 +1,7 @@
-"""The admin listener: metrics, liveness, readiness, the effective configuration. Never for clients."""
+"""The admin listener: metrics, liveness, readiness, the effective configuration.
+
+Not here: anything for clients.
+"""
 
 from collections.abc import Callable
 

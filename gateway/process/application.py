@@ -1,8 +1,11 @@
-"""The gateway in one process: a data plane and its admin listener."""
+"""The gateway in one process: a data plane and its admin listener.
+
+Not here: several processes (`supervisor`, `worker`).
+"""
 
 from prometheus_client import CollectorRegistry
 
-from gateway.app import DataPlane, new_name, require_sound
+from gateway.app import DataPlane, new_name, require_usable_files
 from gateway.config import Config
 from gateway.process.admin import AdminListener
 from gateway.process.descriptors import fit
@@ -29,7 +32,7 @@ class Application:
 
         Raises `OSError` if an address cannot be had, and `ConfigError` for certificates that cannot be used.
         """
-        require_sound(config)
+        require_usable_files(config)
         application = cls(config)
         try:
             application.admin_url = await application._admin.start()

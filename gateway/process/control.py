@@ -1,4 +1,4 @@
-"""What the supervisor and its workers tell each other: messages in frames, over one pipe each way.
+"""The messages between the supervisor and its workers, in frames, over one pipe each way.
 
 Down, on a worker's standard input: the configuration to start with, and the two steps of a reload. Up: that the worker
 listens, how each step went, and the state of its endpoints. Not here: what either side does with a message.
@@ -11,6 +11,9 @@ from typing import TypeVar
 import msgspec
 
 from gateway.telemetry.metrics import EndpointReading
+
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""The environment variable that names the folder of metrics files; prometheus_client reads it when it is imported."""
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """The longest message: a configuration, or the state of all endpoints of one worker."""
@@ -25,7 +28,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
-    """Down: do all that can fail of a change to this configuration; answered by `Prepared`."""
+    """Down: do every step of a change to this configuration that can fail; answered by `Prepared`."""
 
     config: msgspec.Raw
 
@@ -65,10 +68,10 @@ Down = Start | Prepare | Commit | Abort
 Up = Listening | Prepared | Committed | Report
 
 DOWN = msgspec.json.Decoder(Down)
-"""Reads what a worker is told."""
+"""Of the messages to a worker."""
 
 UP = msgspec.json.Decoder(Up)
-"""Reads what a worker tells."""
+"""Of the messages from a worker."""
 
 M = TypeVar("M")
 
@@ -80,7 +83,7 @@ def frame(message: Down | Up) -> bytes:
 
 
 async def read(reader: asyncio.StreamReader, decoder: "msgspec.json.Decoder[M]") -> M | None:
-    """The next message; None at the end. Raises `ValueError` or `MsgspecError` for what is no message."""
+    """The next message; None at the end. Raises `ValueError` or `MsgspecError` for an invalid one."""
     try:
         n_bytes = _checked_length(await reader.readexactly(_LENGTH_BYTES))
         return decoder.decode(await reader.readexactly(n_bytes))

@@ -45,8 +45,9 @@ def fit(config: Config, running: Config | None = None) -> Config:
     kept = ADMIN_DESCRIPTORS + OTHER_DESCRIPTORS
     log.warning(
         "limits.connections: %d client connections%s do not fit into %d file descriptors: each can need one more per "
-        "backend, up to its max_connections, and %d are kept for the admin listener and files; lowered to %d. "
-        "Raise the hard limit to %d (ulimit -Hn, LimitNOFILE=, --ulimit nofile=), or set limits.connections",
+        "backend, up to its max_connections, health probes one per endpoint, and %d are kept for the admin listener "
+        "and files; lowered to %d. Raise the hard limit to %d (ulimit -Hn, LimitNOFILE=, --ulimit nofile=), or set "
+        "limits.connections",
         wanted,
         " of each worker" if config.workers > 1 else "",
         descriptors,
@@ -60,10 +61,12 @@ def fit(config: Config, running: Config | None = None) -> Config:
 def descriptors_needed(config: Config, connections: int) -> int:
     """How many descriptors one process can come to hold with so many client connections.
 
-    A client connection carries one request at a time, so it occupies at most one connection to each backend.
+    A client connection carries one request at a time, so it occupies at most one connection to each backend. A health
+    probe has a connection of its own; probes of one endpoint never overlap.
     """
     to_backends = sum(min(connections, config.max_connections(name)) for name in config.backends)
-    return connections + to_backends + ADMIN_DESCRIPTORS + OTHER_DESCRIPTORS
+    to_probed = sum(len(backend.endpoints) for backend in config.backends.values() if backend.health is not None)
+    return connections + to_backends + to_probed + ADMIN_DESCRIPTORS + OTHER_DESCRIPTORS
 
 
 def connections_that_fit(config: Config, descriptors: int) -> int:

@@ -1,13 +1,14 @@
 """Reload: the configuration's file is read again, by SIGHUP or because it has changed, and taken whole or not at all.
 
-Here: when it is read, what cannot change without a restart, and what is said. Not here: how what serves clients is
-changed (`app`), and how several workers agree on it (`workers`).
+Here: when it is read, what cannot change without a restart, and what is logged. Not here: how the data plane is
+changed (`app`), and how several workers agree on it (`supervisor`).
 """
 
 import asyncio
 import contextlib
 import hashlib
 import logging
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -33,20 +34,33 @@ announce = logging.getLogger(ANNOUNCE)
 
 
 def keep_fixed(config: Config, running: Config) -> tuple[Config, list[str]]:
-    """*config* with that of *running* which cannot change now, and the keys that wait for a restart.
+    """*config* with the values of *running* that only a restart can change, and the keys of those that differ.
 
-    Raises `ConfigError` where the rest does not go with what stays.
+    Raises `ConfigError` if the new values contradict those that stay.
     """
     fixed = {key: getattr(running, key) for key in FIXED if getattr(running, key) != getattr(config, key)}
     if (config.tls is None) != (running.tls is None):
         fixed["tls"] = running.tls
     if not fixed:
         return config, []
-    kept = msgspec.structs.replace(config, **fixed)
+    kept = msgspec.structs.replace(config, **fixed, hidden=_hidden(config, running, fixed.keys()))
     for path, reason in kept.problems():
         names = ", ".join(f"`{key}`" for key in fixed)
-        raise ConfigError(f"{path}: {reason}, with {names} as before, which a reload cannot change")
+        raise ConfigError(f"{path}: {reason}, with {names} unchanged, because that needs a restart")
     return kept, list(fixed)
+
+
+def _hidden(config: Config, running: Config, kept: Collection[str]) -> list[str]:
+    """What is hidden where *config* serves with the values that *running* has under the keys *kept*."""
+    return [
+        *(path for path in config.hidden if _key(path) not in kept),
+        *(path for path in running.hidden if _key(path) in kept),
+    ]
+
+
+def _key(path: str) -> str:
+    """The key of the whole file that *path* is under."""
+    return path.partition(".")[0].partition("[")[0]
 
 
 class Reloadable(Protocol):
@@ -55,7 +69,7 @@ class Reloadable(Protocol):
     state: StateCollector
 
     async def replace(self, config: Config) -> list[str]:
-        """Serve by *config* from now on, but for the keys that are given back, which wait for a restart.
+        """Serve by *config* from now on. Returns the keys that need a restart and keep their old values.
 
         Raises `ConfigError` or `OSError`, and nothing has changed then.
         """
@@ -73,17 +87,17 @@ class Reloader:
         self._tasks: list[asyncio.Task[None]] = []
 
     def request(self) -> None:
-        """Reload soon. What is asked for during a reload is done after it, with the file as it is then."""
+        """Reload soon. A request during a reload causes another one after it."""
         self._wanted.set()
 
     def start(self, running: Reloadable, *, watch: bool) -> None:
-        """Do what is requested, to *running*; *watch*: also when the file's content changes."""
+        """Reload *running* when requested; *watch*: also when the file's content changes."""
         self._tasks.append(asyncio.create_task(self._reload_when_wanted(running)))
         if watch:
             self._tasks.append(asyncio.create_task(self._watch()))
 
     async def stop(self) -> None:
-        """Do nothing any more: what is requested from now on is ignored."""
+        """Ignore requests from now on."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -104,13 +118,13 @@ class Reloader:
         try:
             # before it is loaded: a change in between is then noticed by `_watch`, and loaded once too often at most
             self._tried = await asyncio.to_thread(_digest, file)
-            kept = await running.replace(await asyncio.to_thread(load, file))
+            kept = await running.replace(await asyncio.to_thread(_load_again, file))
             is_successful = True
         except (ConfigError, OSError) as error:
             reason = "; ".join(line.strip() for line in str(error).splitlines())
-            log.error("not reloaded, the configuration stays as it was: %s", reason)
+            log.error("not reloaded, the running configuration stays in use: %s", reason)
         except Exception:
-            log.exception("not reloaded, the configuration stays as it was")
+            log.exception("not reloaded, the running configuration stays in use")
         else:
             waiting = f"; {', '.join(kept)}: takes effect after a restart" if kept else ""
             announce.info("reloaded %s%s", file, waiting)
@@ -130,7 +144,7 @@ class Reloader:
             now = await asyncio.to_thread(_digest, self._file)
             if now is None:
                 if not is_missing:
-                    log.warning("%s cannot be read; the configuration stays as it was until it can", self._file)
+                    log.warning("%s cannot be read; the running configuration stays in use", self._file)
                 is_missing = True
                 continue
             is_missing = False
@@ -139,8 +153,16 @@ class Reloader:
             before = now
 
 
+def _load_again(file: Path) -> Config:
+    """As `load`, but not from a pipe: that has given all it had, or is waited for without end. Raises `ConfigError`."""
+    if file.exists() and not file.is_file():
+        raise ConfigError(f"{file}: not a regular file; only such a file can be read again")
+    return load(file)
+
+
 def _digest(file: Path) -> bytes | None:
-    """Of the content of *file*; None if it cannot be read."""
+    """Of the content of *file*; None if it cannot be read, or could not be read a second time, such as a pipe."""
     with contextlib.suppress(OSError):
-        return hashlib.blake2b(file.read_bytes()).digest()
+        if file.is_file():
+            return hashlib.blake2b(file.read_bytes()).digest()
     return None

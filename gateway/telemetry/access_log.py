@@ -15,6 +15,14 @@ from gateway.exchange import Exchange
 DETAIL_CHARACTERS = 512
 """The longest `detail` that is written as it is; of longer ones the first and the last half."""
 
+LINE_BYTES = 4096
+"""The most bytes of a line with its end: what Linux writes to a pipe in one step (PIPE_BUF). Several workers write to
+one pipe, and longer lines would be mixed up there."""
+
+TEXT_CHARACTERS = (1024, 256, 32)
+"""How much is left of each text in a line that would be longer: the first of these with which it fits. The last always
+does, where each character takes the six bytes of an escape."""
+
 
 FAILURES_PER_S = 10
 """The most failures that are written in one second where there is no access log, over all workers."""
@@ -55,7 +63,24 @@ class AccessLog:
 
     def record(self, exchange: Exchange) -> None:
         """Write the line of a finished exchange."""
-        self._log.info(self._encode(_access_line(exchange)))
+        line = _access_line(exchange)
+        text = self._encode(line)
+        if len(text) >= LINE_BYTES // 4:  # a character has at most four bytes
+            text = self._fitting(line, text)
+        self._log.info(text)
+
+    def _fitting(self, line: AccessLine, text: str) -> str:
+        """*text*, which is the *line* encoded, or that with shorter texts if it is too long."""
+        for n_characters in TEXT_CHARACTERS:
+            if len(text.encode(errors="replace")) < LINE_BYTES:
+                break
+            shorter = {
+                key: _shortened(value, n_characters)
+                for key, value in msgspec.structs.asdict(line).items()
+                if isinstance(value, str)
+            }
+            text = self._encode(msgspec.structs.replace(line, **shorter))
+        return text
 
 
 class FailureLog:
@@ -106,7 +131,7 @@ def _access_line(exchange: Exchange) -> AccessLine:
         attempts=exchange.n_attempts,
         status=exchange.status,
         reason=exchange.error.label if exchange.error is not None else None,
-        detail=_shortened(exchange.detail) or None,
+        detail=_shortened(exchange.detail, DETAIL_CHARACTERS) or None,
         client_request_bytes=exchange.client_request_bytes,
         upstream_request_bytes=exchange.upstream_request_bytes,
         upstream_response_bytes=exchange.upstream_response_bytes,
@@ -119,11 +144,11 @@ def _access_line(exchange: Exchange) -> AccessLine:
     )
 
 
-def _shortened(text: str) -> str:
+def _shortened(text: str, n_characters: int) -> str:
     """The beginning and the end of a long *text*: a chain of errors often names the cause at its end."""
-    if len(text) <= DETAIL_CHARACTERS:
+    if len(text) <= n_characters:
         return text
-    half = DETAIL_CHARACTERS // 2
+    half = n_characters // 2
     return f"{text[:half]} ... {text[1 - half :]}"
 
 

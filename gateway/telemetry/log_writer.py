@@ -1,4 +1,4 @@
-"""Where log lines go: standard output and error, written by a thread that may wait. Not here: what they say."""
+"""Where log lines go: standard output and error, written by threads that may wait. Not here: what they say."""
 
 import contextlib
 import logging
@@ -8,9 +8,9 @@ import threading
 
 LOG_QUEUE_LINES = 10_000
 LOG_QUEUE_BYTES = 8 * 1024 * 1024
-"""The most log lines, and bytes of them, that wait for a slow reader of standard output; more are dropped and counted.
+"""The most log lines, and bytes of them, that wait for a slow reader of each stream; more are dropped and counted.
 
-A line holds what a client sent as its path, up to 48 KB of it.
+A line of the access log has up to 4 KiB (`access_log.LINE_BYTES`), others can be longer.
 """
 
 STOP_S = 2.0
@@ -24,22 +24,25 @@ ANNOUNCE = "gateway.announce"
 
 
 class LogWriter(logging.Handler):
-    """Writes access lines to standard output and all else to standard error, from a thread of its own.
+    """Writes access lines to standard output and all else to standard error, each from a thread of its own.
 
-    A reader that stalls or has gone away must not stall requests: lines wait in a queue of `LOG_QUEUE_LINES` and
-    `LOG_QUEUE_BYTES`, and what does not fit or cannot be written is counted.
+    A reader that stalls or has gone away must not stall requests, nor what the other stream has to say: lines wait in
+    a queue of `LOG_QUEUE_LINES` and `LOG_QUEUE_BYTES`, and what does not fit or cannot be written is counted.
     """
 
-    def __init__(self, level: str) -> None:
+    def __init__(self, level: str, process: str = "") -> None:
+        """*process* is written beside the logger's name on standard error, where several processes write to it."""
         super().__init__()
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        self.dropped = 0
+        mark = f"[{process}]" if process else ""
+        self.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s %(name)s{mark}: %(message)s"))
         self._level = level.upper()
-        self._waiting: queue.Queue[tuple[int, bytes] | None] = queue.Queue(LOG_QUEUE_LINES)
-        self._queued_bytes = 0  # since the start; only changed by `emit`, which holds the handler's lock
-        self._taken_bytes = 0  # of these; only changed by the thread
-        # a daemon, so that a pipe that nobody reads cannot keep the process from ending
-        self._thread = threading.Thread(target=self._write, name="log", daemon=True)
+        self._output = _Stream(1)
+        self._error = _Stream(2)
+
+    @property
+    def dropped(self) -> int:
+        """How many lines were not written."""
+        return self._output.dropped + self._error.dropped
 
     def start(self) -> None:
         """Take over the root logger."""
@@ -48,43 +51,69 @@ class LogWriter(logging.Handler):
         root.setLevel(self._level)
         for name in (ACCESS, ANNOUNCE):
             logging.getLogger(name).setLevel(logging.INFO)
-        self._thread.start()
+        self._output.start()
+        self._error.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue the line of *record*."""
-        descriptor = 1 if record.name == ACCESS else 2
+        stream = self._output if record.name == ACCESS else self._error
         line = record.getMessage() if record.name in (ACCESS, ANNOUNCE) else self.format(record)
-        encoded = line.encode(errors="replace") + b"\n"
-        if self._queued_bytes - self._taken_bytes + len(encoded) > LOG_QUEUE_BYTES:
-            self.dropped += 1
-            return
-        try:
-            self._waiting.put_nowait((descriptor, encoded))
-        except queue.Full:
-            self.dropped += 1
-        else:
-            self._queued_bytes += len(encoded)
-
-    def _write(self) -> None:
-        while (waiting := self._waiting.get()) is not None:
-            descriptor, line = waiting
-            self._taken_bytes += len(line)
-            try:
-                # not through sys.stdout: a blocked thread would hold its lock, and the interpreter waits for it at exit
-                while line:
-                    line = line[os.write(descriptor, line) :]
-            except OSError:
-                self.dropped += 1
+        stream.put(line.encode(errors="replace") + b"\n")
 
     def stop(self) -> None:
         """Write what waits, as far as that is possible within `STOP_S`, and say how much was dropped."""
         logging.getLogger().handlers = []
+        self._output.stop()
+        if self.dropped:
+            self._error.put(b"%d log lines were dropped: nobody read them in time\n" % self.dropped)
+        self._error.stop()
+
+
+class _Stream:
+    """One standard stream, and the thread that writes to it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.dropped = 0
+        self._descriptor = descriptor
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(LOG_QUEUE_LINES)
+        self._queued_bytes = 0  # since the start; only changed by `put`, whose callers hold the handler's lock
+        self._taken_bytes = 0  # of these; only changed by the thread
+        # a daemon, so that a pipe that nobody reads cannot keep the process from ending
+        self._thread = threading.Thread(target=self._write, name=f"log {descriptor}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def put(self, line: bytes) -> None:
+        """Queue *line*, or count it as dropped."""
+        if self._queued_bytes - self._taken_bytes + len(line) > LOG_QUEUE_BYTES:
+            self.dropped += 1
+            return
+        try:
+            self._waiting.put_nowait(line)
+        except queue.Full:
+            self.dropped += 1
+        else:
+            self._queued_bytes += len(line)
+
+    def stop(self) -> None:
+        """Write what waits; what cannot be written within `STOP_S` is dropped."""
         with contextlib.suppress(queue.Full):
             self._waiting.put(None, timeout=STOP_S)
         self._thread.join(STOP_S)
-        if self.dropped:
-            with contextlib.suppress(OSError):
-                os.write(2, b"%d log lines were dropped: nobody read them in time\n" % self.dropped)
+        if self._thread.is_alive():  # the mark of the end counts for the line that is being written
+            self.dropped += self._waiting.qsize()
+
+    def _write(self) -> None:
+        while (line := self._waiting.get()) is not None:
+            self._taken_bytes += len(line)
+            try:
+                # not through sys.stdout: a blocked thread would hold its lock, and the interpreter waits for it at exit
+                while line:
+                    line = line[os.write(self._descriptor, line) :]
+            except OSError:
+                self.dropped += 1
 
 
 def change_level(level: str) -> None:

@@ -76,17 +76,17 @@ class StateCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The gauges of now. An endpoint is up if every process finds so, and ejected if one does."""
         labels = "backend", "endpoint"
-        up = _family("endpoint_up", "1, or 0 while health probes find it down", *labels)
-        ejected = _family("endpoint_ejected", "1 while it gets no requests because requests to it failed", *labels)
+        up = _family("endpoint_up", "1; 0 while health probes find it down", *labels)
+        ejected = _family("endpoint_ejected", "1 while it is ejected because requests to it failed", *labels)
         open_ = _family("upstream_connections", "Connections to backends that are open now", *labels, "state")
         for (backend, endpoint), readings in self._by_endpoint().items():
             up.add_metric((backend, endpoint), min(reading.is_up for reading in readings))
             ejected.add_metric((backend, endpoint), max(reading.is_ejected for reading in readings))
             open_.add_metric((backend, endpoint, "busy"), sum(reading.busy for reading in readings))
             open_.add_metric((backend, endpoint, "idle"), sum(reading.idle for reading in readings))
-        successful = _family("config_last_reload_successful", "1 if the configuration could be read the last time")
+        successful = _family("config_last_reload_successful", "0 if the last reload failed, else 1")
         successful.add_metric((), self._is_successful)
-        timestamp = _family("config_last_reload_timestamp_seconds", "When it was read the last time")
+        timestamp = _family("config_last_reload_timestamp_seconds", "When a reload was last tried, or the start")
         timestamp.add_metric((), self._reloaded_s)
         yield from (up, ejected, open_, successful, timestamp)
 

@@ -9,11 +9,15 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from gateway.backend.attempt import Answer, BackendRequest, Body, Sending
 from gateway.backend.endpoints import EndpointState
 from gateway.backend.upstream import Upstream
+from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from tests.backend.sockets import read_whole, upstream_of
-from tests.system.scripted import CountingBackend, Seen, counting
+from tests.system.scripted import Behaviour, CountingBackend, Seen, counting
 
 PIECE_BYTES = 256 * 1024
+
+IN_TURN = "balance: round_robin, timeouts: {first_byte: 100ms, idle: 100ms}"
+"""Settings by which the second of two endpoints gets the first request: turns are counted from 1."""
 
 
 async def well(seen: Seen) -> bool:
@@ -67,7 +71,7 @@ async def babbling(seen: Seen) -> bool:
     return False
 
 
-def answering(status: str) -> Callable[[Seen], Awaitable[bool]]:
+def answering(status: str) -> Behaviour:
     """Answer with *status*, and the body of `well`."""
 
     async def behave(seen: Seen) -> bool:
@@ -80,7 +84,7 @@ def answering(status: str) -> Callable[[Seen], Awaitable[bool]]:
 class Gate:
     """A behaviour that holds each request until it is let go, and then behaves as `then`."""
 
-    def __init__(self, then: Callable[[Seen], Awaitable[bool]] = well) -> None:
+    def __init__(self, then: Behaviour = well) -> None:
         self.then = then
         self.open = asyncio.Event()
         self.waiting = 0
@@ -111,7 +115,7 @@ def nobody() -> Iterator[str]:
 
 @asynccontextmanager
 async def upstream_with(
-    *behaviours: Callable[[Seen], Awaitable[bool]], settings: str = ""
+    *behaviours: Behaviour, settings: str = ""
 ) -> AsyncIterator[tuple[Upstream, list[CountingBackend]]]:
     """A backend of endpoints that behave so; at its end no attempt is in flight, and no connection is busy."""
     async with AsyncExitStack() as stack:
@@ -125,7 +129,7 @@ async def upstream_with(
 
 
 def assert_nothing_is_left(upstream: Upstream) -> None:
-    """No place is taken, no connection is busy, no attempt is counted as in flight."""
+    """No slot is taken, no connection is busy, no attempt is counted as in flight."""
     assert upstream.connections._in_use == 0
     for state in upstream.endpoints.states:
         assert state.in_flight == 0
@@ -145,6 +149,11 @@ async def call(
     """Call *upstream* with a request that has an id; what `read` makes of the answer."""
     request = BackendRequest(method, f"/x?id={id_}", [], body or Body(whole=b"body"))
     return await upstream.call(request, [] if attempts is None else attempts, read, sticky_key=sticky_key)
+
+
+async def read_as_malformed(answer: Answer) -> bytes:
+    await read_whole(answer)
+    raise GatewayError(ErrorKind.MALFORMED_RESPONSE, "the answer makes no sense")
 
 
 def codes(attempts: list[Attempt]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The connections of one backend: who gets a place, that no place is lost, and which idle connections are closed."""
+"""The connections of one backend: who gets a slot, that no slot is lost, and which idle connections are closed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,11 +14,12 @@ from gateway.backend.upstream import Upstream
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from tests.backend.sockets import Backend, ask, read_whole, upstream_to, whole
+from tests.backend.waiting import turns
 
 
 @asynccontextmanager
 async def pool(settings: str) -> AsyncIterator[tuple[Backend, Upstream, Connections, Endpoint]]:
-    """The connections to one backend; at the end no place may be taken."""
+    """The connections to one backend; at the end no slot may be taken."""
     backend = Backend()
     upstream = upstream_to(backend.url, settings)
     connections, endpoint = upstream.connections, upstream.endpoints.states[0].endpoint
@@ -35,17 +36,12 @@ async def pool(settings: str) -> AsyncIterator[tuple[Backend, Upstream, Connecti
 
 
 async def take(connections: Connections, endpoint: Endpoint, *, fresh: bool = False) -> Lease:
-    await connections.wait_for_place()
+    await connections.wait_for_slot()
     try:
         return await connections.lease(endpoint, fresh=fresh)
     except BaseException:
-        connections.leave_place()
+        connections.release_slot()
         raise
-
-
-async def turns(n: int = 5) -> None:
-    for _ in range(n):
-        await asyncio.sleep(0)
 
 
 async def exchange(backend: Backend, upstream: Upstream) -> None:
@@ -55,73 +51,73 @@ async def exchange(backend: Backend, upstream: Upstream) -> None:
     assert await asked == (b"ok", ["200"])
 
 
-async def test_who_waits_longest_gets_the_next_place_and_nobody_overtakes() -> None:
+async def test_who_waits_longest_gets_the_next_slot_and_nobody_overtakes() -> None:
     async with pool("max_connections: 1, queue: {length: 3}") as (_, _, connections, _):
-        await connections.wait_for_place()
+        await connections.wait_for_slot()
         order: list[int] = []
 
         async def wait(number: int) -> None:
-            await connections.wait_for_place()
+            await connections.wait_for_slot()
             order.append(number)
 
         waiting = [asyncio.ensure_future(wait(number)) for number in range(3)]
         await turns()
         assert order == []
         with pytest.raises(GatewayError, match=r"queue\.length") as caught:
-            await connections.wait_for_place()
+            await connections.wait_for_slot()
         assert (caught.value.kind, caught.value.sent) == (ErrorKind.OVERLOADED, False)
         assert ("Retry-After", "1") in caught.value.headers
         for n_served in range(3):
-            connections.leave_place()
-            # a place that was given to a waiter is not free, although the waiter has not run yet
-            late = asyncio.ensure_future(connections.wait_for_place())
+            connections.release_slot()
+            # a slot that was given to a waiter is not free, although the waiter has not run yet
+            late = asyncio.ensure_future(connections.wait_for_slot())
             await turns()
             assert order == list(range(n_served + 1))
             late.cancel()
             await asyncio.gather(late, return_exceptions=True)
         await asyncio.gather(*waiting)
-        connections.leave_place()
+        connections.release_slot()
 
 
 @pytest.mark.parametrize("n_turns", [0, 5])
 async def test_a_waiter_that_leaves_is_passed_over(n_turns: int) -> None:
     async with pool("max_connections: 1, queue: {length: 2}") as (_, _, connections, _):
-        await connections.wait_for_place()
-        leaving, staying = (asyncio.ensure_future(connections.wait_for_place()) for _ in range(2))
+        await connections.wait_for_slot()
+        leaving, staying = (asyncio.ensure_future(connections.wait_for_slot()) for _ in range(2))
         await turns()
         leaving.cancel()
         await turns(n_turns)
-        connections.leave_place()
+        connections.release_slot()
         await staying
         assert connections._in_use == 1
-        connections.leave_place()
+        connections.release_slot()
 
 
-async def test_a_place_that_is_given_to_a_waiter_just_as_it_leaves_goes_to_the_next() -> None:
+async def test_a_slot_that_is_given_to_a_waiter_just_as_it_leaves_goes_to_the_next() -> None:
     async with pool("max_connections: 1, queue: {length: 2}") as (_, _, connections, _):
-        await connections.wait_for_place()
-        leaving, staying = (asyncio.ensure_future(connections.wait_for_place()) for _ in range(2))
+        await connections.wait_for_slot()
+        leaving, staying = (asyncio.ensure_future(connections.wait_for_slot()) for _ in range(2))
         await turns()
-        connections.leave_place()
+        connections.release_slot()
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
         await staying
-        connections.leave_place()
+        connections.release_slot()
 
 
 async def test_waiting_ends_with_503_that_names_the_limit() -> None:
     async with pool("max_connections: 1, queue: {length: 1, timeout: 1ms}") as (_, _, connections, _):
-        await connections.wait_for_place()
+        await connections.wait_for_slot()
         with pytest.raises(GatewayError, match=r"queue\.timeout") as caught:
-            await connections.wait_for_place()
+            await connections.wait_for_slot()
         assert caught.value.kind is ErrorKind.OVERLOADED
-        connections.leave_place()
+        connections.release_slot()
 
 
 async def test_a_wait_that_ends_without_a_connection_is_time_in_the_queue_and_not_the_backends() -> None:
     async with pool("max_connections: 1, queue: {length: 1, timeout: 50ms}") as (_, upstream, connections, _):
-        await connections.wait_for_place()
+        await connections.wait_for_slot()
         attempts: list[Attempt] = []
         with pytest.raises(GatewayError):
             await upstream.call(BackendRequest("GET", "/x", [], Body()), attempts, read_whole)
@@ -130,11 +126,11 @@ async def test_a_wait_that_ends_without_a_connection_is_time_in_the_queue_and_no
         assert attempt.queue_s is not None
         assert attempt.queue_s > 0.04
         assert attempt.seconds < attempt.queue_s
-        connections.leave_place()
+        connections.release_slot()
 
 
 @pytest.mark.parametrize("n_turns", range(40))
-async def test_a_call_that_is_cancelled_at_any_moment_leaves_its_place(n_turns: int) -> None:
+async def test_a_call_that_is_cancelled_at_any_moment_releases_its_slot(n_turns: int) -> None:
     async with pool("max_connections: 1") as (backend, upstream, connections, endpoint):
 
         async def serve() -> None:
@@ -152,7 +148,7 @@ async def test_a_call_that_is_cancelled_at_any_moment_leaves_its_place(n_turns: 
 
 
 @pytest.mark.parametrize("n_turns", range(40))
-async def test_a_connection_that_is_cancelled_while_it_opens_leaves_its_place_and_no_socket(n_turns: int) -> None:
+async def test_a_connection_that_is_cancelled_while_it_opens_releases_its_slot_and_no_socket(n_turns: int) -> None:
     # Python warns of a socket that nobody closes, which makes this fail
     async with pool("max_connections: 1") as (_, _, connections, endpoint):
         taking = asyncio.ensure_future(take(connections, endpoint))
@@ -164,7 +160,7 @@ async def test_a_connection_that_is_cancelled_while_it_opens_leaves_its_place_an
         assert connections._in_use == 0
 
 
-async def test_a_backend_that_refuses_leaves_the_place(unused_tcp_port: int) -> None:
+async def test_a_backend_that_refuses_releases_the_slot(unused_tcp_port: int) -> None:
     upstream = upstream_to(f"http://127.0.0.1:{unused_tcp_port}", "max_connections: 1")
     for _ in range(3):
         with pytest.raises(GatewayError, match=f"127.0.0.1:{unused_tcp_port}") as caught:
@@ -266,9 +262,19 @@ async def test_an_idle_connection_that_the_backend_ends_is_forgotten() -> None:
 
 async def test_closing_ends_the_waiting() -> None:
     upstream = upstream_to("http://127.0.0.1:9", "max_connections: 1, queue: {length: 1}")
-    await upstream.connections.wait_for_place()
-    waiting = asyncio.ensure_future(upstream.connections.wait_for_place())
+    await upstream.connections.wait_for_slot()
+    waiting = asyncio.ensure_future(upstream.connections.wait_for_slot())
     await turns()
     await upstream.close()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+async def test_nothing_is_remembered_of_an_endpoint_that_left_while_a_request_was_on_its_way_to_it() -> None:
+    async with pool("keep_alive: 1m") as (_, _, connections, endpoint):
+        connections.keep_only(())  # its name stands for another address now
+        lease = await take(connections, endpoint)
+        lease.give_back()
+        assert not connections._pools
+        while connections._open:
+            await asyncio.sleep(0)

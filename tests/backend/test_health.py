@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -16,18 +16,11 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.plan import BackendPlan, Plan
 from gateway.policy import health as policy
 from tests.backend.sockets import ask, whole
+from tests.backend.waiting import lines, until
 from tests.conftest import running
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 EMPTY = b"\r\nContent-Length: 0\r\n\r\n"
-BOUND_S = 20.0
-"""How long a test waits for what must happen."""
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(BOUND_S):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 class Server:
@@ -110,10 +103,6 @@ async def probing(url: str, settings: str = "", **keys: str) -> AsyncIterator[tu
         yield upstream, upstream.endpoints.states[0]
     finally:
         await upstream.close()
-
-
-def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "gateway"]
 
 
 @pytest.mark.parametrize(
@@ -252,8 +241,8 @@ async def test_a_path_that_is_not_there_is_said_once_and_takes_nothing_out(caplo
             await server.answers(8)
             assert state.is_up
     assert lines(caplog) == [
-        f"backend 'main': {server.url} answers 404 Not Found to probes of /ready (health.path), which cannot tell "
-        "whether it is well: it counts as up while it answers so"
+        f"backend 'main': {server.url} answers 404 Not Found to probes of /ready (health.path): without that "
+        "path the probes say nothing about its health, and it counts as up"
     ]
 
 
@@ -317,7 +306,7 @@ async def test_probes_take_no_place_and_are_no_requests() -> None:
     settings = "max_connections: 1"
     async with serving() as server, probing(server.url, settings) as (upstream, state):
         connections = upstream.connections
-        await connections.wait_for_place()
+        await connections.wait_for_slot()
         lease = await connections.lease(state.endpoint, fresh=False)
         await server.answers(5)
         assert state.is_up

@@ -32,9 +32,7 @@ from gateway.config import parse
 from gateway.errors import ErrorKind, GatewayError
 from gateway.plan import Plan
 from tests.backend.sockets import ANSWER, ask, upstream_to, whole
-
-BOUND_S = 20.0
-"""How long a test waits for what must happen."""
+from tests.backend.waiting import BOUND_S, lines, turns, until
 
 URL = "http://models.example:8000"
 FAILURE = socket.gaierror(-3, "Temporary failure in name resolution")
@@ -87,17 +85,6 @@ class Zone:
         return found(*self.addresses)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(BOUND_S):
-        while not condition():
-            await asyncio.sleep(0.002)
-
-
-async def turns(n: int = 5) -> None:
-    for _ in range(n):
-        await asyncio.sleep(0)
-
-
 def endpoint(url: str = URL) -> Endpoint:
     return Endpoint.parse(url, None)
 
@@ -111,10 +98,6 @@ def names_of(*urls: str, refresh_s: float = 3600.0) -> tuple[Names, EndpointSet]
 
 def urls_of(endpoints: EndpointSet) -> list[str]:
     return [state.url for state in endpoints.states]
-
-
-def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "gateway"]
 
 
 # Which addresses, and what they are called
@@ -330,7 +313,7 @@ async def test_the_start_waits_for_names_so_that_the_first_request_finds_all_end
     assert urls_of(endpoints) == [URL, "http://10.0.0.7:8000"]
     await names.start()
     assert urls_of(endpoints) == ["http://10.0.0.1:8000", "http://10.0.0.2:8000", "http://10.0.0.7:8000"]
-    assert lines(caplog) == ["backend 'main': the host name 'models.example' stands for 10.0.0.1, 10.0.0.2"]
+    assert lines(caplog) == ["backend 'main': the host name 'models.example' resolves to 10.0.0.1, 10.0.0.2"]
     await names.close()
 
 
@@ -378,8 +361,8 @@ async def test_a_name_that_cannot_be_resolved_is_503_with_the_resolvers_words_an
     await upstream.close()
     assert lines(caplog) == [
         "backend 'main': the host name 'models.example' cannot be resolved: Temporary failure in name resolution; "
-        "requests to it get 503 until it can",
-        "backend 'main': the host name 'models.example' stands for 10.0.0.1, 10.0.0.2",
+        "requests to it get 503 until then",
+        "backend 'main': the host name 'models.example' resolves to 10.0.0.1, 10.0.0.2",
     ]
 
 
@@ -428,7 +411,7 @@ async def test_a_changed_set_keeps_the_state_of_those_that_stay_and_is_said_once
     assert kept is second
     assert (new.in_flight, new.is_up) == (0, True)
     assert lines(caplog)[1:] == [
-        "backend 'main': the host name 'models.example' stands for 10.0.0.2, 10.0.0.3 (before: 10.0.0.1, 10.0.0.2)"
+        "backend 'main': the host name 'models.example' resolves to 10.0.0.2, 10.0.0.3 (before: 10.0.0.1, 10.0.0.2)"
     ]
 
 
@@ -574,6 +557,18 @@ async def test_look_ups_end_with_the_plan(monkeypatch: pytest.MonkeyPatch) -> No
     await upstream.close()
 
 
+async def test_a_look_up_that_ends_after_the_plan_brings_no_endpoint_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolving, "START_WAIT_S", 0.01)
+    look_ups = LookUps(monkeypatch)
+    upstream = upstream_to(URL)
+    await upstream.start()
+    upstream.retire()
+    (await look_ups.next()).set_result(found("10.0.0.1", "10.0.0.2"))
+    await until(lambda: len(upstream.endpoints.states) == 2)  # for requests that have begun
+    assert not upstream.connections._pools
+    await upstream.close()
+
+
 async def test_a_look_up_that_hangs_does_not_hold_the_end_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolving, "START_WAIT_S", 0.01)
     before = asyncio.all_tasks()
@@ -686,7 +681,7 @@ def edit_hosts(edit: Callable[[str], str]) -> None:
 
 @pytest.fixture
 def names_in_hosts() -> Iterator[str]:
-    """A name that stands for 127.0.0.2 and 127.0.0.3 while the test runs."""
+    """A name that resolves to 127.0.0.2 and 127.0.0.3 while the test runs."""
     name = f"several-{os.getpid()}.tensor-gateway.test"
     entries = f"127.0.0.2 {name}\n127.0.0.3 {name}\n"
     try:

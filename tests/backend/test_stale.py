@@ -6,7 +6,6 @@ last look at a connection and the first byte of the next request. field-notes: w
 
 import asyncio
 import socket
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -17,6 +16,7 @@ from gateway.backend.upstream import Upstream
 from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
 from tests.backend.sockets import ANSWER, Backend, ask, streamed, upstream_to, whole
+from tests.system.scripted import RESET
 
 SMALL = b"x" * 100
 LARGE = b"y" * 5_000_000
@@ -44,7 +44,7 @@ def close(connection: socket.socket) -> None:
 
 
 def reset(connection: socket.socket) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     connection.close()
 
 

@@ -7,7 +7,6 @@ import inspect
 import os
 import socket
 import ssl
-import struct
 from asyncio import sslproto
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -18,21 +17,17 @@ from typing import Any
 import pytest
 
 from gateway.backend.attempt import Body
-from gateway.backend.endpoints import Endpoint
+from gateway.backend.endpoints import Endpoint, EndpointState
 from gateway.backend.upstream import Upstream
 from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
 from gateway.tls import TlsLayer
 from tests.backend.sockets import ANSWER, ask, streamed, upstream_to, whole
 from tests.certificates import Authority
+from tests.system.scripted import RESET
 
 SMALL = b"x" * 100
 LARGE = b"y" * 5_000_000
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
 
 
 @dataclass
@@ -67,7 +62,7 @@ class Peer:
         """End the socket at once, without an alert that says so."""
         sock = self.writer.get_extra_info("socket")
         if by_reset:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self.writer.transport.abort()
 
 
@@ -195,7 +190,7 @@ async def test_an_address_of_a_name_is_asked_for_by_the_name(authority: Authorit
         async with upstream(backend.url, f"tls: {{ca: {authority.path}}}") as reached:
             address = reached.endpoints.states[0].endpoint
             named = replace(address, authority=f"models.example:{address.port}")
-            await reached.connections.wait_for_place()
+            await reached.connections.wait_for_slot()
             (await reached.connections.lease(named, fresh=True)).close()
             assert backend.names == ["models.example"]
 
@@ -327,6 +322,67 @@ async def alerting(context: ssl.SSLContext) -> AsyncIterator[str]:
         await shaking
 
 
+@asynccontextmanager
+async def probed(url: str, tls: str, **health: str) -> AsyncIterator[EndpointState]:
+    """The state of the endpoint at *url*, which is probed."""
+    settings = {"interval": "10ms", "unhealthy_after": "1", "healthy_after": "1", **health}
+    flow = ", ".join(f"{key}: {value}" for key, value in settings.items())
+    made = upstream_to(url, f"tls: {{{tls}}}, health: {{{flow}}}")
+    await made.start()
+    try:
+        yield made.endpoints.states[0]
+    finally:
+        await made.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def test_probes_go_over_tls_and_judge_as_requests_would(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = authority.issue()
+    context = good.server_context()
+    async with tls_backend(context) as backend:
+        served = 0
+
+        async def serve(peer: Peer) -> None:
+            nonlocal served
+            served += 1
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                await peer.serve_once()
+
+        async with every_peer(backend, serve), probed(backend.url, f"ca: {authority.path}") as state:
+            await until(lambda: served >= 3)
+            assert state.is_up
+            expired = authority.issue(not_after=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))
+            context.load_cert_chain(expired.certificate, expired.key)
+            await until(lambda: not state.is_up)
+            context.load_cert_chain(good.certificate, good.key)
+            await until(lambda: state.is_up)
+    (down,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert down == (
+        f"backend 'main': {backend.url} is down: a probe of /v2/health/ready failed, the last: "
+        "its certificate has expired on 2020-01-01"
+    )
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_probe_without_the_client_certificate_that_is_required_says_what_to_set(
+    authority: Authority, version: ssl.TLSVersion, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = authority.issue().server_context(authority.path)
+    context.maximum_version = version
+    async with alerting(context) as url, probed(url, f"ca: {authority.path}") as state:
+        await until(lambda: not state.is_up)
+    (down,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert down.startswith(f"backend 'main': {url} is down: a probe of /v2/health/ready failed, the last: ")
+    assert "backends.main.tls.certificate" in down
+
+
 async def test_a_server_that_says_nothing_about_the_missing_certificate_leaves_a_hint(authority: Authority) -> None:
     context = authority.issue().server_context(authority.path)
     async with tls_backend(context) as backend:  # asyncio sends no alert
@@ -364,7 +420,7 @@ async def test_a_renewed_authority_is_used_for_new_connections_while_others_go_o
                 assert len(before.peers) == 1
                 port = int(after.url.rpartition(":")[2])
                 moved = replace(reached.endpoints.states[0].endpoint, port=port, authority=f"127.0.0.1:{port}")
-                await reached.connections.wait_for_place()
+                await reached.connections.wait_for_slot()
                 (await reached.connections.lease(moved, fresh=True)).close()
             await serving
 

@@ -32,11 +32,6 @@ http {{
 """
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
-
-
 @pytest.fixture(params=["TLSv1.2", "TLSv1.3"])
 async def nginx(
     request: pytest.FixtureRequest, authority: Authority, tmp_path: Path, unused_tcp_port: int

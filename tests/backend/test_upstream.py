@@ -4,7 +4,7 @@ import asyncio
 import errno
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from hashlib import sha256
 
 import pytest
@@ -17,6 +17,7 @@ from gateway.exchange import Attempt
 from gateway.plan import Plan
 from gateway.policy.retry import BUDGET_S, RETRIES_PER_S
 from tests.backend.endpoints import (
+    IN_TURN,
     Gate,
     Streamed,
     answering,
@@ -31,17 +32,13 @@ from tests.backend.endpoints import (
     hanging,
     nobody,
     own_answer,
+    read_as_malformed,
     resetting,
     upstream_with,
     well,
 )
 from tests.backend.sockets import Backend, read_whole, upstream_of
-from tests.system.scripted import Seen, counting
-
-IN_TURN = "balance: round_robin, timeouts: {first_byte: 100ms, idle: 100ms}"
-"""The second endpoint gets the first request: turns are counted from 1."""
-
-Behaviour = Callable[[Seen], Awaitable[bool]]
+from tests.system.scripted import Behaviour, counting
 
 FAILING: list[tuple[Behaviour, ErrorKind, str]] = [
     (hanging, ErrorKind.TIMEOUT, "timeout"),
@@ -126,11 +123,6 @@ async def test_statuses_are_answers_and_not_failures(status: str) -> None:
         assert Counter(codes(attempts)) == {status[:3]: 5, "200": 5}
         assert not any(state.is_ejected for state in upstream.endpoints.states)
         assert sum(good.executed.values()) == sum(bad.executed.values()) == 5
-
-
-async def read_as_malformed(answer: Answer) -> bytes:
-    await read_whole(answer)
-    raise GatewayError(ErrorKind.MALFORMED_RESPONSE, "the answer makes no sense")
 
 
 async def test_what_the_reader_finds_malformed_is_asked_of_another_endpoint() -> None:
@@ -224,7 +216,9 @@ async def test_an_upload_that_was_taken_cannot_be_sent_again(behave: Behaviour, 
         assert (bad.executed, good.executed) == ({"1": 1}, {})
 
 
-async def test_an_endpoint_that_does_not_accept_is_given_up_after_connect_and_another_gets_the_request() -> None:
+async def test_an_endpoint_that_does_not_accept_is_given_up_after_connect_and_another_gets_the_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.socket() as first, socket.socket() as second:
         for waiting in (first, second):  # more than the kernel keeps for a listener that does not accept
             waiting.setblocking(False)
@@ -237,7 +231,8 @@ async def test_an_endpoint_that_does_not_accept_is_given_up_after_connect_and_an
             for number in range(6):
                 assert await call(upstream, number, attempts=attempts) == own_answer(str(number), b"body")
             assert Counter(codes(attempts)) == {"unreachable": 2, "200": 6}
-            assert "timeouts.connect" in upstream.endpoints.states[1].ejection.reason
+            (ejected,) = caplog.messages
+            assert "timeouts.connect" in ejected
             await upstream.close()
 
 

@@ -11,7 +11,7 @@ import socket
 import numpy as np
 import pytest
 
-from gateway.client import server
+from gateway.client import watching
 from gateway.client.body import ClientBody
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
@@ -31,7 +31,7 @@ OWN_BODY = head_of("POST", "/a", BODY_BYTES) + bytes(BODY_BYTES)
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the tests not wait for a whole second."""
-    monkeypatch.setattr(server, "GONE_CHECK_S", 0.01)
+    monkeypatch.setattr(watching, "GONE_CHECK_S", 0.01)
 
 
 async def paused(server: Server, count: int = 1) -> None:
@@ -142,12 +142,12 @@ async def test_nothing_is_looked_at_unless_reading_is_paused() -> None:
         client.writer.write(GET * 10)
         while not served.requests:
             await asyncio.sleep(0)
-        assert served.server.gone_check is None
+        assert not served.server.gone_check.is_at_work
         client.writer.write(GET * 40)
         await paused(served.server)
-        assert served.server.gone_check is not None
+        assert served.server.gone_check.is_at_work
         may_go_on.set()
         for _ in range(50):
             await client.read_reply()
-        while served.server.gone_check is not None:
+        while served.server.gone_check.is_at_work:
             await asyncio.sleep(0)

@@ -585,7 +585,7 @@ async def test_a_look_that_fails_does_not_end_the_watch(
     monkeypatch.setattr(ClientProtocol, "look", look)
     async with serving(echo, limits=HEADS) as served, connect(served.url) as silent:
         assert await silent.is_closed()
-    assert [record.getMessage() for record in caplog.records] == ["a connection could not be looked at"]
+    assert [record.getMessage() for record in caplog.records] == ["a connection could not be checked for a slow client"]
 
 
 async def test_nothing_is_looked_at_while_there_are_no_connections() -> None:

@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import ssl
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from gateway import certificates
 from gateway.certificates import TlsContext, tls_problems, tls_warnings
-from gateway.client import listeners, server
+from gateway.client import listeners, watching
 from gateway.client.body import ClientBody
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
@@ -28,15 +27,11 @@ from gateway.process.application import Application
 from tests.certificates import Authority, Pair
 from tests.client.raw import HANDSHAKE_S, RawConnection, connect, echo, serving
 from tests.conftest import running
+from tests.system.scripted import RESET
 from tests.test_cli import process
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 LARGE = 64 * 1024 * 1024
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
 
 
 def tls_of(pair: Pair, client_ca: Path | None = None) -> TlsContext:
@@ -112,6 +107,7 @@ async def test_what_is_not_tls_and_who_is_silent_in_the_handshake_is_closed(
         while served.server.open_connections:
             await asyncio.sleep(0)
         assert served.requests == []
+        assert served.server.slow_connections["header_timeout"] == 1  # the silent one
     assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
 
 
@@ -218,7 +214,7 @@ async def test_a_reply_that_is_cut_off_ends_with_a_reset(authority: Authority) -
 async def test_a_client_that_leaves_while_it_is_not_read_is_noticed(
     authority: Authority, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "GONE_CHECK_S", 0.01)
+    monkeypatch.setattr(watching, "GONE_CHECK_S", 0.01)
 
     async def wait(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
         await asyncio.Event().wait()
@@ -230,7 +226,7 @@ async def test_a_client_that_leaves_while_it_is_not_read_is_noticed(
                 await asyncio.sleep(0)
             if how == "reset":
                 sock = leaving.writer.get_extra_info("socket")
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             leaving.writer.transport.abort()
             assert (await served.exchange()).status == 499
             while served.server.open_connections:

@@ -32,7 +32,7 @@ def test_large_requests_leave_room_for_small_ones() -> None:
     assert admission.admit(SMALL_BYTES) is None
 
 
-def test_large_requests_leave_places_for_small_ones() -> None:
+def test_large_requests_release_slots_for_small_ones() -> None:
     admission = Admission(10**12, 2 * SMALL_SHARE)
     large = [admission.admit(MIB) for _ in range(2 * SMALL_SHARE)]
     assert large.count(None) == 2

@@ -26,7 +26,7 @@ def place(text: str) -> Place:
     """From a row of a table: `a` is well, `a-` is down, `a!` was ejected at 0 s, for 30 s."""
     made = Place(text[0], is_up="-" not in text)
     if "!" in text:
-        assert made.ejection.fail(0, "it died", RULES, None, n_others=1, n=2)
+        assert made.ejection.fail(0, RULES, None, n_others=1, n=2)
     return made
 
 

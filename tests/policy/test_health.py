@@ -101,7 +101,7 @@ def test_a_missing_path_is_news_once(probes: str, missing: str) -> None:
 
 
 def test_another_path_keeps_what_is_known_of_the_endpoint_and_forgets_what_was_counted() -> None:
-    condition = Condition(is_up=False, n_contrary=1, has_succeeded=True)
+    condition = Condition(is_up=False, n_against=1, has_succeeded=True)
     assert condition.for_another_path() == Condition(is_up=False)
 
 

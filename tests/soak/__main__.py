@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import aiohttp
 
+from tests.certificates import Authority
 from tests.soak.backend import HEALTH_PATH, faulty_backends
 from tests.soak.client import SoakClient
 from tests.soak.journal import Journal
 from tests.soak.slow import LIMIT_S, SlowClient
 from tests.system.gateway_process import BAD_LOG, GatewayProcess, gateway_process
-from tests.system.programs import Certificates
 from tests.system.scripted import total
 
 CLIENTS = 24
@@ -152,9 +152,10 @@ async def soak(seed: int, seconds: float, workers: int, *, folder: Path, has_tls
     dice = random.Random(f"{seed}-reloads")
     tls, trust = "", None
     if has_tls:
-        files = Certificates(folder)
-        tls = f"tls: {{certificate: {files.certificate}, key: {files.key}}}"
-        trust = ssl.create_default_context(cafile=str(files.ca))
+        authority = Authority(folder)
+        pair = authority.issue()
+        tls = f"tls: {{certificate: {pair.certificate}, key: {pair.key}}}"
+        trust = authority.client_context()
     log = ""
     async with faulty_backends(ENDPOINTS, journal, f"{seed}-backend") as backends, aiohttp.ClientSession() as session:
         texts = configurations(dice, [backend.url for backend in backends], workers, tls)

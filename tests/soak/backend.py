@@ -151,6 +151,8 @@ class FaultyBackend:
         except (DroppedError, ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
+            if peer.litter_crossed:  # the request is still unread: the endpoint was killed, or the gateway went
+                self._journal.crossed.add(peer.littered_by)
             self._peers.discard(peer)
             writer.close()
 
@@ -175,6 +177,7 @@ class FaultyBackend:
         if peer.litter:
             if peer.litter_crossed:
                 plan.raced_with = peer.littered_by
+                peer.litter_crossed = False
                 self._journal.faults["bytes met a request on its way"] += 1
             else:
                 example = f"{plan.kind} {plan.id}, after {peer.litter} of {peer.littered_by}"

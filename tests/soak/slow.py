@@ -10,7 +10,7 @@ from tests.soak.client import LeavesError, message
 from tests.soak.journal import Journal, Plan
 from tests.system.scripted import Wire, wire
 
-LIMIT_S = 2.0
+LIMIT_S = 3.0
 """What the gateway's limits of slowness are set to."""
 
 CUT_S = LIMIT_S + 10

@@ -1,4 +1,4 @@
-"""Real programs beside the gateway: MLServer, nginx and HAProxy, each on ports of its own, and certificates for them.
+"""Real programs beside the gateway: MLServer, nginx and HAProxy, each on ports of its own.
 
 MLServer lives in a virtual environment of its own: `python -m venv .mlserver &&
 .mlserver/bin/pip install mlserver==1.7.1`, then MLSERVER=.mlserver/bin/mlserver. The others come from the system:
@@ -162,40 +162,3 @@ async def haproxy(folder: Path, port: int, sections: str) -> AsyncIterator[Path]
     command: list[str | Path] = [require_tool("haproxy", "apt-get install haproxy"), "-db", "-f", configuration]
     async with program(command, port, folder) as log:
         yield log
-
-
-class Certificates:
-    """An authority, and certificates of it for a server on the loopback interface and for a client: PEM files."""
-
-    def __init__(self, folder: Path) -> None:
-        """Make them in *folder*, with the system's `openssl`."""
-        self._openssl = require_tool("openssl", "apt-get install openssl")
-        self._folder = folder
-        self.ca, ca_key = folder / "ca.pem", folder / "ca.key"
-        self._run("req", "-x509", *self._new_key(ca_key), "-subj", "/CN=test authority", "-days", "2", "-out", self.ca)
-        self.certificate, self.key = self._signed("server", "subjectAltName=IP:127.0.0.1,DNS:localhost")
-        self.client_certificate, self.client_key = self._signed("client", "extendedKeyUsage=clientAuth")
-        self.both = self._joined("server-both.pem", self.certificate, self.key)
-        self.client_both = self._joined("client-both.pem", self.client_certificate, self.client_key)
-
-    def _signed(self, name: str, extension: str) -> tuple[Path, Path]:
-        certificate, key, request = (self._folder / f"{name}.{end}" for end in ("pem", "key", "csr"))
-        self._run("req", *self._new_key(key), "-subj", f"/CN={name}", "-addext", extension, "-out", request)
-        signer = ("-CA", self.ca, "-CAkey", self._folder / "ca.key", "-CAcreateserial")
-        self._run(
-            "x509", "-req", "-in", request, *signer, "-days", "2", "-copy_extensions", "copy", "-out", certificate
-        )
-        return certificate, key
-
-    @staticmethod
-    def _new_key(path: Path) -> tuple[str | Path, ...]:
-        return ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", path)
-
-    def _joined(self, name: str, *parts: Path) -> Path:
-        """One file with *parts*, as HAProxy wants it."""
-        path = self._folder / name
-        path.write_bytes(b"".join(part.read_bytes() for part in parts))
-        return path
-
-    def _run(self, *arguments: str | Path) -> None:
-        subprocess.run([self._openssl, *arguments], check=True, capture_output=True)

@@ -2,19 +2,20 @@
 
 import asyncio
 import re
-import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+from tests.certificates import Authority, Pair
 from tests.failures.endpoint import HEALTH_PATH, Fault, FragileEndpoint, fragile_endpoints
 from tests.failures.load import Load, failures, sessions, steady_load
 from tests.system.gateway_process import GatewayProcess, gateway_process
-from tests.system.programs import Certificates, free_ports, haproxy, nginx
+from tests.system.programs import free_ports, haproxy, nginx
 from tests.system.scripted import total
 
 LARGE_ELEMENTS = 8 * 2**20
@@ -102,10 +103,10 @@ async def test_a_proxy_keeps_its_connections_to_the_gateway(front: Front, tmp_pa
                 async with steady_load(url, 60.0) as load:
                     await asyncio.sleep(3)
                 held = await gateway.held(session)
+            assert_all_went_well(load, executed, 100)
             # all clients have left; what is open is what the proxy keeps for the next
-            assert 1 <= held["client_connections"] <= 16
+            assert 1 <= held["client_connections"] <= len(load.outcomes) / 4
             assert held["requests_in_flight"] == 0
-            assert_all_went_well(load, executed, 150)
 
 
 @pytest.mark.slow
@@ -121,77 +122,88 @@ async def test_64_mib_cross_a_proxy_both_ways_exactly(front: Front, tmp_path: Pa
                 assert_all_went_well(load, executed, 2)
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
+@dataclass(frozen=True)
+class Identities:
+    """Certificates of one authority: of the gateway, of the proxy towards clients, and of the proxy as a client."""
+
+    authority: Authority
+    gateway: Pair
+    proxy: Pair
+    client: Pair
 
 
-def gateway_tls(certificates: Certificates) -> str:
-    files = f"certificate: {certificates.certificate}, key: {certificates.key}, client_ca: {certificates.ca}"
-    return f"tls: {{{files}}}"
+@pytest.fixture
+def identities(tmp_path: Path) -> Identities:
+    authority = Authority(tmp_path)
+    return Identities(authority, authority.issue(), authority.issue(), authority.issue("proxy.test"))
+
+
+def gateway_tls(identities: Identities) -> str:
+    pair = identities.gateway
+    return f"tls: {{certificate: {pair.certificate}, key: {pair.key}, client_ca: {identities.authority.path}}}"
+
+
+def in_one_file(pair: Pair) -> Path:
+    """A certificate and its key as HAProxy wants them."""
+    path = pair.certificate.with_suffix(".both")
+    path.write_bytes(pair.certificate.read_bytes() + pair.key.read_bytes())
+    return path
 
 
 @asynccontextmanager
 async def nginx_with_tls(
-    folder: Path, gateway: GatewayProcess, files: Certificates, identity: str
+    folder: Path, gateway: GatewayProcess, files: Identities, shown: Pair | None
 ) -> AsyncIterator[str]:
     (port,) = free_ports(1)
-    own = f"ssl_certificate {files.certificate}; ssl_certificate_key {files.key};"
-    verified = f"proxy_ssl_trusted_certificate {files.ca}; proxy_ssl_verify on; proxy_ssl_name localhost;"
-    http = nginx_server(port, gateway.url, f"{KEEP_ALIVE} {verified} {identity}", own)
-    async with nginx(folder, port, http):
+    own = f"ssl_certificate {files.proxy.certificate}; ssl_certificate_key {files.proxy.key};"
+    verified = f"proxy_ssl_trusted_certificate {files.authority.path}; proxy_ssl_verify on; proxy_ssl_name localhost;"
+    if shown is not None:
+        verified += f"proxy_ssl_certificate {shown.certificate}; proxy_ssl_certificate_key {shown.key};"
+    async with nginx(folder, port, nginx_server(port, gateway.url, f"{KEEP_ALIVE} {verified}", own)):
         yield f"https://127.0.0.1:{port}"
 
 
 @asynccontextmanager
 async def haproxy_with_tls(
-    folder: Path, gateway: GatewayProcess, files: Certificates, identity: str
+    folder: Path, gateway: GatewayProcess, files: Identities, shown: Pair | None
 ) -> AsyncIterator[str]:
     (port,) = free_ports(1)
-    server = f"{gateway.url.removeprefix('https://')} ssl verify required ca-file {files.ca} alpn http/1.1 {identity}"
-    async with haproxy(folder, port, haproxy_sections(port, server, tls=f"ssl crt {files.both}")):
+    server = f"{gateway.url.removeprefix('https://')} ssl verify required ca-file {files.authority.path} alpn http/1.1"
+    if shown is not None:
+        server += f" crt {in_one_file(shown)}"
+    async with haproxy(folder, port, haproxy_sections(port, server, tls=f"ssl crt {in_one_file(files.proxy)}")):
         yield f"https://127.0.0.1:{port}"
 
 
-TlsFront = Callable[[Path, GatewayProcess, Certificates, str], AbstractAsyncContextManager[str]]
-TLS_FRONTS: list[tuple[TlsFront, Callable[[Certificates], str]]] = [
-    (
-        nginx_with_tls,
-        lambda files: (
-            f"proxy_ssl_certificate {files.client_certificate}; proxy_ssl_certificate_key {files.client_key};"
-        ),
-    ),
-    (haproxy_with_tls, lambda files: f"crt {files.client_both}"),
-]
+TlsFront = Callable[[Path, GatewayProcess, Identities, Pair | None], AbstractAsyncContextManager[str]]
+TLS_FRONTS: list[TlsFront] = [nginx_with_tls, haproxy_with_tls]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("front", "identity"), TLS_FRONTS)
+@pytest.mark.parametrize("front", TLS_FRONTS)
 async def test_a_proxy_ends_tls_and_encrypts_again_with_a_certificate_of_its_own(
-    front: TlsFront, identity: Callable[[Certificates], str], certificates: Certificates, tmp_path: Path
+    front: TlsFront, identities: Identities, tmp_path: Path
 ) -> None:
-    trust = ssl.create_default_context(cafile=str(certificates.ca))
     async with two_endpoints() as (first, second, executed):
-        settings = configuration(first.url, second.url, extra=gateway_tls(certificates))
+        settings = configuration(first.url, second.url, extra=gateway_tls(identities))
         async with gateway_process(settings, tmp_path / "gateway.yaml") as gateway:
             assert gateway.url.startswith("https://")
-            async with front(tmp_path, gateway, certificates, identity(certificates)) as url:
-                async with steady_load(url, 40.0, trust=trust) as load:
+            async with front(tmp_path, gateway, identities, identities.client) as url:
+                async with steady_load(url, 40.0, trust=identities.authority.client_context()) as load:
                     await asyncio.sleep(2)
-            assert_all_went_well(load, executed, 60)
+            assert_all_went_well(load, executed, 40)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("front", [front for front, _ in TLS_FRONTS])
+@pytest.mark.parametrize("front", TLS_FRONTS)
 async def test_a_proxy_without_a_certificate_gets_nothing(
-    front: TlsFront, certificates: Certificates, tmp_path: Path
+    front: TlsFront, identities: Identities, tmp_path: Path
 ) -> None:
-    trust = ssl.create_default_context(cafile=str(certificates.ca))
     async with two_endpoints() as (first, second, executed):
-        settings = configuration(first.url, second.url, extra=gateway_tls(certificates))
+        settings = configuration(first.url, second.url, extra=gateway_tls(identities))
         async with gateway_process(settings, tmp_path / "gateway.yaml") as gateway:
-            async with front(tmp_path, gateway, certificates, "") as url, sessions() as (session, _):
-                load = Load(url, trust=trust)
+            async with front(tmp_path, gateway, identities, None) as url, sessions() as (session, _):
+                load = Load(url, trust=identities.authority.client_context())
                 load.begin(session)
                 await load.finish()
     assert [outcome.what for outcome in load.outcomes] in (["502"], ["503"])
@@ -225,6 +237,57 @@ async def test_haproxy_takes_a_gateway_out_before_it_ends_and_nothing_is_lost(tm
     taken_out = re.findall(r"^Server front/s1 is DOWN, reason: Layer7 wrong status, code: 503", printed, re.MULTILINE)
     assert len(taken_out) == 2, printed
     assert_all_went_well(load, executed, 100)
+
+
+@pytest.mark.slow
+async def test_gateways_behind_nginx_end_one_after_the_other_and_nothing_is_lost(tmp_path: Path) -> None:
+    """The free nginx does not ask whether a gateway is ready: it learns it from a refused connection."""
+    front, *ports = free_ports(3)
+    servers = " ".join(f"server 127.0.0.1:{port} max_fails=1 fail_timeout=1s;" for port in ports)
+    http = f"upstream gateways {{ {servers} keepalive 16; }}\nserver {{ listen 127.0.0.1:{front};\n"
+    http += f"location / {{ proxy_pass http://gateways; {KEEP_ALIVE} }} }}"
+    async with two_endpoints() as (first, second, executed), AsyncExitStack() as stack:
+        settings = [configuration(first.url, second.url, port=port) for port in ports]
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        await stack.enter_async_context(gateway_process(settings[0], tmp_path / "steady.yaml"))
+        await stack.enter_async_context(nginx(tmp_path, front, http))
+        async with steady_load(f"http://127.0.0.1:{front}", 60.0) as load:
+            for _ in range(2):
+                async with gateway_process(settings[1], tmp_path / "restarted.yaml") as restarted:
+                    await until_it_serves(restarted, session)
+    assert_all_went_well(load, executed, 100)
+
+
+async def until_printed(log: Path, words: str) -> None:
+    """Wait until *words* stand in *log*."""
+    async with asyncio.timeout(20):
+        while words not in log.read_text():
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.slow
+async def test_haproxy_takes_a_gateway_out_while_all_its_endpoints_are_down(tmp_path: Path) -> None:
+    front, port, admin = free_ports(3)
+    server = f"127.0.0.1:{port} check port {admin} inter 100ms fall 1 rise 1"
+    health = f"{{path: {HEALTH_PATH}, interval: 100ms, timeout: 500ms, unhealthy_after: 2, healthy_after: 1}}"
+    async with two_endpoints() as (first, second, executed), AsyncExitStack() as stack:
+        settings = configuration(first.url, second.url, port=port, admin=admin, extra="workers: 2")
+        settings = settings.replace("endpoints:", f"health: {health}, endpoints:")
+        await stack.enter_async_context(gateway_process(settings, tmp_path / "gateway.yaml"))
+        sections = haproxy_sections(front, server, options="option httpchk GET /-/ready")
+        log = await stack.enter_async_context(haproxy(tmp_path, front, sections))
+        session, _ = await stack.enter_async_context(sessions())
+        await first.break_down(Fault.KILLED)
+        await second.break_down(Fault.ERRS)
+        await until_printed(log, "Server front/s0 is DOWN, reason: Layer7 wrong status, code: 503")
+        load = Load(f"http://127.0.0.1:{front}")
+        await load.begin(session)
+        assert [outcome.what for outcome in load.outcomes] == ["503"]
+        assert not executed
+        await second.heal()
+        await until_printed(log, "Server front/s0 is UP")
+        await load.begin(session)
+        assert [outcome.what for outcome in load.outcomes] == ["503", "ok"]
 
 
 @pytest.mark.slow

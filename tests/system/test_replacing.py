@@ -84,7 +84,6 @@ async def test_a_request_in_flight_ends_where_and_as_it_began(name: str) -> None
 
 
 async def test_a_backend_that_stays_keeps_its_connections() -> None:
-    pytest.importorskip("gateway.policy.ejection")  # together with which connections are taken over
     async with lying(answering(b"a")) as a, lying(answering(b"b")) as b:
         async with serving(configuration(main=a.url)) as client:
             for extra in ("", "limits: {tensors: 7}\n", "limits: {concurrent_requests: 9}\n"):

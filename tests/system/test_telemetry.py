@@ -2,6 +2,7 @@
 
 import json
 import logging
+import select
 import subprocess
 from typing import Literal
 
@@ -125,6 +126,28 @@ def test_the_detail_of_a_long_error_keeps_its_beginning_and_its_end(
     with caplog.at_level(logging.INFO, "gateway.access"):
         AccessLog(style).record(exchange)
     assert "x" * 512 in caplog.messages[-1]
+
+
+@pytest.mark.parametrize("character", ["a", '"', "\x01", "\u20ac", "\U0001f600"])
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_a_line_is_never_longer_than_a_pipe_takes_in_one_step(
+    style: Literal["json", "text"], character: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="gateway.access")
+    access_log = AccessLog(style)
+    long_ = f"/begin{character * 48_000}end"
+    for n_long in range(6):
+        texts = [*[long_] * n_long, *["short"] * (5 - n_long)]
+        exchange = Exchange("127.0.0.1", texts[1], texts[0], texts[2], 0.0)
+        exchange.model, exchange.detail, exchange.status = texts[3], texts[4], 404
+        access_log.record(exchange)
+        line = caplog.messages[-1]
+        assert len(f"{line}\n".encode(errors="replace")) <= select.PIPE_BUF
+        assert "\n" not in line
+        if style == "json":
+            fields = json.loads(line)
+            assert fields["status"] == 404
+            assert (fields["path"][:6], fields["path"][-3:]) == (("/begin", "end") if n_long else ("short", "ort"))
 
 
 async def test_no_metric_tells_when_its_series_was_made(client: Client) -> None:

@@ -1,4 +1,4 @@
-"""Finding one member of a document that crosses as it is: where its value begins, and another value in its place.
+"""Finds one member in a document that is passed on unparsed, and can replace its value.
 
 The document is walked through, not judged: only strings and brackets are followed, nothing but a key is held, and no
 byte but those of the value that is replaced changes. What is not JSON passes too. Not here: documents that are read
@@ -18,7 +18,7 @@ MAX_KEY_BYTES = 256
 """The longest key that is looked at, with the blanks before its colon: several times what the keys that are looked for
 take with every character escaped."""
 
-# Numbers, whole strings, and whole arrays and objects of only these: what need not be looked at inside of a value.
+# Numbers, whole strings, and whole arrays and objects of only these: inside of a value they are skipped.
 _WITHOUT_BRACKETS = rb'[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+"'
 _FLAT = re.compile(rb"(?:%b|[\[{](?:%b)*+[\]}])++" % (_WITHOUT_BRACKETS, _WITHOUT_BRACKETS), re.DOTALL)
 

@@ -1,0 +1,93 @@
+"""Questions to the kernel about a connection's socket, and options of it, that asyncio does not offer.
+
+Here: unread bytes, hang-ups, resets and Linux's TCP counters. Not here: what any of them means for a request or a
+reply (`client`, `backend`).
+"""
+
+import asyncio
+import fcntl
+import select
+import socket
+import struct
+import termios
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+_HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+_COUNT = struct.Struct("=i")
+_RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: on, for 0 seconds
+
+# Linux's struct tcp_info: u64 tcpi_bytes_acked, tcpi_bytes_received behind it, tcpi_bytes_sent (kernel 4.19 and later).
+_ACKED_AT, _SENT_AT, _INFO_BYTES = 120, 200, 256
+_COUNTER = struct.Struct("=Q")
+_TWO_COUNTERS = struct.Struct("=QQ")
+_TCP_INFO = getattr(socket, "TCP_INFO", None)
+
+
+def has_unread(transport: asyncio.BaseTransport) -> bool:
+    """Whether bytes, or the end of the stream, have arrived and were not read yet; also if the socket is closed."""
+    poll = select.poll()
+    try:
+        poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+    except (OSError, ValueError):
+        return True
+
+
+def hung_up(transports: Iterable[asyncio.Transport]) -> list[asyncio.Transport]:
+    """Those of *transports*, which are open, whose other side has closed the connection or its sending side."""
+    poll = select.poll()
+    by_descriptor = {}
+    for transport in transports:
+        descriptor = transport.get_extra_info("socket").fileno()
+        by_descriptor[descriptor] = transport
+        poll.register(descriptor, _HUNG_UP)
+    return [by_descriptor[descriptor] for descriptor, _ in poll.poll(0)]
+
+
+def unacknowledged_bytes(transport: asyncio.BaseTransport) -> int:
+    """How many bytes the kernel has been given that the other side has not acknowledged; 0 if it does not tell."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.fileno() < 0:
+        return 0
+    count = bytearray(_COUNT.size)
+    try:
+        fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, count)
+    except OSError:
+        return 0
+    return int(_COUNT.unpack(count)[0])
+
+
+def reset_on_close(transport: asyncio.BaseTransport) -> None:
+    """Have the socket's close send a reset and drop what waits to be sent. A closed socket stays as it is."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+
+
+class TcpCounters(NamedTuple):
+    """What the kernel has counted on a connection since it was opened."""
+
+    acked: int
+    """Bytes that the other side's kernel has acknowledged."""
+    received: int
+    """Bytes that have arrived, read or not."""
+    sent: int
+    """Bytes that left this machine, repeats included."""
+
+
+def tcp_counters(transport: asyncio.BaseTransport) -> TcpCounters | None:
+    """The kernel's counters for *transport*; None where the kernel does not tell."""
+    sock = transport.get_extra_info("socket")
+    if _TCP_INFO is None or sock is None:
+        return None
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES)
+    except OSError:
+        return None
+    if len(info) < _SENT_AT + _COUNTER.size:
+        return None
+    acked, received = _TWO_COUNTERS.unpack_from(info, _ACKED_AT)
+    return TcpCounters(acked, received, _COUNTER.unpack_from(info, _SENT_AT)[0])
