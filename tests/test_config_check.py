@@ -195,6 +195,10 @@ def test_a_sound_file_has_no_warnings() -> None:
             "routes: [{name: r, split: {a: 1}, host: h}, {name: s, backend: a}]",
             "a.sticky: without effect: there is",
         ),
+        (
+            "backends: {a: {endpoints: [http://x], queue: {length: 5, timeout: 3m}}}",
+            "a.queue.timeout: longer than `timeouts.total`",
+        ),
         ("backends: {a: {endpoints: ['http://x:80/v2/']}}", "a.endpoints[0]: its path is put before that of every"),
         (
             MINIMAL + "routes: [{name: r, backend: a, models: ['m*'], rename: {m1: x, n: y}}]",
@@ -224,6 +228,7 @@ def test_what_is_hardly_meant_is_warned_of(text: str, expected: str) -> None:
         "backends: {a: {endpoints: ['http://[::1]'], sticky: sequence_id}, b: {endpoints: ['http://10.0.0.1']}}\n"
         "routes: [{name: r, split: {a: 1, b: 1}}]",
         "backends: {a: {endpoints: ['http://x/v22', 'http://v2']}}",
+        "backends: {a: {endpoints: [http://x], queue: {timeout: 3m}}}",  # there is none
         # an address that `unix:` does not take, and ports that the kernel chooses
         "listen: unix:/run/x.sock\nadmin: 127.0.0.1:8080\n" + MINIMAL,
         "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\n" + MINIMAL,

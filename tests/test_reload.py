@@ -186,6 +186,25 @@ async def test_a_file_that_does_not_load_changes_nothing_and_says_why_in_one_lin
         assert {await gateway.ask() for _ in range(4)} == {"b"}
 
 
+async def test_values_from_outside_are_read_again_and_stay_hidden(tmp_path: Path, workers: str) -> None:
+    async def denied(client: Client) -> list[bool]:
+        replies = [await client.request("GET", path, headers={"Connection": "close"}) for path in ("/x", "/y")]
+        return [reply.status == 403 for reply in replies]
+
+    (tmp_path / "denied").write_text("/x\n")
+    extra = f"{workers}access: {{deny: ['${{file:denied}}']}}\n"
+    async with lying(A) as a, serving(tmp_path, a.url, extra=extra) as gateway:
+        assert await denied(gateway.client) == [True, False]
+        write_whole(tmp_path / "denied", "/y\n")
+        assert await gateway.reload() == f"reloaded {gateway.file}"
+        assert [await denied(gateway.client) for _ in range(4)] == [[False, True]] * 4
+        async with gateway.client.session.get(f"{gateway.client.admin}/-/config") as response:
+            assert (await response.json())["access"]["deny"] == ["***"]
+        (tmp_path / "denied").unlink()
+        assert "access.deny[0]: the file `denied` cannot be read: No such file" in await gateway.reload()
+        assert await denied(gateway.client) == [False, True]
+
+
 async def test_what_cannot_change_is_named_and_the_rest_is_taken(tmp_path: Path, workers: str) -> None:
     async with lying(A) as a, lying(B) as b, serving(tmp_path, a.url, extra=workers) as gateway:
         gateway.configure(b.url, extra="workers: 3\n", listen="127.0.0.1:1")

@@ -365,6 +365,8 @@ class Backend(Part, frozen=True):
         """What has no effect with these endpoints."""
         if self.tls != BackendTls() and not any(endpoint.startswith("https:") for endpoint in self.endpoints):
             yield "tls", "without effect: no endpoint's URL begins with https"
+        if self.queue.length and self.queue.timeout > self.timeouts.total:
+            yield "queue.timeout", "longer than `timeouts.total`, which ends the call first"
         for index, endpoint in enumerate(self.endpoints):
             if "v2" in urlsplit(endpoint).path.split("/"):
                 yield (
