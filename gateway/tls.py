@@ -127,6 +127,11 @@ class TlsLayer(SSLProtocol):
             at += step
         super().buffer_updated(nbytes)
 
+    def decrypt(self, data: bytes) -> None:
+        """Take *data*, at most `READ_BYTES`, that was read from the socket otherwise than by its transport."""
+        _SHARED[: len(data)] = data
+        self.buffer_updated(len(data))
+
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio, which tells the protocol only when the socket is closed."""
         if self.on_closing is not None:

@@ -11,6 +11,7 @@ in tests/backend/test_wire_privates.py, which fails when a new release has lost 
 
 import asyncio
 import contextlib
+import os
 import select
 import socket
 import struct
@@ -356,11 +357,31 @@ class Wire(ResponseHandler):
             self._stream_ended = True  # the end of the backend's stream had come before what was being written
         elif exc is not None:
             self._reset = exc
+        if isinstance(exc, ConnectionError) and self._is_open:
+            self._read_what_has_come()
         self._take_counters()
         before, after = self._before, self._after
         if self._is_open and before is not None and after is not None and after.sent == before.sent:
             # nothing of the request has left, and what the kernel holds of it must not leave any more
             self._make_close_a_reset()
+
+    def _read_what_has_come(self) -> None:
+        """Take what the backend sent before it closed the connection, which asyncio leaves where writing fails.
+
+        A backend may refuse a large request before it has read all of it, and close: the rest of the request is
+        answered by a reset, and the answer is still there to be read. What was sent before the request came is none.
+        """
+        if self.transport is None or (not self.received_bytes and self._was_sent_before_the_request()):
+            return
+        descriptor = self.transport.get_extra_info("socket").fileno()
+        left = READ_BYTES
+        with contextlib.suppress(OSError):  # nothing more is there, or the reset
+            while left > 0 and (data := os.read(descriptor, left)):
+                left -= len(data)
+                if self.tls is None:
+                    self.data_received(data)
+                else:
+                    self.tls.decrypt(data)
 
     def _take_counters(self) -> None:
         if self._after is None and self._is_open and self.transport is not None:

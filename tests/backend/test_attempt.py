@@ -2,8 +2,12 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import ssl
+import struct
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp.streams import DataQueue
@@ -14,6 +18,7 @@ from gateway.backend.wire import HEAD_PIECE_BYTES, MAX_INTERIM, Wire
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from tests.backend.sockets import ANSWER, Backend, ask, upstream_to, whole
+from tests.certificates import Authority
 
 INTERIM = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
 BROKEN = GatewayError(ErrorKind.MALFORMED_REQUEST, "the upload is broken")
@@ -194,6 +199,68 @@ async def test_an_answer_that_comes_before_all_is_sent_ends_the_upload() -> None
             await asyncio.sleep(0)
         # the request has no end: its connection cannot carry another
         assert upstream.connections.counts(upstream.endpoints.states[0].endpoint) == (0, 0)
+
+
+class Impatient:
+    """A server that answers when it is told to, whatever of the request has come, and resets the connection."""
+
+    def __init__(self, listener: socket.socket, context: ssl.SSLContext | None) -> None:
+        self._listener = listener
+        self._context = context
+        self._may_answer = threading.Event()
+        self._has_reset = threading.Event()
+
+    def answer_and_reset(self) -> None:
+        """Blocks, so that the event loop sees the answer and the reset at once."""
+        self._may_answer.set()
+        assert self._has_reset.wait(10)
+
+    def serve(self) -> None:
+        connection, _ = self._listener.accept()
+        if self._context is not None:
+            connection = self._context.wrap_socket(connection, server_side=True)
+        connection.recv(65536)
+        assert self._may_answer.wait(10)
+        connection.sendall(ANSWER)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+        self._has_reset.set()
+
+
+@contextmanager
+def impatient(context: ssl.SSLContext | None) -> Iterator[tuple[Impatient, str]]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Impatient(listener, context)
+        serving = threading.Thread(target=server.serve)
+        serving.start()
+        yield server, f"{'http' if context is None else 'https'}://127.0.0.1:{listener.getsockname()[1]}"
+        serving.join(10)
+
+
+@pytest.mark.parametrize("version", [None, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_an_answer_is_not_lost_where_writing_the_rest_of_the_request_fails(
+    version: ssl.TLSVersion | None, tmp_path: Path
+) -> None:
+    context = None
+    if version is not None:
+        context = Authority(tmp_path).issue().server_context()
+        context.maximum_version = version
+    with impatient(context) as (server, url):
+
+        async def pieces(sending: Sending) -> AsyncIterator[bytes]:
+            for number in range(10):
+                sending.piece(5)
+                yield b"piece"
+                if number == 5:
+                    server.answer_and_reset()
+
+        upstream = upstream_to(url, "eject: {failures: 1}, tls: {verify: false}")
+        try:
+            answered = ask(upstream, "POST", Body(open=pieces, can_be_repeated=False))
+            assert await answered == (b"ok", ["200"])
+            assert upstream.connections.counts(upstream.endpoints.states[0].endpoint) == (0, 0)
+        finally:
+            await upstream.close()
 
 
 ENDINGS = [
