@@ -107,7 +107,6 @@ class Connections:
         self._pools: dict[Endpoint, _Pool] = {}
         self._open: set[Wire] = set()
         self._sweeper: asyncio.TimerHandle | None = None
-        self._is_retired = False
 
     def configure(
         self,
@@ -139,21 +138,21 @@ class Connections:
         for pool in self._pools.values():
             pool.is_kept = False
         for endpoint in endpoints:
-            self._pool(endpoint).is_kept = True
+            self._pools.setdefault(endpoint, _Pool(endpoint)).is_kept = True
         for pool in list(self._pools.values()):
             if not pool.is_kept:
                 self._empty(pool)
 
     def retire(self) -> None:
         """No new requests will come: every connection is closed as soon as it is idle."""
-        self._is_retired = True
         self.keep_only(())
 
     def _pool(self, endpoint: Endpoint) -> _Pool:
+        """The pool of *endpoint*; one of its own for a request to an endpoint that has just left."""
         pool = self._pools.get(endpoint)
         if pool is None:
-            pool = self._pools[endpoint] = _Pool(endpoint)
-            pool.is_kept = not self._is_retired
+            pool = _Pool(endpoint)
+            pool.is_kept = False
         return pool
 
     def _empty(self, pool: _Pool) -> None:

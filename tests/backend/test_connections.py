@@ -272,3 +272,13 @@ async def test_closing_ends_the_waiting() -> None:
     await upstream.close()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+async def test_nothing_is_remembered_of_an_endpoint_that_left_while_a_request_was_on_its_way_to_it() -> None:
+    async with pool("keep_alive: 1m") as (_, _, connections, endpoint):
+        connections.keep_only(())  # its name stands for another address now
+        lease = await take(connections, endpoint)
+        lease.give_back()
+        assert not connections._pools
+        while connections._open:
+            await asyncio.sleep(0)
