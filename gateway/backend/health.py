@@ -154,7 +154,10 @@ class HealthProbes:
         except NotHttpError as error:
             return Finding.FAILED, f"the answer is not HTTP: {error}"
         except LostError:
-            return Finding.FAILED, "the connection was closed before the answer was complete"
+            refused = None
+            if wire is not None and endpoint.tls is not None:
+                refused = wire.why_certificate_was_refused(endpoint.tls.where)
+            return Finding.FAILED, refused or "the connection was closed before the answer was complete"
         finally:
             if wire is not None:
                 wire.abort()

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gateway.backend.attempt import Body
-from gateway.backend.endpoints import Endpoint
+from gateway.backend.endpoints import Endpoint, EndpointState
 from gateway.backend.upstream import Upstream
 from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
@@ -325,6 +325,67 @@ async def alerting(context: ssl.SSLContext) -> AsyncIterator[str]:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
         await shaking
+
+
+@asynccontextmanager
+async def probed(url: str, tls: str, **health: str) -> AsyncIterator[EndpointState]:
+    """The state of the endpoint at *url*, which is probed."""
+    settings = {"interval": "10ms", "unhealthy_after": "1", "healthy_after": "1", **health}
+    flow = ", ".join(f"{key}: {value}" for key, value in settings.items())
+    made = upstream_to(url, f"tls: {{{tls}}}, health: {{{flow}}}")
+    await made.start()
+    try:
+        yield made.endpoints.states[0]
+    finally:
+        await made.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def test_probes_go_over_tls_and_judge_as_requests_would(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = authority.issue()
+    context = good.server_context()
+    async with tls_backend(context) as backend:
+        served = 0
+
+        async def serve(peer: Peer) -> None:
+            nonlocal served
+            served += 1
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                await peer.serve_once()
+
+        async with every_peer(backend, serve), probed(backend.url, f"ca: {authority.path}") as state:
+            await until(lambda: served >= 3)
+            assert state.is_up
+            expired = authority.issue(not_after=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))
+            context.load_cert_chain(expired.certificate, expired.key)
+            await until(lambda: not state.is_up)
+            context.load_cert_chain(good.certificate, good.key)
+            await until(lambda: state.is_up)
+    (down,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert down == (
+        f"backend 'main': {backend.url} is down: a probe of /v2/health/ready failed, the last: "
+        "its certificate has expired on 2020-01-01"
+    )
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_probe_without_the_client_certificate_that_is_required_says_what_to_set(
+    authority: Authority, version: ssl.TLSVersion, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = authority.issue().server_context(authority.path)
+    context.maximum_version = version
+    async with alerting(context) as url, probed(url, f"ca: {authority.path}") as state:
+        await until(lambda: not state.is_up)
+    (down,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert down.startswith(f"backend 'main': {url} is down: a probe of /v2/health/ready failed, the last: ")
+    assert "backends.main.tls.certificate" in down
 
 
 async def test_a_server_that_says_nothing_about_the_missing_certificate_leaves_a_hint(authority: Authority) -> None:
