@@ -12,9 +12,10 @@ import socket
 import ssl
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -139,20 +140,21 @@ class CountingBackend:
     seen: list[Seen] = field(default_factory=list)
     peers: list[Peer] = field(default_factory=list)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """One for each connection, and those of `later`."""
 
-    def later(self, work: Awaitable[None]) -> None:
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
         """Run *work* beside everything else, until the backend ends."""
-
-        async def run() -> None:
-            await work
-
-        task = asyncio.ensure_future(run())
+        task = asyncio.ensure_future(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection until it or the backend ends."""
         peer = Peer(reader, writer)
         self.peers.append(peer)
+        self.later(self._serve(peer))
+
+    async def _serve(self, peer: Peer) -> None:
         try:
             keep = True
             while keep:
@@ -165,14 +167,14 @@ class CountingBackend:
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
-            writer.close()
+            peer.writer.close()
 
 
 @asynccontextmanager
 async def counting(behave: Behaviour = echo) -> AsyncIterator[CountingBackend]:
     """A backend that answers each request by *behave*."""
     backend = CountingBackend("", behave)
-    server = await asyncio.start_server(backend._serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(backend.accept, "127.0.0.1", 0)
     backend.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server:
         try:
@@ -180,6 +182,7 @@ async def counting(behave: Behaviour = echo) -> AsyncIterator[CountingBackend]:
         finally:
             for task in backend.tasks:
                 task.cancel()
+            await asyncio.gather(*backend.tasks, return_exceptions=True)
             for peer in backend.peers:
                 peer.writer.close()
 
