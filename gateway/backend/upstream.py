@@ -357,13 +357,14 @@ class _Call(Generic[T]):
         if self._last.first_byte_s is None:
             self._last.code = error.kind.label
         answer = self._answer
-        if answer is not None and answer.status >= 300 and error.kind is ErrorKind.MALFORMED_RESPONSE:
-            is_failure = False  # a redirect, which the gateway does not follow: a status is no failure
-        if is_failure:
+        # a redirect, which the gateway does not follow, is a status, and no failure
+        is_status = answer is not None and 300 <= answer.status < 400
+        is_redirect = is_status and error.kind is ErrorKind.MALFORMED_RESPONSE
+        if is_failure and not is_redirect:
             self._has_failed = True
             self._tried.append(state)
             self._upstream.note_failure(state, self._trial, error.message)
-        elif error.kind is ErrorKind.BACKEND_ERROR and self._trial is not None:
+        elif (is_redirect or error.kind is ErrorKind.BACKEND_ERROR) and self._trial is not None:
             self._upstream.note_success(state, self._trial)
 
     def _leave_endpoint(self) -> None:

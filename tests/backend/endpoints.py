@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from gateway.backend.attempt import Answer, BackendRequest, Body, Sending
 from gateway.backend.endpoints import EndpointState
 from gateway.backend.upstream import Upstream
+from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from tests.backend.sockets import read_whole, upstream_of
 from tests.system.scripted import CountingBackend, Seen, counting
@@ -145,6 +146,11 @@ async def call(
     """Call *upstream* with a request that has an id; what `read` makes of the answer."""
     request = BackendRequest(method, f"/x?id={id_}", [], body or Body(whole=b"body"))
     return await upstream.call(request, [] if attempts is None else attempts, read, sticky_key=sticky_key)
+
+
+async def read_as_malformed(answer: Answer) -> bytes:
+    await read_whole(answer)
+    raise GatewayError(ErrorKind.MALFORMED_RESPONSE, "the answer makes no sense")
 
 
 def codes(attempts: list[Attempt]) -> list[str]:

@@ -31,6 +31,7 @@ from tests.backend.endpoints import (
     hanging,
     nobody,
     own_answer,
+    read_as_malformed,
     resetting,
     upstream_with,
     well,
@@ -126,11 +127,6 @@ async def test_statuses_are_answers_and_not_failures(status: str) -> None:
         assert Counter(codes(attempts)) == {status[:3]: 5, "200": 5}
         assert not any(state.is_ejected for state in upstream.endpoints.states)
         assert sum(good.executed.values()) == sum(bad.executed.values()) == 5
-
-
-async def read_as_malformed(answer: Answer) -> bytes:
-    await read_whole(answer)
-    raise GatewayError(ErrorKind.MALFORMED_RESPONSE, "the answer makes no sense")
 
 
 async def test_what_the_reader_finds_malformed_is_asked_of_another_endpoint() -> None:

@@ -14,6 +14,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from tests.backend.endpoints import (
     Gate,
+    answering,
     babbling,
     call,
     closing,
@@ -24,6 +25,7 @@ from tests.backend.endpoints import (
     make_due,
     nobody,
     own_answer,
+    read_as_malformed,
     resetting,
     upstream_with,
     well,
@@ -144,6 +146,18 @@ async def test_a_trial_whose_client_leaves_is_followed_by_another() -> None:
             assert state.in_flight == 0
         gate.open.set()
         await call(upstream, "trial")
+        assert not state.is_ejected
+
+
+async def test_a_trial_that_is_answered_by_a_redirect_shows_that_the_endpoint_works() -> None:
+    settings = f"balance: round_robin, eject: {{failures: 2, {FOR_A_MINUTE}}}"
+    async with upstream_with(well, closing, settings=settings) as (upstream, (_, bad)):
+        await fail_twice(upstream)
+        bad.behave = answering("302 Found")
+        state = upstream.endpoints.states[1]
+        make_due(state)
+        with pytest.raises(GatewayError):
+            await call(upstream, read=read_as_malformed)
         assert not state.is_ejected
 
 
