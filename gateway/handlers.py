@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from gateway.backend.attempt import Answer, BackendRequest, Body, Pieces, Sending
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
-from gateway.backend.metadata import ModelMetadata, is_worth_keeping
+from gateway.backend.metadata import ModelMetadata, is_undescribed, is_worth_keeping
 from gateway.backend.upstream import Upstream
 from gateway.client.body import ClientBody
 from gateway.client.reply import JOIN_BYTES, Reply
@@ -292,11 +292,13 @@ class _Call:
             raise GatewayError(ErrorKind.TIMEOUT, words) from None
 
     async def _declared_half_precision(self, upstream: Upstream, backend: BackendPlan) -> Mapping[str, str]:
-        """Outputs that the model declares as FP16 or BF16; none if the backend does not say."""
+        """Outputs that the model declares as FP16 or BF16; none if the backend does not say. Raises `GatewayError`."""
         try:
             metadata = await self._metadata(upstream, backend)
             return await self._pacer.run(half_precision_outputs(metadata, self.plan.header_limits))
         except GatewayError as error:
+            if not is_undescribed(error):
+                raise
             log.debug("no metadata for %s: %s", self._exchange.path, error.message)
             return {}
 

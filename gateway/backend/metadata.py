@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from gateway.errors import ErrorKind, GatewayError
+
 LIFE_S = 30.0
 """How long an answer is kept."""
 
@@ -24,6 +26,9 @@ KEPT_BYTES = 1024
 
 MAX_BYTES = 1024 * 1024
 """How much metadata, of a server (`GET /v2`) or of a model, is read."""
+
+
+_LATER = frozenset({408, 425, 429})  # statuses of 4xx that say that the same question may be answered later
 
 
 class _Object(msgspec.Struct):
@@ -48,6 +53,16 @@ def is_worth_keeping(status: int, text: bytes) -> bool:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True
+
+
+def is_undescribed(error: GatewayError) -> bool:
+    """Whether *error* is the backend's answer that there is no such metadata, or none that can be used.
+
+    Otherwise it could not be asked, and may describe the model to the next request.
+    """
+    if error.kind is ErrorKind.BACKEND_ERROR:
+        return error.status == 501 or (error.status < 500 and error.status not in _LATER)
+    return error.kind is ErrorKind.MALFORMED_RESPONSE
 
 
 class ModelMetadata:

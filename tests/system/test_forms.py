@@ -299,13 +299,44 @@ async def test_promoted_outputs_come_back_as_the_model_declares(declared: str | 
         assert len(backend.asked) == 1
 
 
-async def test_promotion_works_without_metadata() -> None:
+@pytest.mark.parametrize("status", ["404 Not Found", "405 Method Not Allowed", "403 Forbidden", "501 Not Implemented"])
+async def test_promotion_works_without_metadata(status: str) -> None:
     half = np.array([0.5], np.float16)
-    backend = Model(status="404 Not Found")
+    backend = Model(status=status)
     async with lying(backend) as liar, running(liar.url, backend="half_precision: promote") as client:
         header = {"inputs": [tensor("x", half, "FP16")], "parameters": {"binary_data_output": True}}
         reply = await client.infer_binary(header, half.tobytes())
         assert reply.json["outputs"][0]["datatype"] == "FP32"
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ("500 Internal Server Error", 500),
+        ("503 Service Unavailable", 503),
+        ("429 Too Many Requests", 429),
+        ("cut off", 502),
+    ],
+)
+async def test_an_output_does_not_change_its_datatype_because_metadata_failed_once(status: str, expected: int) -> None:
+    half = np.array([0.5], np.float16)
+    model = Model(outputs=[described("FP16", -1)], status=status)
+
+    async def backend(connection: Connection) -> None:
+        if status == "cut off" and not model.asked:
+            await connection.read_request()
+            model.asked.append(connection.head)
+            await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+            return
+        await model(connection)
+
+    async with lying(backend) as liar, running(liar.url, backend="half_precision: promote") as client:
+        header = {"inputs": [tensor("x", half, "FP16")], "parameters": {"binary_data_output": True}}
+        failed = await client.infer_binary(header, half.tobytes())
+        assert (failed.status, model.inferred) == (expected, [])
+        model.status = "200 OK"
+        reply = await client.infer_binary(header, half.tobytes())
+        assert (reply.json["outputs"][0]["datatype"], reply.binary) == ("FP16", half.tobytes())
 
 
 async def test_a_client_without_the_header_is_warned_of_once(client: Client, caplog: pytest.LogCaptureFixture) -> None:
