@@ -107,6 +107,7 @@ class Connections:
         self._pools: dict[Endpoint, _Pool] = {}
         self._open: set[Wire] = set()
         self._sweeper: asyncio.TimerHandle | None = None
+        self._is_retired = False
 
     def configure(
         self,
@@ -134,7 +135,12 @@ class Connections:
             self._close_longest_idle()
 
     def keep_only(self, endpoints: Iterable[Endpoint]) -> None:
-        """These are the backend's endpoints from now on: connections to others are closed as soon as they are idle."""
+        """These are the backend's endpoints from now on: connections to others are closed as soon as they are idle.
+
+        After `retire` nothing is kept, whatever the names of endpoints are found to stand for.
+        """
+        if self._is_retired:
+            endpoints = ()
         for pool in self._pools.values():
             pool.is_kept = False
         for endpoint in endpoints:
@@ -145,6 +151,7 @@ class Connections:
 
     def retire(self) -> None:
         """No new requests will come: every connection is closed as soon as it is idle."""
+        self._is_retired = True
         self.keep_only(())
 
     def _pool(self, endpoint: Endpoint) -> _Pool:

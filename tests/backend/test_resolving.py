@@ -574,6 +574,18 @@ async def test_look_ups_end_with_the_plan(monkeypatch: pytest.MonkeyPatch) -> No
     await upstream.close()
 
 
+async def test_a_look_up_that_ends_after_the_plan_brings_no_endpoint_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolving, "START_WAIT_S", 0.01)
+    look_ups = LookUps(monkeypatch)
+    upstream = upstream_to(URL)
+    await upstream.start()
+    upstream.retire()
+    (await look_ups.next()).set_result(found("10.0.0.1", "10.0.0.2"))
+    await until(lambda: len(upstream.endpoints.states) == 2)  # for requests that have begun
+    assert not upstream.connections._pools
+    await upstream.close()
+
+
 async def test_a_look_up_that_hangs_does_not_hold_the_end_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolving, "START_WAIT_S", 0.01)
     before = asyncio.all_tasks()
