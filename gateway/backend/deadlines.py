@@ -42,7 +42,10 @@ class Deadlines:
         self._handle = self._loop.call_at(min(total_at, self._loop.time() + self._shortest_s), self._look)
 
     def enter(self, phase: str) -> None:
-        """From now on *phase* runs: `first_byte` or `idle`; `queue`, `client` and `total`, which only `total` ends."""
+        """From now on *phase* runs: `first_byte` or `idle`; or one that only `total` ends.
+
+        These are `queue` and `client`, waiting for them, and `total`, which is the time of connecting.
+        """
         self._phase = phase
         limit_s = self._limits_s.get(phase)
         self._deadline = self.total_at if limit_s is None else min(self.total_at, self._loop.time() + limit_s)
@@ -62,14 +65,13 @@ class Deadlines:
     def was_silent(self, since_s: float) -> bool:
         """Whether the time that ran out, of an attempt that began at *since_s*, was the endpoint's to answer in.
 
-        Where `total` ended it, which may be shorter than `first_byte`, only if the endpoint had begun no answer in more
-        than half of that time. Waiting for a connection or for the client is not the endpoint's silence.
+        Where `total` ended it, which may be shorter than `first_byte` and `connect`, only if the endpoint had begun no
+        answer, or not even accepted the connection, in more than half of that time. Waiting for a free connection or
+        for the client is not the endpoint's silence.
         """
-        if self._ended_in not in _WORDS:
-            return False
-        if self._loop.time() < self.total_at:
+        if self._ended_in in _WORDS and self._loop.time() < self.total_at:
             return True
-        return self._ended_in == "first_byte" and self.total_at - since_s > self._limits_s["total"] / 2
+        return self._ended_in in ("total", "first_byte") and self.total_at - since_s > self._limits_s["total"] / 2
 
     def is_clients(self) -> bool:
         """Whether it is the client that the attempt waits for at this moment."""

@@ -63,7 +63,8 @@ async def test_each_phase_has_its_error(phase: str, limits_s: dict[str, float], 
         ("first_byte", {"first_byte": 100.0, "idle": 100.0, "total": 10.0}, 6, True),
         ("first_byte", {"first_byte": 100.0, "idle": 100.0, "total": 10.0}, 4, False),
         ("idle", {"first_byte": 100.0, "idle": 100.0, "total": 10.0}, 10, False),
-        ("total", {"first_byte": 100.0, "idle": 100.0, "total": 10.0}, 10, False),
+        ("total", {"first_byte": 100.0, "idle": 100.0, "total": 10.0}, 10, True),
+        ("total", {"first_byte": 100.0, "idle": 100.0, "total": 10.0}, 4, False),
         ("client", {"first_byte": 100.0, "idle": 100.0, "total": 10.0}, 10, False),
         ("queue", {"first_byte": 100.0, "idle": 100.0, "total": 10.0}, 10, False),
     ],
@@ -73,7 +74,7 @@ async def test_only_the_endpoints_own_silence_counts_against_it(
 ) -> None:
     """Design: ejection. *n_seconds_ago* is when the attempt began; the call may have begun long before."""
     loop = asyncio.get_running_loop()
-    ends_by_total = phase not in limits_s or limits_s[phase] > limits_s["total"]
+    ends_by_total = limits_s.get(phase, 100.0) >= limits_s["total"]
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(None) as timeout:
             deadlines = Deadlines(timeout, limits_s, loop.time() if ends_by_total else loop.time() + 60)

@@ -1,8 +1,10 @@
 """Endpoints that are ejected and come back, sticky requests, and what the log says of it."""
 
 import asyncio
+import contextlib
 import logging
 import re
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -77,6 +79,21 @@ async def test_a_hanging_endpoint_is_found_out_also_where_total_is_the_shorter_t
     async with upstream_with(well, hanging, settings=settings) as (upstream, _):
         assert await failing_call(upstream) is ErrorKind.TIMEOUT
         assert upstream.endpoints.states[1].is_ejected
+
+
+async def test_an_endpoint_that_accepts_nothing_is_found_out_also_where_total_is_the_shorter_time() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, contextlib.ExitStack() as stack:
+        for _ in range(4):  # the kernel drops what comes when the queue is full
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        async with counting(well) as backend:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            settings = "balance: round_robin, timeouts: {connect: 10s, total: 100ms}, eject: {failures: 1}"
+            upstream = upstream_of([backend.url, url], settings)
+            assert await failing_call(upstream) is ErrorKind.TIMEOUT
+            assert upstream.endpoints.states[1].is_ejected
+            await upstream.close()
 
 
 async def test_running_out_of_connections_is_not_the_endpoints_failure() -> None:
