@@ -22,11 +22,13 @@ class Deadlines:
     __slots__ = (
         "_deadline",
         "_ended_in",
+        "_entered_s",
         "_handle",
         "_limits_s",
         "_loop",
         "_phase",
         "_shortest_s",
+        "_silent_s",
         "_timeout",
         "total_at",
     )
@@ -39,7 +41,9 @@ class Deadlines:
         self._limits_s = limits_s
         self._shortest_s = min(limits_s.values())
         self._phase = self._ended_in = "total"
-        self._handle = self._loop.call_at(min(total_at, self._loop.time() + self._shortest_s), self._look)
+        self._entered_s = self._loop.time()  # the phase, if it is the endpoint's
+        self._silent_s = 0.0
+        self._handle = self._loop.call_at(min(total_at, self._entered_s + self._shortest_s), self._look)
 
     def enter(self, phase: str) -> None:
         """From now on *phase* runs: `first_byte` or `idle`; or one that only `total` ends.
@@ -48,12 +52,17 @@ class Deadlines:
         """
         self._phase = phase
         limit_s = self._limits_s.get(phase)
-        self._deadline = self.total_at if limit_s is None else min(self.total_at, self._loop.time() + limit_s)
+        if limit_s is None:
+            self._deadline = self.total_at
+        else:
+            self._entered_s = self._loop.time()
+            self._deadline = min(self.total_at, self._entered_s + limit_s)
 
     def _look(self) -> None:
         now = self._loop.time()
         if now >= self._deadline:
             self._ended_in = self._phase  # the call may enter another phase before it is cancelled
+            self._silent_s = now - self._entered_s
             self._timeout.reschedule(now)
         else:
             self._handle = self._loop.call_at(min(self._deadline, now + self._shortest_s), self._look)
@@ -62,16 +71,17 @@ class Deadlines:
         """The attempt is over."""
         self._handle.cancel()
 
-    def was_silent(self, since_s: float) -> bool:
-        """Whether the time that ran out, of an attempt that began at *since_s*, was the endpoint's to answer in.
+    def was_silent(self) -> bool:
+        """Whether the time that ran out was the endpoint's to answer in.
 
-        Where `total` ended it, which may be shorter than `first_byte` and `connect`, only if the endpoint had begun no
-        answer, or not even accepted the connection, in more than half of that time. Waiting for a free connection or
-        for the client is not the endpoint's silence.
+        Where `total` ended it, which may be shorter than the other timeouts, only if that was more than half of it: the
+        endpoint has not accepted the connection, or sent nothing and taken nothing, for so long. Waiting for a free
+        connection or for the client is not the endpoint's silence.
         """
-        if self._ended_in in _WORDS and self._loop.time() < self.total_at:
-            return True
-        return self._ended_in in ("total", "first_byte") and self.total_at - since_s > self._limits_s["total"] / 2
+        if self._ended_in not in self._limits_s:
+            return False
+        is_own_limit = self._ended_in in _WORDS and self._loop.time() < self.total_at
+        return is_own_limit or self._silent_s > self._limits_s["total"] / 2
 
     def is_clients(self) -> bool:
         """Whether it is the client that the attempt waits for at this moment."""

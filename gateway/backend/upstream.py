@@ -299,7 +299,7 @@ class _Call(Generic[T]):
             if not timeout.expired():
                 raise
             expired = deadlines.expired(upstream.name)
-            self._judge(picked, expired, deadlines.was_silent(self._last.started_s))
+            self._judge(picked, expired, deadlines.was_silent())
             raise expired from None
         finally:
             self._leave_endpoint()

@@ -72,9 +72,12 @@ async def test_an_endpoint_that_fails_so_often_gets_no_more(
     )
 
 
-async def test_a_hanging_endpoint_is_found_out_also_where_total_is_the_shorter_time() -> None:
+@pytest.mark.parametrize("behave", [hanging, falling_silent])
+async def test_a_silent_endpoint_is_found_out_also_where_total_is_the_shorter_time(
+    behave: Callable[[Seen], Awaitable[bool]],
+) -> None:
     settings = "balance: round_robin, timeouts: {total: 100ms}, eject: {failures: 1}"
-    async with upstream_with(well, hanging, settings=settings) as (upstream, _):
+    async with upstream_with(well, behave, settings=settings) as (upstream, _):
         assert await failing_call(upstream) is ErrorKind.TIMEOUT
         assert upstream.endpoints.states[1].is_ejected
 

@@ -24,7 +24,8 @@ STOP_S = 40.0
 BAD_LOG = re.compile(r"Traceback|Exception|never retrieved|was destroyed|internal error|Unclosed")
 """What a log must never say."""
 
-_URL = re.compile(r"https?://127\.0\.0\.1:\d+")
+_LISTENS = re.compile(r"(?:serves clients|metrics and health) on (https?://127\.0\.0\.1:\d+)")
+"""A listener that is announced; a probe's line, which names an endpoint, may come before."""
 
 
 class GatewayProcess:
@@ -120,10 +121,10 @@ class GatewayProcess:
     async def announce(self) -> None:
         """Wait until both listeners are announced."""
         try:
-            await self.saw(_URL.pattern, count=2)
+            await self.saw(_LISTENS.pattern, count=2)
         except TimeoutError:
             raise AssertionError(f"the gateway did not start:\n{self.log}") from None
-        self.url, self.admin = [found[0] for _, text in self.lines if (found := _URL.search(text))][:2]
+        self.url, self.admin = [found[1] for _, text in self.lines if (found := _LISTENS.search(text))][:2]
 
     async def _read(self) -> None:
         assert self._process.stderr is not None
