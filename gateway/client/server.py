@@ -166,7 +166,7 @@ class ClientProtocol(RequestHandler):
         super().__init__(server, **options)
         self._server = server  # aiohttp forgets its own reference when the connection ends
         self._keepalive_handle = server.no_timer
-        self._head_since_s: float | None = self._loop.time()  # of the first request: from the connection, with TLS
+        self._head_since_s: float | None = server.watcher.time()  # of the first request: from the connection, with TLS
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
@@ -412,7 +412,7 @@ class _Connection:
         self._waits_since_s: float | None = None
 
     async def read(self) -> bytes:
-        now_s = self._protocol._loop.time
+        now_s = self._protocol._server.watcher.time
         self._waits_since_s = since_s = now_s()
         try:
             chunk = await self._content.readany()

@@ -28,7 +28,7 @@ class Watched(Protocol):
     """A connection as the watcher sees it."""
 
     def look(self, now_s: float, limits: Limits) -> None:
-        """End the connection if its client is too slow for *limits*; *now_s* is of the event loop's clock."""
+        """End the connection if its client is too slow for *limits*; *now_s* is `Watcher.time`."""
 
 
 class Watcher:
@@ -45,6 +45,16 @@ class Watcher:
         self._watched: set[Watched] = set()
         self._left: list[Watched] = []
         self._next: asyncio.Handle | None = None
+        self._due_s = 0.0
+        self._lost_s = 0.0
+
+    def time(self) -> float:
+        """The clock by which clients are judged: the event loop's, without the time in which that stood still.
+
+        What clients sent meanwhile waits in the kernel. The loop stands still where the process is stopped or gets no
+        processor; that shows when the next look comes too late.
+        """
+        return self._loop.time() - self._lost_s
 
     @property
     def is_at_work(self) -> bool:
@@ -55,18 +65,20 @@ class Watcher:
         """Look at *connection* from now on."""
         self._watched.add(connection)
         if self._next is None:
-            self._next = self._loop.call_later(self._interval_s(), self._begin)
+            self._plan()
 
     def unwatch(self, connection: Watched) -> None:
         """*connection* has ended."""
         self._watched.discard(connection)
 
-    def _interval_s(self) -> float:
+    def _plan(self) -> None:
         limits = self._limits()
         shortest_s = min(limits.header_timeout, limits.body_timeout, limits.client_idle, limits.client_keep_alive)
-        return min(LOOK_S, shortest_s / 4)
+        self._due_s = self._loop.time() + min(LOOK_S, shortest_s / 4)
+        self._next = self._loop.call_at(self._due_s, self._begin)
 
     def _begin(self) -> None:
+        self._lost_s += max(0.0, self._loop.time() - self._due_s)
         self._left = list(self._watched)
         if self._left:
             self._go_on()
@@ -77,7 +89,7 @@ class Watcher:
         """Look at the next `LOOK_AT_ONCE` connections."""
         left = self._left
         limits = self._limits()
-        now_s = self._loop.time()
+        now_s = self.time()
         for _ in range(min(LOOK_AT_ONCE, len(left))):
             connection = left.pop()
             try:
@@ -87,7 +99,7 @@ class Watcher:
         if left:
             self._next = self._loop.call_soon(self._go_on)
         else:
-            self._next = self._loop.call_later(self._interval_s(), self._begin)
+            self._plan()
 
 
 class Unread(Protocol):

@@ -26,7 +26,7 @@ _TAIL = re.compile(r"[?#\0].*", re.DOTALL)
 _HOST = re.compile(r"\A[/\\]{2,}[^/]+")
 _SHORT_HOST = re.compile(r"\A[/\\]{2,}[^/\\]+")
 # Some parsers of URLs drop controls; in many languages `$` at the end of a pattern matches before a line's end, too.
-_UNSEEN = re.compile(r"[\x00-\x1f\x7f]+|\s+\Z")
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f]+")
 _MAY_BE_READ_OTHERWISE = re.compile(r"[%;?#\\\x00-\x20\x7f]|//|/\Z")
 
 MAX_READINGS = 16
@@ -98,7 +98,8 @@ def _readings(path: str) -> Iterator[str]:
         seen.add(text)
         yield text.casefold()
         found += (_decoded(text), _SLASHES.sub("/", text), _PARAMETERS.sub("", text), _TAIL.sub("", text))
-        found += (_HOST.sub("", text), _SHORT_HOST.sub("", text), _UNSEEN.sub("", text), text.rstrip("/\\") or "/")
+        found += (_HOST.sub("", text), _SHORT_HOST.sub("", text), _UNSEEN.sub("", text).rstrip())
+        found.append(text.rstrip("/\\") or "/")
 
 
 def _decoded(path: str) -> str:

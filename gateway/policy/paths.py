@@ -40,7 +40,7 @@ def find_path_fault(path: str) -> str | None:
         return f"the path is percent-encoded more than {MAX_DECODINGS - 1} times"
     if b"/models/" in decoded.replace(b"\\", b"/") and _hides_slash(raw):
         return "an encoded slash or a backslash in the path of a model: the backend might take it for a separator"
-    if any(b"%" in segment and _decoded(segment) in _FIXED for segment in raw.split(b"/")):
+    if any(b"%" in segment and _word(segment) in _FIXED for segment in raw.split(b"/")):
         return "the words of the protocol in a path (/v2/models/.../infer) must not be percent-encoded"
     return None
 
@@ -52,6 +52,14 @@ def _is_dots(segment: bytes) -> bool:
 def _hides_slash(raw: bytes) -> bool:
     """Whether decoding *raw* gives more separators than it has."""
     return len(_SLASHES.findall(_decoded(raw))) > raw.count(b"/")
+
+
+def _word(segment: bytes) -> bytes:
+    """*segment* decoded, without what servers may leave out at its end.
+
+    In many languages the `$` of a pattern also matches before the end of a line.
+    """
+    return _END.split(_decoded(segment), maxsplit=1)[0].strip()
 
 
 def _decoded(text: bytes) -> bytes:

@@ -9,6 +9,7 @@ import asyncio
 import gzip
 import resource
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -264,7 +265,7 @@ async def test_time_between_two_reads_of_the_gateway_is_not_the_clients() -> Non
         assert protocol.serving is not None
         while protocol.serving._waits_since_s is None:
             await asyncio.sleep(0)
-        protocol.look(asyncio.get_running_loop().time(), served.server.limits)
+        protocol.look(served.server.watcher.time(), served.server.limits)
         waits.set()
         await reply.whole(200, [], first + await reading)
 
@@ -275,6 +276,31 @@ async def test_time_between_two_reads_of_the_gateway_is_not_the_clients() -> Non
         await waits.wait()
         client.writer.write(b"b")
         assert (await client.read_reply()).body == b"ab"
+
+
+def waits_for_a_body(connection: object) -> bool:
+    """Whether more of a request's body is waited for on *connection*."""
+    assert isinstance(connection, ClientProtocol)
+    return connection.serving is not None and connection.serving._waits_since_s is not None
+
+
+async def test_time_in_which_the_gateway_stands_still_is_not_the_clients() -> None:
+    """As where its process is stopped, or gets no processor: what clients send meanwhile waits in the kernel."""
+    limits = Limits(header_timeout=SHORT, body_timeout=SHORT)
+    async with serving(echo, limits=limits) as served, connect(served.url) as body, connect(served.url) as head:
+        body.writer.write(POST + HALF)
+        head.writer.write(GET[:10])
+        while served.server.n_unfinished_heads() != 1 or not any(map(waits_for_a_body, served.server.connections)):
+            await asyncio.sleep(0)
+        body.writer.write(b"x" * 20)
+        head.writer.write(GET[10:20])
+        time.sleep(SHORT * 5)  # noqa: ASYNC251  everything in this process stands still
+        for _ in range(10):  # both are read and looked at
+            await asyncio.sleep(0)
+        body.writer.write(b"x" * 30)
+        head.writer.write(GET[20:])
+        assert (await body.read_reply()).body == b"POST /a " + b"x" * 100
+        assert (await head.read_reply()).body == b"GET /a "
 
 
 # Replies

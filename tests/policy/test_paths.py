@@ -59,6 +59,8 @@ SLASHES = [
     "/prod/v2/models/a%2Fb/infer",
 ]
 WORDS = ["/v2/mod%65ls/secret/infer", "/%762/models/secret/infer", "/v2/models/a/%69nfer", "/v2/m%256fdels/a/infer"]
+# what servers leave out at the end of a segment, or before the end of a line
+WORDS += ["/v2/models/a/infer%0A", "/v2/models/a/infer%250a", "/v2/models/a/infer%20", "/v2/models/a/infer%00x"]
 
 
 @pytest.mark.parametrize("path", PASSED)
