@@ -20,10 +20,12 @@ from gateway.config import Config, masked, parse
 from gateway.config.findings import HIDDEN
 from gateway.demo import JsonServer
 from gateway.errors import ConfigError
+from gateway.process import reload as reload_module
 from gateway.process import workers as workers_module
 from gateway.process.control import MAX_FRAME_BYTES, UP, Prepare, Prepared, Report, frame, read
-from gateway.process.reload import WATCH_S, keep_fixed
+from gateway.process.reload import WATCH_S, Reloader, keep_fixed
 from gateway.process.workers import Supervisor
+from gateway.telemetry.metrics import StateCollector
 from tests.certificates import Authority, Pair
 from tests.conftest import Client, Connection, Script, answering, lying, tensor
 from tests.test_cli import COMMAND, process, url_in_line
@@ -473,6 +475,36 @@ async def test_a_pipe_in_place_of_the_file_holds_up_neither_requests_nor_the_end
         assert "only such a file can be read again" in await gateway.reload()
         assert await gateway.ask() == "a"
         assert len(await gateway.rest()) == 1
+
+
+async def test_a_look_that_fails_does_not_end_the_watch_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, reloaded = tmp_path / "gateway.yaml", asyncio.Event()
+    file.write_text("backends: {a: {endpoints: ['http://127.0.0.1:1']}}\n")
+
+    class Running:
+        state = StateCollector(list)
+
+        async def replace(self, config: Config) -> list[str]:
+            reloaded.set()
+            return []
+
+    digest, n_calls = reload_module._digest, 0
+
+    def failing_digest(file: Path) -> bytes | None:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 1:
+            raise RuntimeError("can't start new thread")
+        return digest(file)
+
+    reloader = Reloader(file)
+    monkeypatch.setattr(reload_module, "_digest", failing_digest)
+    reloader.start(Running(), watch=True)
+    file.write_text("backends: {a: {endpoints: ['http://127.0.0.1:2']}}\n")
+    await asyncio.wait_for(reloaded.wait(), 20)
+    await reloader.stop()
 
 
 # All workers or none

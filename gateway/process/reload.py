@@ -141,7 +141,10 @@ class Reloader:
         is_missing = False
         while True:
             await asyncio.sleep(WATCH_S)
-            now = await asyncio.to_thread(_digest, self._file)
+            try:
+                now = await asyncio.to_thread(_digest, self._file)
+            except (RuntimeError, MemoryError):  # no thread or no memory for it at this moment
+                now = None
             if now is None:
                 if not is_missing:
                     log.warning("%s cannot be read; the configuration stays as it was until it can", self._file)
