@@ -211,7 +211,7 @@ async def test_a_worker_that_dies_before_it_listens_leaves_no_files(
 ) -> None:
     worker = tmp_path / "worker"
     worker.write_text(
-        '#!/bin/sh\nfor kind in gauge_livesum counter histogram; do : > "$PROMETHEUS_MULTIPROC_DIR/${kind}_$$.db"; done\n'
+        '#!/bin/sh\nfor kind in gauge_livesum counter; do : > "$PROMETHEUS_MULTIPROC_DIR/${kind}_$$.db"; done\n'
     )
     worker.chmod(0o700)
     monkeypatch.setattr("sys.executable", str(worker))
