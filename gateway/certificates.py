@@ -102,8 +102,11 @@ async def watch(contexts: Callable[[], Iterable[TlsContext | None]]) -> None:
         await asyncio.sleep(LOOK_S)
         for context in list(contexts()):
             if context is not None:
-                # in a thread: disks can be slow, and reading the system's authorities takes tens of milliseconds
-                await asyncio.to_thread(context.look)
+                try:
+                    # in a thread: disks can be slow, and reading the system's authorities takes tens of milliseconds
+                    await asyncio.to_thread(context.look)
+                except Exception:  # it is looked at again, and so are the others
+                    log.exception("%s: the files could not be looked at", context.where)
 
 
 def tls_settings(config: Config) -> Iterator[tuple[str, Settings]]:

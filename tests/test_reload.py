@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import os
 import re
 import signal
@@ -16,14 +17,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from gateway.config import Config, masked, parse
+from gateway.config import Config, load, masked, parse
 from gateway.config.findings import HIDDEN
 from gateway.demo import JsonServer
 from gateway.errors import ConfigError
+from gateway.process import reload as reload_module
 from gateway.process import supervisor as supervisor_module
 from gateway.process.control import MAX_FRAME_BYTES, UP, Prepare, Prepared, Report, frame, read
-from gateway.process.reload import WATCH_S, keep_fixed
+from gateway.process.reload import WATCH_S, Reloader, keep_fixed
 from gateway.process.supervisor import Supervisor
+from gateway.telemetry.metrics import StateCollector
 from tests.certificates import Authority, Pair
 from tests.conftest import Client, Connection, Script, answering, lying, tensor
 from tests.test_cli import COMMAND, process, url_in_line
@@ -492,6 +495,72 @@ async def test_a_pipe_in_place_of_the_file_holds_up_neither_requests_nor_the_end
         assert "only such a file can be read again" in await gateway.reload()
         assert await gateway.ask() == "a"
         assert len(await gateway.rest()) == 1
+
+
+async def test_a_file_that_was_refused_is_taken_when_what_it_names_has_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reload_module, "AGAIN_S", 0.0)
+    caplog.set_level(logging.INFO)
+    file, reloaded, n_tries = tmp_path / "gateway.yaml", asyncio.Event(), 0
+    file.write_text("backends: {a: {endpoints: ['http://127.0.0.1:1']}}\n")
+
+    class Running:
+        state = StateCollector(list)
+
+        async def replace(self, config: Config) -> list[str]:
+            reloaded.set()
+            return []
+
+    def count_tries(file: Path) -> Config:
+        nonlocal n_tries
+        n_tries += 1
+        return load(file)
+
+    async def was_tried_again() -> bool:
+        return n_tries > 3
+
+    monkeypatch.setattr(reload_module, "_load_again", count_tries)
+    reloader = Reloader(file)
+    reloader.start(Running(), watch=True)
+    file.write_text("backends: {a: {endpoints: ['http://${file:host}:1']}}\n")
+    await until(was_tried_again)
+    (tmp_path / "host").write_text("127.0.0.2")
+    await asyncio.wait_for(reloaded.wait(), 20)
+    await reloader.stop()
+    refused, taken = caplog.messages
+    assert "the file `host` cannot be read" in refused
+    assert taken == f"reloaded {file}"
+
+
+async def test_a_look_that_fails_does_not_end_the_watch_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, reloaded = tmp_path / "gateway.yaml", asyncio.Event()
+    file.write_text("backends: {a: {endpoints: ['http://127.0.0.1:1']}}\n")
+
+    class Running:
+        state = StateCollector(list)
+
+        async def replace(self, config: Config) -> list[str]:
+            reloaded.set()
+            return []
+
+    digest, n_calls = reload_module._digest, 0
+
+    def failing_digest(file: Path) -> bytes | None:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 1:
+            raise RuntimeError("can't start new thread")
+        return digest(file)
+
+    reloader = Reloader(file)
+    monkeypatch.setattr(reload_module, "_digest", failing_digest)
+    reloader.start(Running(), watch=True)
+    file.write_text("backends: {a: {endpoints: ['http://127.0.0.1:2']}}\n")
+    await asyncio.wait_for(reloaded.wait(), 20)
+    await reloader.stop()
 
 
 # All workers or none

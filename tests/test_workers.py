@@ -206,11 +206,13 @@ async def test_an_address_in_use_ends_the_start(tmp_path: Path, server: JsonServ
         assert f"cannot listen on {taken}".encode() in errors
 
 
-async def test_gauges_of_a_worker_that_dies_before_it_listens_are_not_summed(
+async def test_a_worker_that_dies_before_it_listens_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = tmp_path / "worker"
-    worker.write_text('#!/bin/sh\n: > "$PROMETHEUS_MULTIPROC_DIR/gauge_livesum_$$.db"\n')
+    worker.write_text(
+        '#!/bin/sh\nfor kind in gauge_livesum counter; do : > "$PROMETHEUS_MULTIPROC_DIR/${kind}_$$.db"; done\n'
+    )
     worker.chmod(0o700)
     monkeypatch.setattr("sys.executable", str(worker))
     supervisor = Supervisor(parse("workers: 2\nbackends: {a: {endpoints: ['http://127.0.0.1:1']}}\n"))

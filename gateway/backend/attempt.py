@@ -323,7 +323,7 @@ class Sent:
             raise self._malformed(f"does not speak HTTP: {error}") from None
         except LostError:
             raise self._send_error or self._closed() from None
-        self._deadlines.enter("total")
+        self._deadlines.enter("gateway")
         if chunk:
             self._attempt.response_bytes += len(chunk)
             return chunk

@@ -48,7 +48,8 @@ class Deadlines:
     def enter(self, phase: str) -> None:
         """From now on *phase* runs: `first_byte` or `idle`; or one that only `total` ends.
 
-        These are `queue` and `client`, waiting for them, and `total`, which is the time of connecting.
+        These are `queue` and `client`, the time of waiting for them, `gateway`, that of its own work on an answer, and
+        `total`, that of connecting.
         """
         self._phase = phase
         limit_s = self._limits_s.get(phase)

@@ -26,6 +26,12 @@ Its time and size are not asked for instead, because two writes within one tick 
 them as they were, and reading a file of a few kilobytes costs no more than to open it.
 """
 
+AGAIN_S = 10.0
+"""How often `serve --watch` tries a file again that it could not take: what was missing may be there by then.
+
+Kubernetes updates a ConfigMap and the Secret with the tokens or certificates that it names at different times.
+"""
+
 FIXED = ("listen", "admin", "workers")
 """Keys that take effect after a restart only; so does whether there is `tls` (its files are read again)."""
 
@@ -84,10 +90,15 @@ class Reloader:
         self._wanted = asyncio.Event()
         self._tried = _digest(file) if file is not None else None
         """Of the content that was loaded, or tried, the last time."""
+        self._refused = ""
+        """Why it was not taken the last time; empty if it was."""
+        self._is_silent = False
+        """Whether the next try is one that nobody has asked for: it says nothing if it fails as the one before."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def request(self) -> None:
         """Reload soon. A request during a reload causes another one after it."""
+        self._is_silent = False
         self._wanted.set()
 
     def start(self, running: Reloadable, *, watch: bool) -> None:
@@ -114,34 +125,41 @@ class Reloader:
 
     async def _reload(self, file: Path, running: Reloadable) -> None:
         """Try once, and say in one line how it went."""
-        is_successful = False
+        is_silent, self._is_silent = self._is_silent, False
+        before, self._refused = self._refused, ""
         try:
             # before it is loaded: a change in between is then noticed by `_watch`, and loaded once too often at most
             self._tried = await asyncio.to_thread(_digest, file)
             kept = await running.replace(await asyncio.to_thread(_load_again, file))
-            is_successful = True
         except (ConfigError, OSError) as error:
-            reason = "; ".join(line.strip() for line in str(error).splitlines())
-            log.error("not reloaded, the running configuration stays in use: %s", reason)
-        except Exception:
+            self._refused = "; ".join(line.strip() for line in str(error).splitlines())
+            if self._refused != before or not is_silent:
+                log.error("not reloaded, the running configuration stays in use: %s", self._refused)
+        except Exception as error:
+            self._refused = repr(error)
             log.exception("not reloaded, the running configuration stays in use")
         else:
             waiting = f"; {', '.join(kept)}: takes effect after a restart" if kept else ""
             announce.info("reloaded %s%s", file, waiting)
-        running.state.reloaded(is_successful=is_successful)
+        running.state.reloaded(is_successful=not self._refused)
 
     async def _watch(self) -> None:
         """Request a reload when the content is another than that of the last try.
 
         It must be the same twice, so that a file is not read while it is being written. Links are followed each time:
-        Kubernetes swaps one in the folder of a ConfigMap.
+        Kubernetes swaps one in the folder of a ConfigMap. What was refused is tried again every `AGAIN_S`.
         """
         assert self._file is not None
+        loop = asyncio.get_running_loop()
         before = self._tried
+        again_s = loop.time() + AGAIN_S
         is_missing = False
         while True:
             await asyncio.sleep(WATCH_S)
-            now = await asyncio.to_thread(_digest, self._file)
+            try:
+                now = await asyncio.to_thread(_digest, self._file)
+            except (RuntimeError, MemoryError):  # no thread or no memory for it at this moment
+                now = None
             if now is None:
                 if not is_missing:
                     log.warning("%s cannot be read; the running configuration stays in use", self._file)
@@ -150,6 +168,11 @@ class Reloader:
             is_missing = False
             if now == before and now != self._tried:
                 self.request()
+                again_s = loop.time() + AGAIN_S
+            elif now == before and self._refused and loop.time() >= again_s and not self._wanted.is_set():
+                self.request()
+                self._is_silent = True
+                again_s = loop.time() + AGAIN_S
             before = now
 
 

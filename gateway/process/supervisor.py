@@ -205,7 +205,8 @@ class Supervisor:
             self._workers.pop(worker.pid, None)
             worker.kill()
             await process.wait()
-            self._forget_gauges(worker)
+            for file in self._folder.glob(f"*_{worker.pid}.db"):  # it has counted nothing
+                file.unlink(missing_ok=True)
             raise OSError(f"a worker did not start on {self._config.listen}")
         return worker
 

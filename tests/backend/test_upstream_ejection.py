@@ -6,6 +6,7 @@ import logging
 import re
 import socket
 from collections import Counter
+from collections.abc import Awaitable, Callable
 
 import pytest
 

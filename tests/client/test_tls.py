@@ -285,6 +285,24 @@ async def test_a_renewed_certificate_is_taken_up_while_connections_go_on(
     ]
 
 
+async def test_a_look_that_fails_does_not_end_the_watch_over_certificates(
+    authority: Authority, look_often: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tls_of(authority.issue()), tls_of(authority.issue())
+    looked = asyncio.Event()
+
+    def fail() -> None:
+        raise RuntimeError("can't start new thread")
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(first, "look", fail)
+    monkeypatch.setattr(second, "look", lambda: loop.call_soon_threadsafe(looked.set))
+    watching = asyncio.create_task(certificates.watch(lambda: [first, second]))
+    await asyncio.wait_for(looked.wait(), 20)
+    watching.cancel()
+    assert caplog.messages[0] == "tls: the files could not be looked at"
+
+
 async def test_a_folder_whose_link_is_swapped_is_a_change(authority: Authority, tmp_path: Path) -> None:
     for name in ("one", "two"):  # as Kubernetes mounts secrets
         (tmp_path / name).mkdir()

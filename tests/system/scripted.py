@@ -64,6 +64,8 @@ class Peer:
 
     async def send(self, data: bytes) -> None:
         """Send bytes as they are."""
+        if self.writer.is_closing():  # asyncio's transports break where they are written to after their end
+            raise ConnectionResetError
         self.writer.write(data)
         await self.writer.drain()
 
@@ -210,6 +212,8 @@ class Wire:
 
     async def send(self, data: bytes) -> None:
         """Send bytes as they are."""
+        if self.writer.is_closing():  # asyncio's transports break where they are written to after their end
+            raise ConnectionResetError
         self.writer.write(data)
         await self.writer.drain()
 
