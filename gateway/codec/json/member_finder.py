@@ -20,7 +20,7 @@ take with every character escaped."""
 
 # Numbers, whole strings, and whole arrays and objects of only these: inside of a value they are skipped.
 _WITHOUT_BRACKETS = rb'[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+"'
-_FLAT = re.compile(rb"(?:%b|[\[{](?:%b)*+[\]}])++" % (_WITHOUT_BRACKETS, _WITHOUT_BRACKETS), re.DOTALL)
+_FLAT = re.compile(rb"(?:%b|[\[{](?>(?:%b)*)[\]}])+" % (_WITHOUT_BRACKETS, _WITHOUT_BRACKETS), re.DOTALL)
 
 
 class MemberFinder:

@@ -21,7 +21,7 @@ NOT_SPACE = re.compile(rb"[^ \t\r\n]")
 # As much of a string's inside as is whole: no escape is cut, and no surrogate pair.
 _WHOLE_INSIDE = re.compile(
     rb'(?:[^"\\]++|\\[^u]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
-    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*+",
+    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*",
     re.DOTALL,
 )
 _LONGEST_ESCAPE = len(rb"\ud83d\ude00")

@@ -45,7 +45,7 @@ _LENGTH_PLACE = "____"  # four characters, as long as a length
 _QUOTE = ord('"')
 _BLANKS = re.compile(rb"[ \t\r\n]*+")
 _WHOLE_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-_STRINGS_AND_COMMAS = re.compile(rb'(?:[ \t\r\n]*+"(?:[^"\\]++|\\.)*+"[ \t\r\n]*+,)++', re.DOTALL)
+_STRINGS_AND_COMMAS = re.compile(rb'(?:[ \t\r\n]*+"(?:[^"\\]++|\\.)*+"[ \t\r\n]*+,)+', re.DOTALL)
 
 
 class BytesSink:
