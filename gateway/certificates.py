@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gateway.config import BackendTls, Config, ListenerTls
+from gateway.config.files import read_file
 from gateway.errors import ConfigError
 
 LOOK_S = 3.0
@@ -222,8 +223,7 @@ def _load_authorities(context: ssl.SSLContext, where: str, path: str) -> None:
 def _read(where: str, path: str) -> str:
     """The text of a PEM file. Raises `ConfigError`."""
     try:
-        with Path(path).open("rb") as file:
-            return file.read(MAX_PEM_BYTES).decode("latin-1")
+        return read_file(Path(path), MAX_PEM_BYTES).decode("latin-1")
     except OSError as error:
         raise ConfigError(f"{where}: {path}: cannot be read: {error.strerror}") from None
 
@@ -240,6 +240,7 @@ def _decoded(path: str) -> dict[str, object] | None:
     Python's public functions decode only certificates of connections.
     """
     try:
+        read_file(Path(path), MAX_PEM_BYTES)  # refuses a pipe, for which OpenSSL would wait
         return dict(ssl._ssl._test_decode_cert(path))  # type: ignore[attr-defined]
     except (OSError, ValueError):
         return None

@@ -73,9 +73,9 @@ def test_what_is_missing_is_named_with_its_key(tmp_path: Path, monkeypatch: pyte
     for value, reason in {
         "${MISSING}": "the environment variable `MISSING` is not set",
         "${file:none}": "the file `none` cannot be read: No such file or directory",
-        "${file:.}": "the file `.` is not a regular file",
-        "${file:pipe}": "the file `pipe` is not a regular file",
-        "${file:large}": f"the file `large` has more than {MAX_FILE_BYTES} bytes",
+        "${file:.}": "the file `.` cannot be read: not a regular file",
+        "${file:pipe}": "the file `pipe` cannot be read: not a regular file",
+        "${file:large}": f"the file `large` cannot be read: more than {MAX_FILE_BYTES} bytes",
         "${file:latin}": "the file `latin` is not UTF-8",
         "${A B}": "expected ${NAME} or ${file:PATH}",
         "${}": "expected ${NAME} or ${file:PATH}",

@@ -1,5 +1,6 @@
 """The file of tokens: what it may say, and messages that name the line and repeat nothing of it."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def test_names_and_tokens_with_comments_and_blank_lines(tmp_path: Path, content:
         (b"", ": holds no token"),
         (b"# alice: hunter2\n", ": holds no token"),
         (b"alice: \xff", ": not UTF-8"),
-        (b"#" * (MAX_FILE_BYTES + 1), f": larger than {MAX_FILE_BYTES} bytes"),
+        (b"#" * (MAX_FILE_BYTES + 1), f": cannot be read: more than {MAX_FILE_BYTES} bytes"),
     ],
 )
 def test_what_cannot_be_used_is_named_by_its_line_alone(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -59,4 +60,10 @@ def test_what_cannot_be_used_is_named_by_its_line_alone(tmp_path: Path, content:
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tokens: cannot be read: No such file"):
+        read_tokens(tmp_path / "tokens")
+
+
+def test_a_pipe_in_place_of_the_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokens")
+    with pytest.raises(ConfigError, match="tokens: cannot be read: not a regular file"):
         read_tokens(tmp_path / "tokens")

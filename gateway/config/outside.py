@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+from gateway.config.files import read_file
 from gateway.config.values import shortened
 
 MAX_FILE_BYTES = 64 * 1024
@@ -70,15 +71,9 @@ class Outside:
         if path not in self._files:
             name = f"the file `{shortened(path)}`"
             try:
-                file = self._base / path
-                if file.exists() and not file.is_file():  # a pipe would be waited for
-                    raise ValueError(f"{name} is not a regular file")
-                with file.open("rb") as opened:
-                    content = opened.read(MAX_FILE_BYTES + 1)
+                content = read_file(self._base / path, MAX_FILE_BYTES)
             except OSError as error:
                 raise ValueError(f"{name} cannot be read: {error.strerror}") from None
-            if len(content) > MAX_FILE_BYTES:
-                raise ValueError(f"{name} has more than {MAX_FILE_BYTES} bytes")
             try:
                 self._files[path] = content.decode().removesuffix("\n").removesuffix("\r")
             except UnicodeDecodeError:

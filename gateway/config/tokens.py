@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from gateway.config.files import read_file
 from gateway.config.schema import Config
 from gateway.errors import ConfigError
 from gateway.policy.access import digest_of
@@ -26,12 +27,9 @@ def read_tokens(path: Path) -> frozenset[bytes]:
     `#` at the start of a line or behind a blank begins a comment. Raises `ConfigError`: file, line, reason.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        content = read_file(path, MAX_FILE_BYTES)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(content) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
     try:
         lines = content.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:

@@ -405,6 +405,22 @@ def test_what_is_wrong_with_a_file_is_said_with_its_key(
     assert f"{path}: {reason}".startswith(words.format(bad))
 
 
+@pytest.mark.parametrize("file", ["certificate", "key", "client_ca"])
+def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(
+    authority: Authority, tmp_path: Path, file: str
+) -> None:
+    pair = authority.issue()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    files = {"certificate": pair.certificate, "key": pair.key, "client_ca": authority.path, file: pipe}
+    config = parse(
+        f"tls: {{{', '.join(f'{key}: {path}' for key, path in files.items())}}}\n"
+        "backends: {a: {endpoints: ['http://x:1']}}"
+    )
+    assert list(tls_problems(config)) == [(f"tls.{file}", f"{pipe}: cannot be read: not a regular file")]
+    assert list(tls_warnings(config)) == []
+
+
 def test_an_expired_certificate_is_a_warning(authority: Authority) -> None:
     pair = authority.issue(not_after=datetime.datetime(2024, 2, 1))
     config = parse(
