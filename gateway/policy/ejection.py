@@ -2,8 +2,8 @@
 
 An endpoint is *ejected* by too many failures within a time. When its ejection has lasted long enough it is *due*: one
 attempt, the trial, may go to it. Only the trial's success ends the ejection; its failure begins another one; a trial
-that ends otherwise, because its client has left, makes room for the next trial. Not here: who
-gets requests (`balancing`).
+that ends otherwise, because its client has left, makes room for the next trial. Not here: who gets requests
+(`balancing`).
 """
 
 from collections import deque

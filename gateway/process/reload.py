@@ -187,5 +187,6 @@ def _digest(file: Path) -> bytes | None:
     """Of the content of *file*; None if it cannot be read, or could not be read a second time, such as a pipe."""
     with contextlib.suppress(OSError):
         if file.is_file():
-            return hashlib.blake2b(file.read_bytes()).digest()
+            with file.open("rb") as content:
+                return hashlib.file_digest(content, "blake2b").digest()  # in pieces: it may be of any size
     return None
