@@ -5,19 +5,72 @@ Not here: what the work is.
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Generator, Iterator
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
 
 SLICE_S = 0.00025
 """How long the codec may keep the event loop before other requests run.
 
-A small request needs six turns of the loop, and in each it waits for one slice of every large request beside it.
+A small request needs a few turns of the loop, and in each it waits for one slice at most, of one of the large requests
+beside it.
 """
 
 RESTED_S = 0.0002
 """A request that did no codec work for so long has waited for something meanwhile, and other requests have run."""
+
+
+class Turns:
+    """Gives those that have had their slice another one: one of them in each turn of the event loop.
+
+    If all of them went on in the next turn, a small request would wait in each of its own turns for a slice of every
+    large request there is. Nobody waits longer for it: there is one processor for all of them.
+    """
+
+    __slots__ = ("_is_taken", "_waiting")
+
+    def __init__(self) -> None:
+        self._is_taken = False  # somebody goes on in the next turn of the loop
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def wait(self) -> None:
+        """Wait at least until the next turn of the loop, and until those are through that have waited longer."""
+        if not self._is_taken:
+            self._is_taken = True
+            try:
+                await asyncio.sleep(0)
+            finally:
+                self._pass_on()
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        finally:
+            if turn.done() and not turn.cancelled():
+                self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # else who waited was cancelled
+                turn.set_result(None)
+                return
+        self._is_taken = False
+
+
+_turns: "WeakKeyDictionary[asyncio.AbstractEventLoop, Turns]" = WeakKeyDictionary()
+
+
+def _turns_of_this_loop() -> Turns:
+    loop = asyncio.get_running_loop()
+    turns = _turns.get(loop)
+    if turns is None:
+        turns = _turns[loop] = Turns()
+    return turns
 
 
 class Pacer:
@@ -40,7 +93,7 @@ class Pacer:
                 now = time.perf_counter()
                 if now - self._resumed > SLICE_S:
                     self._seconds += now - started
-                    await asyncio.sleep(0)
+                    await _turns_of_this_loop().wait()
                     started = self._resumed = time.perf_counter()
         except StopIteration as stop:
             value: T = stop.value
@@ -65,5 +118,5 @@ class Pacer:
     async def breathe(self) -> None:
         """Let other requests run, if the last time was more than `SLICE_S` ago."""
         if time.perf_counter() - self._resumed > SLICE_S:
-            await asyncio.sleep(0)
+            await _turns_of_this_loop().wait()
             self._resumed = time.perf_counter()
