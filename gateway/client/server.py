@@ -12,14 +12,13 @@ from a client that closed, whose request must not go on running at the backend.
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from itertools import islice
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http import RawRequestMessage
-from aiohttp.http_exceptions import BadStatusLine, InvalidHeader, InvalidURLError, LineTooLong
+from aiohttp.http_exceptions import BadStatusLine, HttpProcessingError, InvalidHeader, InvalidURLError, LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
@@ -221,9 +220,9 @@ class ClientProtocol(RequestHandler):
                 if message.upgrade:
                     connection.upgrade = message
                 await self._server.handler(_client_request(message, payload, self, connection))
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # not raised: the task ends here, and would keep the error, and that the request
             self.force_close()
-            raise
+            return False
         except Exception as error:
             await self._fail(connection, method, error)
             return False
@@ -257,7 +256,7 @@ class ClientProtocol(RequestHandler):
         self._upgraded = False
         tail, self._message_tail = self._message_tail, b""
         if tail:
-            super().data_received(tail)
+            self._parse(tail, ends_head=False)
         if self._buffer_paused and len(self._messages) < self._max_msg_queue_size:
             self._resume_reading_if_drained()
 
@@ -345,21 +344,13 @@ class ClientProtocol(RequestHandler):
         aiohttp's parser forgets the requests of a piece of data in which an error follows, so the data is parsed up
         to the end of each head (`PIECES_AT_ONCE` at most): what is complete before the error gets its reply.
         """
-        if self._is_broken:
-            return
         start = 0
         for _ in range(PIECES_AT_ONCE):
             end, ends_head = self._next_end(data, start)
-            if end == len(data):
-                break
-            self._parse(data[start:end], ends_head=ends_head)
-            if self._breaks():
+            if not self._parse(data[start:end], ends_head=ends_head) or end == len(data):
                 return
             start = end
-        else:
-            ends_head = False
-        self._parse(data[start:] if start else data, ends_head=ends_head)
-        self._breaks()
+        self._parse(data[start:], ends_head=False)
 
     def _next_end(self, data: bytes, start: int) -> tuple[int, bool]:
         """Where that ends with which *data* goes on at *start*, and whether it is a head: a body or a head.
@@ -384,20 +375,34 @@ class ClientProtocol(RequestHandler):
         self._last_bytes = (before + data[max(start, len(data) - 3) :])[-3:]
         return len(data), False
 
-    def _parse(self, data: bytes, *, ends_head: bool) -> None:
-        """Give *data* to aiohttp's parser. *ends_head*: the end of *data* is that of a head, if it holds one.
+    def _parse(self, data: bytes, *, ends_head: bool) -> bool:
+        """Give *data* to aiohttp's parser, and queue the requests that it holds; whether more may be parsed.
+
+        *ends_head*: the end of *data* is that of a head, if it holds one. This is what aiohttp's `data_received` does,
+        and in the same step takes down what `_next_end` has to know.
 
         Where a request asks for an upgrade, which it never gets, the parser drops what comes behind that request in
         the same piece. So it is counted what came behind its head, see `bytes_behind`.
         """
+        if self._is_broken or self._force_close or self._close:
+            return False
         if self._behind_upgrade is not None:
             self._behind_upgrade += len(data)
-        n_messages = len(self._messages)
+        if self._upgraded:  # until the request that asked for it is served
+            super().data_received(data)
+            return True
+        assert self._parser is not None
         is_paused = self._buffer_paused or self._reading_paused  # the parser may hold bytes that came before *data*
-        super().data_received(data)
-        for message, _ in islice(self._messages, n_messages, None):
-            if isinstance(message, _ErrInfo):
-                continue
+        try:
+            messages, self._upgraded, tail = self._parser.feed_data(data)
+        except HttpProcessingError as error:
+            self._break(error)
+            return False
+        if self._upgraded and tail:
+            self._message_tail = tail
+        if not messages:
+            return True
+        for message, _ in messages:
             if message.upgrade:
                 self._upgrade = message
                 self._behind_upgrade = 0 if ends_head and not is_paused else None
@@ -407,6 +412,31 @@ class ClientProtocol(RequestHandler):
                 self._is_astray = False
             else:
                 self._is_astray = True
+        self._queue(messages)
+        return True
+
+    def _queue(self, messages: Iterable[tuple[RawRequestMessage | _ErrInfo, StreamReader]]) -> None:
+        """Let *messages* be served in their turn; if too many wait, nothing is read for now."""
+        queue = self._messages
+        n_before = len(queue)
+        queue.extend(messages)
+        self._request_count += len(queue) - n_before
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        if len(queue) >= self._max_msg_queue_size and not self._buffer_paused:
+            self._pause_reading_for_buffer()
+
+    def _break(self, error: HttpProcessingError) -> None:
+        """The parser has given up: reply to that. A body that it leaves open fails at once, instead of never."""
+        self._is_broken = True
+        bodies = [payload for _, payload in self._messages]
+        if self.serving is not None:
+            bodies.append(self.serving.content)
+        self._queue([(_ErrInfo(status=400, exc=error, message=error.message), EMPTY_PAYLOAD)])
+        for body in bodies:
+            if not body.is_eof():
+                body.set_exception(web.RequestPayloadError(_reason(error, error.message)))
 
     def bytes_behind(self, message: object) -> int | None:
         """How many bytes came behind the head of *message*, which asks for an upgrade; None if that is not known."""
@@ -431,20 +461,6 @@ class ClientProtocol(RequestHandler):
     def _resume_transport_reading(self) -> None:
         super()._resume_transport_reading()
         self._server.gone_check.unwatch(self)
-
-    def _breaks(self) -> bool:
-        """Whether the parser has given up. A body that it leaves open then fails at once, instead of never."""
-        if not self._messages or not isinstance(self._messages[-1][0], _ErrInfo):
-            return False
-        self._is_broken = True
-        error = self._messages[-1][0]
-        bodies = [payload for _, payload in self._messages]
-        if self.serving is not None:
-            bodies.append(self.serving.content)
-        for body in bodies:
-            if not body.is_eof():
-                body.set_exception(web.RequestPayloadError(_reason(error.exc, error.message)))
-        return True
 
 
 class _Connection:

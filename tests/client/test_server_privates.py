@@ -306,14 +306,14 @@ async def test_a_body_in_tiny_chunks_is_parsed_by_what_arrives_and_not_by_every_
 ) -> None:
     """aiohttp's reader asks the protocol to go on after each chunk, and its protocol would parse each time."""
     calls = 0
-    received = RequestHandler.data_received
+    received = ClientProtocol.data_received
 
-    def counting(protocol: RequestHandler, data: bytes) -> None:
+    def counting(protocol: ClientProtocol, data: bytes) -> None:
         nonlocal calls
         calls += 1
         received(protocol, data)
 
-    monkeypatch.setattr(RequestHandler, "data_received", counting)
+    monkeypatch.setattr(ClientProtocol, "data_received", counting)
     n_chunks = 50_000
     head = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with serving(echo) as running, connect(running.url) as connection:
