@@ -145,11 +145,12 @@ class DataPlane:
             self.observe_load()
 
     def observe_load(self) -> None:
-        """Set the gauges of what is in flight to this moment's values."""
+        """Set the gauges of what is in flight to this moment's values, and count the requests that have finished."""
         admission = self.gateway.admission
         self.metrics.observe_load(self.gateway.in_flight, admission.held_bytes, admission.max_bytes)
         server = self.server
         self.metrics.observe_connections(server.open_connections, server.refused_connections, server.slow_connections)
+        self.metrics.add_up()
 
     @property
     def _upstreams(self) -> Iterable[Upstream]:
@@ -278,6 +279,7 @@ class DataPlane:
         for upstream in (*self._upstreams, *self._retired):
             upstream.retire()
             await upstream.close()
+        self.metrics.finish()
 
 
 def _access_log(config: Config) -> AccessLog | FailureLog:

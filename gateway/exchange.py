@@ -3,13 +3,14 @@
 Not here: metrics, logs and decisions.
 """
 
-from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
+
+import msgspec
 
 from gateway.errors import ErrorKind
 
 
-class Format(Enum):
+class Format(StrEnum):
     """The form of a body."""
 
     BINARY = "binary"
@@ -17,8 +18,7 @@ class Format(Enum):
     OTHER = "other"
 
 
-@dataclass(slots=True)
-class Attempt:
+class Attempt(msgspec.Struct, gc=False):
     """One try to have a request answered by an endpoint; its seconds count from its start, after the queue."""
 
     endpoint: str
@@ -38,9 +38,12 @@ class Attempt:
     """Whether this asked for the model's metadata, not for an inference."""
 
 
-@dataclass(slots=True)
-class Exchange:
-    """One request of a client, from its head to the last byte of its reply. Bytes are bodies on the wire."""
+class Exchange(msgspec.Struct, gc=False):
+    """One request of a client, from its head to the last byte of its reply. Bytes are bodies on the wire.
+
+    A msgspec struct is made in a third of the time of a dataclass. It holds texts, numbers and attempts, and nothing
+    that could lead back to it, so the garbage collector need not look at it.
+    """
 
     client: str
     method: str
@@ -63,12 +66,12 @@ class Exchange:
     upstream_format: Format = Format.OTHER
     client_request_bytes: int = 0
     client_response_bytes: int = 0
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[Attempt] = []
     is_transcoded: bool = False
     request_codec_s: float = 0.0
     response_codec_s: float = 0.0
-    input_datatypes: list[str] = field(default_factory=list)
-    output_datatypes: list[str] = field(default_factory=list)
+    input_datatypes: list[str] = []
+    output_datatypes: list[str] = []
     request_nonfinite: int = 0
     response_nonfinite: int = 0
     header_recovered: bool = False

@@ -3,7 +3,7 @@
 Here: fields and looking them up. Not here: which of them cross the gateway (`policy.crossing`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 Pairs = Iterable[tuple[str, str]]
 """Header fields, name and value, in the order in which they are sent."""
@@ -15,28 +15,45 @@ class Headers:
     Names are compared in any case; the names given to the methods are in lower case, to save the conversion.
     """
 
-    __slots__ = ("_by_name", "pairs")
+    __slots__ = ("_repeated", "first", "pairs")
 
     def __init__(self, pairs: Pairs = ()) -> None:
         """*pairs* are names and values as they came."""
-        self.pairs = tuple(pairs)
-        by_name: dict[str, list[str]] = {}
-        for name, value in self.pairs:
-            by_name.setdefault(name.lower(), []).append(value)
-        self._by_name = by_name
+        self.pairs = pairs = tuple(pairs)
+        first = {name.lower(): value for name, value in pairs}
+        self._repeated: dict[str, list[str]] | None = None
+        if len(first) < len(pairs):
+            repeated: dict[str, list[str]] = {}
+            self._repeated = repeated
+            for name, value in pairs:
+                repeated.setdefault(name.lower(), []).append(value)
+            first = {name: values[0] for name, values in repeated.items()}
+        self.first: Mapping[str, str] = first
+        """The first value of each field by its name in lower case, in order: what costs least to look up."""
 
     def get(self, name: str, default: str = "") -> str:
         """The first value of the field *name* (lower case), or *default*."""
-        values = self._by_name.get(name)
-        return default if values is None else values[0]
+        return self.first.get(name, default)
 
     def all(self, name: str) -> list[str]:
         """Every value of the field *name* (lower case), in order; empty if there is none."""
-        return self._by_name.get(name, [])
+        if self._repeated is not None:
+            return self._repeated.get(name, [])
+        value = self.first.get(name)
+        return [] if value is None else [value]
 
     def joined(self, name: str) -> str:
         """All values of a field that is a list (RFC 9110 section 5.3), joined with commas; empty if there is none."""
-        return ", ".join(self._by_name.get(name, ()))
+        if self._repeated is not None:
+            return ", ".join(self._repeated.get(name, ()))
+        return self.first.get(name, "")
+
+    @property
+    def are_ascii(self) -> bool:
+        """Whether all values are ASCII."""
+        if self._repeated is not None:
+            return all(value.isascii() for _, value in self.pairs)
+        return "".join(self.first.values()).isascii()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._by_name
+        return name in self.first

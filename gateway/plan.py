@@ -99,8 +99,9 @@ class Plan:
         path, mark, query = target.partition("?")
         if (reason := find_path_fault(path)) is not None:
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, reason)
-        self.access.check(path)
-        if "via" in headers and went_through(headers.all("via"), self.name):
+        access = self.access
+        access.check(path)
+        if "via" in headers.first and went_through(headers.all("via"), self.name):
             raise GatewayError(
                 ErrorKind.NO_ROUTE,
                 "this request has passed through this gateway before: one of its backends leads back to it",
@@ -109,11 +110,12 @@ class Plan:
         match = self.router.match(host, path, mark + query)
         if match is None:
             raise GatewayError(ErrorKind.NO_ROUTE, f"no route for {method} {path}")
-        if match.target != target:
-            self.access.check(match.path)
-        for backend in match.destination.weights:
-            for base in self.backends[backend].base_paths:
-                self.access.check(base + match.path)
+        if access.denies_paths:
+            if match.target != target:
+                access.check(match.path)
+            for backend in match.destination.weights:
+                for base in self.backends[backend].base_paths:
+                    access.check(base + match.path)
         return match
 
 

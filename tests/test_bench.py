@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.cases import create, numbers
-from tests.bench.client import Connection, WrongBytesError, check_reply
+from tests.bench.cases import WrongBytesError, create, numbers
+from tests.bench.client import Connection, check_reply
 from tests.bench.processes import start_backend, start_gateway, start_relay
 from tests.bench.rows import ROWS
 
@@ -38,14 +38,14 @@ def test_numbers_that_change_on_either_side_of_the_gateway_are_noticed(tmp_path:
         body = bytearray((case.folder / file).read_bytes())
         body[-1] ^= 1
         (case.folder / file).write_bytes(body)
-    with start_backend(cases, tmp_path) as backend, start_gateway(backend.url, tmp_path) as gateway:
+    with start_backend(cases, tmp_path) as backend, start_gateway([backend.url], tmp_path) as gateway:
         with Connection(gateway.url) as connection:
             connection.infer_and_check(right)
             with pytest.raises(WrongBytesError, match="not those of the backend"):
                 connection.infer_and_check(wrong_answer)
             with pytest.raises(WrongBytesError, match="the backend got other numbers"):
                 connection.infer_and_check(wrong_request)
-        with start_relay(cases, backend, tmp_path) as relay, Connection(relay.url) as connection:
+        with start_relay(cases, backend.url, tmp_path) as relay, Connection(relay.url) as connection:
             connection.infer_and_check(right)
 
 

@@ -19,3 +19,19 @@ def test_a_field_that_is_absent_gives_the_default() -> None:
     assert HEADERS.all("x-b") == []
     assert "x-b" not in HEADERS
     assert "x-a" in HEADERS
+
+
+def test_the_first_values_stand_by_their_names_in_order() -> None:
+    assert dict(HEADERS.first) == {"host": "a", "x-a": "1"}
+    single = Headers([("B", "1"), ("A", "2")])
+    assert list(single.first.items()) == [("b", "1"), ("a", "2")]
+    assert single.all("b") == ["1"]
+    assert single.joined("b") == "1"
+    assert single.joined("c") == ""
+
+
+def test_all_values_are_looked_at_for_ascii() -> None:
+    assert Headers().are_ascii
+    assert HEADERS.are_ascii
+    assert not Headers([("X-A", "\xe9")]).are_ascii
+    assert not Headers([("X-A", "1"), ("x-a", "\xe9")]).are_ascii

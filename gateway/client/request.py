@@ -103,12 +103,13 @@ def find_fault(
     """
     if version not in ((1, 0), (1, 1)):
         return _fault(f"HTTP/{version[0]}.{version[1]} is not supported, only 1.0 and 1.1", status=505)
-    if "transfer-encoding" in headers:
+    first = headers.first
+    if "transfer-encoding" in first:
         codings = headers.all("transfer-encoding")
         if [coding.lower() for coding in codings] != ["chunked"]:
             quoted = ", ".join(codings).encode(errors="replace").decode()[:64]
             return _fault(f"Transfer-Encoding: only 'chunked' is supported, got {quoted!r}", status=501)
-        if "content-length" in headers:  # RFC 9112 section 6.3: an attempt at request smuggling
+        if "content-length" in first:  # RFC 9112 section 6.3: an attempt at request smuggling
             return _fault("Content-Length and Transfer-Encoding exclude each other")
         if version == (1, 0):  # RFC 9112 section 6.1: its framing is to be treated as faulty
             return _fault("HTTP/1.0 has no Transfer-Encoding")
@@ -121,11 +122,11 @@ def find_fault(
         return _fault(f"the target of a request must be a path or an http URL, got {quoted!r}")
     if "#" in target:
         return _fault("'#' cannot stand in the target of a request")
-    text = "".join([target, *(value for _, value in headers.pairs)])
-    if not text.isascii() and _is_undecodable(text):
+    if not headers.are_ascii:
         for name, value in headers.pairs:
             if _is_undecodable(value):
                 return _fault(f"header {name[:64]!r} holds bytes that are not UTF-8")
+    if not target.isascii() and _is_undecodable(target):
         return _fault("the target of the request holds bytes that are not UTF-8")
     return None
 
@@ -145,7 +146,7 @@ def _fault(message: str, status: int | None = None) -> GatewayError:
 
 def request_id(headers: Headers) -> str:
     """The client's `X-Request-Id` if it can stand in a log line and a header; otherwise a new one."""
-    given = headers.get("x-request-id")
+    given = headers.first.get("x-request-id", "")
     return given if 0 < len(given) <= MAX_REQUEST_ID and given.isascii() and given.isprintable() else new_request_id()
 
 

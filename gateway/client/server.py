@@ -12,13 +12,14 @@ from a client that closed, whose request must not go on running at the backend.
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
-from itertools import islice
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http_exceptions import BadStatusLine, InvalidHeader, InvalidURLError, LineTooLong
+from aiohttp.http import RawRequestMessage
+from aiohttp.http_exceptions import BadStatusLine, HttpProcessingError, InvalidHeader, InvalidURLError, LineTooLong
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from gateway.client.reply import Reply
@@ -42,6 +43,8 @@ _TLS = "Received HTTPS traffic on an HTTP port"  # says aiohttp's parser
 CUT_S = 0.05
 """How long handlers have to notice that they are cut off. Not 0, which aiohttp takes for no limit."""
 
+_UNKNOWN = "UNKNOWN"  # the method of what is no HTTP
+
 DEFAULT_LIMITS = Limits()
 
 Handler = Callable[[ClientRequest], Awaitable[None]]
@@ -59,7 +62,7 @@ class Server(web.Server):
         *record* is given the exchanges of what never became a request: bad HTTP.
         """
         super().__init__(
-            self._serve,
+            _never_called,
             handler_cancellation=True,
             auto_decompress=False,
             access_log=None,
@@ -67,7 +70,8 @@ class Server(web.Server):
             keepalive_timeout=0,  # the watcher closes idle connections
             lingering_time=0,  # `ClientBody.drop_rest` reads the rest of refused bodies, within bounds
         )
-        self._handler = handler
+        self.handler = handler
+        """Serves each request."""
         self._record = record
         self.limits = limits
         """The limits that hold now: a reload replaces them as a whole, for connections that are open, too."""
@@ -111,32 +115,19 @@ class Server(web.Server):
         """Connections on which nothing has come since they were accepted."""
         return sum(isinstance(each, ClientProtocol) and each.is_silent for each in self.connections)
 
-    async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Have one request served, and tell aiohttp whether the connection goes on."""
-        protocol = http.protocol
-        assert isinstance(protocol, ClientProtocol)
-        connection = protocol.serving = _Connection(http, protocol)
-        await self._handler(_client_request(http, protocol, connection))
-        protocol.serving = None
-        return _KEPT if connection.keeps_alive else _CLOSED
-
-    def refuse(self, http: web.BaseRequest, protocol: "ClientProtocol", error: GatewayError) -> web.StreamResponse:
-        """The reply to what never became a request; recorded when it was sent."""
-        exchange = Exchange(protocol.peer, http.method, "", new_request_id(), asyncio.get_running_loop().time())
-        connection = _Connection(http, protocol)
-        headers = Headers()
+    async def refuse(
+        self, protocol: "ClientProtocol", connection: "_Connection", method: str, fault: GatewayError
+    ) -> None:
+        """Reply to what never became a request, or whose handler failed, and record it."""
+        exchange = Exchange(protocol.peer, method, "", new_request_id(), self._loop.time())
         request = ClientRequest(
-            http.method, "", headers, "", protocol.peer, http.scheme, (1, 1), None, False, connection
+            method, "", Headers(), "", protocol.peer, protocol.scheme, (1, 1), None, False, connection
         )
         reply = Reply(request, exchange, body=None, is_draining=lambda: True)
-
-        async def send() -> None:
-            try:
-                await reply.error(error)
-            finally:
-                self._record(exchange)
-
-        return _Refusal(send)
+        try:
+            await reply.error(fault)
+        finally:
+            self._record(exchange)
 
 
 class ClientProtocol(RequestHandler):
@@ -144,6 +135,8 @@ class ClientProtocol(RequestHandler):
 
     peer = "unknown"
     """The client's address, or `UNIX_PEER`."""
+    scheme = "http"
+    """`https` on a connection with TLS."""
     serving: "_Connection | None" = None
     """The request that is being served."""
     cut_reason = ""
@@ -179,6 +172,93 @@ class ClientProtocol(RequestHandler):
             self.peer = str(peername[0])
         elif transport.get_extra_info("socket").family == socket.AF_UNIX:
             self.peer = UNIX_PEER
+        if transport.get_extra_info("sslcontext") is not None:
+            self.scheme = "https"
+
+    async def start(self) -> None:
+        """Serve the requests of this connection one after the other, to its end.
+
+        aiohttp's own loop makes a request, a writer, a task and a response for each of them, which a `Reply` has no
+        use for. As there, the task of the connection is cancelled when the client leaves, and so is what it serves.
+        """
+        messages = self._messages
+        while not self._force_close:
+            if not messages:
+                self._waiter = self._loop.create_future()
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
+            if not await self._serve_next() or self._close:
+                break
+            if messages:
+                await asyncio.sleep(0)  # other connections come before the next request of a pipeline
+        if not self._force_close:
+            self._task_handler = None
+            if self.transport is not None:
+                self.transport.close()
+
+    async def _serve_next(self) -> bool:
+        """Serve the next request that is queued; whether another may follow. Keeps nothing of it."""
+        message, payload = self._messages.popleft()
+        assert self._parser is not None
+        self._parser.message_consumed()
+        if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
+            self._resume_reading_if_drained()
+        connection = self.serving = _Connection(self, payload)
+        self._current_request = connection  # type: ignore[assignment]  # for `shutdown` and `connection_lost`
+        self._request_in_progress = True
+        method = _UNKNOWN
+        try:
+            if isinstance(message, _ErrInfo):
+                text = _reason(message.exc, message.message) or "malformed HTTP"
+                fault = GatewayError(ErrorKind.MALFORMED_REQUEST, text, status=message.status)
+                await self._server.refuse(self, connection, method, fault)
+            else:
+                method = message.method
+                connection.keeps_alive = not message.should_close
+                if message.upgrade:
+                    connection.upgrade = message
+                await self._server.handler(_client_request(message, payload, self, connection))
+        except asyncio.CancelledError:  # not raised: the task ends here, and would keep the error, and that the request
+            self.force_close()
+            return False
+        except Exception as error:
+            await self._fail(connection, method, error)
+            return False
+        finally:
+            self.serving = self._current_request = None
+            self._request_in_progress = False
+            if self._handler_waiter is not None and not self._handler_waiter.done():
+                self._handler_waiter.set_result(None)
+        if self._upgraded:
+            self._decline_upgrade()
+        if not payload.is_eof():
+            self.close()
+            return False
+        return connection.keeps_alive
+
+    async def _fail(self, connection: "_Connection", method: str, error: Exception) -> None:
+        """The handler has raised *error*: reply 500, never with a traceback, or cut off the reply that has begun."""
+        if connection.has_begun:
+            connection.cut()
+            return
+        log.error("a handler failed", exc_info=error)
+        connection.keeps_alive = False
+        with suppress(ConnectionError):
+            await self._server.refuse(self, connection, method, GatewayError(ErrorKind.INTERNAL, "internal error"))
+
+    def _decline_upgrade(self) -> None:
+        """Go on after a request that asked for an upgrade, with what came behind it meanwhile."""
+        if self._messages or self._parser is None:
+            return
+        self._parser.set_upgraded(False)
+        self._upgraded = False
+        tail, self._message_tail = self._message_tail, b""
+        if tail:
+            self._parse(tail, ends_head=False)
+        if self._buffer_paused and len(self._messages) < self._max_msg_queue_size:
+            self._resume_reading_if_drained()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio."""
@@ -264,21 +344,13 @@ class ClientProtocol(RequestHandler):
         aiohttp's parser forgets the requests of a piece of data in which an error follows, so the data is parsed up
         to the end of each head (`PIECES_AT_ONCE` at most): what is complete before the error gets its reply.
         """
-        if self._is_broken:
-            return
         start = 0
         for _ in range(PIECES_AT_ONCE):
             end, ends_head = self._next_end(data, start)
-            if end == len(data):
-                break
-            self._parse(data[start:end], ends_head=ends_head)
-            if self._breaks():
+            if not self._parse(data[start:end], ends_head=ends_head) or end == len(data):
                 return
             start = end
-        else:
-            ends_head = False
-        self._parse(data[start:] if start else data, ends_head=ends_head)
-        self._breaks()
+        self._parse(data[start:], ends_head=False)
 
     def _next_end(self, data: bytes, start: int) -> tuple[int, bool]:
         """Where that ends with which *data* goes on at *start*, and whether it is a head: a body or a head.
@@ -303,20 +375,34 @@ class ClientProtocol(RequestHandler):
         self._last_bytes = (before + data[max(start, len(data) - 3) :])[-3:]
         return len(data), False
 
-    def _parse(self, data: bytes, *, ends_head: bool) -> None:
-        """Give *data* to aiohttp's parser. *ends_head*: the end of *data* is that of a head, if it holds one.
+    def _parse(self, data: bytes, *, ends_head: bool) -> bool:
+        """Give *data* to aiohttp's parser, and queue the requests that it holds; whether more may be parsed.
+
+        *ends_head*: the end of *data* is that of a head, if it holds one. This is what aiohttp's `data_received` does,
+        and in the same step takes down what `_next_end` has to know.
 
         Where a request asks for an upgrade, which it never gets, the parser drops what comes behind that request in
         the same piece. So it is counted what came behind its head, see `bytes_behind`.
         """
+        if self._is_broken or self._force_close or self._close:
+            return False
         if self._behind_upgrade is not None:
             self._behind_upgrade += len(data)
-        n_messages = len(self._messages)
+        if self._upgraded:  # until the request that asked for it is served
+            super().data_received(data)
+            return True
+        assert self._parser is not None
         is_paused = self._buffer_paused or self._reading_paused  # the parser may hold bytes that came before *data*
-        super().data_received(data)
-        for message, _ in islice(self._messages, n_messages, None):
-            if isinstance(message, _ErrInfo):
-                continue
+        try:
+            messages, self._upgraded, tail = self._parser.feed_data(data)
+        except HttpProcessingError as error:
+            self._break(error)
+            return False
+        if self._upgraded and tail:
+            self._message_tail = tail
+        if not messages:
+            return True
+        for message, _ in messages:
             if message.upgrade:
                 self._upgrade = message
                 self._behind_upgrade = 0 if ends_head and not is_paused else None
@@ -326,6 +412,31 @@ class ClientProtocol(RequestHandler):
                 self._is_astray = False
             else:
                 self._is_astray = True
+        self._queue(messages)
+        return True
+
+    def _queue(self, messages: Iterable[tuple[RawRequestMessage | _ErrInfo, StreamReader]]) -> None:
+        """Let *messages* be served in their turn; if too many wait, nothing is read for now."""
+        queue = self._messages
+        n_before = len(queue)
+        queue.extend(messages)
+        self._request_count += len(queue) - n_before
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        if len(queue) >= self._max_msg_queue_size and not self._buffer_paused:
+            self._pause_reading_for_buffer()
+
+    def _break(self, error: HttpProcessingError) -> None:
+        """The parser has given up: reply to that. A body that it leaves open fails at once, instead of never."""
+        self._is_broken = True
+        bodies = [payload for _, payload in self._messages]
+        if self.serving is not None:
+            bodies.append(self.serving.content)
+        self._queue([(_ErrInfo(status=400, exc=error, message=error.message), EMPTY_PAYLOAD)])
+        for body in bodies:
+            if not body.is_eof():
+                body.set_exception(web.RequestPayloadError(_reason(error, error.message)))
 
     def bytes_behind(self, message: object) -> int | None:
         """How many bytes came behind the head of *message*, which asks for an upgrade; None if that is not known."""
@@ -351,71 +462,40 @@ class ClientProtocol(RequestHandler):
         super()._resume_transport_reading()
         self._server.gone_check.unwatch(self)
 
-    def _breaks(self) -> bool:
-        """Whether the parser has given up. A body that it leaves open then fails at once, instead of never."""
-        if not self._messages or not isinstance(self._messages[-1][0], _ErrInfo):
-            return False
-        self._is_broken = True
-        error = self._messages[-1][0]
-        bodies = [payload for _, payload in self._messages]
-        if self._current_request is not None:
-            bodies.append(self._current_request.content)
-        for body in bodies:
-            if not body.is_eof():
-                body.set_exception(web.RequestPayloadError(_reason(error.exc, error.message)))
-        return True
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """Answer what never became a request, or whose handler failed; never with a traceback."""
-        serving, self.serving = self.serving, None
-        if serving is not None and serving.has_begun:
-            serving.cut()
-            raise ConnectionResetError("a reply has begun and cannot become an error")
-        said = message or (str(exc) if status < 500 and exc is not None else "")
-        text = _reason(exc, said) or ("internal error" if status >= 500 else "malformed HTTP")
-        kind = ErrorKind.MALFORMED_REQUEST if status < 500 else ErrorKind.INTERNAL
-        if exc is not None and status >= 500:
-            log.error("a handler failed", exc_info=exc)
-        return self._server.refuse(request, self, GatewayError(kind, text, status=status))
-
 
 class _Connection:
     """See `client.request.Connection`."""
 
     __slots__ = (
-        "_content",
-        "_http",
         "_protocol",
         "_received_bytes",
         "_waited_s",
         "_waits_since_s",
-        "_writer",
+        "content",
         "has_begun",
         "keeps_alive",
+        "upgrade",
     )
 
-    def __init__(self, http: web.BaseRequest, protocol: ClientProtocol) -> None:
-        self._http = http
-        self._content = http.content
-        self._writer = http.writer
+    def __init__(self, protocol: ClientProtocol, content: StreamReader) -> None:
         self._protocol = protocol
-        self.keeps_alive = http.keep_alive
+        self.content = content
+        self.keeps_alive = False
         self.has_begun = False
+        self.upgrade: RawRequestMessage | None = None  # the request's head, if it asks for an upgrade
         self._received_bytes = 0
         self._waited_s = 0.0  # by `read`, in all that have ended
         self._waits_since_s: float | None = None
+
+    def _cancel(self, exc: BaseException) -> None:
+        """Let whoever reads the body fail; aiohttp's `connection_lost` and `shutdown` call this."""
+        self.content.set_exception(exc)
 
     async def read(self) -> bytes:
         now_s = self._protocol._server.watcher.time
         self._waits_since_s = since_s = now_s()
         try:
-            chunk = await self._content.readany()
+            chunk = await self.content.readany()
         except web.RequestPayloadError as error:
             # without its traceback: aiohttp keeps the error, which would keep the last chunk
             raise _malformed_body(error) from error.with_traceback(None)
@@ -440,31 +520,30 @@ class _Connection:
         if words is None:
             return False
         words = f"the client sent its body too slowly: {words} (limits.body_timeout)"
-        self._content.set_exception(GatewayError(ErrorKind.SLOW_CLIENT, words))
+        self.content.set_exception(GatewayError(ErrorKind.SLOW_CLIENT, words))
         self._waits_since_s = None
         return True
 
     def read_arrived(self) -> bytes:
         try:
-            return self._content.read_nowait(-1)
+            return self.content.read_nowait(-1)
         except web.RequestPayloadError as error:
             raise _malformed_body(error) from error.with_traceback(None)
 
     @property
     def has_arrived(self) -> bool:
-        return self._content.is_eof()
+        return self.content.is_eof()
 
     @property
     def is_read(self) -> bool:
-        return self._content.at_eof()
+        return self.content.at_eof()
 
     @property
     def may_have_lost_bytes(self) -> bool:
-        message = self._http._message
-        if not message.upgrade:
+        if self.upgrade is None:
             return False
-        n_body = self._http.content_length or 0
-        return not self._content.is_eof() or self._protocol.bytes_behind(message) != n_body
+        n_body = int(self.upgrade.headers.get("Content-Length", "0"))
+        return not self.content.is_eof() or self._protocol.bytes_behind(self.upgrade) != n_body
 
     @property
     def is_closing(self) -> bool:
@@ -479,8 +558,9 @@ class _Connection:
         transport.write(data)
 
     async def drain(self) -> None:
-        if self._protocol.writing_paused:
-            await self._writer.drain()
+        protocol = self._protocol
+        if protocol._paused and protocol.transport is not None:
+            await protocol._drain_helper()
 
     @property
     def cut_reason(self) -> str:
@@ -490,51 +570,20 @@ class _Connection:
         self._protocol.reset()
 
 
-class _Sent(web.StreamResponse):
-    """Tells aiohttp that `Reply` has sent everything, and whether the connection is kept."""
-
-    def __init__(self, keeps_alive: bool) -> None:
-        super().__init__()
-        self._is_kept = keeps_alive
-
-    @property
-    def keep_alive(self) -> bool:
-        return self._is_kept
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        return None
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        pass
-
-
-class _Refusal(_Sent):
-    """A reply that is sent when aiohttp asks for it: where it has no request, it asks for a response, not for work."""
-
-    def __init__(self, send: Callable[[], Awaitable[None]]) -> None:
-        super().__init__(keeps_alive=False)
-        self._send = send
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        await self._send()
-        return None
-
-
-_KEPT = _Sent(keeps_alive=True)
-_CLOSED = _Sent(keeps_alive=False)
-
-
-def _client_request(http: web.BaseRequest, protocol: ClientProtocol, connection: _Connection) -> ClientRequest:
-    headers = Headers(http.headers.items())
-    path = http.raw_path
-    length = http.content_length
-    fault = find_fault(http.method, path, http.version, headers, length)
+def _client_request(
+    message: RawRequestMessage, payload: StreamReader, protocol: ClientProtocol, connection: _Connection
+) -> ClientRequest:
+    method, path, version = message.method, message.path, message.version
+    headers = Headers(message.headers.items())
+    given_length = headers.get("content-length")
+    length = int(given_length) if given_length else None
+    fault = find_fault(method, path, version, headers, length)
     if fault is not None:
         path = path.encode(errors="backslashreplace").decode()  # may stand in a log
         if (
             fault.status != ErrorKind.MALFORMED_REQUEST.status
             or "transfer-encoding" in headers
-            or http.method == "CONNECT"  # the parser knows no body of it
+            or method == "CONNECT"  # the parser knows no body of it
             or (length is not None and length > MAX_CONTENT_LENGTH)
         ):
             connection.keeps_alive = False  # where its body ends is not certain
@@ -547,15 +596,15 @@ def _client_request(http: web.BaseRequest, protocol: ClientProtocol, connection:
         if not path.startswith("/"):
             path = f"/{path}"
     return ClientRequest(
-        http.method,
+        method,
         path,
         headers,
         host,
         protocol.peer,
-        http.scheme,
-        http.version,
+        protocol.scheme,
+        version,
         length,
-        http.body_exists,
+        payload is not EMPTY_PAYLOAD,
         connection,
         fault,
     )
@@ -580,3 +629,8 @@ def _reason(error: BaseException | None, text: str) -> str:
 
 def _nothing() -> None:
     """Is never called."""
+
+
+async def _never_called(http: web.BaseRequest) -> web.StreamResponse:
+    """Stands where aiohttp looks for a handler, which `ClientProtocol.start` does not ask."""
+    raise AssertionError

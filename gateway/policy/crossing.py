@@ -82,6 +82,8 @@ UNIX_PEER = "unix"
 Fields = list[tuple[str, str]]
 """Header fields in the order in which they are sent."""
 
+_IDENTITY = ("Accept-Encoding", "identity")
+_JSON = ("Content-Type", "application/json")
 _KEEP_OR_CLOSE = ("keep-alive", "close")
 # What proxies have said of a request is for all behind them: no `Connection` takes it away.
 _FOR_ALL = frozenset({"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"})
@@ -120,69 +122,60 @@ class BackendHeaders:
         self._not_inflated = _NOT_TO_BACKEND | removed | _OF_THE_BODY
         self._not_transcoded = _NOT_TO_BACKEND | removed | _OF_THE_BODY | _CODING
         self._not_metadata = self._not_transcoded | _OF_ONE_ANSWER | _OF_ONE_REQUEST
+        self._names_client = "x-forwarded-for" not in removed
+        self._names_scheme = "x-forwarded-proto" not in removed
+        self._names_host = "x-forwarded-host" not in removed
+        self._uncoded = self._added(_IDENTITY)
+        self._json = self._added(_JSON)
+        self._json_uncoded = self._added(_JSON, _IDENTITY)
 
     def relayed(self, client: Asking) -> Fields:
         """For a request whose body crosses as it is, and whose answer comes back coded as the client asked."""
-        fields = self._crossing(client, self._not_relayed)
-        return self._with_coding(fields, client)
+        # a client that says nothing expects no coding, although RFC 9110 section 12.5.3 would allow any
+        added = self._set if "accept-encoding" in client.headers.first else self._uncoded
+        return self._crossing(client, self._not_relayed) + added
 
     def relayed_uncoded(self, client: Asking) -> Fields:
         """For a request whose body crosses as it is, and whose answer must not be compressed (protocol 7)."""
-        fields = self._crossing(client, self._not_read)
-        return self._uncoded(fields)
+        return self._crossing(client, self._not_read) + self._uncoded
 
     def inflated(self, client: Asking) -> Fields:
         """For JSON that the gateway has read, maybe inflated, and passes on; coded as the client asked."""
-        fields = self._crossing(client, self._not_inflated)
-        self._append(fields, "Content-Type", "application/json")
-        return self._with_coding(fields, client)
+        added = self._json if "accept-encoding" in client.headers.first else self._json_uncoded
+        return self._crossing(client, self._not_inflated) + added
 
     def transcoded(self, client: Asking) -> Fields:
         """For a body that has become JSON, and whose answer the gateway reads."""
-        fields = self._crossing(client, self._not_transcoded)
-        self._append(fields, "Content-Type", "application/json")
-        return self._uncoded(fields)
+        return self._crossing(client, self._not_transcoded) + self._json_uncoded
 
     def metadata(self, client: Asking) -> Fields:
         """For metadata that the gateway asks for itself, and keeps for clients that send the same of these headers."""
-        fields = self._crossing(client, self._not_metadata)
-        return self._uncoded(fields)
+        return self._crossing(client, self._not_metadata) + self._uncoded
 
     def probing(self, user_agent: str) -> Fields:
         """For a health probe, which no client has asked for: *user_agent* says who asks."""
-        fields = list(self._set)
-        self._append(fields, "User-Agent", user_agent)
-        return self._uncoded(fields)
+        return self._added(("User-Agent", user_agent), _IDENTITY)
 
     def _crossing(self, client: Asking, dropped: frozenset[str]) -> Fields:
+        """The client's fields but *dropped*, and who it is."""
         headers = client.headers
+        first = headers.first
         fields = _without(headers, dropped)
-        removed = self._removed
-        if "x-forwarded-for" not in removed:
-            hops = [headers.joined("x-forwarded-for"), "" if client.peer == UNIX_PEER else client.peer]
-            if any(hops):
-                fields.append(("X-Forwarded-For", ", ".join(filter(None, hops))))
-        if "x-forwarded-proto" not in headers and "x-forwarded-proto" not in removed:
+        if self._names_client:
+            hop = "" if client.peer == UNIX_PEER else client.peer
+            if "x-forwarded-for" in first:
+                hop = ", ".join(filter(None, (headers.joined("x-forwarded-for"), hop)))
+            if hop:
+                fields.append(("X-Forwarded-For", hop))
+        if self._names_scheme and "x-forwarded-proto" not in first:
             fields.append(("X-Forwarded-Proto", client.scheme))
-        if client.host and "x-forwarded-host" not in headers and "x-forwarded-host" not in removed:
+        if self._names_host and client.host and "x-forwarded-host" not in first:
             fields.append(("X-Forwarded-Host", client.host))
-        fields += self._set
         return fields
 
-    def _append(self, fields: Fields, name: str, value: str) -> None:
-        """Add a field unless the configuration sets or removes it."""
-        if name.lower() not in self._removed:
-            fields.append((name, value))
-
-    def _uncoded(self, fields: Fields) -> Fields:
-        self._append(fields, "Accept-Encoding", "identity")
-        return fields
-
-    def _with_coding(self, fields: Fields, client: Asking) -> Fields:
-        # a client that says nothing expects no coding, although RFC 9110 section 12.5.3 would allow any
-        if "accept-encoding" not in client.headers:
-            self._append(fields, "Accept-Encoding", "identity")
-        return fields
+    def _added(self, *fields: tuple[str, str]) -> Fields:
+        """What the configuration sets, and *fields* unless it sets or removes them."""
+        return self._set + [field for field in fields if field[0].lower() not in self._removed]
 
 
 def relayed_to_client(backend: Headers) -> Fields:
@@ -218,13 +211,16 @@ def _without(headers: Headers, dropped: frozenset[str]) -> Fields:
 
     Names are compared with `_` as `-`: servers that speak CGI or WSGI to an application do not tell them apart.
     """
-    if "connection" in headers:
+    names = headers.first
+    pairs = headers.pairs
+    if "connection" in names:
         connection = headers.all("connection")
         if len(connection) > 1 or connection[0].lower() not in _KEEP_OR_CLOSE:
             named = {name.strip().lower() for value in connection for name in value.split(",")}
             dropped = dropped | (named - _FOR_ALL)
+    lower = names if len(names) == len(pairs) else [name.lower() for name, _ in pairs]
     return [
         pair
-        for pair in headers.pairs
-        if (name := pair[0].lower()) not in dropped and ("_" not in name or name.replace("_", "-") not in dropped)
+        for name, pair in zip(lower, pairs, strict=True)
+        if name not in dropped and ("_" not in name or name.replace("_", "-") not in dropped)
     ]

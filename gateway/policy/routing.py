@@ -16,7 +16,8 @@ from gateway.headers import Headers
 from gateway.policy.sticky import pick_weighted
 
 _MODEL_PATH = re.compile(r"(/v2/(?:repository/)?models/)([^/]+)((?:/.*)?)")
-_INFER_PATH = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/infer")
+_MODELS = "/v2/models/"
+_INFER_VERSION = re.compile(r"/versions/[^/]+/infer")
 _RELOADED_PATH = re.compile(r"(.*)/v2/repository/models/([^/]+)/(?:load|unload)")
 _HOST = re.compile(r"(\[[^\]]*:[^\]]*\]|[^:]*)(?::([^:]*))?")
 _SERVER_PATHS = ("/v2", "/v2/")
@@ -114,7 +115,7 @@ class Destination:
         return next(reversed(self.weights))  # rounding
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Match:
     """What a route makes of a request."""
 
@@ -223,8 +224,9 @@ def _read(path: str) -> tuple[str, str, str | None, PathKind]:
         if path in _SERVER_PATHS:
             return path, "", None, PathKind.SERVER_METADATA
         return path, "", None, PathKind.V2 if path.startswith("/v2/") else PathKind.OTHER
-    kind = PathKind.INFER if _INFER_PATH.fullmatch(path) else PathKind.V2
-    return model_path[1], model_path[3], unquote(model_path[2]), kind
+    before, name, behind = model_path.groups()
+    is_infer = before == _MODELS and (behind == "/infer" or _INFER_VERSION.fullmatch(behind) is not None)
+    return before, behind, unquote(name) if "%" in name else name, PathKind.INFER if is_infer else PathKind.V2
 
 
 def _matches_any(model: str, patterns: Sequence[str]) -> bool:

@@ -1,19 +1,27 @@
 """Metrics: read from a finished exchange, never written in the middle of one.
 
-The names and labels are promised to operators (README, "Monitoring"). Not here: any decision.
+What exchanges have counted waits in plain dicts, and is added to the library's metrics for many of them together:
+one update of a metric costs about as much as everything that is noted of one exchange. The names and labels are
+promised to operators (README, "Monitoring"). Not here: any decision.
 """
 
+import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal, TypeVar
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway import __version__
 from gateway.exchange import Exchange, Format
+from gateway.telemetry.histogram import BatchHistogram
+
+MAX_WAITING = 256
+"""The most exchanges whose numbers wait to be added up: with 200 models that holds the loop for half a millisecond."""
 
 MAX_MODELS = 200
 """The most models with a label of their own; the others share the label `other`."""
@@ -40,6 +48,22 @@ _REQUEST_SECONDS = (
 )
 _LAG_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 _CODEC_SECONDS = (50e-6, 100e-6, 250e-6, 500e-6, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+log = logging.getLogger("gateway")
+
+Labels = tuple[str | int, ...]
+"""The values of a metric's labels, in the order of their names."""
+
+Counts = defaultdict[Labels, float]
+"""What waits to be added to a counter."""
+
+Amounts = defaultdict[Labels, list[float]]
+"""What waits to be observed by a histogram."""
+
+
+_REQUEST = ("request",)
+_RESPONSE = ("response",)
 
 
 class EndpointReading(msgspec.Struct, frozen=True, array_like=True):
@@ -114,6 +138,10 @@ class Metrics:
         self._models: set[str] = set()
         self._refused_connections_seen = 0
         self._slow_connections_seen: dict[str, int] = {}
+        self._counts: list[tuple[Callable[[Labels], Counter], Counts]] = []
+        self._amounts: list[tuple[Callable[[Labels], BatchHistogram], Amounts]] = []
+        self._waiting = 0
+        self._max_waiting = MAX_WAITING
         counter, gauge, histogram = self._counter, self._gauge, self._histogram
         self._requests = counter("requests", "Requests of clients that are finished", "route", "model", "code")
         self._seconds = histogram(
@@ -161,76 +189,99 @@ class Metrics:
         self._errors = counter("errors", "Requests that failed, by reason", "route", "reason")
         self._nonfinite = counter("nonfinite_values", "NaN and infinities let through by policy", "direction")
         self._recovered = counter("header_recovered", "Requests whose missing header length was found")
-        for direction in ("request", "response"):
-            self._avoided(direction)
-            self._nonfinite(direction)
-        gauge("build_info", "1, labelled with the version", "version", mode="livemax")(__version__).set(1)
+        for direction in (_REQUEST, _RESPONSE):
+            self._avoided[direction] += 0
+            self._nonfinite[direction] += 0
+        self.add_up()
+        gauge("build_info", "1, labelled with the version", "version", mode="livemax").labels(__version__).set(1)
 
     def observe_load(self, requests: int, held_bytes: int, max_bytes: int) -> None:
         """Set the gauges of what is in flight."""
-        self._in_flight().set(requests)
-        self._held().set(held_bytes)
-        self._held_limit().set(max_bytes)
+        self._in_flight.set(requests)
+        self._held.set(held_bytes)
+        self._held_limit.set(max_bytes)
 
     def observe_connections(self, open_: int, refused_total: int, slow_totals: Mapping[str, int]) -> None:
         """Set how many client connections are open.
 
         *refused_total* and *slow_totals* count since the start those refused, and, by the limit's name, the slow ones.
         """
-        self._connections().set(open_)
-        self._refused_connections().inc(refused_total - self._refused_connections_seen)
+        self._connections.set(open_)
+        self._refused_connections[()] += refused_total - self._refused_connections_seen
         self._refused_connections_seen = refused_total
         for limit, total in slow_totals.items():
-            self._slow_connections(limit).inc(total - self._slow_connections_seen.get(limit, 0))
+            self._slow_connections[(limit,)] += total - self._slow_connections_seen.get(limit, 0)
             self._slow_connections_seen[limit] = total
 
     def observe_lag(self, seconds: float) -> None:
         """Count one sample of the event loop's lag."""
-        self._lag().observe(seconds)
+        self._lag[()].append(seconds)
 
     def record(self, exchange: Exchange) -> None:
-        """Count a finished exchange."""
-        route = exchange.route
+        """Count a finished exchange: `add_up` makes it visible."""
+        route, backend = exchange.route, exchange.backend
+        upstream, by_backend = (route, exchange.upstream_format), (backend,)
         model = self._model_label(exchange)
-        self._requests(route, model, str(exchange.status)).inc()
-        self._seconds(route, model).observe(exchange.seconds)
-        self._client_request(route, exchange.client_format.value).observe(exchange.client_request_bytes)
-        self._client_response(route, exchange.reply_format.value).observe(exchange.client_response_bytes)
+        self._requests[route, model, exchange.status] += 1
+        self._seconds[route, model].append(exchange.seconds)
+        self._client_request[route, exchange.client_format].append(exchange.client_request_bytes)
+        self._client_response[route, exchange.reply_format].append(exchange.client_response_bytes)
         for attempt in exchange.attempts:
-            self._upstream_request(route, exchange.upstream_format.value).observe(attempt.request_bytes)
-            self._upstream_response(route, exchange.upstream_format.value).observe(attempt.response_bytes)
-            self._upstream_requests(exchange.backend, attempt.endpoint, attempt.code).inc()
-            self._upstream_seconds(exchange.backend).observe(attempt.seconds)
+            self._upstream_request[upstream].append(attempt.request_bytes)
+            self._upstream_response[upstream].append(attempt.response_bytes)
+            self._upstream_requests[backend, attempt.endpoint, attempt.code] += 1
+            self._upstream_seconds[by_backend].append(attempt.seconds)
             if attempt.first_byte_s is not None:
-                self._first_byte_seconds(exchange.backend).observe(attempt.first_byte_s)
+                self._first_byte_seconds[by_backend].append(attempt.first_byte_s)
             if attempt.queue_s is not None:
-                self._queue_seconds(exchange.backend).observe(attempt.queue_s)
+                self._queue_seconds[by_backend].append(attempt.queue_s)
             if attempt.repeated_for:
-                self._retries(exchange.backend, attempt.repeated_for).inc()
+                self._retries[backend, attempt.repeated_for] += 1
         if exchange.error is not None:
-            self._errors(route, exchange.error.label).inc()
+            self._errors[route, exchange.error.label] += 1
         if exchange.is_transcoded:
             self._record_codec(exchange)
+        self._waiting += 1
+        if self._waiting >= self._max_waiting:
+            self.add_up()
 
     def _record_codec(self, exchange: Exchange) -> None:
-        self._transcode("request").observe(exchange.request_codec_s)
+        self._transcode[_REQUEST].append(exchange.request_codec_s)
         for datatype in exchange.input_datatypes:
-            self._tensors("request", datatype).inc()
+            self._tensors["request", datatype] += 1
         if exchange.request_nonfinite:
-            self._nonfinite("request").inc(exchange.request_nonfinite)
+            self._nonfinite[_REQUEST] += exchange.request_nonfinite
         if exchange.header_recovered:
-            self._recovered().inc()
+            self._recovered[()] += 1
         if exchange.error is not None:
             return
         if exchange.client_format is Format.BINARY:
-            self._avoided("request").inc(max(0, exchange.attempts[-1].request_bytes - exchange.client_request_bytes))
-        self._transcode("response").observe(exchange.response_codec_s)
+            self._avoided[_REQUEST] += max(0, exchange.attempts[-1].request_bytes - exchange.client_request_bytes)
+        self._transcode[_RESPONSE].append(exchange.response_codec_s)
         for datatype in exchange.output_datatypes:
-            self._tensors("response", datatype).inc()
+            self._tensors["response", datatype] += 1
         if exchange.response_nonfinite:
-            self._nonfinite("response").inc(exchange.response_nonfinite)
+            self._nonfinite[_RESPONSE] += exchange.response_nonfinite
         if exchange.reply_format is Format.BINARY:
-            self._avoided("response").inc(max(0, exchange.attempts[-1].response_bytes - exchange.client_response_bytes))
+            self._avoided[_RESPONSE] += max(0, exchange.attempts[-1].response_bytes - exchange.client_response_bytes)
+
+    def add_up(self) -> None:
+        """Add what waits to the metrics; to be called before each scrape, and several times a second."""
+        self._waiting = 0
+        try:
+            for counter, counts in self._counts:
+                for labels, count in _taken(counts):
+                    counter(labels).inc(count)
+            for histogram, amounts in self._amounts:
+                for labels, values in _taken(amounts):
+                    histogram(labels).observe_all(values)
+        except Exception:  # requests go on, and so does who calls this
+            log.exception("some requests could not be counted")
+
+    def finish(self) -> None:
+        """Add up what waits, and from now on each exchange at once: nobody will call `add_up` any more."""
+        self._max_waiting = 1
+        self.add_up()
 
     def _model_label(self, exchange: Exchange) -> str:
         """The model's name once it has answered an inference with success, else `other`: clients cannot make labels."""
@@ -243,31 +294,45 @@ class Metrics:
             return model
         return "other"
 
-    def _counter(self, name: str, help_: str, *labels: str) -> Callable[..., Counter]:
-        return _children(Counter(f"tensor_gateway_{name}", help_, labels, registry=self.registry))
+    def _counter(self, name: str, help_: str, *labels: str) -> Counts:
+        counts: Counts = defaultdict(float)
+        self._counts.append(
+            (_children(Counter(f"tensor_gateway_{name}", help_, labels, registry=self.registry)), counts)
+        )
+        return counts
 
-    def _gauge(
-        self, name: str, help_: str, *labels: str, mode: Literal["livesum", "livemax"] = "livesum"
-    ) -> Callable[..., Gauge]:
+    def _gauge(self, name: str, help_: str, *labels: str, mode: Literal["livesum", "livemax"] = "livesum") -> Gauge:
         # where there are workers, those that live are summed
-        gauge = Gauge(f"tensor_gateway_{name}", help_, labels, registry=self.registry, multiprocess_mode=mode)
-        return _children(gauge)
+        return Gauge(f"tensor_gateway_{name}", help_, labels, registry=self.registry, multiprocess_mode=mode)
 
-    def _histogram(self, name: str, help_: str, buckets: tuple[float, ...], *labels: str) -> Callable[..., Histogram]:
-        return _children(Histogram(f"tensor_gateway_{name}", help_, labels, buckets=buckets, registry=self.registry))
+    def _histogram(self, name: str, help_: str, buckets: tuple[float, ...], *labels: str) -> Amounts:
+        histogram = BatchHistogram(f"tensor_gateway_{name}", help_, labels, buckets=buckets, registry=self.registry)
+        amounts: Amounts = defaultdict(list)
+        self._amounts.append((_children(histogram), amounts))
+        return amounts
 
 
-M = TypeVar("M", Counter, Gauge, Histogram)
+V = TypeVar("V")
 
 
-def _children(metric: M) -> Callable[..., M]:
-    """The metric's children by the values of its labels, looked up without the library's locks and checks."""
-    known: dict[tuple[str, ...], M] = {}
+def _taken(waiting: defaultdict[Labels, V]) -> list[tuple[Labels, V]]:
+    """What waits, which does not wait any more: nothing is counted twice if some of it cannot be."""
+    taken = list(waiting.items())
+    waiting.clear()
+    return taken
 
-    def child(*values: str) -> M:
-        found = known.get(values)
+
+M = TypeVar("M", Counter, BatchHistogram)
+
+
+def _children(metric: M) -> Callable[[Labels], M]:
+    """The metric's children by the values of their labels, looked up without the library's locks and checks."""
+    known: dict[Labels, M] = {}
+
+    def child(labels: Labels) -> M:
+        found = known.get(labels)
         if found is None:
-            found = known[values] = metric.labels(*values) if values else metric
+            found = known[labels] = metric.labels(*labels) if labels else metric
         return found
 
     return child

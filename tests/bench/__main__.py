@@ -13,9 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
-from tests.bench.client import WrongBytesError
+from tests.bench.cases import WrongBytesError
+from tests.bench.measuring import QUICK, Bench, Result, Scale
 from tests.bench.profiling import profile
-from tests.bench.rows import QUICK, ROWS, Bench, Result, Scale
+from tests.bench.rows import ROWS
 
 ROW_S = 600
 """No row takes longer; one that hangs is given up."""

@@ -1,7 +1,9 @@
-"""A backend that costs next to nothing: it reads a request, looks at its model's name, and sends the case's answer.
+"""A backend that costs next to nothing: it reads a request, looks at its model's name, and sends a ready answer.
 
-`python -m tests.bench.backend FOLDER` with the folder of all cases. A request with the header `x-bench-check` is
-kept and compared; if its `data` is not that of the case, the answer is a 422.
+`python -m tests.bench.backend FOLDER` with the folder of all cases; to a model of `traffic` it sends the answers of
+that model one after another, with the request's id or a new one, head and body in two writes, as uvicorn does. A
+request with the header `x-bench-check` is compared; if its `data` is not what it has to be, the answer is a 422. For
+a model of `traffic` that header has the number of the exchange, whose answer is sent. It is ready for health probes.
 """
 
 import asyncio
@@ -11,29 +13,60 @@ from pathlib import Path
 
 import orjson
 
-from tests.bench.cases import Case
+from tests.bench import traffic
+from tests.bench.cases import Case, WrongBytesError
+from tests.bench.traffic import Exchange
 
 BUFFER_BYTES = 256 * 1024
 SMALL_BYTES = 64 * 1024
 LINE_BYTES = 1024
 
 _MODEL = re.compile(rb"\S+ \S*/models/([^/ ]+)/")
+_CHECK = re.compile(rb"\r\nx-bench-check: *(\d+)")
+_ID = re.compile(rb'"id":"([^"]*)"')
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)")
+
+
+class Model:
+    """A model of `traffic` and how far its answers have come."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._exchanges = traffic.exchanges(name)
+        self._next = 0
+        self._repeated_id = None if name.startswith("life-") else traffic.new_id()
+
+    def answer(self, request: bytes, check: int | None) -> tuple[bytes, bytes]:
+        """Head and body of the answer to *request*; *check* is the number of the exchange that it has to be."""
+        found = _ID.search(request)
+        identity = found[1].decode() if found is not None else self._repeated_id or traffic.new_id()
+        body = self._pick(request, check).answered(identity.encode())
+        return traffic.answer_head(self._name, identity, len(body)), body
+
+    def _pick(self, request: bytes, check: int | None) -> Exchange:
+        if check is None:
+            self._next = (self._next + 1) % len(self._exchanges)
+            return self._exchanges[self._next]
+        self._exchanges[check].check_sent_on(request)
+        return self._exchanges[check]
 
 
 class CannedAnswers(asyncio.BufferedProtocol):
     """One connection. Data goes through `_step`, which is one of the `_read_...` methods, until it is used up."""
 
-    def __init__(self, folder: Path, cases: dict[str, Case], buffer: bytearray) -> None:
-        """*cases* and *buffer* are shared by all connections of the process."""
+    def __init__(self, folder: Path, cases: dict[str, Case], models: dict[str, Model], buffer: bytearray) -> None:
+        """*cases*, *models* and *buffer* are shared by all connections of the process."""
         self._folder = folder
         self._cases = cases
+        self._models = models
         self._buffer = memoryview(buffer)
         self._step = self._read_head
         self._line = b""
         self._left = 0
         self._is_chunked = False
+        self._case: Case | Model
         self._kept: bytearray | None = None
+        self._check: int | None = None
         self._unsent = memoryview(b"")
         self._is_paused = False
 
@@ -65,13 +98,14 @@ class CannedAnswers(asyncio.BufferedProtocol):
         if head is None:
             return rest
         model = _MODEL.match(head)
-        assert model is not None, "every path names a model"
-        name = model[1].decode()
-        if name not in self._cases:
-            self._cases[name] = Case(self._folder / name)
-        self._case = self._cases[name]
+        if model is None:
+            self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")  # a health probe
+            return rest
+        self._case = self._find(model[1].decode())
         head = head.lower()
-        self._kept = bytearray() if b"\r\nx-bench-check:" in head else None
+        check = _CHECK.search(head)
+        self._check = int(check[1]) if check is not None else None
+        self._kept = bytearray() if check is not None or isinstance(self._case, Model) else None
         self._is_chunked = b"\r\ntransfer-encoding: chunked" in head
         if self._is_chunked:
             self._step = self._read_chunk_size
@@ -82,6 +116,15 @@ class CannedAnswers(asyncio.BufferedProtocol):
             if not self._left:
                 self._answer()
         return rest
+
+    def _find(self, name: str) -> Case | Model:
+        if traffic.is_of_traffic(name):
+            if name not in self._models:
+                self._models[name] = Model(name)
+            return self._models[name]
+        if name not in self._cases:
+            self._cases[name] = Case(self._folder / name)
+        return self._cases[name]
 
     def _read_data(self, data: memoryview) -> memoryview:
         taken = data[: self._left]
@@ -116,24 +159,26 @@ class CannedAnswers(asyncio.BufferedProtocol):
 
     def _answer(self) -> None:
         self._step = self._read_head
-        status, body = b"200 OK", self._case.backend_answer
-        if self._kept is not None and not self._is_right(memoryview(self._kept)):
-            status, body = b"422 Wrong", memoryview(b'{"error":"the backend got other numbers than were sent"}')
-        self._kept = None
+        status, body = b"200 OK", memoryview(b"")
+        try:
+            if isinstance(self._case, Model):
+                assert self._kept is not None
+                for part in self._case.answer(bytes(self._kept), self._check):
+                    self._transport.write(part)
+                return
+            if self._kept is not None:
+                _compare(self._case, memoryview(self._kept))
+            body = self._case.backend_answer
+        except WrongBytesError as error:
+            text = f"the backend got other numbers than were sent: {error}"
+            status, body = b"422 Wrong", memoryview(orjson.dumps({"error": text}))
+        finally:
+            self._kept = None
         head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
         first = body[:SMALL_BYTES]
         self._transport.write(head + first)
         self._unsent = body[len(first) :]
         self._send()
-
-    def _is_right(self, body: memoryview) -> bool:
-        expected = self._case.request_data
-        key = b'"data":'
-        start = bytes(body[:65536]).find(key) + len(key)
-        if body[start : start + len(expected)] == expected:
-            return True
-        # the same values may be written in another way
-        return bool(orjson.loads(body)["inputs"][0]["data"] == orjson.loads(expected))
 
     def _send(self) -> None:
         while self._unsent and not self._is_paused:
@@ -148,11 +193,24 @@ class CannedAnswers(asyncio.BufferedProtocol):
         self._send()
 
 
+def _compare(case: Case, body: memoryview) -> None:
+    """Compare the numbers that came with those that were sent. Raises `WrongBytesError`."""
+    expected = case.request_data
+    key = b'"data":'
+    start = bytes(body[:65536]).find(key) + len(key)
+    if body[start : start + len(expected)] == expected:
+        return
+    # the same values may be written in another way
+    if orjson.loads(body)["inputs"][0]["data"] != orjson.loads(expected):
+        raise WrongBytesError(case.name)
+
+
 async def _serve(folder: Path) -> None:
     cases: dict[str, Case] = {}
+    models: dict[str, Model] = {}
     buffer = bytearray(BUFFER_BYTES)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: CannedAnswers(folder, cases, buffer), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: CannedAnswers(folder, cases, models, buffer), "127.0.0.1", 0)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
 

@@ -43,6 +43,10 @@ BLOCK_ELEMENTS = 1024 * 1024
 """Larger tensors repeat a block of this many elements."""
 
 
+class WrongBytesError(Exception):
+    """A request or a reply is not what it has to be."""
+
+
 @dataclass(frozen=True)
 class Tensor:
     """A tensor as blob and as the inside of a JSON array; both are *repeats* times a block."""

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from tests.bench.cases import Case
+from tests.bench.cases import Case, WrongBytesError
+from tests.bench.traffic import Exchange
 
 TIMEOUT_S = 120
 SMALL_BYTES = 64 * 1024
@@ -20,10 +21,6 @@ RECEIVE_BYTES = 1024 * 1024
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _HEADER_LENGTH = re.compile(rb"\r\ninference-header-content-length: *(\d+)", re.IGNORECASE)
-
-
-class WrongBytesError(Exception):
-    """A reply is not what it has to be."""
 
 
 class Connection:
@@ -35,6 +32,7 @@ class Connection:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._received = memoryview(bytearray(RECEIVE_BYTES))
         self._prepared: dict[str, tuple[bytes, memoryview]] = {}
+        self._host = address.netloc
 
     def close(self) -> None:
         self._socket.close()
@@ -45,8 +43,8 @@ class Connection:
     def __exit__(self, *args: object) -> None:
         self.close()
 
-    def infer(self, case: Case) -> int:
-        """Send the case's request and drop its reply, whose length is returned. Only the status is looked at."""
+    def infer(self, case: Case) -> None:
+        """Send the case's request and drop its reply, of which only the status is looked at."""
         if case.name not in self._prepared:
             self._prepared[case.name] = _prepare(case, b"")
         status, _, n_bytes, got = self._exchange(*self._prepared[case.name])
@@ -55,7 +53,6 @@ class Connection:
         left = n_bytes - len(got)
         while left:
             left -= self._receive(self._received[:left])
-        return n_bytes
 
     def infer_and_check(self, case: Case) -> None:
         """As `infer`, and compare every byte, on both sides of the gateway. Raises `WrongBytesError`."""
@@ -68,6 +65,29 @@ class Connection:
         if status != 200:
             raise WrongBytesError(f"{case.name}: status {status}: {bytes(body[:200])!r}")
         check_reply(case, head, body)
+
+    def send(self, exchange: Exchange, identity: bytes) -> None:
+        """Send a request of `traffic` and drop its reply, of which only the status is looked at."""
+        status, _, body = self.ask(exchange.request(identity, self._host))
+        if status != 200:
+            raise WrongBytesError(f"{exchange.model}: status {status}: {bytes(body[:200])!r}")
+
+    def send_and_check(self, exchange: Exchange, identity: bytes) -> None:
+        """As `send`, and compare every value, on both sides of the gateway. Raises `WrongBytesError`."""
+        extra = b"x-bench-check: %d\r\n" % exchange.index
+        status, head, body = self.ask(exchange.request(identity, self._host, extra))
+        if status != 200:
+            raise WrongBytesError(f"{exchange.model}: status {status}: {bytes(body[:200])!r}")
+        length = _HEADER_LENGTH.search(head)
+        exchange.check_reply(identity, int(length[1]) if length else 0, body)
+
+    def ask(self, message: bytes) -> tuple[int, bytes, memoryview]:
+        """Send a request whose reply is small; its status, head and body, which is valid until the next one."""
+        status, head, n_bytes, got = self._exchange(message, memoryview(b""))
+        start, filled = len(head) + len(b"\r\n\r\n"), len(got)
+        while filled < n_bytes:
+            filled += self._receive(self._received[start + filled :])
+        return status, head, self._received[start : start + n_bytes]
 
     def _exchange(self, head: bytes, body: memoryview) -> tuple[int, bytes, int, memoryview]:
         """Send a request; status, head, length of the body, and what of the body came with the head."""
@@ -94,9 +114,9 @@ def _prepare(case: Case, extra: bytes) -> tuple[bytes, memoryview]:
     """What is sent in one go, and what after it: small bodies go with their head."""
     body = case.client_request
     head = (
-        b"POST /v2/models/%s/infer HTTP/1.1\r\nHost: bench\r\nContent-Length: %d\r\n%s"
-        b"Inference-Header-Content-Length: %d\r\n\r\n"
-    ) % (case.name.encode(), len(body), extra, case.header_bytes[0])
+        b"POST /v2/models/%s/infer HTTP/1.1\r\nUser-Agent: python/gevent-http-client-2.6.1\r\n%s"
+        b"Inference-Header-Content-Length: %d\r\nHost: bench\r\nContent-Length: %d\r\n\r\n"
+    ) % (case.name.encode(), extra, case.header_bytes[0], len(body))
     return (head + body, body[:0]) if len(body) <= SMALL_BYTES else (head, body)
 
 

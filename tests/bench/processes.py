@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -103,30 +104,50 @@ def start_backend(cases: Path, folder: Path) -> Process:
     return Process("backend", python("tests.bench.backend", cases), folder)
 
 
-def start_relay(cases: Path, backend: Process, folder: Path) -> Process:
-    return Process("relay", python("tests.bench.relay", cases, backend.url), folder)
+@contextmanager
+def start_backends(cases: Path, folder: Path) -> Iterator[list[str]]:
+    """Two backends; their URLs."""
+    with start_backend(cases, folder) as one, start_backend(cases, folder) as other:
+        yield [one.url, other.url]
+
+
+def start_relay(cases: Path, backend_url: str, folder: Path) -> Process:
+    return Process("relay", python("tests.bench.relay", cases, backend_url), folder)
 
 
 def start_gateway(
-    backend_url: str, folder: Path, *, small_url: str | None = None, extra: str = "", wrapper: Sequence[str | Path] = ()
+    endpoints: Sequence[str],
+    folder: Path,
+    *,
+    small_endpoints: Sequence[str] = (),
+    access_log: str = "none",
+    extra: str = "",
+    wrapper: Sequence[str | Path] = (),
 ) -> Process:
-    """The gateway with everything on but the access log.
+    """The gateway with health probes, retry and ejection. Its access log, if there is one, goes to a file.
 
-    Models called `small*` go to *small_url* if there is one. *extra* is more YAML. *wrapper* takes the place of
-    `python -m` in the command, for profilers.
+    Models called `small*` go to *small_endpoints* if there are any. *extra* is more YAML. *wrapper* takes the place
+    of `python -m` in the command, for profilers.
     """
-    config = configure(backend_url, folder, small_url=small_url, extra=extra)
+    config = configure(endpoints, folder, small_endpoints=small_endpoints, access_log=access_log, extra=extra)
     command = [*wrapper, "gateway"] if wrapper else python("gateway")
     return Process("gateway", [*command, "serve", "--config", config], folder)
 
 
-def configure(backend_url: str, folder: Path, *, small_url: str | None = None, extra: str = "") -> Path:
-    """Write a configuration file."""
+def configure(
+    endpoints: Sequence[str],
+    folder: Path,
+    *,
+    small_endpoints: Sequence[str] = (),
+    access_log: str = "none",
+    extra: str = "",
+) -> Path:
+    """Write a configuration file. Retry and ejection are on by default."""
     config = folder / f"gateway-{time.monotonic_ns()}.yaml"
-    text = "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nlogging: {level: warning, access: none}\n"
-    text += f"limits: {{request_body: 320MiB}}\nbackends:\n  main: {{endpoints: ['{backend_url}']}}\n"
-    if small_url is not None:
-        text += f"  small: {{endpoints: ['{small_url}']}}\nroutes:\n"
+    text = f"listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nlogging: {{level: warning, access: {access_log}}}\n"
+    text += f"limits: {{request_body: 320MiB}}\nbackends:\n  main: {{endpoints: {[*endpoints]}, health: {{}}}}\n"
+    if small_endpoints:
+        text += f"  small: {{endpoints: {[*small_endpoints]}, health: {{}}}}\nroutes:\n"
         text += "  - {name: small, models: ['small*'], backend: small}\n  - {name: main, backend: main}\n"
     config.write_text(text + extra)
     return config

@@ -4,43 +4,58 @@ py-spy looks from outside and disturbs nothing, but sees no C functions; `cProfi
 look slower than it is. Read the shares of the first, and the second for what is inside them.
 """
 
+import functools
 import pstats
 import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
-from tests.bench import processes
+from tests.bench import processes, traffic
 from tests.bench.cases import WIRE, Case, strings
 from tests.bench.client import Connection
+from tests.bench.measuring import MIB, Bench, Life
 from tests.bench.processes import Process
-from tests.bench.rows import MIB, Bench
 
 TOP = 30
 SAMPLES_PER_S = 500
 
 
+Load = Callable[[Connection], None]
+"""Sends a request or several on a connection."""
+
+
 def profile(bench: Bench, row: str, tool: str | None) -> str:
     """Profile the gateway under the load of *row*; *tool* is `py-spy`, `cprofile` or None for the best there is."""
-    cases = _cases(bench, row)
     if row == "5":
-        return _profile_memory(bench, cases[0])
+        return _profile_memory(bench, bench.echo_case(bench.scale.memory_elements))
+    load = _load_of(bench, row)
     py_spy = _py_spy()
     if tool == "py-spy" and py_spy is None:
         raise RuntimeError("py-spy is not installed: pip install py-spy, or --profiler cprofile")
     if py_spy is not None and tool != "cprofile":
-        return _profile_from_outside(bench, cases, py_spy)
-    return _profile_inside(bench, cases)
+        return _profile_from_outside(bench, load, py_spy)
+    return _profile_inside(bench, load)
+
+
+def _load_of(bench: Bench, row: str) -> list[Load]:
+    if row in ("1", "1l"):
+        return [_life("fp32")]
+    if row == "1t":
+        return [_life(kind) for kind in traffic.KINDS if kind != "fp32"]
+    return [functools.partial(Connection.infer, case=case) for case in _cases(bench, row)]
+
+
+def _life(kind: str) -> Load:
+    return functools.partial(Life(traffic.names(kind)).run, requests=1)
 
 
 def _cases(bench: Bench, row: str) -> list[Case]:
     scale = bench.scale
-    if row == "1":
-        return [bench.small_case()]
     if row == "3":
         return [bench.image_case(name) for name in WIRE if name != "FP32"]
     if row == "4":
@@ -48,7 +63,7 @@ def _cases(bench: Bench, row: str) -> list[Case]:
             bench.case("strings", lambda: strings(scale.strings, 100)),
             bench.case("string", lambda: strings(1, scale.long_string)),
         ]
-    if row in ("5", "7"):
+    if row == "7":
         return [bench.echo_case(scale.memory_elements)]
     if row == "6":
         return [bench.small_case(), bench.echo_case(scale.beside_elements)]
@@ -59,11 +74,11 @@ def _py_spy() -> str | None:
     return shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
 
 
-def _load(connection: Connection, cases: Iterable[Case], is_over: "Until") -> int:
+def _run(connection: Connection, load: list[Load], is_over: "Until") -> int:
     requests = 0
     while not is_over():
-        for case in cases:
-            connection.infer(case)
+        for send in load:
+            send(connection)
             requests += 1
     return requests
 
@@ -80,17 +95,17 @@ class Until:
         return ended or time.monotonic() > self._deadline
 
 
-def _profile_from_outside(bench: Bench, cases: list[Case], py_spy: str) -> str:
+def _profile_from_outside(bench: Bench, load: list[Load], py_spy: str) -> str:
     raw = bench.folder / "samples"
     seconds = bench.scale.profile_s
     with Connection(bench.gateway.url) as connection:
-        _load(connection, cases, Until(1))
+        _run(connection, load, Until(1))
         command = [py_spy, "record", "--pid", str(bench.gateway.pid), "--format", "raw", "--output", str(raw)]
         command += ["--duration", str(round(seconds)), "--rate", str(SAMPLES_PER_S), "--function"]
         recorder = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         try:
             before = bench.gateway.processor_ns()
-            requests = _load(connection, cases, Until(seconds * 3 + 10, recorder))
+            requests = _run(connection, load, Until(seconds * 3 + 10, recorder))
             spent = bench.gateway.processor_ns() - before
         finally:
             recorder.terminate()
@@ -145,11 +160,11 @@ def _room(frame: str) -> str:
     return parts[0].partition(":")[0]
 
 
-def _profile_inside(bench: Bench, cases: list[Case]) -> str:
+def _profile_inside(bench: Bench, load: list[Load]) -> str:
     file = bench.folder / "profile"
     wrapper = processes.python("cProfile", "-o", file, "-m")
-    with processes.start_gateway(bench.backend.url, bench.folder, wrapper=wrapper) as gateway:
-        requests = _load_for(gateway, cases, bench.scale.profile_s)
+    with processes.start_gateway(bench.endpoints, bench.folder, wrapper=wrapper) as gateway:
+        requests = _run_for(gateway, load, bench.scale.profile_s)
     output = StringIO()
     statistics = pstats.Stats(str(file), stream=output)
     statistics.sort_stats("tottime").print_stats(TOP)
@@ -157,16 +172,16 @@ def _profile_inside(bench: Bench, cases: list[Case]) -> str:
     return f"cProfile, {requests} requests\n{output.getvalue()}"
 
 
-def _load_for(gateway: Process, cases: list[Case], seconds: float) -> int:
+def _run_for(gateway: Process, load: list[Load], seconds: float) -> int:
     with Connection(gateway.url) as connection:
-        return _load(connection, cases, Until(seconds))
+        return _run(connection, load, Until(seconds))
 
 
 def _profile_memory(bench: Bench, case: Case) -> str:
     file = bench.folder / "memory"
     wrapper = processes.python("tests.bench.traced", file)
     with (
-        processes.start_gateway(bench.backend.url, bench.folder, wrapper=wrapper) as gateway,
+        processes.start_gateway(bench.endpoints, bench.folder, wrapper=wrapper) as gateway,
         Connection(gateway.url) as connection,
     ):
         connection.infer(bench.small_case())

@@ -1,18 +1,25 @@
 """P, the yardstick for moving bytes: a bare aiohttp relay with the body sizes of the gateway and no other work.
 
 `python -m tests.bench.relay FOLDER BACKEND_URL`. It reads the client's binary body, sends the backend the JSON body
-of the case, reads the JSON answer and replies with the binary body of the case. Like the gateway it has no router
-and no middleware, and hands aiohttp every body in one piece, which is the cheapest way.
+of the case, reads the JSON answer and replies with the binary body of the case. For a model of `traffic` it sends
+that model's bodies one after another, half of them with an id. Like the gateway it has no router and no middleware,
+and hands aiohttp every body in one piece, which is the cheapest way. It has one backend where the gateway has two.
 """
 
 import asyncio
+import itertools
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
 from aiohttp import web
 
+from tests.bench import traffic
 from tests.bench.cases import Case
+
+Bodies = tuple[bytes, bytes, dict[str, str]]
+"""What the backend is sent, what the client is sent, and with which headers."""
 
 
 class Relay:
@@ -22,13 +29,13 @@ class Relay:
         self._folder = folder
         self._backend_url = backend_url
         self._session = session
-        self._bodies: dict[str, tuple[bytes, bytes, dict[str, str]]] = {}
+        self._bodies: dict[str, Iterator[Bodies]] = {}
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
         path = request.path
         if path not in self._bodies:
-            self._bodies[path] = self._load(path)
-        sent, reply, headers = self._bodies[path]
+            self._bodies[path] = itertools.cycle(self._load(path.split("/")[3]))
+        sent, reply, headers = next(self._bodies[path])
         while await request.content.readany():
             pass
         url = self._backend_url + path
@@ -37,13 +44,21 @@ class Relay:
                 pass
         return web.Response(body=reply, headers=headers)
 
-    def _load(self, path: str) -> tuple[bytes, bytes, dict[str, str]]:
-        case = Case(self._folder / path.split("/")[3])
-        headers = {
-            "Content-Type": "application/octet-stream",
-            "Inference-Header-Content-Length": str(case.header_bytes[1]),
-        }
-        return bytes(case.backend_request), bytes(case.client_reply), headers
+    def _load(self, model: str) -> list[Bodies]:
+        if not traffic.is_of_traffic(model):
+            case = Case(self._folder / model)
+            return [(bytes(case.backend_request), bytes(case.client_reply), _headers(case.header_bytes[1]))]
+        bodies = []
+        for exchange, identity in itertools.islice(traffic.load([model]), traffic.TENSORS):
+            reply, header_bytes = exchange.replied(identity or traffic.new_id().encode())
+            bodies.append((exchange.sent_on(identity), reply, _headers(header_bytes)))
+        return bodies
+
+
+def _headers(header_bytes: int) -> dict[str, str]:
+    if not header_bytes:
+        return {"Content-Type": "application/json"}
+    return {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(header_bytes)}
 
 
 async def _serve(folder: Path, backend_url: str) -> None:

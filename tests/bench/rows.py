@@ -1,207 +1,42 @@
-"""The rows of the table: what is sent, and how each figure is made of what was measured.
-
-A row is a generator of results. It gets a `Bench`, which has the processes and the sizes, and measures in rounds:
-in each round every party has its turn, so that a machine that is slow for a while is slow for all of them, and a
-figure is made of the numbers of one round. What is reported are minimum, median and maximum over the rounds.
-"""
+"""The rows of the table: what is sent, and how each figure is made of what was measured. Small requests: `small.py`."""
 
 import json
 import os
 import shutil
 import statistics
-import tempfile
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tests.bench import kernel, processes
-from tests.bench.cases import WIRE, Case, Tensor, create, numbers, strings
-from tests.bench.client import Connection, WrongBytesError
+from tests.bench import processes, small
+from tests.bench.cases import WIRE, Case, WrongBytesError, numbers, strings
+from tests.bench.client import Connection
+from tests.bench.measuring import MIB, Bench, Result, against_yardsticks
 from tests.bench.processes import Process
-
-MIB = 1024 * 1024
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How much is measured. Everything that is repeated is counted here."""
-
-    image: tuple[int, ...] = (1, 3, 224, 224)
-    small_requests: int = 2000
-    image_requests: int = 40
-    datatype_requests: int = 15
-    strings: int = 10_000
-    long_string: int = 10 * MIB
-    strings_requests: int = 20
-    long_requests: int = 4
-    rounds: int = 7
-    datatype_rounds: int = 3
-    memory_elements: int = 64 * MIB
-    memory_rounds: int = 3
-    beside_elements: int = 16 * MIB
-    beside_requests: int = 1000
-    beside_rounds: int = 3
-    few_elements: int = 128 * 1024
-    few_requests: int = 128
-    linear_rounds: int = 3
-    connections: int = 16
-    throughput_requests: int = 600
-    trips: int = 15
-    profile_s: float = 10.0
-
-
-QUICK = Scale(
-    image=(1, 3, 32, 32),
-    small_requests=20,
-    image_requests=3,
-    datatype_requests=2,
-    strings=100,
-    long_string=256 * 1024,
-    strings_requests=2,
-    long_requests=2,
-    rounds=1,
-    datatype_rounds=1,
-    memory_elements=MIB,
-    memory_rounds=1,
-    beside_elements=MIB,
-    beside_requests=50,
-    beside_rounds=1,
-    few_requests=4,
-    linear_rounds=1,
-    connections=4,
-    throughput_requests=40,
-    trips=2,
-    profile_s=1.0,
-)
-"""Only enough to see that every row runs and every byte is right."""
-
-
-@dataclass
-class Result:
-    """One line of the table."""
-
-    row: str
-    what: str
-    unit: str
-    target: float
-    stretch: float | None = None
-    at_least: bool = False
-    samples: list[float] = field(default_factory=list)
-    absolute: str = ""
-    """The numbers that the samples are made of, as medians."""
-    missing: str = ""
-    """Why there are no samples."""
-
-    @property
-    def is_held(self) -> bool | None:
-        """Whether the median is within the target; None without samples."""
-        if not self.samples:
-            return None
-        median = statistics.median(self.samples)
-        return median >= self.target if self.at_least else median <= self.target
-
-
-class Bench:
-    """The processes of a run, each started when the first row needs it, and the cases."""
-
-    def __init__(self, scale: Scale, stack: ExitStack, tick: Callable[[str], None]) -> None:
-        """*stack* ends all processes; *tick* is told of progress."""
-        self.scale = scale
-        self.tick = tick
-        self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        self.cases = self.folder / "cases"
-        self.cases.mkdir()
-        self._stack = stack
-        self._shared: dict[str, Process] = {}
-
-    def case(self, name: str, request: Callable[[], Tensor], answer: Tensor | None = None) -> Case:
-        existing = self.cases / name
-        return Case(existing) if existing.exists() else create(self.cases, name, request(), answer)
-
-    def forget(self, *cases: Case) -> None:
-        """Remove the files of large cases; who has mapped them keeps them until he ends."""
-        for case in cases:
-            shutil.rmtree(case.folder, ignore_errors=True)
-
-    @property
-    def backend(self) -> Process:
-        return self._share("backend", lambda: processes.start_backend(self.cases, self.folder))
-
-    @property
-    def relay(self) -> Process:
-        return self._share("relay", lambda: processes.start_relay(self.cases, self.backend, self.folder))
-
-    @property
-    def gateway(self) -> Process:
-        return self._share("gateway", lambda: processes.start_gateway(self.backend.url, self.folder))
-
-    def _share(self, name: str, start: Callable[[], Process]) -> Process:
-        if name not in self._shared:
-            self._shared[name] = self._stack.enter_context(start())
-        return self._shared[name]
-
-    def small_case(self) -> Case:
-        return self.case("small", lambda: numbers("FP32", (1, 16)))
-
-    def image_case(self, datatype: str = "FP32") -> Case:
-        return self.case(f"image-{datatype}", lambda: numbers(datatype, self.scale.image))
-
-    def echo_case(self, elements: int) -> Case:
-        return self.case(f"echo-{elements}", lambda: numbers("FP32", (1, elements)))
-
-
-def processor_ns(process: Process, case: Case, requests: int) -> float:
-    """Processor time of *process* per request, in nanoseconds, as the mean of *requests* one after another."""
-    with Connection(process.url) as connection:
-        connection.infer_and_check(case)
-        before = process.processor_ns()
-        for _ in range(requests):
-            connection.infer(case)
-        return (process.processor_ns() - before) / requests
-
-
-def against_yardsticks(
-    bench: Bench, result: Result, case: Case, requests: int, rounds: int, datatype: str | None = None
-) -> Result:
-    """Fill *result* with gateway / P, or with gateway / (P + K) if *datatype* is given."""
-    p, gateway, k = [], [], []
-    for process in (bench.relay, bench.gateway):
-        processor_ns(process, case, max(1, requests // 4))
-    for index in range(rounds):
-        bench.tick(f"row {result.row}, {result.what}: round {index + 1} of {rounds}")
-        p.append(processor_ns(bench.relay, case, requests))
-        gateway.append(processor_ns(bench.gateway, case, requests))
-        k.append(kernel.processor_ns(case, datatype, requests) if datatype else 0.0)
-        result.samples.append(gateway[-1] / (p[-1] + k[-1]))
-    result.absolute = f"gateway {_us(gateway)}, P {_us(p)}" + (f", K {_us(k)}" if datatype else "")
-    return result
-
-
-def _us(samples: list[float]) -> str:
-    value = statistics.median(samples) / 1000
-    return f"{value:.0f} us" if value < 10_000 else f"{value / 1000:.1f} ms"
-
-
-def small(bench: Bench) -> Iterator[Result]:
-    """Row 1. All that the gateway does around a tensor: gateway / P."""
-    scale = bench.scale
-    result = Result("1", "FP32 [1, 16] / P", "ratio", 1.6, 1.3)
-    yield against_yardsticks(bench, result, bench.small_case(), scale.small_requests, scale.rounds)
 
 
 def image(bench: Bench) -> Iterator[Result]:
     """Row 2. The work on the numbers: gateway / (P + K)."""
     scale = bench.scale
-    result = Result("2", f"FP32 {list(scale.image)} / (P + K)", "ratio", 1.15, 1.0)
+    result = Result("2", f"FP32 {list(scale.image)} / (P + K)", "ratio", 1.1, 1.0)
     yield against_yardsticks(bench, result, bench.image_case(), scale.image_requests, scale.rounds, "FP32")
+
+
+def image_without_simdjson(bench: Bench) -> Iterator[Result]:
+    """Row 2p. As row 2, by a gateway that has no pysimdjson; K keeps it."""
+    scale = bench.scale
+    result = Result("2p", f"FP32 {list(scale.image)}, no pysimdjson / (P + K)", "ratio", 1.7)
+    wrapper = processes.python("tests.bench.without_simdjson")
+    with processes.start_gateway(bench.endpoints, bench.folder, wrapper=wrapper) as gateway:
+        case = bench.image_case()
+        yield against_yardsticks(bench, result, case, scale.image_requests, scale.rounds, "FP32", gateway)
 
 
 def datatypes(bench: Bench) -> Iterator[Result]:
@@ -221,7 +56,7 @@ def text(bench: Bench) -> Iterator[Result]:
     result = Result("4", f"BYTES [{scale.strings}] of 100 bytes / P", "ratio", 3.0)
     yield against_yardsticks(bench, result, case, scale.strings_requests, scale.rounds)
     case = bench.case("lines", lambda: strings(scale.strings, 100, escapes=True))
-    result = Result("4", f"BYTES [{scale.strings}] of 100 bytes, with escapes / P", "ratio", 3.0)
+    result = Result("4", f"BYTES [{scale.strings}] of 100 bytes, with escapes / P", "ratio", 4.0)
     yield against_yardsticks(bench, result, case, scale.strings_requests, scale.rounds)
     case = bench.case("string", lambda: strings(1, scale.long_string))
     result = Result("4", f"BYTES [1] of {scale.long_string} bytes / P", "ratio", 3.0)
@@ -241,14 +76,14 @@ def memory(bench: Bench) -> Iterator[Result]:
         lambda: numbers("FP32", (1, scale.memory_elements)),
         numbers("FP32", (1, 16)),
     )
-    both = Result("5", f"FP32 echo of {size // MIB} MiB: peak growth / size", "ratio", 2.2)
+    both = Result("5", f"FP32 echo of {size // MIB} MiB: peak growth / size", "ratio", 2.1)
     alone = Result("5", f"FP32 request of {size // MIB} MiB: peak growth / size", "ratio", 1.1)
-    with processes.start_backend(bench.cases, bench.folder) as backend:
+    with processes.start_backends(bench.cases, bench.folder) as endpoints:
         for index in range(scale.memory_rounds):
             for result, case in ((both, echo), (alone, upload)):
                 bench.tick(f"row 5, {result.what}: round {index + 1} of {scale.memory_rounds}")
                 with (
-                    processes.start_gateway(backend.url, bench.folder) as gateway,
+                    processes.start_gateway(endpoints, bench.folder) as gateway,
                     Connection(gateway.url) as connection,
                 ):
                     for _ in range(20):
@@ -266,33 +101,43 @@ def memory(bench: Bench) -> Iterator[Result]:
 def beside(bench: Bench) -> Iterator[Result]:
     """Row 6. The 99th percentile of a small request's latency, alone and while two large echoes run in loops.
 
-    The small requests have a backend of their own, so that it is the gateway that is waited for.
+    The small requests have backends of their own, so that it is the gateway that is waited for.
     """
+    large = bench.echo_case(bench.scale.beside_elements)
+    command = processes.python("tests.bench.client", "{url}", bench.cases, large.name)
+    yield from _beside(bench, "6", f"two {bench.scale.beside_elements * 4 // MIB} MiB echoes", [command] * 2)
+    bench.forget(large)
+
+
+def hostile(bench: Bench) -> Iterator[Result]:
+    """Row 6h. As row 6, while 24 clients send JSON headers of the largest size allowed and of the worst kinds."""
+    clients = bench.scale.hostile_clients
+    command = processes.python("tests.bench.hostile", "{url}", str(clients))
+    yield from _beside(bench, "6h", f"{clients} clients with hostile headers", [command])
+
+
+def _beside(bench: Bench, row: str, beside_what: str, load_commands: list[list[str | Path]]) -> Iterator[Result]:
+    """Latencies without and with processes of load; `{url}` in a command stands for the gateway's URL."""
     scale = bench.scale
-    large = bench.echo_case(scale.beside_elements)
-    size = f"{scale.beside_elements * 4 // MIB} MiB"
-    quiet = Result("6", "p99 of FP32 [1, 16] alone", "ms", 25, 10)
-    loaded = Result("6", f"p99 of FP32 [1, 16] beside two {size} echoes", "ms", 25, 10)
+    quiet = Result(row, "p99 of FP32 [1, 16] alone", "ms", 15, 10)
+    loaded = Result(row, f"p99 of FP32 [1, 16] beside {beside_what}", "ms", 15, 10)
     medians: dict[str, list[float]] = {"quiet": [], "loaded": []}
     with ExitStack() as stack:
-        own = stack.enter_context(processes.start_backend(bench.cases, bench.folder))
-        gateway = stack.enter_context(processes.start_gateway(bench.backend.url, bench.folder, small_url=own.url))
-        with Connection(gateway.url) as connection:
-            connection.infer_and_check(large)
+        own = stack.enter_context(processes.start_backends(bench.cases, bench.folder))
+        gateway = stack.enter_context(processes.start_gateway(bench.endpoints, bench.folder, small_endpoints=own))
         _latencies_ms(gateway, bench.small_case(), 50)
         for index in range(scale.beside_rounds):
-            bench.tick(f"row 6, {loaded.what}: round {index + 1} of {scale.beside_rounds}")
+            bench.tick(f"row {row}, {loaded.what}: round {index + 1} of {scale.beside_rounds}")
             times = _latencies_ms(gateway, bench.small_case(), scale.beside_requests)
             quiet.samples.append(float(np.percentile(times, 99)))
             medians["quiet"].append(float(np.median(times)))
             with ExitStack() as loads:
-                command = processes.python("tests.bench.client", gateway.url, bench.cases, large.name)
-                for _ in range(2):
-                    loads.enter_context(Process("load", command, bench.folder))
+                for command in load_commands:
+                    with_url = [gateway.url if part == "{url}" else part for part in command]
+                    loads.enter_context(Process("load", with_url, bench.folder))
                 times = _latencies_ms(gateway, bench.small_case(), scale.beside_requests)
             loaded.samples.append(float(np.percentile(times, 99)))
             medians["loaded"].append(float(np.median(times)))
-    bench.forget(large)
     quiet.absolute = f"median {statistics.median(medians['quiet']):.2f} ms"
     loaded.absolute = f"median {statistics.median(medians['loaded']):.2f} ms"
     yield quiet
@@ -320,8 +165,8 @@ def linear(bench: Bench) -> Iterator[Result]:
     total = Result("7", f"{title}: user and system", "ratio", 1.35)
     spent: dict[str, list[tuple[float, float]]] = {"many": [], "few": []}
     with (
-        processes.start_backend(bench.cases, bench.folder) as backend,
-        processes.start_gateway(backend.url, bench.folder) as gateway,
+        processes.start_backends(bench.cases, bench.folder) as endpoints,
+        processes.start_gateway(endpoints, bench.folder) as gateway,
         Connection(gateway.url) as connection,
     ):
         connection.infer_and_check(many)
@@ -351,7 +196,7 @@ def workers(bench: Bench) -> Iterator[Result]:
     """Row 8. Requests per second of two workers / of one, on two processors."""
     scale = bench.scale
     result = Result("8", f"two workers / one, FP32 {list(scale.image)}", "ratio", 1.7, at_least=True)
-    if not processes.accepts(processes.configure(bench.backend.url, bench.folder, extra="workers: 2\n")):
+    if not processes.accepts(processes.configure(bench.endpoints, bench.folder, extra="workers: 2\n")):
         result.missing = "not available: the gateway does not know `workers: 2`"
         yield result
         return
@@ -360,7 +205,7 @@ def workers(bench: Bench) -> Iterator[Result]:
     with ExitStack() as stack:
         gateways = {
             count: stack.enter_context(
-                processes.start_gateway(bench.backend.url, bench.folder, extra=f"workers: {count}\n")
+                processes.start_gateway(bench.endpoints, bench.folder, extra=f"workers: {count}\n")
             )
             for count in (1, 2)
         }
@@ -428,7 +273,7 @@ def trip(bench: Bench) -> Iterator[Result]:
     with ExitStack() as stack:
         bench.tick("row 9: starting MLServer")
         url = stack.enter_context(_mlserver(bench, command)).url
-        gateway = stack.enter_context(processes.start_gateway(url, bench.folder))
+        gateway = stack.enter_context(processes.start_gateway([url], bench.folder))
         for index in range(scale.rounds + 1):
             bench.tick(f"row 9, {title}: round {index + 1} of {scale.rounds + 1}")
             for kind, target in (("binary", gateway.url), ("json", url)):
@@ -486,12 +331,17 @@ def _is_ready(url: str) -> bool:
 
 
 ROWS: dict[str, Callable[[Bench], Iterator[Result]]] = {
-    "1": small,
+    "1": small.life,
+    "1r": small.repeated,
+    "1l": small.logged,
+    "1t": small.types,
     "2": image,
+    "2p": image_without_simdjson,
     "3": datatypes,
     "4": text,
     "5": memory,
     "6": beside,
+    "6h": hostile,
     "7": linear,
     "8": workers,
     "9": trip,

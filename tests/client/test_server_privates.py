@@ -10,6 +10,8 @@ from typing import Any
 import aiohttp.web_protocol
 import pytest
 from aiohttp import web
+from aiohttp.http import HttpRequestParser
+from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from gateway.client.body import ClientBody
@@ -77,9 +79,7 @@ async def test_heads_are_queued_with_their_payload_until_they_are_served() -> No
             await asyncio.sleep(0)
         protocol = await protocol_of(running)
         current: Any = protocol._current_request
-        assert isinstance(current, web.BaseRequest)
-        assert current.protocol is protocol
-        assert protocol.serving is running.requests[0].connection
+        assert current is protocol.serving is running.requests[0].connection
         protocol.data_received(b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n")
         ((message, payload),) = protocol._messages
         assert not isinstance(message, _ErrInfo)
@@ -92,11 +92,12 @@ async def test_heads_are_queued_with_their_payload_until_they_are_served() -> No
         assert payload.at_eof()
 
 
-async def test_a_message_says_whether_it_asks_for_an_upgrade_and_its_request_gives_it_back() -> None:
+async def test_a_message_says_whether_it_asks_for_an_upgrade() -> None:
     async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
         protocol = await protocol_of(running)
-        current: Any = protocol._current_request
-        upgrades.append(current._message.upgrade)
+        assert protocol.serving is not None
+        upgrades.append(protocol.serving.upgrade is not None)
+        assert protocol._upgraded is upgrades[-1]
         await echo(request, body, reply)
 
     upgrades: list[bool] = []
@@ -218,47 +219,64 @@ async def test_reading_is_paused_and_resumed_by_these_two_methods(sent: bytes, m
     assert called[:2] == ["pause", "resume"]
 
 
-async def test_aiohttp_asks_what_a_handler_gave_it_for_nothing_but_these() -> None:
+@pytest.mark.parametrize("ends", ["connection_lost", "shutdown"])
+async def test_aiohttp_asks_the_request_that_is_served_for_nothing_but_its_cancelling(ends: str) -> None:
     asked: list[str] = []
+    cancelled = asyncio.Event()
 
-    class Spy(web.StreamResponse):
+    class Spy:
         def __getattribute__(self, name: str) -> Any:
             asked.append(name)
-            return super().__getattribute__(name)
+            return lambda error: None
 
-        async def prepare(self, request: web.BaseRequest) -> None:
-            return None
-
-        async def write_eof(self, data: bytes = b"") -> None:
-            pass
-
-        @property
-        def keep_alive(self) -> bool:
-            return False
-
-    async def handle(http: web.BaseRequest) -> web.StreamResponse:
-        spy = Spy()
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        protocol = await protocol_of(running)
+        spy: Any = Spy()
+        protocol._current_request = spy
         asked.clear()
-        return spy
+        if ends == "shutdown":
+            running.server.pre_shutdown()
+            closing.append(asyncio.create_task(running.server.shutdown(0.01)))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
 
-    runner = web.ServerRunner(web.Server(handle, access_log=None))
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        async with connect(f"http://127.0.0.1:{runner.addresses[0][1]}") as client:
+    closing: list[asyncio.Task[None]] = []
+    async with serving(serve) as running:
+        async with connect(running.url) as client:
             client.writer.write(GET)
-            assert await client.is_closed()
-    finally:
-        await runner.cleanup()
-    assert set(asked) - {"__http_exception__", "__class__"} == {"prepare", "write_eof", "keep_alive"}
+            while not running.requests:
+                await asyncio.sleep(0)
+            if ends == "shutdown":
+                await cancelled.wait()
+        await cancelled.wait()
+        await asyncio.gather(*closing)
+    assert set(asked) == {"_cancel"}
+
+
+async def test_a_message_has_these_fields_and_the_reader_of_no_body_is_one_object() -> None:
+    async with serving(echo) as running, connect(running.url):
+        protocol = await protocol_of(running)
+        protocol.data_received(b"GET /a?b HTTP/1.0\r\nHost: x\r\nX-A: 1\r\nX-a: 2\r\n\r\n")
+        ((message, payload),) = protocol._messages
+        assert not isinstance(message, _ErrInfo)
+        assert payload is EMPTY_PAYLOAD
+        assert (message.method, message.path, message.version) == ("GET", "/a?b", (1, 0))
+        assert list(message.headers.items()) == [("Host", "x"), ("X-A", "1"), ("X-a", "2")]
+        assert message.should_close
+        assert not message.upgrade
 
 
 def test_the_methods_that_are_overridden_exist_with_these_arguments() -> None:
-    parameters = inspect.signature(RequestHandler.handle_error).parameters
-    assert list(parameters) == ["self", "request", "status", "exc", "message"]
-    for name in ("connection_made", "connection_lost", "data_received", "writing_paused"):
+    assert list(inspect.signature(RequestHandler.start).parameters) == ["self"]
+    assert inspect.iscoroutinefunction(RequestHandler.start)
+    for name in ("connection_made", "connection_lost", "data_received", "close", "force_close", "_drain_helper"):
         assert hasattr(RequestHandler, name)
+    for name in ("_paused", "_upgraded", "_message_tail", "_handler_waiter", "_task_handler", "_request_in_progress"):
+        assert hasattr(RequestHandler, name)
+    for name in ("message_consumed", "set_upgraded", "feed_data"):
+        assert hasattr(HttpRequestParser, name)
     assert aiohttp.web_protocol.MAX_MSG_QUEUE_SIZE == 32
     for name in ("pre_shutdown", "shutdown", "connections"):
         assert hasattr(web.Server, name)
@@ -288,14 +306,14 @@ async def test_a_body_in_tiny_chunks_is_parsed_by_what_arrives_and_not_by_every_
 ) -> None:
     """aiohttp's reader asks the protocol to go on after each chunk, and its protocol would parse each time."""
     calls = 0
-    received = RequestHandler.data_received
+    received = ClientProtocol.data_received
 
-    def counting(protocol: RequestHandler, data: bytes) -> None:
+    def counting(protocol: ClientProtocol, data: bytes) -> None:
         nonlocal calls
         calls += 1
         received(protocol, data)
 
-    monkeypatch.setattr(RequestHandler, "data_received", counting)
+    monkeypatch.setattr(ClientProtocol, "data_received", counting)
     n_chunks = 50_000
     head = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with serving(echo) as running, connect(running.url) as connection:

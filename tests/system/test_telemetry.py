@@ -90,6 +90,7 @@ async def test_connections_and_waiting_for_them_are_measured(client: Client) -> 
     measured = Metrics(lambda: [EndpointReading("b", "http://x:1", True, False, busy=2, idle=1)])
     measured.observe_connections(7, 3, {"header_timeout": 0, "client_idle": 1})
     measured.observe_connections(5, 4, {"header_timeout": 0, "client_idle": 3})
+    measured.add_up()
     value = measured.registry.get_sample_value
     assert value("tensor_gateway_client_connections") == 5
     assert value("tensor_gateway_client_connections_refused_total") == 4
@@ -105,6 +106,7 @@ def test_an_attempt_that_never_waited_for_a_connection_is_no_sample_of_waiting()
     exchange = Exchange("c", "GET", "/", "id", 0.0, backend="b", status=503)
     exchange.attempts = [Attempt("e", 0.0, queue_s=None), Attempt("e", 0.0, queue_s=1.5)]
     metrics.record(exchange)
+    metrics.add_up()
     value = metrics.registry.get_sample_value
     assert value("tensor_gateway_upstream_queue_seconds_count", {"backend": "b"}) == 1
     assert value("tensor_gateway_upstream_queue_seconds_sum", {"backend": "b"}) == exchange.queue_s == 1.5

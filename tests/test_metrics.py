@@ -1,0 +1,221 @@
+"""Requests that are counted together are counted exactly as one by one, in one process and in several."""
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from gateway.errors import ErrorKind
+from gateway.exchange import Attempt, Exchange, Format
+from gateway.telemetry.histogram import BatchHistogram
+from gateway.telemetry.metrics import MAX_WAITING, Metrics
+
+N_EXCHANGES = 2000
+
+
+def amount(rng: random.Random) -> float:
+    """A multiple of 2**-20, on a bound of a bucket or anywhere: sums of them are exact in every order."""
+    return rng.choice([0.0, 0.25, 0.5, 1.0, 10.0, rng.randrange(2**12) / 2**20, rng.randrange(2**29) / 2**20])
+
+
+def random_exchange(rng: random.Random) -> Exchange:
+    exchange = Exchange("127.0.0.1", "POST", "/v2/models/m/infer", "id", 0.0, seconds=amount(rng))
+    exchange.model = rng.choice([None, *(f"m{number}" for number in range(6))])
+    exchange.route = rng.choice(["a", "b", "none"])
+    exchange.backend = rng.choice(["x", "y", "none"])
+    exchange.is_inference = rng.random() < 0.7
+    exchange.status = rng.choice([0, 200, 200, 200, 204, 404, 503])
+    exchange.error = rng.choice([None, None, None, *ErrorKind])
+    exchange.client_format, exchange.reply_format, exchange.upstream_format = rng.choices(list(Format), k=3)
+    exchange.client_request_bytes, exchange.client_response_bytes = rng.choices([0, 256, 257, 1024, 2**31], k=2)
+    exchange.is_transcoded = rng.random() < 0.7
+    exchange.request_codec_s, exchange.response_codec_s = amount(rng), amount(rng)
+    exchange.input_datatypes = rng.choices(["FP32", "BYTES"], k=rng.randrange(3))
+    exchange.output_datatypes = rng.choices(["FP32", "BOOL"], k=rng.randrange(3))
+    exchange.request_nonfinite, exchange.response_nonfinite = rng.choices([0, 0, 7], k=2)
+    exchange.header_recovered = rng.random() < 0.1
+    for _ in range(rng.randrange(1 if exchange.is_transcoded else 0, 4)):
+        attempt = Attempt(rng.choice(["http://e", "http://f"]), 0.0)
+        attempt.request_bytes, attempt.response_bytes = rng.choices([0, 255, 256, 5000], k=2)
+        attempt.code = rng.choice(["200", "503", "unreachable"])
+        attempt.queue_s, attempt.first_byte_s = rng.choice([None, amount(rng)]), rng.choice([None, amount(rng)])
+        attempt.seconds = amount(rng)
+        attempt.repeated_for = rng.choice(["", "", "timeout"])
+        exchange.attempts.append(attempt)
+    return exchange
+
+
+class OneByOne:
+    """Counts exchanges as operators are told that they are counted, with the library's public methods alone."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._models: set[str] = set()
+
+    def inc(self, name: str, *labels: str, by: float = 1) -> None:
+        metric = self._registry._names_to_collectors[f"tensor_gateway_{name}_total"]
+        assert isinstance(metric, Counter)
+        (metric.labels(*labels) if labels else metric).inc(by)
+
+    def observe(self, name: str, value: float, *labels: str) -> None:
+        metric = self._registry._names_to_collectors[f"tensor_gateway_{name}"]
+        assert isinstance(metric, Histogram)
+        Histogram.observe(metric.labels(*labels), value)
+
+    def record(self, exchange: Exchange) -> None:
+        route, backend, upstream_format = exchange.route, exchange.backend, exchange.upstream_format.value
+        answered = exchange.is_inference and exchange.status in range(200, 300) and exchange.error is None
+        if answered and exchange.attempts and exchange.model:
+            self._models.add(exchange.model)
+        model = exchange.model if exchange.model in self._models else "other"
+        assert model is not None
+        self.inc("requests", route, model, str(exchange.status))
+        self.observe("request_seconds", exchange.seconds, route, model)
+        self.observe("client_request_bytes", exchange.client_request_bytes, route, exchange.client_format.value)
+        self.observe("client_response_bytes", exchange.client_response_bytes, route, exchange.reply_format.value)
+        for attempt in exchange.attempts:
+            self.observe("upstream_request_bytes", attempt.request_bytes, route, upstream_format)
+            self.observe("upstream_response_bytes", attempt.response_bytes, route, upstream_format)
+            self.inc("upstream_requests", backend, attempt.endpoint, attempt.code)
+            self.observe("upstream_seconds", attempt.seconds, backend)
+            if attempt.first_byte_s is not None:
+                self.observe("upstream_first_byte_seconds", attempt.first_byte_s, backend)
+            if attempt.queue_s is not None:
+                self.observe("upstream_queue_seconds", attempt.queue_s, backend)
+            if attempt.repeated_for:
+                self.inc("retries", backend, attempt.repeated_for)
+        if exchange.error is not None:
+            self.inc("errors", route, exchange.error.label)
+        if exchange.is_transcoded:
+            self.record_request(exchange)
+            if exchange.error is None:
+                self.record_response(exchange)
+
+    def record_request(self, exchange: Exchange) -> None:
+        self.observe("transcode_seconds", exchange.request_codec_s, "request")
+        for datatype in exchange.input_datatypes:
+            self.inc("tensors", "request", datatype)
+        self.inc("nonfinite_values", "request", by=exchange.request_nonfinite)
+        self.inc("header_recovered", by=exchange.header_recovered)
+        if exchange.client_format is Format.BINARY and exchange.error is None:
+            avoided = max(0, exchange.attempts[-1].request_bytes - exchange.client_request_bytes)
+            self.inc("json_bytes_avoided", "request", by=avoided)
+
+    def record_response(self, exchange: Exchange) -> None:
+        self.observe("transcode_seconds", exchange.response_codec_s, "response")
+        for datatype in exchange.output_datatypes:
+            self.inc("tensors", "response", datatype)
+        self.inc("nonfinite_values", "response", by=exchange.response_nonfinite)
+        if exchange.reply_format is Format.BINARY:
+            avoided = max(0, exchange.attempts[-1].response_bytes - exchange.client_response_bytes)
+            self.inc("json_bytes_avoided", "response", by=avoided)
+
+
+def record_random(seed: int, record: Callable[[Exchange], None]) -> None:
+    rng = random.Random(seed)
+    for _ in range(N_EXCHANGES):
+        record(random_exchange(rng))
+
+
+def exposition(registry: CollectorRegistry) -> list[str]:
+    """All lines, but for the time of the start."""
+    lines = generate_latest(registry).decode().splitlines()
+    return sorted(line for line in lines if "config_last_reload_timestamp" not in line)
+
+
+def record_one_by_one(seed: int) -> CollectorRegistry:
+    metrics = Metrics()
+    record_random(seed, OneByOne(metrics.registry).record)
+    return metrics.registry
+
+
+def record_together(seed: int) -> CollectorRegistry:
+    metrics = Metrics()
+    record_random(seed, metrics.record)
+    metrics.add_up()
+    return metrics.registry
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_counted_together_give_the_exposition_of_one_by_one(seed: int) -> None:
+    expected = exposition(record_one_by_one(seed))
+    assert len(expected) > 500
+    assert exposition(record_together(seed)) == expected
+
+
+def test_the_files_of_several_processes_hold_what_is_counted_together(tmp_path: Path) -> None:
+    """A change of the library's histograms or of its files shows here."""
+    found = []
+    for way in (record_one_by_one, record_together):
+        folder = tmp_path / way.__name__
+        folder.mkdir()
+        code = f"from tests.test_metrics import {way.__name__} as way; way(1); way(2)"
+        environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)}
+        for source in (code.replace("way(2)", ""), code.replace("way(1);", "")):
+            subprocess.run([sys.executable, "-c", source], env=environment, check=True)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, path=str(folder))  # type: ignore[no-untyped-call]
+        found.append(exposition(registry))
+    assert len(found[0]) > 500
+    assert found[1] == found[0]
+
+
+def test_a_histogram_takes_all_at_once_what_it_takes_one_by_one() -> None:
+    bounds = (0.25, 0.5, 1.0)
+    amounts = [-1.0, 0.0, 0.25, 0.25000001, 0.5, 0.75, 1.0, 1.5, float("inf")]
+    for end in range(len(amounts) + 1):
+        texts = []
+        for is_together in (True, False):
+            registry = CollectorRegistry()
+            histogram = BatchHistogram("h", "help", buckets=bounds, registry=registry)
+            if is_together:
+                histogram.observe_all(iter(reversed(amounts[:end])))
+            else:
+                for each in amounts[:end]:
+                    histogram.observe(each)
+            texts.append([line for line in generate_latest(registry).splitlines() if b"_created" not in line])
+        assert texts[0] == texts[1]
+
+
+def test_only_so_many_requests_wait_to_be_counted() -> None:
+    metrics = Metrics()
+    exchange = Exchange("c", "GET", "/", "id", 0.0, status=200)
+
+    def counted() -> float | None:
+        labels = {"route": "none", "model": "other", "code": "200"}
+        return metrics.registry.get_sample_value("tensor_gateway_requests_total", labels)
+
+    for _ in range(MAX_WAITING - 1):
+        metrics.record(exchange)
+    assert counted() is None
+    metrics.record(exchange)
+    assert counted() == MAX_WAITING
+    metrics.record(exchange)
+    metrics.finish()
+    assert counted() == MAX_WAITING + 1
+    metrics.record(exchange)  # after the end each is counted at once
+    assert counted() == MAX_WAITING + 2
+
+
+def test_what_cannot_be_counted_is_logged_and_the_rest_is_counted_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = Metrics()
+    metrics.record(Exchange("c", "GET", "/", "id", 0.0, status=200))
+
+    def fail(self: BatchHistogram, amounts: object) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BatchHistogram, "observe_all", fail)
+        metrics.add_up()
+    assert caplog.messages == ["some requests could not be counted"]
+    metrics.add_up()
+    labels = {"route": "none", "model": "other", "code": "200"}
+    assert metrics.registry.get_sample_value("tensor_gateway_requests_total", labels) == 1
