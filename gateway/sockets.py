@@ -12,17 +12,44 @@ import struct
 import termios
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NamedTuple
 
 _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 _COUNT = struct.Struct("=i")
 _RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: on, for 0 seconds
 
 # Linux's struct tcp_info: u64 tcpi_bytes_acked, tcpi_bytes_received behind it, tcpi_bytes_sent (kernel 4.19 and later).
-_ACKED_AT, _SENT_AT, _INFO_BYTES = 120, 200, 256
-_COUNTER = struct.Struct("=Q")
-_TWO_COUNTERS = struct.Struct("=QQ")
+_COUNTERS = struct.Struct("=120xQQ64xQ")
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
+
+TcpCounters = tuple[int, int, int]
+"""What the kernel has counted on a connection since it was opened: bytes that the other side's kernel has acknowledged;
+bytes that have arrived, read or not; and bytes that left this machine, repeats included."""
+
+
+class Watched:
+    """The socket of one connection, to be asked many times; nothing may be asked once it is closed."""
+
+    __slots__ = ("_getsockopt", "_poll")
+
+    def __init__(self, transport: asyncio.BaseTransport) -> None:
+        sock = transport.get_extra_info("socket")
+        self._getsockopt = sock.getsockopt
+        self._poll = poll = select.poll()
+        poll.register(sock.fileno(), select.POLLIN)
+
+    def has_unread(self) -> bool:
+        """Whether bytes, or the end of the stream, have arrived and were not read yet."""
+        return bool(self._poll.poll(0))
+
+    def counters(self) -> TcpCounters | None:
+        """The kernel's counters; None where the kernel does not tell."""
+        if _TCP_INFO is None:
+            return None
+        try:
+            info = self._getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _COUNTERS.size)
+        except OSError:
+            return None
+        return _COUNTERS.unpack(info) if len(info) == _COUNTERS.size else None
 
 
 def has_unread(transport: asyncio.BaseTransport) -> bool:
@@ -65,29 +92,3 @@ def reset_on_close(transport: asyncio.BaseTransport) -> None:
     if sock is not None:
         with suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-
-
-class TcpCounters(NamedTuple):
-    """What the kernel has counted on a connection since it was opened."""
-
-    acked: int
-    """Bytes that the other side's kernel has acknowledged."""
-    received: int
-    """Bytes that have arrived, read or not."""
-    sent: int
-    """Bytes that left this machine, repeats included."""
-
-
-def tcp_counters(transport: asyncio.BaseTransport) -> TcpCounters | None:
-    """The kernel's counters for *transport*; None where the kernel does not tell."""
-    sock = transport.get_extra_info("socket")
-    if _TCP_INFO is None or sock is None:
-        return None
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES)
-    except OSError:
-        return None
-    if len(info) < _SENT_AT + _COUNTER.size:
-        return None
-    acked, received = _TWO_COUNTERS.unpack_from(info, _ACKED_AT)
-    return TcpCounters(acked, received, _COUNTER.unpack_from(info, _SENT_AT)[0])

@@ -149,6 +149,13 @@ class Answer:
             self._exchange.wait_for_client()
             yield chunk
 
+    def take_arrived(self, max_bytes: int) -> bytes | None:
+        """The whole body, if it has arrived to its end and is no longer than *max_bytes*; None: read it with `chunks`.
+
+        Nothing of it may have been read before.
+        """
+        return None if self._ends_with_connection else self._exchange.take_arrived(self._reader, max_bytes)
+
     async def read_whole(self, max_bytes: int, what: str) -> bytes:
         """The body of an answer that has no reason to be large. Raises `GatewayError`, also for more than *max_bytes*.
 
@@ -195,7 +202,7 @@ class Sent:
         self._lease = lease
         self._deadlines = deadlines
         self._attempt = attempt
-        self._sending = Sending(deadlines, attempt)
+        self._sending: Sending | None = None  # of a stream
         self._sender: asyncio.Task[None] | None = None
         self._send_error: GatewayError | None = None
         self._is_sent = False
@@ -225,7 +232,8 @@ class Sent:
             raise self._malformed(f"does not speak HTTP: {error}") from None
         except LostError:
             raise self._lost_before_answer(wire, endpoint) from None
-        self._sending.answered()
+        if self._sending is not None:
+            self._sending.answered()
         if _CONTROL.search(b"".join([value for _, value in message.raw_headers])) is not None:
             raise self._malformed("answered with a header that holds a control character")
         headers = _headers_of(message.raw_headers)
@@ -259,15 +267,16 @@ class Sent:
         request = self._request
         body = request.body
         lines = [f"{request.method} {endpoint.base_path}{request.raw_path} HTTP/1.1", f"Host: {endpoint.authority}"]
-        lines += [f"{name}: {value}" for name, value in request.headers]
+        lines += map(": ".join, request.headers)
         if body.whole is not None:
             lines.append(f"Content-Length: {len(body.whole)}")
         elif body.open is not None:
             lines.append("Transfer-Encoding: chunked" if body.length is None else f"Content-Length: {body.length}")
+        lines += ("", "")
         head = "\r\n".join(lines)
         if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1:
             raise GatewayError(ErrorKind.INTERNAL, "a line break in a header of the request to the backend")
-        head_bytes = (head + "\r\n\r\n").encode(errors="surrogateescape")
+        head_bytes = head.encode(errors="surrogateescape")
         wire.begin(request.method)
         try:
             if body.open is None:
@@ -275,11 +284,12 @@ class Sent:
                 self._attempt.request_bytes = len(whole)
                 wire.send_first(head_bytes, whole)
                 self._is_sent = True
-                self._sending.done()
+                self._deadlines.enter("first_byte")
                 return
             wire.send_first(head_bytes)
         except LostError:
             return  # reading finds out how
+        self._sending = Sending(self._deadlines, self._attempt)
         pieces = body.open(self._sending)
         self._sender = asyncio.ensure_future(self._stream(wire, pieces, in_chunks=body.length is None))
 
@@ -329,12 +339,26 @@ class Sent:
             return chunk
         if ends_with_connection and wire.was_reset:
             raise self._closed()  # such a body ends with the stream, not with a reset
+        self._end()
+        return b""
+
+    def take_arrived(self, reader: Reader, max_bytes: int) -> bytes | None:
+        """All of the answer's body, which ends the lease; None where it has not arrived or is longer."""
+        if self._is_over or not reader.is_eof() or reader.total_bytes > max_bytes or reader.exception() is not None:
+            return None
+        whole = reader.read_nowait()
+        self._deadlines.enter("gateway")
+        self._attempt.response_bytes += len(whole)
+        self._end()
+        return whole
+
+    def _end(self) -> None:
+        """The answer was read to its end: the connection is kept, unless the request is still being sent."""
         self._is_over = True
         if self._is_sent:
             self._lease.give_back()
         else:
             self.abandon()
-        return b""
 
     def wait_for_client(self) -> None:
         """The gateway waits for the client from now on, until more of the answer is read."""

@@ -227,18 +227,28 @@ class Connections:
             sent=False,
         )
 
-    async def lease(self, endpoint: Endpoint, *, fresh: bool) -> Lease:
-        """A connection to *endpoint* for the holder of a slot, which the lease takes over; a *fresh* one is new.
+    def lease_idle(self, endpoint: Endpoint) -> Lease | None:
+        """A kept connection to *endpoint* for the holder of a slot, which the lease takes over; None if there is none.
+
+        It is to be written to at once: nothing has come on it, as far as the kernel knows at this moment.
+        """
+        pool = self._pool(endpoint)
+        wire = self._take_idle(pool)
+        if wire is None:
+            return None
+        pool.busy += 1
+        return Lease(self, pool, wire)
+
+    async def lease_new(self, endpoint: Endpoint) -> Lease:
+        """A new connection to *endpoint* for the holder of a slot, which the lease takes over.
 
         Raises `GatewayError` UNREACHABLE, or OVERLOADED where this machine is at its limits. Whatever it raises, the
         holder still has the slot.
         """
         pool = self._pool(endpoint)
-        wire = None if fresh else self._take_idle(pool)
-        if wire is None:
-            if self._in_use + self._n_idle() > self._max_connections:
-                self._close_longest_idle()
-            wire = await self.connect(endpoint)
+        if self._in_use + self._n_idle() > self._max_connections:
+            self._close_longest_idle()
+        wire = await self.connect(endpoint)
         pool.busy += 1
         return Lease(self, pool, wire)
 

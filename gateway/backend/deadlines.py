@@ -1,4 +1,4 @@
-"""The deadlines of one attempt: which timeout runs in which phase, and what to say when one is over.
+"""The deadlines of a backend's attempts: which timeout runs in which phase, and what to say when one is over.
 
 Not here: the timeouts' values (`config`), and what happens to the connection (`attempt`).
 """
@@ -10,40 +10,108 @@ from gateway.errors import ErrorKind, GatewayError
 
 _WORDS = {"idle": "was silent in the middle for", "first_byte": "did not begin to answer within"}
 
+GRAIN_S = 0.01
+"""A deadline takes effect so much late at most, or 1/16 of the shortest timeout if that is less.
+
+So often the deadlines of all running attempts are looked at where they end one after another.
+"""
+
+
+class DeadlineWatch:
+    """The timer that all attempts of one backend share: it goes off at the earliest of their deadlines.
+
+    All attempts have the same limits, so a phase that begins later than the last look ends later than the shortest
+    limit after that look, unless `total` ends it. Looking after so long, or at the earliest deadline of those that
+    run, misses nothing; only the `total` of a new attempt may ask for an earlier look. Entering a phase therefore costs
+    one assignment, where a timer that was set and cancelled for each attempt costs more than the codec takes for a
+    small tensor.
+    """
+
+    __slots__ = ("_due_s", "_running", "_shortest_s", "_timer", "limits_s")
+
+    def __init__(self, limits_s: Mapping[str, float]) -> None:
+        """*limits_s*: `first_byte`, `idle` and `total` in seconds."""
+        self.limits_s = limits_s
+        self._shortest_s = min(limits_s.values())
+        self._running: set[Deadlines] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether another look is planned: as long as there are attempts, and after the last for one limit at most."""
+        return self._timer is not None
+
+    def begin(self, total_at: float, now_s: float) -> "Deadlines":
+        """The deadlines of an attempt that the running task begins now; `Deadlines.stop` must follow.
+
+        *total_at*: when `total` is over, by the event loop's clock.
+        """
+        deadlines = Deadlines(self, total_at, now_s)
+        self._running.add(deadlines)
+        if self._timer is None or total_at < self._due_s:
+            self._look_at(min(total_at, now_s + self._shortest_s))
+        return deadlines
+
+    def end(self, deadlines: "Deadlines") -> None:
+        """The attempt is over."""
+        self._running.discard(deadlines)
+
+    def _look_at(self, due_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due_s = due_s
+        self._timer = asyncio.get_running_loop().call_at(due_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        now_s = asyncio.get_running_loop().time()
+        next_s = now_s + self._shortest_s
+        for deadlines in tuple(self._running):
+            if now_s >= deadlines.ends_at:
+                deadlines.expire(now_s)
+            elif deadlines.ends_at < next_s:
+                next_s = deadlines.ends_at
+        if self._running:
+            self._look_at(max(next_s, now_s + min(GRAIN_S, self._shortest_s / 16)))
+
 
 class Deadlines:
     """The timeouts of one attempt, moved along as it goes through its phases; none goes beyond `timeouts.total`.
 
-    Changing the phase is one assignment. The event loop is asked to look again after the shortest of the timeouts,
-    and each time it looks, the deadline of that moment counts. Rescheduling asyncio's own timeout in every phase
-    would cost more than the codec takes for a small tensor.
+    When one is over, the task is cancelled. Whoever began them ends them with `stop`, which tells whether a
+    cancellation was theirs, and then raises what `expired` gives. This is what `asyncio.timeout` does.
     """
 
     __slots__ = (
-        "_deadline",
+        "_cancelling",
         "_ended_in",
         "_entered_s",
-        "_handle",
+        "_is_expired",
         "_limits_s",
         "_loop",
         "_phase",
-        "_shortest_s",
         "_silent_s",
-        "_timeout",
+        "_task",
+        "_watch",
+        "ends_at",
         "total_at",
     )
 
-    def __init__(self, timeout: asyncio.Timeout, limits_s: Mapping[str, float], total_at: float) -> None:
-        """*limits_s*: `first_byte`, `idle` and `total` in seconds; *total_at*: the end by the event loop's clock."""
-        self.total_at = self._deadline = total_at
+    def __init__(self, watch: DeadlineWatch, total_at: float, now_s: float) -> None:
+        """Made by `DeadlineWatch.begin`."""
+        self.total_at = self.ends_at = total_at
+        self._watch = watch
+        self._limits_s = watch.limits_s
         self._loop = asyncio.get_running_loop()
-        self._timeout = timeout
-        self._limits_s = limits_s
-        self._shortest_s = min(limits_s.values())
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancelling = task.cancelling()
         self._phase = self._ended_in = "total"
-        self._entered_s = self._loop.time()  # the phase, if it is the endpoint's
+        self._entered_s = now_s  # the phase, if it is the endpoint's
         self._silent_s = 0.0
-        self._handle = self._loop.call_at(min(total_at, self._entered_s + self._shortest_s), self._look)
+        self._is_expired = False
 
     def enter(self, phase: str) -> None:
         """From now on *phase* runs: `first_byte` or `idle`; or one that only `total` ends.
@@ -54,23 +122,24 @@ class Deadlines:
         self._phase = phase
         limit_s = self._limits_s.get(phase)
         if limit_s is None:
-            self._deadline = self.total_at
+            self.ends_at = self.total_at
         else:
-            self._entered_s = self._loop.time()
-            self._deadline = min(self.total_at, self._entered_s + limit_s)
+            self._entered_s = now_s = self._loop.time()
+            ends_at = now_s + limit_s
+            self.ends_at = ends_at if ends_at < self.total_at else self.total_at
 
-    def _look(self) -> None:
-        now = self._loop.time()
-        if now >= self._deadline:
-            self._ended_in = self._phase  # the call may enter another phase before it is cancelled
-            self._silent_s = now - self._entered_s
-            self._timeout.reschedule(now)
-        else:
-            self._handle = self._loop.call_at(min(self._deadline, now + self._shortest_s), self._look)
+    def expire(self, now_s: float) -> None:
+        """The time of the phase is over: cancel the task."""
+        self._watch.end(self)
+        self._is_expired = True
+        self._ended_in = self._phase  # the attempt may enter another phase before it is cancelled
+        self._silent_s = now_s - self._entered_s
+        self._task.cancel()
 
-    def stop(self) -> None:
-        """The attempt is over."""
-        self._handle.cancel()
+    def stop(self) -> bool:
+        """The attempt is over; whether these deadlines, and nobody else, have cancelled the task."""
+        self._watch.end(self)
+        return self._is_expired and self._task.uncancel() <= self._cancelling
 
     def was_silent(self) -> bool:
         """Whether the time that ran out was the endpoint's to answer in.

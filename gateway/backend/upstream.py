@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from gateway.backend.attempt import Answer, BackendRequest, Sent, StaleConnectionError
 from gateway.backend.connections import Connections
-from gateway.backend.deadlines import Deadlines
+from gateway.backend.deadlines import Deadlines, DeadlineWatch
 from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
 from gateway.backend.health import HealthProbes
 from gateway.backend.resolving import Names
@@ -53,7 +53,9 @@ class Upstream:
         if uses_tls(settings.endpoints):
             self.tls = TlsContext.following(before.tls if before else None, f"backends.{plan.name}.tls", settings.tls)
         timeouts, retry, eject = settings.timeouts, settings.retry, settings.eject
-        self.limits_s = {"first_byte": timeouts.first_byte, "idle": timeouts.idle, "total": timeouts.total}
+        self.deadlines = DeadlineWatch(
+            {"first_byte": timeouts.first_byte, "idle": timeouts.idle, "total": timeouts.total}
+        )
         self.retry = RetryPolicy(retry.attempts, retry.budget, retry.resend_after_sent, plan.workers)
         self.ejection_rules = EjectionRules(eject.failures, eject.window, eject.for_, eject.panic_below)
         self._plan = plan
@@ -123,7 +125,7 @@ class Upstream:
         self.recent_calls.count_call(now_s)
         self._turn += 1
         if total_at is None:
-            total_at = now_s + self.limits_s["total"]
+            total_at = now_s + self.deadlines.limits_s["total"]
         return _Call(self, request, attempts, read, total_at, sticky_key, self._turn).run(is_settled)
 
     def pick(self, tried: list[EndpointState], turn: int, sticky_key: str | None, now_s: float) -> EndpointState:
@@ -268,25 +270,24 @@ class _Call(Generic[T]):
         asked_s = loop.time()
         picked = self._pick(asked_s)
         self._note(picked, asked_s)
-        timeout = asyncio.timeout(None)
-        deadlines = Deadlines(timeout, upstream.limits_s, self._total_at)
+        deadlines = upstream.deadlines.begin(self._total_at, asked_s)
+        has_expired = False
         try:
-            async with timeout:
-                try:
-                    if not (self._has_slot or upstream.connections.take_slot()):
-                        picked = await self._wait_for_slot(deadlines)
+            try:
+                if not (self._has_slot or upstream.connections.take_slot()):
+                    picked = await self._wait_for_slot(deadlines)
+                self._has_slot = True
+                self._state = picked
+                picked.in_flight += 1
+                if picked.ejection.is_ejected:
+                    self._trial = picked.ejection.begin_trial(self._last.started_s)
+                self._answer = await self._ask(picked, deadlines)
+                result = await self._read(self._answer)
+            finally:
+                has_expired = deadlines.stop()
+                if self._sent is not None and self._sent.abandon_and_keep_slot():
                     self._has_slot = True
-                    self._state = picked
-                    picked.in_flight += 1
-                    if picked.ejection.is_ejected:
-                        self._trial = picked.ejection.begin_trial(self._last.started_s)
-                    self._answer = await self._ask(picked, deadlines)
-                    result = await self._read(self._answer)
-                finally:
-                    deadlines.stop()
-                    if self._sent is not None and self._sent.abandon_and_keep_slot():
-                        self._has_slot = True
-                    self._last.seconds = loop.time() - self._last.started_s
+                self._last.seconds = loop.time() - self._last.started_s
             if self._trial is not None:
                 upstream.note_success(picked, self._trial)
             return result
@@ -295,15 +296,15 @@ class _Call(Generic[T]):
             is_upload_late = error.kind is ErrorKind.UPSTREAM_CLOSED and self._answer is None and deadlines.is_clients()
             self._judge(picked, error, error.kind in FAILURES and not is_upload_late)
             raise
-        except TimeoutError:
-            if not timeout.expired():
+        except (asyncio.CancelledError, TimeoutError):
+            if not has_expired:
                 raise
             expired = deadlines.expired(upstream.name)
             self._judge(picked, expired, deadlines.was_silent())
             raise expired from None
         finally:
             self._leave_endpoint()
-            if self._sent is not None:
+            if self._sent is not None and self._sent.has_begun_body:
                 await self._sent.stopped()
 
     def _note(self, state: EndpointState, now_s: float) -> None:
@@ -351,7 +352,10 @@ class _Call(Generic[T]):
     async def _send(self, state: EndpointState, deadlines: Deadlines, *, fresh: bool) -> Answer:
         """Send the request over a *fresh* connection or any; the slot that is held goes with it."""
         attempt = self._last
-        lease = await self._upstream.connections.lease(state.endpoint, fresh=fresh)
+        connections = self._upstream.connections
+        lease = None if fresh else connections.lease_idle(state.endpoint)
+        if lease is None:
+            lease = await connections.lease_new(state.endpoint)
         self._has_slot = False
         self._sent = Sent(self._upstream.name, self._request, lease, deadlines, attempt)
         answer = await self._sent.start(state.endpoint)

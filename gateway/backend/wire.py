@@ -20,7 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import RawResponseMessage
 from aiohttp.streams import EofStream, StreamReader
 
-from gateway.sockets import TcpCounters, has_unread, reset_on_close, tcp_counters
+from gateway.sockets import TcpCounters, Watched, reset_on_close
 from gateway.tls import TlsLayer, why_refused
 
 READ_BYTES = 256 * 1024
@@ -32,6 +32,7 @@ MAX_INTERIM = 16
 HEAD_PIECE_BYTES = 4 * 1024
 """How much is parsed in one go until the answer's own head has come: a piece has at most some 200 interim heads."""
 
+_ACKED, _RECEIVED, _SENT = range(3)  # in `TcpCounters`
 _HEAD_END = b"\r\n\r\n"
 _SWITCHING = 101  # aiohttp parses nothing that comes behind it
 
@@ -73,11 +74,17 @@ class Wire(ResponseHandler):
         self._is_head_complete = False
         self._head_tail = b""
         self._n_interim = 0
+        self._socket: Watched
         self._before: TcpCounters | None = None
         self._after: TcpCounters | None = None
         self._stream_ended = False
         self._is_premature = False
         self._reset: BaseException | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is open, with TLS behind the handshake."""
+        super().connection_made(transport)
+        self._socket = Watched(transport)
 
     # Between exchanges
 
@@ -92,7 +99,7 @@ class Wire(ResponseHandler):
             return False
         if self.tls is not None and not self.tls.is_at_rest:
             return False  # bytes have left the kernel, and are not decrypted yet
-        return not has_unread(transport)
+        return not self._socket.has_unread()
 
     def begin(self, method: str) -> None:
         """Open an exchange for a request of *method*; `send_first` must follow at once."""
@@ -104,7 +111,7 @@ class Wire(ResponseHandler):
         self._head_tail = b""
         self._n_interim = 0
         self._stream_ended = self._is_premature = False
-        self._before = tcp_counters(self.transport)
+        self._before = self._socket.counters()
         self._after = None
         self.set_response_params(
             skip_payload=self._is_head,
@@ -146,11 +153,10 @@ class Wire(ResponseHandler):
             self._discard()
             raise LostError
         self.send(*pieces)
-        before = self._before
-        if before is None or self.transport is None:
+        if self._before is None or self.transport is None or not self._socket.has_unread():
             return
-        now = tcp_counters(self.transport)
-        if now is not None and now.received != before.received and now.acked == before.acked:
+        now = self._socket.counters()
+        if now is not None and now[_RECEIVED] != self._before[_RECEIVED] and now[_ACKED] == self._before[_ACKED]:
             # bytes arrived while the request left, and no answer: that would acknowledge the request
             self._is_premature = True
             self._discard()
@@ -245,8 +251,8 @@ class Wire(ResponseHandler):
         before = self._before
         if before is None or self.transport is None:
             return False
-        now = tcp_counters(self.transport)
-        return now is not None and now.acked == before.acked
+        now = self._socket.counters()
+        return now is not None and now[_ACKED] == before[_ACKED]
 
     def feed_data(self, data: tuple[RawResponseMessage, Reader], size: int = 0) -> None:
         """Queue a head that was parsed, and count the interim ones. aiohttp calls this."""
@@ -320,7 +326,7 @@ class Wire(ResponseHandler):
             self._read_what_has_come()
         self._take_counters()
         before, after = self._before, self._after
-        is_unsent = before is not None and after is not None and after.sent == before.sent
+        is_unsent = before is not None and after is not None and after[_SENT] == before[_SENT]
         if self._is_open and is_unsent and self.transport is not None:
             # nothing of the request has left, and what the kernel holds of it must not leave any more
             reset_on_close(self.transport)
@@ -345,7 +351,7 @@ class Wire(ResponseHandler):
 
     def _take_counters(self) -> None:
         if self._after is None and self._is_open and self.transport is not None:
-            self._after = tcp_counters(self.transport)
+            self._after = self._socket.counters()
 
     def abort(self) -> None:
         """Close at once. A reader of the answer's body gets `LostError`.
@@ -383,9 +389,9 @@ class Wire(ResponseHandler):
         before, after = self._before, self._after
         if before is None or after is None or self.received_bytes or self._is_premature:
             return False
-        if after.sent == before.sent:
+        if after[_SENT] == before[_SENT]:
             return True
-        return self._stream_ended and self._reset is None and after.acked == before.acked
+        return self._stream_ended and self._reset is None and after[_ACKED] == before[_ACKED]
 
 
 class _BrokenBodyError(ClientPayloadError):

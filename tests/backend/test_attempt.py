@@ -325,3 +325,37 @@ async def test_an_upload_that_breaks_while_the_answer_comes_gives_its_own_error(
             await asked
         assert caught.value.kind is kind
         assert attempts[0].response_bytes == 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "max_bytes", "expected"),
+    [
+        (ANSWER, 2, b"ok"),
+        (ANSWER, 1, None),
+        (ANSWER[:-1], 2, None),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\no\r\n1\r\nk\r\n0\r\n\r\n", 2, b"ok"),
+        (b"HTTP/1.1 200 OK\r\n\r\nok", 2, None),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 0, b""),
+    ],
+    ids=["whole", "longer", "not to its end", "chunked", "without length", "none"],
+)
+async def test_a_body_that_has_arrived_is_taken_at_once(answer: bytes, max_bytes: int, expected: bytes | None) -> None:
+    async with calling("keep_alive: 1m") as (backend, upstream):
+        endpoint = upstream.endpoints.states[0].endpoint
+        taken: list[bytes | None] = []
+        counts: list[tuple[int, int]] = []
+
+        async def read(answer: Answer) -> None:
+            taken.append(answer.take_arrived(max_bytes))
+            counts.append(upstream.connections.counts(endpoint))
+
+        attempts: list[Attempt] = []
+        asked = asyncio.ensure_future(upstream.call(BackendRequest("GET", "/x", [], Body()), attempts, read))
+        connection = await backend.accept()
+        await backend.read_request(connection)
+        await asyncio.get_running_loop().sock_sendall(connection, answer)
+        await asked
+        assert taken == [expected]
+        # the lease has ended, as where it is read to its end
+        assert counts == [(1, 0) if expected is None else (0, 1)]
+        assert attempts[0].response_bytes == len(expected or b"")

@@ -38,7 +38,8 @@ async def pool(settings: str) -> AsyncIterator[tuple[Backend, Upstream, Connecti
 async def take(connections: Connections, endpoint: Endpoint, *, fresh: bool = False) -> Lease:
     await connections.wait_for_slot()
     try:
-        return await connections.lease(endpoint, fresh=fresh)
+        lease = None if fresh else connections.lease_idle(endpoint)
+        return await connections.lease_new(endpoint) if lease is None else lease
     except BaseException:
         connections.release_slot()
         raise

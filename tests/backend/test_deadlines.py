@@ -1,31 +1,40 @@
-"""The deadlines of a call: which one has run out, and what the error says."""
+"""The deadlines of attempts: which one has run out, what the error says, and one timer for all of them."""
 
 import asyncio
+from collections.abc import Mapping
 
 import pytest
 
-from gateway.backend.deadlines import Deadlines
+from gateway.backend.deadlines import Deadlines, DeadlineWatch
 from gateway.errors import ErrorKind
+from tests.backend.waiting import until
 
 MINUTES_S = {"first_byte": 60.0, "idle": 60.0, "total": 60.0}
 
 
+async def expire(watch: DeadlineWatch, total_s: float, phase: str) -> Deadlines:
+    """Deadlines that end this task in *phase*, and were stopped then."""
+    now_s = asyncio.get_running_loop().time()
+    deadlines = watch.begin(now_s + total_s, now_s)
+    with pytest.raises(asyncio.CancelledError):
+        deadlines.enter(phase)
+        await asyncio.Event().wait()
+    assert deadlines.stop()
+    return deadlines
+
+
 async def test_the_error_names_the_deadline_that_ran_out_even_if_the_call_moved_on() -> None:
-    async with asyncio.timeout(None) as timeout:
-        loop = asyncio.get_running_loop()
-        deadlines = Deadlines(timeout, {**MINUTES_S, "idle": 1e-9}, loop.time() + 60)
-        deadlines.enter("idle")
-        while loop.time() <= deadlines._deadline:
-            pass
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(None) as inner:
-                deadlines._timeout = inner
-                deadlines._look()
-                deadlines.enter("client")
-                await asyncio.sleep(10)
-        deadlines.stop()
-        error = deadlines.expired("b")
-        assert (error.kind, "timeouts.idle" in error.message) == (ErrorKind.TIMEOUT, True)
+    loop = asyncio.get_running_loop()
+    watch = DeadlineWatch({**MINUTES_S, "idle": 1e-9})
+    deadlines = watch.begin(loop.time() + 60, loop.time())
+    deadlines.enter("idle")
+    with pytest.raises(asyncio.CancelledError):
+        loop.call_soon(deadlines.expire, loop.time() + 1)
+        loop.call_soon(deadlines.enter, "client")
+        await asyncio.sleep(10)
+    assert deadlines.stop()
+    error = deadlines.expired("b")
+    assert (error.kind, "timeouts.idle" in error.message) == (ErrorKind.TIMEOUT, True)
 
 
 @pytest.mark.parametrize(
@@ -40,13 +49,7 @@ async def test_the_error_names_the_deadline_that_ran_out_even_if_the_call_moved_
     ],
 )
 async def test_each_phase_has_its_error(phase: str, limits_s: dict[str, float], kind: ErrorKind, words: str) -> None:
-    loop = asyncio.get_running_loop()
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(None) as timeout:
-            deadlines = Deadlines(timeout, limits_s, loop.time() + limits_s["total"])
-            deadlines.enter(phase)
-            await asyncio.Event().wait()
-    deadlines.stop()
+    deadlines = await expire(DeadlineWatch(limits_s), limits_s["total"], phase)
     error = deadlines.expired("b")
     assert error.kind is kind
     assert words in error.message
@@ -78,13 +81,89 @@ async def test_only_the_endpoints_own_silence_counts_against_it(
     """Design: ejection. *n_seconds_ago* is when the phase began; the call may have begun long before."""
     loop = asyncio.get_running_loop()
     ends_by_total = limits_s.get(phase, 100.0) >= limits_s["total"]
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(None) as timeout:
-            now = loop.time()
-            with monkeypatch.context() as earlier:
-                earlier.setattr(loop, "time", lambda: now - n_seconds_ago)
-                deadlines = Deadlines(timeout, limits_s, now if ends_by_total else now + 60)
-                deadlines.enter(phase)
-            await asyncio.Event().wait()
-    deadlines.stop()
+    watch = DeadlineWatch(limits_s)
+    now_s = loop.time()
+    with monkeypatch.context() as earlier:
+        earlier.setattr(loop, "time", lambda: now_s - n_seconds_ago)
+        deadlines = watch.begin(now_s if ends_by_total else now_s + 60, now_s - n_seconds_ago)
+        deadlines.enter(phase)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.Event().wait()
+    assert deadlines.stop()
     assert deadlines.was_silent() == was_silent
+
+
+class Attempts:
+    """Tasks whose attempts are watched by one watch, and in which order their deadlines ended them."""
+
+    def __init__(self, limits_s: Mapping[str, float]) -> None:
+        self.watch = DeadlineWatch(limits_s)
+        self.ended: list[str] = []
+
+    async def run(self, name: str, phases: list[str], total_s: float = 60.0, pause_s: float = 0.0) -> None:
+        """An attempt that goes through *phases*, with a pause between them, and then ends by a deadline or never."""
+        now_s = asyncio.get_running_loop().time()
+        deadlines = self.watch.begin(now_s + total_s, now_s)
+        try:
+            for phase in phases:
+                deadlines.enter(phase)
+                await asyncio.sleep(pause_s)
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if not deadlines.stop():
+                raise
+            self.ended.append(name)
+
+
+async def test_one_timer_ends_each_attempt_at_its_own_deadline() -> None:
+    attempts = Attempts({"first_byte": 0.15, "idle": 0.3, "total": 60.0})
+    await asyncio.gather(
+        attempts.run("idle", ["first_byte", "idle"]),
+        attempts.run("first byte", ["first_byte"]),
+        attempts.run("idle at last", ["first_byte", "idle", "idle", "idle"], pause_s=0.1),
+        attempts.run("total", ["client"], total_s=0.05),
+    )
+    assert attempts.ended == ["total", "first byte", "idle", "idle at last"]
+
+
+async def test_total_that_ends_before_the_next_look_is_looked_at_in_time() -> None:
+    attempts = Attempts(MINUTES_S)
+    waiting = asyncio.ensure_future(attempts.run("waiting", ["first_byte"]))
+    await asyncio.sleep(0)
+    await attempts.run("late", ["first_byte"], total_s=0.01)
+    assert attempts.ended == ["late"]
+    waiting.cancel()
+    assert isinstance((await asyncio.gather(waiting, return_exceptions=True))[0], asyncio.CancelledError)
+
+
+async def test_nothing_is_looked_at_once_all_attempts_are_over() -> None:
+    attempts = Attempts({**MINUTES_S, "idle": 0.01})
+    assert not attempts.watch.is_at_work
+    await asyncio.gather(*(attempts.run(str(n), ["idle"]) for n in range(3)))
+    await until(lambda: not attempts.watch.is_at_work)
+
+
+async def test_a_cancellation_of_the_task_is_not_taken_for_the_deadlines() -> None:
+    async def attempt(watch: DeadlineWatch) -> None:
+        now_s = asyncio.get_running_loop().time()
+        deadlines = watch.begin(now_s + 60, now_s)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            deadlines.expire(now_s + 60)  # in the same turn
+            assert not deadlines.stop()
+            raise
+
+    task = asyncio.ensure_future(attempt(DeadlineWatch(MINUTES_S)))
+    await asyncio.sleep(0)
+    task.cancel()
+    assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
+
+
+async def test_an_expired_attempt_leaves_no_cancellation_behind() -> None:
+    deadlines = await expire(DeadlineWatch({**MINUTES_S, "idle": 0.0}), 60.0, "idle")
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await asyncio.sleep(0)
+    assert not deadlines.is_clients()

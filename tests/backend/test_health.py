@@ -307,7 +307,7 @@ async def test_probes_take_no_place_and_are_no_requests() -> None:
     async with serving() as server, probing(server.url, settings) as (upstream, state):
         connections = upstream.connections
         await connections.wait_for_slot()
-        lease = await connections.lease(state.endpoint, fresh=False)
+        lease = await connections.lease_new(state.endpoint)
         await server.answers(5)
         assert state.is_up
         assert state.in_flight == 0

@@ -47,7 +47,15 @@ def listen(protocol: ResponseHandler, *, skip_payload: bool = False) -> None:
     )
 
 
-OVERRIDDEN = {"data_received", "eof_received", "connection_lost", "abort", "resume_reading", "feed_data"}
+OVERRIDDEN = {
+    "connection_made",
+    "data_received",
+    "eof_received",
+    "connection_lost",
+    "abort",
+    "resume_reading",
+    "feed_data",
+}
 
 
 def methods_of_wire() -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -95,6 +103,7 @@ def test_the_methods_that_are_called_or_overridden_exist_with_these_arguments() 
     assert issubclass(ResponseHandler, BaseProtocol)
     assert issubclass(ResponseHandler, DataQueue)
     assert list(inspect.signature(ResponseHandler.__init__).parameters) == ["self", "loop"]
+    assert list(inspect.signature(ResponseHandler.connection_made).parameters) == ["self", "transport"]
     assert list(inspect.signature(ResponseHandler.data_received).parameters) == ["self", "data"]
     assert list(inspect.signature(ResponseHandler.connection_lost).parameters) == ["self", "exc"]
     for name in ("eof_received", "abort", "force_close"):
