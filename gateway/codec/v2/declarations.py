@@ -22,6 +22,9 @@ MAX_DIMENSION = 2**63 - 1
 MAX_SHAPE_BYTES = 16 * 1024
 """The longest text of a shape that is read: `MAX_RANK` numbers of 19 digits, each on an indented line of its own."""
 
+MEMBERS = ("name", "shape", "datatype", "parameters")
+"""The order in which a tensor's members are written, behind others and before its `data` (protocol 3.2, 4.4)."""
+
 _STRING = msgspec.json.Decoder(str)
 _INTEGERS = msgspec.json.Decoder(list[int])
 
