@@ -8,6 +8,7 @@ comes before its `datatype` and `shape`, until these are known.
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import orjson
 
@@ -57,8 +58,7 @@ WRITE_BYTES = 4096
 """Texts of the reply that are shorter are joined, so that a reply is a few writes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """What the client gets: `header` and then `blobs`, none of them joined."""
 
     header: list[bytes]

@@ -19,13 +19,12 @@ from msgspec import UNSET, Raw, UnsetType
 
 from gateway.codec.inference import HeaderLimits, OutputSelection
 from gateway.codec.json.members import object_text
-from gateway.codec.tensors.datatypes import Datatype, Kind
+from gateway.codec.tensors.datatypes import DATATYPES, Kind
 from gateway.codec.tensors.elements import PREFIX_BYTES
 from gateway.codec.tensors.number_reading import read_flat
 from gateway.codec.v2.answer import Reply
 from gateway.codec.v2.declarations import parse_shape
-from gateway.codec.v2.short_request import DATATYPES_BY_TEXT, MAX_SHORT_BRACKETS, name_of
-from gateway.errors import CodecError
+from gateway.codec.v2.short_request import MAX_SHORT_BRACKETS
 
 SHORT_ANSWER_BYTES = 64 * 1024
 """The longest answer that takes the short way: one piece, about a quarter of a millisecond."""
@@ -38,8 +37,8 @@ _BESIDE_LISTS = bytes(sorted(set(range(256)) - set(b"[],")))
 
 
 class _Output(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    name: Raw
-    datatype: Raw
+    name: str
+    datatype: str
     shape: Raw
     data: Raw
     parameters: dict[str, Raw] | None = None
@@ -69,9 +68,9 @@ def read_short_answer(
     """
     if len(text) > SHORT_ANSWER_BYTES or len(text) > limits.max_header_bytes:
         return None
+    if len(text) > MAX_SHORT_BRACKETS and text.count(b"{") + text.count(b"[") > MAX_SHORT_BRACKETS:
+        return None
     try:
-        if text.count(b"[") + text.count(b"{") > MAX_SHORT_BRACKETS:
-            return None
         if not text.isascii():
             text.decode()  # msgspec does not look into the strings of a Raw
         answer = _ANSWER.decode(text)
@@ -88,24 +87,25 @@ def read_short_answer(
         names = set()
         for output in answer.outputs:
             data = bytes(output.data)
-            n_escapes -= data.count(b"\\") if n_escapes else 0
-            name = name_of(output.name)
+            if n_escapes:
+                n_escapes -= data.count(b"\\")
+            name = output.name
             if not selection.is_wanted(name):  # protocol 4.5
                 continue
             names.add(name)
-            parameters = output.parameters or {}
-            parameters.pop("binary_data_size", None)
             if selection.is_binary(name):
-                datatype = DATATYPES_BY_TEXT[bytes(output.datatype)]
-                blob = _blob(output, data, datatype, parameters)
+                blob = _blob(output, data)
+                outputs.append(_output_text(output, b'"binary_data_size":%d' % len(blob)) + b"}")
                 blobs.append(blob)
-                datatypes.append(datatype.name)
-                parameters["binary_data_size"] = b"%d" % len(blob)  # type: ignore[assignment]
-            outputs.append(_output_text(output, parameters, None if selection.is_binary(name) else data))
+                datatypes.append(output.datatype)
+            elif data[:1] == b"[":
+                outputs.append(_output_text(output, b"") + b',"data":' + data + b"}")
+            else:
+                return None
         if n_escapes or not names.issuperset(selection.named):
             return None
         header = _header_text(answer, outputs, request_id, model, is_renamed=is_renamed)
-    except (_UncommonError, CodecError, KeyError, ValueError, RecursionError):
+    except (_UncommonError, KeyError, ValueError, RecursionError):
         return None
     return Reply([header], blobs, datatypes, 0)
 
@@ -127,29 +127,34 @@ def _header_text(answer: _Answer, outputs: list[bytes], request_id: bytes, model
     return b",".join(members)
 
 
-def _output_text(output: _Output, parameters: dict[str, Raw], data: bytes | None) -> bytes:
-    """What the client gets of an output; *data* is None where it is binary."""
-    text = b'{"name":%b,"shape":%b,"datatype":%b' % (output.name, output.shape, output.datatype)
+def _output_text(output: _Output, size_member: bytes) -> bytes:
+    """What the client gets of an output before its data; *size_member* is added to its parameters (protocol 4.4)."""
+    text = b'{"name":"%b","shape":%b,"datatype":"%b"' % (output.name.encode(), output.shape, output.datatype.encode())
+    parameters = output.parameters
     if parameters:
-        text += b',"parameters":' + object_text(parameters)  # type: ignore[arg-type]
-    if data is None:
-        return text + b"}"
-    if data[:1] != b"[":
-        raise _UncommonError
-    return text + b',"data":' + data + b"}"
+        parameters.pop("binary_data_size", None)
+    if parameters:
+        said = object_text(parameters)  # type: ignore[arg-type]
+        return (
+            b'%b,"parameters":%b,%b}' % (text, said[:-1], size_member)
+            if size_member
+            else text + b',"parameters":' + said
+        )
+    return text + b',"parameters":{%b}' % size_member if size_member else text
 
 
-def _blob(output: _Output, data: bytes, datatype: Datatype, parameters: dict[str, Raw]) -> memoryview:
+def _blob(output: _Output, data: bytes) -> memoryview:
     """The bytes of a binary output."""
+    datatype = DATATYPES[output.datatype]
     shape = parse_shape(bytes(output.shape))
     if shape is None or data[:1] != b"[":
         raise _UncommonError
-    n_elements = prod(shape)
     if datatype.kind is Kind.BYTES:
-        if "content_type" in parameters and bytes(parameters["content_type"]) == b'"base64"':  # protocol 4.8
-            raise _UncommonError
-        return _elements(data, n_elements)
-    values = read_flat(data, datatype, n_elements)
+        parameters = output.parameters
+        if parameters and "content_type" in parameters and bytes(parameters["content_type"]) == b'"base64"':
+            raise _UncommonError  # protocol 4.8
+        return _elements(data, prod(shape))
+    values = read_flat(data, datatype, prod(shape))
     if values is None or (data.find(b"[", 1) > 0 and not _is_nested_like(shape, data)):
         raise _UncommonError
     return values.view(np.uint8).data

@@ -14,6 +14,7 @@ Not here: answers (`short_answer`), errors, and what large bodies need: pieces, 
 from math import prod
 
 import msgspec
+import numpy as np
 from msgspec import UNSET, Raw, UnsetType
 
 from gateway.codec.inference import (
@@ -26,8 +27,10 @@ from gateway.codec.inference import (
 )
 from gateway.codec.json.brackets import MAX_TEXT_DEPTH
 from gateway.codec.json.members import object_text
-from gateway.codec.tensors import elements, number_printing, string_printing
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind
+from gateway.codec.tensors.elements import check_elements
+from gateway.codec.tensors.number_printing import array_text
+from gateway.codec.tensors.string_printing import text_pieces
 from gateway.codec.v2.declarations import parse_shape
 from gateway.errors import CodecError
 
@@ -37,9 +40,6 @@ SHORT_BODY_BYTES = 16 * 1024
 MAX_SHORT_BRACKETS = MAX_TEXT_DEPTH
 """How many brackets may open in JSON that takes the short way; so nothing is nested too deep for the long way."""
 
-DATATYPES_BY_TEXT = {b'"%b"' % name.encode(): datatype for name, datatype in DATATYPES.items()}
-"""The datatypes by the JSON text of their names."""
-
 _FLAGS = {b"true": True, b"false": False}
 
 
@@ -48,8 +48,8 @@ class _InputParameters(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class _Input(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    name: Raw
-    datatype: Raw
+    name: str
+    datatype: str
     shape: Raw
     parameters: _InputParameters
 
@@ -59,7 +59,7 @@ class _OutputParameters(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class _Output(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    name: Raw
+    name: str
     parameters: _OutputParameters | UnsetType = UNSET
 
 
@@ -112,9 +112,9 @@ def read_short_request(
         return None
     body = bytes(body)
     text = body[:header_length]
+    if b"\\" in text or (len(text) > MAX_SHORT_BRACKETS and text.count(b"{") + text.count(b"[") > MAX_SHORT_BRACKETS):
+        return None
     try:
-        if b"\\" in text or text.count(b"{") + text.count(b"[") > MAX_SHORT_BRACKETS:
-            return None
         if not text.isascii():
             text.decode()  # msgspec does not look into the strings of a Raw
         header = _HEADER.decode(text)
@@ -133,81 +133,78 @@ def read_short_request(
                 by_default = _FLAGS[bytes(flag)]
             if flag is None or parameters:  # protocol 3.2
                 members.append(b'"parameters":' + object_text(parameters))  # type: ignore[arg-type]
-        members.append(_inputs(header.inputs, body, header_length, policy))
-        if header.outputs is UNSET:
-            selection = _UNLISTED[by_default]
-        else:
+        members.append(_inputs_text(header.inputs, body, header_length, policy))
+        selection = _UNLISTED[by_default]
+        if header.outputs is not UNSET:
             if len(header.outputs) > limits.max_tensors:
                 return None
             selection = _selection(header.outputs, by_default)
-            members.append(b'"outputs":[' + b",".join([b'{"name":%b}' % o.name for o in header.outputs]) + b"]")
-        return ShortRequest(
-            b"{%b}" % b",".join(members),
-            selection,
-            b"" if request_id in (b"null", b'""') else request_id,
-            [DATATYPES_BY_TEXT[bytes(entry.datatype)].name for entry in header.inputs],
-        )
+            members.append(b'"outputs":[%b]' % b",".join([b'{"name":"%b"}' % o.name.encode() for o in header.outputs]))
     except (_UncommonError, CodecError, KeyError, ValueError, RecursionError):
         return None
+    return ShortRequest(
+        b"{%b}" % b",".join(members),
+        selection,
+        b"" if request_id in (b"null", b'""') else request_id,
+        [entry.datatype for entry in header.inputs],
+    )
 
 
 class _UncommonError(Exception):
     """The request is for the long way."""
 
 
-def _inputs(entries: list[_Input], body: bytes, offset: int, policy: TensorPolicy) -> bytes:
+def _inputs_text(entries: list[_Input], body: bytes, offset: int, policy: TensorPolicy) -> bytes:
     """`inputs` with the values of the blobs, which begin at *offset* and fill the body."""
     texts = []
     names = set()
     for entry in entries:
-        names.add(name_of(entry.name))
-        datatype = DATATYPES_BY_TEXT[bytes(entry.datatype)]
-        shape = parse_shape(bytes(entry.shape))
+        names.add(entry.name)
+        datatype = DATATYPES[entry.datatype]
+        shape_text = bytes(entry.shape)
+        shape = parse_shape(shape_text)
         n_bytes = entry.parameters.binary_data_size
-        if shape is None or n_bytes < 0 or n_bytes > len(body) - offset:
+        if shape is None or not 0 <= n_bytes <= len(body) - offset:
             raise _UncommonError
-        data = _data(body[offset : offset + n_bytes], datatype, prod(shape), policy)
+        if datatype.kind is Kind.BYTES:
+            data = _strings_text(memoryview(body)[offset : offset + n_bytes], prod(shape), policy)
+        elif n_bytes == prod(shape) * datatype.item_bytes:
+            data = _numbers_text(body, offset, n_bytes, datatype, policy)
+        else:
+            raise _UncommonError
         offset += n_bytes
         texts.append(
-            b'{"name":%b,"shape":%b,"datatype":%b,"data":[%b]}' % (entry.name, entry.shape, entry.datatype, data)
+            b'{"name":"%b","shape":%b,"datatype":"%b","data":%b}'
+            % (entry.name.encode(), shape_text, entry.datatype.encode(), data)
         )
     if offset != len(body) or len(names) != len(entries):
         raise _UncommonError
     return b'"inputs":[%b]' % b",".join(texts)
 
 
-def _data(blob: bytes, datatype: Datatype, n_elements: int, policy: TensorPolicy) -> bytes:
-    """The values in *blob* as the inside of a JSON array."""
-    if datatype.kind is Kind.BYTES:
-        if policy.bytes is not BytesPolicy.UTF8:
-            raise _UncommonError
-        view = memoryview(blob)
-        for _ in elements.check_elements(view, n_elements, "", utf8=True):
-            pass
-        return b"".join(string_printing.text_pieces(view))
-    if len(blob) != n_elements * datatype.item_bytes:
+def _numbers_text(body: bytes, offset: int, n_bytes: int, datatype: Datatype, policy: TensorPolicy) -> bytes:
+    if datatype.kind is not Kind.FLOAT:
+        return array_text(np.frombuffer(body, datatype.wire, n_bytes // datatype.item_bytes, offset), datatype)
+    if policy.half_precision is HalfPrecision.PROMOTE and is_half_precision(datatype):
         raise _UncommonError
-    if is_half_precision(datatype) and policy.half_precision is not HalfPrecision.NATIVE:
-        raise _UncommonError
-    text = b"".join(number_printing.text_pieces(datatype.view(memoryview(blob)), datatype))
-    if datatype.kind is Kind.FLOAT and b"null" in text:  # NaN or an infinity
+    text = array_text(np.frombuffer(body, datatype.wire, n_bytes // datatype.item_bytes, offset), datatype)
+    if b"null" in text:  # NaN or an infinity
         raise _UncommonError
     return text
 
 
+def _strings_text(blob: memoryview, n_elements: int, policy: TensorPolicy) -> bytes:
+    if policy.bytes is not BytesPolicy.UTF8:
+        raise _UncommonError
+    for _ in check_elements(blob, n_elements, "", utf8=True):
+        pass
+    return b"[%b]" % b"".join(text_pieces(blob))
+
+
 def _selection(outputs: list[_Output], by_default: bool) -> OutputSelection:
     named = {
-        name_of(output.name): by_default if output.parameters is UNSET else output.parameters.binary_data
-        for output in outputs
+        output.name: by_default if output.parameters is UNSET else output.parameters.binary_data for output in outputs
     }
     if len(named) != len(outputs):
         raise _UncommonError
     return OutputSelection(by_default, named)
-
-
-def name_of(raw: Raw) -> str:
-    """The string between the quotes of *raw*, a JSON value without a backslash. Raises `ValueError` for others."""
-    text = bytes(raw)
-    if text[:1] != b'"' or b"\\" in text:
-        raise ValueError("not a string without escapes")
-    return str(text[1:-1], "utf-8")
