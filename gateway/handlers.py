@@ -237,7 +237,6 @@ class _Call:
                 limits,
                 reserve=reserve,
                 recover=self.plan.recover_header_length,
-                known=backend.known_headers,
             )
         try:
             with blaming(ErrorKind.MALFORMED_REQUEST):

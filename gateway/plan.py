@@ -5,13 +5,13 @@ Not here: running state. What is in flight, connections, the memory budget and d
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.codec import HeaderLimits, KnownHeaders, TensorPolicy
+from gateway.codec import HeaderLimits, TensorPolicy
 from gateway.config import Backend, Compression, Config, Limits
 from gateway.config.tokens import read_tokens
 from gateway.errors import ErrorKind, GatewayError
@@ -40,8 +40,6 @@ class BackendPlan:
     """How many processes share the gateway's limits."""
     base_paths: tuple[str, ...] = ()
     """What its endpoints' URLs put before every path."""
-    known_headers: KnownHeaders = field(default_factory=KnownHeaders)
-    """Headers of earlier requests; what they mean depends on `tensor_policy` and the limits."""
 
 
 @dataclass(frozen=True, slots=True)

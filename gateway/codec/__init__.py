@@ -34,9 +34,10 @@ from gateway.codec.v2.error_bodies import error_body
 from gateway.codec.v2.framing import HEADER_LENGTH, Framing, parse_framing
 from gateway.codec.v2.raw import half_precision_outputs
 from gateway.codec.v2.request import InferRequest
-from gateway.codec.v2.request_header import KnownHeaders
 from gateway.codec.v2.sequence import find_sequence_id
 from gateway.codec.v2.server_metadata import with_extension
+from gateway.codec.v2.short_answer import read_short_answer
+from gateway.codec.v2.short_request import ShortRequest, read_short_request
 
 T = TypeVar("T")
 
@@ -52,11 +53,11 @@ __all__ = [
     "InferAnswer",
     "InferRequest",
     "Inflater",
-    "KnownHeaders",
     "MemberReplacer",
     "NonFinite",
     "OutputSelection",
     "Reply",
+    "ShortRequest",
     "TensorPolicy",
     "choose_coding",
     "compressed",
@@ -66,6 +67,8 @@ __all__ = [
     "inflated_beginning",
     "parse_content_encoding",
     "parse_framing",
+    "read_short_answer",
+    "read_short_request",
     "run",
     "with_extension",
 ]

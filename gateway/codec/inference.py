@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 import msgspec
@@ -75,12 +75,11 @@ class Tensor(msgspec.Struct, frozen=True):
         return labelled("input", self.name, self.datatype, self.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class OutputSelection:
+class OutputSelection(msgspec.Struct, frozen=True):
     """Which outputs the client wants, and in which form (protocol 4.1, 4.5)."""
 
     binary_by_default: bool = False
-    named: Mapping[str, bool] = field(default_factory=dict)
+    named: Mapping[str, bool] = {}
     """Every output the request lists, and whether it is to be binary."""
     in_shared_memory: frozenset[str] = frozenset()
     """Those of `named` that the backend writes into shared memory; its answer has no data for them."""

@@ -6,13 +6,24 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
 
-from gateway.codec import InferAnswer, InferRequest, KnownHeaders, OutputSelection, TensorPolicy, run
+from gateway.codec import (
+    HeaderLimits,
+    InferAnswer,
+    InferRequest,
+    OutputSelection,
+    ShortRequest,
+    TensorPolicy,
+    read_short_answer,
+    read_short_request,
+    run,
+)
 from gateway.codec.json.scanner import OpenValue, Scanner
 from gateway.codec.json.sinks import Sink, SkipSink, TextSink
 from gateway.codec.v2.answer import Reply
 from gateway.errors import CodecError
 
 MAX_BYTES = 1 << 30
+LIMITS = HeaderLimits()
 
 LAYOUTS = {"FP16": (5, 10), "BF16": (8, 7), "FP32": (8, 23), "FP64": (11, 52)}
 """Exponent and fraction bits."""
@@ -21,24 +32,25 @@ LAYOUTS = {"FP16": (5, 10), "BF16": (8, 7), "FP32": (8, 23), "FP64": (11, 52)}
 def parse_request(
     body: bytes, header_bytes: int | None, policy: TensorPolicy | None = None, *, recover: bool = True
 ) -> InferRequest | None:
-    """What `InferRequest.parse` makes of *body*, the first time and again when its header is known."""
-    view, policy = memoryview(body), policy or TensorPolicy()
-    if header_bytes is None:
-        return run(InferRequest.parse(view, None, policy, recover=recover))
-    known = KnownHeaders()
-    results: list[InferRequest | None] = []
-    errors: list[str] = []
-    for memory in (None, known, known):
-        try:
-            results.append(run(InferRequest.parse(view, header_bytes, policy, recover=recover, known=memory)))
-        except CodecError as error:
-            errors.append(str(error))
-    if errors:
-        assert not results
-        assert errors[0] == errors[1] == errors[2]
-        raise CodecError(errors[0])
-    assert results[0] == results[1] == results[2]
-    return results[2]
+    """What `InferRequest.parse` makes of *body*; the short way must come to the same, or leave it alone."""
+    policy = policy or TensorPolicy()
+    short = read_short_request(body, header_bytes, policy, LIMITS)
+    try:
+        request = run(InferRequest.parse(memoryview(body), header_bytes, policy, LIMITS, recover=recover))
+    except CodecError:
+        assert short is None
+        raise
+    if short is not None:
+        assert request is not None
+        assert_same_request(short, request)
+    return request
+
+
+def assert_same_request(short: ShortRequest, request: InferRequest) -> None:
+    """Both ways came to the same."""
+    assert short.json == b"".join(request.json_pieces())
+    for fact in ("selection", "id", "datatypes", "header_recovered", "nonfinite", "promotes"):
+        assert getattr(short, fact) == getattr(request, fact), fact
 
 
 def backend_json(header: bytes, blobs: bytes = b"", policy: TensorPolicy | None = None) -> bytes:
@@ -56,17 +68,29 @@ def read_answer(
     request_id: bytes = b"",
     max_bytes: int = MAX_BYTES,
 ) -> Reply:
-    """The reply to an answer that comes in *chunks*; by default every output is binary."""
-    answer = InferAnswer(
-        OutputSelection(binary_by_default=True) if selection is None else selection,
-        model=model,
-        request_id=request_id,
-        max_bytes=max_bytes,
-    )
-    for chunk in chunks:
-        for _ in answer.feed(chunk):
-            pass
-    return run(answer.finish())
+    """The reply to an answer that comes in *chunks*, by both ways; by default every output is binary."""
+    chunks = list(chunks)
+    selection = OutputSelection(binary_by_default=True) if selection is None else selection
+    short = read_short_answer(b"".join(chunks), selection, request_id, model=model, is_renamed=False, limits=LIMITS)
+    answer = InferAnswer(selection, model=model, request_id=request_id, max_bytes=max_bytes)
+    try:
+        for chunk in chunks:
+            for _ in answer.feed(chunk):
+                pass
+        reply = run(answer.finish())
+    except CodecError:
+        assert short is None or max_bytes < MAX_BYTES
+        raise
+    if short is not None:
+        assert_same_reply(short, reply)
+    return reply
+
+
+def assert_same_reply(short: Reply, reply: Reply) -> None:
+    """Both ways came to the same."""
+    assert b"".join(short.header) == b"".join(reply.header)
+    assert [bytes(blob) for blob in short.blobs] == [bytes(blob) for blob in reply.blobs]
+    assert (short.datatypes, short.nonfinite) == (reply.datatypes, reply.nonfinite)
 
 
 def one_output(data: str | bytes, datatype: str = "FP32", shape: str = "[1]", *, reversed_keys: bool = False) -> bytes:

@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from gateway.codec import (
 from gateway.codec.compression import Coding, Inflater
 from gateway.codec.tensors.datatypes import Kind
 from gateway.errors import CodecError
+from tests.codec.walk import parse_request, read_answer
 
 POLICIES = [TensorPolicy(nonfinite, bytes_) for nonfinite in NonFinite for bytes_ in BytesPolicy]
 WORDS = (b"binary_data_size", b"binary_data_output")
@@ -155,6 +157,20 @@ def decode(selection: OutputSelection, text: bytes, cuts: list[int]) -> tuple[by
     return b"".join(reply.header), b"".join(bytes(blob) for blob in reply.blobs)
 
 
+def fuzz_short(data: Provider) -> None:
+    """The short way of any request or answer comes to the bytes of the long way, or leaves it to the long way."""
+    is_request = data.ConsumeBool()
+    choice = data.ConsumeIntInRange(0, len(POLICIES) - 1)
+    length = data.ConsumeIntInRange(0, 4096) if is_request else 0
+    body = rest(data)
+    selection = [OutputSelection(), OutputSelection(True), OutputSelection(False, {"y": True})][choice % 3]
+    with suppress(CodecError):  # what both ways come to is compared by these two
+        if is_request:
+            parse_request(body, min(length, len(body)), POLICIES[choice])
+        else:
+            read_answer([body], selection)
+
+
 def fuzz_inflate(data: Provider) -> None:
     """Any bytes are inflated within the limit or are a CodecError, the same in whatever pieces they come."""
     coding = Coding.GZIP if data.ConsumeBool() else Coding.DEFLATE
@@ -178,6 +194,7 @@ TARGETS: dict[str, Callable[[Provider], None]] = {
     "request": fuzz_request,
     "tensors": fuzz_tensors,
     "answer": fuzz_answer,
+    "short": fuzz_short,
     "inflate": fuzz_inflate,
 }
 
@@ -198,6 +215,7 @@ _TOKENS = {
         '"content_type":"base64"', '"datatype":"INT64"', '"datatype":"UINT8"', '"datatype":"BF16"', "\\ud83d\\ude00",
     ],
 }  # fmt: skip
+_TOKENS["short"] = [*_TOKENS["request"], *_TOKENS["answer"]]
 
 
 def options(name: str) -> list[str]:
@@ -212,10 +230,14 @@ def options(name: str) -> list[str]:
 
 def seeds(name: str, folder: Path) -> None:
     """Fill *folder* with the small ones of the codec's pairs; atheris takes the choices from the end of an input."""
-    pattern = {"request": "requests/*.bin", "answer": "answers/*.json"}.get(name)
-    for path in (Path(__file__).parent.parent / "codec" / "pairs").glob(pattern) if pattern else ():
-        body = path.read_bytes()
-        if len(body) < 1500:
-            header = max(body.rfind(b"}") + 1, 0)
-            choices = header.to_bytes(2, "little") + b"\x01\x00"
-            (folder / path.name).write_bytes(body + (choices if name == "request" else b"\x05\x07\x09\x00\x01"))
+    patterns = {
+        "request": {"requests/*.bin": b"\x01\x00"},
+        "answer": {"answers/*.json": b"\x05\x07\x09\x00\x01"},
+        "short": {"requests/*.bin": b"\x00\x01", "answers/*.json": b"\x01\x00"},
+    }
+    for pattern, choices in patterns.get(name, {}).items():
+        for path in (Path(__file__).parent.parent / "codec" / "pairs").glob(pattern):
+            body = path.read_bytes()
+            if len(body) < 1500:
+                header = max(body.rfind(b"}") + 1, 0).to_bytes(2, "little") if path.suffix == ".bin" else b""
+                (folder / path.name).write_bytes(body + header + choices)

@@ -8,7 +8,7 @@ Not here: documents that arrive in pieces (`scanner`), and what any member means
 """
 
 import re
-from collections.abc import Container, Generator
+from collections.abc import Container, Generator, Iterable
 from itertools import islice
 from typing import TypeVar
 
@@ -231,6 +231,13 @@ def members_of(raw: bytes, what: str) -> Members:
 def object_text(members: Members) -> bytes:
     """*members* as JSON, each value as it came."""
     return b"{" + b",".join([b"%b:%b" % (orjson.dumps(key), value) for key, value in members.items()]) + b"}"
+
+
+def put_last(members: Members, keys: Iterable[str]) -> None:
+    """Move the members with these *keys* behind all others, in the order of *keys*."""
+    for key in keys:
+        if key in members:
+            members[key] = members.pop(key)
 
 
 def excerpt(raw: bytes) -> str:

@@ -386,3 +386,26 @@ def _flatten(nested: list[Any]) -> Iterator[Any]:
             yield from _flatten(item)
         else:
             yield item
+
+
+def read_flat(text: bytes, datatype: Datatype, n_elements: int) -> Array | None:
+    """The *n_elements* numbers in *text*, a JSON array without inner brackets, as *datatype* has them; shape [n].
+
+    None for whatever `NumberSink` has to look at more closely: other counts, NaN, numbers that are out of range, that
+    might be rounded twice, or that simdjson does not read.
+    """
+    values = _parse_fast(text, datatype)
+    if values is None or len(values) != n_elements or not n_elements:
+        return None
+    if datatype.kind is Kind.FLOAT:
+        if datatype.item_bytes == 8:
+            return values
+        magnitudes = np.abs(values)
+        if len(_tied(values, magnitudes, datatype)) or magnitudes[magnitudes.argmax()] > datatype.highest:
+            return None
+        return datatype.narrow(values)
+    if datatype.item_bytes < 8 and values.dtype != np.bool_:
+        if values[values.argmin()] < datatype.lowest or values[values.argmax()] > datatype.highest:
+            return None
+        return values.astype(datatype.wire)
+    return values

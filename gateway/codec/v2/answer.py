@@ -8,6 +8,7 @@ comes before its `datatype` and `shape`, until these are known.
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import orjson
 
@@ -24,18 +25,19 @@ from gateway.codec.json.members import (
     Members,
     object_text,
     parse_object,
-    parse_objects,
     protect_literals,
+    put_last,
     restore_literals,
     sliced_object,
     sliced_objects,
     sliced_protect,
 )
 from gateway.codec.json.scanner import Scanner
-from gateway.codec.json.sinks import Sink, TextSink, labelling, pour
+from gateway.codec.json.sinks import Sink, TextSink, pour
 from gateway.codec.tensors.datatypes import Datatype, Kind, element_count
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink, from_base64
+from gateway.codec.v2 import declarations
 from gateway.codec.v2.declarations import datatype_of, name_of, shape_of, sliced_parameters, text_of
 from gateway.codec.v2.error_bodies import shortened, words_of
 from gateway.codec.v2.steps import (
@@ -49,18 +51,14 @@ from gateway.codec.v2.steps import (
 )
 from gateway.errors import CodecError
 
-PLAIN_BYTES = 2048
-"""The longest answer that is parsed as a whole; above it, looking for what is not plain costs more than walking."""
+MEMBERS = ("model_name", "model_version", "id", "parameters", "outputs")
+"""The order in which a reply's members are written, behind those that the protocol does not know (protocol 4.4)."""
 
 WRITE_BYTES = 4096
 """Texts of the reply that are shorter are joined, so that a reply is a few writes."""
 
-_PLAIN = frozenset(("name", "datatype", "shape", "data"))
-_PLAIN_KEYS = tuple(b'"%b"' % key.encode() for key in _PLAIN)
 
-
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """What the client gets: `header` and then `blobs`, none of them joined."""
 
     header: list[bytes]
@@ -118,12 +116,9 @@ class _Values:
         """What the outputs take so far. Only the last one still grows; the sum of the others is kept."""
         return self._done_bytes + (self.opened[-1].sink.held_bytes if self.opened else 0)
 
-    def open_scanned(self, entry_text: Callable[[], bytes]) -> Sink:
-        """The sink for an output's `data`, by what its entry has said so far."""
-        return self.open(parse_object(protect_literals(entry_text())[0]))
-
-    def open(self, entry: Members) -> Sink:
-        """Choose the sink for an output's `data` by what its *entry* has said so far."""
+    def open(self, entry_text: Callable[[], bytes]) -> Sink:
+        """Choose the sink for an output's `data`, by what its entry has said so far."""
+        entry = parse_object(protect_literals(entry_text())[0])
         name = text_of(entry, "name")
         self.restore_datatype(entry, name)
         value = _Value()
@@ -203,10 +198,9 @@ class InferAnswer:
         self._request_id = request_id
         self._limits = limits
         self._values = _Values(selection, declared or {}, max_bytes)
-        self._first: bytes | None = None
         self._scanner = Scanner(
             "outputs",
-            self._values.open_scanned,
+            self._values.open,
             max_skeleton_bytes=limits.max_header_bytes,
             max_entries=limits.max_tensors,
         )
@@ -229,23 +223,16 @@ class InferAnswer:
 
         Raises `CodecError`, and of these `TooLargeError` for more JSON beside the data than the limits allow.
         """
-        if self._first is None and len(chunk) <= PLAIN_BYTES:
-            self._first = chunk  # it may be all
-            return
-        yield from self._scan(chunk)
+        yield from self._scanner.feed(chunk)
+        if self._scanner.done:
+            self._refuse_trailing()
 
     def finish(self) -> Generator[None, None, Reply]:
         """The reply; yields after each step of work.
 
         Raises `CodecError` if the answer is cut off or is not what it says, and as `feed` does.
         """
-        plain = self._plain(self._first) if self._first else None
-        if plain is not None:
-            top, entries = plain
-            for entry in entries:
-                yield from self._take(entry)
-        else:
-            top, entries = yield from self._scanned()
+        top, entries = yield from self._scanned()
         try:
             reply = yield from self._reply(top, entries)
             self._held_per_byte = 1
@@ -298,55 +285,8 @@ class InferAnswer:
         header = yield from self._header(top, outputs)
         return Reply(header, blobs, datatypes, self._nonfinite)
 
-    def _plain(self, text: bytes) -> tuple[Members, list[Members]] | None:
-        """The members and outputs of a small answer that came in one piece; half the work of walking through it.
-
-        None unless each output has each member of `_PLAIN` once and these words stand nowhere else.
-        """
-        if len(text) > self._limits.max_header_bytes:
-            return None
-        if b"\\" in text or b"NaN" in text or b"Infinity" in text:
-            return None
-        try:
-            top = parse_object(text)
-            entries = parse_objects(top["outputs"])
-        except (CodecError, KeyError):
-            return None
-        if len(entries) > self._limits.max_tensors:
-            return None
-        for key in _PLAIN_KEYS:
-            if text.count(key) != len(entries):
-                return None
-        for entry in entries:
-            if not entry.keys() >= _PLAIN or entry["data"][:1] != b"[":
-                return None
-        return top, entries
-
-    def _take(self, entry: Members) -> Generator[None, None, None]:
-        """Take the `data` of *entry*, and put there the number of its value, as the scanner does."""
-        text = entry["data"]
-        entry["data"] = b"%d" % len(self._values.opened)
-        sink = self._values.open(entry)
-        if isinstance(sink, NumberSink):
-            with labelling(sink):
-                is_taken = sink.take_flat(text)
-            if is_taken:
-                yield
-                return
-        yield from pour([text], sink)
-
-    def _scan(self, chunk: bytes) -> Generator[None, None, None]:
-        """Walk through *chunk*, and before it through what came first, if nobody has."""
-        first, self._first = self._first, b""
-        if first:
-            yield from self._scanner.feed(first)
-        yield from self._scanner.feed(chunk)
-        if self._scanner.done:
-            self._refuse_trailing()
-
     def _scanned(self) -> Generator[None, None, tuple[Members, list[Members]]]:
         """The members of the answer, and its outputs."""
-        yield from self._scan(b"")
         yield from self._scanner.finish()
         self._refuse_trailing()
         skeleton, self._marker = yield from sliced_protect(self._scanner.skeleton)
@@ -376,6 +316,7 @@ class InferAnswer:
             entry["parameters"] = (
                 object_text(parameters) if len(parameters) <= FEW_MEMBERS else (yield from sliced_text(parameters))
             )
+        put_last(entry, declarations.MEMBERS)
         text = object_text(entry) if len(entry) <= FEW_MEMBERS else (yield from sliced_text(entry))
         if len(text) <= SHORT_BYTES:
             return restore_literals(text, self._marker)
@@ -404,13 +345,18 @@ class InferAnswer:
         added = {"model_name": orjson.dumps(self._model), "id": self._request_id}
         if self._is_renamed:
             top.pop("model_name", None)
+        for key, value in list(added.items()):
+            if top.get(key, b"null") != b"null":
+                del added[key]
+            elif value:
+                top[key] = value  # protocol 4.6
+        put_last(top, MEMBERS)
         separator = b"{"
         for key, value in top.items():
             if self._steps.is_full_with(ITEM_COST + len(value)):
                 yield
-            if value == b"null" and key in (*added, "parameters"):  # protocol 4.4, 4.6
+            if value == b"null" and key in ("id", "parameters"):  # protocol 4.4, 4.6
                 continue
-            added.pop(key, None)
             text.add(separator + orjson.dumps(key) + b":")
             separator = b","
             if key == "outputs":
@@ -418,15 +364,14 @@ class InferAnswer:
                 for piece in outputs.pieces():
                     text.add(piece)
                 text.add(b"]")
+            elif key in added:
+                text.add(value)
             else:
                 text.add(
                     restore_literals(value, self._marker)
                     if len(value) <= SHORT_BYTES
                     else (yield from sliced_restore(value, self._marker))
                 )
-        for key, value in added.items():  # protocol 4.6
-            if value:
-                text.add(b',"%b":%b' % (key.encode(), value))
         text.add(b"}")
         return text.pieces()
 

@@ -5,6 +5,7 @@ here: the data, and what the parameters mean.
 """
 
 from collections.abc import Generator
+from typing import Annotated
 
 import msgspec
 
@@ -22,8 +23,13 @@ MAX_DIMENSION = 2**63 - 1
 MAX_SHAPE_BYTES = 16 * 1024
 """The longest text of a shape that is read: `MAX_RANK` numbers of 19 digits, each on an indented line of its own."""
 
+MEMBERS = ("name", "shape", "datatype", "parameters")
+"""The order in which a tensor's members are written, behind others and before its `data` (protocol 3.2, 4.4)."""
+
 _STRING = msgspec.json.Decoder(str)
-_INTEGERS = msgspec.json.Decoder(list[int])
+_SHAPES = {
+    lowest: msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=lowest, le=MAX_DIMENSION)]]) for lowest in (-1, 0)
+}
 
 
 def text_of(entry: Members, key: str) -> str | None:
@@ -67,12 +73,10 @@ def parse_shape(raw: bytes, lowest: int = 0) -> tuple[int, ...] | None:
     if len(raw) > MAX_SHAPE_BYTES or (lowest == 0 and b"-" in raw):  # with a minus sign even 0 is refused
         return None
     try:
-        shape = _INTEGERS.decode(raw)
+        shape = _SHAPES[lowest].decode(raw)
     except msgspec.DecodeError:
         return None
-    if len(shape) > MAX_RANK or max(shape, default=0) > MAX_DIMENSION or min(shape, default=0) < lowest:
-        return None
-    return tuple(shape)
+    return tuple(shape) if len(shape) <= MAX_RANK else None
 
 
 def parse_parameters(text: bytes, where: str) -> Members:

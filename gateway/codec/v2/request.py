@@ -27,9 +27,7 @@ from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.v2.framing import Cursor
 from gateway.codec.v2.raw import raw_header
 from gateway.codec.v2.request_header import (
-    KNOWN_HEADER_BYTES,
     HeaderParser,
-    KnownHeaders,
     RequestHeader,
     Reserve,
     may_have_binary_parameters,
@@ -74,30 +72,19 @@ class InferRequest:
         limits: HeaderLimits = DEFAULT_LIMITS,
         *,
         recover: bool,
-        known: KnownHeaders | None = None,
         reserve: Reserve = reserve_nothing,
     ) -> Generator[None, None, "InferRequest | None"]:
         """Parse and check a whole body; None if it is pure JSON, which nobody judges (protocol 3.6).
 
-        *header_length* is the client's, None if it sent none; then *recover* allows protocol section 6. *known* are
-        headers of earlier requests under the same policy and limits. *reserve* is called once with the bytes of
-        memory that the parsed header takes at most, before it is built, unless the body is not parsed at all; what
-        it raises passes through. Yields after each step of work.
+        *header_length* is the client's, None if it sent none; then *recover* allows protocol section 6. *reserve* is
+        called once with the bytes of memory that the parsed header takes at most, before it is built, unless the body
+        is not parsed at all; what it raises passes through. Yields after each step of work.
 
         Raises `CodecError`, and of these `TooLargeError` for more JSON beside the data than *limits* allow.
         """
         if header_length is not None:
-            if known is None or header_length > min(KNOWN_HEADER_BYTES, len(body)):
-                header, blobs = yield from HeaderParser(body, header_length, policy, limits, reserve).parse()
-                return (yield from _bound(header, blobs, policy))
-            text = bytes(body[:header_length])
-            found = known.get(text)
-            if found is None:
-                found, _ = yield from HeaderParser(body, header_length, policy, limits, reserve).parse()
-                known.add(text, found)
-            else:
-                reserve(header_length * HELD_PER_BYTE)
-            return (yield from _bound(found, body[header_length:], policy))
+            header, blobs = yield from HeaderParser(body, header_length, policy, limits, reserve).parse()
+            return (yield from _bound(header, blobs, policy))
         if not body:  # protocol 1.6
             raise CodecError("empty request body")
         if not (yield from may_have_binary_parameters(body)):
@@ -137,6 +124,11 @@ class InferRequest:
         return self._policy.half_precision is HalfPrecision.PROMOTE and any(
             is_half_precision(tensor.datatype) for tensor in self.inputs
         )
+
+    @property
+    def datatypes(self) -> list[str]:
+        """The datatype of each binary input."""
+        return [tensor.datatype.name for tensor in self.inputs]
 
     @property
     def is_small(self) -> bool:

@@ -31,6 +31,7 @@ from gateway.codec.json.members import (
     parse_object,
     parse_objects,
     protect_literals,
+    put_last,
     restore_literals,
     sliced_object,
     sliced_objects,
@@ -40,6 +41,7 @@ from gateway.codec.json.scanner import Scanner
 from gateway.codec.json.sinks import SkipSink
 from gateway.codec.tensors.datatypes import Datatype, Kind, element_count
 from gateway.codec.tensors.pieces import PIECE_BYTES, SPACE, check_utf8
+from gateway.codec.v2 import declarations
 from gateway.codec.v2.declarations import datatype_of, name_of, shape_of, sliced_parameters, text_of
 from gateway.codec.v2.framing import HEADER_LENGTH
 from gateway.codec.v2.steps import (
@@ -53,16 +55,13 @@ from gateway.codec.v2.steps import (
 )
 from gateway.errors import CodecError, TooLargeError
 
-KNOWN_HEADERS = 256
-"""How many headers of earlier requests are remembered."""
-
-KNOWN_HEADER_BYTES = 4096
-"""The longest header that is remembered."""
-
 _PARAMETER_KEY = re.compile(rb'"binary_data(?:_size|_output)?"[ \t\r\n]{0,32}:')
 _PARAMETER_KEY_OR_ESCAPE = re.compile(_PARAMETER_KEY.pattern + rb"|\\u00")
 _SEARCH_BYTES = 256 * 1024
 _SEARCH_OVERLAP = 64  # no shorter than a key with its blanks
+
+MEMBERS = ("id", "parameters", "inputs", "outputs")
+"""The order in which a request's members are written, behind those that the protocol does not know (protocol 3.2)."""
 
 _SIZE = re.compile(rb"[0-9]{1,20}")
 _FLAGS = {b"true": True, b"false": False}
@@ -89,31 +88,6 @@ class RequestHeader:
     is_recovered: bool
     segments: list[Segment]
     """The backend's JSON."""
-
-
-class KnownHeaders:
-    """Headers of earlier requests, all under one policy and the same limits: clients send them again and again.
-
-    Only those whose inputs are all binary and that have no id. What was not used for longest is forgotten first.
-    """
-
-    def __init__(self) -> None:
-        self._headers: dict[bytes, RequestHeader] = {}
-
-    def get(self, text: bytes) -> RequestHeader | None:
-        """What *text* says, if it is known."""
-        header = self._headers.pop(text, None)
-        if header is not None:
-            self._headers[text] = header
-        return header
-
-    def add(self, text: bytes, header: RequestHeader) -> None:
-        """Remember what *text* says, unless it has an id, which will not come again, or parts of its body."""
-        if header.id or any(isinstance(segment, memoryview) for segment in header.segments):
-            return
-        if len(self._headers) >= KNOWN_HEADERS:
-            del self._headers[next(iter(self._headers))]
-        self._headers[text] = header
 
 
 class HeaderParser:
@@ -274,6 +248,7 @@ class HeaderParser:
         if requested is not None:
             selection, outputs = yield from self._select(requested, by_default)
 
+        put_last(top, MEMBERS)
         separator = b"{"
         for key, value in top.items():
             if self._steps.is_full_with(ITEM_COST + len(value)):
@@ -351,6 +326,7 @@ class HeaderParser:
                 texts += b","
             if parameters.pop("binary_data", None) is not None:
                 yield from _replace_parameters(entry, parameters)
+            put_last(entry, declarations.MEMBERS)
             texts += object_text(entry) if len(entry) <= FEW_MEMBERS else (yield from sliced_text(entry))
         texts += b"]"
         return OutputSelection(by_default, MappingProxyType(named), frozenset(in_shared_memory)), texts
@@ -377,6 +353,7 @@ class HeaderParser:
                     entry["parameters"] = object_text(parameters)
                 else:
                     yield from _replace_parameters(entry, parameters)
+            put_last(entry, declarations.MEMBERS)
             self._text += object_text(entry) if len(entry) <= FEW_MEMBERS else (yield from sliced_text(entry))
             if data is not None:
                 self._emit_data(data, is_first=not entry)

@@ -13,13 +13,11 @@ from gateway.codec import (
     HalfPrecision,
     HeaderLimits,
     InferRequest,
-    KnownHeaders,
     NonFinite,
     TensorPolicy,
     run,
 )
 from gateway.codec.json.members import HELD_PER_BYTE
-from gateway.codec.v2.request_header import KNOWN_HEADER_BYTES, KNOWN_HEADERS
 from gateway.errors import CodecError, TooLargeError
 from tests.codec.v2.requests import entry, header_of, parsed, sent
 from tests.codec.walk import backend_json, parse_request
@@ -441,82 +439,6 @@ def test_words_of_errors_stay_short_whatever_is_sent() -> None:
         assert len(str(caught.value)) < 1000
 
 
-# headers that came before
-
-
-def again(known: KnownHeaders, header: bytes, blobs: bytes, header_length: int | None = None) -> InferRequest:
-    length = len(header) if header_length is None else header_length
-    body = memoryview(header + blobs)
-    request = run(InferRequest.parse(body, length, TensorPolicy(), recover=False, known=known))
-    assert request is not None
-    return request
-
-
-def test_known_header_gets_the_values_of_its_own_body() -> None:
-    known = KnownHeaders()
-    header = header_of(entry("a", "UINT8", [2], 2), entry("b", "FP32", [1], 4))
-    for blobs in (b"\1\2\0\0\0\0", b"\3\4\0\0\x80\x3f", b"\5\6\0\0\x80\xbf"):
-        request = again(known, header, blobs)
-        assert [bytes(tensor.blob) for tensor in request.inputs] == [blobs[:2], blobs[2:]]
-        assert b"".join(request.json_pieces()) == backend_json(header, blobs)
-
-
-def test_known_header_does_not_vouch_for_what_follows_it() -> None:
-    known = KnownHeaders()
-    header = header_of(entry("a", "FP32", [1], 4))
-    again(known, header, bytes(4))
-    with pytest.raises(CodecError, match=r"input 'a' .*1 bytes missing"):
-        again(known, header, bytes(3))
-    with pytest.raises(CodecError, match="1 bytes left over"):
-        again(known, header, bytes(5))
-    with pytest.raises(CodecError, match=r"input 'a' .*is nan"):
-        again(known, header, b"\0\0\xc0\x7f")
-
-
-def test_known_header_of_empty_tensors_does_not_hide_a_header_length_that_is_too_large() -> None:
-    known = KnownHeaders()
-    header = header_of(entry("a", "FP32", [0], 0))
-    again(known, header, b"")
-    with pytest.raises(CodecError, match="but the whole body has"):
-        again(known, header, b"", len(header) + 1)
-
-
-def test_json_inputs_of_an_earlier_request_do_not_come_back() -> None:
-    known = KnownHeaders()
-    for value in (b"1", b"2"):
-        header = b'{"inputs":[{"name":"j","datatype":"INT8","shape":[1],"data":[%b]}]}' % value
-        for _ in range(2):
-            assert b"".join(again(known, header, b"").json_pieces()) == header
-        assert known.get(header) is None
-
-
-def test_header_with_an_id_is_not_remembered() -> None:
-    """The next request has another, and would only push out what comes again."""
-    known = KnownHeaders()
-    header = header_of(entry("a", "UINT8", [1], 1), id="of this request")
-    assert again(known, header, b"\1").id == b'"of this request"'
-    assert known.get(header) is None
-
-
-def test_header_that_is_used_again_is_kept_longest() -> None:
-    known = KnownHeaders()
-    headers = [header_of(entry(str(number), "UINT8", [1], 1)) for number in range(KNOWN_HEADERS)]
-    for header in [*headers, headers[0], header_of(entry("new", "UINT8", [1], 1))]:
-        again(known, header, b"\1")
-    assert [known.get(header) is not None for header in headers[:3]] == [True, False, True]
-
-
-def test_known_headers_are_bounded_and_the_oldest_is_forgotten() -> None:
-    known = KnownHeaders()
-    headers = [header_of(entry(str(number), "UINT8", [1], 1)) for number in range(KNOWN_HEADERS + 1)]
-    for header in headers:
-        again(known, header, b"\1")
-    assert [known.get(header) is not None for header in headers] == [False] + [True] * KNOWN_HEADERS
-    long = header_of(entry("n" * KNOWN_HEADER_BYTES, "UINT8", [1], 1))
-    again(known, long, b"\1")
-    assert known.get(long) is None
-
-
 # outputs in shared memory
 
 
@@ -594,16 +516,11 @@ def test_pure_json_has_no_limits_because_nobody_reads_it() -> None:
 
 def test_memory_of_the_header_is_reserved_once_and_before_it_is_built() -> None:
     header = header_of(entry("x", "UINT8", [1], 1), {"name": "j", "data": "z" * 10_000})
-    known = KnownHeaders()
     small = header_of(entry("x", "UINT8", [1], 1))
-    for text, beside, memory in (
-        (header, len(header) - 10_000, None),
-        (small, len(small), known),
-        (small, len(small), known),
-    ):
+    for text, beside in ((header, len(header) - 10_000), (small, len(small))):
         asked: list[int] = []
         steps = InferRequest.parse(
-            memoryview(text + b"\1"), len(text), TensorPolicy(), recover=False, known=memory, reserve=asked.append
+            memoryview(text + b"\1"), len(text), TensorPolicy(), recover=False, reserve=asked.append
         )
         assert run(steps) is not None
         assert len(asked) == 1

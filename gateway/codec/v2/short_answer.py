@@ -1,0 +1,192 @@
+"""The short way of a small answer in its common form: the reply in a few calls, without a walk through the text.
+
+The counterpart of `short_request`, under the same rules: None for whatever is not common, which `InferAnswer` then
+judges from its beginning, and otherwise the very bytes that `InferAnswer` makes.
+
+Common are answers of any length up to `SHORT_ANSWER_BYTES`, whose outputs have name, datatype, shape and data, each
+once, in any order. Of a member that comes twice the last counts, but `InferAnswer` looks at both; so the words are
+counted. An escape could hide one, so backslashes may only be inside the strings of BYTES.
+
+Not here: what needs a look at each value: NaN, unequal nesting, base64.
+"""
+
+from math import prod
+
+import msgspec
+import numpy as np
+import orjson
+from msgspec import UNSET, Raw, UnsetType
+
+from gateway.codec.inference import HeaderLimits, OutputSelection
+from gateway.codec.json.members import object_text
+from gateway.codec.tensors.datatypes import DATATYPES, Kind
+from gateway.codec.tensors.elements import PREFIX_BYTES
+from gateway.codec.tensors.number_reading import read_flat
+from gateway.codec.v2.answer import Reply
+from gateway.codec.v2.declarations import parse_shape
+from gateway.codec.v2.short_request import MAX_SHORT_BRACKETS
+
+SHORT_ANSWER_BYTES = 64 * 1024
+"""The longest answer that takes the short way: one piece, about a quarter of a millisecond."""
+
+MAX_SHORT_STRINGS = 256
+"""The most elements of BYTES that are made one by one, at a fifth of a microsecond each."""
+
+_COUNTED = (b'"name"', b'"datatype"', b'"shape"', b'"data"')
+_BESIDE_LISTS = bytes(sorted(set(range(256)) - set(b"[],")))
+
+
+class _Output(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    name: str
+    datatype: str
+    shape: Raw
+    data: Raw
+    parameters: dict[str, Raw] | None = None
+
+
+class _Answer(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    outputs: list[_Output]
+    model_name: Raw | UnsetType = UNSET
+    model_version: Raw | UnsetType = UNSET
+    id: Raw | UnsetType = UNSET
+    parameters: Raw | UnsetType = UNSET
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+
+
+class _UncommonError(Exception):
+    """The answer is for the long way."""
+
+
+def read_short_answer(
+    text: bytes, selection: OutputSelection, request_id: bytes, *, model: str, is_renamed: bool, limits: HeaderLimits
+) -> Reply | None:
+    """The reply to the whole answer *text*, if it is small and in the common form; None: `InferAnswer` is to judge.
+
+    The arguments are those of `InferAnswer`, the reply is byte for byte its reply.
+    """
+    if len(text) > SHORT_ANSWER_BYTES or len(text) > limits.max_header_bytes:
+        return None
+    if len(text) > MAX_SHORT_BRACKETS and text.count(b"{") + text.count(b"[") > MAX_SHORT_BRACKETS:
+        return None
+    try:
+        if not text.isascii():
+            text.decode()  # msgspec does not look into the strings of a Raw
+        answer = _ANSWER.decode(text)
+        n_outputs = len(answer.outputs)
+        if n_outputs > limits.max_tensors or text.count(b'"outputs"') != 1:
+            return None
+        for key in _COUNTED:
+            if text.count(key) != n_outputs:
+                return None
+        n_escapes = text.count(b"\\")
+        outputs: list[bytes] = []
+        blobs: list[memoryview] = []
+        datatypes: list[str] = []
+        names = set()
+        for output in answer.outputs:
+            data = bytes(output.data)
+            if n_escapes:
+                n_escapes -= data.count(b"\\")
+            name = output.name
+            if not selection.is_wanted(name):  # protocol 4.5
+                continue
+            names.add(name)
+            if selection.is_binary(name):
+                blob = _blob(output, data)
+                outputs.append(_output_text(output, b'"binary_data_size":%d' % len(blob)) + b"}")
+                blobs.append(blob)
+                datatypes.append(output.datatype)
+            elif data[:1] == b"[":
+                outputs.append(_output_text(output, b"") + b',"data":' + data + b"}")
+            else:
+                return None
+        if n_escapes or not names.issuperset(selection.named):
+            return None
+        header = _header_text(answer, outputs, request_id, model, is_renamed=is_renamed)
+    except (_UncommonError, KeyError, ValueError, RecursionError):
+        return None
+    return Reply([header], blobs, datatypes, 0)
+
+
+def _header_text(answer: _Answer, outputs: list[bytes], request_id: bytes, model: str, *, is_renamed: bool) -> bytes:
+    """The JSON of the reply."""
+    name = b"null" if is_renamed or answer.model_name is UNSET else bytes(answer.model_name)
+    members = [b'{"model_name":' + (orjson.dumps(model) if name == b"null" else name)]  # protocol 4.6
+    if answer.model_version is not UNSET:
+        members.append(b'"model_version":%b' % answer.model_version)
+    own_id = b"null" if answer.id is UNSET else bytes(answer.id)
+    if own_id != b"null":
+        request_id = own_id
+    if request_id:
+        members.append(b'"id":' + request_id)
+    if answer.parameters is not UNSET and bytes(answer.parameters) != b"null":  # protocol 4.4
+        members.append(b'"parameters":%b' % answer.parameters)
+    members.append(b'"outputs":[%b]}' % b",".join(outputs))
+    return b",".join(members)
+
+
+def _output_text(output: _Output, size_member: bytes) -> bytes:
+    """What the client gets of an output before its data; *size_member* is added to its parameters (protocol 4.4)."""
+    text = b'{"name":"%b","shape":%b,"datatype":"%b"' % (output.name.encode(), output.shape, output.datatype.encode())
+    parameters = output.parameters
+    if parameters:
+        parameters.pop("binary_data_size", None)
+    if parameters:
+        said = object_text(parameters)  # type: ignore[arg-type]
+        return (
+            b'%b,"parameters":%b,%b}' % (text, said[:-1], size_member)
+            if size_member
+            else text + b',"parameters":' + said
+        )
+    return text + b',"parameters":{%b}' % size_member if size_member else text
+
+
+def _blob(output: _Output, data: bytes) -> memoryview:
+    """The bytes of a binary output."""
+    datatype = DATATYPES[output.datatype]
+    shape = parse_shape(bytes(output.shape))
+    if shape is None or data[:1] != b"[":
+        raise _UncommonError
+    if datatype.kind is Kind.BYTES:
+        parameters = output.parameters
+        if parameters and "content_type" in parameters and bytes(parameters["content_type"]) == b'"base64"':
+            raise _UncommonError  # protocol 4.8
+        return _elements(data, prod(shape))
+    values = read_flat(data, datatype, prod(shape))
+    if values is None or (data.find(b"[", 1) > 0 and not _is_nested_like(shape, data)):
+        raise _UncommonError
+    return values.view(np.uint8).data
+
+
+def _is_nested_like(shape: tuple[int, ...], data: bytes) -> bool:
+    """Whether *data*, JSON of as many numbers as *shape* has, is nested in full as *shape* says."""
+    n_lists = 1
+    n_opened = 1
+    for dimension in shape[:-1]:
+        n_lists *= dimension
+        n_opened += n_lists
+    if data.count(b"[") != n_opened:
+        return False
+    lists = b"," * (shape[-1] - 1) if shape else b""
+    lists = b"[%b]" % lists
+    for dimension in reversed(shape[:-1]):
+        lists = b"[%b]" % b",".join([lists] * dimension)
+    return data.translate(None, _BESIDE_LISTS) == lists
+
+
+def _elements(data: bytes, n_elements: int) -> memoryview:
+    """The strings in *data* as elements of BYTES."""
+    if n_elements > MAX_SHORT_STRINGS:
+        raise _UncommonError
+    strings = orjson.loads(data)
+    if len(strings) != n_elements:
+        raise _UncommonError
+    parts: list[bytes] = []
+    for string in strings:
+        if type(string) is not str:
+            raise _UncommonError
+        element = string.encode()
+        parts += (len(element).to_bytes(PREFIX_BYTES, "little"), element)
+    return memoryview(b"".join(parts))

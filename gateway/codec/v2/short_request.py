@@ -1,0 +1,210 @@
+"""The short way of a small request in its common form: its JSON in a few calls, without steps.
+
+Most requests are small and alike: a header length, binary inputs, outputs by name, perhaps an id and parameters. For
+these `InferRequest.parse` costs many times what their bytes cost. Here typed structs of msgspec prove the header, and
+a few calls print the values. Whatever is not the common form, right or wrong, is None: then `InferRequest.parse` judges
+it from its beginning and words the error. So nothing here raises, and both ways must come to the same bytes
+(tests/codec/v2/test_short.py).
+
+A header with a backslash is not common. So a name is what stands between its quotes, and no key is hidden by escapes.
+
+Not here: answers (`short_answer`), errors, and what large bodies need: pieces, views of the body, steps.
+"""
+
+from math import prod
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, Raw, UnsetType
+
+from gateway.codec.inference import (
+    BytesPolicy,
+    HalfPrecision,
+    HeaderLimits,
+    OutputSelection,
+    TensorPolicy,
+    is_half_precision,
+)
+from gateway.codec.json.brackets import MAX_TEXT_DEPTH
+from gateway.codec.json.members import object_text
+from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind
+from gateway.codec.tensors.elements import check_elements
+from gateway.codec.tensors.number_printing import array_text
+from gateway.codec.tensors.string_printing import text_pieces
+from gateway.codec.v2.declarations import parse_shape
+from gateway.errors import CodecError
+
+SHORT_BODY_BYTES = 16 * 1024
+"""The longest body that takes the short way: its JSON is made in one go, in well under half a millisecond."""
+
+MAX_SHORT_BRACKETS = MAX_TEXT_DEPTH
+"""How many brackets may open in JSON that takes the short way; so nothing is nested too deep for the long way."""
+
+_FLAGS = {b"true": True, b"false": False}
+
+
+class _InputParameters(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    binary_data_size: int
+
+
+class _Input(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    name: str
+    datatype: str
+    shape: Raw
+    parameters: _InputParameters
+
+
+class _OutputParameters(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    binary_data: bool
+
+
+class _Output(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    name: str
+    parameters: _OutputParameters | UnsetType = UNSET
+
+
+class _Header(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    inputs: list[_Input]
+    outputs: list[_Output] | UnsetType = UNSET
+    parameters: dict[str, Raw] | UnsetType = UNSET
+    id: Raw | UnsetType = UNSET
+
+
+_HEADER = msgspec.json.Decoder(_Header)
+_UNLISTED = {by_default: OutputSelection(by_default) for by_default in (False, True)}
+
+
+class ShortRequest(msgspec.Struct, frozen=True, gc=False):
+    """A request in its common form, proved right, and the whole JSON that it becomes."""
+
+    json: bytes
+    """What the backend gets."""
+    selection: OutputSelection
+    id: bytes
+    """The client's id as JSON text; empty if it sent none."""
+    datatypes: list[str]
+    """The datatype of each binary input."""
+
+    @property
+    def header_recovered(self) -> bool:
+        """Never: it has a header length."""
+        return False
+
+    @property
+    def nonfinite(self) -> int:
+        """None: NaN and infinities go the long way."""
+        return 0
+
+    @property
+    def promotes(self) -> bool:
+        """Never: FP16 and BF16 that go out as FP32 go the long way."""
+        return False
+
+
+def read_short_request(
+    body: bytes | memoryview, header_length: int | None, policy: TensorPolicy, limits: HeaderLimits
+) -> ShortRequest | None:
+    """The request in *body*, if it is small and in the common form; None means that `InferRequest.parse` is to judge.
+
+    The JSON is byte for byte what `InferRequest` makes.
+    """
+    if not header_length or not header_length <= len(body) <= SHORT_BODY_BYTES:
+        return None
+    body = bytes(body)
+    text = body[:header_length]
+    if b"\\" in text or (len(text) > MAX_SHORT_BRACKETS and text.count(b"{") + text.count(b"[") > MAX_SHORT_BRACKETS):
+        return None
+    try:
+        if not text.isascii():
+            text.decode()  # msgspec does not look into the strings of a Raw
+        header = _HEADER.decode(text)
+        if header_length > limits.max_header_bytes or len(header.inputs) > limits.max_tensors:
+            return None
+        members = []
+        request_id = b""
+        if header.id is not UNSET:
+            request_id = bytes(header.id)
+            members.append(b'"id":' + request_id)
+        by_default = False
+        parameters = header.parameters
+        if parameters is not UNSET:
+            flag = parameters.pop("binary_data_output", None)
+            if flag is not None:
+                by_default = _FLAGS[bytes(flag)]
+            if flag is None or parameters:  # protocol 3.2
+                members.append(b'"parameters":' + object_text(parameters))  # type: ignore[arg-type]
+        members.append(_inputs_text(header.inputs, body, header_length, policy))
+        selection = _UNLISTED[by_default]
+        if header.outputs is not UNSET:
+            if len(header.outputs) > limits.max_tensors:
+                return None
+            selection = _selection(header.outputs, by_default)
+            members.append(b'"outputs":[%b]' % b",".join([b'{"name":"%b"}' % o.name.encode() for o in header.outputs]))
+    except (_UncommonError, CodecError, KeyError, ValueError, RecursionError):
+        return None
+    return ShortRequest(
+        b"{%b}" % b",".join(members),
+        selection,
+        b"" if request_id in (b"null", b'""') else request_id,
+        [entry.datatype for entry in header.inputs],
+    )
+
+
+class _UncommonError(Exception):
+    """The request is for the long way."""
+
+
+def _inputs_text(entries: list[_Input], body: bytes, offset: int, policy: TensorPolicy) -> bytes:
+    """`inputs` with the values of the blobs, which begin at *offset* and fill the body."""
+    texts = []
+    names = set()
+    for entry in entries:
+        names.add(entry.name)
+        datatype = DATATYPES[entry.datatype]
+        shape_text = bytes(entry.shape)
+        shape = parse_shape(shape_text)
+        n_bytes = entry.parameters.binary_data_size
+        if shape is None or not 0 <= n_bytes <= len(body) - offset:
+            raise _UncommonError
+        if datatype.kind is Kind.BYTES:
+            data = _strings_text(memoryview(body)[offset : offset + n_bytes], prod(shape), policy)
+        elif n_bytes == prod(shape) * datatype.item_bytes:
+            data = _numbers_text(body, offset, n_bytes, datatype, policy)
+        else:
+            raise _UncommonError
+        offset += n_bytes
+        texts.append(
+            b'{"name":"%b","shape":%b,"datatype":"%b","data":%b}'
+            % (entry.name.encode(), shape_text, entry.datatype.encode(), data)
+        )
+    if offset != len(body) or len(names) != len(entries):
+        raise _UncommonError
+    return b'"inputs":[%b]' % b",".join(texts)
+
+
+def _numbers_text(body: bytes, offset: int, n_bytes: int, datatype: Datatype, policy: TensorPolicy) -> bytes:
+    if datatype.kind is not Kind.FLOAT:
+        return array_text(np.frombuffer(body, datatype.wire, n_bytes // datatype.item_bytes, offset), datatype)
+    if policy.half_precision is HalfPrecision.PROMOTE and is_half_precision(datatype):
+        raise _UncommonError
+    text = array_text(np.frombuffer(body, datatype.wire, n_bytes // datatype.item_bytes, offset), datatype)
+    if b"null" in text:  # NaN or an infinity
+        raise _UncommonError
+    return text
+
+
+def _strings_text(blob: memoryview, n_elements: int, policy: TensorPolicy) -> bytes:
+    if policy.bytes is not BytesPolicy.UTF8:
+        raise _UncommonError
+    for _ in check_elements(blob, n_elements, "", utf8=True):
+        pass
+    return b"[%b]" % b"".join(text_pieces(blob))
+
+
+def _selection(outputs: list[_Output], by_default: bool) -> OutputSelection:
+    named = {
+        output.name: by_default if output.parameters is UNSET else output.parameters.binary_data for output in outputs
+    }
+    if len(named) != len(outputs):
+        raise _UncommonError
+    return OutputSelection(by_default, named)

@@ -1,0 +1,164 @@
+"""The short way of requests: what takes it, and that it comes to the bytes of the long way or to nothing."""
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.codec import (
+    DATATYPES,
+    BytesPolicy,
+    HalfPrecision,
+    HeaderLimits,
+    NonFinite,
+    ShortRequest,
+    TensorPolicy,
+    read_short_request,
+)
+from gateway.codec.v2.short_request import SHORT_BODY_BYTES
+from gateway.errors import CodecError
+from tests.codec.make_pairs import blob_of
+from tests.codec.v2.requests import entry, header_of
+from tests.codec.walk import LIMITS, parse_request
+
+FOUR = np.arange(4, dtype="<f4").tobytes()
+
+# As these clients write them, with an input x of FP32 [2, 2].
+PYTHON = (
+    '{"id":"7","inputs":[{"name":"x","shape":[2,2],"datatype":"FP32","parameters":{"binary_data_size":16}}],'
+    '"outputs":[{"name":"y","parameters":{"binary_data":true}}]}'
+)
+PYTHON_SEQUENCE = (
+    '{"inputs":[{"name":"x","shape":[2,2],"datatype":"FP32","parameters":{"binary_data_size":16}}],"parameters":'
+    '{"sequence_id":42,"sequence_start":true,"sequence_end":false,"priority":1,"binary_data_output":true}}'
+)
+CPP = (
+    '{"id":"","inputs":[{"name":"x","datatype":"FP32","shape":[2,2],"parameters":{"binary_data_size":16}}],'
+    '"outputs":[{"name":"y","parameters":{"binary_data":true}},{"name":"z","parameters":{"binary_data":false}}]}'
+)
+JAVA = (
+    '{"id":"a","parameters":{},"inputs":[{"name":"x","parameters":{"binary_data_size":16},"datatype":"FP32",'
+    '"shape":[2,2]}],"outputs":[{"name":"y","parameters":{"binary_data":true}}]}'
+)
+GO = (
+    '{"id":"b","inputs":[{"name":"x","shape":[2,2],"datatype":"FP32","parameters":{"binary_data_size":16}}],'
+    '"parameters":{"binary_data_output":true}}\n'
+)
+REQUESTS = (
+    '{"inputs": [{"name": "x", "shape": [2, 2], "datatype": "FP32", "parameters": {"binary_data_size": 16}}], '
+    '"outputs": [{"name": "y"}], "parameters": {"binary_data_output": true, "trace": {"a": [1, null]}}}'
+)
+
+
+def short(header: str | bytes, blobs: bytes = FOUR, **settings: Any) -> ShortRequest | None:
+    """*header* and *blobs* by the short way; `parse_request` proves it equal to the long way."""
+    text = header if isinstance(header, bytes) else header.encode()
+    policy = TensorPolicy(**settings)
+    try:
+        parse_request(text + blobs, len(text), policy)
+    except CodecError:
+        assert read_short_request(text + blobs, len(text), policy, LIMITS) is None
+    return read_short_request(text + blobs, len(text), policy, LIMITS)
+
+
+@pytest.mark.parametrize("header", [PYTHON, PYTHON_SEQUENCE, CPP, JAVA, GO, REQUESTS])
+def test_requests_of_real_clients_take_the_short_way(header: str) -> None:
+    request = short(header)
+    assert request is not None
+    sent = json.loads(request.json)
+    assert sent["inputs"] == [{"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [0.0, 1.0, 2.0, 3.0]}]
+    assert b"binary_data" not in request.json
+
+
+@pytest.mark.parametrize("datatype", list(DATATYPES))
+def test_every_datatype_takes_the_short_way(datatype: str) -> None:
+    if datatype == "BYTES":
+        blob = blob_of(["a", "", "é", 'q"\\\n', "\x7f", "x" * 300])
+    else:
+        blob = bytes(6 * DATATYPES[datatype].item_bytes)
+    request = short(header_of(entry("x", datatype, [2, 3], len(blob))), blob)
+    assert request is not None
+    assert request.datatypes == [datatype]
+
+
+def test_each_request_gets_the_values_of_its_own_body() -> None:
+    header = header_of(entry("a", "UINT8", [2], 2), entry("b", "FP32", [1], 4))
+    for blobs, sent in ((b"\1\2\0\0\0\0", [[1, 2], [0.0]]), (b"\3\4\0\0\x80\xbf", [[3, 4], [-1.0]])):
+        request = short(header, blobs)
+        assert request is not None
+        assert [item["data"] for item in json.loads(request.json)["inputs"]] == sent
+
+
+@pytest.mark.parametrize(
+    ("header", "blobs", "settings"),
+    [
+        (PYTHON, FOUR[:-1], {}),
+        (PYTHON, FOUR + b"\0", {}),
+        (PYTHON, b"\0\0\xc0\x7f" + FOUR[4:], {}),
+        (PYTHON, b"\0\0\xc0\x7f" + FOUR[4:], {"nonfinite": NonFinite.LITERAL}),
+        (PYTHON.replace("16", "-16"), FOUR, {}),
+        (PYTHON.replace("16", "16.0"), FOUR, {}),
+        (PYTHON.replace("16", "99999999999999999999"), FOUR, {}),
+        (PYTHON.replace("[2,2]", "[2,-2]"), FOUR, {}),
+        (PYTHON.replace("[2,2]", "[2,true]"), FOUR, {}),
+        (PYTHON.replace("[2,2]", str([1] * 65)), FOUR, {}),
+        (PYTHON.replace('"x"', '"\\u0078"'), FOUR, {}),
+        (PYTHON.replace('"x"', "7"), FOUR, {}),
+        (PYTHON.replace('"x"', '"\udcff"').encode(errors="surrogateescape"), FOUR, {}),
+        (PYTHON.replace("FP32", "fp32"), FOUR, {}),
+        (PYTHON.replace('"id"', '"own"'), FOUR, {}),
+        (PYTHON.replace("true", "null"), FOUR, {}),
+        (PYTHON.replace('{"id"', '\ufeff{"id"'), FOUR, {}),
+        (PYTHON + "x", FOUR, {}),
+        (PYTHON.replace('"7"', "NaN"), FOUR, {}),
+        (PYTHON.replace('"7"', "[" * 600 + "]" * 600), FOUR, {}),
+        (CPP.replace('"z"', '"y"'), FOUR, {}),
+        (GO.replace("true", "1"), FOUR, {}),
+        (header_of(entry("x", "FP16", [2], 4)), bytes(4), {"half_precision": HalfPrecision.PROMOTE}),
+        (header_of(entry("x", "BYTES", [1], 5)), b"\1\0\0\0a", {"bytes": BytesPolicy.BASE64}),
+        (header_of(entry("x", "BYTES", [1], 5)), b"\1\0\0\0\xff", {}),
+        (header_of(entry("x", "BYTES", [1], 5)), b"\2\0\0\0a", {}),
+        (header_of(entry("x", size=8), entry("x", size=8)), FOUR, {}),
+    ],
+)
+def test_what_is_not_common_goes_the_long_way(header: str | bytes, blobs: bytes, settings: dict[str, Any]) -> None:
+    assert short(header, blobs, **settings) is None
+
+
+def test_limits_and_framing_are_for_the_long_way() -> None:
+    body = PYTHON.encode() + FOUR
+    for header_length in (None, 0, len(PYTHON) - 1, len(body) + 1):
+        assert read_short_request(body, header_length, TensorPolicy(), LIMITS) is None
+    for limits in (HeaderLimits(max_header_bytes=len(PYTHON) - 1), HeaderLimits(max_tensors=0)):
+        assert read_short_request(body, len(PYTHON), TensorPolicy(), limits) is None
+    large = header_of(entry("x", "UINT8", [SHORT_BODY_BYTES], SHORT_BODY_BYTES))
+    assert read_short_request(large + bytes(SHORT_BODY_BYTES), len(large), TensorPolicy(), LIMITS) is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_requests_come_to_the_same_both_ways(seed: int) -> None:
+    dice = random.Random(seed)
+    n_short = 0
+    for _ in range(400):
+        header = bytearray(dice.choice([PYTHON, PYTHON_SEQUENCE, CPP, JAVA, GO, REQUESTS]).encode())
+        for _ in range(dice.randrange(3)):
+            damage(header, dice)
+        n_short += short(bytes(header), FOUR[: dice.choice([16, 16, 16, 15])]) is not None
+    assert n_short > 50
+
+
+def damage(text: bytearray, dice: random.Random) -> None:
+    """Flip a byte, cut a part out, put a blank or a part of the text somewhere."""
+    start = dice.randrange(len(text))
+    match dice.randrange(4):
+        case 0:
+            text[start] ^= 1 << dice.randrange(8)
+        case 1:
+            del text[start : start + dice.randrange(1, 9)]
+        case 2:
+            text[start:start] = dice.choice([b" ", b"\n", b"null", b'"', b"}", b"[", b",", b"\\", b"0"])
+        case _:
+            other = dice.randrange(len(text))
+            text[start:start] = text[other : other + dice.randrange(1, 60)]
