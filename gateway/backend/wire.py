@@ -120,24 +120,26 @@ class Wire(ResponseHandler):
             read_bufsize=READ_BYTES,
         )
 
-    def can_go_on(self) -> bool:
-        """Whether this exchange has ended so that another may follow: all sent, all read, and nothing more has come."""
-        transport = self.transport
-        return (
-            transport is not None
-            and not transport.is_closing()
-            and transport.get_write_buffer_size() == 0
-            and not self.should_close
-            and (self.tls is None or self.tls.is_at_rest)
-        )
+    def end(self) -> bool:
+        """Close the exchange; whether another may follow: all is sent, all is read, and nothing more has come.
 
-    def end(self, now: float) -> None:
-        """Close the exchange; the connection is idle from now on."""
+        Then the connection is idle from now on.
+        """
+        transport = self.transport
+        if (
+            transport is None
+            or transport.is_closing()
+            or transport.get_write_buffer_size()
+            or self.should_close
+            or (self.tls is not None and not self.tls.is_at_rest)
+        ):
+            return False
         self._is_open = False
         self._parser = None  # what comes from now on is nobody's
         self._payload = None
-        self.idle_since = now
+        self.idle_since = asyncio.get_running_loop().time()
         self.is_reused = True
+        return True
 
     # Within an exchange
 
@@ -149,7 +151,8 @@ class Wire(ResponseHandler):
         if not self.is_reused:
             self.send(*pieces)
             return
-        if not self.is_usable():
+        transport = self.transport
+        if transport is None or transport.is_closing() or self._socket.has_unread():
             self._discard()
             raise LostError
         self.send(*pieces)
@@ -216,22 +219,27 @@ class Wire(ResponseHandler):
         if not self._is_open:
             self._discard()
             return
-        if data and not self.received_bytes and self._was_sent_before_the_request():
-            self._is_premature = True
-            self._discard()
-            return
-        if not self.received_bytes and self.tls is None:
-            self._is_tls_alert = data.startswith(_TLS_ALERT)
+        is_first = not self.received_bytes
+        if is_first:
+            if data and self._was_sent_before_the_request():
+                self._is_premature = True
+                self._discard()
+                return
+            if self.tls is None:
+                self._is_tls_alert = data.startswith(_TLS_ALERT)
         self.received_bytes += len(data)
         if self._is_head_complete:
             self._parse_behind_head(data)
+        elif is_first and len(data) <= HEAD_PIECE_BYTES and not self._is_head:
+            super().data_received(data)  # as the next, at once
         elif rest := self._parse_until_head(data):
             self._parse_behind_head(rest)
         payload = self._payload
-        error = self.exception()
-        if payload is not None and not payload.is_eof() and isinstance(error, HttpProcessingError):
-            # aiohttp would leave the reader waiting for the rest of a body whose framing is broken
-            payload.set_exception(_BrokenBodyError(_reason(error)))
+        if payload is not None and not payload.is_eof():
+            error = self.exception()
+            if isinstance(error, HttpProcessingError):
+                # aiohttp would leave the reader waiting for the rest of a body whose framing is broken
+                payload.set_exception(_BrokenBodyError(_reason(error)))
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Go on reading where it was paused.
