@@ -164,6 +164,9 @@ class Answer:
 
         *what* is the body's name in that error.
         """
+        text = self.take_arrived(max_bytes)
+        if text is not None:
+            return text
         text = b""
         async for chunk in self.chunks():
             text += chunk

@@ -338,34 +338,30 @@ class _Call(Generic[T]):
 
         That happens once in a call: a GET that was read each time would be executed by every endpoint otherwise.
         """
-        try:
-            # an upload that cannot be read again from the client does not go over a connection that may have died
-            must_be_fresh = self._was_replaced or not self._request.body.can_be_repeated
-            return await self._send(state, deadlines, fresh=must_be_fresh)
-        except StaleConnectionError:
-            now_s = asyncio.get_running_loop().time()
-            assert self._sent is not None
-            self._was_replaced = True
-            self._has_slot = self._sent.abandon_and_keep_slot()
-            attempt = self._last
-            attempt.code = attempt.repeated_for = ErrorKind.UPSTREAM_CLOSED.label
-            attempt.seconds = now_s - attempt.started_s
-            self._note(state, now_s)
-            return await self._send(state, deadlines, fresh=True)
-
-    async def _send(self, state: EndpointState, deadlines: Deadlines, *, fresh: bool) -> Answer:
-        """Send the request over a *fresh* connection or any; the slot that is held goes with it."""
-        upstream, attempt = self._upstream, self._last
+        upstream = self._upstream
         endpoint = state.endpoint
-        lease = None if fresh else upstream.connections.lease_idle(endpoint)
-        if lease is None:
-            lease = await upstream.connections.lease_new(endpoint)
-        self._has_slot = False
-        self._sent = sent = Sent(upstream.name, self._request, lease, deadlines, attempt)
-        answer = await sent.start(endpoint)
-        attempt.code = str(answer.status)
-        attempt.first_byte_s = asyncio.get_running_loop().time() - attempt.started_s
-        return answer
+        # an upload that cannot be read again from the client does not go over a connection that may have died
+        must_be_fresh = self._was_replaced or not self._request.body.can_be_repeated
+        while True:
+            lease = None if must_be_fresh else upstream.connections.lease_idle(endpoint)
+            if lease is None:
+                lease = await upstream.connections.lease_new(endpoint)
+            self._has_slot = False  # it goes with the lease
+            attempt = self._last
+            self._sent = sent = Sent(upstream.name, self._request, lease, deadlines, attempt)
+            try:
+                answer = await sent.start(endpoint)
+            except StaleConnectionError:
+                self._was_replaced = must_be_fresh = True
+                self._has_slot = sent.abandon_and_keep_slot()
+                now_s = asyncio.get_running_loop().time()
+                attempt.code = attempt.repeated_for = ErrorKind.UPSTREAM_CLOSED.label
+                attempt.seconds = now_s - attempt.started_s
+                self._note(state, now_s)
+                continue
+            attempt.code = str(answer.status)
+            attempt.first_byte_s = asyncio.get_running_loop().time() - attempt.started_s
+            return answer
 
     def _judge(self, state: EndpointState, error: GatewayError, is_failure: bool) -> None:
         """Judge the endpoint by an attempt that ended with *error*; *is_failure*: the endpoint caused it."""
