@@ -17,13 +17,21 @@ _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 _COUNT = struct.Struct("=i")
 _RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: on, for 0 seconds
 
-# Linux's struct tcp_info: u64 tcpi_bytes_acked, tcpi_bytes_received behind it, tcpi_bytes_sent (kernel 4.19 and later).
-_COUNTERS = struct.Struct("=120xQQ64xQ")
+# Linux's struct tcp_info: u8 tcpi_state at 0, u64 tcpi_bytes_acked at 120, tcpi_bytes_received behind it, and
+# tcpi_bytes_sent at 200 (kernel 4.19 and later).
+_COUNTERS = struct.Struct("=B119xQQ64xQ")
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 
-TcpCounters = tuple[int, int, int]
-"""What the kernel has counted on a connection since it was opened: bytes that the other side's kernel has acknowledged;
-bytes that have arrived, read or not; and bytes that left this machine, repeats included."""
+TcpCounters = tuple[int, int, int, int]
+"""What the kernel knows of a connection: its state, and what it has counted since the connection was opened: bytes that
+the other side's kernel has acknowledged, bytes that have arrived, read or not, and bytes that left this machine,
+repeats included."""
+
+STATE, ACKED, RECEIVED, SENT = range(4)
+"""The places of these in `TcpCounters`."""
+
+ESTABLISHED = 1
+"""The state of a connection that neither side has ended."""
 
 
 class Watched:

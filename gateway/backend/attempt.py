@@ -154,13 +154,19 @@ class Answer:
 
         Nothing of it may have been read before.
         """
-        return None if self._ends_with_connection else self._exchange.take_arrived(self._reader, max_bytes)
+        reader = self._reader
+        if self._ends_with_connection or not reader.is_eof() or reader.total_bytes > max_bytes:
+            return None
+        return self._exchange.take_arrived(reader)
 
     async def read_whole(self, max_bytes: int, what: str) -> bytes:
         """The body of an answer that has no reason to be large. Raises `GatewayError`, also for more than *max_bytes*.
 
         *what* is the body's name in that error.
         """
+        text = self.take_arrived(max_bytes)
+        if text is not None:
+            return text
         text = b""
         async for chunk in self.chunks():
             text += chunk
@@ -206,7 +212,8 @@ class Sent:
         self._sender: asyncio.Task[None] | None = None
         self._send_error: GatewayError | None = None
         self._is_sent = False
-        self._is_over = False
+        self.is_over = False
+        """Whether the connection was given back or closed."""
 
     @property
     def has_begun_body(self) -> bool:
@@ -242,7 +249,8 @@ class Sent:
         if message.code > MAX_STATUS:
             raise self._malformed(f"answered with status {message.code}; the highest is {MAX_STATUS}")
         self._check_framing(message.code, headers)
-        return Answer(self, message.code, _printable(message.reason), headers, reader)
+        reason = message.reason
+        return Answer(self, message.code, reason if reason.isascii() and reason.isprintable() else "", headers, reader)
 
     def _check_framing(self, status: int, headers: Headers) -> None:
         """Raise `GatewayError` where it is not certain how the answer's body ends.
@@ -323,7 +331,7 @@ class Sent:
 
     async def read(self, reader: Reader, *, ends_with_connection: bool) -> bytes:
         """The next bytes of the answer's body; empty at its end, where the lease ends. Raises `GatewayError`."""
-        if self._is_over:
+        if self.is_over:
             return b""
         wire = self._lease.wire
         self._deadlines.enter("idle")
@@ -342,9 +350,9 @@ class Sent:
         self._end()
         return b""
 
-    def take_arrived(self, reader: Reader, max_bytes: int) -> bytes | None:
-        """All of the answer's body, which ends the lease; None where it has not arrived or is longer."""
-        if self._is_over or not reader.is_eof() or reader.total_bytes > max_bytes or reader.exception() is not None:
+    def take_arrived(self, reader: Reader) -> bytes | None:
+        """All of the answer's body, which has arrived and ends the lease; None if that is over."""
+        if self.is_over:
             return None
         whole = reader.read_nowait()
         self._deadlines.enter("gateway")
@@ -354,8 +362,8 @@ class Sent:
 
     def _end(self) -> None:
         """The answer was read to its end: the connection is kept, unless the request is still being sent."""
-        self._is_over = True
         if self._is_sent:
+            self.is_over = True
             self._lease.give_back()
         else:
             self.abandon()
@@ -380,7 +388,7 @@ class Sent:
         return self._lease.close_and_keep_slot()
 
     def _stop_sending(self) -> None:
-        self._is_over = True
+        self.is_over = True
         if self._sender is not None:
             self._sender.cancel()
 
@@ -418,8 +426,3 @@ def _headers_of(raw: tuple[tuple[bytes, bytes], ...]) -> Headers | None:
         return Headers([(name.decode(), value.decode()) for name, value in raw])
     except UnicodeDecodeError:
         return None
-
-
-def _printable(reason: str) -> str:
-    """The words behind a status as they may stand in a status line."""
-    return reason if reason.isascii() and reason.isprintable() else ""

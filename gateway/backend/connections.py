@@ -232,9 +232,9 @@ class Connections:
 
         It is to be written to at once: nothing has come on it, as far as the kernel knows at this moment.
         """
-        pool = self._pool(endpoint)
-        wire = self._take_idle(pool)
-        if wire is None:
+        pool = self._pools.get(endpoint)
+        wire = self._take_idle(pool) if pool is not None and pool.idle else None
+        if pool is None or wire is None:
             return None
         pool.busy += 1
         return Lease(self, pool, wire)
@@ -255,8 +255,6 @@ class Connections:
     def _take_idle(self, pool: _Pool) -> Wire | None:
         """The connection that was used last, if there is one that is still usable."""
         idle = pool.idle
-        if not idle:
-            return None
         now = asyncio.get_running_loop().time()
         while idle:
             wire = idle.pop()
@@ -312,17 +310,17 @@ class Connections:
             longest.popleft().abort()
 
     def _take_back(self, pool: _Pool, wire: Wire) -> None:
-        if pool.is_kept and wire.can_go_on() and self._in_use <= self._max_connections:
-            loop = asyncio.get_running_loop()
-            wire.end(loop.time())
+        if pool.is_kept and self._in_use <= self._max_connections and wire.end():
             pool.idle.append(wire)
             if self._sweeper is None:
-                self._sweeper = loop.call_later(self._keep_alive_s, self._sweep)
+                self._sweeper = asyncio.get_running_loop().call_later(self._keep_alive_s, self._sweep)
             pool.busy -= 1
         else:
             wire.cut()
             self._forget(pool)
-        self.release_slot()
+        self._in_use -= 1
+        if self._waiters:
+            self._admit_waiters()
 
     def _forget(self, pool: _Pool) -> None:
         """One of the busy connections was closed."""

@@ -47,15 +47,11 @@ class DeadlineWatch:
 
         *total_at*: when `total` is over, by the event loop's clock.
         """
-        deadlines = Deadlines(self, total_at, now_s)
+        deadlines = Deadlines(self._running, self.limits_s, total_at, now_s)
         self._running.add(deadlines)
         if self._timer is None or total_at < self._due_s:
             self._look_at(min(total_at, now_s + self._shortest_s))
         return deadlines
-
-    def end(self, deadlines: "Deadlines") -> None:
-        """The attempt is over."""
-        self._running.discard(deadlines)
 
     def _look_at(self, due_s: float) -> None:
         if self._timer is not None:
@@ -91,18 +87,18 @@ class Deadlines:
         "_limits_s",
         "_loop",
         "_phase",
+        "_running",
         "_silent_s",
         "_task",
-        "_watch",
         "ends_at",
         "total_at",
     )
 
-    def __init__(self, watch: DeadlineWatch, total_at: float, now_s: float) -> None:
-        """Made by `DeadlineWatch.begin`."""
+    def __init__(self, running: "set[Deadlines]", limits_s: Mapping[str, float], total_at: float, now_s: float) -> None:
+        """Made by `DeadlineWatch.begin`; *running* are those that it looks at."""
         self.total_at = self.ends_at = total_at
-        self._watch = watch
-        self._limits_s = watch.limits_s
+        self._running = running
+        self._limits_s = limits_s
         self._loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None
@@ -130,7 +126,7 @@ class Deadlines:
 
     def expire(self, now_s: float) -> None:
         """The time of the phase is over: cancel the task."""
-        self._watch.end(self)
+        self._running.discard(self)
         self._is_expired = True
         self._ended_in = self._phase  # the attempt may enter another phase before it is cancelled
         self._silent_s = now_s - self._entered_s
@@ -138,7 +134,7 @@ class Deadlines:
 
     def stop(self) -> bool:
         """The attempt is over; whether these deadlines, and nobody else, have cancelled the task."""
-        self._watch.end(self)
+        self._running.discard(self)
         return self._is_expired and self._task.uncancel() <= self._cancelling
 
     def was_silent(self) -> bool:

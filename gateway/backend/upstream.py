@@ -182,7 +182,6 @@ class _Call(Generic[T]):
         "_read",
         "_request",
         "_sent",
-        "_state",
         "_sticky_key",
         "_total_at",
         "_trial",
@@ -214,7 +213,6 @@ class _Call(Generic[T]):
         self._was_replaced = False  # a kept connection that had died
         # of the last attempt:
         self._last: Attempt
-        self._state: EndpointState | None = None  # while it is in flight
         self._trial: Trial | None = None
         self._sent: Sent | None = None
         self._answer: Answer | None = None
@@ -271,13 +269,13 @@ class _Call(Generic[T]):
         picked = self._pick(asked_s)
         self._note(picked, asked_s)
         deadlines = upstream.deadlines.begin(self._total_at, asked_s)
-        has_expired = False
+        has_expired = is_in_flight = False
         try:
             try:
                 if not (self._has_slot or upstream.connections.take_slot()):
                     picked = await self._wait_for_slot(deadlines)
                 self._has_slot = True
-                self._state = picked
+                is_in_flight = True
                 picked.in_flight += 1
                 if picked.ejection.is_ejected:
                     self._trial = picked.ejection.begin_trial(self._last.started_s)
@@ -285,7 +283,8 @@ class _Call(Generic[T]):
                 result = await self._read(self._answer)
             finally:
                 has_expired = deadlines.stop()
-                if self._sent is not None and self._sent.abandon_and_keep_slot():
+                sent = self._sent
+                if sent is not None and not sent.is_over and sent.abandon_and_keep_slot():
                     self._has_slot = True
                 self._last.seconds = loop.time() - self._last.started_s
             if self._trial is not None:
@@ -303,13 +302,18 @@ class _Call(Generic[T]):
             self._judge(picked, expired, deadlines.was_silent())
             raise expired from None
         finally:
-            self._leave_endpoint()
+            # the attempt is no longer in flight, and a trial that has decided nothing makes room for another
+            if is_in_flight:
+                picked.in_flight -= 1
+            if self._trial is not None:
+                picked.ejection.end_trial(self._trial)
+                self._trial = None
             if self._sent is not None and self._sent.has_begun_body:
                 await self._sent.stopped()
 
     def _note(self, state: EndpointState, now_s: float) -> None:
         """Record an attempt that begins now."""
-        self._last = Attempt(state.url, now_s, queue_s=0.0, is_metadata=self._request.is_metadata)
+        self._last = Attempt(state.endpoint.url, now_s, queue_s=0.0, is_metadata=self._request.is_metadata)
         self._attempts.append(self._last)
 
     async def _wait_for_slot(self, deadlines: Deadlines) -> EndpointState:
@@ -334,34 +338,30 @@ class _Call(Generic[T]):
 
         That happens once in a call: a GET that was read each time would be executed by every endpoint otherwise.
         """
-        try:
-            # an upload that cannot be read again from the client does not go over a connection that may have died
-            must_be_fresh = self._was_replaced or not self._request.body.can_be_repeated
-            return await self._send(state, deadlines, fresh=must_be_fresh)
-        except StaleConnectionError:
-            now_s = asyncio.get_running_loop().time()
-            assert self._sent is not None
-            self._was_replaced = True
-            self._has_slot = self._sent.abandon_and_keep_slot()
+        upstream = self._upstream
+        endpoint = state.endpoint
+        # an upload that cannot be read again from the client does not go over a connection that may have died
+        must_be_fresh = self._was_replaced or not self._request.body.can_be_repeated
+        while True:
+            lease = None if must_be_fresh else upstream.connections.lease_idle(endpoint)
+            if lease is None:
+                lease = await upstream.connections.lease_new(endpoint)
+            self._has_slot = False  # it goes with the lease
             attempt = self._last
-            attempt.code = attempt.repeated_for = ErrorKind.UPSTREAM_CLOSED.label
-            attempt.seconds = now_s - attempt.started_s
-            self._note(state, now_s)
-            return await self._send(state, deadlines, fresh=True)
-
-    async def _send(self, state: EndpointState, deadlines: Deadlines, *, fresh: bool) -> Answer:
-        """Send the request over a *fresh* connection or any; the slot that is held goes with it."""
-        attempt = self._last
-        connections = self._upstream.connections
-        lease = None if fresh else connections.lease_idle(state.endpoint)
-        if lease is None:
-            lease = await connections.lease_new(state.endpoint)
-        self._has_slot = False
-        self._sent = Sent(self._upstream.name, self._request, lease, deadlines, attempt)
-        answer = await self._sent.start(state.endpoint)
-        attempt.code = str(answer.status)
-        attempt.first_byte_s = asyncio.get_running_loop().time() - attempt.started_s
-        return answer
+            self._sent = sent = Sent(upstream.name, self._request, lease, deadlines, attempt)
+            try:
+                answer = await sent.start(endpoint)
+            except StaleConnectionError:
+                self._was_replaced = must_be_fresh = True
+                self._has_slot = sent.abandon_and_keep_slot()
+                now_s = asyncio.get_running_loop().time()
+                attempt.code = attempt.repeated_for = ErrorKind.UPSTREAM_CLOSED.label
+                attempt.seconds = now_s - attempt.started_s
+                self._note(state, now_s)
+                continue
+            attempt.code = str(answer.status)
+            attempt.first_byte_s = asyncio.get_running_loop().time() - attempt.started_s
+            return answer
 
     def _judge(self, state: EndpointState, error: GatewayError, is_failure: bool) -> None:
         """Judge the endpoint by an attempt that ended with *error*; *is_failure*: the endpoint caused it."""
@@ -377,13 +377,3 @@ class _Call(Generic[T]):
             self._upstream.note_failure(state, self._trial, error.message)
         elif (is_redirect or error.kind is ErrorKind.BACKEND_ERROR) and self._trial is not None:
             self._upstream.note_success(state, self._trial)
-
-    def _leave_endpoint(self) -> None:
-        """The attempt is no longer in flight; a trial that has decided nothing makes room for another."""
-        state, self._state = self._state, None
-        if state is None:
-            return
-        state.in_flight -= 1
-        if self._trial is not None:
-            state.ejection.end_trial(self._trial)
-            self._trial = None

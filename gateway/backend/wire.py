@@ -20,7 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import RawResponseMessage
 from aiohttp.streams import EofStream, StreamReader
 
-from gateway.sockets import TcpCounters, Watched, reset_on_close
+from gateway.sockets import ACKED, ESTABLISHED, RECEIVED, SENT, STATE, TcpCounters, Watched, reset_on_close
 from gateway.tls import TlsLayer, why_refused
 
 READ_BYTES = 256 * 1024
@@ -32,7 +32,6 @@ MAX_INTERIM = 16
 HEAD_PIECE_BYTES = 4 * 1024
 """How much is parsed in one go until the answer's own head has come: a piece has at most some 200 interim heads."""
 
-_ACKED, _RECEIVED, _SENT = range(3)  # in `TcpCounters`
 _HEAD_END = b"\r\n\r\n"
 _SWITCHING = 101  # aiohttp parses nothing that comes behind it
 
@@ -75,10 +74,12 @@ class Wire(ResponseHandler):
         self._head_tail = b""
         self._n_interim = 0
         self._socket: Watched
+        self._all_received = 0  # since the connection was opened, without the framing of TLS
         self._before: TcpCounters | None = None
         self._after: TcpCounters | None = None
         self._stream_ended = False
         self._is_premature = False
+        self._is_acknowledged = False  # some of the request, as far as was asked
         self._reset: BaseException | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -99,6 +100,9 @@ class Wire(ResponseHandler):
             return False
         if self.tls is not None and not self.tls.is_at_rest:
             return False  # bytes have left the kernel, and are not decrypted yet
+        self._before = now = self._socket.counters()
+        if now is not None and now[RECEIVED] == self._all_received and now[STATE] == ESTABLISHED:
+            return True  # all that has arrived was read; with TLS, where that counts otherwise, the next line tells
         return not self._socket.has_unread()
 
     def begin(self, method: str) -> None:
@@ -110,8 +114,9 @@ class Wire(ResponseHandler):
         self._is_head_complete = False
         self._head_tail = b""
         self._n_interim = 0
-        self._stream_ended = self._is_premature = False
-        self._before = self._socket.counters()
+        self._stream_ended = self._is_premature = self._is_acknowledged = False
+        if not self.is_reused:
+            self._before = self._socket.counters()  # else it is what `is_usable` has found
         self._after = None
         self.set_response_params(
             skip_payload=self._is_head,
@@ -120,24 +125,26 @@ class Wire(ResponseHandler):
             read_bufsize=READ_BYTES,
         )
 
-    def can_go_on(self) -> bool:
-        """Whether this exchange has ended so that another may follow: all sent, all read, and nothing more has come."""
-        transport = self.transport
-        return (
-            transport is not None
-            and not transport.is_closing()
-            and transport.get_write_buffer_size() == 0
-            and not self.should_close
-            and (self.tls is None or self.tls.is_at_rest)
-        )
+    def end(self) -> bool:
+        """Close the exchange; whether another may follow: all is sent, all is read, and nothing more has come.
 
-    def end(self, now: float) -> None:
-        """Close the exchange; the connection is idle from now on."""
+        Then the connection is idle from now on.
+        """
+        transport = self.transport
+        if (
+            transport is None
+            or transport.is_closing()
+            or transport.get_write_buffer_size()
+            or self.should_close
+            or (self.tls is not None and not self.tls.is_at_rest)
+        ):
+            return False
         self._is_open = False
         self._parser = None  # what comes from now on is nobody's
         self._payload = None
-        self.idle_since = now
+        self.idle_since = asyncio.get_running_loop().time()
         self.is_reused = True
+        return True
 
     # Within an exchange
 
@@ -149,14 +156,18 @@ class Wire(ResponseHandler):
         if not self.is_reused:
             self.send(*pieces)
             return
-        if not self.is_usable():
+        transport = self.transport
+        if transport is None or transport.is_closing() or self._socket.has_unread():
             self._discard()
             raise LostError
         self.send(*pieces)
         if self._before is None or self.transport is None or not self._socket.has_unread():
             return
         now = self._socket.counters()
-        if now is not None and now[_RECEIVED] != self._before[_RECEIVED] and now[_ACKED] == self._before[_ACKED]:
+        if now is None or now[RECEIVED] == self._before[RECEIVED]:
+            return
+        self._is_acknowledged = now[ACKED] != self._before[ACKED]
+        if not self._is_acknowledged:
             # bytes arrived while the request left, and no answer: that would acknowledge the request
             self._is_premature = True
             self._discard()
@@ -216,22 +227,28 @@ class Wire(ResponseHandler):
         if not self._is_open:
             self._discard()
             return
-        if data and not self.received_bytes and self._was_sent_before_the_request():
-            self._is_premature = True
-            self._discard()
-            return
-        if not self.received_bytes and self.tls is None:
-            self._is_tls_alert = data.startswith(_TLS_ALERT)
+        is_first = not self.received_bytes
+        if is_first:
+            if data and self._was_sent_before_the_request():
+                self._is_premature = True
+                self._discard()
+                return
+            if self.tls is None:
+                self._is_tls_alert = data.startswith(_TLS_ALERT)
         self.received_bytes += len(data)
+        self._all_received += len(data)
         if self._is_head_complete:
             self._parse_behind_head(data)
+        elif is_first and len(data) <= HEAD_PIECE_BYTES and not self._is_head:
+            super().data_received(data)  # as the next, at once
         elif rest := self._parse_until_head(data):
             self._parse_behind_head(rest)
         payload = self._payload
-        error = self.exception()
-        if payload is not None and not payload.is_eof() and isinstance(error, HttpProcessingError):
-            # aiohttp would leave the reader waiting for the rest of a body whose framing is broken
-            payload.set_exception(_BrokenBodyError(_reason(error)))
+        if payload is not None and not payload.is_eof():
+            error = self.exception()
+            if isinstance(error, HttpProcessingError):
+                # aiohttp would leave the reader waiting for the rest of a body whose framing is broken
+                payload.set_exception(_BrokenBodyError(_reason(error)))
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Go on reading where it was paused.
@@ -249,10 +266,10 @@ class Wire(ResponseHandler):
         bytes were sent before the request arrived, such as the 408 of a server that tires of an idle connection.
         """
         before = self._before
-        if before is None or self.transport is None:
+        if before is None or self._is_acknowledged or self.transport is None:
             return False
         now = self._socket.counters()
-        return now is not None and now[_ACKED] == before[_ACKED]
+        return now is not None and now[ACKED] == before[ACKED]
 
     def feed_data(self, data: tuple[RawResponseMessage, Reader], size: int = 0) -> None:
         """Queue a head that was parsed, and count the interim ones. aiohttp calls this."""
@@ -326,7 +343,7 @@ class Wire(ResponseHandler):
             self._read_what_has_come()
         self._take_counters()
         before, after = self._before, self._after
-        is_unsent = before is not None and after is not None and after[_SENT] == before[_SENT]
+        is_unsent = before is not None and after is not None and after[SENT] == before[SENT]
         if self._is_open and is_unsent and self.transport is not None:
             # nothing of the request has left, and what the kernel holds of it must not leave any more
             reset_on_close(self.transport)
@@ -389,9 +406,9 @@ class Wire(ResponseHandler):
         before, after = self._before, self._after
         if before is None or after is None or self.received_bytes or self._is_premature:
             return False
-        if after[_SENT] == before[_SENT]:
+        if after[SENT] == before[SENT]:
             return True
-        return self._stream_ended and self._reset is None and after[_ACKED] == before[_ACKED]
+        return self._stream_ended and self._reset is None and after[ACKED] == before[ACKED]
 
 
 class _BrokenBodyError(ClientPayloadError):
