@@ -557,10 +557,13 @@ class _Connection:
         self._protocol.written_bytes += len(data)
         transport.write(data)
 
+    @property
+    def is_behind(self) -> bool:
+        return self._protocol._paused
+
     async def drain(self) -> None:
-        protocol = self._protocol
-        if protocol._paused and protocol.transport is not None:
-            await protocol._drain_helper()
+        if self._protocol.transport is not None:
+            await self._protocol._drain_helper()
 
     @property
     def cut_reason(self) -> str:
