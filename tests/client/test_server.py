@@ -5,6 +5,7 @@ import gc
 import logging
 
 import pytest
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 
 from gateway.client.body import ClientBody
 from gateway.client.reply import Reply
@@ -321,9 +322,14 @@ async def test_requests_of_other_connections_come_between_those_of_a_pipeline() 
 @pytest.mark.parametrize("leaves", [False, True])
 async def test_nothing_is_kept_of_a_request_that_is_served_or_whose_client_left(leaves: bool) -> None:
     async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(60) as timeout:
             await body.read()
+            assert not timeout.expired()
             await reply.whole(200, [], b"")
+
+    def kept() -> list[object]:
+        found = [each for each in gc.get_objects() if isinstance(each, ClientRequest | StreamReader)]
+        return [each for each in found if each is not EMPTY_PAYLOAD]
 
     head = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n"
     async with serving(serve) as running:
@@ -338,12 +344,12 @@ async def test_nothing_is_kept_of_a_request_that_is_served_or_whose_client_left(
                 else:
                     assert (await client.exchange(head + b"abc")).status == 200
                     running.requests.clear()
-                    assert not [each for each in gc.get_objects() if isinstance(each, ClientRequest)]
+                    assert not kept()
             await running.exchange()
             while running.server.connections:
                 await asyncio.sleep(0)
             running.requests.clear()
-            assert not [each for each in gc.get_objects() if isinstance(each, ClientRequest)]
+            assert not kept()
         finally:
             gc.enable()
 
