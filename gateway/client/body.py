@@ -35,6 +35,7 @@ class ClientBody:
         self._max_bytes = int(max_bytes)  # a `config.Size` would print its unit in messages that say "bytes"
         self._pacer = pacer
         self._reservation: Reservation | None = None
+        self._coding: Coding | None = None
         self._is_invited = False
         self._answer_bytes = 0
 
@@ -72,32 +73,49 @@ class ClientBody:
             self._reservation.release()
             self._reservation = None
 
+    def read_arrived(self) -> memoryview | None:
+        """Admit the body, and read it if all of it has arrived; None if that is left to `read_rest`.
+
+        A body that is compressed, or whose length is unknown, is always left to it. Raises `GatewayError`.
+        """
+        request = self._request
+        first = request.headers.first
+        if "content-encoding" in first:
+            self._coding = self._parse_coding()
+        length = request.content_length
+        if length is not None and length > self._max_bytes:
+            raise GatewayError(
+                ErrorKind.BODY_TOO_LARGE, f"the body has {length} bytes, limits.request_body is {self._max_bytes}"
+            )
+        is_plain = length is not None and self._coding is None
+        self.admit(length if length is not None and is_plain else 0)
+        if "expect" in first:
+            self.invite()
+        if not is_plain or not self._connection.has_arrived:
+            return None
+        whole = self._connection.read_arrived()
+        self._exchange.client_request_bytes = len(whole)
+        return memoryview(whole)
+
     async def read(self) -> memoryview:
         """The body in one buffer, inflated, within `limits.request_body` on the wire and after inflating.
 
         Admits it first. Raises `GatewayError`.
         """
-        request = self._request
-        limit = self._max_bytes
-        coding = self._coding() if "content-encoding" in request.headers else None
-        length = request.content_length
-        if length is not None and length > limit:
-            raise GatewayError(ErrorKind.BODY_TOO_LARGE, f"the body has {length} bytes, limits.request_body is {limit}")
-        self.admit(length if length is not None and coding is None else 0)
-        if "expect" in request.headers:
-            self.invite()
-        if coding is not None:
-            return await self._read_inflated(coding)
+        whole = self.read_arrived()
+        return await self.read_rest() if whole is None else whole
+
+    async def read_rest(self) -> memoryview:
+        """As `read`, after `read_arrived` gave None."""
+        if self._coding is not None:
+            return await self._read_inflated(self._coding)
+        length = self._request.content_length
         if length is None:
             grown = bytearray()
             async for chunk in self._limited_chunks():
                 self.reserve(len(chunk))
                 grown += chunk
             return memoryview(grown)
-        if self._connection.has_arrived:
-            whole = self._connection.read_arrived()
-            self._exchange.client_request_bytes = len(whole)
-            return memoryview(whole)
         # np.empty does not touch the pages before they are filled; bytearray(n) would clear all of them at once
         buffer: memoryview = np.empty(length, np.uint8).data
         received = 0
@@ -110,7 +128,7 @@ class ClientBody:
             )
         return buffer
 
-    def _coding(self) -> Coding | None:
+    def _parse_coding(self) -> Coding | None:
         """The coding of the body. Raises `GatewayError` for one that is not supported (protocol 7)."""
         try:
             return parse_content_encoding(self._request.headers.joined("content-encoding"))

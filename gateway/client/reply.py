@@ -30,6 +30,7 @@ JOIN_BYTES = 64 * 1024
 _FRAMING = frozenset({"connection", "content-length", "keep-alive", "transfer-encoding", "x-request-id"})
 _SPECIAL = _FRAMING | {"server", "date"}
 
+_BODILESS = frozenset({204, 304})
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
@@ -63,29 +64,47 @@ class Reply:
         self.is_complete = False
         """The whole reply was handed to the socket: if the client leaves now, it was served."""
 
-    async def whole(self, status: int, headers: Pairs, body: bytes, reason: str = "") -> None:
-        """Send head and *body*, up to `JOIN_BYTES` in one write. Raises as `begin` does."""
-        n_bytes = len(body)
-        if n_bytes > JOIN_BYTES:
-            await self.begin(status, headers, n_bytes, reason)
-            await self.write(body)
-            await self.end()
-            return
+    def send_small(self, status: int, headers: Pairs, buffers: Sequence[bytes | memoryview], reason: str = "") -> None:
+        """Send head and *buffers*, which have `JOIN_BYTES` at most, in one write, and wait for nothing.
+
+        The reply is complete then, unless the client is behind in reading: whoever finds `is_complete` False awaits
+        `complete`. Raises as `begin` does.
+        """
+        connection = self._connection
+        n_bytes = sum(map(len, buffers))
         head = self._head(status, headers, n_bytes, reason)
         if self._is_bodiless:
             n_bytes = 0
-            self._connection.write(head)
+            connection.write(head)
         else:
-            self._connection.write(head + body)
+            connection.write(b"".join((head, *buffers)))
         self._exchange.client_response_bytes = n_bytes
-        await self._connection.drain()
+        self.is_complete = not connection.is_behind
+
+    async def complete(self) -> None:
+        """Wait while too much of the reply waits to be sent. Raises `ConnectionError` when the client left."""
+        if self._connection.is_behind:
+            await self._connection.drain()
         self.is_complete = True
+
+    async def whole(self, status: int, headers: Pairs, body: bytes, reason: str = "") -> None:
+        """Send head and *body*, up to `JOIN_BYTES` in one write. Raises as `begin` does."""
+        if len(body) <= JOIN_BYTES:
+            self.send_small(status, headers, (body,), reason)
+            if not self.is_complete:
+                await self.complete()
+            return
+        await self.begin(status, headers, len(body), reason)
+        await self.write(body)
+        await self.end()
 
     async def buffers(self, status: int, headers: Pairs, buffers: Sequence[bytes | memoryview]) -> None:
         """Send head and *buffers*; joined only if they have `JOIN_BYTES` at most. Raises as `begin` does."""
         n_bytes = sum(map(len, buffers))
         if n_bytes <= JOIN_BYTES:
-            await self.whole(status, headers, b"".join(buffers))
+            self.send_small(status, headers, buffers)
+            if not self.is_complete:
+                await self.complete()
             return
         await self.begin(status, headers, n_bytes)
         for buffer in buffers:
@@ -103,7 +122,7 @@ class Reply:
         self._left = length
         self._pacer = Pacer()
         if length == 0:
-            await self._complete()
+            await self.complete()
 
     async def write(self, piece: bytes | bytearray | memoryview) -> None:
         """Send a piece of the body, in slices of `WRITE_BYTES` between which others run.
@@ -127,10 +146,11 @@ class Reply:
             part = view[start : start + WRITE_BYTES]
             self._connection.write(b"".join((b"%x\r\n" % len(part), part, b"\r\n")) if self._is_chunked else part)
             self._exchange.client_response_bytes += len(part)
-            await self._connection.drain()
+            if self._connection.is_behind:
+                await self._connection.drain()
             await self._pacer.breathe()
         if self._left == 0:
-            await self._complete()
+            await self.complete()
 
     async def end(self) -> None:
         """End the body. Raises `GatewayError` (MALFORMED_RESPONSE) for less than the announced length."""
@@ -141,7 +161,7 @@ class Reply:
                 ErrorKind.MALFORMED_RESPONSE,
                 f"the body of the reply ended {self._left} bytes short of its Content-Length",
             )
-        await self._complete()
+        await self.complete()
 
     async def error(self, error: GatewayError) -> None:
         """Send *error* in the shape of the protocol; if a reply has begun, cut it off with a reset.
@@ -174,10 +194,6 @@ class Reply:
             exchange.status = ErrorKind.CLIENT_CLOSED.status
             exchange.detail = self._connection.cut_reason
 
-    async def _complete(self) -> None:
-        await self._connection.drain()
-        self.is_complete = True
-
     def _head(self, status: int, headers: Pairs, length: int | None, reason: str) -> bytes:
         """The head of the reply; from here on it has begun."""
         assert not self.has_begun, "a request has one reply"
@@ -185,24 +201,24 @@ class Reply:
         connection = self._connection
         exchange = self._exchange
         is_old = request.version < (1, 1)
-        self._is_bodiless = status in (204, 304) or request.method == "HEAD"
-        self._is_chunked = length is None and not is_old and not self._is_bodiless
-        if (
-            self._body is None
+        is_bodiless = self._is_bodiless = status in _BODILESS or request.method == "HEAD"
+        self._is_chunked = length is None and not is_old and not is_bodiless
+        body = self._body
+        if connection.keeps_alive and (
+            body is None
+            or (not connection.has_arrived and body.is_left_over())
             or self._is_draining()
-            or self._body.is_left_over()
             or connection.may_have_lost_bytes
             # aiohttp takes a trailer of this request for a header of the next one
-            or "transfer-encoding" in request.headers
+            or "transfer-encoding" in request.headers.first
             # only the end of the connection ends such a body
-            or (length is None and is_old and not self._is_bodiless)
+            or (length is None and is_old and not is_bodiless)
         ):
             connection.keeps_alive = False
 
         if not reason or not (reason.isascii() and reason.isprintable()):
             reason = _PHRASES.get(status, "")
         lines = [f"HTTP/1.{0 if is_old else 1} {status} {reason}"]
-        append = lines.append
         server = "Server: tensor-gateway"
         date = _date(int(time.time()))
         for name, value in headers:
@@ -214,21 +230,21 @@ class Reply:
                     server = ""
                 else:
                     date = ""
-            append(f"{name}: {value}")
+            lines.append(f"{name}: {value}")
         if server:
-            append(server)
+            lines.append(server)
         if date:
-            append(date)
-        append(f"X-Request-Id: {exchange.request_id}")
+            lines.append(date)
+        lines.append(f"X-Request-Id: {exchange.request_id}")
         if length is not None:
             if status != 204:
-                append(f"Content-Length: {length}")
+                lines.append(f"Content-Length: {length}")
         elif self._is_chunked:
-            append("Transfer-Encoding: chunked")
+            lines.append("Transfer-Encoding: chunked")
         if not connection.keeps_alive:
-            append("Connection: close")
+            lines.append("Connection: close")
         elif is_old:
-            append("Connection: keep-alive")
+            lines.append("Connection: keep-alive")
         text = "".join(lines)
         if not (text.isascii() and text.isprintable()):
             _refuse_unsendable(lines, text)

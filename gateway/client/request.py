@@ -57,6 +57,10 @@ class Connection(Protocol):
         """Whether the connection is closed or about to be."""
 
     @property
+    def is_behind(self) -> bool:
+        """Whether so much waits to be sent that nothing more should be written before `drain`."""
+
+    @property
     def cut_reason(self) -> str:
         """Why the gateway has cut the connection of a client that does not read; empty if it has not."""
 

@@ -182,17 +182,21 @@ class ClientProtocol(RequestHandler):
         use for. As there, the task of the connection is cancelled when the client leaves, and so is what it serves.
         """
         messages = self._messages
-        while not self._force_close:
-            if not messages:
-                self._waiter = self._loop.create_future()
-                try:
-                    await self._waiter
-                finally:
-                    self._waiter = None
-            if not await self._serve_next() or self._close:
-                break
-            if messages:
-                await asyncio.sleep(0)  # other connections come before the next request of a pipeline
+        try:
+            while not self._force_close:
+                if not messages:
+                    self._waiter = self._loop.create_future()
+                    try:
+                        await self._waiter
+                    finally:
+                        self._waiter = None
+                if not await self._serve_next() or self._close:
+                    break
+                if messages:
+                    await asyncio.sleep(0)  # other connections come before the next request of a pipeline
+        except Exception:
+            log.exception("the connection of client %s failed", self.peer)
+            self.force_close()
         if not self._force_close:
             self._task_handler = None
             if self.transport is not None:
@@ -557,10 +561,13 @@ class _Connection:
         self._protocol.written_bytes += len(data)
         transport.write(data)
 
+    @property
+    def is_behind(self) -> bool:
+        return self._protocol._paused
+
     async def drain(self) -> None:
-        protocol = self._protocol
-        if protocol._paused and protocol.transport is not None:
-            await protocol._drain_helper()
+        if self._protocol.transport is not None:
+            await self._protocol._drain_helper()
 
     @property
     def cut_reason(self) -> str:

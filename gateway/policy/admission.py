@@ -23,10 +23,8 @@ class Admission:
 
     def admit(self, n_bytes: int) -> "Reservation | None":
         """Let in a request whose body has *n_bytes* (0 if that is not known yet); None if there is no room."""
-        kept = 0 if n_bytes <= SMALL_BYTES else 1
-        if self.requests >= self.max_requests - kept * (self.max_requests // SMALL_SHARE):
-            return None
-        if not self._has_room(n_bytes):
+        kept = 0 if n_bytes <= SMALL_BYTES else self.max_requests // SMALL_SHARE
+        if self.requests >= self.max_requests - kept or not self._has_room(n_bytes):
             return None
         self.requests += 1
         self.held_bytes += n_bytes

@@ -246,3 +246,28 @@ async def test_a_client_that_does_not_read_is_waited_for_and_gets_everything() -
         assert not sent.is_set()
         client.writer.transport.resume_reading()  # type: ignore[attr-defined]
         assert (await client.read_reply()).body == LARGE * 8
+
+
+async def test_a_small_reply_is_complete_at_once_unless_its_client_is_behind_in_reading() -> None:
+    async def serve(request: ClientRequest, _: ClientBody, reply: Reply) -> None:
+        assert not request.connection.is_behind
+        if request.path == "/large":
+            request.connection.write(b"HTTP/1.1 103 Early Hints\r\nX: " + bytes(9_000_000).replace(b"\0", b"x"))
+            request.connection.write(b"\r\n\r\n")
+            assert request.connection.is_behind
+        reply.send_small(200, [], (b"a", memoryview(b"b")))
+        completed.append(reply.is_complete)
+        await reply.complete()
+        completed.append(reply.is_complete)
+        assert not request.connection.is_behind
+
+    completed: list[bool] = []
+    async with serving(serve) as running, connect(running.url) as client:
+        assert (await client.exchange(GET)).body == b"ab"
+        assert completed == [True, True]
+        client.writer.write(GET.replace(b"/a", b"/large"))
+        read = b""
+        while not read.endswith(b"\r\n\r\nab"):
+            read += await client.reader.read(1 << 20)
+        assert completed[2:] == [False, True]
+        assert [each.client_response_bytes for each in running.exchanges] == [2, 2]

@@ -1,14 +1,17 @@
 """What a client may send, and what becomes of it before anything is routed."""
 
 import asyncio
+import gc
 import logging
 
 import pytest
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 
 from gateway.client.body import ClientBody
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
-from gateway.errors import ErrorKind
+from gateway.client.server import ClientProtocol
+from gateway.errors import ErrorKind, GatewayError
 from tests.client.raw import connect, echo, serving
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -297,6 +300,88 @@ async def test_a_client_that_asks_in_any_connection_header_gets_its_connection_c
         reply = await client.exchange(GET.replace(b"Host", b"Connection: %b\r\nHost" % connection))
         assert (reply.status, reply.all("connection")) == (200, ["close"])
         assert await client.is_closed()
+
+
+async def test_requests_of_other_connections_come_between_those_of_a_pipeline() -> None:
+    async with serving(echo) as running, connect(running.url) as first, connect(running.url) as second:
+        protocols: list[ClientProtocol] = []
+        while len(protocols) < 2:
+            await asyncio.sleep(0)
+            found = running.server.connections
+            protocols = [each for each in found if isinstance(each, ClientProtocol) and each._waiter is not None]
+        one, other = protocols
+        one.data_received(GET * 20)
+        other.data_received(GET.replace(b"/a", b"/b"))
+        for client in (first, second):
+            assert (await client.read_reply()).status == 200
+        while len(running.requests) < 21:
+            await asyncio.sleep(0)
+        assert [request.path for request in running.requests].index("/b") == 1
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_nothing_is_kept_of_a_request_that_is_served_or_whose_client_left(leaves: bool) -> None:
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        async with asyncio.timeout(60) as timeout:
+            await body.read()
+            assert not timeout.expired()
+            await reply.whole(200, [], b"")
+
+    def kept() -> list[object]:
+        found = [each for each in gc.get_objects() if isinstance(each, ClientRequest | StreamReader)]
+        return [each for each in found if each is not EMPTY_PAYLOAD]
+
+    head = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n"
+    async with serving(serve) as running:
+        gc.collect()
+        gc.disable()
+        try:
+            async with connect(running.url) as client:
+                if leaves:
+                    client.writer.write(head)
+                    while not running.requests:
+                        await asyncio.sleep(0)
+                else:
+                    assert (await client.exchange(head + b"abc")).status == 200
+                    running.requests.clear()
+                    assert not kept()
+            await running.exchange()
+            while running.server.connections:
+                await asyncio.sleep(0)
+            running.requests.clear()
+            assert not kept()
+        finally:
+            gc.enable()
+
+
+async def test_a_handler_that_fails_ends_no_other_connection(caplog: pytest.LogCaptureFixture) -> None:
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        if request.path == "/b":
+            raise KeyError("x")
+        await echo(request, body, reply)
+
+    async with serving(serve) as running, connect(running.url) as good, connect(running.url) as bad:
+        assert (await good.exchange(GET)).status == 200
+        assert (await bad.exchange(GET.replace(b"/a", b"/b"))).status == 500
+        assert await bad.is_closed()
+        assert (await good.exchange(GET)).status == 200
+    assert [record.message for record in caplog.records] == ["a handler failed"]
+
+
+async def test_a_connection_whose_refusal_fails_is_closed_and_says_so_in_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(reply: Reply, error: GatewayError) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(Reply, "error", fail)
+    async with serving(echo) as running, connect(running.url) as client:
+        client.writer.write(b"no HTTP\r\n\r\n")
+        assert await client.is_closed()
+    assert [record.message for record in caplog.records] == [
+        "a handler failed",
+        "the connection of client 127.0.0.1 failed",
+    ]
 
 
 async def test_a_handler_that_fails_is_a_500_that_says_nothing_and_a_line_in_the_log(
