@@ -6,6 +6,7 @@ times as much as the line itself. Not here: where lines go (`log_writer`).
 
 import asyncio
 import logging
+import re
 import time
 from typing import Literal
 
@@ -230,7 +231,10 @@ def _text_line(line: AccessLine) -> bytes:
     pairs = []
     for key, value in msgspec.structs.asdict(line).items():
         text = "-" if value is None else str(value)
-        if not text.isprintable() or any(mark in text for mark in ' "=') or not text:
+        if not (text.isprintable() and _PLAIN(text)):
             text = msgspec.json.encode(text).decode()
         pairs.append(f"{key}={text}")
     return " ".join(pairs).encode()
+
+
+_PLAIN = re.compile('[^ "=]+').fullmatch

@@ -59,6 +59,14 @@ async def test_a_request_is_counted_once_everywhere(client: Client, server: Json
     assert metrics["tensor_gateway_requests_in_flight"] == 0
 
 
+async def test_nothing_waits_to_be_counted_when_the_gateway_has_ended(server: JsonServer) -> None:
+    async with running(server.url) as client:
+        await client.infer_binary(HEADER, X.tobytes())
+        registry = client.gateway.data_plane.metrics.registry
+    labels = {"route": "main", "model": "identity", "code": "200"}
+    assert registry.get_sample_value("tensor_gateway_requests_total", labels) == 1
+
+
 async def test_there_are_no_series_of_when_a_metric_was_created(client: Client) -> None:
     """They would nearly double the series of every label set."""
     await client.infer_binary(HEADER, X.tobytes())
