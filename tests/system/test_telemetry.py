@@ -59,12 +59,17 @@ async def test_a_request_is_counted_once_everywhere(client: Client, server: Json
     assert metrics["tensor_gateway_requests_in_flight"] == 0
 
 
-async def test_nothing_waits_to_be_counted_when_the_gateway_has_ended(server: JsonServer) -> None:
-    async with running(server.url) as client:
-        await client.infer_binary(HEADER, X.tobytes())
-        registry = client.gateway.data_plane.metrics.registry
-    labels = {"route": "main", "model": "identity", "code": "200"}
-    assert registry.get_sample_value("tensor_gateway_requests_total", labels) == 1
+async def test_a_request_that_ends_after_the_gateway_is_counted_and_logged_at_once(
+    server: JsonServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that is cut off may end after its connection was closed, when nothing adds up or writes any more."""
+    caplog.set_level(logging.INFO, "gateway.access")
+    async with running(server.url, "logging: {access: json}\n") as client:
+        data_plane = client.gateway.data_plane
+    data_plane._record(Exchange("c", "GET", "/late", "id", 0.0, status=200))
+    labels = {"route": "none", "model": "other", "code": "200"}
+    assert data_plane.metrics.registry.get_sample_value("tensor_gateway_requests_total", labels) == 1
+    assert [json.loads(line)["path"] for line in access_lines(caplog)] == ["/late"]
 
 
 async def test_there_are_no_series_of_when_a_metric_was_created(client: Client) -> None:
