@@ -219,6 +219,7 @@ class DataPlane:
         self.server.limits = config.limits
         self._listener.tls = change.tls
         self._listener.handshake_timeout_s = config.limits.header_timeout
+        self._access_log.finish()
         self._access_log = _access_log(config)
         change_level(config.logging.level)
         for name, upstream in before.items():
@@ -280,6 +281,7 @@ class DataPlane:
             upstream.retire()
             await upstream.close()
         self.metrics.finish()
+        self._access_log.finish()
 
 
 def _access_log(config: Config) -> AccessLog | FailureLog:

@@ -76,33 +76,3 @@ class Exchange(msgspec.Struct, gc=False):
     response_nonfinite: int = 0
     header_recovered: bool = False
     seconds: float = 0.0
-
-    @property
-    def endpoint(self) -> str | None:
-        """The endpoint that was asked last, whose answer the client got if it got one; None if none was asked."""
-        return self.attempts[-1].endpoint if self.attempts else None
-
-    @property
-    def n_attempts(self) -> int:
-        """How often the request itself was tried, without questions for metadata."""
-        return sum(not attempt.is_metadata for attempt in self.attempts)
-
-    @property
-    def upstream_request_bytes(self) -> int:
-        """Sent to the backend, over all attempts."""
-        return sum(attempt.request_bytes for attempt in self.attempts)
-
-    @property
-    def upstream_response_bytes(self) -> int:
-        """Received from the backend, over all attempts."""
-        return sum(attempt.response_bytes for attempt in self.attempts)
-
-    @property
-    def queue_s(self) -> float:
-        """Spent waiting for connections to the backend, over all attempts."""
-        return sum(attempt.queue_s or 0.0 for attempt in self.attempts)
-
-    @property
-    def upstream_s(self) -> float:
-        """Spent with the backend, over all attempts."""
-        return sum(attempt.seconds for attempt in self.attempts)

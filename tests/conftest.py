@@ -103,6 +103,12 @@ async def running(backend_url: str, extra: str = "", backend: str = "") -> Async
         await application.stop()
 
 
+def access_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The lines of the access log, of which one record may hold several."""
+    records = (record for record in caplog.records if record.name == "gateway.access")
+    return [line for record in records for line in record.getMessage().split("\n")]
+
+
 @pytest.fixture
 async def server() -> AsyncIterator[JsonServer]:
     """The embedded JSON-only server."""

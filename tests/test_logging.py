@@ -6,11 +6,15 @@ import logging
 import os
 import re
 import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
 
-from gateway.telemetry.log_writer import ACCESS, LOG_QUEUE_BYTES, LOG_QUEUE_LINES, LogWriter
+from gateway.telemetry.log_writer import ACCESS, LOG_QUEUE_BYTES, LOG_QUEUE_LINES, PIPE_BYTES, LogWriter, _end_of_piece
 from tests.conftest import Connection, answering, lying
 from tests.test_cli import COMMAND, url_in_line
 from tests.test_workers import children_of
@@ -160,3 +164,136 @@ def test_lines_that_were_written_make_room_for_others(capfd: pytest.CaptureFixtu
         writer.stop()
         logging.getLogger().handlers, logging.getLogger().level = before
     assert len(capfd.readouterr().out) == 3 * LOG_QUEUE_BYTES
+
+
+def test_lines_that_come_together_count_each_and_are_dropped_together() -> None:
+    writer = LogWriter("info")  # not started: nothing is taken from the queue
+    thousand = logging.LogRecord(ACCESS, logging.INFO, "", 0, "\n".join("x" * 1000), None, None)
+    for _ in range(LOG_QUEUE_LINES // 1000):
+        writer.handle(thousand)
+    assert writer.dropped == 0
+    writer.handle(thousand)
+    assert writer.dropped == 1000
+
+
+def test_pieces_are_whole_lines_that_a_pipe_takes_in_one_step() -> None:
+    lines = b"".join(b"x" * length + b"\n" for length in (4095, 10, 4085, 4084, 5000, 1, 2))
+    start, pieces = 0, []
+    while start < len(lines):
+        end = _end_of_piece(lines, start, PIPE_BYTES)
+        pieces.append(lines[start:end])
+        start = end
+    assert b"".join(pieces) == lines
+    assert [len(piece) for piece in pieces] == [4096, 11, 4086, 4085, 5001, 5]
+    assert _end_of_piece(lines, 0, LOG_QUEUE_BYTES) == len(lines)
+
+
+WRITING = """
+import logging, random, sys
+from gateway.telemetry.log_writer import ACCESS, LogWriter
+writer = LogWriter("info")
+writer.start()
+name, rng = sys.argv[1], random.Random(sys.argv[1])
+for first in range(0, 4000, 40):
+    lengths = [rng.randrange(1, 700) for _ in range(40)]
+    lines = [f"{name} {first + index} {length} {'x' * length}" for index, length in enumerate(lengths)]
+    logging.getLogger(ACCESS).info("\\n".join(lines))
+output = writer._output
+while output._taken_bytes < output._queued_bytes:
+    output._thread.join(0.01)
+writer.stop()
+"""
+
+
+async def written_by_three(descriptor: int) -> None:
+    """Three processes that write 4000 lines each to the same *descriptor*."""
+    writers = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", WRITING, name), stdout=descriptor, stderr=asyncio.subprocess.PIPE
+        )
+        for name in "abc"
+    ]
+    for writer in writers:
+        _, errors = await writer.communicate()
+        assert (writer.returncode, errors) == (0, b"")
+
+
+def assert_whole_and_in_order(text: str) -> None:
+    seen = {"a": 0, "b": 0, "c": 0}
+    for line in text.splitlines():
+        match = re.fullmatch(r"([abc]) (\d+) (\d+) (x+)", line)
+        assert match is not None, line
+        assert int(match[2]) == seen[match[1]]
+        assert len(match[4]) == int(match[3])
+        seen[match[1]] += 1
+    assert set(seen.values()) == {4000}
+
+
+async def test_lines_of_several_processes_are_not_mixed_in_a_pipe_that_is_full() -> None:
+    ours, theirs = os.pipe()
+    fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 2 * PIPE_BYTES)
+
+    def read() -> str:
+        with os.fdopen(ours, "rb", 0) as pipe:
+            return b"".join(iter(lambda: pipe.read(1000), b"")).decode()
+
+    reading = asyncio.create_task(asyncio.to_thread(read))
+    try:
+        await written_by_three(theirs)
+    finally:
+        os.close(theirs)
+        text = await reading
+    assert_whole_and_in_order(text)
+
+
+@pytest.mark.parametrize("flags", [os.O_APPEND, 0])
+async def test_lines_of_several_processes_are_not_mixed_in_a_file(tmp_path: Path, flags: int) -> None:
+    file = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | flags)
+    try:
+        await written_by_three(file)
+    finally:
+        os.close(file)
+    assert_whole_and_in_order((tmp_path / "log").read_text())
+
+
+@asynccontextmanager
+async def logging_to_a_file(folder: Path, url: str, *options: str) -> AsyncIterator[tuple[str, Path]]:
+    """A gateway in front of *url* that writes its access log to a file, and ends by SIGTERM in the end."""
+    file = folder / "access.log"
+    with file.open("wb") as output:
+        serve = await asyncio.create_subprocess_exec(
+            *(*COMMAND, "serve", "--backend", url, *LISTEN, "--log", "json", *options),
+            stdout=output,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    try:
+        yield await url_in_line(serve.stderr), file
+    finally:
+        serve.send_signal(signal.SIGTERM)
+        _, errors = await serve.communicate()
+    assert serve.returncode == 0
+    assert b"dropped" not in errors
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_no_line_is_lost_when_the_gateway_ends(tmp_path: Path, workers: str) -> None:
+    async with lying(answering(b"ok")) as liar:
+        async with logging_to_a_file(tmp_path, liar.url, "--workers", workers) as (url, file):
+            async with aiohttp.ClientSession() as session:
+                for number in range(50):
+                    headers = {"Connection": "close"} if number % 10 == 9 else {}
+                    async with session.get(f"{url}/{number}", headers=headers) as response:
+                        assert await response.read() == b"ok"
+        paths = re.findall(r'"path":"/(\d+)"', file.read_text())
+    assert sorted(map(int, paths)) == list(range(50))
+
+
+async def test_lines_are_written_soon_without_others(tmp_path: Path) -> None:
+    async with lying(answering(b"ok")) as liar, logging_to_a_file(tmp_path, liar.url) as (url, file):
+        async with aiohttp.ClientSession() as session:
+            for number in range(3):
+                async with session.get(f"{url}/{number}") as response:
+                    assert await response.read() == b"ok"
+                async with asyncio.timeout(20):
+                    while file.read_bytes().count(b"\n") < number + 1:
+                        await asyncio.sleep(0.01)

@@ -1,16 +1,21 @@
 """Where log lines go: standard output and error, written by threads that may wait. Not here: what they say."""
 
-import contextlib
 import logging
 import os
 import queue
+import stat
 import threading
+
+PIPE_BYTES = 4096
+"""The most bytes that Linux writes to a pipe in one step (PIPE_BUF). Of more, a part may be written before what another
+process writes to the same pipe, and the rest after it."""
 
 LOG_QUEUE_LINES = 10_000
 LOG_QUEUE_BYTES = 8 * 1024 * 1024
 """The most log lines, and bytes of them, that wait for a slow reader of each stream; more are dropped and counted.
 
-A line of the access log has up to 4 KiB (`access_log.LINE_BYTES`), others can be longer.
+A line of the access log has up to 4 KiB (`access_log.LINE_BYTES`), others can be longer. Of lines that came together
+all are dropped if they do not fit.
 """
 
 STOP_S = 2.0
@@ -55,7 +60,7 @@ class LogWriter(logging.Handler):
         self._error.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue the line of *record*."""
+        """Queue the lines of *record*."""
         stream = self._output if record.name == ACCESS else self._error
         line = record.getMessage() if record.name in (ACCESS, ANNOUNCE) else self.format(record)
         stream.put(line.encode(errors="replace") + b"\n")
@@ -75,9 +80,13 @@ class _Stream:
     def __init__(self, descriptor: int) -> None:
         self.dropped = 0
         self._descriptor = descriptor
-        self._waiting: queue.Queue[bytes | None] = queue.Queue(LOG_QUEUE_LINES)
-        self._queued_bytes = 0  # since the start; only changed by `put`, whose callers hold the handler's lock
-        self._taken_bytes = 0  # of these; only changed by the thread
+        self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # `put` keeps it within its limits
+        # since the start; only changed by `put`, whose callers hold the handler's lock
+        self._queued_lines = 0
+        self._queued_bytes = 0
+        # of these those that are done with; only changed by the thread
+        self._taken_lines = 0
+        self._taken_bytes = 0
         # a daemon, so that a pipe that nobody reads cannot keep the process from ending
         self._thread = threading.Thread(target=self._write, name=f"log {descriptor}", daemon=True)
 
@@ -85,35 +94,57 @@ class _Stream:
         """Begin to write."""
         self._thread.start()
 
-    def put(self, line: bytes) -> None:
-        """Queue *line*, or count it as dropped."""
-        if self._queued_bytes - self._taken_bytes + len(line) > LOG_QUEUE_BYTES:
-            self.dropped += 1
+    def put(self, lines: bytes) -> None:
+        """Queue *lines*, each of which ends with a newline, or count them as dropped."""
+        n_lines = lines.count(b"\n")
+        is_too_long = self._queued_bytes - self._taken_bytes + len(lines) > LOG_QUEUE_BYTES
+        if is_too_long or self._queued_lines - self._taken_lines + n_lines > LOG_QUEUE_LINES:
+            self.dropped += n_lines
             return
-        try:
-            self._waiting.put_nowait(line)
-        except queue.Full:
-            self.dropped += 1
-        else:
-            self._queued_bytes += len(line)
+        self._queued_lines += n_lines
+        self._queued_bytes += len(lines)
+        self._waiting.put(lines)
 
     def stop(self) -> None:
         """Write what waits; what cannot be written within `STOP_S` is dropped."""
-        with contextlib.suppress(queue.Full):
-            self._waiting.put(None, timeout=STOP_S)
+        self._waiting.put(None)
         self._thread.join(STOP_S)
-        if self._thread.is_alive():  # the mark of the end counts for the line that is being written
-            self.dropped += self._waiting.qsize()
+        if self._thread.is_alive():
+            self.dropped += self._queued_lines - self._taken_lines
 
     def _write(self) -> None:
-        while (line := self._waiting.get()) is not None:
-            self._taken_bytes += len(line)
-            try:
-                # not through sys.stdout: a blocked thread would hold its lock, and the interpreter waits for it at exit
-                while line:
-                    line = line[os.write(self._descriptor, line) :]
-            except OSError:
-                self.dropped += 1
+        max_bytes = LOG_QUEUE_BYTES if _is_file(self._descriptor) else PIPE_BYTES
+        while (lines := self._waiting.get()) is not None:
+            start = 0
+            while start < len(lines):
+                end = _end_of_piece(lines, start, max_bytes)
+                piece = lines[start:end]
+                n_lines = piece.count(b"\n")
+                try:
+                    # not through sys.stdout: a blocked thread would hold its lock, and the interpreter waits for it at
+                    # exit
+                    while piece:
+                        piece = piece[os.write(self._descriptor, piece) :]
+                except OSError:
+                    self.dropped += n_lines
+                self._taken_lines += n_lines
+                self._taken_bytes += end - start
+                start = end
+
+
+def _is_file(descriptor: int) -> bool:
+    """Whether *descriptor* is open on a regular file, where each write is one step however long it is."""
+    try:
+        return stat.S_ISREG(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
+
+
+def _end_of_piece(lines: bytes, start: int, max_bytes: int) -> int:
+    """The end of as many whole *lines* from *start* on as have *max_bytes*; of one line if that one is longer."""
+    if len(lines) - start <= max_bytes:
+        return len(lines)
+    return lines.rfind(b"\n", start, start + max_bytes) + 1 or lines.find(b"\n", start) + 1
 
 
 def change_level(level: str) -> None:

@@ -1,11 +1,14 @@
 """What an operator sees: metrics, the access log, the admin listener."""
 
+import asyncio
 import json
 import logging
+import random
 import select
 import subprocess
 from typing import Literal
 
+import msgspec
 import numpy as np
 import pytest
 from multidict import CIMultiDict
@@ -13,9 +16,9 @@ from multidict import CIMultiDict
 from gateway.demo import JsonServer
 from gateway.errors import ErrorKind
 from gateway.exchange import Attempt, Exchange
-from gateway.telemetry.access_log import FAILURES_PER_S, AccessLog, FailureLog
+from gateway.telemetry.access_log import BATCH_BYTES, FAILURES_PER_S, LINE_BYTES, AccessLog, FailureLog
 from gateway.telemetry.metrics import EndpointReading, Metrics
-from tests.conftest import Client, answering, lying, require_tool, running, tensor
+from tests.conftest import Client, access_lines, answering, lying, require_tool, running, tensor
 
 X = np.arange(1000, dtype=np.float32)
 HEADER = {"inputs": [tensor("x", X, "FP32")], "parameters": {"binary_data_output": True}}
@@ -54,6 +57,19 @@ async def test_a_request_is_counted_once_everywhere(client: Client, server: Json
     sample = f'tensor_gateway_upstream_requests_total{{backend="main",code="200",endpoint="{server.url}"}}'
     assert metrics[sample] == 1
     assert metrics["tensor_gateway_requests_in_flight"] == 0
+
+
+async def test_a_request_that_ends_after_the_gateway_is_counted_and_logged_at_once(
+    server: JsonServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that is cut off may end after its connection was closed, when nothing adds up or writes any more."""
+    caplog.set_level(logging.INFO, "gateway.access")
+    async with running(server.url, "logging: {access: json}\n") as client:
+        data_plane = client.gateway.data_plane
+    data_plane._record(Exchange("c", "GET", "/late", "id", 0.0, status=200))
+    labels = {"route": "none", "model": "other", "code": "200"}
+    assert data_plane.metrics.registry.get_sample_value("tensor_gateway_requests_total", labels) == 1
+    assert [json.loads(line)["path"] for line in access_lines(caplog)] == ["/late"]
 
 
 async def test_there_are_no_series_of_when_a_metric_was_created(client: Client) -> None:
@@ -109,14 +125,14 @@ def test_an_attempt_that_never_waited_for_a_connection_is_no_sample_of_waiting()
     metrics.add_up()
     value = metrics.registry.get_sample_value
     assert value("tensor_gateway_upstream_queue_seconds_count", {"backend": "b"}) == 1
-    assert value("tensor_gateway_upstream_queue_seconds_sum", {"backend": "b"}) == exchange.queue_s == 1.5
+    assert value("tensor_gateway_upstream_queue_seconds_sum", {"backend": "b"}) == 1.5
 
 
 @pytest.mark.parametrize("style", ["json", "text"])
 def test_the_detail_of_a_long_error_keeps_its_beginning_and_its_end(
     style: Literal["json", "text"], caplog: pytest.LogCaptureFixture
 ) -> None:
-    exchange = Exchange("c", "GET", "/", "id", 0.0)
+    exchange = Exchange("c", "GET", "/", "id", 0.0, error=ErrorKind.BACKEND_ERROR)
     exchange.detail = f"first{'x' * 100_000}last"
     with caplog.at_level(logging.INFO, "gateway.access"):
         AccessLog(style).record(exchange)
@@ -137,6 +153,7 @@ def test_a_line_is_never_longer_than_a_pipe_takes_in_one_step(
 ) -> None:
     caplog.set_level(logging.INFO, logger="gateway.access")
     access_log = AccessLog(style)
+    access_log.finish()  # no line waits for others
     long_ = f"/begin{character * 48_000}end"
     for n_long in range(6):
         texts = [*[long_] * n_long, *["short"] * (5 - n_long)]
@@ -179,7 +196,7 @@ async def test_access_log_as_json_has_every_field(server: JsonServer, caplog: py
         async with running(server.url, "logging: {access: json}\n") as client:
             await client.infer_binary(HEADER, X.tobytes(), headers={"X-Request-Id": "abc"})
             await client.infer(b"", model="q")
-    good, bad = (json.loads(record.message) for record in caplog.records if record.name == "gateway.access")
+    good, bad = map(json.loads, access_lines(caplog))
     assert list(good) == [
         "time",
         "client",
@@ -219,17 +236,92 @@ def test_the_line_names_the_endpoint_that_was_asked_last_and_counts_what_was_tri
 ) -> None:
     exchange = Exchange("c", "POST", "/", "id", 0.0)
     exchange.attempts = [Attempt("a", 0.0, is_metadata=True), Attempt("a", 0.0), Attempt("b", 0.0)]
+    access_log = AccessLog("json")
+    access_log.finish()  # no line waits for others
     with caplog.at_level(logging.INFO, "gateway.access"):
-        AccessLog("json").record(exchange)
+        access_log.record(exchange)
     line = json.loads(caplog.messages[0])
     assert (line["endpoint"], line["attempts"]) == ("b", 2)
+
+
+async def test_lines_of_what_went_well_are_written_together_and_soon(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gateway.access")
+    access_log = AccessLog("json")
+    for number in range(10):
+        access_log.record(Exchange("c", "GET", f"/{number}", "id", 0.0, status=200))
+    assert access_lines(caplog) == []
+    await until_logged(caplog, 10)
+    assert [json.loads(line)["path"] for line in access_lines(caplog)] == [f"/{number}" for number in range(10)]
+    assert len(caplog.records) == 1
+    access_log.record(Exchange("c", "GET", "/later", "id", 0.0, status=200))
+    await until_logged(caplog, 11)
+    assert json.loads(access_lines(caplog)[-1])["path"] == "/later"
+
+
+async def until_logged(caplog: pytest.LogCaptureFixture, n_lines: int) -> None:
+    async with asyncio.timeout(20):
+        while len(access_lines(caplog)) < n_lines:
+            await asyncio.sleep(0.01)
+
+
+async def test_the_line_of_an_error_is_written_at_once_after_those_that_wait(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gateway.access")
+    access_log = AccessLog("json")
+    for path in ("/a", "/b"):
+        access_log.record(Exchange("c", "GET", path, "id", 0.0, status=200))
+    access_log.record(Exchange("c", "GET", "/bad", "id", 0.0, status=404, error=ErrorKind.NO_ROUTE))
+    assert [json.loads(line)["path"] for line in access_lines(caplog)] == ["/a", "/b", "/bad"]
+    access_log.record(Exchange("c", "GET", "/c", "id", 0.0, status=200))
+    assert len(access_lines(caplog)) == 3
+    access_log.finish()
+    access_log.record(Exchange("c", "GET", "/d", "id", 0.0, status=200))  # after the end no line waits
+    assert [json.loads(line)["path"] for line in access_lines(caplog)] == ["/a", "/b", "/bad", "/c", "/d"]
+
+
+async def test_lines_that_wait_for_others_have_a_limit_in_bytes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gateway.access")
+    access_log = AccessLog("text")
+    for _ in range(100):
+        access_log.record(Exchange("c", "GET", f"/{'x' * 2000}", "id", 0.0, status=200))
+    assert len(caplog.records) == 3
+    assert all(BATCH_BYTES < len(record.message) < BATCH_BYTES + LINE_BYTES for record in caplog.records)
+    access_log.finish()
+    assert len(access_lines(caplog)) == 100
+
+
+def test_times_are_rounded_to_microseconds(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gateway.access")
+    access_log = AccessLog("json")
+    access_log.finish()
+    rng = random.Random(1)
+    for _ in range(1000):
+        seconds = rng.choice([0.0, 1e-7, rng.expovariate(2000), rng.uniform(0, 600)])
+        access_log.record(Exchange("c", "GET", "/", "id", 0.0, seconds=seconds))
+        assert json.loads(access_lines(caplog)[-1])["seconds"] == round(seconds, 6)
+        caplog.clear()
+
+
+async def test_a_reload_writes_what_waits_before_lines_of_the_new_style(
+    server: JsonServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gateway.access")
+    async with running(server.url, "logging: {access: json}\n") as client:
+        await client.request("GET", "/v2")
+        before = client.gateway.data_plane.config
+        logging_ = msgspec.structs.replace(before.logging, access="text")
+        await client.gateway.replace(msgspec.structs.replace(before, logging=logging_))
+        assert len(access_lines(caplog)) == 1
+        await client.request("GET", "/v2")
+    first, second = access_lines(caplog)
+    assert json.loads(first)["path"] == "/v2"
+    assert " path=/v2 " in second
 
 
 async def test_without_an_access_log_failures_of_backends_still_show(caplog: pytest.LogCaptureFixture) -> None:
     async with running("http://127.0.0.1:9", "logging: {access: none}\n") as client:
         await client.infer_binary(HEADER, X.tobytes(), headers={"X-Request-Id": "abc"})
         await client.infer(b"")
-    assert not [record for record in caplog.records if record.name == "gateway.access"]
+    assert not access_lines(caplog)
     (line,) = (record.getMessage() for record in caplog.records if record.getMessage().startswith("failed: "))
     assert " status=503 reason=unreachable " in line
     assert line.endswith(" request_id=abc")
@@ -283,9 +375,9 @@ async def test_access_log_as_text_cannot_be_forged(server: JsonServer, caplog: p
     with caplog.at_level(logging.INFO, "gateway.access"):
         async with running(server.url, "logging: {access: text}\n") as client:
             await client.infer(b"", headers={"X-Request-Id": 'a" status=200 b'})
-    (record,) = (record for record in caplog.records if record.name == "gateway.access")
-    assert "status=400" in record.message
-    assert r'request_id="a\" status=200 b"' in record.message
+    (line,) = access_lines(caplog)
+    assert "status=400" in line
+    assert r'request_id="a\" status=200 b"' in line
 
 
 async def test_request_id_reaches_the_backend(client: Client, server: JsonServer) -> None:
