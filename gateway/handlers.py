@@ -8,6 +8,7 @@ converts bytes, `policy` decides, `backend` calls backends, and `telemetry` read
 import asyncio
 import logging
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,11 +23,13 @@ from gateway.client.reply import JOIN_BYTES, Reply
 from gateway.client.request import ClientRequest, request_id
 from gateway.codec import (
     HEADER_LENGTH,
+    SHORT_ANSWER_BYTES,
     Coding,
     Framing,
     InferAnswer,
     InferRequest,
     MemberReplacer,
+    ShortRequest,
     choose_coding,
     compressed,
     error_body,
@@ -34,6 +37,8 @@ from gateway.codec import (
     half_precision_outputs,
     inflated_beginning,
     parse_framing,
+    read_short_answer,
+    read_short_request,
     with_extension,
 )
 from gateway.codec import Reply as InferReply
@@ -113,7 +118,8 @@ class Gateway:
                 await call.serve(serving.upstreams, self._route(request, call.plan, exchange))
             except GatewayError as error:
                 await call.reply.error(error)
-            await call.body.drop_rest()
+            if not request.connection.has_arrived:
+                await call.body.drop_rest()
         except (asyncio.CancelledError, ConnectionError):
             call.reply.client_left()
             raise
@@ -197,28 +203,43 @@ class _Call:
             framing = parse_framing(
                 request.headers.all("inference-header-content-length"), request.headers.get("content-type")
             )
-        body = await self.body.read()
+        body = self.body.read_arrived()
+        if body is None:
+            body = await self.body.read_rest()
         exchange.client_format = Format.JSON if framing.header_length is None else Format.BINARY
         sequence_id = None
         if self._match.destination.sticky.by_sequence:
             sequence_id = await self._pacer.run(find_sequence_id(body, framing.header_length))
         upstream, backend = self._choose(upstreams, sequence_id)
-        parsed = await self._parse(upstream, backend, body, framing)
+        parsed: InferRequest | ShortRequest | None = self._parse_short(backend, body, framing)
+        if parsed is None:
+            parsed = await self._parse(upstream, backend, body, framing)
         if parsed is None:
             await self._pass_on(upstream, backend, body)
             return
         self._note(parsed)
         declared = await self._declared_half_precision(upstream, backend) if parsed.promotes else {}
-        json_body = await self._json_body(parsed, backend)
+        json_body = (
+            Body(whole=parsed.json) if isinstance(parsed, ShortRequest) else await self._json_body(parsed, backend)
+        )
         headers = backend.headers.transcoded(request)
 
         async def read(answer: Answer) -> tuple[InferReply, Fields]:
             if answer.status >= 300:
                 raise await self._backend_error(answer, json_bytes=exchange.attempts[-1].request_bytes)
-            return await self._decode_answer(answer, parsed, declared), transcoded_to_client(answer.headers)
+            return await self._decode(answer, parsed, declared), transcoded_to_client(answer.headers)
 
         answered, crossing = await self._ask(upstream, headers, json_body, read)
         await self._reply(answered, crossing, framing)
+
+    def _parse_short(self, backend: BackendPlan, body: memoryview, framing: Framing) -> ShortRequest | None:
+        """A small request in its common form, with the backend's JSON; None for any other. Raises `GatewayError`."""
+        started = time.perf_counter()
+        parsed = read_short_request(body, framing.header_length, backend.tensor_policy, self.plan.header_limits)
+        if parsed is not None:
+            self._exchange.request_codec_s += time.perf_counter() - started
+            self.body.reserve(len(parsed.json))
+        return parsed
 
     async def _parse(
         self, upstream: Upstream, backend: BackendPlan, body: memoryview, framing: Framing
@@ -244,17 +265,16 @@ class _Call:
         finally:
             self._exchange.request_codec_s += self._pacer.take_seconds()
 
-    def _note(self, parsed: InferRequest) -> None:
+    def _note(self, parsed: InferRequest | ShortRequest) -> None:
         """Record in the exchange what the request holds."""
         exchange = self._exchange
         exchange.is_transcoded = True
         exchange.upstream_format = Format.JSON
-        exchange.client_format = Format.BINARY if parsed.inputs else Format.JSON
+        exchange.client_format = Format.BINARY if parsed.datatypes else Format.JSON
         exchange.header_recovered = parsed.header_recovered
         exchange.request_nonfinite = parsed.nonfinite
-        exchange.input_datatypes = [tensor.datatype.name for tensor in parsed.inputs]
-        now = asyncio.get_running_loop().time()
-        if parsed.header_recovered and self._gateway.recovered_warnings.allows(exchange.client, now):
+        exchange.input_datatypes = parsed.datatypes
+        if parsed.header_recovered and self._gateway.recovered_warnings.allows(exchange.client, exchange.started_s):
             log.warning("client %s sends binary bodies without %s; it was recovered", exchange.client, HEADER_LENGTH)
 
     async def _metadata(self, upstream: Upstream, backend: BackendPlan) -> bytes:
@@ -333,10 +353,40 @@ class _Call:
 
         return Body(open=pieces, length=length)
 
-    async def _decode_answer(self, answer: Answer, parsed: InferRequest, declared: Mapping[str, str]) -> InferReply:
-        """Turn the answer into the reply while it arrives. Raises `GatewayError`."""
-        limit = self.plan.limits.response_body
+    async def _decode(
+        self, answer: Answer, parsed: InferRequest | ShortRequest, declared: Mapping[str, str]
+    ) -> InferReply:
+        """Turn the answer into the reply. Raises `GatewayError`."""
         answer.refuse_encoded()
+        answered = None
+        text = answer.take_arrived(SHORT_ANSWER_BYTES)
+        if text is None and 0 < (answer.content_length or 0) <= SHORT_ANSWER_BYTES:
+            text = await answer.read_whole(SHORT_ANSWER_BYTES, "the answer")
+        if text is not None and not declared and len(text) <= self.plan.limits.response_body:
+            started = time.perf_counter()
+            match = self._match
+            answered = read_short_answer(
+                text,
+                parsed.selection,
+                parsed.id,
+                model=match.model or "",
+                is_renamed=match.is_renamed,
+                limits=self.plan.header_limits,
+            )
+            self._exchange.response_codec_s += time.perf_counter() - started
+        if answered is not None:
+            self.body.hold_answer(answered.n_bytes)
+        else:
+            answered = await self._decode_long(answer, text, parsed, declared)
+        self._exchange.output_datatypes = answered.datatypes
+        self._exchange.response_nonfinite = answered.nonfinite
+        return answered
+
+    async def _decode_long(
+        self, answer: Answer, text: bytes | None, parsed: InferRequest | ShortRequest, declared: Mapping[str, str]
+    ) -> InferReply:
+        """The same for an answer of any size and form, while it arrives; *text* is its body if that was read."""
+        limit = self.plan.limits.response_body
         decoder = InferAnswer(
             parsed.selection,
             model=self._match.model or "",
@@ -348,7 +398,7 @@ class _Call:
         )
         received = 0
         with blaming(ErrorKind.MALFORMED_RESPONSE):
-            async for chunk in answer.chunks():
+            async for chunk in answer.chunks() if text is None else _once(text):
                 received += len(chunk)
                 if received > limit:
                     raise CodecError(f"the answer is larger than limits.response_body, {int(limit)} bytes")
@@ -358,9 +408,7 @@ class _Call:
                 raise CodecError(f"the answer ({answer.status}) has no body")
             answered = await self._pacer.run(decoder.finish())
             self.body.hold_answer(decoder.held_bytes)
-        self._exchange.response_codec_s = self._pacer.take_seconds()
-        self._exchange.output_datatypes = answered.datatypes
-        self._exchange.response_nonfinite = answered.nonfinite
+        self._exchange.response_codec_s += self._pacer.take_seconds()
         return answered
 
     async def _reply(self, answered: InferReply, headers: Fields, framing: Framing) -> None:
@@ -372,7 +420,7 @@ class _Call:
         else:
             headers.append(_JSON)
         buffers: list[bytes | memoryview] = [*answered.header, *answered.blobs]
-        coding = self._reply_coding(answered, headers)
+        coding = self._reply_coding(answered, headers) if self.plan.compression.responses else None
         if coding is None:
             await self.reply.buffers(200, headers, buffers)
             return
@@ -386,11 +434,8 @@ class _Call:
 
     def _reply_coding(self, answered: InferReply, headers: Fields) -> Coding | None:
         """How the reply is to be compressed, if at all (protocol 7); says in *headers* what that depends on."""
-        settings = self.plan.compression
-        if not settings.responses:
-            return None
         headers.append(("Vary", "Accept-Encoding"))
-        if answered.n_bytes < settings.min_size:
+        if answered.n_bytes < self.plan.compression.min_size:
             return None
         return choose_coding(self._request.headers.joined("accept-encoding"))
 
@@ -539,3 +584,7 @@ class _Call:
         body, words = await self._pacer.run(error_body(text, answer.status, answer.reason, json_bytes))
         headers = transcoded_to_client(answer.headers)
         return GatewayError(ErrorKind.BACKEND_ERROR, words, headers=headers, status=answer.status, body=body)
+
+
+async def _once(text: bytes) -> AsyncIterator[bytes]:
+    yield text

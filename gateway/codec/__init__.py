@@ -36,7 +36,7 @@ from gateway.codec.v2.raw import half_precision_outputs
 from gateway.codec.v2.request import InferRequest
 from gateway.codec.v2.sequence import find_sequence_id
 from gateway.codec.v2.server_metadata import with_extension
-from gateway.codec.v2.short_answer import read_short_answer
+from gateway.codec.v2.short_answer import SHORT_ANSWER_BYTES, read_short_answer
 from gateway.codec.v2.short_request import ShortRequest, read_short_request
 
 T = TypeVar("T")
@@ -44,6 +44,7 @@ T = TypeVar("T")
 __all__ = [
     "DATATYPES",
     "HEADER_LENGTH",
+    "SHORT_ANSWER_BYTES",
     "BytesPolicy",
     "Coding",
     "Datatype",
