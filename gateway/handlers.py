@@ -113,7 +113,8 @@ class Gateway:
                 await call.serve(serving.upstreams, self._route(request, call.plan, exchange))
             except GatewayError as error:
                 await call.reply.error(error)
-            await call.body.drop_rest()
+            if not request.connection.has_arrived:
+                await call.body.drop_rest()
         except (asyncio.CancelledError, ConnectionError):
             call.reply.client_left()
             raise
@@ -197,7 +198,9 @@ class _Call:
             framing = parse_framing(
                 request.headers.all("inference-header-content-length"), request.headers.get("content-type")
             )
-        body = await self.body.read()
+        body = self.body.read_arrived()
+        if body is None:
+            body = await self.body.read_rest()
         exchange.client_format = Format.JSON if framing.header_length is None else Format.BINARY
         sequence_id = None
         if self._match.destination.sticky.by_sequence:
