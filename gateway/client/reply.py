@@ -4,7 +4,6 @@ Here: the head (which headers every reply carries, how its body is framed, wheth
 only places that set an exchange's status, error and reply bytes. Not here: what a reply says.
 """
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
@@ -31,7 +30,8 @@ _FRAMING = frozenset({"connection", "content-length", "keep-alive", "transfer-en
 _SPECIAL = _FRAMING | {"server", "date"}
 
 _BODILESS = frozenset({204, 304})
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+# Of these a header value that is sent may hold none (RFC 9110 section 5.5); a tab is allowed.
+_CONTROLS = bytes([*range(0x09), *range(0x0A, 0x20), 0x7F])
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -245,10 +245,12 @@ class Reply:
             lines.append("Connection: close")
         elif is_old:
             lines.append("Connection: keep-alive")
-        text = "".join(lines)
-        if not (text.isascii() and text.isprintable()):
-            _refuse_unsendable(lines, text)
-        head = ("\r\n".join(lines) + "\r\n\r\n").encode()
+        try:
+            head = ("\r\n".join(lines) + "\r\n\r\n").encode()
+        except UnicodeEncodeError:
+            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, "a header of the answer is not UTF-8") from None
+        if len(head) - len(head.translate(None, _CONTROLS)) != 2 * (len(lines) + 1):  # those that end its lines
+            raise _unsendable(lines)
         self.has_begun = connection.has_begun = True
         exchange.status = status
         if status >= 400 and exchange.error is None:
@@ -256,18 +258,11 @@ class Reply:
         return head
 
 
-def _refuse_unsendable(lines: list[str], text: str) -> None:
-    """Raise `GatewayError` for headers that hold control characters or bytes that are not UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise GatewayError(ErrorKind.MALFORMED_RESPONSE, "a header of the answer is not UTF-8") from None
-    for line in lines:
-        if _CONTROL.search(line):
-            name = line.partition(":")[0]
-            raise GatewayError(
-                ErrorKind.MALFORMED_RESPONSE, f"header {name[:64]!r} of the answer holds a control character"
-            )
+def _unsendable(lines: list[str]) -> GatewayError:
+    """What is said of *lines*, one of which holds a control character."""
+    line = next(each for each in lines if each.encode().translate(None, _CONTROLS) != each.encode())
+    name = line.partition(":")[0]
+    return GatewayError(ErrorKind.MALFORMED_RESPONSE, f"header {name[:64]!r} of the answer holds a control character")
 
 
 @lru_cache(maxsize=1)

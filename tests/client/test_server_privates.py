@@ -11,6 +11,7 @@ import aiohttp.web_protocol
 import pytest
 from aiohttp import web
 from aiohttp.http import HttpRequestParser
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
@@ -219,6 +220,24 @@ async def test_reading_is_paused_and_resumed_by_these_two_methods(sent: bytes, m
     assert called[:2] == ["pause", "resume"]
 
 
+async def test_the_parser_gives_messages_with_readers_whether_it_stopped_at_an_upgrade_and_what_is_left() -> None:
+    async with serving(echo) as running, connect(running.url):
+        parser = (await protocol_of(running))._parser
+        assert parser is not None
+        ((message, payload),), is_upgraded, tail = parser.feed_data(GET)
+        assert (message.method, payload, is_upgraded, tail) == ("GET", EMPTY_PAYLOAD, False, b"")
+        messages, is_upgraded, tail = parser.feed_data(GET[:9])
+        assert (list(messages), is_upgraded, tail) == ([], False, b"")
+        parser.feed_data(GET[9:])
+        upgrade = GET.replace(b"Host", b"Connection: upgrade\r\nUpgrade: websocket\r\nHost")
+        ((message, _),), is_upgraded, tail = parser.feed_data(upgrade + b"more")
+        assert (message.upgrade, is_upgraded, tail) == (True, True, b"more")
+        parser.set_upgraded(False)
+        with pytest.raises(HttpProcessingError) as raised:
+            parser.feed_data(b"\0\r\n\r\n")
+        assert raised.value.message
+
+
 @pytest.mark.parametrize("ends", ["connection_lost", "shutdown"])
 async def test_aiohttp_asks_the_request_that_is_served_for_nothing_but_its_cancelling(ends: str) -> None:
     asked: list[str] = []
@@ -273,8 +292,11 @@ def test_the_methods_that_are_overridden_exist_with_these_arguments() -> None:
     assert inspect.iscoroutinefunction(RequestHandler.start)
     for name in ("connection_made", "connection_lost", "data_received", "close", "force_close", "_drain_helper"):
         assert hasattr(RequestHandler, name)
-    for name in ("_paused", "_upgraded", "_message_tail", "_handler_waiter", "_task_handler", "_request_in_progress"):
-        assert hasattr(RequestHandler, name)
+    used = """_buffer_paused _close _current_request _drain_helper _force_close _handler_waiter _max_msg_queue_size
+        _message_tail _messages _msg_queue_resume_size _parser _pause_reading_for_buffer _paused _reading_paused
+        _request_count _request_in_progress _resume_reading_if_drained _task_handler _upgraded _waiter"""
+    for name in used.split():
+        assert hasattr(RequestHandler, name), name
     for name in ("message_consumed", "set_upgraded", "feed_data"):
         assert hasattr(HttpRequestParser, name)
     assert aiohttp.web_protocol.MAX_MSG_QUEUE_SIZE == 32

@@ -1,5 +1,9 @@
 """Which backend a request goes to, and what its path asks for: a table."""
 
+import random
+import re
+from urllib.parse import unquote
+
 import pytest
 
 from gateway.config import Route
@@ -201,3 +205,32 @@ def test_a_header_is_a_key_unless_it_is_absent_or_empty() -> None:
     assert sticky.header_key(Headers([("X-User", " ")])) is None
     assert sticky.header_key(Headers()) is None
     assert Sticky.parse("none").header_key(Headers([("", "a")])) is None
+
+
+def kind_of(path: str) -> tuple[str | None, PathKind]:
+    """The model and the kind of *path*, as protocol section 8 says it."""
+    if re.fullmatch(r"/v2/models/[^/]+(/versions/[^/]+)?/infer", path):
+        return unquote(path.split("/")[3]), PathKind.INFER
+    if path in ("/v2", "/v2/"):
+        return None, PathKind.SERVER_METADATA
+    named = re.match(r"/v2/(?:repository/)?models/([^/]+)(?:/[^\n]*)?\Z", path)
+    kind = PathKind.V2 if path.startswith("/v2/") else PathKind.OTHER
+    return (None, kind) if named is None else (unquote(named[1]), kind)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_path_that_is_made_of_the_words_of_the_protocol_has_the_kind_that_the_protocol_gives_it(
+    seed: int,
+) -> None:
+    rng = random.Random(seed)
+    words = ["v2", "models", "repository", "versions", "infer", "m", "a.b-C_1", "x%2Fy", "%", "", "1", "a\n", "load"]
+    plain = Router([], STICKIES)
+    seen = set()
+    for _ in range(5000):
+        start = rng.choice(["", "/v2", "/v2/models/m", "/v2/repository/models/x%20y", "/v2/models/m/versions/1"])
+        path = start + "".join("/" + rng.choice(words) for _ in range(rng.randrange(4)))
+        match = plain.match("h", path)
+        assert match is not None
+        assert (match.model, match.kind) == kind_of(path), path
+        seen.add(match.kind)
+    assert seen == set(PathKind)
