@@ -15,6 +15,7 @@ from math import prod
 
 import msgspec
 import numpy as np
+import orjson
 from msgspec import UNSET, Raw, UnsetType
 
 from gateway.codec.inference import (
@@ -28,7 +29,7 @@ from gateway.codec.inference import (
 from gateway.codec.json.brackets import MAX_TEXT_DEPTH
 from gateway.codec.json.members import object_text
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind
-from gateway.codec.tensors.elements import check_elements
+from gateway.codec.tensors.elements import PREFIX_BYTES, RUN_ELEMENTS, check_elements
 from gateway.codec.tensors.number_printing import array_text
 from gateway.codec.tensors.string_printing import text_pieces
 from gateway.codec.v2.declarations import parse_shape
@@ -167,7 +168,7 @@ def _inputs_text(entries: list[_Input], body: bytes, offset: int, policy: Tensor
         if shape is None or not 0 <= n_bytes <= len(body) - offset:
             raise _UncommonError
         if datatype.kind is Kind.BYTES:
-            data = _strings_text(memoryview(body)[offset : offset + n_bytes], prod(shape), policy)
+            data = _strings_text(body[offset : offset + n_bytes], prod(shape), policy)
         elif n_bytes == prod(shape) * datatype.item_bytes:
             data = _numbers_text(body, offset, n_bytes, datatype, policy)
         else:
@@ -193,12 +194,23 @@ def _numbers_text(body: bytes, offset: int, n_bytes: int, datatype: Datatype, po
     return text
 
 
-def _strings_text(blob: memoryview, n_elements: int, policy: TensorPolicy) -> bytes:
+def _strings_text(blob: bytes, n_elements: int, policy: TensorPolicy) -> bytes:
     if policy.bytes is not BytesPolicy.UTF8:
         raise _UncommonError
-    for _ in check_elements(blob, n_elements, "", utf8=True):
-        pass
-    return b"[%b]" % b"".join(text_pieces(blob))
+    if n_elements >= RUN_ELEMENTS:
+        view = memoryview(blob)
+        for _ in check_elements(view, n_elements, "", utf8=True):
+            pass
+        return b"[%b]" % b"".join(text_pieces(view))
+    strings = []
+    offset = 0
+    for _ in range(n_elements):
+        start = offset + PREFIX_BYTES
+        offset = start + int.from_bytes(blob[offset:start], "little")
+        strings.append(blob[start:offset].decode())
+    if offset != len(blob):
+        raise _UncommonError
+    return orjson.dumps(strings)
 
 
 def _selection(outputs: list[_Output], by_default: bool) -> OutputSelection:
