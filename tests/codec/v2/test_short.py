@@ -56,7 +56,7 @@ def random_request(dice: random.Random) -> tuple[bytes, int]:
     inputs, blobs = [], []
     for index in range(dice.randint(1, 3)):
         datatype = dice.choice(list(DATATYPES))
-        shape = [dice.randint(0, 5) for _ in range(dice.randint(0, 3))]
+        shape = [dice.choice([0, *range(1, 6), *range(1, 6)]) for _ in range(dice.randint(0, 3))]
         count = int(np.prod(shape, dtype=int))
         strings = [dice.choice(ODD_STRINGS) for _ in range(count)]
         blob = blob_of(strings if datatype == "BYTES" else numbers_of(datatype, count, dice))

@@ -64,6 +64,16 @@ def test_answers_of_real_servers_take_the_short_way(answer: str, request_id: byt
     assert kept.blobs == []
 
 
+def test_members_are_written_in_the_order_of_the_protocol() -> None:
+    """A struct does not keep the order of members, so both ways write one order."""
+    reply = short(TRITON.replace('"data"', '"parameters":{"a":1},"data"'))
+    assert reply is not None
+    assert reply.header == [
+        b'{"model_name":"m","model_version":"1","id":"7","outputs":[{"name":"y","shape":[2,2],"datatype":"FP32",'
+        b'"parameters":{"a":1,"binary_data_size":16}}]}'
+    ]
+
+
 @pytest.mark.parametrize("datatype", list(DATATYPES))
 @pytest.mark.parametrize("shape", [[6], [2, 3], [1, 6], [3, 1, 2]])
 def test_every_datatype_takes_the_short_way(datatype: str, shape: list[int]) -> None:

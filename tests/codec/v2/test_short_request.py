@@ -91,6 +91,16 @@ def test_each_request_gets_the_values_of_its_own_body() -> None:
         assert [item["data"] for item in json.loads(request.json)["inputs"]] == sent
 
 
+def test_members_are_written_in_the_order_of_the_protocol() -> None:
+    """A struct does not keep the order of members, so both ways write one order."""
+    request = short(JAVA.replace("{}", '{"priority":1}'))
+    assert request is not None
+    assert request.json == (
+        b'{"id":"a","parameters":{"priority":1},"inputs":[{"name":"x","shape":[2,2],"datatype":"FP32",'
+        b'"data":[0.0,1.0,2.0,3.0]}],"outputs":[{"name":"y"}]}'
+    )
+
+
 @pytest.mark.parametrize(
     ("header", "blobs", "settings"),
     [
@@ -100,6 +110,7 @@ def test_each_request_gets_the_values_of_its_own_body() -> None:
         (PYTHON, b"\0\0\xc0\x7f" + FOUR[4:], {"nonfinite": NonFinite.LITERAL}),
         (PYTHON.replace("16", "-16"), FOUR, {}),
         (PYTHON.replace("16", "16.0"), FOUR, {}),
+        (PYTHON.replace("16", "-0").replace("[2,2]", "[0]"), b"", {}),
         (PYTHON.replace("16", "99999999999999999999"), FOUR, {}),
         (PYTHON.replace("[2,2]", "[2,-2]"), FOUR, {}),
         (PYTHON.replace("[2,2]", "[2,true]"), FOUR, {}),
@@ -158,7 +169,9 @@ def damage(text: bytearray, dice: random.Random) -> None:
         case 1:
             del text[start : start + dice.randrange(1, 9)]
         case 2:
-            text[start:start] = dice.choice([b" ", b"\n", b"null", b'"', b"}", b"[", b",", b"\\", b"0"])
+            text[start:start] = dice.choice(
+                [b" ", b"\n", b"null", b'"', b"}", b"[", b",", b"\\", b"0", b"-", b"\\u0061", b"-0"]
+            )
         case _:
             other = dice.randrange(len(text))
             text[start:start] = text[other : other + dice.randrange(1, 60)]
