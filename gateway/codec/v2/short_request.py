@@ -31,7 +31,7 @@ from gateway.codec.json.members import object_text
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind
 from gateway.codec.tensors.elements import PREFIX_BYTES, RUN_ELEMENTS, check_elements
 from gateway.codec.tensors.number_printing import array_text
-from gateway.codec.tensors.string_printing import text_pieces
+from gateway.codec.tensors.string_printing import base64_pieces, text_pieces
 from gateway.codec.v2.declarations import parse_shape
 from gateway.errors import CodecError
 
@@ -41,6 +41,7 @@ SHORT_BODY_BYTES = 16 * 1024
 MAX_SHORT_BRACKETS = MAX_TEXT_DEPTH
 """How many brackets may open in JSON that takes the short way; so nothing is nested too deep for the long way."""
 
+_BASE64 = b'"parameters":{"content_type":"base64"},'  # protocol 3.5
 _FLAGS = {b"true": True, b"false": False}
 
 
@@ -175,9 +176,10 @@ def _inputs_text(entries: list[_Input], body: bytes, offset: int, policy: Tensor
         else:
             raise _UncommonError
         offset += n_bytes
+        said = _BASE64 if datatype.kind is Kind.BYTES and policy.bytes is BytesPolicy.BASE64 else b""
         texts.append(
-            b'{"name":"%b","shape":%b,"datatype":"%b","data":%b}'
-            % (entry.name.encode(), shape_text, entry.datatype.encode(), data)
+            b'{"name":"%b","shape":%b,"datatype":"%b",%b"data":%b}'
+            % (entry.name.encode(), shape_text, entry.datatype.encode(), said, data)
         )
     if offset != len(body) or len(names) != len(entries):
         raise _UncommonError
@@ -196,13 +198,12 @@ def _numbers_text(body: bytes, offset: int, n_bytes: int, datatype: Datatype, po
 
 
 def _strings_text(blob: bytes, n_elements: int, policy: TensorPolicy) -> bytes:
-    if policy.bytes is not BytesPolicy.UTF8:
-        raise _UncommonError
-    if n_elements >= RUN_ELEMENTS:
+    is_text = policy.bytes is BytesPolicy.UTF8
+    if n_elements >= RUN_ELEMENTS or not is_text:
         view = memoryview(blob)
-        for _ in check_elements(view, n_elements, "", utf8=True):
+        for _ in check_elements(view, n_elements, "", utf8=is_text):
             pass
-        return b"[%b]" % b"".join(text_pieces(view))
+        return b"[%b]" % b"".join(text_pieces(view) if is_text else base64_pieces(view))
     strings = []
     offset = 0
     for _ in range(n_elements):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec import DATATYPES, OutputSelection, TensorPolicy, read_short_answer, read_short_request
+from gateway.codec import DATATYPES, BytesPolicy, OutputSelection, TensorPolicy, read_short_answer, read_short_request
 from gateway.codec.tensors.datatypes import Kind
 from gateway.errors import CodecError
 from tests.codec.make_pairs import WIRE, blob_of, nested
@@ -119,7 +119,13 @@ def random_answer(dice: random.Random) -> bytes:
         output: dict[str, Any] = {"name": name, "shape": shape, "datatype": datatype}
         output["data"] = nested(data, shape) if dice.random() < 0.5 else data
         if dice.random() < 0.5:
-            kinds: list[Any] = [None, {}, {"content_type": "np"}, {"binary_data_size": 4, "a": [1]}]
+            kinds: list[Any] = [
+                None,
+                {},
+                {"content_type": "np"},
+                {"content_type": "base64"},
+                {"binary_data_size": 4, "a": [1]},
+            ]
             output["parameters"] = dice.choice(kinds)
         outputs.append(output)
     top: dict[str, Any] = {"outputs": outputs}
@@ -141,9 +147,10 @@ def test_requests_come_to_the_same_both_ways(seed: int) -> None:
     n_short = 0
     for _ in range(ROUNDS):
         body, header_length = random_request(dice)
-        n_short += read_short_request(body, header_length, TensorPolicy(), LIMITS) is not None
+        policy = TensorPolicy(bytes=dice.choice(list(BytesPolicy)))
+        n_short += read_short_request(body, header_length, policy, LIMITS) is not None
         with suppress(CodecError):
-            parse_request(body, header_length)
+            parse_request(body, header_length, policy)
     assert n_short > ROUNDS / 2
 
 
