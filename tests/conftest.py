@@ -16,12 +16,22 @@ import aiohttp
 import numpy.typing as npt
 import pytest
 
+from gateway.codec.v2 import short_answer, short_request
 from gateway.config import parse
 from gateway.demo import JsonServer
 from gateway.process.application import Application
 from tests.certificates import Authority
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long-way", action="store_true", help="no request and no answer takes the codec's short way")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--long-way"):
+        short_request.SHORT_BODY_BYTES = short_answer.SHORT_ANSWER_BYTES = 0
 
 
 @dataclass

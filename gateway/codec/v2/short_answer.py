@@ -7,9 +7,10 @@ Common are answers of any length up to `SHORT_ANSWER_BYTES`, whose outputs have 
 once, in any order. Of a member that comes twice the last counts, but `InferAnswer` looks at both; so the words are
 counted. An escape could hide one, so backslashes may only be inside the strings of BYTES.
 
-Not here: what needs a look at each value: NaN, unequal nesting, base64.
+Not here: what needs a look at each value: NaN, nesting that is not that of the shape.
 """
 
+import base64
 from math import prod
 
 import msgspec
@@ -150,10 +151,8 @@ def _blob(output: _Output, data: bytes) -> memoryview:
     if shape is None or data[:1] != b"[":
         raise _UncommonError
     if datatype.kind is Kind.BYTES:
-        parameters = output.parameters
-        if parameters and "content_type" in parameters and bytes(parameters["content_type"]) == b'"base64"':
-            raise _UncommonError  # protocol 4.8
-        return _elements(data, prod(shape))
+        content_type = (output.parameters or {}).get("content_type", b"")
+        return _elements(data, prod(shape), is_base64=bytes(content_type) == b'"base64"')  # protocol 4.8
     values = read_flat(data, datatype, prod(shape))
     if values is None or (data.find(b"[", 1) > 0 and not _is_nested_like(shape, data)):
         raise _UncommonError
@@ -176,8 +175,8 @@ def _is_nested_like(shape: tuple[int, ...], data: bytes) -> bool:
     return data.translate(None, _BESIDE_LISTS) == lists
 
 
-def _elements(data: bytes, n_elements: int) -> memoryview:
-    """The strings in *data* as elements of BYTES."""
+def _elements(data: bytes, n_elements: int, *, is_base64: bool) -> memoryview:
+    """The strings in *data* as elements of BYTES. Raises `ValueError` for what is no such list."""
     if n_elements > MAX_SHORT_STRINGS:
         raise _UncommonError
     strings = orjson.loads(data)
@@ -187,6 +186,6 @@ def _elements(data: bytes, n_elements: int) -> memoryview:
     for string in strings:
         if type(string) is not str:
             raise _UncommonError
-        element = string.encode()
+        element = base64.b64decode(string, validate=True) if is_base64 else string.encode()
         parts += (len(element).to_bytes(PREFIX_BYTES, "little"), element)
     return memoryview(b"".join(parts))

@@ -15,6 +15,7 @@ from math import prod
 
 import msgspec
 import numpy as np
+import orjson
 from msgspec import UNSET, Raw, UnsetType
 
 from gateway.codec.inference import (
@@ -28,9 +29,9 @@ from gateway.codec.inference import (
 from gateway.codec.json.brackets import MAX_TEXT_DEPTH
 from gateway.codec.json.members import object_text
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind
-from gateway.codec.tensors.elements import check_elements
+from gateway.codec.tensors.elements import PREFIX_BYTES, RUN_ELEMENTS, check_elements
 from gateway.codec.tensors.number_printing import array_text
-from gateway.codec.tensors.string_printing import text_pieces
+from gateway.codec.tensors.string_printing import base64_pieces, text_pieces
 from gateway.codec.v2.declarations import parse_shape
 from gateway.errors import CodecError
 
@@ -40,6 +41,7 @@ SHORT_BODY_BYTES = 16 * 1024
 MAX_SHORT_BRACKETS = MAX_TEXT_DEPTH
 """How many brackets may open in JSON that takes the short way; so nothing is nested too deep for the long way."""
 
+_BASE64 = b'"parameters":{"content_type":"base64"},'  # protocol 3.5
 _FLAGS = {b"true": True, b"false": False}
 
 
@@ -164,18 +166,20 @@ def _inputs_text(entries: list[_Input], body: bytes, offset: int, policy: Tensor
         shape_text = bytes(entry.shape)
         shape = parse_shape(shape_text)
         n_bytes = entry.parameters.binary_data_size
-        if shape is None or not 0 <= n_bytes <= len(body) - offset:
+        # msgspec reads -0 as 0, which the long way refuses, so empty tensors are not common
+        if shape is None or not 0 < n_bytes <= len(body) - offset:
             raise _UncommonError
         if datatype.kind is Kind.BYTES:
-            data = _strings_text(memoryview(body)[offset : offset + n_bytes], prod(shape), policy)
+            data = _strings_text(body[offset : offset + n_bytes], prod(shape), policy)
         elif n_bytes == prod(shape) * datatype.item_bytes:
             data = _numbers_text(body, offset, n_bytes, datatype, policy)
         else:
             raise _UncommonError
         offset += n_bytes
+        said = _BASE64 if datatype.kind is Kind.BYTES and policy.bytes is BytesPolicy.BASE64 else b""
         texts.append(
-            b'{"name":"%b","shape":%b,"datatype":"%b","data":%b}'
-            % (entry.name.encode(), shape_text, entry.datatype.encode(), data)
+            b'{"name":"%b","shape":%b,"datatype":"%b",%b"data":%b}'
+            % (entry.name.encode(), shape_text, entry.datatype.encode(), said, data)
         )
     if offset != len(body) or len(names) != len(entries):
         raise _UncommonError
@@ -193,12 +197,22 @@ def _numbers_text(body: bytes, offset: int, n_bytes: int, datatype: Datatype, po
     return text
 
 
-def _strings_text(blob: memoryview, n_elements: int, policy: TensorPolicy) -> bytes:
-    if policy.bytes is not BytesPolicy.UTF8:
+def _strings_text(blob: bytes, n_elements: int, policy: TensorPolicy) -> bytes:
+    is_text = policy.bytes is BytesPolicy.UTF8
+    if n_elements >= RUN_ELEMENTS or not is_text:
+        view = memoryview(blob)
+        for _ in check_elements(view, n_elements, "", utf8=is_text):
+            pass
+        return b"[%b]" % b"".join(text_pieces(view) if is_text else base64_pieces(view))
+    strings = []
+    offset = 0
+    for _ in range(n_elements):
+        start = offset + PREFIX_BYTES
+        offset = start + int.from_bytes(blob[offset:start], "little")
+        strings.append(blob[start:offset].decode())
+    if offset != len(blob):
         raise _UncommonError
-    for _ in check_elements(blob, n_elements, "", utf8=True):
-        pass
-    return b"[%b]" % b"".join(text_pieces(blob))
+    return orjson.dumps(strings)
 
 
 def _selection(outputs: list[_Output], by_default: bool) -> OutputSelection:

@@ -21,6 +21,7 @@ from gateway.codec.json.members import (
     parse_object,
     parse_objects,
     protect_literals,
+    put_last,
     restore_literals,
     sliced_object,
     sliced_objects,
@@ -304,3 +305,9 @@ def test_long_empty_containers_are_empty() -> None:
 def test_unfinished_string_behind_a_literal_is_left_as_it_is() -> None:
     text = b'[NaN,"%b\\' % (b"x" * 100_000)
     assert restore_literals(*run(sliced_protect(text))) == text
+
+
+def test_members_are_put_last_in_the_order_that_is_asked_for() -> None:
+    members = {"b": b"1", "x": b"2", "a": b"3"}
+    put_last(members, ("a", "b", "c"))
+    assert list(members.items()) == [("x", b"2"), ("a", b"3"), ("b", b"1")]

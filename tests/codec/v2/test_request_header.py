@@ -439,6 +439,20 @@ def test_words_of_errors_stay_short_whatever_is_sent() -> None:
         assert len(str(caught.value)) < 1000
 
 
+# the order of members
+
+
+def test_members_that_the_protocol_names_follow_all_others_in_its_order() -> None:
+    header = (
+        b'{"outputs":[{"parameters":{"own":1},"name":"y","more":2}],"own":3,"inputs":[{"data":[1],"datatype":"INT8",'
+        b'"own":4,"name":"x","shape":[1]}],"id":"a"}'
+    )
+    assert backend_json(header) == (
+        b'{"own":3,"id":"a","inputs":[{"own":4,"name":"x","shape":[1],"datatype":"INT8","data":[1]}],'
+        b'"outputs":[{"more":2,"name":"y","parameters":{"own":1}}]}'
+    )
+
+
 # outputs in shared memory
 
 

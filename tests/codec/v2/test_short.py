@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec import DATATYPES, OutputSelection, TensorPolicy, read_short_answer, read_short_request
+from gateway.codec import DATATYPES, BytesPolicy, OutputSelection, TensorPolicy, read_short_answer, read_short_request
 from gateway.codec.tensors.datatypes import Kind
 from gateway.errors import CodecError
 from tests.codec.make_pairs import WIRE, blob_of, nested
@@ -56,7 +56,7 @@ def random_request(dice: random.Random) -> tuple[bytes, int]:
     inputs, blobs = [], []
     for index in range(dice.randint(1, 3)):
         datatype = dice.choice(list(DATATYPES))
-        shape = [dice.randint(0, 4) for _ in range(dice.randint(0, 3))]
+        shape = [dice.choice([0, *range(1, 6), *range(1, 6)]) for _ in range(dice.randint(0, 3))]
         count = int(np.prod(shape, dtype=int))
         strings = [dice.choice(ODD_STRINGS) for _ in range(count)]
         blob = blob_of(strings if datatype == "BYTES" else numbers_of(datatype, count, dice))
@@ -68,12 +68,13 @@ def random_request(dice: random.Random) -> tuple[bytes, int]:
     if dice.random() < 0.5:
         top["id"] = dice.choice(["", "a", 7, None])
     if dice.random() < 0.5:
-        flag = dice.choice([{"parameters": {"binary_data": True}}, {"parameters": {"binary_data": False}}, {}])
+        flag: dict[str, Any] = dice.choice(
+            [{"parameters": {"binary_data": True}}, {"parameters": {"binary_data": False}}, {}]
+        )
         top["outputs"] = [shuffled({"name": name, **flag}, dice) for name in ("y", "z")]
     if dice.random() < 0.5:
-        top["parameters"] = dice.choice(
-            [{}, {"binary_data_output": True}, {"sequence_id": 5, "binary_data_output": False, "own": {"a": [1, None]}}]
-        )
+        more: list[Any] = [{}, {"binary_data_output": True}, {"sequence_id": 5, "binary_data_output": False, "o": [{}]}]
+        top["parameters"] = dice.choice(more)
     is_ascii = dice.random() < 0.1
     header = json.dumps(shuffled(top, dice), separators=separators(dice), ensure_ascii=is_ascii).encode()
     return header + b"".join(blobs), len(header)
@@ -115,18 +116,26 @@ def random_answer(dice: random.Random) -> bytes:
             data = [Text(int(value)) for value in numbers_of(datatype, count, dice)]
             if dice.random() < 0.1:
                 data[dice.randrange(count)] = Text(dice.choice(["256", "-1", "1.0", "1e2", "18446744073709551616"]))
-        output = {"name": name, "shape": shape, "datatype": datatype}
+        output: dict[str, Any] = {"name": name, "shape": shape, "datatype": datatype}
         output["data"] = nested(data, shape) if dice.random() < 0.5 else data
         if dice.random() < 0.5:
-            output["parameters"] = dice.choice([None, {}, {"content_type": "np"}, {"binary_data_size": 4, "a": [1]}])
+            kinds: list[Any] = [
+                None,
+                {},
+                {"content_type": "np"},
+                {"content_type": "base64"},
+                {"binary_data_size": 4, "a": [1]},
+            ]
+            output["parameters"] = dice.choice(kinds)
         outputs.append(output)
     top: dict[str, Any] = {"outputs": outputs}
-    for key, values in {
+    others: dict[str, list[Any]] = {
         "model_name": ["m", None, "own"],
         "model_version": ["1", None],
         "id": ["own", "", None],
         "parameters": [None, {}, {"a": 1}],
-    }.items():
+    }
+    for key, values in others.items():
         if dice.random() < 0.5:
             top[key] = dice.choice(values)
     return dumped(top, dice, separators(dice)).encode()
@@ -138,9 +147,10 @@ def test_requests_come_to_the_same_both_ways(seed: int) -> None:
     n_short = 0
     for _ in range(ROUNDS):
         body, header_length = random_request(dice)
-        n_short += read_short_request(body, header_length, TensorPolicy(), LIMITS) is not None
+        policy = TensorPolicy(bytes=dice.choice(list(BytesPolicy)))
+        n_short += read_short_request(body, header_length, policy, LIMITS) is not None
         with suppress(CodecError):
-            parse_request(body, header_length)
+            parse_request(body, header_length, policy)
     assert n_short > ROUNDS / 2
 
 

@@ -64,6 +64,26 @@ def test_answers_of_real_servers_take_the_short_way(answer: str, request_id: byt
     assert kept.blobs == []
 
 
+def in_base64(data: str) -> bytes:
+    return one_output(data, "BYTES").replace(b'"data"', b'"parameters":{"content_type":"base64"},"data"')
+
+
+def test_octets_in_base64_take_the_short_way() -> None:
+    reply = short(in_base64('["AP8="]'))
+    assert reply is not None
+    assert bytes(reply.blobs[0]) == b"\2\0\0\0\0\xff"
+
+
+def test_members_are_written_in_the_order_of_the_protocol() -> None:
+    """A struct does not keep the order of members, so both ways write one order."""
+    reply = short(TRITON.replace('"data"', '"parameters":{"a":1},"data"'))
+    assert reply is not None
+    assert reply.header == [
+        b'{"model_name":"m","model_version":"1","id":"7","outputs":[{"name":"y","shape":[2,2],"datatype":"FP32",'
+        b'"parameters":{"a":1,"binary_data_size":16}}]}'
+    ]
+
+
 @pytest.mark.parametrize("datatype", list(DATATYPES))
 @pytest.mark.parametrize("shape", [[6], [2, 3], [1, 6], [3, 1, 2]])
 def test_every_datatype_takes_the_short_way(datatype: str, shape: list[int]) -> None:
@@ -119,7 +139,9 @@ def test_what_needs_a_closer_look_goes_the_long_way(shape: str, data: str) -> No
         '{"error":"no"}',
         '{"outputs":null}',
         TRITON.replace('"7"', '"\udcff"').encode(errors="surrogateescape"),
-        one_output('["YQ=="]', "BYTES").replace(b'"data"', b'"parameters":{"content_type":"base64"},"data"'),
+        in_base64('["YQ="]'),
+        in_base64('["Y Q=="]'),
+        in_base64('["é"]'),
         one_output('["\\ud800"]', "BYTES"),
         one_output("[1]", "BYTES"),
         one_output("[300]", "UINT8"),

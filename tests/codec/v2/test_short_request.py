@@ -83,12 +83,30 @@ def test_every_datatype_takes_the_short_way(datatype: str) -> None:
     assert request.datatypes == [datatype]
 
 
+@pytest.mark.parametrize("n_elements", [1, 3, 100])
+def test_octets_in_base64_take_the_short_way(n_elements: int) -> None:
+    blob = blob_of([bytes([index, 255]) for index in range(n_elements)])
+    request = short(header_of(entry("x", "BYTES", [n_elements], len(blob))), blob, bytes=BytesPolicy.BASE64)
+    assert request is not None
+    assert b'"parameters":{"content_type":"base64"},"data":["AP8="' in request.json
+
+
 def test_each_request_gets_the_values_of_its_own_body() -> None:
     header = header_of(entry("a", "UINT8", [2], 2), entry("b", "FP32", [1], 4))
     for blobs, sent in ((b"\1\2\0\0\0\0", [[1, 2], [0.0]]), (b"\3\4\0\0\x80\xbf", [[3, 4], [-1.0]])):
         request = short(header, blobs)
         assert request is not None
         assert [item["data"] for item in json.loads(request.json)["inputs"]] == sent
+
+
+def test_members_are_written_in_the_order_of_the_protocol() -> None:
+    """A struct does not keep the order of members, so both ways write one order."""
+    request = short(JAVA.replace("{}", '{"priority":1}'))
+    assert request is not None
+    assert request.json == (
+        b'{"id":"a","parameters":{"priority":1},"inputs":[{"name":"x","shape":[2,2],"datatype":"FP32",'
+        b'"data":[0.0,1.0,2.0,3.0]}],"outputs":[{"name":"y"}]}'
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,6 +118,7 @@ def test_each_request_gets_the_values_of_its_own_body() -> None:
         (PYTHON, b"\0\0\xc0\x7f" + FOUR[4:], {"nonfinite": NonFinite.LITERAL}),
         (PYTHON.replace("16", "-16"), FOUR, {}),
         (PYTHON.replace("16", "16.0"), FOUR, {}),
+        (PYTHON.replace("16", "-0").replace("[2,2]", "[0]"), b"", {}),
         (PYTHON.replace("16", "99999999999999999999"), FOUR, {}),
         (PYTHON.replace("[2,2]", "[2,-2]"), FOUR, {}),
         (PYTHON.replace("[2,2]", "[2,true]"), FOUR, {}),
@@ -117,7 +136,6 @@ def test_each_request_gets_the_values_of_its_own_body() -> None:
         (CPP.replace('"z"', '"y"'), FOUR, {}),
         (GO.replace("true", "1"), FOUR, {}),
         (header_of(entry("x", "FP16", [2], 4)), bytes(4), {"half_precision": HalfPrecision.PROMOTE}),
-        (header_of(entry("x", "BYTES", [1], 5)), b"\1\0\0\0a", {"bytes": BytesPolicy.BASE64}),
         (header_of(entry("x", "BYTES", [1], 5)), b"\1\0\0\0\xff", {}),
         (header_of(entry("x", "BYTES", [1], 5)), b"\2\0\0\0a", {}),
         (header_of(entry("x", size=8), entry("x", size=8)), FOUR, {}),
@@ -158,7 +176,9 @@ def damage(text: bytearray, dice: random.Random) -> None:
         case 1:
             del text[start : start + dice.randrange(1, 9)]
         case 2:
-            text[start:start] = dice.choice([b" ", b"\n", b"null", b'"', b"}", b"[", b",", b"\\", b"0"])
+            text[start:start] = dice.choice(
+                [b" ", b"\n", b"null", b'"', b"}", b"[", b",", b"\\", b"0", b"-", b"\\u0061", b"-0"]
+            )
         case _:
             other = dice.randrange(len(text))
             text[start:start] = text[other : other + dice.randrange(1, 60)]
