@@ -229,7 +229,7 @@ class _Call:
                 raise await self._backend_error(answer, json_bytes=exchange.attempts[-1].request_bytes)
             return await self._decode(answer, parsed, declared), transcoded_to_client(answer.headers)
 
-        answered, crossing = await self._ask(upstream, headers, json_body, read)
+        answered, crossing = await self._ask(upstream, headers, json_body, read, is_read_whole=True)
         await self._reply(answered, crossing, framing)
 
     def _parse_short(self, backend: BackendPlan, body: memoryview, framing: Framing) -> ShortRequest | None:
@@ -282,7 +282,7 @@ class _Call:
         request = self._request
         path = self._match.path.removesuffix("/infer")
         headers = backend.headers.metadata(request)
-        question = BackendRequest("GET", path, self._with_own(headers), Body(), is_metadata=True)
+        question = BackendRequest("GET", path, self._with_own(headers), Body(), is_metadata=True, is_read_whole=True)
 
         async def read(answer: Answer) -> tuple[bytes, bool]:
             if answer.status >= 300:
@@ -518,11 +518,18 @@ class _Call:
     # What these have in common
 
     def _ask(
-        self, upstream: Upstream, headers: Fields, body: Body, read: Callable[[Answer], Awaitable[T]]
+        self,
+        upstream: Upstream,
+        headers: Fields,
+        body: Body,
+        read: Callable[[Answer], Awaitable[T]],
+        *,
+        is_read_whole: bool = False,
     ) -> Awaitable[T]:
         """Ask the backend what the client asks, and *read* its answer, maybe again until the reply has begun."""
         request = self._request
-        asked = BackendRequest(request.method, self._match.target, self._with_own(headers), body)
+        fields = self._with_own(headers)
+        asked = BackendRequest(request.method, self._match.target, fields, body, is_read_whole=is_read_whole)
         attempts, reply = self._exchange.attempts, self.reply
         return upstream.call(
             asked,

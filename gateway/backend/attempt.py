@@ -77,6 +77,8 @@ class BackendRequest:
     body: Body
     is_metadata: bool = False
     """Whether the gateway asks for itself, for a model's metadata."""
+    is_read_whole: bool = False
+    """Whether nothing is done with the answer's head before its body is there, so that small ones are waited for."""
 
 
 class StaleConnectionError(Exception):
@@ -239,8 +241,7 @@ class Sent:
             raise self._malformed(f"does not speak HTTP: {error}") from None
         except LostError:
             raise self._lost_before_answer(wire, endpoint) from None
-        if self._sending is not None:
-            self._sending.answered()
+        self._head_has_come(message.code)
         if _CONTROL.search(b"".join([value for _, value in message.raw_headers])) is not None:
             raise self._malformed("answered with a header that holds a control character")
         headers = _headers_of(message.raw_headers)
@@ -251,6 +252,20 @@ class Sent:
         self._check_framing(message.code, headers)
         reason = message.reason
         return Answer(self, message.code, reason if reason.isascii() and reason.isprintable() else "", headers, reader)
+
+    def _head_has_come(self, status: int) -> None:
+        """The answer has begun."""
+        attempt = self._attempt
+        if attempt.first_byte_s is None:
+            attempt.code = str(status)
+            attempt.first_byte_s = asyncio.get_running_loop().time() - attempt.started_s
+        if self._sending is not None:
+            self._sending.answered()
+
+    def _body_is_awaited(self, status: int) -> None:
+        """The answer has begun, and each piece of its body has `idle` to come; see `Wire.hold`."""
+        self._head_has_come(status)
+        self._deadlines.enter("idle")
 
     def _check_framing(self, status: int, headers: Headers) -> None:
         """Raise `GatewayError` where it is not certain how the answer's body ends.
@@ -286,6 +301,8 @@ class Sent:
             raise GatewayError(ErrorKind.INTERNAL, "a line break in a header of the request to the backend")
         head_bytes = head.encode(errors="surrogateescape")
         wire.begin(request.method)
+        if request.is_read_whole:
+            wire.hold(self._body_is_awaited)
         try:
             if body.open is None:
                 whole = body.whole or b""

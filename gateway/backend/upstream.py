@@ -350,7 +350,7 @@ class _Call(Generic[T]):
             attempt = self._last
             self._sent = sent = Sent(upstream.name, self._request, lease, deadlines, attempt)
             try:
-                answer = await sent.start(endpoint)
+                return await sent.start(endpoint)
             except StaleConnectionError:
                 self._was_replaced = must_be_fresh = True
                 self._has_slot = sent.abandon_and_keep_slot()
@@ -358,10 +358,9 @@ class _Call(Generic[T]):
                 attempt.code = attempt.repeated_for = ErrorKind.UPSTREAM_CLOSED.label
                 attempt.seconds = now_s - attempt.started_s
                 self._note(state, now_s)
-                continue
-            attempt.code = str(answer.status)
-            attempt.first_byte_s = asyncio.get_running_loop().time() - attempt.started_s
-            return answer
+            except GatewayError:
+                attempt.first_byte_s = None  # what began to come was no answer
+                raise
 
     def _judge(self, state: EndpointState, error: GatewayError, is_failure: bool) -> None:
         """Judge the endpoint by an attempt that ended with *error*; *is_failure*: the endpoint caused it."""

@@ -29,6 +29,9 @@ READ_BYTES = 256 * 1024
 MAX_INTERIM = 16
 """How many interim heads (100, 103) may come before an answer."""
 
+HELD_BYTES = 16 * 1024
+"""How much of an answer's body is waited for before its head is given to a reader that wants both; see `hold`."""
+
 HEAD_PIECE_BYTES = 4 * 1024
 """How much is parsed in one go until the answer's own head has come: a piece has at most some 200 interim heads."""
 
@@ -77,6 +80,8 @@ class Wire(ResponseHandler):
         self._all_received = 0  # since the connection was opened, without the framing of TLS
         self._before: TcpCounters | None = None
         self._after: TcpCounters | None = None
+        self._held: tuple[RawResponseMessage, Reader] | None = None
+        self._on_held: Callable[[int], None] | None = None
         self._stream_ended = False
         self._is_premature = False
         self._is_acknowledged = False  # some of the request, as far as was asked
@@ -114,6 +119,7 @@ class Wire(ResponseHandler):
         self._is_head_complete = False
         self._head_tail = b""
         self._n_interim = 0
+        self._on_held = None
         self._stream_ended = self._is_premature = self._is_acknowledged = False
         if not self.is_reused:
             self._before = self._socket.counters()  # else it is what `is_usable` has found
@@ -180,6 +186,14 @@ class Wire(ResponseHandler):
             raise LostError
         # not `writelines`, which buffers without limit in Python 3.12.0 to 3.12.8 and 3.13.0 to 3.13.1 (CVE-2024-12254)
         transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    def hold(self, on_held: Callable[[int], None]) -> None:
+        """Give the answer's head only when its body has come too, or `HELD_BYTES` of that, or the connection's end.
+
+        Servers often write a head and a small body in two pieces, for each of which the reader would wake. *on_held* is
+        called with the status when a head comes whose body has not, and again whenever more of the body comes.
+        """
+        self._on_held = on_held
 
     async def drain(self) -> None:
         """Wait until the backend has taken so much that more may be sent. Raises `LostError`."""
@@ -249,6 +263,8 @@ class Wire(ResponseHandler):
             if isinstance(error, HttpProcessingError):
                 # aiohttp would leave the reader waiting for the rest of a body whose framing is broken
                 payload.set_exception(_BrokenBodyError(_reason(error)))
+        if self._held is not None:
+            self._go_on_holding(*self._held)
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Go on reading where it was paused.
@@ -273,11 +289,35 @@ class Wire(ResponseHandler):
 
     def feed_data(self, data: tuple[RawResponseMessage, Reader], size: int = 0) -> None:
         """Queue a head that was parsed, and count the interim ones. aiohttp calls this."""
-        if data[0].code >= 200 or data[0].code == _SWITCHING:
-            self._is_head_complete = True
-        else:
+        code = data[0].code
+        if code < 200 and code != _SWITCHING:
             self._n_interim += 1
+        else:
+            self._is_head_complete = True
+            if self._on_held is not None and code >= 200 and not data[1].is_eof():
+                self._held = data
+                return
         super().feed_data(data, size)
+
+    def set_exception(self, exc: BaseException, exc_cause: BaseException | None = None) -> None:
+        """The connection has ended, or what came is not HTTP; the head that came before is still read."""
+        self._give_held()
+        if exc_cause is None:
+            super().set_exception(exc)
+        else:
+            super().set_exception(exc, exc_cause)
+
+    def _go_on_holding(self, message: RawResponseMessage, reader: Reader) -> None:
+        """More of the answer has come: give its head if that is enough."""
+        if reader.is_eof() or reader.total_bytes >= HELD_BYTES or reader.exception() is not None:
+            self._give_held()
+        elif self._on_held is not None:
+            self._on_held(message.code)
+
+    def _give_held(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            super().feed_data(held)
 
     def _parse_until_head(self, data: bytes) -> bytes:
         """Parse *data* piece by piece until the answer's own head has come; what follows it is returned.

@@ -1,6 +1,7 @@
 """One attempt: interim heads, an answer that comes before the request is sent, and a request that cannot be sent."""
 
 import asyncio
+import re
 import socket
 import ssl
 import struct
@@ -14,10 +15,11 @@ from aiohttp.streams import DataQueue
 
 from gateway.backend.attempt import Answer, BackendRequest, Body, Sending
 from gateway.backend.upstream import Upstream
-from gateway.backend.wire import HEAD_PIECE_BYTES, MAX_INTERIM, Wire
+from gateway.backend.wire import HEAD_PIECE_BYTES, HELD_BYTES, MAX_INTERIM, Wire
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
-from tests.backend.sockets import ANSWER, Backend, ask, upstream_to, whole
+from tests.backend.sockets import ANSWER, Backend, ask, read_whole, upstream_to, whole
+from tests.backend.waiting import turns
 from tests.certificates import Authority
 
 INTERIM = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
@@ -359,3 +361,72 @@ async def test_a_body_that_has_arrived_is_taken_at_once(answer: bytes, max_bytes
         # the lease has ended, as where it is read to its end
         assert counts == [(1, 0) if expected is None else (0, 1)]
         assert attempts[0].response_bytes == len(expected or b"")
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+LARGE = b"x" * (2 * HELD_BYTES)
+
+
+@pytest.mark.parametrize("is_read_whole", [False, True])
+@pytest.mark.parametrize(
+    ("pieces", "ends", "outcome", "code"),
+    [
+        ([HEAD, b"bo", b"dy"], False, b"body", "200"),
+        ([INTERIM, HEAD + b"bo", b"dy"], False, b"body", "200"),
+        ([CHUNKED, b"4\r\nbody\r\n", b"0\r\n\r\n"], False, b"body", "200"),
+        ([b"HTTP/1.1 200 OK\r\n\r\n", b"bo", b"dy"], True, b"body", "200"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(LARGE), LARGE], False, LARGE, "200"),
+        ([b"HTTP/1.1 204 No Content\r\n\r\n"], False, b"", "204"),
+        ([HEAD, b"bo"], True, "before its answer was complete", "200"),
+        ([HEAD, b"bo"], False, "was silent in the middle for 0.2 s (timeouts.idle)", "200"),
+        ([CHUNKED, b"4\r\nbodyxx"], False, "does not speak HTTP", "200"),
+        ([HEAD.replace(b"200", b"777") + b"body"], False, "answered with status 777", "malformed_response"),
+        (
+            [b"HTTP/1.1 200 OK\r\nX-A: \x01\r\nContent-Length: 4\r\n\r\nbody"],
+            False,
+            "a control character",
+            "malformed_response",
+        ),
+    ],
+)
+async def test_an_answer_is_the_same_where_its_head_is_held_until_its_body_has_come(
+    pieces: list[bytes], ends: bool, outcome: bytes | str, code: str, is_read_whole: bool
+) -> None:
+    async with calling("retry: {attempts: 1}, timeouts: {idle: 200ms}") as (backend, upstream):
+        loop = asyncio.get_running_loop()
+        attempts: list[Attempt] = []
+        request = BackendRequest("GET", "/x", [], Body(), is_read_whole=is_read_whole)
+        asked = asyncio.ensure_future(upstream.call(request, attempts, read_whole))
+        connection = await backend.accept()
+        await backend.read_request(connection)
+        for piece in pieces:
+            await loop.sock_sendall(connection, piece)
+            await turns()
+        if ends:
+            connection.shutdown(socket.SHUT_WR)
+        if isinstance(outcome, bytes):
+            assert await asked == outcome
+        else:
+            with pytest.raises(GatewayError, match=re.escape(outcome)):
+                await asked
+        assert [attempt.code for attempt in attempts] == [code]
+        assert (attempts[0].first_byte_s is None) == (code == "malformed_response")
+
+
+async def test_a_head_is_held_only_as_long_as_its_body_is_small_and_each_piece_of_that_is_told() -> None:
+    async with listening("GET") as wire:
+        told: list[int] = []
+        wire.hold(told.append)
+        reading = asyncio.ensure_future(wire.read_head())
+        wire.data_received(b"HTTP/1.1 100 Continue\r\n\r\n")
+        assert (await reading)[0].code == 100
+        reading = asyncio.ensure_future(wire.read_head())
+        wire.data_received(b"HTTP/1.1 201 Created\r\nContent-Length: 1000000\r\n\r\n")
+        wire.data_received(b"x")
+        await turns()
+        assert (told, reading.done()) == ([201, 201], False)
+        wire.data_received(b"x" * HELD_BYTES)
+        message, reader = await reading
+        assert (message.code, told) == (201, [201, 201])
+        assert len(await wire.read_body(reader)) == HELD_BYTES + 1

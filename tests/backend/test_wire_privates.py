@@ -48,6 +48,7 @@ def listen(protocol: ResponseHandler, *, skip_payload: bool = False) -> None:
 
 
 OVERRIDDEN = {
+    "set_exception",
     "connection_made",
     "data_received",
     "eof_received",
@@ -110,6 +111,7 @@ def test_the_methods_that_are_called_or_overridden_exist_with_these_arguments() 
         assert list(inspect.signature(getattr(ResponseHandler, name)).parameters) == ["self"]
     parameters = inspect.signature(ResponseHandler.set_response_params).parameters
     assert {"skip_payload", "read_until_eof", "auto_decompress", "read_bufsize"} <= set(parameters)
+    assert list(inspect.signature(ResponseHandler.set_exception).parameters) == ["self", "exc", "exc_cause"]
     # `Wire` gives no timeout: the deadlines are the gateway's own
     assert parameters["read_timeout"].default is None
     assert inspect.iscoroutinefunction(BaseProtocol._drain_helper)
