@@ -23,6 +23,7 @@ from gateway.client.reply import JOIN_BYTES, Reply
 from gateway.client.request import ClientRequest, request_id
 from gateway.codec import (
     HEADER_LENGTH,
+    HELD_PER_BYTE,
     SHORT_ANSWER_BYTES,
     Coding,
     Framing,
@@ -238,7 +239,7 @@ class _Call:
         parsed = read_short_request(body, framing.header_length, backend.tensor_policy, self.plan.header_limits)
         if parsed is not None:
             self._exchange.request_codec_s += time.perf_counter() - started
-            self.body.reserve(len(parsed.json))
+            self.body.reserve((framing.header_length or 0) * HELD_PER_BYTE)
         return parsed
 
     async def _parse(

@@ -28,6 +28,7 @@ from gateway.codec.inference import (
     TensorPolicy,
 )
 from gateway.codec.json.member_finder import MemberReplacer
+from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype
 from gateway.codec.v2.answer import InferAnswer, Reply
 from gateway.codec.v2.error_bodies import error_body
@@ -44,6 +45,7 @@ T = TypeVar("T")
 __all__ = [
     "DATATYPES",
     "HEADER_LENGTH",
+    "HELD_PER_BYTE",
     "SHORT_ANSWER_BYTES",
     "BytesPolicy",
     "Coding",
