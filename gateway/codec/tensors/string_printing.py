@@ -33,7 +33,7 @@ from gateway.codec.tensors.elements import (
     LENGTH,
     PREFIX_BYTES,
     RUN_ELEMENTS,
-    STEP_ELEMENTS,
+    RUN_STEP_ELEMENTS,
     WINDOW_BYTES,
     bounds_of,
     with_words,
@@ -69,7 +69,7 @@ def _pieces(
     while offset < len(blob):
         skip = 0 if offset else len(_PRINTED_SEPARATOR) - 1
         window = bytes(blob[offset : offset + WINDOW_BYTES])
-        bounds = bounds_of(window, STEP_ELEMENTS)
+        bounds = bounds_of(window, RUN_STEP_ELEMENTS)
         if len(bounds) > 1:
             run = print_run(window, bounds)
             yield run[skip:] if skip else run
@@ -92,7 +92,8 @@ def _escaped_run(window: bytes, bounds: npt.NDArray[np.int64]) -> bytes | bytear
         return text
     if _MARK[0] in text:
         return _escaped_one_by_one(window, bounds)
-    printed = orjson.dumps(str(with_words(window, bounds, _MARK), "utf-8"))
+    words_of(text)[bounds[:-1]] = LENGTH.unpack(_MARK)
+    printed = orjson.dumps(str(text, "utf-8"))
     text = bytearray(memoryview(printed)[1:-1])
     words_of(text)[np.flatnonzero(np.frombuffer(text, np.uint8) == _MARK[0])] = LENGTH.unpack(_PRINTED_SEPARATOR)
     return text

@@ -10,8 +10,9 @@ Strings are read in one of three ways, the fastest that fits what stands in the 
        "first","second","third"       ->       5 first 6 second 5 third
 
    A separator of four bytes (`", "`) is exactly as long as a length; one of three (`","`) is made longer by a byte.
-   With backslashes, orjson parses the run to a list; all its strings are joined and encoded in one go, each with four
-   characters before it that become its length.
+   If all strings are as long as the first, numpy knows where the quotes must be, and copies them as a matrix.
+   With backslashes, orjson parses the run to a list; all its strings are joined and encoded in one go, with four
+   characters between them that become lengths.
 2. One string, or one group of strings with commas: found by a pattern and parsed by orjson. That is how nested data
    is read, where each bracket is looked at, and where a run was guessed wrongly.
 3. A string that is longer than a piece is decoded part by part, so that it never exists in two forms. `string_part`
@@ -41,7 +42,7 @@ from gateway.errors import CodecError
 
 _STEP_VALUES = 512  # bounds a step over deeply nested strings, where each bracket is looked at
 _KNOWN_SEPARATORS = (b'","', b'", "', b'",')
-_LENGTH_PLACE = "____"  # four characters, as long as a length
+_MARK = "\x7f___"  # as long as a length; few texts have a DEL character
 _QUOTE = ord('"')
 _BLANKS = re.compile(rb"[ \t\r\n]*+")
 _WHOLE_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
@@ -135,7 +136,9 @@ class BytesSink:
                     self._separator = separator
                     break
         end = max(end, window.rfind(b'"]', max(start, end)) + 1)
-        if window.find(b"\\", start, end) < 0 and self._append_plain(window[start:end]):
+        if end <= start:
+            return start
+        if window.find(b"\\", start, end) < 0 and self._append_separated(window, start, end):
             return end
         try:
             self._store(orjson.loads(b"".join((b"[", memoryview(window)[start:end], b"]"))))
@@ -143,41 +146,83 @@ class BytesSink:
             return start
         return end
 
-    def _append_plain(self, text: bytes) -> bool:
-        """Store the strings in *text*, which has no backslash, without parsing it.
+    def _append_separated(self, window: bytes, start: int, end: int) -> bool:
+        """Store the strings in window[start:end], where no backslash is, without parsing them.
 
         False, with nothing stored, if there are few strings, if not all are separated alike, or if something in them
-        is no JSON. Against orjson's way this is 1.2 times faster on 10,000 strings of 100 bytes, 1.5 times with
+        is no JSON. Against orjson's way this is 1.3 times faster on 10,000 strings of 100 bytes, 1.5 times with
         blanks behind the commas, and 2.9 times where characters are not ASCII.
         """
-        inside = bytearray(memoryview(text)[:-1])
-        codes = np.frombuffer(inside, np.uint8)
-        quotes = np.flatnonzero(codes == _QUOTE)
-        opens, closes = quotes[::2], quotes[1::2]
-        if len(opens) != len(closes) + 1 or len(opens) < RUN_ELEMENTS or codes.min() < ord(" "):
+        text = bytearray(memoryview(window)[start : end - 1])  # the first quote is in it, the last is not
+        codes = np.frombuffer(text, np.uint8)
+        is_quote = codes == _QUOTE
+        n_quotes = int(np.count_nonzero(is_quote))
+        n_strings = (n_quotes + 1) // 2
+        if n_strings < RUN_ELEMENTS or n_quotes % 2 == 0 or np.minimum.reduce(codes) < ord(" "):
             return False
+        if not text.isascii():
+            try:
+                text.decode()
+            except UnicodeDecodeError:
+                return False
         between = self._separator if self._separator[-1] == _QUOTE else _KNOWN_SEPARATORS[0]
-        if (opens[1:] - closes != len(between) - 1).any():
+        if self._append_equally_long(text, n_strings, between):
+            return True
+        quotes = is_quote.nonzero()[0]
+        opens, ends = quotes[::2], quotes[1::2]
+        if np.count_nonzero(opens[1:] - ends == len(between) - 1) < len(ends):
             return False
         for place in range(1, len(between) - 1):
-            if (codes[closes + place] != between[place]).any():
+            if np.count_nonzero(codes[ends + place] == between[place]) < len(ends):
                 return False
-        try:
-            text.decode()
-        except UnicodeDecodeError:
-            return False
+        sizes = np.empty(n_strings, np.int64)
+        sizes[:-1] = ends
+        sizes[-1] = len(text)
+        sizes -= opens
+        sizes -= 1
+        # the elements are in place but for the separators, which may be shorter than a length
+        starts = opens
         if len(between) < PREFIX_BYTES:
-            codes[closes] = 0
-            inside = inside.replace(b"\0", b"\0\0")
-        start = len(self.elements)
-        self.elements += bytes(PREFIX_BYTES - 1)
-        self.elements += inside
-        self._set_lengths(start, np.append(closes, len(text) - 1) - opens - 1)
+            codes[ends] = 0
+            text = text.replace(b"\0", b"\0\0")
+            starts = opens + np.arange(n_strings)
+        # the first quote is the last byte of the first length
+        self._append_elements(PREFIX_BYTES - 1, text, starts, sizes)
         return True
 
-    def _set_lengths(self, start: int, sizes: npt.NDArray[np.int64]) -> None:
-        """Put the lengths before elements of *sizes* bytes, of which the first begins at *start*."""
-        words_of(self.elements, start)[np.cumsum(sizes + PREFIX_BYTES) - sizes - PREFIX_BYTES] = sizes
+    def _append_equally_long(self, text: bytearray, n_strings: int, between: bytes) -> bool:
+        """As `_append_separated` if all strings in *text* are as long as the first, such as keys and hashes.
+
+        *text* has a quote before the first string, none behind the last, and 2 * *n_strings* - 1 quotes in all. So
+        where *between* stands at every place where it must stand, there are no other quotes. This takes half the time.
+        """
+        size = text.find(b'"', 1) - 1
+        text_stride, stride = size + len(between), size + PREFIX_BYTES
+        if n_strings * text_stride != len(text) + len(between) - 1:
+            return False
+        separators = _matrix(text, size + 1, (n_strings - 1, len(between)), text_stride)
+        if np.count_nonzero(separators == np.frombuffer(between, np.uint8)) < separators.size:
+            return False
+        at = len(self.elements)
+        self.elements += bytes(n_strings * stride)
+        np.ndarray((n_strings,), "<u4", self.elements, at, (stride,))[:] = size
+        strings = _matrix(text, 1, (n_strings, size), text_stride)
+        _matrix(self.elements, at + PREFIX_BYTES, strings.shape, stride)[:] = strings
+        self._add(n_strings)
+        return True
+
+    def _append_elements(
+        self,
+        n_before: int,
+        text: bytes | bytearray,
+        starts: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64],
+    ) -> None:
+        """Append *n_before* bytes and *text*, and put a length over what stands at each of *starts* in them."""
+        at = len(self.elements)
+        self.elements += bytes(n_before)
+        self.elements += text
+        words_of(self.elements, at)[starts] = sizes
         self._add(len(sizes))
 
     def _append(self, text: bytes) -> None:
@@ -198,11 +243,15 @@ class BytesSink:
             self.elements += b"".join(parts)
             self._add(len(strings))
             return
-        joined = _LENGTH_PLACE.join(["", *strings])
-        lengths = map(len, strings) if joined.isascii() else [len(string.encode()) for string in strings]
-        start = len(self.elements)
-        self.elements += joined.encode()
-        self._set_lengths(start, np.fromiter(lengths, np.int64, len(strings)))
+        joined = _MARK.join(strings)
+        text = joined.encode()
+        marks = (np.frombuffer(text, np.uint8) == ord(_MARK[0])).nonzero()[0] if len(text) > len(joined) else ()
+        if len(marks) == len(strings) - 1:
+            sizes = np.diff(marks, prepend=-PREFIX_BYTES, append=len(text)) - PREFIX_BYTES
+        else:  # all is ASCII, or an element has a mark of its own
+            lengths = map(len, strings if joined.isascii() else map(str.encode, strings))
+            sizes = np.fromiter(lengths, np.int64, len(strings))
+        self._append_elements(PREFIX_BYTES, text, np.cumsum(sizes + PREFIX_BYTES) - sizes - PREFIX_BYTES, sizes)
 
     def _begin_element(self) -> int:
         """Begin a string that is longer than a piece: its quote is taken."""
@@ -253,6 +302,11 @@ class BytesSink:
                 raise CodecError(f"expected {self._n_elements} elements, got {self._count}")
             if self._nesting is not None:
                 self._nesting.finish()
+
+
+def _matrix(text: bytearray, start: int, shape: tuple[int, ...], stride: int) -> npt.NDArray[np.uint8]:
+    """The bytes of *text* from *start* on, with rows that begin *stride* bytes after one another."""
+    return np.ndarray(shape, np.uint8, text, start, (stride, 1))
 
 
 def from_base64(elements: bytearray, label: str) -> Generator[None, None, bytearray]:

@@ -1,12 +1,13 @@
 """BYTES on the wire: elements that fill their blob exactly, and are text where they have to be."""
 
 import json
+import random
 import struct
 
 import pytest
 
 from gateway.codec import BytesPolicy, TensorPolicy
-from gateway.codec.tensors.elements import check_elements
+from gateway.codec.tensors.elements import bounds_of, check_elements
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.tensors.string_printing import text_pieces
 from gateway.errors import CodecError
@@ -83,3 +84,49 @@ def test_strings_of_one_length_with_another_at_the_end(size: int, last: int) -> 
         with pytest.raises(CodecError, match=words):
             for _ in check_elements(memoryview(cut_blob), len(elements), "input 'x'", utf8=True):
                 pass
+
+
+def bounds_by_walking(window: bytes) -> list[int]:
+    bounds = [0]
+    while len(window) - bounds[-1] >= 4:
+        end = bounds[-1] + 4 + int(struct.unpack_from("<I", window, bounds[-1])[0])
+        if end > len(window):
+            break
+        bounds.append(end)
+    return bounds
+
+
+def random_elements(dice: random.Random) -> list[bytes]:
+    """Elements whose lengths are short, alike, empty, or multiples of 256, of text or of any octets."""
+    alphabet = dice.choice([b"abc ", b"ab\0", bytes(range(256)), b"\0"])
+    sizes = dice.choice([[3], [0], [0, 1, 2], list(range(1, 40)), [5, 255, 256, 257, 512], [7, 7, 7, 7, 7, 7, 0]])
+    odd = dice.choice([0, 0, 0.005, 0.1])
+    return [
+        bytes(dice.choices(alphabet, k=dice.choice([0, 1, 256, 300]) if dice.random() < odd else dice.choice(sizes)))
+        for _ in range(dice.choice([0, 1, 31, 32, 33, 34, 100, 700]))
+    ]
+
+
+@pytest.mark.parametrize("seed", range(400))
+def test_bounds_are_those_that_walking_finds_also_in_damaged_windows(seed: int) -> None:
+    dice = random.Random(seed)
+    elements = random_elements(dice)
+    whole = bytearray(b"".join(struct.pack("<I", len(element)) + element for element in elements))
+    for n_damages in (0, 0, 1, 3):
+        window = bytearray(whole)
+        for _ in range(n_damages if window else 0):
+            window[dice.randrange(len(window))] = dice.choice([0, 1, 255, dice.randrange(256)])
+        if dice.random() < 0.5:
+            del window[dice.randrange(len(window) + 1) :]
+        walked = bounds_by_walking(bytes(window))
+        position, found = 0, [0]
+        while True:
+            most = dice.choice([1, 40, 10_000])
+            bounds = bounds_of(bytes(window[position:]), most).tolist()
+            assert bounds[0] == 0
+            assert len(bounds) <= most + 1
+            found += [position + bound for bound in bounds[1:]]
+            if len(bounds) == 1:
+                break
+            position = found[-1]
+        assert found == walked

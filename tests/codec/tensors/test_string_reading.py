@@ -2,6 +2,7 @@
 
 import base64
 import json
+import random
 
 import pytest
 
@@ -9,7 +10,7 @@ from gateway.codec import BytesPolicy, TensorPolicy
 from gateway.codec.tensors import string_reading
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.tensors.string_printing import text_pieces
-from gateway.codec.tensors.string_reading import from_base64
+from gateway.codec.tensors.string_reading import BytesSink, from_base64
 from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of
 from tests.codec.walk import (
@@ -285,3 +286,61 @@ def test_string_that_is_longer_than_a_length_can_say_is_refused(monkeypatch: pyt
     assert len(only_blob(one_output(data, "BYTES"))) == 3 * PIECE_BYTES + 4
     with pytest.raises(CodecError, match="output 'y'.*element 0 has 196609 bytes"):
         only_blob(one_output(data.replace("x", "xx", 1), "BYTES"))
+
+
+def random_texts(dice: random.Random) -> list[str]:
+    """Strings that are alike long or not, among them such that look like separators, marks and lengths."""
+    alphabet = dice.choice(["ab c", 'ab",', "a\\\n", "a\x7f_", "é😀a", 'é\x7f"', ", :"])
+    sizes = dice.choice([[0], [1], [6], [50], [0, 1, 2, 3], list(range(60))])
+    texts = [
+        "".join(dice.choices(alphabet, k=dice.choice(sizes))) for _ in range(dice.choice([1, 31, 32, 33, 40, 300]))
+    ]
+    for _ in range(dice.choice([0, 0, 1, 3])):
+        texts[dice.randrange(len(texts))] = dice.choice(
+            ['","', '", "', "", "\x7f___", ",", '"', "\\", "\\\\", "\0", "é"]
+        )
+    return texts
+
+
+def as_json_reads(text: bytes) -> list[str] | None:
+    """What Python's own parser makes of *text*: a list of strings, or None."""
+    try:
+        data = json.loads(text.decode())
+    except ValueError:
+        return None
+    if not isinstance(data, list) or not all(isinstance(element, str) for element in data):
+        return None
+    try:
+        "".join(data).encode()
+    except UnicodeEncodeError:
+        return None  # a lone surrogate
+    return data
+
+
+@pytest.mark.parametrize("seed", range(600))
+def test_strings_are_read_as_by_another_parser_also_when_damaged(seed: int) -> None:
+    dice = random.Random(seed)
+    texts = random_texts(dice)
+    separator = dice.choice([",", ",", ", ", ",\n", " , "])
+    is_ascii = dice.random() < 0.5
+    whole = ("[" + separator.join(json.dumps(text, ensure_ascii=is_ascii) for text in texts) + "]").encode()
+    for n_damages in (0, 1, 1, 2):
+        data = bytearray(whole)
+        for _ in range(n_damages):
+            place = dice.randrange(len(data))
+            damage = dice.choice([b'"', b'"', b",", b"\\", b" ", b"", b"\0", b"\x7f", b"\xc3", b"a", b'",', b'","'])
+            data[place : place + dice.choice([0, 1, 1, 3])] = damage
+        expected = as_json_reads(bytes(data))
+        sink = BytesSink("y", (len(texts) if expected is None else len(expected),))
+        buffer = bytearray()
+        try:
+            for chunk in cut(bytes(data), dice.choice([None, 100, 1000])):
+                buffer += chunk
+                while buffer and not sink.done and (taken := sink.step(buffer)):
+                    del buffer[:taken]
+        except CodecError:
+            assert expected is None
+        else:
+            assert (sink.done and not bytes(buffer).strip()) == (expected is not None)
+            if expected is not None:
+                assert sink.elements == blob_of(expected)
