@@ -8,9 +8,12 @@ list, about which there is nothing to check.
 """
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from gateway.errors import CodecError
 
@@ -18,6 +21,44 @@ MAX_DEPTH = 64
 """The most brackets that may be open at once in a tensor's nested `data`; tensors have at most 32 dimensions."""
 
 _COMMA, _OPEN, _CLOSE = b",[]"
+
+
+@dataclass(frozen=True, slots=True)
+class Brackets:
+    """The brackets in a piece of an array of numbers, in order; shape [brackets] each."""
+
+    places: npt.NDArray[np.int64]
+    is_open: npt.NDArray[np.bool_]
+    depths: npt.NDArray[np.int64]
+    """How many lists are open behind each."""
+    depth_before: int
+    """How many lists are open before the piece."""
+
+    @classmethod
+    def of(cls, piece: bytes, depth_before: int) -> "Brackets":
+        """Those in *piece*, before which *depth_before* lists are open."""
+        codes = np.frombuffer(piece, dtype=np.uint8)
+        is_open = codes == _OPEN
+        places = np.flatnonzero(is_open | (codes == _CLOSE))
+        is_open = is_open[places]
+        return cls(places, is_open, depth_before + np.cumsum(np.where(is_open, 1, -1)), depth_before)
+
+    def before(self, place: int) -> "Brackets":
+        """Those before *place*."""
+        n_brackets = int(np.searchsorted(self.places, place))
+        return Brackets(
+            self.places[:n_brackets], self.is_open[:n_brackets], self.depths[:n_brackets], self.depth_before
+        )
+
+    @property
+    def depth(self) -> int:
+        """How many lists are open behind the piece."""
+        return int(self.depths[-1]) if len(self.depths) else self.depth_before
+
+    @property
+    def deepest(self) -> int:
+        """How many lists are open at once at most."""
+        return max(int(self.depths.max()), self.depth_before) if len(self.depths) else self.depth_before
 
 
 class Nesting:
@@ -44,32 +85,26 @@ class Nesting:
         if self._elements and depth > 1 and element % self._sizes[depth - 1]:
             self._fail()
 
-    def read(self, text: bytes, depth: int, element: int, n_values: int) -> None:
-        """`open` and `close` for all brackets in *text*, which has *n_values* numbers.
-
-        *depth* lists are open before it, and *element* is the number of its first element.
-        """
-        codes = np.frombuffer(text, dtype=np.uint8)
-        opens = codes == _OPEN
-        marks = np.flatnonzero(opens | (codes == _CLOSE))
-        if not len(marks):
+    def read(self, text: bytes, brackets: Brackets, element: int, n_values: int) -> None:
+        """`open` and `close` for the *brackets* of *text*, which has *n_values* numbers; *element* is the first's."""
+        is_open = brackets.is_open
+        if not len(is_open):
             return
-        is_open = opens[marks]
-        after = depth + np.cumsum(np.where(is_open, 1, -1))
-        depths = np.where(is_open, after, after + 1)
-        levels, counts = np.unique(depths[is_open], return_counts=True)
-        for level, count in zip(levels.tolist(), counts.tolist(), strict=True):
-            self._opened[level - 1] += count
+        depths = np.where(is_open, brackets.depths, brackets.depths + 1)
+        for level, count in enumerate(np.bincount(depths[is_open]).tolist(), -1):
+            if count:
+                self._opened[level] += count
         if not self._elements:
             return
-        commas = np.flatnonzero(codes == _COMMA)
+        commas = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == _COMMA)
         if n_values != len(commas) + 1:
             self._fail()  # one of the lists is empty
-        elements = element + np.searchsorted(commas, marks) + ~is_open
-        if ((elements % self._divisors()[depths - 1]) != 0).any():
+        elements = element + np.searchsorted(commas, brackets.places) + ~is_open
+        if ((elements % self._divisors[depths - 1]) != 0).any():
             self._fail()
 
-    def _divisors(self) -> np.ndarray:
+    @cached_property
+    def _divisors(self) -> npt.NDArray[np.int64]:
         # the sink itself checks how many elements the outermost list has
         return np.array([1, *(min(size, 2**62) for size in self._sizes[1:])])
 
