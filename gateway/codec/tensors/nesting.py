@@ -8,8 +8,7 @@ list, about which there is nothing to check.
 """
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import numpy as np
@@ -25,12 +24,19 @@ _COMMA, _OPEN, _CLOSE = b",[]"
 
 @dataclass(frozen=True, slots=True)
 class Brackets:
-    """The brackets in a piece of an array of numbers, in order; shape [brackets] each."""
+    """The brackets in a piece of an array of numbers, in order; arrays of shape [brackets].
 
-    places: npt.NDArray[np.int64]
+    Made of whole arrays: in data of many short lists half of the text is brackets and commas. Their numbers fit 32
+    bits, as pieces are short, and four bytes each keep the arrays in a cache.
+    """
+
     is_open: npt.NDArray[np.bool_]
-    depths: npt.NDArray[np.int64]
+    after: npt.NDArray[np.int32]
     """How many lists are open behind each."""
+    commas: npt.NDArray[np.int32]
+    """How many commas are before each."""
+    n_commas: int
+    """How many there are in the piece."""
     depth_before: int
     """How many lists are open before the piece."""
 
@@ -38,27 +44,39 @@ class Brackets:
     def of(cls, piece: bytes, depth_before: int) -> "Brackets":
         """Those in *piece*, before which *depth_before* lists are open."""
         codes = np.frombuffer(piece, dtype=np.uint8)
-        is_open = codes == _OPEN
-        places = np.flatnonzero(is_open | (codes == _CLOSE))
-        is_open = is_open[places]
-        return cls(places, is_open, depth_before + np.cumsum(np.where(is_open, 1, -1)), depth_before)
+        kinds = codes.take(np.flatnonzero((codes == _OPEN) | (codes == _CLOSE) | (codes == _COMMA)))
+        is_bracket = kinds != _COMMA
+        kinds = kinds[is_bracket]
+        commas = np.cumsum(~is_bracket, dtype=np.int32)
+        is_open = kinds == _OPEN
+        # _CLOSE - _OPEN is 2: an opening bracket is a step of 1, a closing one of -1
+        after = np.cumsum(_OPEN + 1 - kinds.astype(np.int32), dtype=np.int32) + np.int32(depth_before)
+        return cls(is_open, after, commas[is_bracket], int(commas[-1]) if len(commas) else 0, depth_before)
 
-    def before(self, place: int) -> "Brackets":
-        """Those before *place*."""
-        n_brackets = int(np.searchsorted(self.places, place))
+    def before_last_comma(self) -> "Brackets":
+        """Those before the last comma of the piece."""
+        n_brackets = int(np.searchsorted(self.commas, self.n_commas))
         return Brackets(
-            self.places[:n_brackets], self.is_open[:n_brackets], self.depths[:n_brackets], self.depth_before
+            self.is_open[:n_brackets],
+            self.after[:n_brackets],
+            self.commas[:n_brackets],
+            self.n_commas - 1,
+            self.depth_before,
         )
+
+    def up_to_last(self) -> "Brackets":
+        """The same, of a piece that ends with its last bracket."""
+        return replace(self, n_commas=int(self.commas[-1]))
 
     @property
     def depth(self) -> int:
         """How many lists are open behind the piece."""
-        return int(self.depths[-1]) if len(self.depths) else self.depth_before
+        return int(self.after[-1]) if len(self.after) else self.depth_before
 
     @property
     def deepest(self) -> int:
         """How many lists are open at once at most."""
-        return max(int(self.depths.max()), self.depth_before) if len(self.depths) else self.depth_before
+        return max(int(self.after.max()), self.depth_before) if len(self.after) else self.depth_before
 
 
 class Nesting:
@@ -85,28 +103,26 @@ class Nesting:
         if self._elements and depth > 1 and element % self._sizes[depth - 1]:
             self._fail()
 
-    def read(self, text: bytes, brackets: Brackets, element: int, n_values: int) -> None:
-        """`open` and `close` for the *brackets* of *text*, which has *n_values* numbers; *element* is the first's."""
+    def read(self, brackets: Brackets, element: int, n_values: int) -> None:
+        """`open` and `close` for *brackets*, between which *n_values* numbers stand; *element* is the first's."""
         is_open = brackets.is_open
         if not len(is_open):
             return
-        depths = np.where(is_open, brackets.depths, brackets.depths + 1)
-        for level, count in enumerate(np.bincount(depths[is_open]).tolist(), -1):
+        depths = brackets.after + ~is_open
+        for depth, count in enumerate(np.bincount(depths[is_open]).tolist()):
             if count:
-                self._opened[level] += count
+                self._opened[depth - 1] += count
         if not self._elements:
             return
-        commas = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == _COMMA)
-        if n_values != len(commas) + 1:
+        if n_values != brackets.n_commas + 1:
             self._fail()  # one of the lists is empty
-        elements = element + np.searchsorted(commas, brackets.places) + ~is_open
-        if ((elements % self._divisors[depths - 1]) != 0).any():
-            self._fail()
-
-    @cached_property
-    def _divisors(self) -> npt.NDArray[np.int64]:
+        elements = brackets.commas + ~is_open
         # the sink itself checks how many elements the outermost list has
-        return np.array([1, *(min(size, 2**62) for size in self._sizes[1:])])
+        for depth in range(2, int(depths.max()) + 1):
+            size = min(self._sizes[depth - 1], 2**62)
+            at_depth = elements[depths == depth].astype(np.int64) + element
+            if size > 1 and (at_depth // size * size != at_depth).any():
+                self._fail()
 
     def finish(self) -> None:
         """All is read: raise `CodecError` unless there were as many lists as the shape says."""

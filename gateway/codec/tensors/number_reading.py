@@ -134,7 +134,7 @@ class NumberSink:
         brackets = Brackets.of(piece, self._depth)
         depth = brackets.depth
         if depth == 0:
-            return self._convert(buffer, piece[: piece.rfind(b"]") + 1], brackets)
+            return self._convert(buffer, piece[: piece.rfind(b"]") + 1], brackets.up_to_last())
         if depth < 0 or depth > MAX_DEPTH:
             raise CodecError(f"brackets do not match, or data is nested deeper than {MAX_DEPTH}")
         if limit < window:
@@ -154,7 +154,7 @@ class NumberSink:
             if window < self._window_bytes:
                 return 0
             raise CodecError(f"{self._window_bytes} bytes without a comma")
-        return self._convert(buffer, piece[: comma + 1], brackets.before(comma))
+        return self._convert(buffer, piece[: comma + 1], brackets.before_last_comma())
 
     def take_flat(self, text: bytes) -> bool:
         """Take the whole `data`, where *text* (one JSON array, proved) is flat and simdjson reads it; False if not.
@@ -215,7 +215,7 @@ class NumberSink:
         if self._nesting is None and brackets.deepest > 1:
             self._nesting = Nesting(self._shape, MAX_DEPTH)
         if self._nesting is not None:
-            self._nesting.read(piece[:end], brackets, first, len(values))
+            self._nesting.read(brackets, first, len(values))
             if depth == 0:
                 self._nesting.finish()
         self._depth = depth
