@@ -44,14 +44,13 @@ class Brackets:
     def of(cls, piece: bytes, depth_before: int) -> "Brackets":
         """Those in *piece*, before which *depth_before* lists are open."""
         codes = np.frombuffer(piece, dtype=np.uint8)
-        kinds = codes.take(np.flatnonzero((codes == _OPEN) | (codes == _CLOSE) | (codes == _COMMA)))
-        is_bracket = kinds != _COMMA
-        kinds = kinds[is_bracket]
-        commas = np.cumsum(~is_bracket, dtype=np.int32)
-        is_open = kinds == _OPEN
+        places = np.flatnonzero((codes == _OPEN) | (codes == _CLOSE))
+        commas = np.cumsum((codes == _COMMA).view(np.uint8), dtype=np.int32)
+        kinds = codes.take(places)
         # _CLOSE - _OPEN is 2: an opening bracket is a step of 1, a closing one of -1
         after = np.cumsum(_OPEN + 1 - kinds.astype(np.int32), dtype=np.int32) + np.int32(depth_before)
-        return cls(is_open, after, commas[is_bracket], int(commas[-1]) if len(commas) else 0, depth_before)
+        n_commas = int(commas[-1]) if len(commas) else 0
+        return cls(kinds == _OPEN, after, commas.take(places), n_commas, depth_before)
 
     def before_last_comma(self) -> "Brackets":
         """Those before the last comma of the piece."""
