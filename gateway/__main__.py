@@ -4,6 +4,12 @@ import os
 import signal
 import sys
 
+_NO_ORJSON = (
+    f"orjson is not installed, which prints and reads the tensors' JSON. For Python {sys.version_info[0]}."
+    f"{sys.version_info[1]} there may be no wheel of it: try `pip install --only-binary orjson orjson`; if there is "
+    "none, use Python 3.11 to 3.14, or install Rust, with which `pip install orjson` builds it"
+)
+
 
 def main() -> int:
     """Run the command; its exit code."""
@@ -11,8 +17,13 @@ def main() -> int:
     # has its handler; all other commands let it through.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     _open_standard_streams()
-    from gateway import cli  # noqa: PLC0415  see above
-
+    try:
+        from gateway import cli  # noqa: PLC0415  see above
+    except ModuleNotFoundError as error:
+        if error.name != "orjson":
+            raise
+        print(f"tensor-gateway: {_NO_ORJSON}", file=sys.stderr)
+        return 1
     return cli.main()
 
 

@@ -8,9 +8,11 @@ list, about which there is nothing to check.
 """
 
 import math
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from gateway.errors import CodecError
 
@@ -18,6 +20,62 @@ MAX_DEPTH = 64
 """The most brackets that may be open at once in a tensor's nested `data`; tensors have at most 32 dimensions."""
 
 _COMMA, _OPEN, _CLOSE = b",[]"
+
+
+@dataclass(frozen=True, slots=True)
+class Brackets:
+    """The brackets in a piece of an array of numbers, in order; arrays of shape [brackets].
+
+    Made of whole arrays: in data of many short lists half of the text is brackets and commas. Their numbers fit 32
+    bits, as pieces are short, and four bytes each keep the arrays in a cache.
+    """
+
+    is_open: npt.NDArray[np.bool_]
+    after: npt.NDArray[np.int32]
+    """How many lists are open behind each."""
+    commas: npt.NDArray[np.int32]
+    """How many commas are before each."""
+    n_commas: int
+    """How many there are in the piece."""
+    depth_before: int
+    """How many lists are open before the piece."""
+
+    @classmethod
+    def of(cls, piece: bytes, depth_before: int) -> "Brackets":
+        """Those in *piece*, before which *depth_before* lists are open."""
+        codes = np.frombuffer(piece, dtype=np.uint8)
+        places = np.flatnonzero((codes == _OPEN) | (codes == _CLOSE))
+        commas = np.cumsum((codes == _COMMA).view(np.uint8), dtype=np.int32)
+        kinds = codes.take(places)
+        # _CLOSE - _OPEN is 2: an opening bracket is a step of 1, a closing one of -1
+        after = np.cumsum(_OPEN + 1 - kinds.astype(np.int32), dtype=np.int32) + np.int32(depth_before)
+        n_commas = int(commas[-1]) if len(commas) else 0
+        return cls(kinds == _OPEN, after, commas.take(places), n_commas, depth_before)
+
+    def before_last_comma(self) -> "Brackets":
+        """Those before the last comma of the piece."""
+        n_brackets = int(np.searchsorted(self.commas, self.n_commas))
+        return Brackets(
+            self.is_open[:n_brackets],
+            self.after[:n_brackets],
+            self.commas[:n_brackets],
+            self.n_commas - 1,
+            self.depth_before,
+        )
+
+    def up_to_last(self) -> "Brackets":
+        """The same, of a piece that ends with its last bracket."""
+        return replace(self, n_commas=int(self.commas[-1]))
+
+    @property
+    def depth(self) -> int:
+        """How many lists are open behind the piece."""
+        return int(self.after[-1]) if len(self.after) else self.depth_before
+
+    @property
+    def deepest(self) -> int:
+        """How many lists are open at once at most."""
+        return max(int(self.after.max()), self.depth_before) if len(self.after) else self.depth_before
 
 
 class Nesting:
@@ -44,34 +102,26 @@ class Nesting:
         if self._elements and depth > 1 and element % self._sizes[depth - 1]:
             self._fail()
 
-    def read(self, text: bytes, depth: int, element: int, n_values: int) -> None:
-        """`open` and `close` for all brackets in *text*, which has *n_values* numbers.
-
-        *depth* lists are open before it, and *element* is the number of its first element.
-        """
-        codes = np.frombuffer(text, dtype=np.uint8)
-        opens = codes == _OPEN
-        marks = np.flatnonzero(opens | (codes == _CLOSE))
-        if not len(marks):
+    def read(self, brackets: Brackets, element: int, n_values: int) -> None:
+        """`open` and `close` for *brackets*, between which *n_values* numbers stand; *element* is the first's."""
+        is_open = brackets.is_open
+        if not len(is_open):
             return
-        is_open = opens[marks]
-        after = depth + np.cumsum(np.where(is_open, 1, -1))
-        depths = np.where(is_open, after, after + 1)
-        levels, counts = np.unique(depths[is_open], return_counts=True)
-        for level, count in zip(levels.tolist(), counts.tolist(), strict=True):
-            self._opened[level - 1] += count
+        depths = brackets.after + ~is_open
+        for depth, count in enumerate(np.bincount(depths[is_open]).tolist()):
+            if count:
+                self._opened[depth - 1] += count
         if not self._elements:
             return
-        commas = np.flatnonzero(codes == _COMMA)
-        if n_values != len(commas) + 1:
+        if n_values != brackets.n_commas + 1:
             self._fail()  # one of the lists is empty
-        elements = element + np.searchsorted(commas, marks) + ~is_open
-        if ((elements % self._divisors()[depths - 1]) != 0).any():
-            self._fail()
-
-    def _divisors(self) -> np.ndarray:
+        elements = brackets.commas + ~is_open
         # the sink itself checks how many elements the outermost list has
-        return np.array([1, *(min(size, 2**62) for size in self._sizes[1:])])
+        for depth in range(2, int(depths.max()) + 1):
+            size = min(self._sizes[depth - 1], 2**62)
+            at_depth = elements[depths == depth].astype(np.int64) + element
+            if size > 1 and (at_depth // size * size != at_depth).any():
+                self._fail()
 
     def finish(self) -> None:
         """All is read: raise `CodecError` unless there were as many lists as the shape says."""

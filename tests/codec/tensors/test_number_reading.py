@@ -22,10 +22,12 @@ FP32_READ_TWICE = "7.038531e-26"  # the one positive FP32 whose shortest text is
 FP32_READ_TWICE_BITS = 0x15AE43FD
 
 
-@pytest.fixture(params=["simdjson", "tolerant"], autouse=True)
+@pytest.fixture(params=["simdjson", "list", "tolerant"], autouse=True)
 def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test here holds with simdjson and without it."""
+    """Every test here holds with simdjson, without it, and where the tolerant path does all."""
     if request.param == "tolerant":
+        monkeypatch.setattr(number_reading, "_parse_fast", lambda text, datatype: None)
+    elif request.param == "list":
         monkeypatch.setattr(number_reading, "_PARSER", None)
     elif find_spec("simdjson") is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("pysimdjson is not installed")
