@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from tests.bench.cases import WrongBytesError
 from tests.bench.measuring import QUICK, Bench, Result, Scale
@@ -67,7 +68,10 @@ def main(arguments: list[str] | None = None) -> int:
         with ExitStack() as stack:
             if options.profile is not None:
                 bench = Bench(scale, stack, lambda what: None)
-                print(profile(bench, options.profile, options.profiler), end="")
+                found = profile(bench, options.profile, options.profiler)
+                print(found.text, end="")
+                if options.json is not None:
+                    _write(options.json, {"profile": found.report}, quick=options.quick)
                 return 0
             progress = Progress(len(options.rows))
             bench = Bench(scale, stack, progress.tick)
@@ -76,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("\nstopped", file=sys.stderr)
         return 130
     if options.json is not None:
-        options.json.write_text(json.dumps(_report(results, failures, quick=options.quick), indent=2) + "\n")
+        _write(options.json, {"results": _rows_of(results), "failures": failures}, quick=options.quick)
     for failure in failures:
         print(f"tests.bench: {failure}", file=sys.stderr)
     return 1 if failures else 0
@@ -139,20 +143,21 @@ def _run(bench: Bench, rows: list[str], progress: Progress) -> tuple[list[Result
 def _columns(result: Result, *, quick: bool) -> tuple[str, ...]:
     sign = ">=" if result.at_least else "<="
     unit = " ms" if result.unit == "ms" else ""
-    target = f"{sign} {result.target:g}{unit}" + (f" ({result.stretch:g})" if result.stretch is not None else "")
+    target = "" if result.target is None else f"{sign} {result.target:g}{unit}"
+    target += f" ({result.stretch:g})" if result.stretch is not None else ""
     if not result.samples:
         return (result.row, result.what, target, "-", "-", "-", "", result.missing)
     figures = (min(result.samples), statistics.median(result.samples), max(result.samples))
-    mark = "" if quick else "held" if result.is_held else "missed"
+    mark = "" if quick or result.target is None else "held" if result.is_held else "missed"
     return (result.row, result.what, target, *(f"{figure:.2f}" for figure in figures), mark, result.absolute)
 
 
 def _line(columns: tuple[str, ...]) -> str:
     row, what, target, low, median, high, mark, absolute = columns
-    return f"{row:3} {what:60} {target:15} {low:>7} {median:>7} {high:>7}  {mark:6}  {absolute}".rstrip()
+    return f"{row:5} {what:60} {target:15} {low:>7} {median:>7} {high:>7}  {mark:6}  {absolute}".rstrip()
 
 
-def _report(results: list[Result], failures: list[str], *, quick: bool) -> dict[str, object]:
+def _rows_of(results: list[Result]) -> list[dict[str, Any]]:
     rows = []
     for result in results:
         rows.append({**asdict(result), "is_held": result.is_held})
@@ -162,8 +167,12 @@ def _report(results: list[Result], failures: list[str], *, quick: bool) -> dict[
                 "median": statistics.median(result.samples),
                 "max": max(result.samples),
             }
+    return rows
+
+
+def _write(file: Path, content: dict[str, Any], *, quick: bool) -> None:
     machine = {"processors": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
-    return {"quick": quick, "machine": machine, "results": rows, "failures": failures}
+    file.write_text(json.dumps({"quick": quick, "machine": machine, **content}, indent=2) + "\n")
 
 
 def _exit(number: int, frame: FrameType | None) -> None:
