@@ -1,4 +1,4 @@
-"""The command `python -m tests.bench`: rows, table, JSON, profile."""
+"""The command `python -m tests.bench`: rows, table, JSON, profile, plots."""
 
 import argparse
 import json
@@ -14,8 +14,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tests.bench import plots
 from tests.bench.cases import WrongBytesError
 from tests.bench.measuring import QUICK, Bench, Result, Scale
+from tests.bench.processes import ROOT
 from tests.bench.profiling import profile
 from tests.bench.rows import ROWS
 
@@ -57,6 +59,10 @@ class Progress:
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; 0, or 1 if a byte was wrong or a row failed."""
     options = _parser().parse_args(arguments)
+    if options.plot is not None:
+        for file in plots.write(plots.read(options.plot), ROOT):
+            print(file.relative_to(ROOT))
+        return 0
     if sys.platform != "linux":
         print("tests.bench: it reads /proc and the clocks of other processes, and so needs Linux", file=sys.stderr)
         return 2
@@ -102,6 +108,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE too")
     parser.add_argument(
         "--profile", choices=ROWS, metavar="ROW", help="profile the gateway at the work of a row instead"
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="measure nothing: make docs/plots and the tables from what --json wrote, profiles from old to new",
     )
     parser.add_argument(
         "--profiler", choices=["py-spy", "cprofile"], help="with --profile; default: py-spy if there is one"

@@ -21,9 +21,10 @@ TELEMETRY = "metrics, records, log"
 STEPS = (LOOP, CLIENT, ROUTING, REQUEST, BACKEND, ANSWER, TELEMETRY)
 """In the order of a request."""
 
+_REPLY_PARTS = re.compile(r"gateway/client/(reply|body)\b")
 _GATEWAY = (
-    (re.compile(r"gateway/(__main__|cli|process|client/server)\b"), LOOP),
-    (re.compile(r"gateway/client/"), CLIENT),
+    (re.compile(r"gateway/(__main__|cli|process|client/(server|listeners))\b"), LOOP),
+    (_REPLY_PARTS, CLIENT),
     (re.compile(r"gateway/(backend/|sockets)"), BACKEND),
     (re.compile(r"gateway/(telemetry/|exchange)"), TELEMETRY),
     (re.compile(r"gateway/codec/.*(answer|reading|scanner)"), ANSWER),
@@ -55,7 +56,8 @@ def step_of_gateway(frames: list[str]) -> str:
         return LOOP
     for pattern, step in _GATEWAY:
         if pattern.search(mine[-1]):
-            return step
+            # the server's connection is what replies are written to
+            return CLIENT if step is LOOP and any(_REPLY_PARTS.search(frame) for frame in mine) else step
     if "gateway/codec/" in mine[-1]:  # a part that both ways use, such as datatypes: the caller tells
         return ANSWER if any(_GATEWAY[4][0].search(frame) for frame in mine) else REQUEST
     return ROUTING

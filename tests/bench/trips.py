@@ -41,6 +41,8 @@ def sizes(bench: Bench) -> Iterator[Result]:
             result.elements = elements
             trips = max(1, min(scale.trips, scale.size_elements // elements))
             _measure(bench, urls, (1, elements), scale.size_rounds, trips, result)
+            if TRANSFORMER not in result.points and elements == scale.sizes[0]:
+                result.absolute += "; without KServe: set KSERVE_PYTHON to a Python that has kserve"
             yield result
             for party, ms in result.points.items():
                 if ms > SLOW_S * 1000:
