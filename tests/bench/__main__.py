@@ -21,7 +21,7 @@ from tests.bench.processes import ROOT
 from tests.bench.profiling import profile
 from tests.bench.rows import ROWS
 
-ROW_S = 600
+ROW_S = 1200
 """No row takes longer; one that hangs is given up."""
 
 

@@ -49,8 +49,8 @@ class Scale:
     throughput_requests: int = 600
     trips: int = 15
     sizes: tuple[int, ...] = tuple(4**power for power in range(2, 14))
-    size_elements: int = 4 * MIB
-    size_requests: int = 300
+    size_elements: int = 2 * MIB
+    size_requests: int = 200
     size_rounds: int = 3
     profile_s: float = 10.0
 
@@ -211,9 +211,9 @@ def life_ns(process: Process, life: Life, requests: int) -> float:
         return (process.processor_ns() - before) / requests
 
 
-def check_and_warm_up(processes: Iterable[Process], life: Life, requests: int) -> None:
+def check_and_warm_up(servers: Iterable[Process], life: Life, requests: int) -> None:
     """Compare every value once with each gateway, and run *requests*. The relay's numbers are its own."""
-    for process in processes:
+    for process in servers:
         with Connection(process.url) as connection:
             if process.name == "gateway":
                 life.check(connection)

@@ -13,7 +13,7 @@ LINE_HEIGHT = 520
 LEFT, RIGHT, TOP, BOTTOM = 90, 190, 60, 60
 """Margins of a chart of lines: axes' labels, names at the ends of lines, title."""
 
-BARS_LEFT, BARS_RIGHT, BARS_TOP, BARS_BOTTOM = 280, 70, 90, 56
+BARS_LEFT, BARS_RIGHT, BARS_TOP, BARS_BOTTOM = 310, 70, 90, 56
 BAR, GROUP_GAP = 13, 14
 """Height of a bar, and space between groups."""
 
