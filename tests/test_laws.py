@@ -196,7 +196,15 @@ def test_dependencies_say_why_they_are_there() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/protocol.md", "docs/architecture.md", "deploy/README.md"],
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "docs/protocol.md",
+        "docs/architecture.md",
+        "docs/performance.md",
+        "deploy/README.md",
+    ],
 )
 def test_every_file_that_a_page_links_to_exists(page: str) -> None:
     path = ROOT / page

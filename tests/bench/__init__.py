@@ -1,7 +1,12 @@
 """The benchmark: what the gateway costs, as ratios to yardsticks that are measured beside it in the same run.
 
-`python -m tests.bench` runs it; `rows.py` says how every figure is made. Linux only: it reads processor times and
-peak memory of other processes.
+`python -m tests.bench` runs it; `small.py`, `sizes.py`, `trips.py` and `rows.py` say how every figure is made,
+`docs/performance.md` what they mean and how they are measured again. Linux only: it reads processor times and peak
+memory of other processes.
+
+MLSERVER           the command of an MLServer; without it the rows that need one are skipped
+KSERVE_PYTHON      an interpreter that has kserve, for the rows over sizes
+GATEWAY_CHECKOUT   the folder of another checkout whose gateway is measured instead of this one's
 
 Figures of one machine mean nothing on another, and little on the same one an hour later. So everything is divided
 by what the same machine does at the same moment, in rounds that alternate:

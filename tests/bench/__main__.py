@@ -1,4 +1,4 @@
-"""The command `python -m tests.bench`: rows, table, JSON, profile."""
+"""The command `python -m tests.bench`: rows, table, JSON, profile, plots."""
 
 import argparse
 import json
@@ -12,13 +12,16 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
+from tests.bench import plots
 from tests.bench.cases import WrongBytesError
 from tests.bench.measuring import QUICK, Bench, Result, Scale
+from tests.bench.processes import ROOT
 from tests.bench.profiling import profile
 from tests.bench.rows import ROWS
 
-ROW_S = 600
+ROW_S = 1200
 """No row takes longer; one that hangs is given up."""
 
 
@@ -56,6 +59,10 @@ class Progress:
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; 0, or 1 if a byte was wrong or a row failed."""
     options = _parser().parse_args(arguments)
+    if options.plot is not None:
+        for file in plots.write(plots.read(options.plot), ROOT):
+            print(file.relative_to(ROOT))
+        return 0
     if sys.platform != "linux":
         print("tests.bench: it reads /proc and the clocks of other processes, and so needs Linux", file=sys.stderr)
         return 2
@@ -67,7 +74,10 @@ def main(arguments: list[str] | None = None) -> int:
         with ExitStack() as stack:
             if options.profile is not None:
                 bench = Bench(scale, stack, lambda what: None)
-                print(profile(bench, options.profile, options.profiler), end="")
+                found = profile(bench, options.profile, options.profiler)
+                print(found.text, end="")
+                if options.json is not None:
+                    _write(options.json, {"profile": found.report}, quick=options.quick)
                 return 0
             progress = Progress(len(options.rows))
             bench = Bench(scale, stack, progress.tick)
@@ -76,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("\nstopped", file=sys.stderr)
         return 130
     if options.json is not None:
-        options.json.write_text(json.dumps(_report(results, failures, quick=options.quick), indent=2) + "\n")
+        _write(options.json, {"results": _rows_of(results), "failures": failures}, quick=options.quick)
     for failure in failures:
         print(f"tests.bench: {failure}", file=sys.stderr)
     return 1 if failures else 0
@@ -98,6 +108,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE too")
     parser.add_argument(
         "--profile", choices=ROWS, metavar="ROW", help="profile the gateway at the work of a row instead"
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="measure nothing: make docs/plots and the tables from what --json wrote, profiles from old to new",
     )
     parser.add_argument(
         "--profiler", choices=["py-spy", "cprofile"], help="with --profile; default: py-spy if there is one"
@@ -139,20 +156,21 @@ def _run(bench: Bench, rows: list[str], progress: Progress) -> tuple[list[Result
 def _columns(result: Result, *, quick: bool) -> tuple[str, ...]:
     sign = ">=" if result.at_least else "<="
     unit = " ms" if result.unit == "ms" else ""
-    target = f"{sign} {result.target:g}{unit}" + (f" ({result.stretch:g})" if result.stretch is not None else "")
+    target = "" if result.target is None else f"{sign} {result.target:g}{unit}"
+    target += f" ({result.stretch:g})" if result.stretch is not None else ""
     if not result.samples:
         return (result.row, result.what, target, "-", "-", "-", "", result.missing)
     figures = (min(result.samples), statistics.median(result.samples), max(result.samples))
-    mark = "" if quick else "held" if result.is_held else "missed"
+    mark = "" if quick or result.target is None else "held" if result.is_held else "missed"
     return (result.row, result.what, target, *(f"{figure:.2f}" for figure in figures), mark, result.absolute)
 
 
 def _line(columns: tuple[str, ...]) -> str:
     row, what, target, low, median, high, mark, absolute = columns
-    return f"{row:3} {what:60} {target:15} {low:>7} {median:>7} {high:>7}  {mark:6}  {absolute}".rstrip()
+    return f"{row:5} {what:60} {target:15} {low:>7} {median:>7} {high:>7}  {mark:6}  {absolute}".rstrip()
 
 
-def _report(results: list[Result], failures: list[str], *, quick: bool) -> dict[str, object]:
+def _rows_of(results: list[Result]) -> list[dict[str, Any]]:
     rows = []
     for result in results:
         rows.append({**asdict(result), "is_held": result.is_held})
@@ -162,8 +180,12 @@ def _report(results: list[Result], failures: list[str], *, quick: bool) -> dict[
                 "median": statistics.median(result.samples),
                 "max": max(result.samples),
             }
+    return rows
+
+
+def _write(file: Path, content: dict[str, Any], *, quick: bool) -> None:
     machine = {"processors": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
-    return {"quick": quick, "machine": machine, "results": rows, "failures": failures}
+    file.write_text(json.dumps({"quick": quick, "machine": machine, **content}, indent=2) + "\n")
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

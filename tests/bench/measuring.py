@@ -48,6 +48,10 @@ class Scale:
     connections: int = 16
     throughput_requests: int = 600
     trips: int = 15
+    sizes: tuple[int, ...] = tuple(4**power for power in range(2, 14))
+    size_elements: int = 2 * MIB
+    size_requests: int = 200
+    size_rounds: int = 3
     profile_s: float = 10.0
 
 
@@ -73,6 +77,9 @@ QUICK = Scale(
     connections=4,
     throughput_requests=40,
     trips=2,
+    sizes=(16, 4096),
+    size_requests=3,
+    size_rounds=1,
     profile_s=1.0,
 )
 """Only enough to see that every row runs and every byte is right."""
@@ -85,7 +92,7 @@ class Result:
     row: str
     what: str
     unit: str
-    target: float
+    target: float | None = None
     stretch: float | None = None
     at_least: bool = False
     samples: list[float] = field(default_factory=list)
@@ -93,11 +100,15 @@ class Result:
     """The numbers that the samples are made of, as medians."""
     missing: str = ""
     """Why there are no samples."""
+    elements: int = 0
+    """Of the tensor, in a row over sizes."""
+    points: dict[str, float] = field(default_factory=dict)
+    """Of a row over sizes: milliseconds by party, as medians. Parties that were left out are missing."""
 
     @property
     def is_held(self) -> bool | None:
-        """Whether the median is within the target; None without samples."""
-        if not self.samples:
+        """Whether the median is within the target; None without samples or target."""
+        if not self.samples or self.target is None:
             return None
         median = statistics.median(self.samples)
         return median >= self.target if self.at_least else median <= self.target
@@ -157,8 +168,11 @@ class Bench:
     def image_case(self, datatype: str = "FP32") -> Case:
         return self.case(f"image-{datatype}", lambda: numbers(datatype, self.scale.image))
 
+    def echo_case_name(self, elements: int) -> str:
+        return f"echo-{elements}"
+
     def echo_case(self, elements: int) -> Case:
-        return self.case(f"echo-{elements}", lambda: numbers("FP32", (1, elements)))
+        return self.case(self.echo_case_name(elements), lambda: numbers("FP32", (1, elements)))
 
 
 def processor_ns(process: Process, case: Case, requests: int) -> float:
@@ -197,9 +211,9 @@ def life_ns(process: Process, life: Life, requests: int) -> float:
         return (process.processor_ns() - before) / requests
 
 
-def check_and_warm_up(processes: Iterable[Process], life: Life, requests: int) -> None:
+def check_and_warm_up(servers: Iterable[Process], life: Life, requests: int) -> None:
     """Compare every value once with each gateway, and run *requests*. The relay's numbers are its own."""
-    for process in processes:
+    for process in servers:
         with Connection(process.url) as connection:
             if process.name == "gateway":
                 life.check(connection)

@@ -4,19 +4,23 @@ Linux only. Every process is ended when its `Process` is closed, and by the kern
 """
 
 import ctypes
+import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 START_S = 30
+READY_S = 120
 STOP_S = 10
 
 _LIBC = ctypes.CDLL(None)
@@ -27,8 +31,11 @@ _URL = re.compile(r"http://[\w.]+:\d+")
 class Process:
     """A server that prints its URL when it is ready."""
 
-    def __init__(self, name: str, command: Sequence[str | Path], folder: Path) -> None:
-        """Start *command* and wait until it has printed a URL; its output goes to a file in *folder*."""
+    def __init__(self, name: str, command: Sequence[str | Path], folder: Path, checkout: Path = ROOT) -> None:
+        """Start *command* and wait until it has printed a URL; its output goes to a file in *folder*.
+
+        *checkout* is where modules come from.
+        """
         self.name = name
         self._log = folder / f"{name}-{time.monotonic_ns()}.log"
         with self._log.open("wb") as output:
@@ -37,7 +44,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=ROOT,
+                cwd=checkout,
                 start_new_session=True,  # Ctrl-C is for the benchmark, which then ends them in order
                 preexec_fn=_die_with_parent,  # noqa: PLW1509  no thread runs while a process is started
             )
@@ -55,6 +62,14 @@ class Process:
                 raise RuntimeError(f"{self.name} did not start:\n{self.output()}")
             time.sleep(0.01)
         return found[0]
+
+    def wait_until_ready(self, path: str) -> None:
+        """Wait until *path* is answered with 200. Raises `RuntimeError`."""
+        deadline = time.monotonic() + READY_S
+        while not _is_ready(self.url + path):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{self.name} is not ready:\n{self.output()}")
+            time.sleep(0.1)
 
     def output(self) -> str:
         """What it has printed so far."""
@@ -95,6 +110,11 @@ class Process:
         return int(found[1]) * 1024
 
 
+def gateway_checkout() -> Path:
+    """Where the gateway comes from: this checkout, or another one that `GATEWAY_CHECKOUT` in the environment names."""
+    return Path(os.environ.get("GATEWAY_CHECKOUT", ROOT)).resolve()
+
+
 def python(module: str, *arguments: str | Path) -> list[str | Path]:
     """The command that runs *module* of this checkout."""
     return [sys.executable, "-m", module, *arguments]
@@ -131,7 +151,7 @@ def start_gateway(
     """
     config = configure(endpoints, folder, small_endpoints=small_endpoints, access_log=access_log, extra=extra)
     command = [*wrapper, "gateway"] if wrapper else python("gateway")
-    return Process("gateway", [*command, "serve", "--config", config], folder)
+    return Process("gateway", [*command, "serve", "--config", config], folder, gateway_checkout())
 
 
 def configure(
@@ -156,9 +176,35 @@ def configure(
 def accepts(config: Path) -> bool:
     """Whether the gateway of this checkout knows all keys of a configuration."""
     done = subprocess.run(
-        python("gateway", "check", config), cwd=ROOT, capture_output=True, timeout=START_S, check=False
+        python("gateway", "check", config), cwd=gateway_checkout(), capture_output=True, timeout=START_S, check=False
     )
     return done.returncode == 0
+
+
+def start_transformer(python_of_kserve: str, predictor_url: str, models: Sequence[str], folder: Path) -> Process:
+    """A transformer of KServe before a server of JSON; its log says when it listens."""
+    port = free_ports(1)[0]
+    command = [python_of_kserve, "-m", "tests.bench.kserve_transformer", "--http_port", str(port)]
+    command += ["--predictor_host", predictor_url.removeprefix("http://"), "--predictor_protocol", "v2"]
+    return Process("transformer", [*command, "--models", *models], folder)
+
+
+def start_mlserver(command: str, folder: Path) -> Process:
+    """A real MLServer with the identity model of `deploy/mlserver`, which compresses nothing."""
+    models = folder / f"mlserver-{time.monotonic_ns()}"
+    shutil.copytree(ROOT / "deploy" / "mlserver", models)
+    settings = models / "settings.json"
+    ports = dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(3), strict=True))
+    own = {"host": "127.0.0.1", "gzip_enabled": False, **ports}
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), **own}))
+    process = Process("mlserver", [command, "start", models], folder)
+    try:
+        process.url = f"http://127.0.0.1:{ports['http_port']}"
+        process.wait_until_ready("/v2/models/identity/ready")
+    except BaseException:
+        process.close()
+        raise
+    return process
 
 
 def free_ports(count: int) -> list[int]:
@@ -168,6 +214,14 @@ def free_ports(count: int) -> list[int]:
     for probe in probes:
         probe.close()
     return ports
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
 
 
 def _die_with_parent() -> None:

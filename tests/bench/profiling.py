@@ -7,15 +7,18 @@ look slower than it is. Read the shares of the first, and the second for what is
 import functools
 import pstats
 import shutil
+import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
-from tests.bench import processes, traffic
+from tests.bench import processes, steps, traffic
 from tests.bench.cases import WIRE, Case, strings
 from tests.bench.client import Connection
 from tests.bench.measuring import MIB, Bench, Life
@@ -29,17 +32,26 @@ Load = Callable[[Connection], None]
 """Sends a request or several on a connection."""
 
 
-def profile(bench: Bench, row: str, tool: str | None) -> str:
+@dataclass(frozen=True)
+class Profile:
+    """What was found: to be read, and as JSON for the plots (empty where the tool gives no steps)."""
+
+    text: str
+    report: dict[str, Any]
+
+
+def profile(bench: Bench, row: str, tool: str | None) -> Profile:
     """Profile the gateway under the load of *row*; *tool* is `py-spy`, `cprofile` or None for the best there is."""
     if row == "5":
-        return _profile_memory(bench, bench.echo_case(bench.scale.memory_elements))
+        return Profile(_profile_memory(bench, bench.echo_case(bench.scale.memory_elements)), {})
     load = _load_of(bench, row)
     py_spy = _py_spy()
     if tool == "py-spy" and py_spy is None:
         raise RuntimeError("py-spy is not installed: pip install py-spy, or --profiler cprofile")
     if py_spy is not None and tool != "cprofile":
-        return _profile_from_outside(bench, load, py_spy)
-    return _profile_inside(bench, load)
+        gateway = bench.logging_gateway if row == "1l" else bench.gateway
+        return _profile_from_outside(bench, row, gateway, load, py_spy)
+    return Profile(_profile_inside(bench, load), {})
 
 
 def _load_of(bench: Bench, row: str) -> list[Load]:
@@ -95,46 +107,71 @@ class Until:
         return ended or time.monotonic() > self._deadline
 
 
-def _profile_from_outside(bench: Bench, load: list[Load], py_spy: str) -> str:
-    raw = bench.folder / "samples"
+def _profile_from_outside(bench: Bench, row: str, gateway: Process, load: list[Load], py_spy: str) -> Profile:
+    """Shares by py-spy of the gateway and of P; processor time per request of both, while nobody looks."""
+    samples = {process.name: _sample(bench, process, load, py_spy) for process in (gateway, bench.relay)}
+    spent_us: dict[str, list[float]] = {process.name: [] for process in (gateway, bench.relay)}
+    for _ in range(bench.scale.rounds):
+        for process in (gateway, bench.relay):
+            with Connection(process.url) as connection:
+                before = process.processor_ns()
+                requests = _run(connection, load, Until(bench.scale.profile_s / 10))
+                spent_us[process.name].append((process.processor_ns() - before) / requests / 1000)
+    medians = {name: statistics.median(figures) for name, figures in spent_us.items()}
+    counts: dict[str, Counter[str]] = {name: Counter() for name in samples}
+    for name, step_of in ((gateway.name, steps.step_of_gateway), (bench.relay.name, steps.step_of_relay)):
+        for frames, count in steps.stacks(samples[name]):
+            counts[name][step_of(frames)] += count
+    report: dict[str, Any] = {
+        "row": row,
+        "gateway_us": medians[gateway.name],
+        "p_us": medians[bench.relay.name],
+        "gateway_steps": steps.shares(counts[gateway.name]),
+        "p_steps": steps.shares(counts[bench.relay.name]),
+    }
+    title = f"py-spy; processor time per request: {report['gateway_us']:.0f} us, P {report['p_us']:.0f} us\n"
+    lines = ["\nby step                                        gateway         P"]
+    for step in steps.STEPS:
+        ours, theirs = (report[key][step] * report[us] for key, us in _COLUMNS)
+        lines.append(f"  {step:42} {ours:6.0f} us {theirs:6.0f} us")
+    return Profile(title + "\n".join(lines) + "\n" + _table_of_samples(samples[gateway.name]), report)
+
+
+_COLUMNS = (("gateway_steps", "gateway_us"), ("p_steps", "p_us"))
+
+
+def _sample(bench: Bench, process: Process, load: list[Load], py_spy: str) -> str:
+    """Stacks of a process under load, in py-spy's raw format."""
+    raw = bench.folder / f"samples-{process.name}"
     seconds = bench.scale.profile_s
-    with Connection(bench.gateway.url) as connection:
+    with Connection(process.url) as connection:
         _run(connection, load, Until(1))
-        command = [py_spy, "record", "--pid", str(bench.gateway.pid), "--format", "raw", "--output", str(raw)]
+        command = [py_spy, "record", "--pid", str(process.pid), "--format", "raw", "--output", str(raw)]
         command += ["--duration", str(round(seconds)), "--rate", str(SAMPLES_PER_S), "--function"]
         recorder = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         try:
-            before = bench.gateway.processor_ns()
-            requests = _run(connection, load, Until(seconds * 3 + 10, recorder))
-            spent = bench.gateway.processor_ns() - before
+            _run(connection, load, Until(seconds * 3 + 10, recorder))
         finally:
             recorder.terminate()
             _, complaint = recorder.communicate(timeout=10)
     if not raw.exists():
         raise RuntimeError(f"py-spy failed: {complaint.decode(errors='replace')}")
-    title = f"py-spy, {requests} requests, {spent / requests / 1000:.0f} us of processor time each\n"
-    return title + _table_of_samples(raw.read_text())
+    return raw.read_text()
 
 
 def _table_of_samples(text: str) -> str:
-    """Shares in collapsed stacks of the event loop's thread, but its `select`: that and other threads only wait."""
+    """Shares of rooms and functions in collapsed stacks."""
     rooms: Counter[str] = Counter()
     own: Counter[str] = Counter()
     whole: Counter[str] = Counter()
     innermost: Counter[str] = Counter()
-    for line in text.splitlines():
-        stack, _, count = line.rpartition(" ")
-        frames = stack.split(";")
-        in_loop = any(frame.startswith("BaseEventLoop._run_once ") for frame in frames)
-        if not in_loop or frames[-1].startswith("EpollSelector.select "):
-            continue
-        own[frames[-1]] += int(count)
-        rooms[_room(frames[-1])] += int(count)
-        whole.update(dict.fromkeys(frames, int(count)))
+    for frames, count in steps.stacks(text):
+        own[frames[-1]] += count
+        rooms[_room(frames[-1])] += count
+        whole.update(dict.fromkeys(frames, count))
         mine = [frame for frame in frames if "gateway/" in frame and "__main__" not in frame]
-        innermost[mine[-1] if mine[-1:] and "cli.py" not in mine[-1] else "(nobody: server, client, loop)"] += int(
-            count
-        )
+        name = mine[-1] if mine and "cli.py" not in mine[-1] else "(nobody: server, client, loop)"
+        innermost[name] += count
     total = own.total() or 1
     tables = [
         ("by room, without callees", rooms, whole),

@@ -1,21 +1,16 @@
 """The rows of the table: what is sent, and how each figure is made of what was measured. Small requests: `small.py`."""
 
-import json
 import os
-import shutil
 import statistics
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from tests.bench import processes, small
+from tests.bench import processes, sizes, small, trips
 from tests.bench.cases import WIRE, Case, WrongBytesError, numbers, strings
 from tests.bench.client import Connection
 from tests.bench.measuring import MIB, Bench, Result, against_yardsticks
@@ -252,84 +247,6 @@ def _requests_per_second(process: Process, case: Case, connections: int, request
     return connections * max(1, requests // connections) / (time.perf_counter() - started)
 
 
-def trip(bench: Bench) -> Iterator[Result]:
-    """Row 9. numpy to numpy with tritonclient: JSON straight to an MLServer / binary through the gateway to it."""
-    scale = bench.scale
-    title = f"MLServer, FP32 {list(scale.image)}: JSON straight / gateway"
-    result = Result("9", title, "ratio", 7.0, at_least=True)
-    command = os.environ.get("MLSERVER")
-    try:
-        import tritonclient.http as triton  # noqa: PLC0415  only this row needs it
-    except ImportError:
-        result.missing = "skipped: tritonclient is not installed"
-        yield result
-        return
-    if not command:
-        result.missing = "skipped: set MLSERVER to the command of an MLServer"
-        yield result
-        return
-    array = np.random.default_rng(0).random(scale.image, np.float32)
-    spent: dict[str, list[float]] = {"json": [], "binary": []}
-    with ExitStack() as stack:
-        bench.tick("row 9: starting MLServer")
-        url = stack.enter_context(_mlserver(bench, command)).url
-        gateway = stack.enter_context(processes.start_gateway([url], bench.folder))
-        for index in range(scale.rounds + 1):
-            bench.tick(f"row 9, {title}: round {index + 1} of {scale.rounds + 1}")
-            for kind, target in (("binary", gateway.url), ("json", url)):
-                with triton.InferenceServerClient(target.removeprefix("http://"), network_timeout=60.0) as client:
-                    spent[kind].append(_trip_ms(triton, client, array, scale.trips, is_binary=kind == "binary"))
-    del spent["json"][0], spent["binary"][0]  # the first round warms up
-    result.samples = [json_ms / ms for json_ms, ms in zip(spent["json"], spent["binary"], strict=True)]
-    result.absolute = (
-        f"JSON {statistics.median(spent['json']):.1f} ms, gateway {statistics.median(spent['binary']):.1f} ms"
-    )
-    yield result
-
-
-def _trip_ms(triton: Any, client: Any, array: npt.NDArray[Any], trips: int, *, is_binary: bool) -> float:
-    times = []
-    for _ in range(trips):
-        started = time.perf_counter()
-        sent = triton.InferInput("x", list(array.shape), "FP32")
-        sent.set_data_from_numpy(array, binary_data=is_binary)
-        wanted = [triton.InferRequestedOutput("x", binary_data=is_binary)]
-        got = client.infer("identity", [sent], outputs=wanted).as_numpy("x")
-        times.append((time.perf_counter() - started) * 1000)
-        if got.tobytes() != array.tobytes():
-            raise WrongBytesError("MLServer's answer is not what was sent")
-    return statistics.median(times)
-
-
-def _mlserver(bench: Bench, command: str) -> Process:
-    """A real MLServer with the identity model of `deploy/mlserver`."""
-    folder = bench.folder / "mlserver"
-    shutil.copytree(processes.ROOT / "deploy" / "mlserver", folder)
-    settings = folder / "settings.json"
-    ports = dict(zip(("http_port", "grpc_port", "metrics_port"), processes.free_ports(3), strict=True))
-    settings.write_text(json.dumps({**json.loads(settings.read_text()), "host": "127.0.0.1", **ports}))
-    process = Process("mlserver", [command, "start", folder], bench.folder)
-    try:
-        process.url = f"http://127.0.0.1:{ports['http_port']}"
-        deadline = time.monotonic() + 120
-        while not _is_ready(f"{process.url}/v2/models/identity/ready"):
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"MLServer is not ready:\n{process.output()}")
-            time.sleep(0.1)
-    except BaseException:
-        process.close()
-        raise
-    return process
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=1) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
-
-
 ROWS: dict[str, Callable[[Bench], Iterator[Result]]] = {
     "1": small.life,
     "1r": small.repeated,
@@ -344,5 +261,7 @@ ROWS: dict[str, Callable[[Bench], Iterator[Result]]] = {
     "6h": hostile,
     "7": linear,
     "8": workers,
-    "9": trip,
+    "9": trips.image,
+    "sizes": sizes.costs,
+    "trips": trips.sizes,
 }
