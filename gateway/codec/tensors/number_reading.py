@@ -10,8 +10,8 @@ pieces are made into arrays:
     what simdjson parses     [[4],[5,6]]           a bracket for each open list, before it and behind it
 
 Where a number must not end, the parser says so; that brackets and commas are in their places is proved too, but for
-the commas at the cuts (`check_cut`) and lists of unequal lengths (`Nesting`). A piece from the inside of one list is only
-searched for brackets; where it has some, their places and the commas before each are found by numpy (`Brackets`).
+the commas at the cuts (`check_cut`) and lists of unequal lengths (`Nesting`). A piece from the inside of one list is
+only searched for brackets; where it has some, their places and the commas before each are found by numpy (`Brackets`).
 
 The end of the data is found without reading numbers. Inside an array of numbers there is no quote and no brace, so
 the array ends at the last `]` before the first of these; if that `]` closes the outermost list, this is the end.
