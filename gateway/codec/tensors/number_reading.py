@@ -10,8 +10,8 @@ pieces are made into arrays:
     what simdjson parses     [[4],[5,6]]           a bracket for each open list, before it and behind it
 
 Where a number must not end, the parser says so; that brackets and commas are in their places is proved too, but for
-the commas at the cuts (`check_cut`) and lists of unequal lengths (`Nesting`). A piece from the inside of one list is only
-searched for brackets; where it has some, their places and the commas before each are found by numpy (`Brackets`).
+the commas at the cuts (`check_cut`) and lists of unequal lengths (`Nesting`). A piece from the inside of one list is
+only searched for brackets; where it has some, numpy finds their places and counts the commas before each (`Brackets`).
 
 The end of the data is found without reading numbers. Inside an array of numbers there is no quote and no brace, so
 the array ends at the last `]` before the first of these; if that `]` closes the outermost list, this is the end.
@@ -136,7 +136,7 @@ class NumberSink:
         brackets = Brackets.of(piece, self._depth)
         depth = brackets.depth
         if depth == 0:
-            return self._convert(buffer, piece[: piece.rfind(b"]") + 1], brackets.up_to_last())
+            return self._convert(buffer, piece[: piece.rfind(b"]") + 1], brackets)
         if depth < 0 or depth > MAX_DEPTH:
             raise CodecError(f"brackets do not match, or data is nested deeper than {MAX_DEPTH}")
         if limit < window:
@@ -156,7 +156,7 @@ class NumberSink:
             if window < self._window_bytes:
                 return 0
             raise CodecError(f"{self._window_bytes} bytes without a comma")
-        return self._convert(buffer, piece[: comma + 1], brackets.before_last_comma())
+        return self._convert(buffer, piece[: comma + 1], brackets.before(comma))
 
     def take_flat(self, text: bytes) -> bool:
         """Take the whole `data`, where *text* (one JSON array, proved) is flat and simdjson reads it; False if not.
@@ -217,7 +217,7 @@ class NumberSink:
         if self._nesting is None and brackets.deepest > 1:
             self._nesting = Nesting(self._shape, MAX_DEPTH)
         if self._nesting is not None:
-            self._nesting.read(brackets, first, len(values))
+            self._nesting.read(piece[:end], brackets, first, len(values))
             if depth == 0:
                 self._nesting.finish()
         self._depth = depth
