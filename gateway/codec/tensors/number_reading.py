@@ -121,7 +121,7 @@ class NumberSink:
                 return first.start()
             if first[0] != b"[":
                 raise CodecError(f"data must be an array, got {beginning(buffer[:window])}")
-        elif window == self._window_bytes:
+        if window == self._window_bytes:
             taken = self._step_without_brackets(buffer, window)
             if taken:
                 return taken
@@ -176,14 +176,17 @@ class NumberSink:
         self.done = True
 
     def _step_without_brackets(self, buffer: bytearray, window: int) -> int:
-        """Store a piece from the inside of one list, as nearly all are in long lists; 0 if it needs `_convert`.
+        """Store a piece with no brackets but the first of all, as nearly all are in long lists; 0 if not possible.
 
-        The parser judges every byte, so nothing but brackets is looked for, which would not all be in the piece.
+        The parser judges every byte, so nothing else is looked for.
         """
-        if buffer.find(b"[", 0, window) >= 0 or buffer.find(b"]", 0, window) >= 0:
+        opening = b"[" if self._depth else b""  # the first piece has its own
+        if buffer.find(b"[", 1 - len(opening), window) >= 0 or buffer.find(b"]", 0, window) >= 0:
             return 0
         comma = buffer.rfind(b",", 0, window)
-        text = b"".join((b"[", memoryview(buffer)[: max(comma, 0)], b"]"))
+        if comma < 0:
+            return 0
+        text = b"".join((opening, memoryview(buffer)[:comma], b"]"))
         values = _parse_fast(text, self._datatype)
         if values is None:
             self._window_bytes = min(window, TOLERANT_PIECE_BYTES)
@@ -191,6 +194,7 @@ class NumberSink:
         if not len(values):
             return 0  # a comma without a value
         self._append(values, text)
+        self._depth = max(self._depth, 1)
         self._window_bytes = min(self._most_bytes, 2 * window)
         return comma + 1
 
