@@ -8,7 +8,7 @@ list, about which there is nothing to check.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
@@ -26,17 +26,13 @@ _COMMA, _OPEN, _CLOSE = b",[]"
 class Brackets:
     """The brackets in a piece of an array of numbers, in order; arrays of shape [brackets].
 
-    Made of whole arrays: in data of many short lists half of the text is brackets and commas. Their numbers fit 32
-    bits, as pieces are short, and four bytes each keep the arrays in a cache.
+    Made of whole arrays: in data of many short lists half of the text is brackets and commas.
     """
 
+    places: npt.NDArray[np.int64]
     is_open: npt.NDArray[np.bool_]
     after: npt.NDArray[np.int32]
     """How many lists are open behind each."""
-    commas: npt.NDArray[np.int32]
-    """How many commas are before each."""
-    n_commas: int
-    """How many there are in the piece."""
     depth_before: int
     """How many lists are open before the piece."""
 
@@ -45,27 +41,15 @@ class Brackets:
         """Those in *piece*, before which *depth_before* lists are open."""
         codes = np.frombuffer(piece, dtype=np.uint8)
         places = np.flatnonzero((codes == _OPEN) | (codes == _CLOSE))
-        commas = np.cumsum((codes == _COMMA).view(np.uint8), dtype=np.int32)
         kinds = codes.take(places)
         # _CLOSE - _OPEN is 2: an opening bracket is a step of 1, a closing one of -1
         after = np.cumsum(_OPEN + 1 - kinds.astype(np.int32), dtype=np.int32) + np.int32(depth_before)
-        n_commas = int(commas[-1]) if len(commas) else 0
-        return cls(kinds == _OPEN, after, commas.take(places), n_commas, depth_before)
+        return cls(places, kinds == _OPEN, after, depth_before)
 
-    def before_last_comma(self) -> "Brackets":
-        """Those before the last comma of the piece."""
-        n_brackets = int(np.searchsorted(self.commas, self.n_commas))
-        return Brackets(
-            self.is_open[:n_brackets],
-            self.after[:n_brackets],
-            self.commas[:n_brackets],
-            self.n_commas - 1,
-            self.depth_before,
-        )
-
-    def up_to_last(self) -> "Brackets":
-        """The same, of a piece that ends with its last bracket."""
-        return replace(self, n_commas=int(self.commas[-1]))
+    def before(self, place: int) -> "Brackets":
+        """Those before *place*."""
+        n_brackets = int(np.searchsorted(self.places, place))
+        return Brackets(self.places[:n_brackets], self.is_open[:n_brackets], self.after[:n_brackets], self.depth_before)
 
     @property
     def depth(self) -> int:
@@ -102,8 +86,8 @@ class Nesting:
         if self._elements and depth > 1 and element % self._sizes[depth - 1]:
             self._fail()
 
-    def read(self, brackets: Brackets, element: int, n_values: int) -> None:
-        """`open` and `close` for *brackets*, between which *n_values* numbers stand; *element* is the first's."""
+    def read(self, text: bytes, brackets: Brackets, element: int, n_values: int) -> None:
+        """`open` and `close` for the *brackets* of *text*, which has *n_values* numbers; *element* is the first's."""
         is_open = brackets.is_open
         if not len(is_open):
             return
@@ -113,9 +97,11 @@ class Nesting:
                 self._opened[depth - 1] += count
         if not self._elements:
             return
-        if n_values != brackets.n_commas + 1:
+        # 32 bits are enough for a piece, and keep the sums of all its bytes in a cache
+        commas = np.cumsum((np.frombuffer(text, dtype=np.uint8) == _COMMA).view(np.uint8), dtype=np.int32)
+        if n_values != commas[-1] + 1:
             self._fail()  # one of the lists is empty
-        elements = brackets.commas + ~is_open
+        elements = commas.take(brackets.places) + ~is_open
         # the sink itself checks how many elements the outermost list has
         for depth in range(2, int(depths.max()) + 1):
             size = min(self._sizes[depth - 1], 2**62)

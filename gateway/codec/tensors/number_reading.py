@@ -11,7 +11,7 @@ pieces are made into arrays:
 
 Where a number must not end, the parser says so; that brackets and commas are in their places is proved too, but for
 the commas at the cuts (`check_cut`) and lists of unequal lengths (`Nesting`). A piece from the inside of one list is
-only searched for brackets; where it has some, their places and the commas before each are found by numpy (`Brackets`).
+only searched for brackets; where it has some, numpy finds their places and counts the commas before each (`Brackets`).
 
 The end of the data is found without reading numbers. Inside an array of numbers there is no quote and no brace, so
 the array ends at the last `]` before the first of these; if that `]` closes the outermost list, this is the end.
@@ -121,7 +121,7 @@ class NumberSink:
                 return first.start()
             if first[0] != b"[":
                 raise CodecError(f"data must be an array, got {beginning(buffer[:window])}")
-        elif window == self._window_bytes:
+        if window == self._window_bytes:
             taken = self._step_without_brackets(buffer, window)
             if taken:
                 return taken
@@ -136,7 +136,7 @@ class NumberSink:
         brackets = Brackets.of(piece, self._depth)
         depth = brackets.depth
         if depth == 0:
-            return self._convert(buffer, piece[: piece.rfind(b"]") + 1], brackets.up_to_last())
+            return self._convert(buffer, piece[: piece.rfind(b"]") + 1], brackets)
         if depth < 0 or depth > MAX_DEPTH:
             raise CodecError(f"brackets do not match, or data is nested deeper than {MAX_DEPTH}")
         if limit < window:
@@ -156,7 +156,7 @@ class NumberSink:
             if window < self._window_bytes:
                 return 0
             raise CodecError(f"{self._window_bytes} bytes without a comma")
-        return self._convert(buffer, piece[: comma + 1], brackets.before_last_comma())
+        return self._convert(buffer, piece[: comma + 1], brackets.before(comma))
 
     def take_flat(self, text: bytes) -> bool:
         """Take the whole `data`, where *text* (one JSON array, proved) is flat and simdjson reads it; False if not.
@@ -176,14 +176,17 @@ class NumberSink:
         self.done = True
 
     def _step_without_brackets(self, buffer: bytearray, window: int) -> int:
-        """Store a piece from the inside of one list, as nearly all are in long lists; 0 if it needs `_convert`.
+        """Store a piece with no brackets but the first of all, as nearly all are in long lists; 0 if not possible.
 
-        The parser judges every byte, so nothing but brackets is looked for, which would not all be in the piece.
+        The parser judges every byte, so nothing else is looked for.
         """
-        if buffer.find(b"[", 0, window) >= 0 or buffer.find(b"]", 0, window) >= 0:
+        opening = b"[" if self._depth else b""  # the first piece has its own
+        if buffer.find(b"[", 1 - len(opening), window) >= 0 or buffer.find(b"]", 0, window) >= 0:
             return 0
         comma = buffer.rfind(b",", 0, window)
-        text = b"".join((b"[", memoryview(buffer)[: max(comma, 0)], b"]"))
+        if comma < 0:
+            return 0
+        text = b"".join((opening, memoryview(buffer)[:comma], b"]"))
         values = _parse_fast(text, self._datatype)
         if values is None:
             self._window_bytes = min(window, TOLERANT_PIECE_BYTES)
@@ -191,6 +194,7 @@ class NumberSink:
         if not len(values):
             return 0  # a comma without a value
         self._append(values, text)
+        self._depth = max(self._depth, 1)
         self._window_bytes = min(self._most_bytes, 2 * window)
         return comma + 1
 
@@ -217,7 +221,7 @@ class NumberSink:
         if self._nesting is None and brackets.deepest > 1:
             self._nesting = Nesting(self._shape, MAX_DEPTH)
         if self._nesting is not None:
-            self._nesting.read(brackets, first, len(values))
+            self._nesting.read(piece[:end], brackets, first, len(values))
             if depth == 0:
                 self._nesting.finish()
         self._depth = depth
