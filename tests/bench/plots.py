@@ -120,7 +120,7 @@ def _over_sizes(reports: Reports, row: str) -> dict[str, svg.Points]:
     for result in reports.row(row):
         for party, ms in result["points"].items():
             series.setdefault(party, []).append((result["elements"], ms))
-    return {party: series[party] for party in (GATEWAY, P, TRANSFORMER, JSON) if party in series}
+    return {party: series[party] for party in (GATEWAY, JSON, TRANSFORMER, P) if party in series}
 
 
 def _sizes_plot(reports: Reports) -> str | None:
