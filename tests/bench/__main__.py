@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         help="measure nothing: make docs/plots and the tables from what --json wrote, profiles from old to new",
     )
     parser.add_argument(
-        "--profiler", choices=["py-spy", "cprofile"], help="with --profile; default: py-spy if there is one"
+        "--profiler", choices=["sampling", "cprofile"], default="sampling", help="with --profile; default: sampling"
     )
     return parser
 

@@ -31,14 +31,14 @@ class Reports:
     machine: str
 
     def row(self, name: str) -> list[dict[str, Any]]:
-        """The results of a row that have samples."""
-        return [result for result in self.results if result["row"] == name and result["samples"]]
+        """The results of a row that have figures."""
+        return [result for result in self.results if result["row"] == name and result["points"]]
 
 
 def read(files: list[Path]) -> Reports:
     """Read the JSON of several runs. Of a row that several files have, the last one counts."""
     by_row: dict[str, list[dict[str, Any]]] = {}
-    profiles, machine = [], ""
+    profiles, machine, is_quick = [], "", False
     for file in files:
         report = json.loads(file.read_text())
         found: dict[str, list[dict[str, Any]]] = {}
@@ -49,7 +49,8 @@ def read(files: list[Path]) -> Reports:
             profiles.append(report["profile"])
         place = report["machine"]
         machine = f"{place['machine']}, {place['processors']} processors, Python {place['python']}"
-        machine += " (a `--quick` run, too short to mean anything)" if report["quick"] else ""
+        is_quick = is_quick or report["quick"]
+    machine += ", some of it by a `--quick` run, which is too short to mean anything" if is_quick else ""
     return Reports([result for results in by_row.values() for result in results], profiles, machine)
 
 
@@ -119,7 +120,7 @@ def _over_sizes(reports: Reports, row: str) -> dict[str, svg.Points]:
     for result in reports.row(row):
         for party, ms in result["points"].items():
             series.setdefault(party, []).append((result["elements"], ms))
-    return {party: series[party] for party in (GATEWAY, P, TRANSFORMER, JSON) if party in series}
+    return {party: series[party] for party in (GATEWAY, JSON, TRANSFORMER, P) if party in series}
 
 
 def _sizes_plot(reports: Reports) -> str | None:

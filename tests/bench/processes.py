@@ -131,8 +131,9 @@ def start_backends(cases: Path, folder: Path) -> Iterator[list[str]]:
         yield [one.url, other.url]
 
 
-def start_relay(cases: Path, backend_url: str, folder: Path) -> Process:
-    return Process("relay", python("tests.bench.relay", cases, backend_url), folder)
+def start_relay(cases: Path, backend_url: str, folder: Path, *, wrapper: Sequence[str | Path] = ()) -> Process:
+    command = [*wrapper, "tests.bench.relay"] if wrapper else python("tests.bench.relay")
+    return Process("relay", [*command, cases, backend_url], folder)
 
 
 def start_gateway(

@@ -1,14 +1,12 @@
 """Where the gateway's time and memory go while it does the work of a row.
 
-py-spy looks from outside and disturbs nothing, but sees no C functions; `cProfile` sees them, and makes Python
-look slower than it is. Read the shares of the first, and the second for what is inside them.
+Sampling (`sampled.py`) counts processor time and slows hardly anything down, but sees no C functions; `cProfile` sees
+them, and makes Python look slower than it is. Read the shares of the first, and the second for what is inside them.
 """
 
 import functools
 import pstats
-import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -25,7 +23,6 @@ from tests.bench.measuring import MIB, Bench, Life
 from tests.bench.processes import Process
 
 TOP = 30
-SAMPLES_PER_S = 500
 
 
 Load = Callable[[Connection], None]
@@ -40,18 +37,14 @@ class Profile:
     report: dict[str, Any]
 
 
-def profile(bench: Bench, row: str, tool: str | None) -> Profile:
-    """Profile the gateway under the load of *row*; *tool* is `py-spy`, `cprofile` or None for the best there is."""
+def profile(bench: Bench, row: str, tool: str) -> Profile:
+    """Profile the gateway under the load of *row*; *tool* is `sampling` or `cprofile`."""
     if row == "5":
         return Profile(_profile_memory(bench, bench.echo_case(bench.scale.memory_elements)), {})
     load = _load_of(bench, row)
-    py_spy = _py_spy()
-    if tool == "py-spy" and py_spy is None:
-        raise RuntimeError("py-spy is not installed: pip install py-spy, or --profiler cprofile")
-    if py_spy is not None and tool != "cprofile":
-        gateway = bench.logging_gateway if row == "1l" else bench.gateway
-        return _profile_from_outside(bench, row, gateway, load, py_spy)
-    return Profile(_profile_inside(bench, load), {})
+    if tool == "cprofile":
+        return Profile(_profile_inside(bench, load), {})
+    return _profile_by_samples(bench, row, load)
 
 
 def _load_of(bench: Bench, row: str) -> list[Load]:
@@ -82,10 +75,6 @@ def _cases(bench: Bench, row: str) -> list[Case]:
     return [bench.image_case()]
 
 
-def _py_spy() -> str | None:
-    return shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
-
-
 def _run(connection: Connection, load: list[Load], is_over: "Until") -> int:
     requests = 0
     while not is_over():
@@ -96,67 +85,51 @@ def _run(connection: Connection, load: list[Load], is_over: "Until") -> int:
 
 
 class Until:
-    """Over when a time has passed, or a process has ended."""
+    """Over when a time has passed."""
 
-    def __init__(self, seconds: float, process: subprocess.Popen[bytes] | None = None) -> None:
+    def __init__(self, seconds: float) -> None:
         self._deadline = time.monotonic() + seconds
-        self._process = process
 
     def __call__(self) -> bool:
-        ended = self._process is not None and self._process.poll() is not None
-        return ended or time.monotonic() > self._deadline
+        return time.monotonic() > self._deadline
 
 
-def _profile_from_outside(bench: Bench, row: str, gateway: Process, load: list[Load], py_spy: str) -> Profile:
-    """Shares by py-spy of the gateway and of P; processor time per request of both, while nobody looks."""
-    samples = {process.name: _sample(bench, process, load, py_spy) for process in (gateway, bench.relay)}
-    spent_us: dict[str, list[float]] = {process.name: [] for process in (gateway, bench.relay)}
+def _profile_by_samples(bench: Bench, row: str, load: list[Load]) -> Profile:
+    """Shares of steps of the gateway and of P, and processor time per request of both while no samples are taken."""
+    file = bench.folder / "samples"
+    wrapper: list[str | Path] = [sys.executable, Path(__file__).with_name("sampled.py"), file]
+    access_log = "json" if row == "1l" else "none"
+    with processes.start_gateway(bench.endpoints, bench.folder, access_log=access_log, wrapper=wrapper) as gateway:
+        _run_for(gateway, load, bench.scale.profile_s)
+    of_gateway = file.read_text()
+    with processes.start_relay(bench.cases, bench.endpoints[0], bench.folder, wrapper=wrapper) as relay:
+        _run_for(relay, load, bench.scale.profile_s)
+    of_relay = file.read_text()
+
+    parties = {"gateway": bench.logging_gateway if row == "1l" else bench.gateway, "p": bench.relay}
+    spent_us: dict[str, list[float]] = {party: [] for party in parties}
     for _ in range(bench.scale.rounds):
-        for process in (gateway, bench.relay):
-            with Connection(process.url) as connection:
-                before = process.processor_ns()
-                requests = _run(connection, load, Until(bench.scale.profile_s / 10))
-                spent_us[process.name].append((process.processor_ns() - before) / requests / 1000)
-    medians = {name: statistics.median(figures) for name, figures in spent_us.items()}
-    counts: dict[str, Counter[str]] = {name: Counter() for name in samples}
-    for name, step_of in ((gateway.name, steps.step_of_gateway), (bench.relay.name, steps.step_of_relay)):
-        for frames, count in steps.stacks(samples[name]):
-            counts[name][step_of(frames)] += count
-    report: dict[str, Any] = {
+        for party, process in parties.items():
+            before = process.processor_ns()
+            requests = _run_for(process, load, bench.scale.profile_s / 10)
+            spent_us[party].append((process.processor_ns() - before) / requests / 1000)
+    gateway_us, p_us = (statistics.median(figures) for figures in spent_us.values())
+    gateway_steps = steps.shares(of_gateway, steps.step_of_gateway)
+    p_steps = steps.shares(of_relay, steps.step_of_relay)
+
+    lines = [f"processor time per request: {gateway_us:.0f} us, P {p_us:.0f} us", "", f"{'':44} gateway         P"]
+    lines += [
+        f"  {step:42} {gateway_steps[step] * gateway_us:5.0f} us {p_steps[step] * p_us:6.0f} us" for step in steps.STEPS
+    ]
+    text = "\n".join(lines) + "\n" + _table_of_samples(of_gateway)
+    report = {
         "row": row,
-        "gateway_us": medians[gateway.name],
-        "p_us": medians[bench.relay.name],
-        "gateway_steps": steps.shares(counts[gateway.name]),
-        "p_steps": steps.shares(counts[bench.relay.name]),
+        "gateway_us": gateway_us,
+        "p_us": p_us,
+        "gateway_steps": gateway_steps,
+        "p_steps": p_steps,
     }
-    title = f"py-spy; processor time per request: {report['gateway_us']:.0f} us, P {report['p_us']:.0f} us\n"
-    lines = ["\nby step                                        gateway         P"]
-    for step in steps.STEPS:
-        ours, theirs = (report[key][step] * report[us] for key, us in _COLUMNS)
-        lines.append(f"  {step:42} {ours:6.0f} us {theirs:6.0f} us")
-    return Profile(title + "\n".join(lines) + "\n" + _table_of_samples(samples[gateway.name]), report)
-
-
-_COLUMNS = (("gateway_steps", "gateway_us"), ("p_steps", "p_us"))
-
-
-def _sample(bench: Bench, process: Process, load: list[Load], py_spy: str) -> str:
-    """Stacks of a process under load, in py-spy's raw format."""
-    raw = bench.folder / f"samples-{process.name}"
-    seconds = bench.scale.profile_s
-    with Connection(process.url) as connection:
-        _run(connection, load, Until(1))
-        command = [py_spy, "record", "--pid", str(process.pid), "--format", "raw", "--output", str(raw)]
-        command += ["--duration", str(round(seconds)), "--rate", str(SAMPLES_PER_S), "--function"]
-        recorder = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        try:
-            _run(connection, load, Until(seconds * 3 + 10, recorder))
-        finally:
-            recorder.terminate()
-            _, complaint = recorder.communicate(timeout=10)
-    if not raw.exists():
-        raise RuntimeError(f"py-spy failed: {complaint.decode(errors='replace')}")
-    return raw.read_text()
+    return Profile(text, report)
 
 
 def _table_of_samples(text: str) -> str:

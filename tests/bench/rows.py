@@ -2,6 +2,7 @@
 
 import os
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ def image_without_simdjson(bench: Bench) -> Iterator[Result]:
     """Row 2p. As row 2, by a gateway that has no pysimdjson; K keeps it."""
     scale = bench.scale
     result = Result("2p", f"FP32 {list(scale.image)}, no pysimdjson / (P + K)", "ratio", 1.7)
-    wrapper = processes.python("tests.bench.without_simdjson")
+    wrapper: list[str | Path] = [sys.executable, Path(__file__).with_name("without_simdjson.py")]
     with processes.start_gateway(bench.endpoints, bench.folder, wrapper=wrapper) as gateway:
         case = bench.image_case()
         yield against_yardsticks(bench, result, case, scale.image_requests, scale.rounds, "FP32", gateway)

@@ -1,4 +1,4 @@
-"""The steps of a request, and to which of them a sample of py-spy belongs.
+"""The steps of a request, and to which of them a sample of the event loop's thread belongs.
 
 A sample is a stack of frames `function (package/module.py:line)`, outermost first. It belongs to the innermost
 function of the gateway in it, with all that this calls in libraries: what aiohttp does for `gateway/backend` is part
@@ -8,7 +8,7 @@ which is aiohttp's server with what the gateway changes in it.
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 LOOP = "event loop, client's sockets, HTTP parsing"
 CLIENT = "body read, reply sent"
@@ -34,18 +34,12 @@ _CALL = re.compile(r"aiohttp/(client|connector)")
 _REPLY = re.compile(r"aiohttp/web_response|RequestHandler.finish_response")
 
 
-def is_of_loop(frames: list[str]) -> bool:
-    """Whether it is work of the event loop's thread; its `select` only waits."""
-    in_loop = any(frame.startswith("BaseEventLoop._run_once ") for frame in frames)
-    return in_loop and not frames[-1].startswith("EpollSelector.select ")
-
-
 def stacks(text: str) -> Iterator[tuple[list[str], int]]:
-    """The stacks of py-spy's raw format that are work of the event loop, and how often each was seen."""
+    """The stacks of a file of `sampled.py` that are work of the event loop, and how often each was seen."""
     for line in text.splitlines():
         stack, _, count = line.rpartition(" ")
         frames = stack.split(";")
-        if is_of_loop(frames):
+        if any(frame.startswith("BaseEventLoop._run_once ") for frame in frames):
             yield frames, int(count)
 
 
@@ -71,7 +65,10 @@ def step_of_relay(frames: list[str]) -> str:
     return ROUTING if any("tests/bench/relay.py" in frame and "handle" in frame for frame in frames) else LOOP
 
 
-def shares(counts: Counter[str]) -> dict[str, float]:
+def shares(text: str, step_of: Callable[[list[str]], str]) -> dict[str, float]:
     """Each step's part of the whole, in the order of a request."""
+    counts: Counter[str] = Counter()
+    for frames, count in stacks(text):
+        counts[step_of(frames)] += count
     total = counts.total() or 1
     return {step: counts[step] / total for step in STEPS}
