@@ -8,6 +8,7 @@ figure is made of the numbers of one round. What is reported are minimum, median
 import shutil
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,6 +21,12 @@ from tests.bench.client import Connection
 from tests.bench.processes import Process
 
 MIB = 1024 * 1024
+
+TURNS = 20
+"""Of each process in a round, where requests are small."""
+
+SETTLE_S = 0.2
+"""How long work may be put off."""
 
 
 @dataclass(frozen=True)
@@ -203,12 +210,22 @@ class Life:
             connection.send_and_check(exchange, identity)
 
 
-def life_ns(process: Process, life: Life, requests: int) -> float:
-    """As `processor_ns`, with requests of `traffic`."""
-    with Connection(process.url) as connection:
-        before = process.processor_ns()
-        life.run(connection, requests)
-        return (process.processor_ns() - before) / requests
+def life_ns(servers: Iterable[Process], life: Life, requests: int) -> list[float]:
+    """As `processor_ns`, of several processes with requests of `traffic`, in short turns.
+
+    A machine that others use is slow for a second and fast for the next, which short turns share fairly. What a
+    process does in the turns of others counts too, and so does what it has put off for `SETTLE_S`: metrics or a log.
+    """
+    turn = max(1, requests // TURNS)
+    with ExitStack() as stack:
+        connections = [(stack.enter_context(Connection(process.url)), process) for process in servers]
+        before = [process.processor_ns() for _, process in connections]
+        for _ in range(TURNS):
+            for connection, _ in connections:
+                life.run(connection, turn)
+        time.sleep(SETTLE_S)
+        spent = [process.processor_ns() for _, process in connections]
+    return [(b - a) / (turn * TURNS) for a, b in zip(before, spent, strict=True)]
 
 
 def check_and_warm_up(servers: Iterable[Process], life: Life, requests: int) -> None:
