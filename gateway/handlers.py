@@ -239,7 +239,7 @@ class _Call:
         parsed = read_short_request(body, framing.header_length, backend.tensor_policy, self.plan.header_limits)
         if parsed is not None:
             self._exchange.request_codec_s += time.perf_counter() - started
-            self.body.reserve((framing.header_length or 0) * HELD_PER_BYTE)
+            self.body.reserve((framing.header_length or len(body)) * HELD_PER_BYTE)
         return parsed
 
     async def _parse(
@@ -554,7 +554,11 @@ class _Call:
                 answer, MemberReplacer(match.naming_key(self._request.method), match.model or "")
             )
             return
-        await reply.begin(answer.status, relayed_to_client(answer.headers), answer.content_length, answer.reason)
+        headers = relayed_to_client(answer.headers)
+        if whole := answer.take_arrived(JOIN_BYTES):
+            await reply.whole(answer.status, headers, whole, answer.reason)
+            return
+        await reply.begin(answer.status, headers, answer.content_length, answer.reason)
         async for chunk in answer.chunks_for_client():
             await reply.write(chunk)
         await reply.end()

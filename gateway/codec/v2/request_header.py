@@ -40,7 +40,7 @@ from gateway.codec.json.members import (
 from gateway.codec.json.scanner import Scanner
 from gateway.codec.json.sinks import SkipSink
 from gateway.codec.tensors.datatypes import Datatype, Kind, element_count
-from gateway.codec.tensors.pieces import PIECE_BYTES, SPACE, check_utf8
+from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES, SPACE, check_utf8
 from gateway.codec.v2 import declarations
 from gateway.codec.v2.declarations import datatype_of, name_of, shape_of, sliced_parameters, text_of
 from gateway.codec.v2.framing import HEADER_LENGTH
@@ -418,7 +418,8 @@ class HeaderParser:
         if raw is None:
             return None
         start, end = self._spans[int(raw)]
-        view = self._body[start:end]
+        first = NOT_SPACE.search(self._body, start, end)
+        view = self._body[start if first is None else first.start() : end]
         return None if end - start < 64 and bytes(view).strip(SPACE) == b"null" else view
 
     def _restore_segments(self) -> Generator[None, None, None]:

@@ -1,6 +1,6 @@
 """The short way of a small request in its common form: its JSON in a few calls, without steps.
 
-Most requests are small and alike: a header length, binary inputs, outputs by name, perhaps an id and parameters. For
+Most requests are small and alike: binary inputs, or JSON ones, outputs by name, perhaps an id and parameters. For
 these `InferRequest.parse` costs many times what their bytes cost. Here typed structs of msgspec prove the header, and
 a few calls print the values. Whatever is not the common form, right or wrong, is None: then `InferRequest.parse` judges
 it from its beginning and words the error. So nothing here raises, and both ways must come to the same bytes
@@ -53,7 +53,8 @@ class _Input(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     name: str
     datatype: str
     shape: Raw
-    parameters: _InputParameters
+    parameters: _InputParameters | UnsetType = UNSET
+    data: Raw | UnsetType = UNSET
 
 
 class _OutputParameters(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -110,17 +111,20 @@ def read_short_request(
 
     The JSON is byte for byte what `InferRequest` makes.
     """
-    if not header_length or not header_length <= len(body) <= SHORT_BODY_BYTES:
+    header_bytes = len(body) if header_length is None else header_length
+    if not 0 < header_bytes <= len(body) <= SHORT_BODY_BYTES:
         return None
     body = bytes(body)
-    text = body[:header_length]
+    text = body[:header_bytes]
+    if header_length is None and b'"binary_data' not in text:
+        return None
     if b"\\" in text or (len(text) > MAX_SHORT_BRACKETS and text.count(b"{") + text.count(b"[") > MAX_SHORT_BRACKETS):
         return None
     try:
         if not text.isascii():
             text.decode()  # msgspec does not look into the strings of a Raw
         header = _HEADER.decode(text)
-        if header_length > limits.max_header_bytes or len(header.inputs) > limits.max_tensors:
+        if header_bytes > limits.max_header_bytes or len(header.inputs) > limits.max_tensors:
             return None
         members = []
         request_id = b""
@@ -128,27 +132,32 @@ def read_short_request(
             request_id = bytes(header.id)
             members.append(b'"id":' + request_id)
         by_default = False
+        is_extended = header_length is not None
         parameters = header.parameters
         if parameters is not UNSET:
             flag = parameters.pop("binary_data_output", None)
             if flag is not None:
                 by_default = _FLAGS[bytes(flag)]
+                is_extended = True
             if flag is None or parameters:  # protocol 3.2
                 members.append(b'"parameters":' + object_text(parameters))  # type: ignore[arg-type]
-        members.append(_inputs_text(header.inputs, body, header_length, policy))
+        members.append(_inputs_text(header.inputs, body, header_bytes, policy))
         selection = _UNLISTED[by_default]
         if header.outputs is not UNSET:
             if len(header.outputs) > limits.max_tensors:
                 return None
             selection = _selection(header.outputs, by_default)
+            is_extended = is_extended or any(each.parameters is not UNSET for each in header.outputs)
             members.append(b'"outputs":[%b]' % b",".join([b'{"name":"%b"}' % o.name.encode() for o in header.outputs]))
     except (_UncommonError, CodecError, KeyError, ValueError, RecursionError):
+        return None
+    if not is_extended:  # protocol 1.6: pure JSON, which nobody judges
         return None
     return ShortRequest(
         b"{%b}" % b",".join(members),
         selection,
         b"" if request_id in (b"null", b'""') else request_id,
-        [entry.datatype for entry in header.inputs],
+        [entry.datatype for entry in header.inputs if entry.data is UNSET],
     )
 
 
@@ -162,12 +171,15 @@ def _inputs_text(entries: list[_Input], body: bytes, offset: int, policy: Tensor
     names = set()
     for entry in entries:
         names.add(entry.name)
-        datatype = DATATYPES[entry.datatype]
         shape_text = bytes(entry.shape)
+        if entry.parameters is UNSET:
+            texts.append(_json_input_text(entry, shape_text))
+            continue
+        datatype = DATATYPES[entry.datatype]
         shape = parse_shape(shape_text)
         n_bytes = entry.parameters.binary_data_size
         # msgspec reads -0 as 0, which the long way refuses, so empty tensors are not common
-        if shape is None or not 0 < n_bytes <= len(body) - offset:
+        if shape is None or not 0 < n_bytes <= len(body) - offset or entry.data is not UNSET:
             raise _UncommonError
         if datatype.kind is Kind.BYTES:
             data = _strings_text(body[offset : offset + n_bytes], prod(shape), policy)
@@ -184,6 +196,21 @@ def _inputs_text(entries: list[_Input], body: bytes, offset: int, policy: Tensor
     if offset != len(body) or len(names) != len(entries):
         raise _UncommonError
     return b'"inputs":[%b]' % b",".join(texts)
+
+
+def _json_input_text(entry: _Input, shape_text: bytes) -> bytes:
+    """An input whose `data` is JSON, which crosses as it came (protocol 2.7)."""
+    if entry.data is UNSET:
+        raise _UncommonError
+    data = bytes(entry.data)
+    if data[:1] != b"[":
+        raise _UncommonError
+    return b'{"name":"%b","shape":%b,"datatype":"%b","data":%b}' % (
+        entry.name.encode(),
+        shape_text,
+        entry.datatype.encode(),
+        data,
+    )
 
 
 def _numbers_text(body: bytes, offset: int, n_bytes: int, datatype: Datatype, policy: TensorPolicy) -> bytes:

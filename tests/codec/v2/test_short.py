@@ -51,17 +51,24 @@ def separators(dice: random.Random) -> tuple[str, str]:
     return dice.choice([(",", ":"), (",", ":"), (", ", ": "), (" ,\n", " : ")])
 
 
-def random_request(dice: random.Random) -> tuple[bytes, int]:
-    """A request in a common form, but for NaN now and then, and the length of its header."""
+def random_request(dice: random.Random, json_share: float = 0.2) -> tuple[bytes, int]:
+    """A request in a common form, but for NaN now and then, and the length of its header.
+
+    *json_share* of its inputs are JSON.
+    """
     inputs, blobs = [], []
     for index in range(dice.randint(1, 3)):
         datatype = dice.choice(list(DATATYPES))
         shape = [dice.choice([0, *range(1, 6), *range(1, 6)]) for _ in range(dice.randint(0, 3))]
         count = int(np.prod(shape, dtype=int))
+        members: dict[str, Any] = {"name": f"é:{index}", "shape": shape, "datatype": datatype}
+        if dice.random() < json_share:
+            members["data"] = nested([dice.choice([1, -0.0, 1e300, True, "é", "", None]) for _ in range(count)], shape)
+            inputs.append(shuffled(members, dice))
+            continue
         strings = [dice.choice(ODD_STRINGS) for _ in range(count)]
         blob = blob_of(strings if datatype == "BYTES" else numbers_of(datatype, count, dice))
-        parameters = {"binary_data_size": len(blob)}
-        members = {"name": f"é:{index}", "shape": shape, "datatype": datatype, "parameters": parameters}
+        members["parameters"] = {"binary_data_size": len(blob)}
         inputs.append(shuffled(members, dice))
         blobs.append(blob)
     top: dict[str, Any] = {"inputs": inputs}
@@ -152,6 +159,24 @@ def test_requests_come_to_the_same_both_ways(seed: int) -> None:
         with suppress(CodecError):
             parse_request(body, header_length, policy)
     assert n_short > ROUNDS / 2
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_requests_without_octets_come_to_the_same_both_ways(seed: int) -> None:
+    dice = random.Random(seed)
+    n_short = n_long = 0
+    for _ in range(ROUNDS):
+        body, _ = random_request(dice, json_share=1)
+        if dice.random() < 0.2:
+            changed = bytearray(body)
+            damage(changed, dice)
+            body = bytes(changed)
+        is_short = read_short_request(body, None, TensorPolicy(), LIMITS) is not None
+        n_short += is_short
+        with suppress(CodecError):
+            n_long += parse_request(body, None) is not None and not is_short
+    assert n_short > ROUNDS / 4
+    assert n_long > 0
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -72,6 +72,46 @@ def test_requests_of_real_clients_take_the_short_way(header: str) -> None:
     assert b"binary_data" not in request.json
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"inputs":[{"name":"x","shape":[2],"datatype":"FP32","data":[1.5,2]}],'
+        '"outputs":[{"name":"y","parameters":{"binary_data":false}}]}',
+        '{"id": "7", "inputs": [{"name": "x", "shape": [1, 2], "datatype": "BYTES", "data":  [["é", "b"]]}], '
+        '"parameters": {"binary_data_output": false}}\n',
+    ],
+)
+def test_json_of_tritonclient_takes_the_short_way(body: str) -> None:
+    request = parse_request(body.encode(), None)
+    short_request = read_short_request(body.encode(), None, TensorPolicy(), LIMITS)
+    assert request is not None
+    assert short_request is not None
+    assert json.loads(short_request.json)["inputs"] == json.loads(body)["inputs"]
+    assert short_request.datatypes == []
+    assert b"binary_data" not in short_request.json
+
+
+def test_a_json_input_beside_a_binary_one_takes_the_short_way() -> None:
+    octets = PYTHON[PYTHON.index('{"name":"x"') : PYTHON.index('],"outputs')]
+    request = short('{"inputs":[{"name":"w","shape":[1],"datatype":"INT8","data":[7]},' + octets + "]}")
+    assert request is not None
+    assert [entry["data"] for entry in json.loads(request.json)["inputs"]] == [[7], [0.0, 1.0, 2.0, 3.0]]
+    assert request.datatypes == ["FP32"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1]}],"outputs":[{"name":"y"}]}',
+        '{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1]}],"parameters":{"binary_data":false}}',
+        '{"inputs":[{"name":"binary_data","shape":[1],"datatype":"FP32","data":[1]}]}',
+    ],
+)
+def test_json_without_the_words_of_the_extension_is_not_judged(body: str) -> None:
+    assert parse_request(body.encode(), None) is None
+    assert read_short_request(body.encode(), None, TensorPolicy(), LIMITS) is None
+
+
 @pytest.mark.parametrize("datatype", list(DATATYPES))
 def test_every_datatype_takes_the_short_way(datatype: str) -> None:
     if datatype == "BYTES":
