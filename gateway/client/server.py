@@ -493,6 +493,8 @@ class _Connection:
 
     def _cancel(self, exc: BaseException) -> None:
         """Let whoever reads the body fail; aiohttp's `connection_lost` and `shutdown` call this."""
+        if not isinstance(exc, asyncio.CancelledError):  # a time-out or an error of TLS is no `ConnectionError`
+            exc = ConnectionResetError("the client closed the connection")
         self.content.set_exception(exc)
 
     async def read(self) -> bytes:
