@@ -190,6 +190,8 @@ class ClientBody:
         while chunk := await self._connection.read():
             exchange.client_request_bytes += len(chunk)
             yield chunk
+            if self.at_end:
+                return
             await self._pacer.breathe()
 
     def invite(self) -> None:
