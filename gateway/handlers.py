@@ -359,34 +359,34 @@ class _Call:
     ) -> InferReply:
         """Turn the answer into the reply. Raises `GatewayError`."""
         answer.refuse_encoded()
-        answered = None
         text = answer.take_arrived(SHORT_ANSWER_BYTES)
         if text is None and 0 < (answer.content_length or 0) <= SHORT_ANSWER_BYTES:
             text = await answer.read_whole(SHORT_ANSWER_BYTES, "the answer")
-        if text is not None and not declared and len(text) <= self.plan.limits.response_body:
-            started = time.perf_counter()
-            match = self._match
-            answered = read_short_answer(
-                text,
-                parsed.selection,
-                parsed.id,
-                model=match.model or "",
-                is_renamed=match.is_renamed,
-                limits=self.plan.header_limits,
-            )
-            self._exchange.response_codec_s += time.perf_counter() - started
-        if answered is not None:
-            self.body.hold_answer(answered.n_bytes)
-        else:
+        answered = self._decode_short(text, parsed) if text is not None and not declared else None
+        if answered is None:
             answered = await self._decode_long(answer, text, parsed, declared)
         self._exchange.output_datatypes = answered.datatypes
         self._exchange.response_nonfinite = answered.nonfinite
         return answered
 
+    def _decode_short(self, text: bytes, parsed: InferRequest | ShortRequest) -> InferReply | None:
+        """The reply to a small answer in its common form; None for any other. Never raises."""
+        if len(text) > self.plan.limits.response_body:
+            return None
+        started = time.perf_counter()
+        model, is_renamed, limits = self._match.model or "", self._match.is_renamed, self.plan.header_limits
+        answered = read_short_answer(
+            text, parsed.selection, parsed.id, model=model, is_renamed=is_renamed, limits=limits
+        )
+        self._exchange.response_codec_s += time.perf_counter() - started
+        if answered is not None:
+            self.body.hold_answer(answered.n_bytes)
+        return answered
+
     async def _decode_long(
         self, answer: Answer, text: bytes | None, parsed: InferRequest | ShortRequest, declared: Mapping[str, str]
     ) -> InferReply:
-        """The same for an answer of any size and form, while it arrives; *text* is its body if that was read."""
+        """As `_decode`, for any answer, while it arrives; *text* is its body if that was read."""
         limit = self.plan.limits.response_body
         decoder = InferAnswer(
             parsed.selection,

@@ -92,9 +92,11 @@ class Pacer:
                 next(steps)
                 now = time.perf_counter()
                 if now - self._resumed > SLICE_S:
-                    self._seconds += now - started
-                    await _turns_of_this_loop().wait()
-                    started = self._resumed = time.perf_counter()
+                    try:
+                        await _turns_of_this_loop().wait()
+                    finally:  # the wait is not work, also where it is cancelled
+                        self._resumed = time.perf_counter()
+                        self._seconds -= self._resumed - now
         except StopIteration as stop:
             value: T = stop.value
             return value

@@ -34,6 +34,11 @@ def pytest_configure(config: pytest.Config) -> None:
         short_request.SHORT_BODY_BYTES = short_answer.SHORT_ANSWER_BYTES = 0
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `--long-way`, the tests of the short way itself."""
+    return True if config.getoption("--long-way") and collection_path.name.startswith("test_short") else None
+
+
 @dataclass
 class Reply:
     """What a client got."""

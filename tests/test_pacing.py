@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Generator
 
 import pytest
 
@@ -103,3 +104,23 @@ async def test_another_loop_has_turns_of_its_own() -> None:
     other = await asyncio.to_thread(elsewhere)
     assert len(other.worked) == 2 * SLICES
     await asyncio.gather(*stuck)
+
+
+async def test_the_wait_of_one_that_is_cancelled_is_not_the_codecs_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+
+    def steps() -> Generator[None, None, None]:
+        nonlocal now_s
+        while True:
+            now_s += 2.0  # of work
+            yield
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
+    pacer = Pacer()
+    running = asyncio.create_task(pacer.run(steps()))
+    await asyncio.sleep(0)
+    now_s += 100.0  # of waiting
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert pacer.take_seconds() == 2.0

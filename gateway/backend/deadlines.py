@@ -11,9 +11,9 @@ from gateway.errors import ErrorKind, GatewayError
 _WORDS = {"idle": "was silent in the middle for", "first_byte": "did not begin to answer within"}
 
 GRAIN_S = 0.01
-"""A deadline takes effect so much late at most, or 1/16 of the shortest timeout if that is less.
+"""How late a deadline may take effect; 1/16 of the shortest timeout if that is less.
 
-So often the deadlines of all running attempts are looked at where they end one after another.
+Deadlines that end shortly after one another are looked at once in this time, and not once for each of them.
 """
 
 

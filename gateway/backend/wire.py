@@ -148,6 +148,7 @@ class Wire(ResponseHandler):
         self._is_open = False
         self._parser = None  # what comes from now on is nobody's
         self._payload = None
+        self._on_held = None  # it leads to the request, and an idle connection would hold the client's body
         self.idle_since = asyncio.get_running_loop().time()
         self.is_reused = True
         return True

@@ -74,9 +74,9 @@ class ClientBody:
             self._reservation = None
 
     def read_arrived(self) -> memoryview | None:
-        """Admit the body, and read it if all of it has arrived; None if that is left to `read_rest`.
+        """Admit the body, and read it if all of it has arrived; None if it is to be read with `read_rest`.
 
-        A body that is compressed, or whose length is unknown, is always left to it. Raises `GatewayError`.
+        That is where one that is compressed, or whose length is unknown, is always read. Raises `GatewayError`.
         """
         request = self._request
         first = request.headers.first
@@ -97,16 +97,11 @@ class ClientBody:
         self._exchange.client_request_bytes = len(whole)
         return memoryview(whole)
 
-    async def read(self) -> memoryview:
+    async def read_rest(self) -> memoryview:
         """The body in one buffer, inflated, within `limits.request_body` on the wire and after inflating.
 
-        Admits it first. Raises `GatewayError`.
+        To be called where `read_arrived` gave None. Raises `GatewayError`.
         """
-        whole = self.read_arrived()
-        return await self.read_rest() if whole is None else whole
-
-    async def read_rest(self) -> memoryview:
-        """As `read`, after `read_arrived` gave None."""
         if self._coding is not None:
             return await self._read_inflated(self._coding)
         length = self._request.content_length
@@ -195,6 +190,8 @@ class ClientBody:
         while chunk := await self._connection.read():
             exchange.client_request_bytes += len(chunk)
             yield chunk
+            if self.at_end:
+                return
             await self._pacer.breathe()
 
     def invite(self) -> None:

@@ -148,6 +148,8 @@ class Reply:
             self._exchange.client_response_bytes += len(part)
             if self._connection.is_behind:
                 await self._connection.drain()
+            if self._left == 0 and start + WRITE_BYTES >= n_bytes:
+                break  # at once: the client may leave with its whole reply while others run
             await self._pacer.breathe()
         if self._left == 0:
             await self.complete()

@@ -224,7 +224,8 @@ class ClientProtocol(RequestHandler):
                 if message.upgrade:
                     connection.upgrade = message
                 await self._server.handler(_client_request(message, payload, self, connection))
-        except asyncio.CancelledError:  # not raised: the task ends here, and would keep the error, and that the request
+        except asyncio.CancelledError:
+            # not raised again: the task ends here anyway, and the error that it would keep holds the request
             self.force_close()
             return False
         except Exception as error:
@@ -493,6 +494,8 @@ class _Connection:
 
     def _cancel(self, exc: BaseException) -> None:
         """Let whoever reads the body fail; aiohttp's `connection_lost` and `shutdown` call this."""
+        if not isinstance(exc, asyncio.CancelledError):  # a time-out or an error of TLS is no `ConnectionError`
+            exc = ConnectionResetError("the client closed the connection")
         self.content.set_exception(exc)
 
     async def read(self) -> bytes:

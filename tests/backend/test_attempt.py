@@ -18,6 +18,7 @@ from gateway.backend.upstream import Upstream
 from gateway.backend.wire import HEAD_PIECE_BYTES, HELD_BYTES, MAX_INTERIM, Wire
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
+from gateway.pacing import Pacer
 from tests.backend.sockets import ANSWER, Backend, ask, read_whole, upstream_to, whole
 from tests.backend.waiting import turns
 from tests.certificates import Authority
@@ -430,3 +431,24 @@ async def test_a_head_is_held_only_as_long_as_its_body_is_small_and_each_piece_o
         message, reader = await reading
         assert (message.code, told) == (201, [201, 201])
         assert len(await wire.read_body(reader)) == HELD_BYTES + 1
+
+
+async def test_an_answer_that_has_come_to_its_end_takes_no_turn_behind_large_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    n_breaths = 0
+
+    async def breathe(pacer: Pacer) -> None:
+        nonlocal n_breaths
+        n_breaths += 1
+
+    monkeypatch.setattr(Pacer, "breathe", breathe)
+    async with calling() as (backend, upstream):
+        asked = asyncio.ensure_future(ask(upstream, "GET", Body()))
+        connection = await backend.accept()
+        await backend.read_request(connection)
+        for piece in (HEAD, b"bo", b"dy"):
+            await asyncio.get_running_loop().sock_sendall(connection, piece)
+            await turns()
+        assert await asked == (b"body", ["200"])
+    assert n_breaths == 1  # between the two pieces of the body

@@ -1,19 +1,20 @@
 """The connections of one backend: who gets a slot, that no slot is lost, and which idle connections are closed."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from gateway.backend.attempt import BackendRequest, Body
+from gateway.backend.attempt import BackendRequest, Body, Sending
 from gateway.backend.connections import Connections, Lease
 from gateway.backend.endpoints import Endpoint
 from gateway.backend.upstream import Upstream
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
-from tests.backend.sockets import Backend, ask, read_whole, upstream_to, whole
+from tests.backend.sockets import ANSWER, Backend, ask, read_whole, upstream_to, whole
 from tests.backend.waiting import turns
 
 
@@ -279,3 +280,32 @@ async def test_nothing_is_remembered_of_an_endpoint_that_left_while_a_request_wa
         assert not connections._pools
         while connections._open:
             await asyncio.sleep(0)
+
+
+class Held:
+    """What a request's body is made of."""
+
+
+@pytest.mark.parametrize("in_one_piece", [True, False])
+async def test_an_idle_connection_holds_nothing_of_the_request_before(in_one_piece: bool) -> None:
+    async with pool("keep_alive: 1m") as (backend, upstream, connections, endpoint):
+        held = Held()
+        seen = weakref.ref(held)
+
+        async def pieces(sending: Sending, held: Held = held) -> AsyncIterator[bytes]:
+            yield b"body"
+            sending.done()
+
+        request = BackendRequest("POST", "/x", [], Body(open=pieces), is_read_whole=True)
+        asked = asyncio.ensure_future(upstream.call(request, [], read_whole))
+        del held, pieces, request
+        connection = await backend.accept()
+        await backend.read_request(connection)
+        for piece in [ANSWER] if in_one_piece else [ANSWER[:-1], ANSWER[-1:]]:
+            await asyncio.get_running_loop().sock_sendall(connection, piece)
+            await turns()
+        assert await asked == b"ok"
+        del asked
+        await turns()
+        assert connections.counts(endpoint) == (0, 1)
+        assert seen() is None

@@ -173,7 +173,13 @@ async def serving(
         await asyncio.gather(*tasks)
 
 
+async def read_body(body: ClientBody) -> memoryview:
+    """All of *body*, inflated."""
+    whole = body.read_arrived()
+    return await body.read_rest() if whole is None else whole
+
+
 async def echo(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
     """Reply with method, path, and the body."""
-    text = await body.read() if request.has_body else b""
+    text = await read_body(body) if request.has_body else b""
     await reply.whole(200, [], f"{request.method} {request.path} ".encode() + bytes(text))

@@ -9,6 +9,7 @@ from gateway.client.reply import JOIN_BYTES, WRITE_BYTES, Reply
 from gateway.client.request import ClientRequest, Connection
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Pairs
+from gateway.pacing import Pacer
 from tests.client.raw import Serve, connect, serving
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -271,3 +272,18 @@ async def test_a_small_reply_is_complete_at_once_unless_its_client_is_behind_in_
             read += await client.reader.read(1 << 20)
         assert completed[2:] == [False, True]
         assert [each.client_response_bytes for each in running.exchanges] == [2, 2]
+
+
+@pytest.mark.parametrize("size", [JOIN_BYTES + 1, WRITE_BYTES])
+async def test_a_client_that_leaves_with_its_whole_reply_was_served_also_where_others_work(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def breathe(pacer: Pacer) -> None:
+        await asyncio.Event().wait()  # many others have a turn before
+
+    monkeypatch.setattr(Pacer, "breathe", breathe)
+    async with serving(whole(200, [], bytes(size))) as running:
+        async with connect(running.url) as client:
+            assert len((await client.exchange(GET)).body) == size
+        exchange = await running.exchange()
+        assert (exchange.status, exchange.error) == (200, None)

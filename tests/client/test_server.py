@@ -12,7 +12,7 @@ from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
 from gateway.client.server import ClientProtocol
 from gateway.errors import ErrorKind, GatewayError
-from tests.client.raw import connect, echo, serving
+from tests.client.raw import connect, echo, read_body, serving
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc"
@@ -323,7 +323,7 @@ async def test_requests_of_other_connections_come_between_those_of_a_pipeline() 
 async def test_nothing_is_kept_of_a_request_that_is_served_or_whose_client_left(leaves: bool) -> None:
     async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
         async with asyncio.timeout(60) as timeout:
-            await body.read()
+            await read_body(body)
             assert not timeout.expired()
             await reply.whole(200, [], b"")
 

@@ -4,7 +4,9 @@ Each test fails when a release of aiohttp has lost or changed what it names, bef
 """
 
 import asyncio
+import errno
 import inspect
+import ssl
 from typing import Any
 
 import aiohttp.web_protocol
@@ -342,3 +344,23 @@ async def test_a_body_in_tiny_chunks_is_parsed_by_what_arrives_and_not_by_every_
         reply = await connection.exchange(head + b"1\r\nx\r\n" * n_chunks + b"0\r\n\r\n")
     assert reply.body == b"POST /a " + b"x" * n_chunks
     assert calls < n_chunks // 100
+
+
+@pytest.mark.parametrize("error", [None, TimeoutError(errno.ETIMEDOUT, "timed out"), ssl.SSLError(1, "bad record")])
+async def test_a_body_that_another_task_reads_ends_with_a_connection_error_whatever_ended_the_connection(
+    error: OSError | None,
+) -> None:
+    readings: list[asyncio.Task[bytes]] = []
+
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        readings.append(asyncio.create_task(request.connection.read()))
+        await asyncio.sleep(0)
+        transport: Any = (await protocol_of(running)).transport
+        transport._force_close(error)
+        await asyncio.Event().wait()
+
+    async with serving(serve) as running, connect(running.url) as client:
+        client.writer.write(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n")
+        assert (await running.exchange()).status == 499
+    with pytest.raises(ConnectionError):
+        await readings[0]

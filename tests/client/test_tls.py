@@ -25,7 +25,7 @@ from gateway.demo import JsonServer
 from gateway.errors import ConfigError
 from gateway.process.application import Application
 from tests.certificates import Authority, Pair
-from tests.client.raw import HANDSHAKE_S, RawConnection, connect, echo, serving
+from tests.client.raw import HANDSHAKE_S, RawConnection, connect, echo, read_body, serving
 from tests.conftest import running
 from tests.system.scripted import RESET
 from tests.test_cli import process
@@ -115,7 +115,7 @@ async def test_a_large_body_crosses_exactly_in_both_directions(authority: Author
     body = os.urandom(1 << 20) * 16
 
     async def send_back(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
-        await reply.whole(200, [], bytes(await body.read()))
+        await reply.whole(200, [], bytes(await read_body(body)))
 
     async with serving(send_back, max_bytes=len(body), tls=tls_of(authority.issue())) as served:
         async with connect(served.url, authority.client_context()) as client:

@@ -13,7 +13,6 @@ from tests.conftest import HEADER_LENGTH, Connection, answering, lying, running,
 
 X = np.array([1, 2], np.int32)
 ASK = {"inputs": [tensor("x", X, "INT32")], "outputs": [{"name": "y", "parameters": {"binary_data": True}}]}
-ASK_ALL = {"inputs": [tensor("x", X, "INT32")], "parameters": {"binary_data_output": True}}
 
 
 def output(**members: Any) -> bytes:

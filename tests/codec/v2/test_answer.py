@@ -463,9 +463,6 @@ def test_literals_outside_data_come_out_as_they_went_in() -> None:
         assert part in header
 
 
-NUMBERED = "the number of a value and what follows it make another number"
-
-
 @pytest.mark.parametrize("tail", [".5", "e1", "7", "E-1"])
 @pytest.mark.parametrize("binary", [True, False])
 def test_number_behind_data_is_no_json(tail: str, binary: bool) -> None:

@@ -388,9 +388,6 @@ def test_base64_is_announced_beside_other_parameters_and_only_for_bytes() -> Non
 # hostile
 
 
-CRASHES = "the number of a value and what follows it make another number"
-
-
 @pytest.mark.parametrize("tail", [b".5", b"e1", b"0", b"E-1"])
 def test_number_behind_data_is_no_json(tail: bytes) -> None:
     first, second = b'{"name":"a","data":[1]}', b'{"name":"b","data":[1]%b}' % tail
