@@ -142,7 +142,7 @@ class _Values:
 
     def restore_datatype(self, entry: Members, name: str | None) -> None:
         """Undo the promotion of an output's inputs, where the model declares a narrower datatype."""
-        if name in self._declared and entry.get("datatype") == b'"FP32"':
+        if name in self._declared and text_of(entry, "datatype") == "FP32":
             entry["datatype"] = b'"%b"' % self._declared[name or ""].encode()
 
     def read_kept(self, value: _Value, entry: Members, name: str) -> Iterator[None]:
@@ -335,7 +335,7 @@ class InferAnswer:
             self._nonfinite += sink.nonfinite
             return sink.array.view(np.uint8).data
         assert isinstance(sink, BytesSink)
-        if parameters.get("content_type", b"") == b'"base64"':  # protocol 4.8
+        if text_of(parameters, "content_type") == "base64":  # protocol 4.8
             return memoryview((yield from from_base64(sink.elements, sink.label)))
         return memoryview(sink.elements)
 
