@@ -118,7 +118,13 @@ class _Values:
 
     def open(self, entry_text: Callable[[], bytes]) -> Sink:
         """Choose the sink for an output's `data`, by what its entry has said so far."""
-        entry = parse_object(protect_literals(entry_text())[0])
+        text, marker = protect_literals(entry_text())
+        try:
+            return self._open(parse_object(text))
+        except CodecError as error:
+            raise CodecError(restore_literals(str(error).encode(), marker).decode()) from None
+
+    def _open(self, entry: Members) -> Sink:
         name = text_of(entry, "name")
         self.restore_datatype(entry, name)
         value = _Value()

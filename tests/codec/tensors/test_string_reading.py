@@ -200,9 +200,7 @@ def test_octets_cross_both_ways_in_base64(octets: list[bytes]) -> None:
 
 
 def test_base64_is_decoded_also_where_its_name_is_written_with_an_escape() -> None:
-    answer = one_output('["YQ=="]', "BYTES", "[1]").replace(
-        b"}]}", rb',"parameters":{"content_type":"base\u00364"}}]}'
-    )
+    answer = one_output('["YQ=="]', "BYTES", "[1]").replace(b"}]}", rb',"parameters":{"content_type":"base\u00364"}}]}')
     assert bytes(only_blob(answer, 1)) == blob_of(["a"])
 
 
