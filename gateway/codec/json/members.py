@@ -51,7 +51,7 @@ _NAME = re.compile(rb'[ \t\r\n]*+("(?:[^"\\]++|\\.)*+")[ \t\r\n]*+:', re.DOTALL)
 
 _LITERALS = (b"NaN", b"Infinity", b"-Infinity")
 _LONGEST_LITERAL = len(b"-Infinity")
-_MARKER_VALUES = 10**8  # a short marker keeps a text that is all literals small
+_MARKER_VALUES = 10**7  # a short marker keeps a text that is all literals small
 # A whole string, one that goes on behind the window (1), or a literal (2). A literal stands alone: what is put in its
 # place must not join a neighbour into a number.
 _STRING_OR_LITERAL = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|(\\?\Z))|(?<![-+.\w])(-?Infinity|NaN)(?![-+.\w])', re.DOTALL)
@@ -266,10 +266,11 @@ def sliced_protect(text: bytes) -> Generator[None, None, tuple[bytes, bytes]]:
     """As `protect_literals`, for a text of any length: yields after each step of work."""
     if b"NaN" not in text and b"Infinity" not in text:
         return text, b""
+    # a fraction, for NaN must not pass for an integer in a shape or a size
     # hash() is keyed per process, so a sender cannot predict the marker and write it, nor the next one that is tried
     marker = text
     while marker in text:
-        marker = b"1%08d" % (hash(marker) % _MARKER_VALUES)
+        marker = b"1.%07d" % (hash(marker) % _MARKER_VALUES)
     protected = bytearray()
     copied = position = 0
     inside_string = False

@@ -10,8 +10,7 @@ of elements at a time where it can, once for checking and once for printing:
    guess, which is proved by following it from length to length: 3 to 6 times faster than walking.
 
 That every element is UTF-8 is proved for a window at once. Zeros stand in place of the lengths, which are characters
-of their own: no character can reach from the end of one element into the next. Only if that fails are the elements
-looked at one by one, for the error.
+of their own: no character can reach from the end of one element into the next.
 
 Here: proving a blob right and finding its elements. Not here: JSON (`string_printing`, `string_reading`).
 """
@@ -19,7 +18,6 @@ Here: proving a blob right and finding its elements. Not here: JSON (`string_pri
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +38,7 @@ LENGTH = struct.Struct("<I")
 """How a length is written."""
 
 STEP_ELEMENTS = 4096
-"""How many short elements one step walks through."""
+"""How many short elements one step works on one by one."""
 
 RUN_STEP_ELEMENTS = 16 * 1024
 """How many short elements one step looks at where numpy finds them."""
@@ -185,13 +183,10 @@ def _check_utf8_of_all(window: bytes, bounds: npt.NDArray[np.int64], index: int,
         return
     try:
         text.decode()
-    except UnicodeDecodeError:
-        for number, (start, end) in enumerate(pairwise(bounds.tolist()), index):
-            run_over = check_utf8(
-                memoryview(window)[start + PREFIX_BYTES : end], f"{label}: element {number}", _BASE64_HINT
-            )
-            for _ in run_over:
-                pass
+    except UnicodeDecodeError as error:
+        number = int(np.searchsorted(bounds, error.start, "right")) - 1
+        byte = error.start - int(bounds[number]) - PREFIX_BYTES
+        raise CodecError(f"{label}: element {index + number} is not UTF-8 at byte {byte}{_BASE64_HINT}") from None
 
 
 def with_words(window: bytes, bounds: npt.NDArray[np.int64], word: bytes) -> bytearray:

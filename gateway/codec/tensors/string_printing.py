@@ -34,6 +34,7 @@ from gateway.codec.tensors.elements import (
     PREFIX_BYTES,
     RUN_ELEMENTS,
     RUN_STEP_ELEMENTS,
+    STEP_ELEMENTS,
     WINDOW_BYTES,
     bounds_of,
     with_words,
@@ -61,7 +62,7 @@ def base64_pieces(blob: memoryview) -> Iterator[bytes | bytearray]:
 
 def _pieces(
     blob: memoryview,
-    print_run: Callable[[bytes, npt.NDArray[np.int64]], bytes | bytearray],
+    print_run: Callable[[bytes, npt.NDArray[np.int64]], Iterator[bytes | bytearray]],
     print_element: Callable[[memoryview], Iterator[bytes]],
 ) -> Iterator[bytes | bytearray]:
     """*print_run* prints the elements at its bounds, each with a separator before it; *print_element* a long one."""
@@ -71,8 +72,9 @@ def _pieces(
         window = bytes(blob[offset : offset + WINDOW_BYTES])
         bounds = bounds_of(window, RUN_STEP_ELEMENTS)
         if len(bounds) > 1:
-            run = print_run(window, bounds)
-            yield run[skip:] if skip else run
+            for text in print_run(window, bounds):
+                yield text[skip:] if skip else text
+                skip = 0
             offset += int(bounds[-1])
         else:
             start = offset + PREFIX_BYTES
@@ -83,24 +85,32 @@ def _pieces(
         yield b'"'
 
 
-def _escaped_run(window: bytes, bounds: npt.NDArray[np.int64]) -> bytes | bytearray:
-    if len(bounds) <= RUN_ELEMENTS:
-        return _escaped_one_by_one(window, bounds)
-    text = with_words(window, bounds, _BLANK)
-    if not (b'"' in text or b"\\" in text or np.frombuffer(text, np.uint8).min() < ord(" ")):
-        words_of(text)[bounds[:-1]] = LENGTH.unpack(_PRINTED_SEPARATOR)  # nothing to escape
-        return text
-    if _MARK[0] in text:
-        return _escaped_one_by_one(window, bounds)
-    words_of(text)[bounds[:-1]] = LENGTH.unpack(_MARK)
-    printed = orjson.dumps(str(text, "utf-8"))
-    text = bytearray(memoryview(printed)[1:-1])
-    words_of(text)[np.flatnonzero(np.frombuffer(text, np.uint8) == _MARK[0])] = LENGTH.unpack(_PRINTED_SEPARATOR)
-    return text
+def _escaped_run(window: bytes, bounds: npt.NDArray[np.int64]) -> Iterator[bytes | bytearray]:
+    if len(bounds) > RUN_ELEMENTS:
+        text = with_words(window, bounds, _BLANK)
+        if not (b'"' in text or b"\\" in text or np.frombuffer(text, np.uint8).min() < ord(" ")):
+            words_of(text)[bounds[:-1]] = LENGTH.unpack(_PRINTED_SEPARATOR)  # nothing to escape
+            yield text
+            return
+        if _MARK[0] not in text:
+            words_of(text)[bounds[:-1]] = LENGTH.unpack(_MARK)
+            yield _marked(str(text, "utf-8"))
+            return
+    for some in _one_by_one(bounds):
+        yield b'", ' + orjson.dumps([str(element, "utf-8") for element in _elements(window, some)])[1:-2]
 
 
-def _escaped_one_by_one(window: bytes, bounds: npt.NDArray[np.int64]) -> bytes:
-    return b'", ' + orjson.dumps([str(element, "utf-8") for element in _elements(window, bounds)])[1:-2]
+def _marked(text: str) -> bytearray:
+    """*text*, in which a mark stands before each element, escaped, with separators in place of the marks."""
+    escaped = bytearray(memoryview(orjson.dumps(text))[1:-1])
+    marks = np.flatnonzero(np.frombuffer(escaped, np.uint8) == _MARK[0])
+    words_of(escaped)[marks] = LENGTH.unpack(_PRINTED_SEPARATOR)
+    return escaped
+
+
+def _one_by_one(bounds: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
+    """*bounds* in parts of as many elements as one step works on one by one."""
+    return (bounds[first : first + STEP_ELEMENTS + 1] for first in range(0, len(bounds) - 1, STEP_ELEMENTS))
 
 
 def _elements(window: bytes, bounds: npt.NDArray[np.int64]) -> list[bytes]:
@@ -115,10 +125,11 @@ def _escaped(element: memoryview) -> Iterator[bytes]:
         start = end
 
 
-def _base64_run(window: bytes, bounds: npt.NDArray[np.int64]) -> bytes:
-    return b"".join(
-        [_PRINTED_SEPARATOR + binascii.b2a_base64(element, newline=False) for element in _elements(window, bounds)]
-    )
+def _base64_run(window: bytes, bounds: npt.NDArray[np.int64]) -> Iterator[bytes]:
+    for some in _one_by_one(bounds):
+        yield b"".join(
+            [_PRINTED_SEPARATOR + binascii.b2a_base64(element, newline=False) for element in _elements(window, some)]
+        )
 
 
 def _base64(element: memoryview) -> Iterator[bytes]:

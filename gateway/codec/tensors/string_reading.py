@@ -293,6 +293,8 @@ class BytesSink:
 
     def _close(self) -> None:
         if self._nesting is not None:
+            if self._just_opened and self._n_elements:
+                raise CodecError(f"data is nested, but not like the shape {list(self._shape)}: a list in it is empty")
             self._nesting.close(self._depth, self._count)
         self._depth -= 1
         self._wants_value = self._just_opened = False

@@ -118,7 +118,13 @@ class _Values:
 
     def open(self, entry_text: Callable[[], bytes]) -> Sink:
         """Choose the sink for an output's `data`, by what its entry has said so far."""
-        entry = parse_object(protect_literals(entry_text())[0])
+        text, marker = protect_literals(entry_text())
+        try:
+            return self._open(parse_object(text))
+        except CodecError as error:
+            raise CodecError(restore_literals(str(error).encode(), marker).decode()) from None
+
+    def _open(self, entry: Members) -> Sink:
         name = text_of(entry, "name")
         self.restore_datatype(entry, name)
         value = _Value()
@@ -142,7 +148,7 @@ class _Values:
 
     def restore_datatype(self, entry: Members, name: str | None) -> None:
         """Undo the promotion of an output's inputs, where the model declares a narrower datatype."""
-        if name in self._declared and entry.get("datatype") == b'"FP32"':
+        if name in self._declared and text_of(entry, "datatype") == "FP32":
             entry["datatype"] = b'"%b"' % self._declared[name or ""].encode()
 
     def read_kept(self, value: _Value, entry: Members, name: str) -> Iterator[None]:
@@ -335,7 +341,7 @@ class InferAnswer:
             self._nonfinite += sink.nonfinite
             return sink.array.view(np.uint8).data
         assert isinstance(sink, BytesSink)
-        if parameters.get("content_type", b"") == b'"base64"':  # protocol 4.8
+        if text_of(parameters, "content_type") == "base64":  # protocol 4.8
             return memoryview((yield from from_base64(sink.elements, sink.label)))
         return memoryview(sink.elements)
 

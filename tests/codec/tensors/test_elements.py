@@ -3,11 +3,13 @@
 import json
 import random
 import struct
+import sys
+from types import FrameType
 
 import pytest
 
 from gateway.codec import BytesPolicy, TensorPolicy
-from gateway.codec.tensors.elements import bounds_of, check_elements
+from gateway.codec.tensors.elements import RUN_STEP_ELEMENTS, bounds_of, check_elements
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.tensors.string_printing import text_pieces
 from gateway.errors import CodecError
@@ -70,6 +72,27 @@ def test_character_that_reaches_from_one_element_into_the_next_is_refused_by_ele
     with pytest.raises(CodecError, match=f"element 700 is not UTF-8 at byte {size - 1}"):
         for _ in check_elements(memoryview(blob), len(elements), "input 'x'", utf8=True):
             pass
+
+
+@pytest.mark.parametrize("size", [0, 1, 5])
+def test_last_of_many_elements_that_is_no_text_is_found_without_looking_at_the_others(size: int) -> None:
+    elements = ["a" * size] * (RUN_STEP_ELEMENTS - 1)
+    blob = blob_of(elements) + b"\3\0\0\0ab\xc3"
+    calls = 0
+
+    def count(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        with pytest.raises(CodecError, match=f"element {len(elements)} is not UTF-8 at byte 2"):
+            for _ in check_elements(memoryview(blob), len(elements) + 1, "input 'x'", utf8=True):
+                pass
+    finally:
+        sys.setprofile(before)
+    assert calls < 500
 
 
 @pytest.mark.parametrize("size", [0, 1, 6, 100, PIECE_BYTES - 6, PIECE_BYTES - 4, PIECE_BYTES - 3])

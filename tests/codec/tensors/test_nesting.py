@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,10 @@ def test_nested_and_flat_data_of_the_shape_are_read(shape: tuple[int, ...], chun
         ((2, 2), [[1, 2], 3, 4]),
         ((2, 2), [[1], [2], [3], [4]]),
         ((2, 2), [[1, 2], [], [3, 4]]),
+        ((2, 2), [[1, 2, 3, 4], []]),
+        ((2, 1), [[], 1, [2]]),
+        ((1, 1), [[1, []]]),
+        ((), [[], 1]),
         ((4,), [[1, 2], [3, 4]]),
         ((2,), [[1], 2]),
         ((2, 2, 2), [[[1, 2], [3, 4], [5, 6], [7, 8]]]),
@@ -62,6 +67,32 @@ def test_nested_and_flat_data_of_the_shape_are_read(shape: tuple[int, ...], chun
 def test_ragged_data_is_refused(shape: tuple[int, ...], data: Any, chunk: int, as_strings: bool) -> None:
     with pytest.raises(CodecError, match="data is nested, but not like the shape"):
         read(shape, stringed(data) if as_strings else data, chunk, as_strings)
+
+
+def bracketed(numbers: list[int], dice: random.Random, depth: int = 0) -> list[Any]:
+    """*numbers* in lists in lists, any way that JSON allows; some may be empty."""
+    data: list[Any] = []
+    while numbers or dice.random() < 0.2:
+        n_taken = dice.randint(0, len(numbers))
+        taken, numbers = numbers[:n_taken], numbers[n_taken:]
+        data += [bracketed(taken, dice, depth + 1)] if depth < 3 and dice.random() < 0.5 else taken
+    return data
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_strings_and_numbers_may_be_nested_in_the_same_ways(seed: int) -> None:
+    dice = random.Random(seed)
+    for _ in range(200):
+        shape = tuple(dice.choice([1, 1, 2, 3]) for _ in range(dice.randint(0, 3)))
+        data = bracketed(list(range(int(np.prod(shape)))), dice)
+        refused = []
+        for as_strings in (False, True):
+            try:
+                read(shape, stringed(data) if as_strings else data, 1000, as_strings)
+                refused.append(False)
+            except CodecError:
+                refused.append(True)
+        assert refused[0] == refused[1], (shape, data)
 
 
 def test_rank_32_is_read() -> None:

@@ -1,12 +1,13 @@
 """BYTES to JSON strings: every character, in pieces that stay small."""
 
+import base64
 import json
 
 import orjson
 import pytest
 
-from gateway.codec.tensors.elements import check_elements
-from gateway.codec.tensors.string_printing import text_pieces
+from gateway.codec.tensors.elements import STEP_ELEMENTS, check_elements
+from gateway.codec.tensors.string_printing import base64_pieces, text_pieces
 from tests.codec.make_pairs import blob_of
 from tests.codec.walk import ODD_TEXTS, with_odd_text
 
@@ -32,3 +33,14 @@ def test_mark_among_strings_with_escapes_is_printed_as_it_is() -> None:
     elements = ["a"] * 20 + ["\x7f___", 'b"'] + ["c"] * 20
     blob = memoryview(blob_of(elements))
     assert json.loads(b"[" + b"".join(text_pieces(blob)) + b"]") == elements
+
+
+@pytest.mark.parametrize("text", ["", "a", 'b"\x7f'])
+def test_elements_that_are_printed_one_by_one_are_few_in_each_step(text: str) -> None:
+    n_elements = 4 * STEP_ELEMENTS + 6
+    blob = memoryview(blob_of(['"\x7f', text] * (n_elements // 2)))
+    for pieces in (list(text_pieces(blob)), list(base64_pieces(blob))):
+        strings = json.loads(b"[" + b"".join(pieces) + b"]")
+        assert len(strings) == n_elements
+        assert strings[-1] in (text, base64.b64encode(text.encode()).decode())
+        assert max(bytes(piece).count(b'", "') for piece in pieces) <= STEP_ELEMENTS

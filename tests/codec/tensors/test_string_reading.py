@@ -199,6 +199,11 @@ def test_octets_cross_both_ways_in_base64(octets: list[bytes]) -> None:
     assert bytes(blob_back) == blob
 
 
+def test_base64_is_decoded_also_where_its_name_is_written_with_an_escape() -> None:
+    answer = one_output('["YQ=="]', "BYTES", "[1]").replace(b"}]}", rb',"parameters":{"content_type":"base\u00364"}}]}')
+    assert bytes(only_blob(answer, 1)) == blob_of(["a"])
+
+
 @pytest.mark.parametrize(
     "text", ["=", "a", "ab", "abc", "ab=c", "YQ==YQ==", "Y Q==", "YQ==\\n", "é", "-_-_", "YQ=", "YWI"]
 )

@@ -1,6 +1,7 @@
 """Answers: what of them the client gets, and what makes them unusable (protocol section 4, cases 18 to 21)."""
 
 import json
+import re
 import tracemalloc
 from typing import Any
 
@@ -382,6 +383,15 @@ def test_text_that_waits_for_its_datatype_is_held_until_it_is_read() -> None:
     assert answer.held_bytes == 2 * len("[1,2,3,4]") + header_bytes * HELD_PER_BYTE
     run(answer.finish())
     assert answer.held_bytes == 8 + header_bytes
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize(("datatype", "shape"), [("NaN", "[1]"), ('"FP32"', "[0,NaN]"), ("[-Infinity]", "[1]")])
+def test_error_quotes_a_literal_of_the_answer_as_it_was_written(datatype: str, shape: str, is_reversed: bool) -> None:
+    members = ['"name":"y"', f'"datatype":{datatype}', f'"shape":{shape}', '"data":[1]']
+    text = f'{{"outputs":[{{{",".join(reversed(members) if is_reversed else members)}}}]}}'
+    with pytest.raises(CodecError, match=re.escape(f"got {shape if 'NaN' in shape else datatype}")):
+        read_answer([text.encode()], OutputSelection(True))
 
 
 @pytest.mark.slow

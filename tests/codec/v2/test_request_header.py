@@ -302,6 +302,16 @@ def test_id_is_kept_as_it_came_and_null_or_empty_is_absent(given: str, kept: byt
     assert parsed(b'{"inputs":[]}').id == b""
 
 
+@pytest.mark.parametrize(
+    ("shape", "size", "words"),
+    [("[0,NaN]", "0", r"shape must be .*, got \[0,NaN\]"), ("[0]", "NaN", "binary_data_size must be .*, got NaN")],
+)
+def test_literal_is_no_integer(shape: str, size: str, words: str) -> None:
+    inputs = f'[{{"name":"t","datatype":"INT8","shape":{shape},"parameters":{{"binary_data_size":{size}}}}}]'
+    with pytest.raises(CodecError, match=f"input 't': {words}"):
+        parsed(f'{{"inputs":{inputs}}}'.encode())
+
+
 def test_id_that_is_a_literal_does_not_show_the_marker() -> None:
     assert b"~" not in parsed(b'{"id":NaN,"inputs":[]}').id
 
