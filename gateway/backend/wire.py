@@ -289,6 +289,8 @@ class Wire(ResponseHandler):
 
     def feed_data(self, data: tuple[RawResponseMessage, Reader], size: int = 0) -> None:
         """Queue a head that was parsed, and count the interim ones. aiohttp calls this."""
+        if self._held is not None:  # another head follows: the body is there, and the first answer is the answer
+            self._give_held()
         code = data[0].code
         if code < 200 and code != _SWITCHING:
             self._n_interim += 1
