@@ -243,9 +243,15 @@ class ClientProtocol(RequestHandler):
         return connection.keeps_alive
 
     async def _fail(self, connection: "_Connection", method: str, error: Exception) -> None:
-        """The handler has raised *error*: reply 500, never with a traceback, or cut off the reply that has begun."""
+        """The handler has raised *error*: reply 500, never with a traceback, or cut off the reply that has begun.
+
+        A client that has left gets no reply: its connection is closing, and its handler is not cancelled yet.
+        """
         if connection.has_begun:
             connection.cut()
+            return
+        if isinstance(error, ConnectionError):  # the client left, which its handler has recorded
+            self.force_close()
             return
         log.error("a handler failed", exc_info=error)
         connection.keeps_alive = False

@@ -398,6 +398,30 @@ async def test_a_handler_that_fails_is_a_500_that_says_nothing_and_a_line_in_the
     assert [record.message for record in caplog.records] == ["a handler failed"]
 
 
+async def test_a_client_that_leaves_just_before_it_is_invited_is_recorded_once_and_is_no_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        body.invite()
+        await reply.whole(200, [], b"")
+
+    expecting = b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n"
+    async with serving(serve) as running, connect(running.url):
+        while not (found := [each for each in running.server.connections if isinstance(each, ClientProtocol)]):
+            await asyncio.sleep(0)
+        protocol = found[0]
+        while protocol._waiter is None or protocol._wire is None:
+            await asyncio.sleep(0)
+        protocol.data_received(GET + expecting)
+        # behind the first reply, and before the turn of the loop in which the second request is served
+        asyncio.get_running_loop().call_soon(protocol._wire.close)
+        await running.exchange(2)
+        while running.server.connections:
+            await asyncio.sleep(0)
+    assert [(each.path, each.error) for each in running.exchanges] == [("/a", None), ("/b", ErrorKind.CLIENT_CLOSED)]
+    assert caplog.records == []
+
+
 async def test_a_handler_that_fails_in_the_middle_of_a_reply_cuts_it_off() -> None:
     async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
         await reply.begin(200, [], None)
