@@ -217,7 +217,9 @@ class Wire(ResponseHandler):
     async def read_body(self, reader: Reader) -> bytes:
         """The next bytes of an answer's body, empty at its end. Raises `LostError` and `NotHttpError`."""
         try:
-            chunk = await reader.readany()
+            # not `readany`, which an error does not wake if the end of a chunk came in the same piece
+            while not (chunk := reader.read_nowait()) and not reader.is_eof():
+                await reader._wait("read_body")
         # aiohttp keeps the error that it raised, and with the traceback it would keep the last chunk
         except _BrokenBodyError as error:
             raise NotHttpError(error.words) from error.with_traceback(None)

@@ -505,7 +505,9 @@ class _Connection:
         now_s = self._protocol._server.watcher.time
         self._waits_since_s = since_s = now_s()
         try:
-            chunk = await self.content.readany()
+            # not `readany`, which an error does not wake if the end of a chunk came in the same piece
+            while not (chunk := self.content.read_nowait(-1)) and not self.content.is_eof():
+                await self.content._wait("read")
         except web.RequestPayloadError as error:
             # without its traceback: aiohttp keeps the error, which would keep the last chunk
             raise _malformed_body(error) from error.with_traceback(None)
