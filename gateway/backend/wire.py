@@ -218,7 +218,9 @@ class Wire(ResponseHandler):
     async def read_body(self, reader: Reader) -> bytes:
         """The next bytes of an answer's body, empty at its end. Raises `LostError` and `NotHttpError`."""
         try:
-            chunk = await reader.readany()
+            # not `readany`, which an error does not wake if the end of a chunk came in the same piece
+            while not (chunk := reader.read_nowait()) and not reader.is_eof():
+                await reader._wait("read_body")
         # aiohttp keeps the error that it raised, and with the traceback it would keep the last chunk
         except _BrokenBodyError as error:
             raise NotHttpError(error.words) from error.with_traceback(None)
@@ -290,6 +292,8 @@ class Wire(ResponseHandler):
 
     def feed_data(self, data: tuple[RawResponseMessage, Reader], size: int = 0) -> None:
         """Queue a head that was parsed, and count the interim ones. aiohttp calls this."""
+        if self._held is not None:  # another head follows: the body is there, and the first answer is the answer
+            self._give_held()
         code = data[0].code
         if code < 200 and code != _SWITCHING:
             self._n_interim += 1

@@ -244,9 +244,15 @@ class ClientProtocol(RequestHandler):
         return connection.keeps_alive
 
     async def _fail(self, connection: "_Connection", method: str, error: Exception) -> None:
-        """The handler has raised *error*: reply 500, never with a traceback, or cut off the reply that has begun."""
+        """The handler has raised *error*: reply 500, never with a traceback, or cut off the reply that has begun.
+
+        A client that has left gets no reply: its connection is closing, and its handler is not cancelled yet.
+        """
         if connection.has_begun:
             connection.cut()
+            return
+        if isinstance(error, ConnectionError):  # the client left, which its handler has recorded
+            self.force_close()
             return
         log.error("a handler failed", exc_info=error)
         connection.keeps_alive = False
@@ -502,7 +508,9 @@ class _Connection:
         now_s = self._protocol._server.watcher.time
         self._waits_since_s = since_s = now_s()
         try:
-            chunk = await self.content.readany()
+            # not `readany`, which an error does not wake if the end of a chunk came in the same piece
+            while not (chunk := self.content.read_nowait(-1)) and not self.content.is_eof():
+                await self.content._wait("read")
         except web.RequestPayloadError as error:
             # without its traceback: aiohttp keeps the error, which would keep the last chunk
             raise _malformed_body(error) from error.with_traceback(None)

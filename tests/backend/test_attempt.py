@@ -1,6 +1,8 @@
 """One attempt: interim heads, an answer that comes before the request is sent, and a request that cannot be sent."""
 
 import asyncio
+import enum
+import random
 import re
 import socket
 import ssl
@@ -15,7 +17,7 @@ from aiohttp.streams import DataQueue
 
 from gateway.backend.attempt import Answer, BackendRequest, Body, Sending
 from gateway.backend.upstream import Upstream
-from gateway.backend.wire import HEAD_PIECE_BYTES, HELD_BYTES, MAX_INTERIM, Wire
+from gateway.backend.wire import HEAD_PIECE_BYTES, HELD_BYTES, MAX_INTERIM, LostError, NotHttpError, Wire
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from gateway.pacing import Pacer
@@ -382,6 +384,7 @@ LARGE = b"x" * (2 * HELD_BYTES)
         ([HEAD, b"bo"], True, "before its answer was complete", "200"),
         ([HEAD, b"bo"], False, "was silent in the middle for 0.2 s (timeouts.idle)", "200"),
         ([CHUNKED, b"4\r\nbodyxx"], False, "does not speak HTTP", "200"),
+        ([CHUNKED, b"4\r\nbody", b"\r\nxx"], False, "does not speak HTTP", "200"),
         ([HEAD.replace(b"200", b"777") + b"body"], False, "answered with status 777", "malformed_response"),
         (
             [b"HTTP/1.1 200 OK\r\nX-A: \x01\r\nContent-Length: 4\r\n\r\nbody"],
@@ -452,3 +455,90 @@ async def test_an_answer_that_has_come_to_its_end_takes_no_turn_behind_large_req
             await turns()
         assert await asked == (b"body", ["200"])
     assert n_breaths == 1  # between the two pieces of the body
+
+
+SECOND = b"HTTP/1.1 500 No\r\nContent-Length: 6\r\n\r\nsecond"
+
+
+@pytest.mark.parametrize("second", [SECOND, SECOND[:-3], INTERIM], ids=["whole", "not to its end", "interim"])
+async def test_a_second_answer_never_takes_the_place_of_a_head_that_is_held(second: bytes) -> None:
+    async with listening("POST") as wire:
+        wire.hold(lambda status: None)
+        wire.data_received(HEAD + b"bo")
+        wire.data_received(b"dy" + second)
+        message, reader = await wire.read_head()
+        assert (message.code, await wire.read_body(reader)) == (200, b"body")
+        assert wire.should_close
+
+
+class Ending(enum.Enum):
+    """What follows the last byte that a backend sends."""
+
+    NOTHING = enum.auto()
+    STREAM_ENDS = enum.auto()
+    RESET = enum.auto()
+
+
+def random_answers(rng: random.Random) -> bytes:
+    """What a backend sends for one request: answers of all framings, rarely more than one, now and then damaged."""
+    text = INTERIM * rng.choice([0, 0, 0, 1, 2])
+    for _ in range(rng.choice([1, 1, 2])):
+        body = rng.randbytes(rng.choice([0, 1, 4, 300, 2 * HELD_BYTES]))
+        head = b"HTTP/1.1 %d X\r\n" % rng.choice([200, 200, 404, 204, 304])
+        framing = rng.choice(["length", "length", "chunks", "end"])
+        if framing == "length":
+            text += head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        elif framing == "chunks":
+            chunks = [body[at : at + 200] for at in range(0, len(body), 200)] if body else []
+            chunked = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+            text += head + b"Transfer-Encoding: chunked\r\n\r\n" + chunked + b"0\r\n\r\n"
+        else:
+            text += head + b"\r\n" + body
+        text += INTERIM * rng.choice([0, 0, 0, 1])
+    if rng.random() < 0.2:
+        text = text[: rng.randrange(len(text))]
+    if rng.random() < 0.2:
+        at = rng.randrange(len(text) + 1)
+        text = text[:at] + rng.randbytes(1) + text[at + 1 :]
+    return text
+
+
+async def what_is_read(pieces: list[bytes], ending: Ending, *, is_held: bool) -> tuple[object, ...]:
+    """The statuses, the body, the error, and whether the connection must be closed, for what a backend sends."""
+    async with listening("POST") as wire:
+        if is_held:
+            wire.hold(lambda status: None)
+        for piece in pieces:
+            wire.data_received(piece)
+        if ending is not Ending.NOTHING:
+            assert wire.transport is not None
+            wire.connection_lost(None if ending is Ending.STREAM_ENDS else ConnectionResetError())
+        statuses: list[int] = []
+        body = b""
+        try:
+            async with asyncio.timeout(0):
+                while not statuses or statuses[-1] < 200:
+                    message, reader = await wire.read_head()
+                    statuses.append(message.code)
+                while chunk := await wire.read_body(reader):
+                    body += chunk
+        except (LostError, NotHttpError) as error:
+            return statuses, body, repr(error), wire.should_close
+        except TimeoutError:
+            return ("more is awaited",)
+        return statuses, body, None, wire.should_close
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_what_is_read_is_the_same_where_heads_are_held_however_the_answer_is_cut(seed: int) -> None:
+    rng = random.Random(seed)
+    n_read = 0
+    for _ in range(300):
+        text = random_answers(rng)
+        cuts = sorted(rng.choices(range(len(text) + 1), k=rng.randrange(5)))
+        pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True) if start < end]
+        ending = rng.choice(list(Ending))
+        plain = await what_is_read(pieces, ending, is_held=False)
+        assert await what_is_read(pieces, ending, is_held=True) == plain, (pieces, ending)
+        n_read += plain[-1] in (True, False)
+    assert n_read > 150

@@ -73,7 +73,7 @@ def test_wire_uses_no_other_private_names_than_those_that_are_tested_here() -> N
     methods = methods_of_wire()
     made = set(methods) | attributes([methods["__init__"]])
     used = {name for name in attributes(methods.values()) if name.startswith("_")}
-    assert used - made == {"_paused", "_drain_helper", "_parser", "_payload", "_reading_paused"}
+    assert used - made == {"_paused", "_drain_helper", "_parser", "_payload", "_reading_paused", "_wait"}
 
 
 async def test_names_that_wire_makes_are_not_names_of_aiohttp() -> None:
@@ -255,6 +255,23 @@ async def test_the_end_within_a_body_is_an_error_of_its_reader(head: bytes) -> N
         backend.close()
         with pytest.raises(ClientPayloadError):
             await reader.readany()
+
+
+@pytest.mark.parametrize("piece", [b"\r\n", b"\r\n3\r\ndef", b"\r\n0\r\n\r\n"], ids=["end of chunk", "data", "end"])
+async def test_waiting_for_more_of_a_body_ends_with_a_chunk_data_and_its_end(piece: bytes) -> None:
+    async with handler() as (protocol, backend):
+        listen(protocol)
+        backend.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc")
+        _, reader = await protocol.read()
+        assert await reader.readany() == b"abc"
+        waiting = asyncio.ensure_future(reader._wait("a test"))
+        await asyncio.sleep(0)
+        backend.sendall(piece)
+        await waiting
+        assert (reader.read_nowait(), reader.is_eof()) == (
+            b"def" if b"def" in piece else b"",
+            piece.endswith(b"0\r\n\r\n"),
+        )
 
 
 async def test_a_body_without_length_ends_with_the_connection() -> None:

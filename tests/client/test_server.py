@@ -12,7 +12,7 @@ from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
 from gateway.client.server import ClientProtocol
 from gateway.errors import ErrorKind, GatewayError
-from tests.client.raw import connect, echo, read_body, serving
+from tests.client.raw import Running, connect, echo, read_body, serving
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc"
@@ -178,6 +178,29 @@ async def test_the_body_of_a_queued_request_that_breaks_fails_it_at_once() -> No
         assert "malformed HTTP body" in (await client.read_reply()).error
         assert await client.is_closed()
         assert len(running.exchanges) == 2
+
+
+@pytest.mark.parametrize("breaks", [b"zz\r\n", b"0\r\nContent-Length: 5\r\n\r\n"], ids=["chunk", "trailer"])
+@pytest.mark.parametrize("missing", [b"\n", b"\r\n"])
+async def test_a_body_that_breaks_in_one_piece_with_the_end_of_a_chunk_fails_at_once(
+    missing: bytes, breaks: bytes
+) -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        client.writer.write(CHUNKED + b"3\r\nabc\r\n"[: -len(missing)])
+        while not running.requests or not _waits_for_body(running):
+            await asyncio.sleep(0)
+        client.writer.write(missing + breaks)
+        async with asyncio.timeout(10):
+            assert "malformed HTTP body" in (await client.read_reply()).error
+            assert await client.is_closed()
+
+
+def _waits_for_body(running: Running) -> bool:
+    """Whether the handler of the only connection has read what has come of its body, and waits for more."""
+    (protocol,) = running.server.connections
+    assert isinstance(protocol, ClientProtocol)
+    content = protocol.serving.content if protocol.serving is not None else EMPTY_PAYLOAD
+    return content is not EMPTY_PAYLOAD and content.total_bytes == 3 and content._waiter is not None
 
 
 async def test_a_body_that_breaks_while_an_earlier_request_is_served_fails_its_own_request_only() -> None:
@@ -396,6 +419,30 @@ async def test_a_handler_that_fails_is_a_500_that_says_nothing_and_a_line_in_the
         assert await client.is_closed()
         assert (await running.exchange(2)).error is ErrorKind.INTERNAL
     assert [record.message for record in caplog.records] == ["a handler failed"]
+
+
+async def test_a_client_that_leaves_just_before_it_is_invited_is_recorded_once_and_is_no_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        body.invite()
+        await reply.whole(200, [], b"")
+
+    expecting = b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n"
+    async with serving(serve) as running, connect(running.url):
+        while not (found := [each for each in running.server.connections if isinstance(each, ClientProtocol)]):
+            await asyncio.sleep(0)
+        protocol = found[0]
+        while protocol._waiter is None or protocol._wire is None:
+            await asyncio.sleep(0)
+        protocol.data_received(GET + expecting)
+        # behind the first reply, and before the turn of the loop in which the second request is served
+        asyncio.get_running_loop().call_soon(protocol._wire.close)
+        await running.exchange(2)
+        while running.server.connections:
+            await asyncio.sleep(0)
+    assert [(each.path, each.error) for each in running.exchanges] == [("/a", None), ("/b", ErrorKind.CLIENT_CLOSED)]
+    assert caplog.records == []
 
 
 async def test_a_handler_that_fails_in_the_middle_of_a_reply_cuts_it_off() -> None:
