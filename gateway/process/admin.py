@@ -3,18 +3,17 @@
 Not here: anything for clients.
 """
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 from aiohttp import web
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import Metric
 
 from gateway.client import listeners
 from gateway.client.server import CUT_S
 from gateway.config import Address, Config, masked
-
-_OPENMETRICS = "application/openmetrics-text"
+from gateway.telemetry.exposition import Exposition
 
 
 class AdminListener:
@@ -24,18 +23,18 @@ class AdminListener:
         self,
         address: Address,
         config: Callable[[], Config],
-        registry: Callable[[], CollectorRegistry],
+        metrics: Callable[[], Iterable[Metric]],
         not_ready: Callable[[], str | None],
     ) -> None:
-        """What is true at this moment: *config* is effective, *registry* holds the metrics.
+        """What is true at this moment: *config* is effective, *metrics* are collected, maybe in parts.
 
         *not_ready* gives the reason why clients should not come, or None.
         """
         self._address = address
         self._config = config
-        self._registry = registry
+        self._collected = metrics
         self._not_ready = not_ready
-        self._handlers: dict[str, Callable[[web.BaseRequest], web.Response]] = {
+        self._handlers: dict[str, Callable[[web.BaseRequest], Awaitable[web.Response]]] = {
             "/metrics": self._metrics,
             "/-/live": self._live,
             "/-/ready": self._ready,
@@ -62,21 +61,23 @@ class AdminListener:
             return web.Response(status=404, text=f"not found; known are {', '.join(self._handlers)}\n")
         if request.method not in ("GET", "HEAD"):
             return web.Response(status=405, text="expected GET or HEAD\n", headers={"Allow": "GET, HEAD"})
-        return handler(request)
+        return await handler(request)
 
-    def _metrics(self, request: web.BaseRequest) -> web.Response:
-        # only known words go to the library: it parses versions, and repeats them in the Content-Type
-        accepted = {part.partition(";")[0].strip() for part in request.headers.get("Accept", "").split(",")}
-        encoder, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accepted else "")
-        return web.Response(body=encoder(self._registry()), headers={"Content-Type": content_type})
+    async def _metrics(self, request: web.BaseRequest) -> web.Response:
+        exposition = Exposition(request.headers.get("Accept", ""))
+        text = bytearray()
+        for piece in exposition.pieces(self._collected()):
+            text += piece
+            await asyncio.sleep(0)  # in one process, clients are served on this loop
+        return web.Response(body=text, headers={"Content-Type": exposition.content_type})
 
-    def _live(self, request: web.BaseRequest) -> web.Response:
+    async def _live(self, request: web.BaseRequest) -> web.Response:
         return web.Response(text="live\n")
 
-    def _ready(self, request: web.BaseRequest) -> web.Response:
+    async def _ready(self, request: web.BaseRequest) -> web.Response:
         reason = self._not_ready()
         return web.Response(status=200 if reason is None else 503, text=f"{reason or 'ready'}\n")
 
-    def _configuration(self, request: web.BaseRequest) -> web.Response:
+    async def _configuration(self, request: web.BaseRequest) -> web.Response:
         text = msgspec.json.format(msgspec.json.encode(masked(self._config())), indent=2)
         return web.Response(body=text + b"\n", headers={"Content-Type": "application/json"})

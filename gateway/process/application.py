@@ -3,7 +3,9 @@
 Not here: several processes (`supervisor`, `worker`).
 """
 
-from prometheus_client import CollectorRegistry
+from collections.abc import Iterator
+
+from prometheus_client import Metric
 
 from gateway.app import DataPlane, new_name, require_usable_files
 from gateway.config import Config
@@ -24,7 +26,7 @@ class Application:
         self.listen_url = ""
         self.admin_url = ""
         self._is_serving = False
-        self._admin = AdminListener(config.admin, lambda: self.data_plane.config, self._registry, self._not_ready)
+        self._admin = AdminListener(config.admin, lambda: self.data_plane.config, self._metrics, self._not_ready)
 
     @classmethod
     async def start(cls, config: Config) -> "Application":
@@ -44,9 +46,9 @@ class Application:
         application._is_serving = True
         return application
 
-    def _registry(self) -> CollectorRegistry:
+    def _metrics(self) -> Iterator[Metric]:
         self.data_plane.observe_load()
-        return self.data_plane.metrics.registry
+        return self.data_plane.metrics.collect()
 
     def _not_ready(self) -> str | None:
         if self.gateway.is_draining:

@@ -14,10 +14,11 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from gateway.app import new_name, require_usable_files
@@ -129,7 +130,7 @@ class Supervisor:
         self._listen = config.listen
         """Where the workers listen: with the real port."""
         self._folder = _new_folder()
-        self._admin = AdminListener(config.admin, lambda: self._config, self._registry, self._not_ready)
+        self._admin = AdminListener(config.admin, lambda: self._config, self._metrics, self._not_ready)
         self._is_draining = False
         self._name = new_name()
         self._workers: dict[int, _WorkerProcess] = {}
@@ -314,11 +315,11 @@ class Supervisor:
             listeners.release(self._port_holder)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _registry(self) -> CollectorRegistry:
+    def _metrics(self) -> Iterable[Metric]:
         registry = CollectorRegistry()
         MultiProcessCollector(registry, path=str(self._folder))  # type: ignore[no-untyped-call]
         registry.register(self.state)
-        return registry
+        return registry.collect()
 
     def _not_ready(self) -> str | None:
         if self._is_draining:

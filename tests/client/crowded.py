@@ -10,8 +10,6 @@ import resource
 import sys
 import time
 
-from prometheus_client import CollectorRegistry
-
 from gateway.client.listeners import ClientListener
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
@@ -47,7 +45,7 @@ async def main(max_connections: int) -> None:
     server = Server(handle, lambda exchange: None, Limits(connections=max_connections))
     listener = CountingListener(server)
     config = parse("listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {a: {endpoints: ['http://127.0.0.1:1']}}")
-    admin = AdminListener(config.admin, lambda: config, CollectorRegistry, lambda: None)
+    admin = AdminListener(config.admin, lambda: config, tuple, lambda: None)
     urls = [await listener.open(Address("127.0.0.1:0")), await admin.start()]
     started = time.monotonic()
     print(json.dumps(urls), flush=True)

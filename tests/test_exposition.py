@@ -1,0 +1,93 @@
+"""A scrape gets all metrics in one text, and lets other work run while that is made."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+
+from gateway.config import parse
+from gateway.exchange import Attempt, Exchange
+from gateway.process.admin import AdminListener
+from gateway.telemetry.exposition import Exposition
+from gateway.telemetry.metrics import MAX_MODELS, PART_SAMPLES, Metrics
+
+N_ROUTES = 10
+CHILD_SAMPLES = 20
+"""More than any child of a metric has: a histogram has two beside its buckets, which are eighteen at most."""
+
+
+def many_models() -> Metrics:
+    """As many series as a gateway with ten routes may have."""
+    metrics = Metrics()
+    for route in range(N_ROUTES):
+        for model in range(MAX_MODELS):
+            exchange = Exchange("127.0.0.1", "POST", "/v2/models/m/infer", "id", 0.0, seconds=0.25)
+            exchange.model, exchange.route, exchange.backend = f'm\\ "{model}"\n# ü', f"r{route}", "b"
+            exchange.is_inference, exchange.status = True, 200
+            exchange.attempts.append(Attempt("http://e", 0.0))
+            metrics.record(exchange)
+    metrics.add_up()
+    return metrics
+
+
+@pytest.mark.parametrize(
+    ("accept", "encode"),
+    [("text/plain", generate_latest), ("application/openmetrics-text", openmetrics.generate_latest)],
+)
+def test_the_pieces_of_a_scrape_are_the_text_that_the_library_makes_at_once(
+    accept: str, encode: Callable[[CollectorRegistry], bytes]
+) -> None:
+    metrics = many_models()
+    text = b"".join(Exposition(accept).pieces(metrics.collect()))
+    whole = encode(metrics.registry)
+    assert blocks(text) == blocks(whole)
+    assert text.endswith(b"# EOF\n") == whole.endswith(b"# EOF\n")
+
+
+def blocks(text: bytes) -> dict[bytes, list[bytes]]:
+    """The lines of each metric in their order, by the line that begins it."""
+    found: dict[bytes, list[bytes]] = {}
+    for line in text.split(b"\n"):
+        if line.startswith(b"# HELP"):
+            assert line not in found
+            lines = found[line] = []
+        elif line != b"# EOF":
+            lines.append(line)
+    return {name: [line for line in lines if line] for name, lines in found.items()}
+
+
+def test_no_piece_of_a_scrape_is_large() -> None:
+    sizes = [piece.count(b"\n") for piece in Exposition("").pieces(many_models().collect())]
+    assert sum(sizes) > N_ROUTES * MAX_MODELS * CHILD_SAMPLES
+    assert max(sizes) < PART_SAMPLES + CHILD_SAMPLES
+
+
+async def test_other_work_runs_between_the_pieces_of_a_scrape() -> None:
+    turns = 0
+    turns_at_parts: list[int] = []
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def collect() -> Iterator[Metric]:
+        for _ in range(20):
+            turns_at_parts.append(turns)
+            yield Metric("busy", "Words", "gauge")
+
+    config = parse("admin: 127.0.0.1:0\nbackends: {a: {endpoints: ['http://127.0.0.1:1']}}")
+    admin = AdminListener(config.admin, lambda: config, collect, lambda: None)
+    url = await admin.start()
+    beside = asyncio.create_task(take_turns())
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
+            assert await response.text() == "# HELP busy Words\n# TYPE busy gauge\n"
+    finally:
+        beside.cancel()
+        await admin.stop()
+    assert len(set(turns_at_parts)) == 20
