@@ -39,6 +39,7 @@ from decimal import Decimal, InvalidOperation
 from itertools import chain
 from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import orjson
@@ -62,6 +63,9 @@ LIST_PIECE_BYTES = 32 * 1024
 TOLERANT_PIECE_BYTES = 8 * 1024
 """How much text the tolerant path works on in one step: it is ten times slower than orjson."""
 
+MAX_FEW = 64
+"""The most floats that `read_few` reads: up to here Python's numbers cost less than calls of numpy."""
+
 _PACKED = {"d": "d", "i": "q", "u": "Q"}
 _PARSED_DTYPE = {"d": np.dtype("<f8"), "i": np.dtype("<i8"), "u": np.dtype("<u8")}
 _PARSER = simdjson.Parser() if simdjson is not None else None
@@ -70,6 +74,11 @@ _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 _END_OBJECT, _MINUS, _ZERO, _TRUE = b"}-0t"
 _ENDS_NUMBER = np.isin(np.arange(256), list(b",] \t\r\n"))
 _TAIL_BYTES = 16  # more blanks than these are behind a bracket hardly ever, and then it is only slower
+_LAYOUTS = {
+    name: [struct.Struct(f"<{n_elements}{letter}") for n_elements in range(MAX_FEW + 1)]
+    for name, letter in (("FP16", "e"), ("FP32", "f"), ("FP64", "d"))
+}
+_FLOATS = msgspec.json.Decoder(tuple[float, ...])
 _BITS = np.dtype("<u8")
 _FLOAT64 = _PARSED_DTYPE["d"]
 _LOW_BYTES_OF_TIE = b"\0\0\0"
@@ -452,35 +461,49 @@ def _flatten(nested: list[Any]) -> Iterator[Any]:
             yield item
 
 
-def read_flat(text: bytes, datatype: Datatype, n_elements: int) -> Array | None:
-    """The *n_elements* numbers in *text*, a JSON array without inner brackets, as *datatype* has them; shape [n].
+def read_few(text: bytes, datatype: Datatype, n_elements: int) -> bytes | None:
+    """The *n_elements* floats in *text*, a JSON array without inner brackets, as they are on the wire.
+
+    None for more than `MAX_FEW`, and for whatever has to be looked at more closely, which `read_flat` may know.
+    """
+    layouts = _LAYOUTS.get(datatype.name)
+    if layouts is None or not 0 < n_elements <= MAX_FEW:
+        return None
+    layout = layouts[n_elements]
+    try:
+        numbers = _FLOATS.decode(text)
+        blob = layout.pack(*numbers)
+    except (msgspec.DecodeError, struct.error, OverflowError):
+        return None
+    if layout.unpack(blob) != numbers and _LOW_BYTES_OF_TIE in _LAYOUTS["FP64"][n_elements].pack(*numbers):
+        return None
+    # -0 has been read as 0, without its sign
+    return None if b"-" in text and bytes(datatype.item_bytes) in blob else blob
+
+
+def read_flat(text: bytes, datatype: Datatype, n_elements: int) -> bytes | None:
+    """The *n_elements* numbers in *text*, a JSON array nested in any way, as they are on the wire.
 
     None for whatever `NumberSink` has to look at more closely: other counts, NaN, numbers that are out of range, that
     might be rounded twice, or that simdjson does not read.
-
-    Most texts have no ties, which is told without a look at each value: servers that widen (0.10000000149011612) write
-    what the datatype has exactly, and the shortest texts (0.1) give float64s with hardly a zero byte.
     """
     values = _parse_fast(text, datatype)
     if values is None or len(values) != n_elements or not n_elements:
         return None
-    if datatype.kind is Kind.FLOAT:
-        if datatype.item_bytes == 8:
-            return values
-        highest = datatype.highest
-        if values[values.argmax()] > highest or values[values.argmin()] < -highest:
-            return None
-        narrowed = datatype.narrow(values)
-        bits = values.tobytes()
-        if (
-            _LOW_BYTES_OF_TIE in bits
-            and datatype.widen(narrowed).astype(_FLOAT64).tobytes() != bits
-            and len(_tied(values, np.abs(values), datatype))
-        ):
-            return None
-        return narrowed
-    if datatype.item_bytes < 8 and values.dtype != np.bool_:
-        if values[values.argmin()] < datatype.lowest or values[values.argmax()] > datatype.highest:
-            return None
-        return values.astype(datatype.wire)
-    return values
+    if datatype.item_bytes == 8 or values.dtype == np.bool_:
+        return values.tobytes()
+    highest = datatype.highest
+    lowest = -highest if datatype.kind is Kind.FLOAT else datatype.lowest
+    if values[values.argmin()] < lowest or values[values.argmax()] > highest:
+        return None
+    if datatype.kind is not Kind.FLOAT:
+        return values.astype(datatype.wire).tobytes()
+    narrowed = datatype.narrow(values)
+    bits = values.tobytes()
+    if (
+        _LOW_BYTES_OF_TIE in bits
+        and datatype.widen(narrowed).astype(_FLOAT64).tobytes() != bits
+        and len(_tied(values, np.abs(values), datatype))
+    ):
+        return None
+    return narrowed.tobytes()

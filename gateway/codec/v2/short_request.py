@@ -27,7 +27,6 @@ from gateway.codec.inference import (
     is_half_precision,
 )
 from gateway.codec.json.brackets import MAX_TEXT_DEPTH
-from gateway.codec.json.members import object_text
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind
 from gateway.codec.tensors.elements import PREFIX_BYTES, RUN_ELEMENTS, check_elements
 from gateway.codec.tensors.number_printing import array_text
@@ -114,7 +113,7 @@ def read_short_request(
         return None
     body = bytes(body)
     text = body[:header_length]
-    if b"\\" in text or (len(text) > MAX_SHORT_BRACKETS and text.count(b"{") + text.count(b"[") > MAX_SHORT_BRACKETS):
+    if b"\\" in text or has_many_brackets(text):
         return None
     try:
         if not text.isascii():
@@ -134,7 +133,7 @@ def read_short_request(
             if flag is not None:
                 by_default = _FLAGS[bytes(flag)]
             if flag is None or parameters:  # protocol 3.2
-                members.append(b'"parameters":' + object_text(parameters))  # type: ignore[arg-type]
+                members.append(b'"parameters":{%b}' % members_text(parameters))
         members.append(_inputs_text(header.inputs, body, header_length, policy))
         selection = _UNLISTED[by_default]
         if header.outputs is not UNSET:
@@ -150,6 +149,16 @@ def read_short_request(
         b"" if request_id in (b"null", b'""') else request_id,
         [entry.datatype for entry in header.inputs],
     )
+
+
+def has_many_brackets(text: bytes) -> bool:
+    """Whether *text* could be nested too deep."""
+    return len(text) > MAX_SHORT_BRACKETS and text.count(b"{") + text.count(b"[") > MAX_SHORT_BRACKETS
+
+
+def members_text(members: dict[str, Raw]) -> bytes:
+    """The inside of an object in JSON, each value as it came; names have come without escapes, and need none."""
+    return b",".join([b'"%b":%b' % (name.encode(), value) for name, value in members.items()])
 
 
 class _UncommonError(Exception):
