@@ -5,7 +5,9 @@ judges from its beginning, and otherwise the very bytes that `InferAnswer` makes
 
 Common are answers of any length up to `SHORT_ANSWER_BYTES`, whose outputs have name, datatype, shape and data, each
 once, in any order. Of a member that comes twice the last counts, but `InferAnswer` looks at both; so the words are
-counted. An escape could hide one, so backslashes may only be inside the strings of BYTES.
+counted: each output has one of each at least, so as many words as outputs are the members themselves. For that the
+text is cut at its `"data"`, and the others are only looked for beside the data, which is most of the text. An escape
+could hide one, so backslashes may only be inside the strings of BYTES.
 
 Not here: what needs a look at each value: NaN, nesting that is not that of the shape.
 """
@@ -14,18 +16,16 @@ import base64
 from math import prod
 
 import msgspec
-import numpy as np
 import orjson
 from msgspec import UNSET, Raw, UnsetType
 
 from gateway.codec.inference import HeaderLimits, OutputSelection
-from gateway.codec.json.members import object_text
-from gateway.codec.tensors.datatypes import DATATYPES, Kind
+from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.codec.tensors.elements import PREFIX_BYTES
-from gateway.codec.tensors.number_reading import read_flat
+from gateway.codec.tensors.number_reading import read_few, read_flat
 from gateway.codec.v2.answer import Reply
 from gateway.codec.v2.declarations import parse_shape
-from gateway.codec.v2.short_request import MAX_SHORT_BRACKETS
+from gateway.codec.v2.short_request import has_many_brackets, members_text
 
 SHORT_ANSWER_BYTES = 64 * 1024
 """The longest answer that takes the short way: one piece, about a quarter of a millisecond."""
@@ -33,7 +33,6 @@ SHORT_ANSWER_BYTES = 64 * 1024
 MAX_SHORT_STRINGS = 256
 """The most elements of BYTES that are made one by one, at a fifth of a microsecond each."""
 
-_COUNTED = (b'"name"', b'"datatype"', b'"shape"', b'"data"')
 _BESIDE_LISTS = bytes(sorted(set(range(256)) - set(b"[],")))
 
 
@@ -69,41 +68,41 @@ def read_short_answer(
     """
     if len(text) > SHORT_ANSWER_BYTES or len(text) > limits.max_header_bytes:
         return None
-    if len(text) > MAX_SHORT_BRACKETS and text.count(b"{") + text.count(b"[") > MAX_SHORT_BRACKETS:
-        return None
     try:
         if not text.isascii():
             text.decode()  # msgspec does not look into the strings of a Raw
         answer = _ANSWER.decode(text)
+        pieces = text.split(b'"data"')
         n_outputs = len(answer.outputs)
-        if n_outputs > limits.max_tensors or text.count(b'"outputs"') != 1:
+        if n_outputs > limits.max_tensors or len(pieces) != n_outputs + 1:
             return None
-        for key in _COUNTED:
-            if text.count(key) != n_outputs:
-                return None
-        n_escapes = text.count(b"\\")
+        n_escapes = text.count(b"\\") if b"\\" in text else 0
+        beside = [pieces.pop(0)]
+        named, by_default = selection.named, selection.binary_by_default
+        found = set()
         outputs: list[bytes] = []
         blobs: list[memoryview] = []
         datatypes: list[str] = []
-        names = set()
-        for output in answer.outputs:
+        for output, piece in zip(answer.outputs, pieces, strict=True):
             data = bytes(output.data)
+            beside.append(piece[piece.find(data[:1]) + len(data) :])
             if n_escapes:
                 n_escapes -= data.count(b"\\")
             name = output.name
-            if not selection.is_wanted(name):  # protocol 4.5
-                continue
-            names.add(name)
-            if selection.is_binary(name):
+            if named:
+                if name not in named:  # protocol 4.5
+                    continue
+                found.add(name)
+            if named.get(name, by_default):
                 blob = _blob(output, data)
-                outputs.append(_output_text(output, b'"binary_data_size":%d' % len(blob)) + b"}")
+                outputs.append(_output_text(output, b'"binary_data_size":%d' % len(blob)))
                 blobs.append(blob)
                 datatypes.append(output.datatype)
-            elif data[:1] == b"[":
-                outputs.append(_output_text(output, b"") + b',"data":' + data + b"}")
+            elif data[:1] == b"[" and not has_many_brackets(data):
+                outputs.append(_output_text(output, b"", b',"data":' + data))
             else:
                 return None
-        if n_escapes or not names.issuperset(selection.named):
+        if n_escapes or len(found) != len(named) or not _is_each_once(b"".join(beside), n_outputs):
             return None
         header = _header_text(answer, outputs, request_id, model, is_renamed=is_renamed)
     except (_UncommonError, KeyError, ValueError, RecursionError):
@@ -111,37 +110,53 @@ def read_short_answer(
     return Reply([header], blobs, datatypes, 0)
 
 
+def _is_each_once(beside: bytes, n_outputs: int) -> bool:
+    """Whether *beside*, an answer without its data, has no more words that could be members than outputs need."""
+    return (
+        beside.count(b'"name"') == n_outputs
+        and beside.count(b'"shape"') == n_outputs
+        and beside.count(b'"datatype"') == n_outputs
+        and beside.count(b'"outputs"') == 1
+        and not has_many_brackets(beside)
+    )
+
+
 def _header_text(answer: _Answer, outputs: list[bytes], request_id: bytes, model: str, *, is_renamed: bool) -> bytes:
     """The JSON of the reply."""
     name = b"null" if is_renamed or answer.model_name is UNSET else bytes(answer.model_name)
-    members = [b'{"model_name":' + (orjson.dumps(model) if name == b"null" else name)]  # protocol 4.6
+    text = b'{"model_name":' + (orjson.dumps(model) if name == b"null" else name)  # protocol 4.6
     if answer.model_version is not UNSET:
-        members.append(b'"model_version":%b' % answer.model_version)
-    own_id = b"null" if answer.id is UNSET else bytes(answer.id)
-    if own_id != b"null":
-        request_id = own_id
+        text += b',"model_version":%b' % answer.model_version
+    if answer.id is not UNSET:
+        own_id = bytes(answer.id)
+        if own_id != b"null":
+            request_id = own_id
     if request_id:
-        members.append(b'"id":' + request_id)
-    if answer.parameters is not UNSET and bytes(answer.parameters) != b"null":  # protocol 4.4
-        members.append(b'"parameters":%b' % answer.parameters)
-    members.append(b'"outputs":[%b]}' % b",".join(outputs))
-    return b",".join(members)
+        text += b',"id":' + request_id
+    if answer.parameters is not UNSET:
+        parameters = bytes(answer.parameters)
+        if parameters != b"null":  # protocol 4.4
+            text += b',"parameters":' + parameters
+    return b'%b,"outputs":[%b]}' % (text, b",".join(outputs))
 
 
-def _output_text(output: _Output, size_member: bytes) -> bytes:
-    """What the client gets of an output before its data; *size_member* is added to its parameters (protocol 4.4)."""
-    text = b'{"name":"%b","shape":%b,"datatype":"%b"' % (output.name.encode(), output.shape, output.datatype.encode())
+def _output_text(output: _Output, size_member: bytes, data_member: bytes = b"") -> bytes:
+    """What the client gets of an output; *size_member* is added to its parameters (protocol 4.4)."""
     parameters = output.parameters
     if parameters:
         parameters.pop("binary_data_size", None)
-    if parameters:
-        said = object_text(parameters)  # type: ignore[arg-type]
-        return (
-            b'%b,"parameters":%b,%b}' % (text, said[:-1], size_member)
-            if size_member
-            else text + b',"parameters":' + said
-        )
-    return text + b',"parameters":{%b}' % size_member if size_member else text
+    said = members_text(parameters) if parameters else b""
+    if size_member:
+        said = b"%b,%b" % (said, size_member) if said else size_member
+    if said:
+        said = b',"parameters":{%b}' % said
+    return b'{"name":"%b","shape":%b,"datatype":"%b"%b%b}' % (
+        output.name.encode(),
+        output.shape,
+        output.datatype.encode(),
+        said,
+        data_member,
+    )
 
 
 def _blob(output: _Output, data: bytes) -> memoryview:
@@ -150,13 +165,17 @@ def _blob(output: _Output, data: bytes) -> memoryview:
     shape = parse_shape(bytes(output.shape))
     if shape is None or data[:1] != b"[":
         raise _UncommonError
-    if datatype.kind is Kind.BYTES:
+    if datatype.item_bytes == 0:
         content_type = (output.parameters or {}).get("content_type", b"")
         return _elements(data, prod(shape), is_base64=bytes(content_type) == b'"base64"')  # protocol 4.8
-    values = read_flat(data, datatype, prod(shape))
-    if values is None or (data.find(b"[", 1) > 0 and not _is_nested_like(shape, data)):
-        raise _UncommonError
-    return values.view(np.uint8).data
+    is_nested = data.find(b"[", 1) > 0
+    n_elements = prod(shape)
+    blob = None if is_nested else read_few(data, datatype, n_elements)
+    if blob is None:
+        blob = read_flat(data, datatype, n_elements)
+        if blob is None or (is_nested and not _is_nested_like(shape, data)):
+            raise _UncommonError
+    return memoryview(blob)
 
 
 def _is_nested_like(shape: tuple[int, ...], data: bytes) -> bool:
