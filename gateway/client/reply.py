@@ -25,8 +25,10 @@ WRITE_BYTES = 256 * 1024
 JOIN_BYTES = 64 * 1024
 """Up to this size the body of a whole reply is joined to its head and leaves in the same write."""
 
-# The reply writes these itself.
-_OWN = frozenset({"connection", "content-length", "keep-alive", "transfer-encoding", "x-request-id"})
+# The reply writes these itself, the last two only where they are missing.
+_SPECIAL = frozenset(
+    {"connection", "content-length", "keep-alive", "transfer-encoding", "x-request-id", "server", "date"}
+)
 
 _BODILESS = frozenset({204, 304})
 # Of these a header value that is sent may hold none (RFC 9110 section 5.5); a tab is allowed.
@@ -80,7 +82,7 @@ class Reply:
         if self._is_bodiless:
             connection.write(head)
         else:
-            connection.write(b"".join((head, *buffers)))
+            connection.write(b"".join([head, *buffers]))
             self._exchange.client_response_bytes = n_bytes
         self.is_complete = not connection.is_behind
 
@@ -222,14 +224,20 @@ class Reply:
         if not reason or not (reason.isascii() and reason.isprintable()):
             reason = _PHRASES.get(status, "")
         lines = [f"HTTP/1.{0 if is_old else 1} {status} {reason}"]
-        fields = {name.lower() for name, _ in headers}
-        if fields.isdisjoint(_OWN):
-            lines += [f"{name}: {value}" for name, value in headers]
-        else:
-            lines += [f"{name}: {value}" for name, value in headers if name.lower() not in _OWN]
-        if "server" not in fields:
+        has_server = has_date = False
+        for name, value in headers:
+            lower = name.lower()
+            if lower in _SPECIAL:
+                if lower == "server":
+                    has_server = True
+                elif lower == "date":
+                    has_date = True
+                else:
+                    continue
+            lines.append(f"{name}: {value}")
+        if not has_server:
             lines.append("Server: tensor-gateway")
-        if "date" not in fields:
+        if not has_date:
             lines.append(_date(int(time.time())))
         lines.append(f"X-Request-Id: {exchange.request_id}")
         if length is not None:
