@@ -25,9 +25,10 @@ WRITE_BYTES = 256 * 1024
 JOIN_BYTES = 64 * 1024
 """Up to this size the body of a whole reply is joined to its head and leaves in the same write."""
 
-# The reply writes these itself, or looks for them.
-_FRAMING = frozenset({"connection", "content-length", "keep-alive", "transfer-encoding", "x-request-id"})
-_SPECIAL = _FRAMING | {"server", "date"}
+# The reply writes these itself, the last two only where they are missing.
+_SPECIAL = frozenset(
+    {"connection", "content-length", "keep-alive", "transfer-encoding", "x-request-id", "server", "date"}
+)
 
 _BODILESS = frozenset({204, 304})
 # Of these a header value that is sent may hold none (RFC 9110 section 5.5); a tab is allowed.
@@ -37,6 +38,15 @@ _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 class Reply:
     """The reply to one request: `whole`, `buffers`, or `begin`, `write` and `end`, or `error`."""
+
+    has_begun = False
+    """From here on an error can only cut the reply off."""
+    is_complete = False
+    """The whole reply was handed to the socket: if the client leaves now, it was served."""
+    _left: int | None = 0
+    _is_chunked = False
+    _is_bodiless = False
+    _pacer: Pacer | None = None
 
     def __init__(
         self,
@@ -55,14 +65,6 @@ class Reply:
         self._exchange = exchange
         self._body = body
         self._is_draining = is_draining
-        self._left: int | None = 0
-        self._is_chunked = False
-        self._is_bodiless = False
-        self._pacer: Pacer | None = None
-        self.has_begun = False
-        """From here on an error can only cut the reply off."""
-        self.is_complete = False
-        """The whole reply was handed to the socket: if the client leaves now, it was served."""
 
     def send_small(self, status: int, headers: Pairs, buffers: Sequence[bytes | memoryview], reason: str = "") -> None:
         """Send head and *buffers*, which have `JOIN_BYTES` at most, in one write, and wait for nothing.
@@ -70,15 +72,18 @@ class Reply:
         The reply is complete then, unless the client is behind in reading: whoever finds `is_complete` False awaits
         `complete`. Raises as `begin` does.
         """
+        self._send_joined(status, headers, buffers, sum(map(len, buffers)), reason)
+
+    def _send_joined(
+        self, status: int, headers: Pairs, buffers: Sequence[bytes | memoryview], n_bytes: int, reason: str = ""
+    ) -> None:
         connection = self._connection
-        n_bytes = sum(map(len, buffers))
         head = self._head(status, headers, n_bytes, reason)
         if self._is_bodiless:
-            n_bytes = 0
             connection.write(head)
         else:
-            connection.write(b"".join((head, *buffers)))
-        self._exchange.client_response_bytes = n_bytes
+            connection.write(b"".join([head, *buffers]))
+            self._exchange.client_response_bytes = n_bytes
         self.is_complete = not connection.is_behind
 
     async def complete(self) -> None:
@@ -102,7 +107,7 @@ class Reply:
         """Send head and *buffers*; joined only if they have `JOIN_BYTES` at most. Raises as `begin` does."""
         n_bytes = sum(map(len, buffers))
         if n_bytes <= JOIN_BYTES:
-            self.send_small(status, headers, buffers)
+            self._send_joined(status, headers, buffers, n_bytes)
             if not self.is_complete:
                 await self.complete()
             return
@@ -221,22 +226,21 @@ class Reply:
         if not reason or not (reason.isascii() and reason.isprintable()):
             reason = _PHRASES.get(status, "")
         lines = [f"HTTP/1.{0 if is_old else 1} {status} {reason}"]
-        server = "Server: tensor-gateway"
-        date = _date(int(time.time()))
+        has_server = has_date = False
         for name, value in headers:
             lower = name.lower()
             if lower in _SPECIAL:
-                if lower in _FRAMING:
-                    continue
                 if lower == "server":
-                    server = ""
+                    has_server = True
+                elif lower == "date":
+                    has_date = True
                 else:
-                    date = ""
+                    continue
             lines.append(f"{name}: {value}")
-        if server:
-            lines.append(server)
-        if date:
-            lines.append(date)
+        if not has_server:
+            lines.append("Server: tensor-gateway")
+        if not has_date:
+            lines.append(_date(int(time.time())))
         lines.append(f"X-Request-Id: {exchange.request_id}")
         if length is not None:
             if status != 204:

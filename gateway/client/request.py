@@ -6,8 +6,9 @@ what is read from the connection (`body`) or written to it (`reply`).
 
 import random
 import re
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
@@ -74,9 +75,8 @@ class Connection(Protocol):
         """End the connection with a reset, so that the client sees that its reply is incomplete."""
 
 
-@dataclass(slots=True, eq=False)
-class ClientRequest:
-    """One request of a client; its body is read by `ClientBody`."""
+class ClientRequest(msgspec.Struct, eq=False):
+    """One request of a client; its body is read by `ClientBody`. A msgspec struct is made in a third of the time."""
 
     method: str
     path: str

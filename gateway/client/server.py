@@ -238,7 +238,7 @@ class ClientProtocol(RequestHandler):
                 self._handler_waiter.set_result(None)
         if self._upgraded:
             self._decline_upgrade()
-        if not payload.is_eof():
+        if not connection.has_arrived:
             self.close()
             return False
         return connection.keeps_alive
@@ -478,6 +478,7 @@ class _Connection:
     """See `client.request.Connection`."""
 
     __slots__ = (
+        "_has_arrived",
         "_protocol",
         "_received_bytes",
         "_waited_s",
@@ -491,6 +492,7 @@ class _Connection:
     def __init__(self, protocol: ClientProtocol, content: StreamReader) -> None:
         self._protocol = protocol
         self.content = content
+        self._has_arrived = content.is_eof()  # before it is served, as nearly all small ones have
         self.keeps_alive = False
         self.has_begun = False
         self.upgrade: RawRequestMessage | None = None  # the request's head, if it asks for an upgrade
@@ -540,14 +542,25 @@ class _Connection:
         return True
 
     def read_arrived(self) -> bytes:
+        content = self.content
+        if (
+            self._has_arrived
+            and content is not EMPTY_PAYLOAD
+            and content._exception is None
+            and not self._protocol._reading_paused
+        ):
+            # nothing comes any more and nothing waits for this to be read, so aiohttp's accounts need not be kept
+            body = b"".join(content._buffer)
+            content._buffer.clear()
+            return body
         try:
-            return self.content.read_nowait(-1)
+            return content.read_nowait(-1)
         except web.RequestPayloadError as error:
             raise _malformed_body(error) from error.with_traceback(None)
 
     @property
     def has_arrived(self) -> bool:
-        return self.content.is_eof()
+        return self._has_arrived or self.content.is_eof()
 
     @property
     def is_read(self) -> bool:
@@ -566,10 +579,11 @@ class _Connection:
         return transport is None or transport.is_closing()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        transport = self._protocol.transport
+        protocol = self._protocol
+        transport = protocol.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client closed the connection")
-        self._protocol.written_bytes += len(data)
+        protocol.written_bytes += len(data)
         transport.write(data)
 
     @property

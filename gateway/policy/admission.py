@@ -23,20 +23,17 @@ class Admission:
 
     def admit(self, n_bytes: int) -> "Reservation | None":
         """Let in a request whose body has *n_bytes* (0 if that is not known yet); None if there is no room."""
-        kept = 0 if n_bytes <= SMALL_BYTES else self.max_requests // SMALL_SHARE
-        if self.requests >= self.max_requests - kept or not self._has_room(n_bytes):
+        max_requests, max_bytes = self.max_requests, self.max_bytes
+        held_bytes = self.held_bytes + n_bytes
+        if n_bytes > SMALL_BYTES:
+            max_requests -= max_requests // SMALL_SHARE
+            if held_bytes > n_bytes:  # one that is alone may use all bytes
+                max_bytes -= max_bytes // SMALL_SHARE
+        if self.requests >= max_requests or held_bytes > max_bytes:
             return None
         self.requests += 1
-        self.held_bytes += n_bytes
+        self.held_bytes = held_bytes
         return Reservation(self, n_bytes)
-
-    def _has_room(self, n_bytes: int, already: int = 0) -> bool:
-        """Whether *n_bytes* more fit, for a request that holds *already*; one that is alone may use everything."""
-        total = self.held_bytes + n_bytes
-        if self.held_bytes == already:
-            return total <= self.max_bytes
-        kept = 0 if n_bytes + already <= SMALL_BYTES else self.max_bytes // SMALL_SHARE
-        return total <= self.max_bytes - kept
 
 
 class Reservation:
@@ -50,9 +47,16 @@ class Reservation:
 
     def grow(self, n_bytes: int) -> bool:
         """Reserve *n_bytes* more for a body whose size was not known; False if there is no room."""
-        if not self._admission._has_room(n_bytes, self._n_bytes):
+        admission = self._admission
+        own_bytes = self._n_bytes + n_bytes
+        held_bytes = admission.held_bytes + n_bytes
+        max_bytes = admission.max_bytes
+        if own_bytes > SMALL_BYTES and held_bytes > own_bytes:  # as in `admit`
+            max_bytes -= max_bytes // SMALL_SHARE
+        if held_bytes > max_bytes:
             return False
-        self.hold(n_bytes)
+        self._n_bytes = own_bytes
+        admission.held_bytes = held_bytes
         return True
 
     def hold(self, n_bytes: int) -> None:
@@ -62,6 +66,7 @@ class Reservation:
 
     def release(self) -> None:
         """Give everything back. Must be called once."""
-        self._admission.held_bytes -= self._n_bytes
-        self._admission.requests -= 1
+        admission = self._admission
+        admission.held_bytes -= self._n_bytes
+        admission.requests -= 1
         self._n_bytes = 0

