@@ -7,8 +7,10 @@ which endpoint is tried, and whether a failed attempt is followed by another (`u
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import chain
+
+import msgspec
 
 from gateway.backend.connections import Lease
 from gateway.backend.deadlines import Deadlines
@@ -28,8 +30,8 @@ SURE_TO_REPEAT = frozenset({"GET", "HEAD"})
 MAX_CONTENT_LENGTH = 2**63 - 1
 """The largest length of a body that is believed. aiohttp's parser takes 2**64 - 1 for no body at all."""
 
-# Of these a header value that is passed on may hold none (RFC 9110 section 5.5); a tab is allowed.
-_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+# Of these a header that is passed on may hold none (RFC 9110 section 5.5), nor a line break; a tab is allowed.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 log = logging.getLogger("gateway")
 
@@ -39,8 +41,7 @@ PIECE_BYTES = 256 * 1024
 Pieces = AsyncIterator[bytes | bytearray | memoryview]
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
+class Body(msgspec.Struct, frozen=True):
     """A request's body: none, bytes, or a stream that is opened anew for every attempt."""
 
     whole: bytes | None = None
@@ -66,8 +67,7 @@ class Body:
         return cls(open=pieces, length=len(data))
 
 
-@dataclass(frozen=True, slots=True)
-class BackendRequest:
+class BackendRequest(msgspec.Struct, frozen=True):
     """What a backend is asked: the path is raw, with its query."""
 
     method: str
@@ -241,17 +241,28 @@ class Sent:
             raise self._malformed(f"does not speak HTTP: {error}") from None
         except LostError:
             raise self._lost_before_answer(wire, endpoint) from None
-        self._head_has_come(message.code)
-        if _CONTROL.search(b"".join([value for _, value in message.raw_headers])) is not None:
-            raise self._malformed("answered with a header that holds a control character")
-        headers = _headers_of(message.raw_headers)
-        if headers is None:
-            raise self._malformed("answered with a header whose bytes are not UTF-8")
-        if message.code > MAX_STATUS:
-            raise self._malformed(f"answered with status {message.code}; the highest is {MAX_STATUS}")
-        self._check_framing(message.code, headers)
+        status = message.code
+        self._head_has_come(status)
+        headers = self._headers_of(message.raw_headers)
+        if status > MAX_STATUS:
+            raise self._malformed(f"answered with status {status}; the highest is {MAX_STATUS}")
+        self._check_framing(status, headers)
         reason = message.reason
-        return Answer(self, message.code, reason if reason.isascii() and reason.isprintable() else "", headers, reader)
+        return Answer(self, status, reason if reason.isascii() and reason.isprintable() else "", headers, reader)
+
+    def _headers_of(self, raw: Sequence[tuple[bytes, bytes]]) -> Headers:
+        """The header fields of an answer. Raises `GatewayError` where one holds what must not be passed on.
+
+        All names and values are joined to one text, which is decoded and searched at once, and taken apart again.
+        """
+        try:
+            text = b"\n".join(chain.from_iterable(raw)).decode()
+        except UnicodeDecodeError:
+            raise self._malformed("answered with a header whose bytes are not UTF-8") from None
+        parts = text.split("\n") if raw else []
+        if len(parts) != 2 * len(raw) or _CONTROL.search(text) is not None:
+            raise self._malformed("answered with a header that holds a control character")
+        return Headers(zip(parts[::2], parts[1::2], strict=True))
 
     def _head_has_come(self, status: int) -> None:
         """The answer has begun."""
@@ -289,15 +300,17 @@ class Sent:
         """Hand the request to the connection; a stream goes on being sent by a task of its own."""
         request = self._request
         body = request.body
-        lines = [f"{request.method} {endpoint.base_path}{request.raw_path} HTTP/1.1", f"Host: {endpoint.authority}"]
-        lines += map(": ".join, request.headers)
-        if body.whole is not None:
-            lines.append(f"Content-Length: {len(body.whole)}")
+        whole = body.whole
+        # its line break inside is counted in place of that which the last of these lines has not
+        start = f"{request.method} {endpoint.base_path}{request.raw_path} HTTP/1.1\r\nHost: {endpoint.authority}"
+        lines = [start, *map(": ".join, request.headers)]
+        if whole is not None:
+            lines.append(f"Content-Length: {len(whole)}")
         elif body.open is not None:
             lines.append("Transfer-Encoding: chunked" if body.length is None else f"Content-Length: {body.length}")
         lines += ("", "")
         head = "\r\n".join(lines)
-        if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1:
+        if head.count("\n") != len(lines) or head.count("\r") != len(lines):
             raise GatewayError(ErrorKind.INTERNAL, "a line break in a header of the request to the backend")
         head_bytes = head.encode(errors="surrogateescape")
         wire.begin(request.method)
@@ -305,9 +318,10 @@ class Sent:
             wire.hold(self._body_is_awaited)
         try:
             if body.open is None:
-                whole = body.whole or b""
-                self._attempt.request_bytes = len(whole)
-                wire.send_first(head_bytes, whole)
+                if whole is not None:
+                    self._attempt.request_bytes = len(whole)
+                    head_bytes += whole
+                wire.send_first(head_bytes)
                 self._is_sent = True
                 self._deadlines.enter("first_byte")
                 return
@@ -435,11 +449,3 @@ class Sent:
 
     def _malformed(self, words: str) -> GatewayError:
         return GatewayError(ErrorKind.MALFORMED_RESPONSE, f"backend {self._backend!r} {words}")
-
-
-def _headers_of(raw: tuple[tuple[bytes, bytes], ...]) -> Headers | None:
-    """The header fields of an answer; None if a byte of them is not UTF-8."""
-    try:
-        return Headers([(name.decode(), value.decode()) for name, value in raw])
-    except UnicodeDecodeError:
-        return None
