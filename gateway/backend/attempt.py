@@ -122,14 +122,23 @@ class Answer:
 
     __slots__ = ("_ends_with_connection", "_exchange", "_reader", "headers", "reason", "status")
 
-    def __init__(self, exchange: "Sent", status: int, reason: str, headers: Headers, reader: Reader) -> None:
+    def __init__(
+        self,
+        exchange: "Sent",
+        status: int,
+        reason: str,
+        headers: Headers,
+        reader: Reader,
+        *,
+        ends_with_connection: bool,
+    ) -> None:
         self.status = status
         self.reason = reason
         """The words behind the status; printable ASCII."""
         self.headers = headers
         self._exchange = exchange
         self._reader = reader
-        self._ends_with_connection = "content-length" not in headers and "transfer-encoding" not in headers
+        self._ends_with_connection = ends_with_connection
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives, not decompressed; others run in between, also while all of it is there.
@@ -156,10 +165,7 @@ class Answer:
 
         Nothing of it may have been read before.
         """
-        reader = self._reader
-        if self._ends_with_connection or not reader.is_eof() or reader.total_bytes > max_bytes:
-            return None
-        return self._exchange.take_arrived(reader)
+        return None if self._ends_with_connection else self._exchange.take_arrived(self._reader, max_bytes)
 
     async def read_whole(self, max_bytes: int, what: str) -> bytes:
         """The body of an answer that has no reason to be large. Raises `GatewayError`, also for more than *max_bytes*.
@@ -202,6 +208,15 @@ class Answer:
 class Sent:
     """A request that has gone out, or is still going out, over a leased connection."""
 
+    _sending: Sending | None = None  # of a stream
+    _sender: asyncio.Task[None] | None = None
+    _send_error: GatewayError | None = None
+    _is_sent = False
+    is_over = False
+    """Whether the connection was given back or closed."""
+    has_begun_body = False
+    """Whether a streamed body was opened, so that one that cannot be repeated is lost."""
+
     def __init__(
         self, backend: str, request: BackendRequest, lease: Lease, deadlines: Deadlines, attempt: Attempt
     ) -> None:
@@ -210,17 +225,6 @@ class Sent:
         self._lease = lease
         self._deadlines = deadlines
         self._attempt = attempt
-        self._sending: Sending | None = None  # of a stream
-        self._sender: asyncio.Task[None] | None = None
-        self._send_error: GatewayError | None = None
-        self._is_sent = False
-        self.is_over = False
-        """Whether the connection was given back or closed."""
-
-    @property
-    def has_begun_body(self) -> bool:
-        """Whether a streamed body was opened, so that one that cannot be repeated is lost."""
-        return self._sender is not None
 
     async def start(self, endpoint: Endpoint) -> Answer:
         """Send the request and read the answer's head. Raises `GatewayError` and `StaleConnectionError`."""
@@ -246,9 +250,11 @@ class Sent:
         headers = self._headers_of(message.raw_headers)
         if status > MAX_STATUS:
             raise self._malformed(f"answered with status {status}; the highest is {MAX_STATUS}")
-        self._check_framing(status, headers)
+        ends_with_connection = self._check_framing(status, headers)
         reason = message.reason
-        return Answer(self, status, reason if reason.isascii() and reason.isprintable() else "", headers, reader)
+        if not (reason.isascii() and reason.isprintable()):
+            reason = ""
+        return Answer(self, status, reason, headers, reader, ends_with_connection=ends_with_connection)
 
     def _headers_of(self, raw: Sequence[tuple[bytes, bytes]]) -> Headers:
         """The header fields of an answer. Raises `GatewayError` where one holds what must not be passed on.
@@ -278,23 +284,24 @@ class Sent:
         self._head_has_come(status)
         self._deadlines.enter("idle")
 
-    def _check_framing(self, status: int, headers: Headers) -> None:
-        """Raise `GatewayError` where it is not certain how the answer's body ends.
+    def _check_framing(self, status: int, headers: Headers) -> bool:
+        """Whether the answer's body ends with the connection. Raises `GatewayError` where it is not certain how.
 
         An answer that has no body, but announces one, ends its connection: some servers send that body all the same,
         and it might come when the connection serves another request already.
         """
-        length = headers.get("content-length", "0")
-        if "transfer-encoding" in headers:
+        length = headers.first.get("content-length")
+        is_coded = "transfer-encoding" in headers.first
+        if is_coded:
             codings = headers.joined("transfer-encoding")
             if codings.lower() != "chunked":
                 raise self._malformed(f"answered with Transfer-Encoding {codings[:64]!r}; only `chunked` is supported")
-        elif int(length) > MAX_CONTENT_LENGTH:
+        elif length is not None and int(length) > MAX_CONTENT_LENGTH:
             raise self._malformed(f"answered with Content-Length {length}, at most {MAX_CONTENT_LENGTH} is possible")
-        elif int(length) == 0:
-            return
-        if status in (204, 304) or self._request.method == "HEAD":
+        has_no_body = status in (204, 304) or self._request.method == "HEAD"
+        if has_no_body and (is_coded or (length is not None and int(length))):
             self._lease.wire.force_close()
+        return length is None and not is_coded
 
     def _send(self, wire: Wire, endpoint: Endpoint) -> None:
         """Hand the request to the connection; a stream goes on being sent by a task of its own."""
@@ -330,6 +337,7 @@ class Sent:
             return  # reading finds out how
         self._sending = Sending(self._deadlines, self._attempt)
         pieces = body.open(self._sending)
+        self.has_begun_body = True
         self._sender = asyncio.ensure_future(self._stream(wire, pieces, in_chunks=body.length is None))
 
     async def _stream(self, wire: Wire, pieces: Pieces, *, in_chunks: bool) -> None:
@@ -338,7 +346,7 @@ class Sent:
                 if not piece:
                     continue  # as a chunk it would be the end
                 if in_chunks:
-                    wire.send(b"%x\r\n" % len(piece), piece, b"\r\n")
+                    wire.send(b"".join((b"%x\r\n" % len(piece), piece, b"\r\n")))
                 else:
                     wire.send(piece)
                 await wire.drain()
@@ -381,14 +389,13 @@ class Sent:
         self._end()
         return b""
 
-    def take_arrived(self, reader: Reader) -> bytes | None:
-        """All of the answer's body, which has arrived and ends the lease; None if that is over."""
-        if self.is_over:
-            return None
-        whole = reader.read_nowait()
-        self._deadlines.enter("gateway")
-        self._attempt.response_bytes += len(whole)
-        self._end()
+    def take_arrived(self, reader: Reader, max_bytes: int) -> bytes | None:
+        """All of the answer's body, which ends the lease; None if it has not arrived, is longer, or that is over."""
+        whole = None if self.is_over else self._lease.wire.take_arrived(reader, max_bytes)
+        if whole is not None:
+            self._deadlines.enter("gateway")
+            self._attempt.response_bytes += len(whole)
+            self._end()
         return whole
 
     def _end(self) -> None:
