@@ -10,8 +10,9 @@ import select
 import socket
 import struct
 import termios
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 
 _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 _COUNT = struct.Struct("=i")
@@ -27,6 +28,8 @@ TcpCounters = tuple[int, int, int, int]
 the other side's kernel has acknowledged, bytes that have arrived, read or not, and bytes that left this machine,
 repeats included."""
 
+_take_apart: Callable[[bytes], TcpCounters] = _COUNTERS.unpack
+
 STATE, ACKED, RECEIVED, SENT = range(4)
 """The places of these in `TcpCounters`."""
 
@@ -37,11 +40,14 @@ ESTABLISHED = 1
 class Watched:
     """The socket of one connection, to be asked many times; nothing may be asked once it is closed."""
 
-    __slots__ = ("_getsockopt", "_poll")
+    __slots__ = ("_info", "_poll")
 
     def __init__(self, transport: asyncio.BaseTransport) -> None:
         sock = transport.get_extra_info("socket")
-        self._getsockopt = sock.getsockopt
+        # where the kernel does not tell, there are no bytes to take apart; an old kernel has too few
+        self._info: Callable[[], bytes] = (
+            bytes if _TCP_INFO is None else partial(sock.getsockopt, socket.IPPROTO_TCP, _TCP_INFO, _COUNTERS.size)
+        )
         self._poll = poll = select.poll()
         poll.register(sock.fileno(), select.POLLIN)
 
@@ -51,13 +57,10 @@ class Watched:
 
     def counters(self) -> TcpCounters | None:
         """The kernel's counters; None where the kernel does not tell."""
-        if _TCP_INFO is None:
-            return None
         try:
-            info = self._getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _COUNTERS.size)
-        except OSError:
+            return _take_apart(self._info())
+        except (OSError, struct.error):
             return None
-        return _COUNTERS.unpack(info) if len(info) == _COUNTERS.size else None
 
 
 def has_unread(transport: asyncio.BaseTransport) -> bool:

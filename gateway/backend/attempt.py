@@ -7,8 +7,10 @@ which endpoint is tried, and whether a failed attempt is followed by another (`u
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import chain
+
+import msgspec
 
 from gateway.backend.connections import Lease
 from gateway.backend.deadlines import Deadlines
@@ -28,8 +30,8 @@ SURE_TO_REPEAT = frozenset({"GET", "HEAD"})
 MAX_CONTENT_LENGTH = 2**63 - 1
 """The largest length of a body that is believed. aiohttp's parser takes 2**64 - 1 for no body at all."""
 
-# Of these a header value that is passed on may hold none (RFC 9110 section 5.5); a tab is allowed.
-_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+# Of these a header that is passed on may hold none (RFC 9110 section 5.5), nor a line break; a tab is allowed.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 log = logging.getLogger("gateway")
 
@@ -39,8 +41,7 @@ PIECE_BYTES = 256 * 1024
 Pieces = AsyncIterator[bytes | bytearray | memoryview]
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
+class Body(msgspec.Struct, frozen=True):
     """A request's body: none, bytes, or a stream that is opened anew for every attempt."""
 
     whole: bytes | None = None
@@ -66,8 +67,7 @@ class Body:
         return cls(open=pieces, length=len(data))
 
 
-@dataclass(frozen=True, slots=True)
-class BackendRequest:
+class BackendRequest(msgspec.Struct, frozen=True):
     """What a backend is asked: the path is raw, with its query."""
 
     method: str
@@ -122,14 +122,23 @@ class Answer:
 
     __slots__ = ("_ends_with_connection", "_exchange", "_reader", "headers", "reason", "status")
 
-    def __init__(self, exchange: "Sent", status: int, reason: str, headers: Headers, reader: Reader) -> None:
+    def __init__(
+        self,
+        exchange: "Sent",
+        status: int,
+        reason: str,
+        headers: Headers,
+        reader: Reader,
+        *,
+        ends_with_connection: bool,
+    ) -> None:
         self.status = status
         self.reason = reason
         """The words behind the status; printable ASCII."""
         self.headers = headers
         self._exchange = exchange
         self._reader = reader
-        self._ends_with_connection = "content-length" not in headers and "transfer-encoding" not in headers
+        self._ends_with_connection = ends_with_connection
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives, not decompressed; others run in between, also while all of it is there.
@@ -157,10 +166,7 @@ class Answer:
 
         Nothing of it may have been read before.
         """
-        reader = self._reader
-        if self._ends_with_connection or not reader.is_eof() or reader.total_bytes > max_bytes:
-            return None
-        return self._exchange.take_arrived(reader)
+        return None if self._ends_with_connection else self._exchange.take_arrived(self._reader, max_bytes)
 
     async def read_whole(self, max_bytes: int, what: str) -> bytes:
         """The body of an answer that has no reason to be large. Raises `GatewayError`, also for more than *max_bytes*.
@@ -203,6 +209,15 @@ class Answer:
 class Sent:
     """A request that has gone out, or is still going out, over a leased connection."""
 
+    _sending: Sending | None = None  # of a stream
+    _sender: asyncio.Task[None] | None = None
+    _send_error: GatewayError | None = None
+    _is_sent = False
+    is_over = False
+    """Whether the connection was given back or closed."""
+    has_begun_body = False
+    """Whether a streamed body was opened, so that one that cannot be repeated is lost."""
+
     def __init__(
         self, backend: str, request: BackendRequest, lease: Lease, deadlines: Deadlines, attempt: Attempt
     ) -> None:
@@ -211,17 +226,6 @@ class Sent:
         self._lease = lease
         self._deadlines = deadlines
         self._attempt = attempt
-        self._sending: Sending | None = None  # of a stream
-        self._sender: asyncio.Task[None] | None = None
-        self._send_error: GatewayError | None = None
-        self._is_sent = False
-        self.is_over = False
-        """Whether the connection was given back or closed."""
-
-    @property
-    def has_begun_body(self) -> bool:
-        """Whether a streamed body was opened, so that one that cannot be repeated is lost."""
-        return self._sender is not None
 
     async def start(self, endpoint: Endpoint) -> Answer:
         """Send the request and read the answer's head. Raises `GatewayError` and `StaleConnectionError`."""
@@ -242,17 +246,30 @@ class Sent:
             raise self._malformed(f"does not speak HTTP: {error}") from None
         except LostError:
             raise self._lost_before_answer(wire, endpoint) from None
-        self._head_has_come(message.code)
-        if _CONTROL.search(b"".join([value for _, value in message.raw_headers])) is not None:
-            raise self._malformed("answered with a header that holds a control character")
-        headers = _headers_of(message.raw_headers)
-        if headers is None:
-            raise self._malformed("answered with a header whose bytes are not UTF-8")
-        if message.code > MAX_STATUS:
-            raise self._malformed(f"answered with status {message.code}; the highest is {MAX_STATUS}")
-        self._check_framing(message.code, headers)
+        status = message.code
+        self._head_has_come(status)
+        headers = self._headers_of(message.raw_headers)
+        if status > MAX_STATUS:
+            raise self._malformed(f"answered with status {status}; the highest is {MAX_STATUS}")
+        ends_with_connection = self._check_framing(status, headers)
         reason = message.reason
-        return Answer(self, message.code, reason if reason.isascii() and reason.isprintable() else "", headers, reader)
+        if not (reason.isascii() and reason.isprintable()):
+            reason = ""
+        return Answer(self, status, reason, headers, reader, ends_with_connection=ends_with_connection)
+
+    def _headers_of(self, raw: Sequence[tuple[bytes, bytes]]) -> Headers:
+        """The header fields of an answer. Raises `GatewayError` where one holds what must not be passed on.
+
+        All names and values are joined to one text, which is decoded and searched at once, and taken apart again.
+        """
+        try:
+            text = b"\n".join(chain.from_iterable(raw)).decode()
+        except UnicodeDecodeError:
+            raise self._malformed("answered with a header whose bytes are not UTF-8") from None
+        parts = text.split("\n") if raw else []
+        if len(parts) != 2 * len(raw) or _CONTROL.search(text) is not None:
+            raise self._malformed("answered with a header that holds a control character")
+        return Headers(zip(parts[::2], parts[1::2], strict=True))
 
     def _head_has_come(self, status: int) -> None:
         """The answer has begun."""
@@ -268,37 +285,40 @@ class Sent:
         self._head_has_come(status)
         self._deadlines.enter("idle")
 
-    def _check_framing(self, status: int, headers: Headers) -> None:
-        """Raise `GatewayError` where it is not certain how the answer's body ends.
+    def _check_framing(self, status: int, headers: Headers) -> bool:
+        """Whether the answer's body ends with the connection. Raises `GatewayError` where it is not certain how.
 
         An answer that has no body, but announces one, ends its connection: some servers send that body all the same,
         and it might come when the connection serves another request already.
         """
-        length = headers.get("content-length", "0")
-        if "transfer-encoding" in headers:
+        length = headers.first.get("content-length")
+        is_coded = "transfer-encoding" in headers.first
+        if is_coded:
             codings = headers.joined("transfer-encoding")
             if codings.lower() != "chunked":
                 raise self._malformed(f"answered with Transfer-Encoding {codings[:64]!r}; only `chunked` is supported")
-        elif int(length) > MAX_CONTENT_LENGTH:
+        elif length is not None and int(length) > MAX_CONTENT_LENGTH:
             raise self._malformed(f"answered with Content-Length {length}, at most {MAX_CONTENT_LENGTH} is possible")
-        elif int(length) == 0:
-            return
-        if status in (204, 304) or self._request.method == "HEAD":
+        has_no_body = status in (204, 304) or self._request.method == "HEAD"
+        if has_no_body and (is_coded or (length is not None and int(length))):
             self._lease.wire.force_close()
+        return length is None and not is_coded
 
     def _send(self, wire: Wire, endpoint: Endpoint) -> None:
         """Hand the request to the connection; a stream goes on being sent by a task of its own."""
         request = self._request
         body = request.body
-        lines = [f"{request.method} {endpoint.base_path}{request.raw_path} HTTP/1.1", f"Host: {endpoint.authority}"]
-        lines += map(": ".join, request.headers)
-        if body.whole is not None:
-            lines.append(f"Content-Length: {len(body.whole)}")
+        whole = body.whole
+        # its line break inside is counted in place of that which the last of these lines has not
+        start = f"{request.method} {endpoint.base_path}{request.raw_path} HTTP/1.1\r\nHost: {endpoint.authority}"
+        lines = [start, *map(": ".join, request.headers)]
+        if whole is not None:
+            lines.append(f"Content-Length: {len(whole)}")
         elif body.open is not None:
             lines.append("Transfer-Encoding: chunked" if body.length is None else f"Content-Length: {body.length}")
         lines += ("", "")
         head = "\r\n".join(lines)
-        if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1:
+        if head.count("\n") != len(lines) or head.count("\r") != len(lines):
             raise GatewayError(ErrorKind.INTERNAL, "a line break in a header of the request to the backend")
         head_bytes = head.encode(errors="surrogateescape")
         wire.begin(request.method)
@@ -306,9 +326,10 @@ class Sent:
             wire.hold(self._body_is_awaited)
         try:
             if body.open is None:
-                whole = body.whole or b""
-                self._attempt.request_bytes = len(whole)
-                wire.send_first(head_bytes, whole)
+                if whole is not None:
+                    self._attempt.request_bytes = len(whole)
+                    head_bytes += whole
+                wire.send_first(head_bytes)
                 self._is_sent = True
                 self._deadlines.enter("first_byte")
                 return
@@ -317,6 +338,7 @@ class Sent:
             return  # reading finds out how
         self._sending = Sending(self._deadlines, self._attempt)
         pieces = body.open(self._sending)
+        self.has_begun_body = True
         self._sender = asyncio.ensure_future(self._stream(wire, pieces, in_chunks=body.length is None))
 
     async def _stream(self, wire: Wire, pieces: Pieces, *, in_chunks: bool) -> None:
@@ -325,7 +347,7 @@ class Sent:
                 if not piece:
                     continue  # as a chunk it would be the end
                 if in_chunks:
-                    wire.send(b"%x\r\n" % len(piece), piece, b"\r\n")
+                    wire.send(b"".join((b"%x\r\n" % len(piece), piece, b"\r\n")))
                 else:
                     wire.send(piece)
                 await wire.drain()
@@ -368,14 +390,13 @@ class Sent:
         self._end()
         return b""
 
-    def take_arrived(self, reader: Reader) -> bytes | None:
-        """All of the answer's body, which has arrived and ends the lease; None if that is over."""
-        if self.is_over:
-            return None
-        whole = reader.read_nowait()
-        self._deadlines.enter("gateway")
-        self._attempt.response_bytes += len(whole)
-        self._end()
+    def take_arrived(self, reader: Reader, max_bytes: int) -> bytes | None:
+        """All of the answer's body, which ends the lease; None if it has not arrived, is longer, or that is over."""
+        whole = None if self.is_over else self._lease.wire.take_arrived(reader, max_bytes)
+        if whole is not None:
+            self._deadlines.enter("gateway")
+            self._attempt.response_bytes += len(whole)
+            self._end()
         return whole
 
     def _end(self) -> None:
@@ -436,11 +457,3 @@ class Sent:
 
     def _malformed(self, words: str) -> GatewayError:
         return GatewayError(ErrorKind.MALFORMED_RESPONSE, f"backend {self._backend!r} {words}")
-
-
-def _headers_of(raw: tuple[tuple[bytes, bytes], ...]) -> Headers | None:
-    """The header fields of an answer; None if a byte of them is not UTF-8."""
-    try:
-        return Headers([(name.decode(), value.decode()) for name, value in raw])
-    except UnicodeDecodeError:
-        return None

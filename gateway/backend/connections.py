@@ -146,7 +146,10 @@ class Connections:
         for pool in self._pools.values():
             pool.is_kept = False
         for endpoint in endpoints:
-            self._pools.setdefault(endpoint, _Pool(endpoint)).is_kept = True
+            # the key becomes this very object: what is the same object is not compared field by field
+            kept = self._pools.pop(endpoint, None) or _Pool(endpoint)
+            kept.is_kept = True
+            self._pools[endpoint] = kept
         for pool in list(self._pools.values()):
             if not pool.is_kept:
                 self._empty(pool)
@@ -227,17 +230,23 @@ class Connections:
             sent=False,
         )
 
-    def lease_idle(self, endpoint: Endpoint) -> Lease | None:
+    def lease_idle(self, endpoint: Endpoint, now_s: float) -> Lease | None:
         """A kept connection to *endpoint* for the holder of a slot, which the lease takes over; None if there is none.
 
-        It is to be written to at once: nothing has come on it, as far as the kernel knows at this moment.
+        It is to be written to at once: nothing has come on it, as far as the kernel knows at this moment. It is the one
+        that was used last, among those that are still usable *now_s*, by the event loop's clock.
         """
         pool = self._pools.get(endpoint)
-        wire = self._take_idle(pool) if pool is not None and pool.idle else None
-        if pool is None or wire is None:
+        if pool is None:
             return None
-        pool.busy += 1
-        return Lease(self, pool, wire)
+        idle = pool.idle
+        while idle:
+            wire = idle.pop()
+            if now_s - wire.idle_since < self._keep_alive_s and wire.is_usable():
+                pool.busy += 1
+                return Lease(self, pool, wire)
+            wire.abort()
+        return None
 
     async def lease_new(self, endpoint: Endpoint) -> Lease:
         """A new connection to *endpoint* for the holder of a slot, which the lease takes over.
@@ -251,17 +260,6 @@ class Connections:
         wire = await self.connect(endpoint)
         pool.busy += 1
         return Lease(self, pool, wire)
-
-    def _take_idle(self, pool: _Pool) -> Wire | None:
-        """The connection that was used last, if there is one that is still usable."""
-        idle = pool.idle
-        now = asyncio.get_running_loop().time()
-        while idle:
-            wire = idle.pop()
-            if now - wire.idle_since < self._keep_alive_s and wire.is_usable():
-                return wire
-            wire.abort()
-        return None
 
     async def connect(self, endpoint: Endpoint) -> Wire:
         """A new connection that takes none of the slots: whoever asks for it ends it with `abort` or leases it.

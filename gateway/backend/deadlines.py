@@ -79,20 +79,9 @@ class Deadlines:
     cancellation was theirs, and then raises what `expired` gives. This is what `asyncio.timeout` does.
     """
 
-    __slots__ = (
-        "_cancelling",
-        "_ended_in",
-        "_entered_s",
-        "_is_expired",
-        "_limits_s",
-        "_loop",
-        "_phase",
-        "_running",
-        "_silent_s",
-        "_task",
-        "ends_at",
-        "total_at",
-    )
+    _is_expired = False
+    _ended_in = "total"  # the phase, if they have expired
+    _silent_s = 0.0
 
     def __init__(self, running: "set[Deadlines]", limits_s: Mapping[str, float], total_at: float, now_s: float) -> None:
         """Made by `DeadlineWatch.begin`; *running* are those that it looks at."""
@@ -104,10 +93,8 @@ class Deadlines:
         assert task is not None
         self._task = task
         self._cancelling = task.cancelling()
-        self._phase = self._ended_in = "total"
+        self._phase = "total"
         self._entered_s = now_s  # the phase, if it is the endpoint's
-        self._silent_s = 0.0
-        self._is_expired = False
 
     def enter(self, phase: str) -> None:
         """From now on *phase* runs: `first_byte` or `idle`; or one that only `total` ends.

@@ -31,6 +31,10 @@ class Endpoint:
     addresses: tuple[str, ...] = ()
     """Where to connect: the first that answers is taken. Empty: the name must be looked up first (`resolving`)."""
 
+    def __hash__(self) -> int:
+        """Connections are looked up by their endpoint for every request, so not all fields are hashed."""
+        return hash((self.host, self.port))
+
     @property
     def name(self) -> str:
         """What the server is called: the host of `authority`, also where `host` is one of the name's addresses."""

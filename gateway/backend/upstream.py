@@ -7,7 +7,7 @@ Here: the attempts of a call, and its end. Not here: what goes over a connection
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
 from gateway.backend.attempt import Answer, BackendRequest, Sent, StaleConnectionError
@@ -20,7 +20,7 @@ from gateway.certificates import TlsContext, uses_tls
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from gateway.plan import BackendPlan
-from gateway.policy.balancing import candidates, least_in_flight, round_robin
+from gateway.policy.balancing import are_all_usable, candidates, least_in_flight, round_robin
 from gateway.policy.ejection import FAILURES, EjectionRules, Trial
 from gateway.policy.retry import RecentCalls, RetryPolicy
 from gateway.policy.sticky import pick_sticky
@@ -128,11 +128,13 @@ class Upstream:
             total_at = now_s + self.deadlines.limits_s["total"]
         return _Call(self, request, attempts, read, total_at, sticky_key, self._turn).run(is_settled)
 
-    def pick(self, tried: list[EndpointState], turn: int, sticky_key: str | None, now_s: float) -> EndpointState:
+    def pick(self, tried: Sequence[EndpointState], turn: int, sticky_key: str | None, now_s: float) -> EndpointState:
         """The endpoint for the next attempt of a call that has *tried* some already."""
         states = self.endpoints.states
         if len(states) == 1:
             return states[0]
+        if not tried and sticky_key is None and are_all_usable(states):
+            return self._balance(states, turn)
         open_ = candidates(states, tried, now_s)
         if sticky_key is not None:
             return open_[pick_sticky(sticky_key, [state.endpoint.url + state.endpoint.base_path for state in open_])]
@@ -173,23 +175,15 @@ class Upstream:
 class _Call(Generic[T]):
     """One request of the gateway to a backend, until its answer is read or given up."""
 
-    __slots__ = (
-        "_answer",
-        "_attempts",
-        "_has_failed",
-        "_has_slot",
-        "_last",
-        "_read",
-        "_request",
-        "_sent",
-        "_sticky_key",
-        "_total_at",
-        "_trial",
-        "_tried",
-        "_turn",
-        "_upstream",
-        "_was_replaced",
-    )
+    _tried: Sequence[EndpointState] = ()
+    _has_slot = False  # one that no lease holds
+    _was_replaced = False  # a kept connection that had died
+    # of the last attempt:
+    _last: Attempt
+    _trial: Trial | None = None
+    _sent: Sent | None = None
+    _answer: Answer | None = None
+    _has_failed = False  # and the endpoint caused it
 
     def __init__(
         self,
@@ -208,15 +202,6 @@ class _Call(Generic[T]):
         self._total_at = total_at
         self._sticky_key = sticky_key
         self._turn = turn
-        self._tried: list[EndpointState] = []
-        self._has_slot = False  # one that no lease holds
-        self._was_replaced = False  # a kept connection that had died
-        # of the last attempt:
-        self._last: Attempt
-        self._trial: Trial | None = None
-        self._sent: Sent | None = None
-        self._answer: Answer | None = None
-        self._has_failed = False  # and the endpoint caused it
 
     async def run(self, is_settled: Callable[[], bool]) -> T:
         """Attempts, until one succeeds or no other may follow."""
@@ -231,6 +216,8 @@ class _Call(Generic[T]):
                         raise
                     self._last.repeated_for = error.kind.label
                 number += 1
+                self._sent = self._answer = None
+                self._has_failed = False
                 if delay_s:
                     await asyncio.sleep(delay_s)
         finally:
@@ -263,10 +250,8 @@ class _Call(Generic[T]):
         """Try one endpoint, once, and judge it by the outcome. Raises `GatewayError`."""
         upstream = self._upstream
         loop = asyncio.get_running_loop()
-        self._sent = self._answer = None
-        self._has_failed = False
         asked_s = loop.time()
-        picked = self._pick(asked_s)
+        picked = upstream.pick(self._tried, self._turn, self._sticky_key, asked_s)
         self._note(picked, asked_s)
         deadlines = upstream.deadlines.begin(self._total_at, asked_s)
         has_expired = is_in_flight = False
@@ -343,7 +328,7 @@ class _Call(Generic[T]):
         # an upload that cannot be read again from the client does not go over a connection that may have died
         must_be_fresh = self._was_replaced or not self._request.body.can_be_repeated
         while True:
-            lease = None if must_be_fresh else upstream.connections.lease_idle(endpoint)
+            lease = None if must_be_fresh else upstream.connections.lease_idle(endpoint, self._last.started_s)
             if lease is None:
                 lease = await upstream.connections.lease_new(endpoint)
             self._has_slot = False  # it goes with the lease
@@ -372,7 +357,7 @@ class _Call(Generic[T]):
         is_redirect = is_status and error.kind is ErrorKind.MALFORMED_RESPONSE
         if is_failure and not is_redirect:
             self._has_failed = True
-            self._tried.append(state)
+            self._tried = (*self._tried, state)
             self._upstream.note_failure(state, self._trial, error.message)
         elif (is_redirect or error.kind is ErrorKind.BACKEND_ERROR) and self._trial is not None:
             self._upstream.note_success(state, self._trial)

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from aiohttp import ClientError, ClientPayloadError
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.http_parser import RawResponseMessage
-from aiohttp.streams import EofStream, StreamReader
+from aiohttp.http_parser import HttpResponseParser, RawResponseMessage
+from aiohttp.streams import EMPTY_PAYLOAD, EofStream, StreamReader
 
 from gateway.sockets import ACKED, ESTABLISHED, RECEIVED, SENT, STATE, TcpCounters, Watched, reset_on_close
 from gateway.tls import TlsLayer, why_refused
@@ -37,6 +37,7 @@ HEAD_PIECE_BYTES = 4 * 1024
 
 _HEAD_END = b"\r\n\r\n"
 _SWITCHING = 101  # aiohttp parses nothing that comes behind it
+_WITHOUT_BODY = frozenset({204, 304})
 
 _TLS_ALERT = b"\x15\x03"  # how a TLS server's answer to plain HTTP begins (RFC 8446 section 5.1)
 
@@ -101,7 +102,7 @@ class Wire(ResponseHandler):
         that may be a session ticket, but servers send these before their first answer.
         """
         transport = self.transport
-        if transport is None or transport.is_closing() or self.should_close:
+        if transport is None or self._should_close or transport.is_closing():
             return False
         if self.tls is not None and not self.tls.is_at_rest:
             return False  # bytes have left the kernel, and are not decrypted yet
@@ -112,23 +113,24 @@ class Wire(ResponseHandler):
 
     def begin(self, method: str) -> None:
         """Open an exchange for a request of *method*; `send_first` must follow at once."""
-        assert self.transport is not None
         self.received_bytes = 0
         self._is_open = True
-        self._is_head = method == "HEAD"
+        self._is_head = is_head = method == "HEAD"
         self._is_head_complete = False
         self._head_tail = b""
         self._n_interim = 0
-        self._on_held = None
+        self._on_held = self._after = None
         self._stream_ended = self._is_premature = self._is_acknowledged = False
         if not self.is_reused:
             self._before = self._socket.counters()  # else it is what `is_usable` has found
-        self._after = None
-        self.set_response_params(
-            skip_payload=self._is_head,
+        self._parser = HttpResponseParser(
+            self,
+            self._loop,
+            READ_BYTES,
+            payload_exception=ClientPayloadError,
+            response_with_body=not is_head,
             read_until_eof=True,
             auto_decompress=False,
-            read_bufsize=READ_BYTES,
         )
 
     def end(self) -> bool:
@@ -136,12 +138,14 @@ class Wire(ResponseHandler):
 
         Then the connection is idle from now on.
         """
-        transport = self.transport
+        transport, payload = self.transport, self._payload
         if (
             transport is None
+            or self._should_close
+            or self._buffer  # another head
+            or (payload is not None and not payload.is_eof())
             or transport.is_closing()
             or transport.get_write_buffer_size()
-            or self.should_close
             or (self.tls is not None and not self.tls.is_at_rest)
         ):
             return False
@@ -149,26 +153,26 @@ class Wire(ResponseHandler):
         self._parser = None  # what comes from now on is nobody's
         self._payload = None
         self._on_held = None  # it leads to the request, and an idle connection would hold the client's body
-        self.idle_since = asyncio.get_running_loop().time()
+        self.idle_since = self._loop.time()
         self.is_reused = True
         return True
 
     # Within an exchange
 
-    def send_first(self, *pieces: bytes | bytearray | memoryview) -> None:
+    def send_first(self, data: bytes) -> None:
         """Hand the request's first bytes to the connection. Raises `LostError`.
 
         On a used connection it is made sure, as far as that can be, that nothing came before these bytes left.
         """
         if not self.is_reused:
-            self.send(*pieces)
+            self.send(data)
             return
-        transport = self.transport
-        if transport is None or transport.is_closing() or self._socket.has_unread():
+        transport, has_unread = self.transport, self._socket.has_unread
+        if transport is None or transport.is_closing() or has_unread():
             self._discard()
             raise LostError
-        self.send(*pieces)
-        if self._before is None or self.transport is None or not self._socket.has_unread():
+        self.send(data)
+        if self._before is None or self.transport is None or not has_unread():
             return
         now = self._socket.counters()
         if now is None or now[RECEIVED] == self._before[RECEIVED]:
@@ -180,13 +184,13 @@ class Wire(ResponseHandler):
             self._discard()
             raise LostError
 
-    def send(self, *pieces: bytes | bytearray | memoryview) -> None:
-        """Hand *pieces* to the connection; `drain` waits until there is room for more. Raises `LostError`."""
+    def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Hand *data* to the connection; `drain` waits until there is room for more. Raises `LostError`."""
         transport = self.transport
         if transport is None or transport.is_closing():
             raise LostError
         # not `writelines`, which buffers without limit in Python 3.12.0 to 3.12.8 and 3.13.0 to 3.13.1 (CVE-2024-12254)
-        transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        transport.write(data)
 
     def hold(self, on_held: Callable[[int], None]) -> None:
         """Give the answer's head only when its body has come too, or `HELD_BYTES` of that, or the connection's end.
@@ -230,6 +234,17 @@ class Wire(ResponseHandler):
             raise NotHttpError(_reason(error)) from error.with_traceback(None)
         return chunk
 
+    def take_arrived(self, reader: Reader, max_bytes: int) -> bytes | None:
+        """The whole body of *reader*, of which nothing was read before; None: it has not come, or is longer."""
+        if not reader.is_eof() or reader.total_bytes > max_bytes or reader.exception() is not None:
+            return None
+        if reader is EMPTY_PAYLOAD:
+            return b""
+        pieces = reader._buffer
+        whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        return whole
+
     @property
     def was_reset(self) -> bool:
         """Whether the connection ended otherwise than by the end of the backend's stream.
@@ -244,20 +259,22 @@ class Wire(ResponseHandler):
         if not self._is_open:
             self._discard()
             return
-        is_first = not self.received_bytes
-        if is_first:
+        n_bytes = len(data)
+        is_whole = False  # whether it may be parsed at once
+        if not self.received_bytes:
             if data and self._was_sent_before_the_request():
                 self._is_premature = True
                 self._discard()
                 return
             if self.tls is None:
                 self._is_tls_alert = data.startswith(_TLS_ALERT)
-        self.received_bytes += len(data)
-        self._all_received += len(data)
-        if self._is_head_complete:
+            is_whole = n_bytes <= HEAD_PIECE_BYTES and not self._is_head
+        self.received_bytes += n_bytes
+        self._all_received += n_bytes
+        if is_whole:
+            self._parse(data)
+        elif self._is_head_complete:
             self._parse_behind_head(data)
-        elif is_first and len(data) <= HEAD_PIECE_BYTES and not self._is_head:
-            super().data_received(data)  # as the next, at once
         elif rest := self._parse_until_head(data):
             self._parse_behind_head(rest)
         payload = self._payload
@@ -268,6 +285,40 @@ class Wire(ResponseHandler):
                 payload.set_exception(_BrokenBodyError(_reason(error)))
         if self._held is not None:
             self._go_on_holding(*self._held)
+
+    def _parse(self, data: bytes) -> None:
+        """Give *data* to aiohttp's parser, and queue the heads that it holds, and count the interim ones.
+
+        This is what aiohttp's `data_received` does, without its timeouts and WebSockets.
+        """
+        if self._upgraded or self._parser is None:
+            return
+        try:
+            messages, upgraded, _ = self._parser.feed_data(data)
+        except Exception as error:
+            if self.transport is not None:
+                self.transport.close()
+            words = error.message if isinstance(error, HttpProcessingError) else ""
+            self.set_exception(HttpProcessingError(message=words), error)
+            return
+        for message, payload in messages:
+            if self._held is not None:  # another head follows: the body is there, and the first answer is the answer
+                self._give_held()
+            code = message.code
+            if message.should_close:
+                self._should_close = True
+            self._payload = payload
+            reader = EMPTY_PAYLOAD if code < 200 or code in _WITHOUT_BODY else payload
+            if code < 200 and code != _SWITCHING:
+                self._n_interim += 1
+            else:
+                self._is_head_complete = True
+                if self._on_held is not None and code >= 200 and not reader.is_eof():
+                    self._held = message, reader
+                    continue
+            self.feed_data((message, reader))
+        if upgraded:
+            self._upgraded = self._should_close = True  # what follows is nobody's
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Go on reading where it was paused.
@@ -290,20 +341,6 @@ class Wire(ResponseHandler):
         now = self._socket.counters()
         return now is not None and now[ACKED] == before[ACKED]
 
-    def feed_data(self, data: tuple[RawResponseMessage, Reader], size: int = 0) -> None:
-        """Queue a head that was parsed, and count the interim ones. aiohttp calls this."""
-        if self._held is not None:  # another head follows: the body is there, and the first answer is the answer
-            self._give_held()
-        code = data[0].code
-        if code < 200 and code != _SWITCHING:
-            self._n_interim += 1
-        else:
-            self._is_head_complete = True
-            if self._on_held is not None and code >= 200 and not data[1].is_eof():
-                self._held = data
-                return
-        super().feed_data(data, size)
-
     def set_exception(self, exc: BaseException, exc_cause: BaseException | None = None) -> None:
         """The connection has ended, or what came is not HTTP; the head that came before is still read."""
         self._give_held()
@@ -322,7 +359,7 @@ class Wire(ResponseHandler):
     def _give_held(self) -> None:
         held, self._held = self._held, None
         if held is not None:
-            super().feed_data(held)
+            self.feed_data(held)
 
     def _parse_until_head(self, data: bytes) -> bytes:
         """Parse *data* piece by piece until the answer's own head has come; what follows it is returned.
@@ -339,7 +376,7 @@ class Wire(ResponseHandler):
             if self._is_head:
                 piece = self._up_to_head_end(piece)
             start += len(piece)
-            super().data_received(piece)
+            self._parse(piece)
         return data[start:]
 
     def _parse_behind_head(self, data: bytes) -> None:
@@ -347,7 +384,7 @@ class Wire(ResponseHandler):
         if self._is_head:
             self.force_close()
         else:
-            super().data_received(data)
+            self._parse(data)
 
     def _up_to_head_end(self, piece: bytes) -> bytes:
         """*piece* up to the first end of a head in it: the parser takes what follows the answer to HEAD for another."""

@@ -4,7 +4,8 @@ Here: who may be asked at all, and who is next among them. Not here: when an end
 requests that stick to one (`sticky`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from gateway.policy.ejection import Ejection
@@ -28,6 +29,15 @@ class Candidate(Protocol):
 
 E = TypeVar("E")
 C = TypeVar("C", bound=Candidate)
+
+_IN_FLIGHT: Callable[[Candidate], int] = attrgetter("in_flight")
+_IS_UP: Callable[[Candidate], bool] = attrgetter("is_up")
+_IS_EJECTED: Callable[[Candidate], bool] = attrgetter("ejection.is_ejected")
+
+
+def are_all_usable(endpoints: Sequence[Candidate]) -> bool:
+    """Whether none of the endpoints is ejected or down; then all are candidates for a first attempt."""
+    return all(map(_IS_UP, endpoints)) and not any(map(_IS_EJECTED, endpoints))
 
 
 def candidates(endpoints: Sequence[C], tried: Sequence[C], now_s: float) -> Sequence[C]:
@@ -63,5 +73,11 @@ def round_robin(endpoints: Sequence[E], turn: int) -> E:
 
 def least_in_flight(endpoints: Sequence[C], turn: int) -> C:
     """The endpoint with the fewest attempts in flight; those that have equally few in turn, as `round_robin`."""
-    fewest = min([each.in_flight for each in endpoints])
+    in_flight = list(map(_IN_FLIGHT, endpoints))
+    fewest = min(in_flight)
+    n_fewest = in_flight.count(fewest)
+    if n_fewest == len(in_flight):
+        return endpoints[turn % n_fewest]
+    if n_fewest == 1:
+        return endpoints[in_flight.index(fewest)]
     return round_robin([each for each in endpoints if each.in_flight == fewest], turn)

@@ -27,42 +27,41 @@ MAX_DELAY_S = 1.0
 class RecentCalls:
     """How many calls and retries one backend has had in the last `BUDGET_S` seconds, by whole seconds."""
 
-    __slots__ = ("_calls", "_n_calls", "_n_retries", "_retries", "_second")
+    __slots__ = ("_calls", "_ends_s", "_n_calls", "_n_retries", "_retries", "_second")
 
     def __init__(self) -> None:
         self._second = 0
-        self._calls = deque([0] * BUDGET_S)
-        self._retries = deque([0] * BUDGET_S)
-        self._n_calls = 0
+        self._ends_s = 1  # when the second is over
+        self._n_calls = 0  # in this second
         self._n_retries = 0
+        self._calls = deque([0] * (BUDGET_S - 1), BUDGET_S - 1)  # in those before
+        self._retries = deque([0] * (BUDGET_S - 1), BUDGET_S - 1)
 
     def count_call(self, now_s: float) -> None:
         """Count one call, whatever becomes of it."""
-        if int(now_s) != self._second:
+        if now_s >= self._ends_s:
             self._advance(int(now_s))
-        self._calls[-1] += 1
         self._n_calls += 1
 
     def count_retry(self, now_s: float) -> None:
         """Count one retry."""
-        if int(now_s) != self._second:
+        if now_s >= self._ends_s:
             self._advance(int(now_s))
-        self._retries[-1] += 1
         self._n_retries += 1
 
     def totals(self, now_s: float) -> tuple[int, int]:
         """Calls and retries."""
-        if int(now_s) != self._second:
+        if now_s >= self._ends_s:
             self._advance(int(now_s))
-        return self._n_calls, self._n_retries
+        return self._n_calls + sum(self._calls), self._n_retries + sum(self._retries)
 
     def _advance(self, second: int) -> None:
-        for _ in range(min(max(second - self._second, 0), BUDGET_S)):
-            self._n_calls -= self._calls.popleft()
-            self._n_retries -= self._retries.popleft()
-            self._calls.append(0)
-            self._retries.append(0)
+        for _ in range(min(second - self._second, BUDGET_S)):
+            self._calls.append(self._n_calls)
+            self._retries.append(self._n_retries)
+            self._n_calls = self._n_retries = 0
         self._second = second
+        self._ends_s = second + 1
 
 
 @dataclass(frozen=True, slots=True)

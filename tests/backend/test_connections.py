@@ -39,7 +39,7 @@ async def pool(settings: str) -> AsyncIterator[tuple[Backend, Upstream, Connecti
 async def take(connections: Connections, endpoint: Endpoint, *, fresh: bool = False) -> Lease:
     await connections.wait_for_slot()
     try:
-        lease = None if fresh else connections.lease_idle(endpoint)
+        lease = None if fresh else connections.lease_idle(endpoint, asyncio.get_running_loop().time())
         return await connections.lease_new(endpoint) if lease is None else lease
     except BaseException:
         connections.release_slot()
@@ -240,16 +240,11 @@ async def test_idle_connections_are_closed_after_keep_alive(monkeypatch: pytest.
         assert await loop.sock_recv(backend.connections[0], 1) == b""
 
 
-async def test_a_connection_that_was_idle_too_long_is_not_used_even_if_nobody_swept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_connection_that_was_idle_too_long_is_not_used_even_if_nobody_swept() -> None:
     async with pool("keep_alive: 1m") as (backend, upstream, connections, endpoint):
-        loop = asyncio.get_running_loop()
         await exchange(backend, upstream)
-        now = loop.time()
-        with monkeypatch.context() as later:
-            later.setattr(loop, "time", lambda: now + 61)
-            assert connections._take_idle(connections._pool(endpoint)) is None
+        assert connections.counts(endpoint) == (0, 1)
+        assert connections.lease_idle(endpoint, asyncio.get_running_loop().time() + 61) is None
         assert connections.counts(endpoint) == (0, 0)
 
 

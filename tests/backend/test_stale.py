@@ -178,10 +178,10 @@ async def test_bytes_that_crossed_the_request_are_not_its_answer(monkeypatch: py
     async with backend_with_kept_connection() as (_, upstream, connection):
         send = Wire.send
 
-        def send_behind_a_second_answer(wire: Wire, *pieces: bytes | bytearray | memoryview) -> None:
+        def send_behind_a_second_answer(wire: Wire, data: bytes | bytearray | memoryview) -> None:
             if wire.is_reused:
                 connection.sendall(ANSWER)
-            send(wire, *pieces)
+            send(wire, data)
 
         monkeypatch.setattr(Wire, "send", send_behind_a_second_answer)
         with pytest.raises(GatewayError) as caught:

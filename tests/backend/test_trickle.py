@@ -36,7 +36,7 @@ async def test_others_run_while_an_answer_is_read_that_is_all_there() -> None:
             await asyncio.sleep(0)
 
     beside = asyncio.create_task(others())
-    answer = Answer(cast(Sent, Arrived()), 200, "", Headers(), cast(Reader, None))
+    answer = Answer(cast(Sent, Arrived()), 200, "", Headers(), cast(Reader, None), ends_with_connection=False)
     assert b"".join([chunk async for chunk in answer.chunks()]) == b"x" * N_CHUNKS
     beside.cancel()
     assert n_turns >= N_CHUNKS

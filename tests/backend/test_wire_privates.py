@@ -16,7 +16,7 @@ from aiohttp import ClientConnectionError, ClientError, ClientPayloadError, Serv
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.http_parser import RawResponseMessage
+from aiohttp.http_parser import HttpResponseParser, RawResponseMessage
 from aiohttp.streams import EMPTY_PAYLOAD, DataQueue, EofStream, StreamReader
 
 import gateway.backend.wire
@@ -55,7 +55,6 @@ OVERRIDDEN = {
     "connection_lost",
     "abort",
     "resume_reading",
-    "feed_data",
 }
 
 
@@ -73,7 +72,18 @@ def test_wire_uses_no_other_private_names_than_those_that_are_tested_here() -> N
     methods = methods_of_wire()
     made = set(methods) | attributes([methods["__init__"]])
     used = {name for name in attributes(methods.values()) if name.startswith("_")}
-    assert used - made == {"_paused", "_drain_helper", "_parser", "_payload", "_reading_paused", "_wait"}
+    assert used - made == {
+        "_buffer",
+        "_drain_helper",
+        "_loop",
+        "_parser",
+        "_paused",
+        "_payload",
+        "_reading_paused",
+        "_should_close",
+        "_upgraded",
+        "_wait",
+    }
 
 
 async def test_names_that_wire_makes_are_not_names_of_aiohttp() -> None:
@@ -134,6 +144,52 @@ async def test_a_head_is_queued_with_raw_headers_and_a_reader_of_its_body() -> N
         backend.sendall(b"def")
         assert (await reader.readany(), await reader.readany()) == (b"def", b"")
         assert (reader.is_eof(), protocol.should_close) == (True, False)
+
+
+def response_parser() -> HttpResponseParser:
+    """As `Wire.begin` makes it."""
+    loop = asyncio.get_running_loop()
+    return HttpResponseParser(
+        ResponseHandler(loop),
+        loop,
+        1024,
+        payload_exception=ClientPayloadError,
+        response_with_body=True,
+        read_until_eof=True,
+        auto_decompress=False,
+    )
+
+
+async def test_the_parser_gives_each_head_with_the_reader_that_its_body_goes_to() -> None:
+    parser = response_parser()
+    messages, is_upgraded, _ = parser.feed_data(HEAD + b"abc")
+    ((message, reader),) = messages
+    assert (message.code, message.should_close, is_upgraded) == (200, False, False)
+    assert (list(reader._buffer), reader.is_eof()) == ([b"abc"], False)
+    assert len(parser.feed_data(b"def")[0]) == 0
+    assert (list(reader._buffer), reader.is_eof(), reader.total_bytes) == ([b"abc", b"def"], True, 6)
+    assert reader.exception() is None
+
+
+async def test_the_parser_tells_when_the_connection_ends_and_when_it_speaks_something_else() -> None:
+    closing = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    assert response_parser().feed_data(closing)[0][0][0].should_close
+    switching = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\nabc"
+    messages, is_upgraded, _ = response_parser().feed_data(switching)
+    assert (messages[0][0].code, is_upgraded) == (101, True)
+
+
+async def test_a_head_that_is_not_read_and_an_error_show() -> None:
+    async with handler() as (protocol, backend):
+        listen(protocol)
+        assert (len(protocol._buffer), protocol._should_close, protocol._upgraded) == (0, False, False)
+        backend.sendall(HEAD + b"abcdef")
+        while not protocol._buffer:
+            await asyncio.sleep(0)
+        await protocol.read()
+        assert (len(protocol._buffer), protocol._should_close) == (0, False)
+        protocol.set_exception(ClientConnectionError("lost"))
+        assert protocol._should_close
 
 
 async def test_interim_heads_are_queued_like_others_and_the_parser_goes_on() -> None:
