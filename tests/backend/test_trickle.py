@@ -26,6 +26,13 @@ class Arrived:
         return b"x" if self.left >= 0 else b""
 
 
+class Endless:
+    """A reader whose body has not come to its end."""
+
+    def at_eof(self) -> bool:
+        return False
+
+
 async def test_others_run_while_an_answer_is_read_that_is_all_there() -> None:
     n_turns = 0
 
@@ -36,7 +43,7 @@ async def test_others_run_while_an_answer_is_read_that_is_all_there() -> None:
             await asyncio.sleep(0)
 
     beside = asyncio.create_task(others())
-    answer = Answer(cast(Sent, Arrived()), 200, "", Headers(), cast(Reader, None))
+    answer = Answer(cast(Sent, Arrived()), 200, "", Headers(), cast(Reader, Endless()))
     assert b"".join([chunk async for chunk in answer.chunks()]) == b"x" * N_CHUNKS
     beside.cancel()
     assert n_turns >= N_CHUNKS
