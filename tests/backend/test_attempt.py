@@ -8,7 +8,7 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -26,7 +26,11 @@ from tests.backend.waiting import turns
 from tests.certificates import Authority
 
 INTERIM = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
-BROKEN = GatewayError(ErrorKind.MALFORMED_REQUEST, "the upload is broken")
+
+
+def broken() -> GatewayError:
+    """What an upload breaks with; each time a new one, because a raised error keeps all that it went through."""
+    return GatewayError(ErrorKind.MALFORMED_REQUEST, "the upload is broken")
 
 
 @asynccontextmanager
@@ -269,16 +273,16 @@ async def test_an_answer_is_not_lost_where_writing_the_rest_of_the_request_fails
 
 
 ENDINGS = [
-    (BROKEN, ErrorKind.MALFORMED_REQUEST, "the upload is broken"),
-    (ConnectionResetError(), ErrorKind.CLIENT_CLOSED, "the client left while it was sending"),
+    (broken, ErrorKind.MALFORMED_REQUEST, "the upload is broken"),
+    (ConnectionResetError, ErrorKind.CLIENT_CLOSED, "the client left while it was sending"),
 ]
 
 
 @pytest.mark.parametrize(("error", "kind", "words"), ENDINGS)
 async def test_an_upload_that_breaks_before_the_answer_gives_its_own_error(
-    error: Exception, kind: ErrorKind, words: str
+    error: Callable[[], Exception], kind: ErrorKind, words: str
 ) -> None:
-    upload = Upload(error)
+    upload = Upload(error())
     async with calling() as (backend, upstream):
         asked = asyncio.ensure_future(ask(upstream, "POST", upload.body))
         await backend.accept()
@@ -310,9 +314,9 @@ async def test_a_body_that_cannot_be_made_is_an_internal_error(caplog: pytest.Lo
     ],
 )
 async def test_an_upload_that_breaks_while_the_answer_comes_gives_its_own_error(
-    head: bytes, error: Exception, kind: ErrorKind, words: str
+    head: bytes, error: Callable[[], Exception], kind: ErrorKind, words: str
 ) -> None:
-    upload = Upload(error)
+    upload = Upload(error())
     async with calling("timeouts: {idle: 2s}") as (backend, upstream):
         loop = asyncio.get_running_loop()
         attempts: list[Attempt] = []
