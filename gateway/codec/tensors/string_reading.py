@@ -35,11 +35,19 @@ import numpy.typing as npt
 import orjson
 
 from gateway.codec.tensors.datatypes import element_count
-from gateway.codec.tensors.elements import MAX_ELEMENT_BYTES, PREFIX_BYTES, RUN_ELEMENTS, WINDOW_BYTES, words_of
+from gateway.codec.tensors.elements import (
+    MAX_ELEMENT_BYTES,
+    PREFIX_BYTES,
+    RUN_ELEMENTS,
+    STEP_ELEMENTS,
+    WINDOW_BYTES,
+    words_of,
+)
 from gateway.codec.tensors.nesting import MAX_DEPTH, Nesting
 from gateway.codec.tensors.pieces import PIECE_BYTES, beginning, string_part
 from gateway.errors import CodecError
 
+_PARSED_BYTES = 32 * 1024  # of short strings that are parsed in one step; where they are alike, a step takes a window
 _STEP_VALUES = 512  # bounds a step over deeply nested strings, where each bracket is looked at
 _KNOWN_SEPARATORS = (b'","', b'", "', b'",')
 _MARK = "\x7f___"  # as long as a length; few texts have a DEL character
@@ -81,7 +89,7 @@ class BytesSink:
         may_be_run = self._nesting is None  # runs of nested strings are short
         for _ in range(_STEP_VALUES):
             position = _end(_BLANKS, window, position)
-            if position == len(window) or self.done:
+            if position == len(window) or position >= _PARSED_BYTES or self.done:
                 break
             code = window[position : position + 1]
             if not self._wants_value:
@@ -105,7 +113,7 @@ class BytesSink:
                 may_be_run = False
                 if end > position:
                     self._wants_value = False
-                elif (end := _end(_STRINGS_AND_COMMAS, window, position)) > position:
+                elif (end := _end(_STRINGS_AND_COMMAS, window, position, _PARSED_BYTES)) > position:
                     self._append(window[position : end - 1])
                 elif (end := _end(_WHOLE_STRING, window, position)) > position:
                     self._append(window[position:end])
@@ -125,7 +133,8 @@ class BytesSink:
     def _append_run(self, window: bytes, start: int) -> int:
         """Store all strings up to the last in *window* that a comma or a bracket follows: where that one ends.
 
-        Returns *start*, with nothing stored, where the text up to there is not strings separated by commas.
+        Of many short strings that must be parsed, only as many as one step may take. Returns *start*, with nothing
+        stored, where the text up to there is not strings separated by commas.
         """
         end = window.rfind(self._separator, start) + 1
         if end <= start:
@@ -140,6 +149,10 @@ class BytesSink:
             return start
         if window.find(b"\\", start, end) < 0 and self._append_separated(window, start, end):
             return end
+        if end - start > _PARSED_BYTES and window.count(b'"', start, end) > 2 * STEP_ELEMENTS:
+            end = window.rfind(self._separator, start, start + _PARSED_BYTES) + 1
+            if end <= start:
+                return start
         try:
             self._store(orjson.loads(b"".join((b"[", memoryview(window)[start:end], b"]"))))
         except (orjson.JSONDecodeError, TypeError):
@@ -346,7 +359,7 @@ def from_base64(elements: bytearray, label: str) -> Generator[None, None, bytear
     return decoded
 
 
-def _end(pattern: re.Pattern[bytes], text: bytes, start: int) -> int:
-    """Where *pattern* ends that is matched at *start*; *start* itself if it does not match."""
-    match = pattern.match(text, start)
+def _end(pattern: re.Pattern[bytes], text: bytes, start: int, limit: int = WINDOW_BYTES) -> int:
+    """Where *pattern* ends that is matched at *start* in text[:limit]; *start* itself if it does not match."""
+    match = pattern.match(text, start, limit)
     return match.end() if match else start

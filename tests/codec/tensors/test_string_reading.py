@@ -213,6 +213,33 @@ def test_broken_base64_is_refused_by_output_and_element(text: str) -> None:
         read_answer([answer])
 
 
+class CountingSink(BytesSink):
+    """Counts the strings that are parsed, and not only copied."""
+
+    n_parsed = 0
+
+    def _store(self, strings: list[str]) -> None:
+        self.n_parsed += len(strings)
+        super()._store(strings)
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize("separator", [",", ", ", ",\n"])
+@pytest.mark.parametrize("text", ["", ",", "]", '"', "a\n", "é\x7f", '","', "x" * 100 + "\n"])
+def test_short_strings_that_must_be_parsed_are_few_in_each_step(text: str, separator: str, is_nested: bool) -> None:
+    texts = [text, text + "b"] * 12_000
+    inside = separator.join(json.dumps(text) for text in texts)
+    buffer = bytearray((f"[[{inside}]]" if is_nested else f"[{inside}]").encode())
+    sink = CountingSink("y", (1, len(texts)) if is_nested else (len(texts),))
+    most = before = 0
+    while not sink.done:
+        del buffer[: sink.step(buffer)]
+        most = max(most, sink.n_parsed - before)
+        before = sink.n_parsed
+    assert sink.elements == blob_of(texts)
+    assert most <= 32 * 1024 // len('"",')
+
+
 def test_base64_is_decoded_in_steps() -> None:
     elements = bytearray(blob_of([base64.b64encode(b"x" * 600)] * 1000))
     assert sum(1 for _ in from_base64(elements, "x")) >= 600_000 // PIECE_BYTES
