@@ -24,10 +24,18 @@ DROP_S = 1.0
 class ClientBody:
     """The body of one request, and the memory that is reserved for it."""
 
-    _reservation: Reservation | None = None
-    _coding: Coding | None = None
-    _is_invited = False
-    _answer_bytes = 0
+    __slots__ = (
+        "_admission",
+        "_answer_bytes",
+        "_coding",
+        "_connection",
+        "_exchange",
+        "_is_invited",
+        "_max_bytes",
+        "_pacer",
+        "_request",
+        "_reservation",
+    )
 
     def __init__(
         self, request: ClientRequest, exchange: Exchange, admission: Admission, max_bytes: int, pacer: Pacer
@@ -39,6 +47,10 @@ class ClientBody:
         self._admission = admission
         self._max_bytes = int(max_bytes)  # a `config.Size` would print its unit in messages that say "bytes"
         self._pacer = pacer
+        self._reservation: Reservation | None = None
+        self._coding: Coding | None = None
+        self._is_invited = False
+        self._answer_bytes = 0
 
     def admit(self, n_bytes: int) -> None:
         """Reserve memory for a body of *n_bytes* before it is read. Raises `GatewayError` (OVERLOADED) without room."""

@@ -39,14 +39,19 @@ _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 class Reply:
     """The reply to one request: `whole`, `buffers`, or `begin`, `write` and `end`, or `error`."""
 
-    has_begun = False
-    """From here on an error can only cut the reply off."""
-    is_complete = False
-    """The whole reply was handed to the socket: if the client leaves now, it was served."""
-    _left: int | None = 0
-    _is_chunked = False
-    _is_bodiless = False
-    _pacer: Pacer | None = None
+    __slots__ = (
+        "_body",
+        "_connection",
+        "_exchange",
+        "_is_bodiless",
+        "_is_chunked",
+        "_is_draining",
+        "_left",
+        "_pacer",
+        "_request",
+        "has_begun",
+        "is_complete",
+    )
 
     def __init__(
         self,
@@ -65,6 +70,14 @@ class Reply:
         self._exchange = exchange
         self._body = body
         self._is_draining = is_draining
+        self._left: int | None = 0
+        self._is_chunked = False
+        self._is_bodiless = False
+        self._pacer: Pacer | None = None
+        self.has_begun = False
+        """From here on an error can only cut the reply off."""
+        self.is_complete = False
+        """The whole reply was handed to the socket: if the client leaves now, it was served."""
 
     def send_small(self, status: int, headers: Pairs, buffers: Sequence[bytes | memoryview], reason: str = "") -> None:
         """Send head and *buffers*, which have `JOIN_BYTES` at most, in one write, and wait for nothing.

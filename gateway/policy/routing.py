@@ -17,8 +17,8 @@ import msgspec
 from gateway.headers import Headers
 from gateway.policy.sticky import pick_weighted
 
-_MODEL_PATH = re.compile(r"(/v2/(?:repository/)?models/)([^/]+)((?:/.*)?)")
 _MODELS = "/v2/models/"
+_REPOSITORY_MODELS = "/v2/repository/models/"
 _INFER_VERSION = re.compile(r"/versions/[^/]+/infer")
 _RELOADED_PATH = re.compile(r"(.*)/v2/repository/models/([^/]+)/(?:load|unload)")
 _HOST = re.compile(r"(\[[^\]]*:[^\]]*\]|[^:]*)(?::([^:]*))?")
@@ -220,12 +220,18 @@ def _destination(route: str, weights: Mapping[str, int], stickies: Mapping[str, 
 
 def _read(path: str) -> tuple[str, str, str | None, PathKind]:
     """*path* before and after the model's name, the name, and the kind of the path."""
-    model_path = _MODEL_PATH.fullmatch(path)
-    if model_path is None:
+    if path.startswith(_MODELS):
+        before = _MODELS
+    elif path.startswith(_REPOSITORY_MODELS):
+        before = _REPOSITORY_MODELS
+    else:
+        before = ""
+    name, slash, rest = path[len(before) :].partition("/")
+    if not before or not name or "\n" in rest:  # a line's end stands in no path that a server takes
         if path in _SERVER_PATHS:
             return path, "", None, PathKind.SERVER_METADATA
         return path, "", None, PathKind.V2 if path.startswith("/v2/") else PathKind.OTHER
-    before, name, behind = model_path.groups()
+    behind = slash + rest
     is_infer = before == _MODELS and (behind == "/infer" or _INFER_VERSION.fullmatch(behind) is not None)
     return before, behind, unquote(name) if "%" in name else name, PathKind.INFER if is_infer else PathKind.V2
 
