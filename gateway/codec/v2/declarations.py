@@ -28,7 +28,8 @@ MEMBERS = ("name", "shape", "datatype", "parameters")
 
 _STRING = msgspec.json.Decoder(str)
 _SHAPES = {
-    lowest: msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=lowest, le=MAX_DIMENSION)]]) for lowest in (-1, 0)
+    lowest: msgspec.json.Decoder(tuple[Annotated[int, msgspec.Meta(ge=lowest, le=MAX_DIMENSION)], ...])
+    for lowest in (-1, 0)
 }
 
 
@@ -76,7 +77,7 @@ def parse_shape(raw: bytes, lowest: int = 0) -> tuple[int, ...] | None:
         shape = _SHAPES[lowest].decode(raw)
     except msgspec.DecodeError:
         return None
-    return tuple(shape) if len(shape) <= MAX_RANK else None
+    return shape if len(shape) <= MAX_RANK else None
 
 
 def parse_parameters(text: bytes, where: str) -> Members:

@@ -27,7 +27,7 @@ from gateway.codec.inference import (
     is_half_precision,
 )
 from gateway.codec.json.brackets import MAX_TEXT_DEPTH
-from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind
+from gateway.codec.tensors.datatypes import DATATYPES, Datatype
 from gateway.codec.tensors.elements import PREFIX_BYTES, RUN_ELEMENTS, check_elements
 from gateway.codec.tensors.number_printing import array_text
 from gateway.codec.tensors.string_printing import base64_pieces, text_pieces
@@ -139,8 +139,16 @@ def read_short_request(
         if header.outputs is not UNSET:
             if len(header.outputs) > limits.max_tensors:
                 return None
-            selection = _selection(header.outputs, by_default)
-            members.append(b'"outputs":[%b]' % b",".join([b'{"name":"%b"}' % o.name.encode() for o in header.outputs]))
+            named = {}
+            texts = []
+            for output in header.outputs:
+                name = output.name
+                named[name] = by_default if output.parameters is UNSET else output.parameters.binary_data
+                texts.append(b'{"name":"%b"}' % name.encode())
+            if len(named) != len(texts):
+                return None
+            selection = OutputSelection(by_default, named)
+            members.append(b'"outputs":[%b]' % b",".join(texts))
     except (_UncommonError, CodecError, KeyError, ValueError, RecursionError):
         return None
     return ShortRequest(
@@ -168,9 +176,7 @@ class _UncommonError(Exception):
 def _inputs_text(entries: list[_Input], body: bytes, offset: int, policy: TensorPolicy) -> bytes:
     """`inputs` with the values of the blobs, which begin at *offset* and fill the body."""
     texts = []
-    names = set()
     for entry in entries:
-        names.add(entry.name)
         datatype = DATATYPES[entry.datatype]
         shape_text = bytes(entry.shape)
         shape = parse_shape(shape_text)
@@ -178,30 +184,30 @@ def _inputs_text(entries: list[_Input], body: bytes, offset: int, policy: Tensor
         # msgspec reads -0 as 0, which the long way refuses, so empty tensors are not common
         if shape is None or not 0 < n_bytes <= len(body) - offset:
             raise _UncommonError
-        if datatype.kind is Kind.BYTES:
+        said = b""
+        if datatype.item_bytes == 0:
+            if policy.bytes is BytesPolicy.BASE64:
+                said = _BASE64
             data = _strings_text(body[offset : offset + n_bytes], prod(shape), policy)
         elif n_bytes == prod(shape) * datatype.item_bytes:
             data = _numbers_text(body, offset, n_bytes, datatype, policy)
         else:
             raise _UncommonError
         offset += n_bytes
-        said = _BASE64 if datatype.kind is Kind.BYTES and policy.bytes is BytesPolicy.BASE64 else b""
         texts.append(
             b'{"name":"%b","shape":%b,"datatype":"%b",%b"data":%b}'
             % (entry.name.encode(), shape_text, entry.datatype.encode(), said, data)
         )
-    if offset != len(body) or len(names) != len(entries):
+    if offset != len(body) or (len(entries) > 1 and len({entry.name for entry in entries}) != len(entries)):
         raise _UncommonError
     return b'"inputs":[%b]' % b",".join(texts)
 
 
 def _numbers_text(body: bytes, offset: int, n_bytes: int, datatype: Datatype, policy: TensorPolicy) -> bytes:
-    if datatype.kind is not Kind.FLOAT:
-        return array_text(np.frombuffer(body, datatype.wire, n_bytes // datatype.item_bytes, offset), datatype)
-    if policy.half_precision is HalfPrecision.PROMOTE and is_half_precision(datatype):
+    if datatype.item_bytes == 2 and policy.half_precision is HalfPrecision.PROMOTE and is_half_precision(datatype):
         raise _UncommonError
     text = array_text(np.frombuffer(body, datatype.wire, n_bytes // datatype.item_bytes, offset), datatype)
-    if b"null" in text:  # NaN or an infinity
+    if b"n" in text:  # null: NaN or an infinity
         raise _UncommonError
     return text
 
@@ -222,12 +228,3 @@ def _strings_text(blob: bytes, n_elements: int, policy: TensorPolicy) -> bytes:
     if offset != len(blob):
         raise _UncommonError
     return orjson.dumps(strings)
-
-
-def _selection(outputs: list[_Output], by_default: bool) -> OutputSelection:
-    named = {
-        output.name: by_default if output.parameters is UNSET else output.parameters.binary_data for output in outputs
-    }
-    if len(named) != len(outputs):
-        raise _UncommonError
-    return OutputSelection(by_default, named)
