@@ -11,6 +11,7 @@ A header with a backslash is not common. So a name is what stands between its qu
 Not here: answers (`short_answer`), errors, and what large bodies need: pieces, views of the body, steps.
 """
 
+import struct
 from math import prod
 
 import msgspec
@@ -28,7 +29,7 @@ from gateway.codec.inference import (
 )
 from gateway.codec.json.brackets import MAX_TEXT_DEPTH
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype
-from gateway.codec.tensors.elements import PREFIX_BYTES, RUN_ELEMENTS, check_elements
+from gateway.codec.tensors.elements import LENGTH, PREFIX_BYTES, RUN_ELEMENTS, check_elements
 from gateway.codec.tensors.number_printing import array_text
 from gateway.codec.tensors.string_printing import base64_pieces, text_pieces
 from gateway.codec.v2.declarations import parse_shape
@@ -149,7 +150,7 @@ def read_short_request(
                 return None
             selection = OutputSelection(by_default, named)
             members.append(b'"outputs":[%b]' % b",".join(texts))
-    except (_UncommonError, CodecError, KeyError, ValueError, RecursionError):
+    except (_UncommonError, CodecError, KeyError, ValueError, RecursionError, struct.error):
         return None
     return ShortRequest(
         b"{%b}" % b",".join(members),
@@ -219,12 +220,14 @@ def _strings_text(blob: bytes, n_elements: int, policy: TensorPolicy) -> bytes:
         for _ in check_elements(view, n_elements, "", utf8=is_text):
             pass
         return b"[%b]" % b"".join(text_pieces(view) if is_text else base64_pieces(view))
-    strings = []
-    offset = 0
+    elements = []
+    unpack = LENGTH.unpack_from
+    end = 0
     for _ in range(n_elements):
-        start = offset + PREFIX_BYTES
-        offset = start + int.from_bytes(blob[offset:start], "little")
-        strings.append(blob[start:offset].decode())
-    if offset != len(blob):
+        (size,) = unpack(blob, end)
+        start = end + PREFIX_BYTES
+        end = start + size
+        elements.append(blob[start:end])
+    if end != len(blob):
         raise _UncommonError
-    return orjson.dumps(strings)
+    return orjson.dumps(list(map(bytes.decode, elements)))
