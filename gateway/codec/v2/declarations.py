@@ -28,7 +28,12 @@ MEMBERS = ("name", "shape", "datatype", "parameters")
 
 _STRING = msgspec.json.Decoder(str)
 _SHAPES = {
-    lowest: msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=lowest, le=MAX_DIMENSION)]]) for lowest in (-1, 0)
+    lowest: msgspec.json.Decoder(
+        Annotated[
+            tuple[Annotated[int, msgspec.Meta(ge=lowest, le=MAX_DIMENSION)], ...], msgspec.Meta(max_length=MAX_RANK)
+        ]
+    )
+    for lowest in (-1, 0)
 }
 
 
@@ -73,10 +78,10 @@ def parse_shape(raw: bytes, lowest: int = 0) -> tuple[int, ...] | None:
     if len(raw) > MAX_SHAPE_BYTES or (lowest == 0 and b"-" in raw):  # with a minus sign even 0 is refused
         return None
     try:
-        shape = _SHAPES[lowest].decode(raw)
+        shape: tuple[int, ...] = _SHAPES[lowest].decode(raw)
     except msgspec.DecodeError:
         return None
-    return tuple(shape) if len(shape) <= MAX_RANK else None
+    return shape
 
 
 def parse_parameters(text: bytes, where: str) -> Members:

@@ -11,6 +11,7 @@ A header with a backslash is not common. So a name is what stands between its qu
 Not here: answers (`short_answer`), errors, and what large bodies need: pieces, views of the body, steps.
 """
 
+import struct
 from math import prod
 
 import msgspec
@@ -27,8 +28,8 @@ from gateway.codec.inference import (
     is_half_precision,
 )
 from gateway.codec.json.brackets import MAX_TEXT_DEPTH
-from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind
-from gateway.codec.tensors.elements import PREFIX_BYTES, RUN_ELEMENTS, check_elements
+from gateway.codec.tensors.datatypes import DATATYPES, Datatype
+from gateway.codec.tensors.elements import LENGTH, PREFIX_BYTES, RUN_ELEMENTS, check_elements
 from gateway.codec.tensors.number_printing import array_text
 from gateway.codec.tensors.string_printing import base64_pieces, text_pieces
 from gateway.codec.v2.declarations import parse_shape
@@ -145,10 +146,21 @@ def read_short_request(
         if header.outputs is not UNSET:
             if len(header.outputs) > limits.max_tensors:
                 return None
-            selection = _selection(header.outputs, by_default)
-            is_extended = is_extended or any(each.parameters is not UNSET for each in header.outputs)
-            members.append(b'"outputs":[%b]' % b",".join([b'{"name":"%b"}' % o.name.encode() for o in header.outputs]))
-    except (_UncommonError, CodecError, KeyError, ValueError, RecursionError):
+            named = {}
+            texts = []
+            for output in header.outputs:
+                name = output.name
+                if output.parameters is UNSET:
+                    named[name] = by_default
+                else:
+                    named[name] = output.parameters.binary_data
+                    is_extended = True
+                texts.append(b'{"name":"%b"}' % name.encode())
+            if len(named) != len(texts):
+                return None
+            selection = OutputSelection(by_default, named)
+            members.append(b'"outputs":[%b]' % b",".join(texts))
+    except (_UncommonError, CodecError, KeyError, ValueError, RecursionError, struct.error):
         return None
     if not is_extended:  # protocol 1.6: pure JSON, which nobody judges
         return None
@@ -177,9 +189,7 @@ class _UncommonError(Exception):
 def _inputs_text(entries: list[_Input], body: bytes, offset: int, policy: TensorPolicy) -> bytes:
     """`inputs` with the values of the blobs, which begin at *offset* and fill the body."""
     texts = []
-    names = set()
     for entry in entries:
-        names.add(entry.name)
         shape_text = bytes(entry.shape)
         if entry.parameters is UNSET:
             texts.append(_json_input_text(entry, shape_text))
@@ -190,19 +200,21 @@ def _inputs_text(entries: list[_Input], body: bytes, offset: int, policy: Tensor
         # msgspec reads -0 as 0, which the long way refuses, so empty tensors are not common
         if shape is None or not 0 < n_bytes <= len(body) - offset or entry.data is not UNSET:
             raise _UncommonError
-        if datatype.kind is Kind.BYTES:
+        said = b""
+        if datatype.item_bytes == 0:
+            if policy.bytes is BytesPolicy.BASE64:
+                said = _BASE64
             data = _strings_text(body[offset : offset + n_bytes], prod(shape), policy)
         elif n_bytes == prod(shape) * datatype.item_bytes:
             data = _numbers_text(body, offset, n_bytes, datatype, policy)
         else:
             raise _UncommonError
         offset += n_bytes
-        said = _BASE64 if datatype.kind is Kind.BYTES and policy.bytes is BytesPolicy.BASE64 else b""
         texts.append(
             b'{"name":"%b","shape":%b,"datatype":"%b",%b"data":%b}'
             % (entry.name.encode(), shape_text, entry.datatype.encode(), said, data)
         )
-    if offset != len(body) or len(names) != len(entries):
+    if offset != len(body) or (len(entries) > 1 and len({entry.name for entry in entries}) != len(entries)):
         raise _UncommonError
     return b'"inputs":[%b]' % b",".join(texts)
 
@@ -223,12 +235,10 @@ def _json_input_text(entry: _Input, shape_text: bytes) -> bytes:
 
 
 def _numbers_text(body: bytes, offset: int, n_bytes: int, datatype: Datatype, policy: TensorPolicy) -> bytes:
-    if datatype.kind is not Kind.FLOAT:
-        return array_text(np.frombuffer(body, datatype.wire, n_bytes // datatype.item_bytes, offset), datatype)
-    if policy.half_precision is HalfPrecision.PROMOTE and is_half_precision(datatype):
+    if datatype.item_bytes == 2 and policy.half_precision is HalfPrecision.PROMOTE and is_half_precision(datatype):
         raise _UncommonError
     text = array_text(np.frombuffer(body, datatype.wire, n_bytes // datatype.item_bytes, offset), datatype)
-    if b"null" in text:  # NaN or an infinity
+    if b"n" in text:  # null: NaN or an infinity
         raise _UncommonError
     return text
 
@@ -240,21 +250,14 @@ def _strings_text(blob: bytes, n_elements: int, policy: TensorPolicy) -> bytes:
         for _ in check_elements(view, n_elements, "", utf8=is_text):
             pass
         return b"[%b]" % b"".join(text_pieces(view) if is_text else base64_pieces(view))
-    strings = []
-    offset = 0
+    elements = []
+    unpack = LENGTH.unpack_from
+    end = 0
     for _ in range(n_elements):
-        start = offset + PREFIX_BYTES
-        offset = start + int.from_bytes(blob[offset:start], "little")
-        strings.append(blob[start:offset].decode())
-    if offset != len(blob):
+        (size,) = unpack(blob, end)
+        start = end + PREFIX_BYTES
+        end = start + size
+        elements.append(blob[start:end])
+    if end != len(blob):
         raise _UncommonError
-    return orjson.dumps(strings)
-
-
-def _selection(outputs: list[_Output], by_default: bool) -> OutputSelection:
-    named = {
-        output.name: by_default if output.parameters is UNSET else output.parameters.binary_data for output in outputs
-    }
-    if len(named) != len(outputs):
-        raise _UncommonError
-    return OutputSelection(by_default, named)
+    return orjson.dumps(list(map(bytes.decode, elements)))

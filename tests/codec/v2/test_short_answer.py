@@ -9,6 +9,7 @@ import pytest
 
 from gateway.codec import DATATYPES, HeaderLimits, OutputSelection, Reply, read_short_answer
 from gateway.codec.tensors.number_reading import MAX_FEW
+from gateway.codec.v2.short_request import MAX_SHORT_BRACKETS
 from gateway.errors import CodecError
 from tests.codec.make_pairs import WIRE, blob_of
 from tests.codec.v2.test_short_request import damage
@@ -106,6 +107,19 @@ def test_every_datatype_takes_the_short_way(datatype: str, shape: list[int]) -> 
 def test_data_that_is_nested_in_full_takes_the_short_way(shape: str, data: str) -> None:
     for datatype in ("FP32", "INT64"):
         assert short(one_output(data, datatype, shape)) is not None
+
+
+def test_many_lists_that_are_not_deep_take_the_short_way() -> None:
+    rows = f"[{','.join(['[7]'] * (2 * MAX_SHORT_BRACKETS))}]"
+    assert short(one_output(rows, "FP32", f"[{2 * MAX_SHORT_BRACKETS},1]")) is not None
+
+
+def test_json_that_may_be_nested_too_deep_goes_the_long_way() -> None:
+    deep = "[" * (MAX_SHORT_BRACKETS - 10) + "]" * (MAX_SHORT_BRACKETS - 10)
+    assert short(one_output(deep, "FP32"), OutputSelection()) is not None
+    deeper = f"{deep[:-1]},{deep[1:]}"
+    assert short(one_output(deeper, "FP32"), OutputSelection()) is None
+    assert short(one_output("[1]", "FP32").replace(b'"data"', f'"parameters":{{"a":{deeper}}},"data"'.encode())) is None
 
 
 @pytest.mark.parametrize(("shape", "data"), [
