@@ -232,16 +232,17 @@ class Sent:
         wire = self._lease.wire
         self._send(wire, endpoint)
         try:
-            for _ in range(MAX_INTERIM + 1):
-                message, reader = await wire.read_head()
-                if message.code >= 200:
-                    break
+            message, reader = await wire.read_head()
+            n_interim = 0
+            while message.code < 200:
                 if message.code < 100:
                     raise self._malformed(f"answered with status {message.code:03}, which does not exist")
                 if message.code == 101:
                     raise self._malformed("answered 101 Switching Protocols, which nobody asked for")
-            else:
-                raise self._malformed(f"sent more than {MAX_INTERIM} interim answers")
+                n_interim += 1
+                if n_interim > MAX_INTERIM:
+                    raise self._malformed(f"sent more than {MAX_INTERIM} interim answers")
+                message, reader = await wire.read_head()
         except NotHttpError as error:
             raise self._malformed(f"does not speak HTTP: {error}") from None
         except LostError:
@@ -309,33 +310,32 @@ class Sent:
         request = self._request
         body = request.body
         whole = body.whole
-        # its line break inside is counted in place of that which the last of these lines has not
-        start = f"{request.method} {endpoint.base_path}{request.raw_path} HTTP/1.1\r\nHost: {endpoint.authority}"
-        lines = [start, *map(": ".join, request.headers)]
         if whole is not None:
-            lines.append(f"Content-Length: {len(whole)}")
-        elif body.open is not None:
-            lines.append("Transfer-Encoding: chunked" if body.length is None else f"Content-Length: {body.length}")
-        lines += ("", "")
-        head = "\r\n".join(lines)
-        if head.count("\n") != len(lines) or head.count("\r") != len(lines):
+            framing = f"Content-Length: {len(whole)}\r\n"
+            self._attempt.request_bytes = len(whole)
+        elif body.open is None:
+            framing = ""
+        else:
+            framing = "Transfer-Encoding: chunked\r\n" if body.length is None else f"Content-Length: {body.length}\r\n"
+        start = f"{request.method} {endpoint.base_path}{request.raw_path} HTTP/1.1\r\nHost: {endpoint.authority}"
+        head = "\r\n".join([start, *map(": ".join, request.headers), framing, ""])
+        n_lines = len(request.headers) + (4 if framing else 3)
+        if head.count("\n") != n_lines or head.count("\r") != n_lines:
             raise GatewayError(ErrorKind.INTERNAL, "a line break in a header of the request to the backend")
-        head_bytes = head.encode(errors="surrogateescape")
+        data = head.encode(errors="surrogateescape")
+        if whole:
+            data += whole
         wire.begin(request.method)
         if request.is_read_whole:
             wire.hold(self._body_is_awaited)
         try:
-            if body.open is None:
-                if whole is not None:
-                    self._attempt.request_bytes = len(whole)
-                    head_bytes += whole
-                wire.send_first(head_bytes)
-                self._is_sent = True
-                self._deadlines.enter("first_byte")
-                return
-            wire.send_first(head_bytes)
+            wire.send_first(data)
         except LostError:
             return  # reading finds out how
+        if body.open is None:
+            self._is_sent = True
+            self._deadlines.enter("first_byte")
+            return
         self._sending = Sending(self._deadlines, self._attempt)
         pieces = body.open(self._sending)
         self.has_begun_body = True

@@ -264,14 +264,14 @@ class _Call(Generic[T]):
                 picked.in_flight += 1
                 if picked.ejection.is_ejected:
                     self._trial = picked.ejection.begin_trial(self._last.started_s)
-                self._answer = await self._ask(picked, deadlines)
-                result = await self._read(self._answer)
+                self._answer = answer = await self._ask(picked, deadlines)
+                result = await self._read(answer)
             finally:
                 has_expired = deadlines.stop()
-                sent = self._sent
+                sent, last = self._sent, self._last
                 if sent is not None and not sent.is_over and sent.abandon_and_keep_slot():
                     self._has_slot = True
-                self._last.seconds = loop.time() - self._last.started_s
+                last.seconds = loop.time() - last.started_s
             if self._trial is not None:
                 upstream.note_success(picked, self._trial)
             return result
@@ -293,8 +293,8 @@ class _Call(Generic[T]):
             if self._trial is not None:
                 picked.ejection.end_trial(self._trial)
                 self._trial = None
-            if self._sent is not None and self._sent.has_begun_body:
-                await self._sent.stopped()
+            if sent is not None and sent.has_begun_body:
+                await sent.stopped()
 
     def _note(self, state: EndpointState, now_s: float) -> None:
         """Record an attempt that begins now."""

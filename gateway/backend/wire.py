@@ -277,12 +277,10 @@ class Wire(ResponseHandler):
             self._parse_behind_head(data)
         elif rest := self._parse_until_head(data):
             self._parse_behind_head(rest)
-        payload = self._payload
-        if payload is not None and not payload.is_eof():
-            error = self.exception()
-            if isinstance(error, HttpProcessingError):
-                # aiohttp would leave the reader waiting for the rest of a body whose framing is broken
-                payload.set_exception(_BrokenBodyError(_reason(error)))
+        error, payload = self._exception, self._payload
+        if isinstance(error, HttpProcessingError) and payload is not None and not payload.is_eof():
+            # aiohttp would leave the reader waiting for the rest of a body whose framing is broken
+            payload.set_exception(_BrokenBodyError(_reason(error)))
         if self._held is not None:
             self._go_on_holding(*self._held)
 

@@ -75,6 +75,7 @@ def test_wire_uses_no_other_private_names_than_those_that_are_tested_here() -> N
     assert used - made == {
         "_buffer",
         "_drain_helper",
+        "_exception",
         "_loop",
         "_parser",
         "_paused",
@@ -188,8 +189,10 @@ async def test_a_head_that_is_not_read_and_an_error_show() -> None:
             await asyncio.sleep(0)
         await protocol.read()
         assert (len(protocol._buffer), protocol._should_close) == (0, False)
-        protocol.set_exception(ClientConnectionError("lost"))
+        error = ClientConnectionError("lost")
+        protocol.set_exception(error)
         assert protocol._should_close
+        assert protocol._exception is error
 
 
 async def test_interim_heads_are_queued_like_others_and_the_parser_goes_on() -> None:
