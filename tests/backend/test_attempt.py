@@ -221,6 +221,8 @@ class Impatient:
 
     def serve(self) -> None:
         connection, _ = self._listener.accept()
+        # else the kernel keeps the answer back, and drops it, until the session tickets are acknowledged
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._context is not None:
             connection = self._context.wrap_socket(connection, server_side=True)
         connection.recv(65536)
