@@ -387,6 +387,7 @@ LARGE = b"x" * (2 * HELD_BYTES)
         ([CHUNKED, b"4\r\nbodyxx"], False, "does not speak HTTP", "200"),
         ([CHUNKED, b"4\r\nbody", b"\r\nxx"], False, "does not speak HTTP", "200"),
         ([HEAD.replace(b"200", b"777") + b"body"], False, "answered with status 777", "malformed_response"),
+        ([HEAD.replace(b"200", b"777") + b"bo"], False, "answered with status 777", "malformed_response"),
         (
             [b"HTTP/1.1 200 OK\r\nX-A: \x01\r\nContent-Length: 4\r\n\r\nbody"],
             False,
