@@ -32,6 +32,9 @@ MAX_INTERIM = 16
 HELD_BYTES = 16 * 1024
 """How much of an answer's body is waited for before its head is given to a reader that wants both; see `hold`."""
 
+MAX_STATUS = 599
+"""The highest status of HTTP (RFC 9110 section 15); what a backend may make up would fill the metrics' labels."""
+
 HEAD_PIECE_BYTES = 4 * 1024
 """How much is parsed in one go until the answer's own head has come: a piece has at most some 200 interim heads."""
 
@@ -311,7 +314,7 @@ class Wire(ResponseHandler):
                 self._n_interim += 1
             else:
                 self._is_head_complete = True
-                if self._on_held is not None and code >= 200 and not reader.is_eof():
+                if self._on_held is not None and 200 <= code < 300 and not reader.is_eof():
                     self._held = message, reader
                     continue
             self.feed_data((message, reader))

@@ -226,6 +226,8 @@ class Impatient:
 
     def serve(self) -> None:
         connection, _ = self._listener.accept()
+        # else the kernel keeps the answer back, and drops it, until the session tickets are acknowledged
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._context is not None:
             connection = self._context.wrap_socket(connection, server_side=True)
         connection.recv(65536)
@@ -390,6 +392,7 @@ LARGE = b"x" * (2 * HELD_BYTES)
         ([CHUNKED, b"4\r\nbodyxx"], False, "does not speak HTTP", "200"),
         ([CHUNKED, b"4\r\nbody", b"\r\nxx"], False, "does not speak HTTP", "200"),
         ([HEAD.replace(b"200", b"777") + b"body"], False, "answered with status 777", "malformed_response"),
+        ([HEAD.replace(b"200", b"777") + b"bo"], False, "answered with status 777", "malformed_response"),
         (
             [b"HTTP/1.1 200 OK\r\nX-A: \x01\r\nContent-Length: 4\r\n\r\nbody"],
             False,

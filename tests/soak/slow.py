@@ -70,6 +70,7 @@ class SlowClient:
     async def _be(self, connection: Wire, way: str, plan: Plan) -> str:
         """Be slow in one *way*; how it ended."""
         request = message(plan)
+        first = b""
         match way:
             case "says nothing":
                 pass
@@ -79,14 +80,15 @@ class SlowClient:
                 await connection.send(request.head + request.body[: self._dice.randrange(1, len(request.body))])
             case "does not read":
                 await connection.send(request.head)
+                # a client is slow from when there is something to read, which may be late where endpoints hang
+                first = await connection.reader.readexactly(1)
                 await asyncio.sleep(LIMIT_S + 3)
             case _:
                 return await self._read_slowly(connection, plan, request.head)
-        received = 0
-        first = b""
+        received = len(first)
         async with asyncio.timeout(CUT_S):
             while piece := await connection.reader.read(2**16):
-                first = first or piece
+                first = first if b" " in first else first + piece
                 received += len(piece)
         if way == "does not read" and received >= UNREAD_BYTES:
             self._journal.violated("a client that did not read was not cut off", f"{plan.id}: {received} bytes")
