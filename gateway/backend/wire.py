@@ -188,10 +188,11 @@ class Wire(ResponseHandler):
         transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     def hold(self, on_held: Callable[[int], None]) -> None:
-        """Give the answer's head only when its body has come too, or `HELD_BYTES` of that, or the connection's end.
+        """Give the head of a 2xx only when its body has come too, or `HELD_BYTES` of that, or the connection's end.
 
-        Servers often write a head and a small body in two pieces, for each of which the reader would wake. *on_held* is
-        called with the status when a head comes whose body has not, and again whenever more of the body comes.
+        Servers often write a head and a small body in two pieces, for each of which the reader would wake. Any other
+        status is given at once: it may decide without a body. *on_held* is called with the status when a head comes
+        whose body has not, and again whenever more of the body comes.
         """
         self._on_held = on_held
 
@@ -294,7 +295,7 @@ class Wire(ResponseHandler):
             self._n_interim += 1
         else:
             self._is_head_complete = True
-            if self._on_held is not None and code >= 200 and not data[1].is_eof():
+            if self._on_held is not None and 200 <= code < 300 and not data[1].is_eof():
                 self._held = data
                 return
         super().feed_data(data, size)
