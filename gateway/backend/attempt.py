@@ -15,11 +15,14 @@ import msgspec
 from gateway.backend.connections import Lease
 from gateway.backend.deadlines import Deadlines
 from gateway.backend.endpoints import Endpoint
-from gateway.backend.wire import MAX_INTERIM, MAX_STATUS, LostError, NotHttpError, Reader, Wire
+from gateway.backend.wire import MAX_INTERIM, LostError, NotHttpError, Reader, Wire
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from gateway.headers import Headers
 from gateway.pacing import Pacer
+
+MAX_STATUS = 599
+"""The highest status of HTTP (RFC 9110 section 15); what a backend may make up would fill the metrics' labels."""
 
 SURE_TO_REPEAT = frozenset({"GET", "HEAD"})
 """Methods that are sent again on a new connection even where the backend may have read the request."""

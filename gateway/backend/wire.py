@@ -32,9 +32,6 @@ MAX_INTERIM = 16
 HELD_BYTES = 16 * 1024
 """How much of an answer's body is waited for before its head is given to a reader that wants both; see `hold`."""
 
-MAX_STATUS = 599
-"""The highest status of HTTP (RFC 9110 section 15); what a backend may make up would fill the metrics' labels."""
-
 HEAD_PIECE_BYTES = 4 * 1024
 """How much is parsed in one go until the answer's own head has come: a piece has at most some 200 interim heads."""
 
@@ -196,10 +193,11 @@ class Wire(ResponseHandler):
         transport.write(data)
 
     def hold(self, on_held: Callable[[int], None]) -> None:
-        """Give the answer's head only when its body has come too, or `HELD_BYTES` of that, or the connection's end.
+        """Give the head of a 2xx only when its body has come too, or `HELD_BYTES` of that, or the connection's end.
 
-        Servers often write a head and a small body in two pieces, for each of which the reader would wake. *on_held* is
-        called with the status when a head comes whose body has not, and again whenever more of the body comes.
+        Servers often write a head and a small body in two pieces, for each of which the reader would wake. Any other
+        status is given at once: it may decide without a body. *on_held* is called with the status when a head comes
+        whose body has not, and again whenever more of the body comes.
         """
         self._on_held = on_held
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -27,6 +28,9 @@ DETAIL_CHARACTERS = 512
 
 LINE_BYTES = PIPE_BYTES
 """The most bytes of a line with its end. Several workers write to one pipe, where longer ones would be mixed up."""
+
+PREFIX_BYTES = 256
+"""More than stands before a failure in its line on standard error: time, level, process, and how many were left out."""
 
 TEXT_CHARACTERS = (1024, 256, 32)
 """How much is left of each text in a line that would be longer: the first of these with which it fits. The last always
@@ -82,7 +86,7 @@ class AccessLog:
         line = _access_line(exchange, self._clock.now())
         encoded = self._encode(line)
         if len(encoded) >= LINE_BYTES:
-            encoded = self._fitting(line, encoded)
+            encoded = _fitting(line, encoded, self._encode, LINE_BYTES)
         self._lines.append(encoded)
         self._n_bytes += len(encoded)
         if exchange.error is not None or self._n_bytes >= self._max_bytes:
@@ -103,19 +107,6 @@ class AccessLog:
         """Write what waits, and from now on each line at once: the event loop may end."""
         self._max_bytes = 0
         self._flush()
-
-    def _fitting(self, line: AccessLine, encoded: bytes) -> bytes:
-        """The *line* with shorter texts, so that it is not too long; *encoded* is the whole of it."""
-        for n_characters in TEXT_CHARACTERS:
-            if len(encoded) < LINE_BYTES:
-                break
-            shorter = {
-                key: _shortened(value, n_characters)
-                for key, value in msgspec.structs.asdict(line).items()
-                if isinstance(value, str)
-            }
-            encoded = self._encode(msgspec.structs.replace(line, **shorter))
-        return encoded
 
 
 class _Clock:
@@ -160,11 +151,26 @@ class FailureLog:
         self._written += 1
         more = f" (after {self._left_out} failures that were left out)" if self._left_out else ""
         self._left_out = 0
-        line = _text_line(_access_line(exchange, self._clock.now())).decode()
-        self._log.warning("failed%s: %s", more, line)
+        line = _access_line(exchange, self._clock.now())
+        text = _fitting(line, _text_line(line), _text_line, LINE_BYTES - PREFIX_BYTES).decode()
+        self._log.warning("failed%s: %s", more, text)
 
     def finish(self) -> None:
         """As of `AccessLog`; no line waits here."""
+
+
+def _fitting(line: AccessLine, encoded: bytes, encode: Callable[[AccessLine], bytes], max_bytes: int) -> bytes:
+    """The *line* with shorter texts, so that with its end it has *max_bytes* at most; *encoded* is the whole of it."""
+    for n_characters in TEXT_CHARACTERS:
+        if len(encoded) < max_bytes:
+            break
+        shorter = {
+            key: _shortened(value, n_characters)
+            for key, value in msgspec.structs.asdict(line).items()
+            if isinstance(value, str)
+        }
+        encoded = encode(msgspec.structs.replace(line, **shorter))
+    return encoded
 
 
 def _has_failed(exchange: Exchange) -> bool:

@@ -425,6 +425,28 @@ async def test_an_answer_is_the_same_where_its_head_is_held_until_its_body_has_c
         assert (attempts[0].first_byte_s is None) == (code == "malformed_response")
 
 
+@pytest.mark.parametrize("status", ["302 Found", "500 Internal Server Error", "999 Odd"])
+async def test_the_head_of_what_is_no_answer_is_not_held(status: str) -> None:
+    async with calling() as (backend, upstream):
+        request = BackendRequest("GET", "/x", [], Body(), is_read_whole=True)
+        seen: list[int] = []
+
+        async def read(answer: Answer) -> None:
+            seen.append(answer.status)
+
+        asked = asyncio.ensure_future(upstream.call(request, [], read))
+        connection = await backend.accept()
+        await backend.read_request(connection)
+        head = f"HTTP/1.1 {status}\r\nContent-Length: 5\r\n\r\n"
+        await asyncio.get_running_loop().sock_sendall(connection, head.encode())
+        if status.startswith("999"):
+            with pytest.raises(GatewayError, match="answered with status 999"):
+                await asyncio.wait_for(asked, 10)
+        else:
+            await asyncio.wait_for(asked, 10)
+            assert seen == [int(status[:3])]
+
+
 async def test_a_head_is_held_only_as_long_as_its_body_is_small_and_each_piece_of_that_is_told() -> None:
     async with listening("GET") as wire:
         told: list[int] = []

@@ -17,6 +17,7 @@ from gateway.demo import JsonServer
 from gateway.errors import ErrorKind
 from gateway.exchange import Attempt, Exchange
 from gateway.telemetry.access_log import BATCH_BYTES, FAILURES_PER_S, LINE_BYTES, AccessLog, FailureLog
+from gateway.telemetry.log_writer import PIPE_BYTES, LogWriter
 from gateway.telemetry.metrics import EndpointReading, Metrics
 from tests.conftest import Client, access_lines, answering, lying, require_tool, running, tensor
 
@@ -348,6 +349,26 @@ def test_what_is_told_without_an_access_log(
     exchange = Exchange("c", "GET", "/a\n", "id", 0.0, status=status, error=kind)
     FailureLog().record(exchange)
     assert [message.count("\n") for message in caplog.messages] == [0] * is_told
+
+
+@pytest.mark.parametrize("character", ["x", "ü", "\x01"])
+def test_the_line_of_a_failure_is_written_in_one_step_too(
+    character: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.5
+    monkeypatch.setattr("gateway.telemetry.access_log.time.monotonic", lambda: now)
+    text = character * 8000
+    exchange = Exchange(text, text, text, "the-id", 0.0, model=text, status=504, error=ErrorKind.TIMEOUT, detail=text)
+    failures = FailureLog()
+    for _ in range(FAILURES_PER_S + 1000):
+        failures.record(exchange)
+    now += 1
+    failures.record(exchange)
+    writer = LogWriter("info", "worker 4194304")
+    lines = [writer.format(record).encode() + b"\n" for record in caplog.records]
+    assert len(lines) == FAILURES_PER_S + 1
+    assert max(map(len, lines)) <= PIPE_BYTES
+    assert all(line.endswith(b" request_id=the-id\n") for line in lines)
 
 
 def test_without_an_access_log_ten_failures_a_second_are_told_and_the_others_counted(
