@@ -337,6 +337,7 @@ class _Call(Generic[T]):
             try:
                 return await sent.start(endpoint)
             except StaleConnectionError:
+                deadlines.enter("total")  # connecting is not the endpoint's time to answer in
                 self._was_replaced = must_be_fresh = True
                 self._has_slot = sent.abandon_and_keep_slot()
                 now_s = asyncio.get_running_loop().time()

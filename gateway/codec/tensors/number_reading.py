@@ -171,18 +171,6 @@ class NumberSink:
             raise CodecError(f"{self._window_bytes} bytes without a comma")
         return self._convert(buffer, piece[: comma + 1], brackets.before(comma))
 
-    def take_flat(self, text: bytes) -> bool:
-        """Take the whole `data`, where *text* (one JSON array, proved) is flat and simdjson reads it; False if not.
-
-        Raises `CodecError` as `step` does.
-        """
-        values = _parse_fast(text, self._datatype) if text.find(b"[", 1) < 0 else None
-        if values is None:
-            return False
-        self._append(values, text)
-        self._finish()
-        return True
-
     def _finish(self) -> None:
         if self._filled != len(self.array):
             raise CodecError(f"expected {len(self.array)} elements, got {self._filled}")
