@@ -414,11 +414,12 @@ class _Call:
 
     async def _reply(self, answered: InferReply, headers: Fields, framing: Framing) -> None:
         """Send header and blobs without joining them."""
-        self._exchange.reply_format = Format.BINARY if answered.is_binary else Format.JSON
         if answered.is_binary:
-            headers.append(("Content-Type", framing.content_type(answered.header_bytes)))
-            headers.append((HEADER_LENGTH, str(answered.header_bytes)))
+            self._exchange.reply_format = Format.BINARY
+            header_bytes = answered.header_bytes
+            headers += (("Content-Type", framing.content_type(header_bytes)), (HEADER_LENGTH, str(header_bytes)))
         else:
+            self._exchange.reply_format = Format.JSON
             headers.append(_JSON)
         buffers: list[bytes | memoryview] = [*answered.header, *answered.blobs]
         coding = self._reply_coding(answered, headers) if self.plan.compression.responses else None
