@@ -66,6 +66,12 @@ TOLERANT_PIECE_BYTES = 8 * 1024
 MAX_FEW = 64
 """The most floats that `read_few` reads: up to here Python's numbers cost less than calls of numpy."""
 
+MAX_TIES = 256
+"""How many numbers of one piece are looked up in its text at most, at a microsecond each."""
+
+TIED_PIECE_BYTES = 1024
+"""How much text is worked on in one step where more than `MAX_TIES` would have to be looked up in a longer one."""
+
 _PACKED = {"d": "d", "i": "q", "u": "Q"}
 _PARSED_DTYPE = {"d": np.dtype("<f8"), "i": np.dtype("<i8"), "u": np.dtype("<u8")}
 _PARSER = simdjson.Parser() if simdjson is not None else None
@@ -194,7 +200,11 @@ class NumberSink:
             return 0
         if not len(values):
             return 0  # a comma without a value
-        self._append(values, text)
+        try:
+            self._append(values, text)
+        except _ManyTiesError:
+            self._window_bytes = TIED_PIECE_BYTES
+            return 0
         self._depth = max(self._depth, 1)
         self._window_bytes = min(self._most_bytes, 2 * window)
         return comma + 1
@@ -216,7 +226,11 @@ class NumberSink:
         else:
             values = self._parse_tolerantly(text)
         first = self._filled
-        self._append(values, text)
+        try:
+            self._append(values, text)
+        except _ManyTiesError:
+            self._window_bytes = TIED_PIECE_BYTES
+            return self.step(buffer)
         if depth == 0:
             self._finish()
         if self._nesting is None and brackets.deepest > 1:
@@ -359,11 +373,16 @@ def _has_negative_zero(text: bytes) -> bool:
     return bool(_ENDS_NUMBER[codes[signs + 2]].any())
 
 
+class _ManyTiesError(Exception):
+    """Looking up the ties of this piece would take too long for one step."""
+
+
 def _rounded(values: Array, text: bytes, datatype: Datatype, first: int = 0) -> Array:
     """*values* (float64, int64 or uint64), which were parsed from *text*, as what *datatype* can hold.
 
     Floats become the nearest of the datatype; integers stay as they are, for numpy to narrow when they are stored.
-    *first* is the index of the first value in its tensor. Raises `CodecError` for a value beyond the datatype's range.
+    *first* is the index of the first value in its tensor. Raises `CodecError` for a value beyond the datatype's range,
+    and `_ManyTiesError` where a shorter *text* has to be worked on.
     """
     # the parser has checked the range of those that have 64 bits
     if datatype.item_bytes == 8 or not len(values):
@@ -376,6 +395,8 @@ def _rounded(values: Array, text: bytes, datatype: Datatype, first: int = 0) -> 
     magnitudes = np.abs(values)
     tied = _tied(values, magnitudes, datatype)
     if len(tied):
+        if len(tied) > MAX_TIES and len(text) > 2 * TIED_PIECE_BYTES:
+            raise _ManyTiesError
         values = _moved_off_ties(values, tied, text)
     if magnitudes[magnitudes.argmax()] <= datatype.highest:
         return datatype.narrow(values)

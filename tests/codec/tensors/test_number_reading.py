@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gateway.codec.tensors import number_reading
-from gateway.codec.tensors.datatypes import DATATYPES
+from gateway.codec.tensors.datatypes import DATATYPES, Array
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.errors import CodecError
@@ -310,6 +310,32 @@ def test_decimal_just_above_a_tie_of_denormals_is_rounded_up() -> None:
     )
     assert nearest_bits(text, "FP32") == 1
     assert int.from_bytes(only_blob(one_output(f"[{text}]", "FP32")), "little") == 1
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
+@pytest.mark.parametrize(
+    ("datatype", "tie", "above"),
+    [("BF16", "257", "257.0000000000000000001"), ("FP32", "16777217", "16777217.0000000001")],
+)
+def test_many_ties_are_looked_up_a_few_at_a_time(
+    datatype: str, tie: str, above: str, nested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up: list[int] = []
+    look_up = number_reading._moved_off_ties
+
+    def counted(values: Array, tied: Array, text: bytes) -> Array:
+        looked_up.append(len(tied))
+        return look_up(values, tied, text)
+
+    monkeypatch.setattr(number_reading, "_moved_off_ties", counted)
+    count = 20_000
+    numbers = [above if index % 7 == 0 else tie for index in range(count)]
+    data = "[" + ",".join(f"[{number}]" if nested else number for number in numbers) + "]"
+    blob = only_blob(one_output(data, datatype, f"[{count},1]"))
+    bits = np.frombuffer(blob, "<u2" if datatype == "BF16" else "<u4")
+    assert all(bits[::7] == bits[1] + 1)  # the ties go to the even neighbour, which is the lower one
+    assert sum(looked_up) == count
+    assert max(looked_up) <= 2 * number_reading.TIED_PIECE_BYTES / len(tie)
 
 
 @pytest.mark.parametrize(("datatype", "smallest"), [("FP16", 2.0**-24), ("BF16", 2.0**-133), ("FP32", 2.0**-149)])
