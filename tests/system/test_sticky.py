@@ -61,9 +61,9 @@ async def test_a_sequence_stays_on_its_endpoint_however_it_is_written() -> None:
 @pytest.mark.parametrize("form", ["GET", "POST"])
 async def test_a_header_stays_on_its_endpoint(form: str) -> None:
     async with endpoints(2, "header:X-Session") as (client, backends, _):
-        for number in range(60):
-            path = f"/v2/models/m/any?id={number % 12}"
-            assert (await client.request(form, path, headers={"X-Session": str(number % 12)})).status == 200
+        for number in range(80):
+            path = f"/v2/models/m/any?id={number % 40}"
+            assert (await client.request(form, path, headers={"X-Session": str(number % 40)})).status == 200
         first, second = ({seen.id for seen in backend.seen} for backend in backends)
         assert first
         assert second
