@@ -155,11 +155,7 @@ TEXT = ('\u00e9\\"' + "x" * 97) * 200_000
     ids=["numbers", "one string"],
 )
 async def test_large_json_that_stays_json_does_not_hold_the_loop(datatype: str, shape: list[int], data: bytes) -> None:
-    entry = b'{"name":"x","datatype":"%b","shape":%b,"data":%b}' % (
-        datatype.encode(),
-        json.dumps(shape).encode(),
-        data,
-    )
+    entry = b'{"name":"x","shape":%b,"datatype":"%b","data":%b}' % (json.dumps(shape).encode(), datatype.encode(), data)
     asked = b'{"inputs":[%b]}' % entry
 
     async def exercise(session: aiohttp.ClientSession, path: str) -> None:
