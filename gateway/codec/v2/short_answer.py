@@ -26,7 +26,7 @@ from gateway.codec.tensors.elements import LENGTH
 from gateway.codec.tensors.number_reading import read_few, read_flat
 from gateway.codec.v2.answer import Reply
 from gateway.codec.v2.declarations import parse_shape
-from gateway.codec.v2.short_request import has_many_brackets
+from gateway.codec.v2.short_request import has_many_brackets, members_text
 
 SHORT_ANSWER_BYTES = 64 * 1024
 """The longest answer that takes the short way: one piece, about a quarter of a millisecond."""
@@ -144,11 +144,10 @@ def _header_text(answer: _Answer, outputs: list[bytes], request_id: bytes, model
 
 def _output_text(output: _Output, size_member: bytes, data_member: bytes = b"") -> bytes:
     """What the client gets of an output; *size_member* is added to its parameters (protocol 4.4)."""
-    members = []
-    if output.parameters:
-        for name, value in output.parameters.items():
-            if name != "binary_data_size":
-                members.append(b'"%b":%b' % (name.encode(), value))  # it came without escapes, and needs none
+    parameters = output.parameters
+    if parameters:
+        parameters.pop("binary_data_size", None)
+    members = [members_text(parameters)] if parameters else []
     if size_member:
         members.append(size_member)
     said = b',"parameters":{%b}' % b",".join(members) if members else b""
