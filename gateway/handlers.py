@@ -46,7 +46,7 @@ from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
 from gateway.exchange import Exchange, Format
 from gateway.pacing import Pacer
-from gateway.plan import BackendPlan, Plan
+from gateway.plan import BackendPlan, HeadNotes, Plan
 from gateway.policy.admission import Admission
 from gateway.policy.crossing import Fields, may_name_model, relayed_to_client, renamed_to_client, transcoded_to_client
 from gateway.policy.quiet import OncePerInterval
@@ -137,10 +137,14 @@ class Gateway:
 
     def _route(self, request: ClientRequest, plan: Plan, exchange: Exchange) -> Match:
         """Where the request goes, if its client may send it there. Raises `GatewayError`."""
-        request.headers = plan.access.authorize(request.headers)
-        if request.fault is not None:
-            raise request.fault
-        match = plan.route(request.method, request.host, request.path, request.headers)
+        notes = request.head.notes if request.head is not None else None
+        if notes is not None and notes.plan is plan:
+            match = notes.match
+        else:
+            request.headers = plan.access.authorize(request.headers)
+            if request.fault is not None:
+                raise request.fault
+            match = plan.route(request.method, request.host, request.path, request.headers)
         exchange.route = match.destination.route
         exchange.backend = match.destination.only or "none"
         exchange.model = match.model
@@ -200,10 +204,14 @@ class _Call:
         exchange = self._exchange
         exchange.is_inference = True
         request = self._request
-        with blaming(ErrorKind.MALFORMED_REQUEST):
-            framing = parse_framing(
-                request.headers.all("inference-header-content-length"), request.headers.get("content-type")
-            )
+        notes = request.head.notes if request.head is not None else None
+        if notes is not None and notes.plan is self.plan:
+            framing = notes.framing_of(request.headers)
+        else:
+            with blaming(ErrorKind.MALFORMED_REQUEST):
+                framing = parse_framing(
+                    request.headers.all("inference-header-content-length"), request.headers.get("content-type")
+                )
         body = self.body.read_arrived()
         if body is None:
             body = await self.body.read_rest()
@@ -223,7 +231,7 @@ class _Call:
         json_body = (
             Body(whole=parsed.json) if isinstance(parsed, ShortRequest) else await self._json_body(parsed, backend)
         )
-        headers = backend.headers.transcoded(request)
+        headers = self._transcoded_headers(backend, framing)
 
         async def read(answer: Answer) -> tuple[InferReply, Fields]:
             if answer.status >= 300:
@@ -232,6 +240,25 @@ class _Call:
 
         answered, crossing = await self._ask(upstream, headers, json_body, read, is_read_whole=True)
         await self._reply(answered, crossing, framing)
+
+    def _transcoded_headers(self, backend: BackendPlan, framing: Framing) -> Fields:
+        """The headers that *backend* gets; what depends on a head that is known is worked out once."""
+        request = self._request
+        head = request.head
+        if head is None:
+            return backend.headers.transcoded(request)
+        notes = head.notes
+        if (
+            notes is None
+            or notes.backend is not backend
+            or notes.plan is not self.plan
+            or notes.scheme != request.scheme
+        ):
+            fields = backend.headers.transcoded_of_head(request)
+            notes = HeadNotes(self.plan, self._match, framing, backend, request.scheme, fields)
+            if not self.plan.access.needs_token:
+                head.notes = notes
+        return notes.fields + backend.headers.hop(request)
 
     def _parse_short(self, backend: BackendPlan, body: memoryview, framing: Framing) -> ShortRequest | None:
         """A small request in its common form, with the backend's JSON; None for any other. Raises `GatewayError`."""

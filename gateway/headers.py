@@ -15,11 +15,13 @@ class Headers:
     Names are compared in any case; the names given to the methods are in lower case, to save the conversion.
     """
 
-    __slots__ = ("_repeated", "first", "pairs")
+    __slots__ = ("_like", "_pairs", "_repeated", "first")
 
     def __init__(self, pairs: Pairs = ()) -> None:
         """*pairs* are names and values as they came."""
-        self.pairs = pairs = tuple(pairs)
+        pairs = tuple(pairs)
+        self._pairs: tuple[tuple[str, str], ...] | None = pairs
+        self._like: Headers  # has the names, where the pairs are not made yet
         first = {name.lower(): value for name, value in pairs}
         self._repeated: dict[str, list[str]] | None = None
         if len(first) < len(pairs):
@@ -30,6 +32,27 @@ class Headers:
             first = {name: values[0] for name, values in repeated.items()}
         self.first: Mapping[str, str] = first
         """The first value of each field by its name in lower case, in order: what costs least to look up."""
+
+    def with_values(self, values: Mapping[str, str]) -> "Headers":
+        """These fields with other *values* by their names in lower case; none of all fields may be repeated.
+
+        The pairs are made when they are asked for: small requests with a head that is known do not ask.
+        """
+        changed = Headers.__new__(Headers)
+        changed.first = {**self.first, **values}
+        changed._pairs = None
+        changed._repeated = None
+        changed._like = self
+        return changed
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Names and values as they came, in order."""
+        if self._pairs is None:
+            self._pairs = tuple(
+                (name, value) for (name, _), value in zip(self._like.pairs, self.first.values(), strict=True)
+            )
+        return self._pairs
 
     def get(self, name: str, default: str = "") -> str:
         """The first value of the field *name* (lower case), or *default*."""

@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.codec import HeaderLimits, TensorPolicy
+from gateway.codec import HEADER_LENGTH, Framing, HeaderLimits, TensorPolicy
 from gateway.config import Backend, Compression, Config, Limits
 from gateway.config.tokens import read_tokens
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
 from gateway.policy.access import Access
-from gateway.policy.crossing import BackendHeaders, went_through
+from gateway.policy.crossing import BackendHeaders, Fields, went_through
 from gateway.policy.paths import find_path_fault
 from gateway.policy.routing import Match, Router
 
@@ -116,6 +116,32 @@ class Plan:
                 for base in self.backends[backend].base_paths:
                     access.check(base + match.path)
         return match
+
+
+class HeadNotes(msgspec.Struct, eq=False):
+    """What a plan makes of inferences with the same head: worked out for one of them, used for all that follow."""
+
+    plan: Plan
+    match: Match
+    framing: Framing
+    """Of one of them; where another's header length differs, `framing_of` says so."""
+    backend: BackendPlan
+    scheme: str
+    """`http` or `https`, as the requests came."""
+    fields: Fields
+    """What the backend gets of the head (`BackendHeaders.transcoded_of_head`)."""
+
+    def hold_for(self, plan: Plan, backend: BackendPlan, scheme: str) -> bool:
+        """Whether `fields` are those for this plan's *backend*, and for a request that came by *scheme*."""
+        return self.backend is backend and self.plan is plan and self.scheme == scheme
+
+    def framing_of(self, headers: Headers) -> Framing:
+        """The framing of the request with these *headers*, whose lengths are decimal numbers."""
+        length = headers.first.get(_HEADER_LENGTH)
+        return self.framing if length is None else Framing(int(length), self.framing.media_type)
+
+
+_HEADER_LENGTH = HEADER_LENGTH.lower()
 
 
 def _fingerprint(name: str, settings: Backend) -> str:

@@ -12,6 +12,7 @@ import msgspec
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
+from gateway.plan import HeadNotes
 
 ABSOLUTE = re.compile(r"https?://(?:[^/?#]*@)?([^/?#]+)", re.IGNORECASE)
 """The beginning of a target in absolute form; group 1 is the authority without the user."""
@@ -75,6 +76,22 @@ class Connection(Protocol):
         """End the connection with a reset, so that the client sees that its reply is incomplete."""
 
 
+class KnownHead(msgspec.Struct, eq=False):
+    """The head of requests that come again and again, but for the lengths in it (`heads`)."""
+
+    method: str
+    path: str
+    host: str
+    headers: Headers
+    """Those of the request with which it was kept."""
+    lengths: list[str]
+    """The names of the fields that hold the lengths, in lower case, in order."""
+    length_index: int
+    """Which of them is `Content-Length`, counted from 0."""
+    notes: HeadNotes | None = None
+    """What the gateway has made of it."""
+
+
 class ClientRequest(msgspec.Struct, eq=False):
     """One request of a client; its body is read by `ClientBody`. A msgspec struct is made in a third of the time."""
 
@@ -96,6 +113,8 @@ class ClientRequest(msgspec.Struct, eq=False):
     connection: Connection
     fault: GatewayError | None = None
     """Why the request must be refused whatever it asks for (`find_fault`); to be raised before routing."""
+    head: KnownHead | None = None
+    """What it has in common with others, if it came with a head that is known."""
 
 
 def find_fault(

@@ -22,6 +22,7 @@ from aiohttp.http_exceptions import BadStatusLine, HttpProcessingError, InvalidH
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
+from gateway.client.heads import Arrived, KnownHeads
 from gateway.client.reply import Reply
 from gateway.client.request import ABSOLUTE, MAX_CONTENT_LENGTH, ClientRequest, find_fault, new_request_id
 from gateway.client.watching import GoneCheck, Watcher
@@ -86,6 +87,8 @@ class Server(web.Server):
         """Stands where aiohttp looks for its timer of an idle connection, so that it sets none."""
         self.no_timer.cancel()
         self._warnings = OncePerInterval()
+        self.known_heads = KnownHeads()
+        """The heads of requests that come again and again."""
         self.gone_check = GoneCheck()
         """Of the connections that are not read at the moment."""
 
@@ -150,6 +153,7 @@ class ClientProtocol(RequestHandler):
     _upgrade: object = None  # the last message that asked for an upgrade
     _behind_upgrade: int | None = None
     _is_astray = False  # a body has come whose end is not known here, so `_last_bytes` may be of that
+    _new_head: bytes | None = None  # of the first request that is queued, if it may be one to be kept
     _wire: asyncio.Transport | None = None  # also while it is closing, when aiohttp has forgotten it
     _backlog: Backlog | None = None  # while the client is behind in reading
     _n_requests = 0  # at the last look that found the connection idle
@@ -205,8 +209,10 @@ class ClientProtocol(RequestHandler):
     async def _serve_next(self) -> bool:
         """Serve the next request that is queued; whether another may follow. Keeps nothing of it."""
         message, payload = self._messages.popleft()
-        assert self._parser is not None
-        self._parser.message_consumed()
+        new_head, self._new_head = self._new_head, None
+        if not isinstance(message, Arrived):
+            assert self._parser is not None
+            self._parser.message_consumed()
         if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
             self._resume_reading_if_drained()
         connection = self.serving = _Connection(self, payload)
@@ -214,7 +220,12 @@ class ClientProtocol(RequestHandler):
         self._request_in_progress = True
         method = _UNKNOWN
         try:
-            if isinstance(message, _ErrInfo):
+            if isinstance(message, Arrived):
+                method = message.head.method
+                connection.whole = message.body
+                connection.keeps_alive = True
+                await self._server.handler(message.request(self.peer, self.scheme, connection))
+            elif isinstance(message, _ErrInfo):
                 text = _reason(message.exc, message.message) or "malformed HTTP"
                 fault = GatewayError(ErrorKind.MALFORMED_REQUEST, text, status=message.status)
                 await self._server.refuse(self, connection, method, fault)
@@ -223,7 +234,10 @@ class ClientProtocol(RequestHandler):
                 connection.keeps_alive = not message.should_close
                 if message.upgrade:
                     connection.upgrade = message
-                await self._server.handler(_client_request(message, payload, self, connection))
+                request = _client_request(message, payload, self, connection)
+                if new_head is not None:
+                    request.head = self._server.known_heads.keep(new_head, request)
+                await self._server.handler(request)
         except asyncio.CancelledError:
             # not raised again: the task ends here anyway, and the error that it would keep holds the request
             self.force_close()
@@ -355,6 +369,16 @@ class ClientProtocol(RequestHandler):
         aiohttp's parser forgets the requests of a piece of data in which an error follows, so the data is parsed up
         to the end of each head (`PIECES_AT_ONCE` at most): what is complete before the error gets its reply.
         """
+        waiter = self._waiter
+        if waiter is not None and not (self._body_left or self._last_bytes or self._is_astray or waiter.done()):
+            # the parser is at the beginning of a message, and stays there if it is not needed
+            arrived = self._server.known_heads.find(data)
+            if arrived is not None:
+                self._messages.append((arrived, EMPTY_PAYLOAD))  # type: ignore[arg-type]  # `_serve_next` knows it
+                self._request_count += 1
+                waiter.set_result(None)
+                return
+            self._new_head = self._server.known_heads.unknown(data)
         start, n_bytes = 0, len(data)
         for _ in range(PIECES_AT_ONCE):
             body_left = self._body_left
@@ -487,6 +511,7 @@ class _Connection:
         "has_begun",
         "keeps_alive",
         "upgrade",
+        "whole",
     )
 
     def __init__(self, protocol: ClientProtocol, content: StreamReader) -> None:
@@ -496,6 +521,7 @@ class _Connection:
         self.keeps_alive = False
         self.has_begun = False
         self.upgrade: RawRequestMessage | None = None  # the request's head, if it asks for an upgrade
+        self.whole = b""  # the unread body of a request whose head was known
         self._received_bytes = 0
         self._waited_s = 0.0  # by `read`, in all that have ended
         self._waits_since_s: float | None = None
@@ -507,6 +533,8 @@ class _Connection:
         self.content.set_exception(exc)
 
     async def read(self) -> bytes:
+        if self.whole:
+            return self.read_arrived()
         now_s = self._protocol._server.watcher.time
         self._waits_since_s = since_s = now_s()
         try:
@@ -542,6 +570,9 @@ class _Connection:
         return True
 
     def read_arrived(self) -> bytes:
+        if self.whole:
+            body, self.whole = self.whole, b""
+            return body
         content = self.content
         if (
             self._has_arrived
@@ -564,7 +595,7 @@ class _Connection:
 
     @property
     def is_read(self) -> bool:
-        return self.content.at_eof()
+        return not self.whole and self.content.at_eof()
 
     @property
     def may_have_lost_bytes(self) -> bool:

@@ -146,7 +146,20 @@ class BackendHeaders:
 
     def transcoded(self, client: Asking) -> Fields:
         """For a body that has become JSON, and whose answer the gateway reads."""
-        return self._crossing(client, self._not_transcoded) + self._json_uncoded
+        return self.transcoded_of_head(client) + self.hop(client)
+
+    def transcoded_of_head(self, client: Asking) -> Fields:
+        """Those of `transcoded` that are the same for all clients that send the same head; `hop` are the others."""
+        return self._of_head(client, self._not_transcoded) + self._json_uncoded
+
+    def hop(self, client: Asking) -> Fields:
+        """Who the client is, for all behind the gateway: one field, or none."""
+        if not self._names_client:
+            return []
+        hop = "" if client.peer == UNIX_PEER else client.peer
+        if "x-forwarded-for" in client.headers.first:
+            hop = ", ".join(filter(None, (client.headers.joined("x-forwarded-for"), hop)))
+        return [("X-Forwarded-For", hop)] if hop else []
 
     def metadata(self, client: Asking) -> Fields:
         """For metadata that the gateway asks for itself, and keeps for clients that send the same of these headers."""
@@ -158,15 +171,13 @@ class BackendHeaders:
 
     def _crossing(self, client: Asking, dropped: frozenset[str]) -> Fields:
         """The client's fields but *dropped*, and who it is."""
+        return self._of_head(client, dropped) + self.hop(client)
+
+    def _of_head(self, client: Asking, dropped: frozenset[str]) -> Fields:
+        """The client's fields but *dropped*, and where it has sent them."""
         headers = client.headers
         first = headers.first
         fields = _without(headers, dropped)
-        if self._names_client:
-            hop = "" if client.peer == UNIX_PEER else client.peer
-            if "x-forwarded-for" in first:
-                hop = ", ".join(filter(None, (headers.joined("x-forwarded-for"), hop)))
-            if hop:
-                fields.append(("X-Forwarded-For", hop))
         if self._names_scheme and "x-forwarded-proto" not in first:
             fields.append(("X-Forwarded-Proto", client.scheme))
         if self._names_host and client.host and "x-forwarded-host" not in first:

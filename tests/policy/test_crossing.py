@@ -37,7 +37,9 @@ CLIENT = Headers(
         ("x-a", "2"),
     ]
 )
-FORWARDED = [("X-Forwarded-For", "p"), ("X-Forwarded-Proto", "http"), ("X-Forwarded-Host", "h")]
+WHERE = [("X-Forwarded-Proto", "http"), ("X-Forwarded-Host", "h")]
+HOP = [("X-Forwarded-For", "p")]
+FORWARDED = WHERE + HOP
 KEPT = [("Authorization", "a"), ("X-A", "1"), ("x-a", "2")]
 BODY = [
     ("Content-Type", "application/octet-stream"),
@@ -70,7 +72,8 @@ def headers(set_: dict[str, str] | None = None, *remove: str) -> BackendHeaders:
         (headers().relayed, TRACE + BODY + ASKED + CODED + PARTIAL + KEPT + FORWARDED),
         (headers().relayed_uncoded, TRACE + BODY + ASKED + PARTIAL + KEPT + FORWARDED + UNCODED),
         (headers().inflated, TRACE + ASKED + CODED + PARTIAL + KEPT + FORWARDED + JSON),
-        (headers().transcoded, TRACE + ASKED + PARTIAL + KEPT + FORWARDED + JSON + UNCODED),
+        (headers().transcoded, TRACE + ASKED + PARTIAL + KEPT + WHERE + JSON + UNCODED + HOP),
+        (headers().transcoded_of_head, TRACE + ASKED + PARTIAL + KEPT + WHERE + JSON + UNCODED),
         (headers().metadata, KEPT + FORWARDED + UNCODED),
     ],
 )
@@ -86,7 +89,7 @@ def test_a_client_that_accepts_no_coding_gets_none() -> None:
 def test_the_configuration_sets_and_removes_whatever_the_client_or_the_gateway_says() -> None:
     changed = headers({"X-A": "3", "content-type": "x"}, "AUTHORIZATION", "X-Forwarded-For", "accept-encoding")
     fields = changed.transcoded(Asked(CLIENT))
-    assert fields == [*TRACE, *ASKED, *PARTIAL, *FORWARDED[1:], ("X-A", "3"), ("content-type", "x")]
+    assert fields == [*TRACE, *ASKED, *PARTIAL, *WHERE, ("X-A", "3"), ("content-type", "x")]
 
 
 def test_forwarded_headers_of_a_proxy_before_the_gateway_are_continued() -> None:
@@ -132,10 +135,10 @@ def test_no_connection_header_takes_away_what_proxies_have_said() -> None:
 
 
 def test_a_client_without_an_address_is_no_hop() -> None:
-    assert headers().relayed(Asked(Headers([]), peer=UNIX_PEER)) == [*FORWARDED[1:], *UNCODED]
+    assert headers().relayed(Asked(Headers([]), peer=UNIX_PEER)) == [*WHERE, *UNCODED]
     behind_a_proxy = Headers([("X-Forwarded-For", "a"), ("X-Forwarded-For", "b")])
     fields = headers().relayed(Asked(behind_a_proxy, peer=UNIX_PEER))
-    assert fields == [("X-Forwarded-For", "a, b"), *FORWARDED[1:], *UNCODED]
+    assert fields == [*WHERE, ("X-Forwarded-For", "a, b"), *UNCODED]
 
 
 @pytest.mark.parametrize("name", ["Content-MD5", "Digest", "Content-Digest", "Repr-Digest"])

@@ -5,7 +5,8 @@ Here: the header length and the cursor over the blobs. Not here: what the JSON s
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gateway.errors import CodecError
 
@@ -38,8 +39,7 @@ def parse_header_length(values: Sequence[str]) -> int | None:
     return lengths.pop() if lengths else None
 
 
-@dataclass(frozen=True, slots=True)
-class Framing:
+class Framing(msgspec.Struct, frozen=True):
     """Where the JSON header ends, and in which form the reply says the same."""
 
     header_length: int | None
