@@ -107,7 +107,9 @@ class KnownHeads:
             return None
         key, numbers, _ = cut
         lengths = _lengths(key, len(numbers))
-        if lengths is None or [headers.first[name].encode() for name in lengths] != list(numbers):
+        if lengths is None or not all(map(_NUMBER, numbers)):
+            return None
+        if [headers.first[name].encode() for name in lengths] != list(numbers):
             return None
         known = KnownHead(request.method, request.path, request.host, headers, lengths, lengths.index("content-length"))
         if len(self._known) >= MAX_HEADS:

@@ -1,0 +1,232 @@
+"""Heads that come again: a request is the same value, and gets the same reply, whether its head is known or not."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from gateway.client.body import ClientBody
+from gateway.client.heads import MAX_HEAD_BYTES, MAX_HEADS, MAX_SEEN, Arrived, KnownHeads
+from gateway.client.reply import Reply
+from gateway.client.request import ClientRequest
+from tests.client.raw import Running, connect, echo, read_body, serving
+
+HEAD = (
+    b"POST /v2/models/m/infer HTTP/1.1\r\nInference-Header-Content-Length: %d\r\nHost: h\r\nContent-Length: %d\r\n\r\n"
+)
+
+
+def message(head_length: int, body: bytes) -> bytes:
+    return HEAD % (head_length, len(body)) + body
+
+
+class ForgetfulHeads(KnownHeads):
+    """Knows no head, as if each came for the first time."""
+
+    def find(self, data: bytes) -> Arrived | None:
+        return None
+
+
+def values(request: ClientRequest) -> tuple[object, ...]:
+    """Everything of a request that whoever serves it can see."""
+    headers = request.headers
+    names = [*headers.first, "absent"]
+    return (
+        request.method,
+        request.path,
+        request.host,
+        request.peer,
+        request.scheme,
+        request.version,
+        request.content_length,
+        request.has_body,
+        headers.pairs,
+        dict(headers.first),
+        [(headers.get(name), headers.all(name), headers.joined(name), name in headers) for name in names],
+        headers.are_ascii,
+        request.fault and str(request.fault),
+    )
+
+
+async def test_a_head_is_known_from_the_third_time_on() -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        for number in range(1, 6):
+            body = b"a" * number
+            reply = await client.exchange(message(number, body))
+            assert reply.body == b"POST /v2/models/m/infer " + body
+        assert [request.head is not None for request in running.requests] == [False, True, True, True, True]
+        assert len({id(request.head) for request in running.requests[1:]}) == 1
+        last = running.requests[-1]
+        assert last.headers.first["inference-header-content-length"] == "5"
+        assert last.headers.pairs[2] == ("Content-Length", "5")
+        assert last.content_length == 5
+
+
+async def test_a_known_head_serves_all_connections() -> None:
+    async with serving(echo) as running:
+        for _ in range(3):
+            async with connect(running.url) as client:
+                for _ in range(2):  # the first data of a connection may come before anything waits for it
+                    assert (await client.exchange(message(2, b"{}"))).status == 200
+        assert all(request.head is not None for request in running.requests[2:] if request.content_length)
+
+
+SEVERAL = [
+    b"Content-Length: %d\r\nX-Strength: 5",
+    b"X-Strength: 5\r\nContent-Length: %d",
+    b"X-Strength: 5\r\nX-Strength: 5\r\nContent-Length: %d",
+    b"Content-Length: %d\r\nContent-Length: %d",
+    b"Content-Length: +%d",
+    b"Content-Length: 0%d",
+    b"Content-Length : %d",
+    b"Content-Length: %d ",
+    b"Content-Length:  %d",
+    b"Content-Length:%d",
+    b"X: Content-Length: %d",
+    b"Content-Length: %d\r\nExpect: 100-continue",
+    b"Content-Length: %d\r\nConnection: close",
+    b"Content-Length: %d\r\nConnection: keep-alive",
+    b"Content-Length: %d\r\nTransfer-Encoding: chunked",
+    b"Content-Length: %d\r\nContent-Encoding: gzip",
+    b"Content-Length: %d\r\nUpgrade: h2c\r\nConnection: upgrade",
+    b"Content-Length: %d\r\nX-A: 1\r\nx-a: 2",
+    b"Content-Length: %d\r\nX-A: \xff",
+    b"Content-Length: %d\r\n X-A: folded",
+    b"Inference-Header-Content-Length: 1\r\nInference-Header-Content-Length: 2\r\nContent-Length: %d",
+    b"Transfer-Encoding: chunked\r\nX-Length: %d",
+    b"X-Length: %d",
+    # these could be known, but no client writes them
+    b"CONTENT-LENGTH: %d",
+    b"Content-Length: %d\r\nContent-Type: a/b;length: 3",
+]
+COMMON = [
+    b"Content-Length: %d",
+    b"content-length: %d",
+    b"content-length: %d\r\ninference-header-content-length: 7",
+    b"Inference-Header-Content-Length: 7\r\nContent-Length: %d\r\nX-Request-Id: a\r\nAuthorization: Bearer b",
+]
+
+
+@pytest.mark.parametrize("lines", SEVERAL)
+async def test_a_head_whose_body_is_not_framed_by_one_plain_length_is_never_known(lines: bytes) -> None:
+    async with serving(echo) as running:
+        for _ in range(4):
+            fields = lines.replace(b"%d", b"3")
+            await converse(running, [b"POST /a HTTP/1.1\r\nHost: h\r\n%b\r\n\r\nabc" % fields])
+        assert [request.head for request in running.requests] == [None] * len(running.requests)
+
+
+@pytest.mark.parametrize("lines", COMMON)
+async def test_a_head_in_its_common_form_is_known(lines: bytes) -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        for _ in range(3):
+            reply = await client.exchange(b"POST /a HTTP/1.1\r\nHost: h\r\n%b\r\n\r\nabc" % (lines % 3))
+            assert reply.body == b"POST /a abc"
+        assert running.requests[-1].head is not None
+
+
+@pytest.mark.parametrize(
+    "start", [b"PUT /a HTTP/1.1", b"POST /a HTTP/1.0", b"GET /a HTTP/1.1", b"POST /a#b HTTP/1.1", b"post /a HTTP/1.1"]
+)
+async def test_only_a_sound_post_is_known(start: bytes) -> None:
+    async with serving(echo) as running:
+        for _ in range(4):
+            await converse(running, [b"%b\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc" % start])
+        assert not any(request.head for request in running.requests)
+
+
+def test_what_is_kept_is_limited() -> None:
+    heads = KnownHeads()
+    for number in range(2 * MAX_SEEN):
+        assert heads.unknown(b"POST /%d HTTP/1.1\r\nContent-Length: 1\r\n\r\na" % number) is None
+        assert len(heads._seen) <= MAX_SEEN
+    long = b"POST /%b HTTP/1.1\r\nContent-Length: 1\r\n\r\na" % (b"a" * MAX_HEAD_BYTES)
+    assert heads.unknown(long) is None
+    assert heads.unknown(long) is None
+
+
+async def test_of_more_heads_than_are_kept_the_oldest_goes() -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        for number in range(MAX_HEADS + 1):
+            for _ in range(2):
+                await client.exchange(b"POST /%d HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\na" % number)
+        assert len(running.server.known_heads._known) == MAX_HEADS
+        for number, is_known in ((1, True), (0, False)):
+            await client.exchange(b"POST /%d HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\na" % number)
+            # the oldest has come before, and so it is kept again with this request
+            arrived = running.server.known_heads.find(b"POST /0 HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\na")
+            assert (arrived is None) is is_known
+
+
+def lines_of(rng: random.Random) -> bytes:
+    lines = [rng.choice(rng.choice([*7 * [COMMON], SEVERAL]))]
+    lines += [b"Host: h", *rng.sample([b"X-B: 1", b"Accept: */*", b"X-C: 7"], rng.randrange(4))]
+    rng.shuffle(lines)
+    return b"\r\n".join(lines)
+
+
+def damaged(text: bytes, rng: random.Random) -> bytes:
+    """*text* with a byte changed, left out or doubled."""
+    at = rng.randrange(len(text))
+    return rng.choice(
+        [text[:at] + text[at + 1 :], text[:at] + rng.randbytes(1) + text[at + 1 :], text[: at + 1] + text[at:]]
+    )
+
+
+def connections_of(rng: random.Random) -> Iterator[list[bytes]]:
+    """The pieces of data of connections, one after the other; their heads come again and again."""
+    heads = [b"POST /%d HTTP/1.1\r\n%b\r\n\r\n" % (number, lines_of(rng)) for number in range(6)]
+    for _ in range(100):
+        pieces = []
+        for _ in range(rng.randrange(1, 6)):
+            body = rng.randbytes(rng.choice([1, 2, 9, 10, 99, 100, 1000]))
+            head = rng.choice(heads)
+            text = head.replace(b"%d", b"%d" % (len(body) + rng.choice([*98 * [0], -1, 1]))) + body
+            if rng.random() < 0.03:
+                text = damaged(text, rng)
+            if rng.random() < 0.05:
+                text += rng.choice([b"\r\n", b"GET /x HTTP/1.1\r\n\r\n", text])
+            cuts = sorted(rng.sample(range(len(text)), k=min(len(text), rng.choice([0, 0, 0, 1, 2]))))
+            pieces += [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        yield [piece for piece in pieces if piece]
+
+
+async def converse(running: Running, pieces: list[bytes]) -> None:
+    """Send *pieces*, each of them once the server has had time for the one before, and wait for the end."""
+    async with connect(running.url) as client:
+        for piece in [b"", *pieces]:
+            try:
+                client.writer.write(piece)
+                await client.writer.drain()
+            except ConnectionError:
+                break
+            for _ in range(40):
+                await asyncio.sleep(0)
+        with suppress(OSError):
+            client.writer.write_eof()
+            await client.reader.read()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_known_head_changes_no_request(seed: int) -> None:
+    bodies: list[bytes] = []
+
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        bodies.append(bytes(await read_body(body)) if request.has_body else b"")
+        await reply.whole(200, [], b"")
+
+    async with serving(serve) as remembering, serving(serve) as forgetful:
+        forgetful.server.known_heads = ForgetfulHeads()
+        n_known = 0
+        for pieces in connections_of(random.Random(seed)):
+            seen = []
+            for running in (remembering, forgetful):
+                running.requests.clear()
+                await converse(running, pieces)
+                seen.append(([values(request) for request in running.requests], bodies.copy()))
+                bodies.clear()
+            n_known += sum(request.head is not None for request in remembering.requests)
+            assert seen[0] == seen[1], pieces
+        assert n_known > 30
