@@ -248,17 +248,12 @@ class _Call:
         if head is None:
             return backend.headers.transcoded(request)
         notes = head.notes
-        if (
-            notes is None
-            or notes.backend is not backend
-            or notes.plan is not self.plan
-            or notes.scheme != request.scheme
-        ):
+        if notes is None or not notes.hold_for(self.plan, backend, request.scheme):
             fields = backend.headers.transcoded_of_head(request)
-            notes = HeadNotes(self.plan, self._match, framing, backend, request.scheme, fields)
+            notes = HeadNotes.of(self.plan, self._match, framing, backend, request.scheme, fields, head.varying)
             if not self.plan.access.needs_token:
                 head.notes = notes
-        return notes.fields + backend.headers.hop(request)
+        return notes.fields_of(request.headers) + backend.headers.hop(request)
 
     def _parse_short(self, backend: BackendPlan, body: memoryview, framing: Framing) -> ShortRequest | None:
         """A small request in its common form, with the backend's JSON; None for any other. Raises `GatewayError`."""

@@ -4,7 +4,7 @@ Not here: running state. What is in flight, connections, the memory budget and d
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -128,11 +128,35 @@ class HeadNotes(msgspec.Struct, eq=False):
     backend: BackendPlan
     scheme: str
     """`http` or `https`, as the requests came."""
-    fields: Fields
-    """What the backend gets of the head (`BackendHeaders.transcoded_of_head`)."""
+    fixed: Fields
+    """What the backend gets of each head like that (`BackendHeaders.transcoded_of_head`)."""
+    varying: list[tuple[str, str]]
+    """The names of the fields that it gets, too, but whose values are each request's own; and these in lower case."""
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        match: Match,
+        framing: Framing,
+        backend: BackendPlan,
+        scheme: str,
+        fields: Fields,
+        varying: Collection[str],
+    ) -> "HeadNotes":
+        """*fields* are those that the backend gets of one such head; *varying* are names in lower case."""
+        own = {name for name in varying if backend.headers.lets_pass(name)}
+        fixed = [field for field in fields if field[0].lower() not in own]
+        names = [(name, name.lower()) for name, _ in fields if name.lower() in own]
+        return cls(plan, match, framing, backend, scheme, fixed, names)
+
+    def fields_of(self, headers: Headers) -> Fields:
+        """What the backend gets of the head with these *headers*."""
+        first = headers.first
+        return self.fixed + [(name, first[lower]) for name, lower in self.varying]
 
     def hold_for(self, plan: Plan, backend: BackendPlan, scheme: str) -> bool:
-        """Whether `fields` are those for this plan's *backend*, and for a request that came by *scheme*."""
+        """Whether `fields_of` gives those for this plan's *backend*, and for a request that came by *scheme*."""
         return self.backend is backend and self.plan is plan and self.scheme == scheme
 
     def framing_of(self, headers: Headers) -> Framing:

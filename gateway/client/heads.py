@@ -1,11 +1,15 @@
-"""Heads of requests that have come before: what depends on a head alone is worked out once.
+"""Heads of requests that need not be parsed and judged, because one like them was.
 
-A client sends the same head with each of its requests to a model, but for two numbers: the length of the body, and
-that of the JSON header in it. Parsing and judging such a head costs more than the codec does for a small tensor.
+A client sends the same head with each of its requests to a model, but for some values: the length of the body, that
+of the JSON header in it, an id, what traces it. So what is kept of a head is a regular expression: the names, their
+order, and the values that decide something as they came; the others are left open. Matching it costs a tenth of what
+parsing, judging and routing do, which cost more than the codec does for a small tensor.
 
-Here: recognizing a head by its bytes. Not here: parsing and judging a new one (`server`), and what the gateway makes
-of it (`handlers`), which is kept with it. A head is kept once it has come twice, so heads that never repeat, such as
-those with the id of a trace, cost no more than a look.
+An open value is printable ASCII, which parsing does not change. A head with a field that decides how a body is read
+is never kept, but for `Content-Length`, whose value must be a plain number.
+
+Here: what is kept, its limits, and recognizing a head. Not here: parsing and judging a new one (`server`), and what
+the gateway makes of it (`plan.HeadNotes`), which is kept with it.
 """
 
 import re
@@ -14,36 +18,68 @@ import msgspec
 
 from gateway.client.request import ClientRequest, Connection, KnownHead
 
-MAX_HEADS = 256
-"""The most heads that are kept; of more the oldest goes."""
+MAX_LINES = 256
+"""For how many request lines heads are kept; of more the one that was kept first goes."""
+
+MAX_HEADS_PER_LINE = 4
+"""The most heads that are kept for a request line; of more the oldest goes."""
 
 MAX_HEAD_BYTES = 2048
-"""The longest head that is kept."""
+"""The longest head that is recognized."""
 
 MAX_SEEN = 4096
-"""The most heads that are remembered, by their hashes, as having come once."""
+"""How many request lines are remembered, by their hashes, as having come once: those that come again are kept."""
 
-_HEAD_END = b"\r\n\r\n"
-_LENGTH = b"ength: "  # the end of both names, and of others, which `_lengths` tells apart
-_N_LENGTH = len(_LENGTH)
-_LENGTHS = ("content-length", "inference-header-content-length")
-_NUMBER = re.compile(rb"[1-9][0-9]{0,6}").fullmatch
+LEARNING_S = 0.05
+"""A head takes half a millisecond to keep, so no other is for so long."""
+
+_CONTENT_LENGTH = "content-length"
+_LENGTHS = frozenset({_CONTENT_LENGTH, "inference-header-content-length"})
+# What these say decides something, or is always the same.
+_FIXED = frozenset(
+    {
+        "accept",
+        "accept-encoding",
+        "connection",
+        "content-type",
+        "host",
+        "user-agent",
+        "via",
+        "x-forwarded-host",
+        "x-forwarded-proto",
+    }
+)
 # With these a body is framed or coded otherwise, or more than the body is to be read or said.
-_UNCOMMON = frozenset({"connection", "content-encoding", "expect", "te", "trailer", "transfer-encoding", "upgrade"})
+_UNFIT = frozenset(
+    {
+        "content-encoding",
+        "expect",
+        "http2-settings",
+        "keep-alive",
+        "proxy-connection",
+        "sec-websocket-key1",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_NUMBER = rb"([1-9][0-9]{0,6})"
+_VALUE = rb"([!-~][ -~]*(?<! ))"  # parsing takes blanks away at both ends
 
 
 class Arrived(msgspec.Struct, gc=False):
     """A request with a known head, all of whose body has come."""
 
     head: KnownHead
-    numbers: tuple[bytes, ...]
-    """Its lengths, in the order in which they came."""
+    values: tuple[bytes, ...]
+    """Those that the head leaves open, in their order."""
     body: bytes
 
     def request(self, peer: str, scheme: str, connection: Connection) -> ClientRequest:
         """The request as `server` would have parsed it."""
         head = self.head
-        values = dict(zip(head.lengths, [str(number, "ascii") for number in self.numbers], strict=True))
+        values = dict(zip(head.open_names, [str(value, "ascii") for value in self.values], strict=True))
         return ClientRequest(
             head.method,
             head.path,
@@ -64,90 +100,90 @@ class KnownHeads:
     """The heads that are known, of all connections."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, KnownHead] = {}
+        self._known: dict[bytes, list[KnownHead]] = {}  # by request line, without its end; the newest first
         self._seen: set[int] = set()
+        self._learning_at = float("-inf")
 
     def find(self, data: bytes) -> Arrived | None:
         """The request that is all of *data*; None if its head is not known or its body has not all come."""
-        cut = _cut(data)
-        if cut is None:
-            return None
-        key, numbers, end = cut
-        head = self._known.get(key)
-        if head is None or not all(map(_NUMBER, numbers)) or len(data) - end != int(numbers[head.length_index]):
-            return None
-        return Arrived(head, numbers, data[end:])
-
-    def unknown(self, data: bytes) -> bytes | None:
-        """The head with which *data* begins, if it may be one to `keep`: if it has come before, and is not known."""
-        cut = _cut(data)
-        if cut is None or cut[0] in self._known:
-            return None
-        seen = hash(cut[0])
-        if seen in self._seen:
-            return data[: cut[2]]
-        if len(self._seen) >= MAX_SEEN:
-            self._seen.clear()
-        self._seen.add(seen)
+        for head in self._known.get(data[: data.find(b"\r\n")], ()):
+            found = head.match(data, 0, MAX_HEAD_BYTES)
+            if found is not None:
+                values = found.groups()
+                end = found.end()
+                if len(data) - end != int(values[head.length_index]):
+                    return None
+                return Arrived(head, values, data[end:])
         return None
 
-    def keep(self, head: bytes, request: ClientRequest) -> KnownHead | None:
-        """Keep the *head* of *request*, which was parsed and judged; None if it is not one to be kept."""
-        cut = _cut(head)
+    def keep(self, data: bytes, request: ClientRequest, now_s: float) -> KnownHead | None:
+        """Keep the head with which *data* begins, that of *request*, which was parsed and judged.
+
+        None if it is not one to be kept, if its request line comes for the first time, or if another one was kept
+        within `LEARNING_S` before *now_s*.
+        """
         headers = request.headers
+        first = headers.first
         if (
-            cut is None
-            or request.method != "POST"
+            request.method != "POST"
             or request.version != (1, 1)
             or request.fault is not None
             or not request.content_length
-            or len(headers.first) != len(headers.pairs)
-            or not _UNCOMMON.isdisjoint(headers.first)
+            or len(first) != len(headers.pairs)
+            or not _UNFIT.isdisjoint(first)
+            or first.get("connection", "keep-alive").lower() != "keep-alive"
         ):
             return None
-        key, numbers, _ = cut
-        lengths = _lengths(key, len(numbers))
-        if lengths is None or not all(map(_NUMBER, numbers)):
+        line = data[: data.find(b"\r\n")]
+        if not self._has_come_before(line) or now_s < self._learning_at:
             return None
-        if [headers.first[name].encode() for name in lengths] != list(numbers):
+        self._learning_at = now_s + LEARNING_S
+        head = _known_head(data, request)
+        if head is None:
             return None
-        known = KnownHead(request.method, request.path, request.host, headers, lengths, lengths.index("content-length"))
-        if len(self._known) >= MAX_HEADS:
+        if line not in self._known and len(self._known) >= MAX_LINES:
             del self._known[next(iter(self._known))]
-        self._known[key] = known
-        return known
+        self._known[line] = [head, *self._known.get(line, [])[: MAX_HEADS_PER_LINE - 1]]
+        return head
+
+    def _has_come_before(self, line: bytes) -> bool:
+        seen = hash(line)
+        if seen in self._seen:
+            return True
+        if len(self._seen) >= MAX_SEEN:
+            self._seen.clear()
+        self._seen.add(seen)
+        return False
 
 
-def _cut(data: bytes) -> tuple[bytes, tuple[bytes, ...], int] | None:
-    """The head with which *data* begins without its numbers, these, and where the body begins; None for a long head.
-
-    The numbers are what stands behind the first two `_LENGTH`. They hold nothing but digits where a head is known, so
-    no two heads are cut to the same key and the same numbers.
-    """
-    end = data.find(_HEAD_END)
-    if not 0 < end <= MAX_HEAD_BYTES:
+def _known_head(data: bytes, request: ClientRequest) -> KnownHead | None:
+    """What is kept of the head with which *data* begins; None if it is not written as its fields were read."""
+    end = data.find(b"\r\n\r\n")
+    if not 0 < end <= MAX_HEAD_BYTES - 4:
         return None
-    first = data.find(_LENGTH, 0, end) + _N_LENGTH
-    if first < _N_LENGTH:
-        return None
-    first_end = data.find(b"\r\n", first)
-    second = data.find(_LENGTH, first_end, end) + _N_LENGTH
-    if second < _N_LENGTH:
-        return data[:first] + data[first_end:end], (data[first:first_end],), end + 4
-    second_end = data.find(b"\r\n", second)
-    key = data[:first] + data[first_end:second] + data[second_end:end]
-    return key, (data[first:first_end], data[second:second_end]), end + 4
-
-
-def _lengths(key: bytes, n_numbers: int) -> list[str] | None:
-    """The names of the fields whose values were cut out of *key*, in lower case.
-
-    None if one of them is no length, or if that of the body is none of them.
-    """
+    start, *lines = data[:end].split(b"\r\n")
+    parts = [re.escape(start)]
     names = []
-    end = 0
-    for _ in range(n_numbers):
-        end = key.index(_LENGTH, end) + _N_LENGTH
-        line = key[key.rfind(b"\r\n", 0, end) + 2 : end - 2]
-        names.append(line.decode(errors="replace").lower())
-    return names if "content-length" in names and set(names) <= set(_LENGTHS) else None
+    for line, (name, value) in zip(lines, request.headers.pairs, strict=False):
+        lower = name.lower()
+        written, _, text = line.partition(b": ")  # aiohttp gives common names in a spelling of its own
+        if (written.lower(), text) != (lower.encode(), value.encode()):
+            return None
+        if lower in _FIXED:
+            parts.append(re.escape(line))
+        else:
+            names.append(lower)
+            parts.append(re.escape(written) + b": " + (_NUMBER if lower in _LENGTHS else _VALUE))
+    pattern = re.compile(b"\r\n".join(parts) + b"\r\n\r\n")
+    if len(lines) != len(request.headers.pairs) or pattern.match(data) is None:
+        return None
+    return KnownHead(
+        request.method,
+        request.path,
+        request.host,
+        request.headers,
+        pattern.match,
+        names,
+        [name for name in names if name not in _LENGTHS],
+        names.index(_CONTENT_LENGTH),
+    )

@@ -6,6 +6,7 @@ what is read from the connection (`body`) or written to it (`reply`).
 
 import random
 import re
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -77,17 +78,21 @@ class Connection(Protocol):
 
 
 class KnownHead(msgspec.Struct, eq=False):
-    """The head of requests that come again and again, but for the lengths in it (`heads`)."""
+    """What heads of requests that come again and again have in common (`heads`)."""
 
     method: str
     path: str
     host: str
     headers: Headers
     """Those of the request with which it was kept."""
-    lengths: list[str]
-    """The names of the fields that hold the lengths, in lower case, in order."""
+    match: Callable[[bytes, int, int], re.Match[bytes] | None]
+    """Matches such a head, at a position and up to another; each group is an open value."""
+    open_names: list[str]
+    """The names of the fields whose values are open, in lower case and in order."""
+    varying: list[str]
+    """Those of them that are no lengths."""
     length_index: int
-    """Which of them is `Content-Length`, counted from 0."""
+    """Which of `open_names` is `Content-Length`."""
     notes: HeadNotes | None = None
     """What the gateway has made of it."""
 

@@ -153,7 +153,7 @@ class ClientProtocol(RequestHandler):
     _upgrade: object = None  # the last message that asked for an upgrade
     _behind_upgrade: int | None = None
     _is_astray = False  # a body has come whose end is not known here, so `_last_bytes` may be of that
-    _new_head: bytes | None = None  # of the first request that is queued, if it may be one to be kept
+    _first_data: bytes | None = None  # where the first request that is queued begins, if its head may be kept
     _wire: asyncio.Transport | None = None  # also while it is closing, when aiohttp has forgotten it
     _backlog: Backlog | None = None  # while the client is behind in reading
     _n_requests = 0  # at the last look that found the connection idle
@@ -209,7 +209,7 @@ class ClientProtocol(RequestHandler):
     async def _serve_next(self) -> bool:
         """Serve the next request that is queued; whether another may follow. Keeps nothing of it."""
         message, payload = self._messages.popleft()
-        new_head, self._new_head = self._new_head, None
+        data, self._first_data = self._first_data, None
         if not isinstance(message, Arrived):
             assert self._parser is not None
             self._parser.message_consumed()
@@ -235,8 +235,8 @@ class ClientProtocol(RequestHandler):
                 if message.upgrade:
                     connection.upgrade = message
                 request = _client_request(message, payload, self, connection)
-                if new_head is not None:
-                    request.head = self._server.known_heads.keep(new_head, request)
+                if data is not None:
+                    request.head = self._server.known_heads.keep(data, request, self._loop.time())
                 await self._server.handler(request)
         except asyncio.CancelledError:
             # not raised again: the task ends here anyway, and the error that it would keep holds the request
@@ -378,7 +378,7 @@ class ClientProtocol(RequestHandler):
                 self._request_count += 1
                 waiter.set_result(None)
                 return
-            self._new_head = self._server.known_heads.unknown(data)
+            self._first_data = data
         start, n_bytes = 0, len(data)
         for _ in range(PIECES_AT_ONCE):
             body_left = self._body_left

@@ -152,6 +152,10 @@ class BackendHeaders:
         """Those of `transcoded` that are the same for all clients that send the same head; `hop` are the others."""
         return self._of_head(client, self._not_transcoded) + self._json_uncoded
 
+    def lets_pass(self, name: str) -> bool:
+        """Whether the configuration neither sets nor removes the field *name* (lower case)."""
+        return name not in self._removed
+
     def hop(self, client: Asking) -> Fields:
         """Who the client is, for all behind the gateway: one field, or none."""
         if not self._names_client:

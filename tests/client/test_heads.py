@@ -4,13 +4,23 @@ import asyncio
 import random
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from gateway.client.body import ClientBody
-from gateway.client.heads import MAX_HEAD_BYTES, MAX_HEADS, MAX_SEEN, Arrived, KnownHeads
+from gateway.client.heads import (
+    LEARNING_S,
+    MAX_HEAD_BYTES,
+    MAX_HEADS_PER_LINE,
+    MAX_LINES,
+    MAX_SEEN,
+    Arrived,
+    KnownHeads,
+)
 from gateway.client.reply import Reply
-from gateway.client.request import ClientRequest
+from gateway.client.request import ClientRequest, KnownHead
+from gateway.headers import Headers
 from tests.client.raw import Running, connect, echo, read_body, serving
 
 HEAD = (
@@ -20,6 +30,14 @@ HEAD = (
 
 def message(head_length: int, body: bytes) -> bytes:
     return HEAD % (head_length, len(body)) + body
+
+
+class AttentiveHeads(KnownHeads):
+    """Keeps one head directly after another."""
+
+    def keep(self, data: bytes, request: ClientRequest, now_s: float) -> KnownHead | None:
+        self._learning_at = now_s
+        return super().keep(data, request, now_s)
 
 
 class ForgetfulHeads(KnownHeads):
@@ -74,8 +92,6 @@ async def test_a_known_head_serves_all_connections() -> None:
 
 
 SEVERAL = [
-    b"Content-Length: %d\r\nX-Strength: 5",
-    b"X-Strength: 5\r\nContent-Length: %d",
     b"X-Strength: 5\r\nX-Strength: 5\r\nContent-Length: %d",
     b"Content-Length: %d\r\nContent-Length: %d",
     b"Content-Length: +%d",
@@ -87,7 +103,6 @@ SEVERAL = [
     b"X: Content-Length: %d",
     b"Content-Length: %d\r\nExpect: 100-continue",
     b"Content-Length: %d\r\nConnection: close",
-    b"Content-Length: %d\r\nConnection: keep-alive",
     b"Content-Length: %d\r\nTransfer-Encoding: chunked",
     b"Content-Length: %d\r\nContent-Encoding: gzip",
     b"Content-Length: %d\r\nUpgrade: h2c\r\nConnection: upgrade",
@@ -97,11 +112,13 @@ SEVERAL = [
     b"Inference-Header-Content-Length: 1\r\nInference-Header-Content-Length: 2\r\nContent-Length: %d",
     b"Transfer-Encoding: chunked\r\nX-Length: %d",
     b"X-Length: %d",
-    # these could be known, but no client writes them
-    b"CONTENT-LENGTH: %d",
-    b"Content-Length: %d\r\nContent-Type: a/b;length: 3",
 ]
 COMMON = [
+    b"Content-Length: %d\r\nX-Strength: 5",
+    b"X-Strength: 5\r\nContent-Length: %d",
+    b"Content-Length: %d\r\nConnection: keep-alive",
+    b"Content-Length: %d\r\nContent-Type: a/b;length: 3",
+    b"CONTENT-LENGTH: %d",
     b"Content-Length: %d",
     b"content-length: %d",
     b"content-length: %d\r\ninference-header-content-length: 7",
@@ -137,32 +154,82 @@ async def test_only_a_sound_post_is_known(start: bytes) -> None:
         assert not any(request.head for request in running.requests)
 
 
+def parsed(line: str, *fields: tuple[str, str]) -> tuple[bytes, ClientRequest]:
+    """A request with the request line *line* and a body of one byte, as it comes and as it was parsed."""
+    pairs = [("Host", "h"), *fields, ("Content-Length", "1")]
+    head = "".join(f"{name}: {value}\r\n" for name, value in pairs)
+    method, path, _ = line.split()
+    connection: Any = None
+    request = ClientRequest(method, path, Headers(pairs), "h", "p", "http", (1, 1), 1, True, connection)
+    return f"{line}\r\n{head}\r\na".encode(), request
+
+
 def test_what_is_kept_is_limited() -> None:
     heads = KnownHeads()
     for number in range(2 * MAX_SEEN):
-        assert heads.unknown(b"POST /%d HTTP/1.1\r\nContent-Length: 1\r\n\r\na" % number) is None
+        assert heads.keep(*parsed(f"POST /{number} HTTP/1.1"), now_s=number) is None
         assert len(heads._seen) <= MAX_SEEN
-    long = b"POST /%b HTTP/1.1\r\nContent-Length: 1\r\n\r\na" % (b"a" * MAX_HEAD_BYTES)
-    assert heads.unknown(long) is None
-    assert heads.unknown(long) is None
+    long = parsed("POST /a HTTP/1.1", ("X", "a" * MAX_HEAD_BYTES))
+    assert [heads.keep(*long, now_s=number) for number in (1e6, 2e6, 3e6)] == [None, None, None]
+    assert heads._known == {}
 
 
-async def test_of_more_heads_than_are_kept_the_oldest_goes() -> None:
-    async with serving(echo) as running, connect(running.url) as client:
-        for number in range(MAX_HEADS + 1):
-            for _ in range(2):
-                await client.exchange(b"POST /%d HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\na" % number)
-        assert len(running.server.known_heads._known) == MAX_HEADS
-        for number, is_known in ((1, True), (0, False)):
-            await client.exchange(b"POST /%d HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\na" % number)
-            # the oldest has come before, and so it is kept again with this request
-            arrived = running.server.known_heads.find(b"POST /0 HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\na")
-            assert (arrived is None) is is_known
+def test_of_more_heads_than_are_kept_the_oldest_go() -> None:
+    heads = KnownHeads()
+    now_s = 0.0
+    for number in range(MAX_LINES + 1):
+        line = f"POST /{number} HTTP/1.1"
+        for accepted in range(MAX_HEADS_PER_LINE + 2):
+            now_s += LEARNING_S
+            known = heads.keep(*parsed(line, ("Accept", str(accepted))), now_s=now_s)
+            assert (known is not None) is (accepted > 0), "a request line that comes for the first time"
+        assert [heads.find(parsed(line, ("Accept", str(accepted)))[0]) is not None for accepted in range(1, 6)] == [
+            False,
+            *[True] * MAX_HEADS_PER_LINE,
+        ]
+    assert len(heads._known) == MAX_LINES
+    assert heads.find(parsed("POST /0 HTTP/1.1", ("Accept", "5"))[0]) is None
+    assert heads.find(parsed("POST /1 HTTP/1.1", ("Accept", "5"))[0]) is not None
+
+
+def test_two_heads_are_not_kept_in_quick_succession() -> None:
+    heads = KnownHeads()
+    for line in ("POST /a HTTP/1.1", "POST /b HTTP/1.1"):
+        assert heads.keep(*parsed(line), now_s=0.0) is None
+    assert heads.keep(*parsed("POST /a HTTP/1.1"), now_s=0.0) is not None
+    assert heads.keep(*parsed("POST /b HTTP/1.1"), now_s=LEARNING_S / 2) is None
+    assert heads.keep(*parsed("POST /b HTTP/1.1"), now_s=LEARNING_S) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_known"),
+    [
+        ("X-A", "b c", True),
+        ("X-A", "", False),
+        ("X-A", "\xe9", False),
+        ("X-A", "a\tb", False),
+        ("X-A", "a ", False),
+        ("Authorization", "Bearer other", True),
+        ("User-Agent", "other", False),
+        ("Content-Type", "other", False),
+        ("x-a", "a", False),
+    ],
+)
+def test_values_that_decide_nothing_may_differ(name: str, value: str, is_known: bool) -> None:
+    heads = KnownHeads()
+    usual = {"X-A": "a", "Authorization": "Bearer a", "User-Agent": "a", "Content-Type": "a"}
+    data, request = parsed("POST /a HTTP/1.1", *usual.items())
+    for _ in range(2):
+        heads.keep(data, request, now_s=0.0)
+    assert heads.find(data) is not None
+    other = [(name, value) if key.lower() == name.lower() else (key, old) for key, old in usual.items()]
+    changed, _ = parsed("POST /a HTTP/1.1", *other)
+    assert (heads.find(changed) is not None) is is_known
 
 
 def lines_of(rng: random.Random) -> bytes:
     lines = [rng.choice(rng.choice([*7 * [COMMON], SEVERAL]))]
-    lines += [b"Host: h", *rng.sample([b"X-B: 1", b"Accept: */*", b"X-C: 7"], rng.randrange(4))]
+    lines += [b"Host: h", *rng.sample([b"X-B: %x", b"Accept: */*", b"X-C: 7"], rng.randrange(4))]
     rng.shuffle(lines)
     return b"\r\n".join(lines)
 
@@ -183,6 +250,7 @@ def connections_of(rng: random.Random) -> Iterator[list[bytes]]:
         for _ in range(rng.randrange(1, 6)):
             body = rng.randbytes(rng.choice([1, 2, 9, 10, 99, 100, 1000]))
             head = rng.choice(heads)
+            head = head.replace(b"%x", rng.choice([b"1", b"", b" ", b"a b", b"a ", b" a", b"\xe9", b"a\tb", b"%d"]))
             text = head.replace(b"%d", b"%d" % (len(body) + rng.choice([*98 * [0], -1, 1]))) + body
             if rng.random() < 0.03:
                 text = damaged(text, rng)
@@ -218,7 +286,7 @@ async def test_a_known_head_changes_no_request(seed: int) -> None:
         await reply.whole(200, [], b"")
 
     async with serving(serve) as remembering, serving(serve) as forgetful:
-        forgetful.server.known_heads = ForgetfulHeads()
+        remembering.server.known_heads, forgetful.server.known_heads = AttentiveHeads(), ForgetfulHeads()
         n_known = 0
         for pieces in connections_of(random.Random(seed)):
             seen = []
