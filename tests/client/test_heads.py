@@ -154,6 +154,26 @@ async def test_only_a_sound_post_is_known(start: bytes) -> None:
         assert not any(request.head for request in running.requests)
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nX-A: ",
+        b"\r\n",
+        b"P",
+        b"GET /%x HTTP/1.1\r\nHost: h\r\n\r\nGET /%x HTTP/1.1\r\nX-A: ",
+    ],
+)
+async def test_what_stands_within_another_message_is_no_request(before: bytes) -> None:
+    async with serving(echo) as running, serving(echo) as forgetful:
+        forgetful.server.known_heads = ForgetfulHeads()
+        usual = message(1, b"a")
+        for each in (running, forgetful):
+            await converse(each, [usual, usual, usual])
+            await converse(each, [usual, before, usual])
+        assert running.requests[2].head is not None
+        assert list(map(values, running.requests)) == list(map(values, forgetful.requests))
+
+
 def parsed(line: str, *fields: tuple[str, str]) -> tuple[bytes, ClientRequest]:
     """A request with the request line *line* and a body of one byte, as it comes and as it was parsed."""
     pairs = [("Host", "h"), *fields, ("Content-Length", "1")]
