@@ -66,9 +66,9 @@ class Connection:
             raise WrongBytesError(f"{case.name}: status {status}: {bytes(body[:200])!r}")
         check_reply(case, head, body)
 
-    def send(self, exchange: Exchange, identity: bytes) -> None:
-        """Send a request of `traffic` and drop its reply, of which only the status is looked at."""
-        status, _, body = self.ask(exchange.request(identity, self._host))
+    def send(self, exchange: Exchange, identity: bytes, extra: bytes = b"") -> None:
+        """Send a request of `traffic` with *extra* lines in its head, and look at nothing but its reply's status."""
+        status, _, body = self.ask(exchange.request(identity, self._host, extra))
         if status != 200:
             raise WrongBytesError(f"{exchange.model}: status {status}: {bytes(body[:200])!r}")
 

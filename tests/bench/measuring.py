@@ -193,15 +193,19 @@ def processor_ns(process: Process, case: Case, requests: int) -> float:
 
 
 class Life:
-    """Requests of `traffic` without end: no two of them the same, as far as they have ids."""
+    """Requests of `traffic` without end: no two of them the same, as far as they have ids.
 
-    def __init__(self, models: list[str]) -> None:
+    If they are *traced*, each head has a trace and an id of its own, as behind a proxy that writes them.
+    """
+
+    def __init__(self, models: list[str], *, traced: bool = False) -> None:
         self.models = models
         self._requests = traffic.load(models)
+        self._extra = traffic.trace if traced else bytes
 
     def run(self, connection: Connection, requests: int) -> None:
         for exchange, identity in islice(self._requests, requests):
-            connection.send(exchange, identity)
+            connection.send(exchange, identity, self._extra())
 
     def check(self, connection: Connection) -> None:
         """Send every request there is, and compare every value. Raises `WrongBytesError`."""

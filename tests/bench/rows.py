@@ -250,6 +250,7 @@ def _requests_per_second(process: Process, case: Case, connections: int, request
 
 ROWS: dict[str, Callable[[Bench], Iterator[Result]]] = {
     "1": small.lifelike,
+    "1x": small.traced,
     "1r": small.repeated,
     "1l": small.logged,
     "1t": small.types,

@@ -22,6 +22,12 @@ def lifelike(bench: Bench) -> Iterator[Result]:
     yield _against_p(bench, result, Life(traffic.names("fp32")), bench.gateway)
 
 
+def traced(bench: Bench) -> Iterator[Result]:
+    """Row 1x. As row 1, each request with a trace and an id in its head: gateway / P."""
+    result = Result("1x", "FP32 [1, 16] as in life, traced / P", "ratio", 1.0, 0.9)
+    yield _against_p(bench, result, Life(traffic.names("fp32"), traced=True), bench.gateway)
+
+
 def repeated(bench: Bench) -> Iterator[Result]:
     """Row 1r. One request again and again: gateway / P; and row 1 / this, which shows what only a bench likes."""
     scale = bench.scale

@@ -267,6 +267,13 @@ def new_id() -> str:
     return str(uuid.uuid4())
 
 
+def trace() -> bytes:
+    """The lines of a head that name one request, as OpenTelemetry and Envoy write them."""
+    bits = random.getrandbits(192)
+    trace_id, span_id = bits >> 64, bits & 0xFFFF_FFFF_FFFF_FFFF
+    return b"traceparent: 00-%032x-%016x-01\r\nx-request-id: %s\r\n" % (trace_id, span_id, new_id().encode())
+
+
 def load(models: list[str]) -> Iterator[tuple[Exchange, bytes]]:
     """Requests without end, each with its id or none: the models in turn, all their tensors, half with an id."""
     chance = random.Random(0)
