@@ -48,7 +48,7 @@ from gateway.exchange import Exchange, Format
 from gateway.pacing import Pacer
 from gateway.plan import BackendPlan, Plan
 from gateway.policy.admission import Admission
-from gateway.policy.crossing import Fields, may_name_model, relayed_to_client, renamed_to_client, transcoded_to_client
+from gateway.policy.crossing import Fields, may_name_model, relayed_to_client, renamed_to_client
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind
 
@@ -228,7 +228,7 @@ class _Call:
         async def read(answer: Answer) -> tuple[InferReply, Fields]:
             if answer.status >= 300:
                 raise await self._backend_error(answer, json_bytes=exchange.attempts[-1].request_bytes)
-            return await self._decode(answer, parsed, declared), transcoded_to_client(answer.headers)
+            return await self._decode(answer, parsed, declared), answer.transcoded_headers()
 
         answered, crossing = await self._ask(upstream, headers, json_body, read, is_read_whole=True)
         await self._reply(answered, crossing, framing)
@@ -595,7 +595,7 @@ class _Call:
         text = await answer.read_beginning(ERROR_BYTES)
         text = inflated_beginning(text, answer.headers.joined("content-encoding"), ERROR_BYTES)
         body, words = await self._pacer.run(error_body(text, answer.status, answer.reason, json_bytes))
-        headers = transcoded_to_client(answer.headers)
+        headers = answer.transcoded_headers()
         return GatewayError(ErrorKind.BACKEND_ERROR, words, headers=headers, status=answer.status, body=body)
 
 

@@ -16,6 +16,7 @@ import pytest
 from aiohttp.streams import DataQueue
 
 from gateway.backend.attempt import Answer, BackendRequest, Body, Sending
+from gateway.backend.known_heads import KnownHeads
 from gateway.backend.upstream import Upstream
 from gateway.backend.wire import HEAD_PIECE_BYTES, HELD_BYTES, MAX_INTERIM, LostError, NotHttpError, Wire
 from gateway.errors import ErrorKind, GatewayError
@@ -93,7 +94,7 @@ async def listening(method: str) -> AsyncIterator[Wire]:
     """A connection on which a request of *method* is open; the test gives it what the backend sends."""
     ours, theirs = socket.socketpair()
     loop = asyncio.get_running_loop()
-    transport, wire = await loop.create_connection(lambda: Wire(loop, lambda lost: None), sock=ours)
+    transport, wire = await loop.create_connection(lambda: Wire(loop, lambda lost: None, KnownHeads()), sock=ours)
     wire.begin(method)
     try:
         yield wire
