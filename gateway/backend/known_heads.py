@@ -127,11 +127,14 @@ class KnownHeads:
     def learn(self, reason: str, headers: Headers, now_s: float) -> None:
         """Remember the head of an answer 200 of HTTP/1.1 that was parsed, found right, and keeps its connection.
 
-        *reason* is printable ASCII. Nothing is learned from a head that is unfit, nor within `LEARNING_S` of the last.
+        Nothing is learned from one that is unfit, whose *reason* would not be passed on, nor within `LEARNING_S` of the
+        last.
         """
         if now_s < self._learning_at or len(headers.get("content-length", "unknown")) > 5:
             return
         if len(headers.all("content-length")) > 1 or not _UNFIT.isdisjoint(headers.first):
+            return
+        if not (reason.isascii() and reason.isprintable()):
             return
         self._learning_at = now_s + LEARNING_S
         if sum(len(name) + len(value) + 4 for name, value in headers.pairs) > MAX_HEAD_BYTES:

@@ -156,7 +156,7 @@ class Wire(ResponseHandler):
         self._is_head_complete = False
         self._head_tail = b""
         self._n_interim = 0
-        self._on_held = self._after = self._known = None
+        self._on_held = self._after = None
         self._stream_ended = self._is_premature = self._is_acknowledged = False
         if not self.is_reused:
             self._before = self._socket.counters()  # else it is what `is_usable` has found
@@ -171,6 +171,7 @@ class Wire(ResponseHandler):
             transport is None
             or self._should_close
             or self._buffer  # another head
+            or self._known is not None  # the answer has not come to its end, nor has this:
             or (payload is not None and not payload.is_eof())
             or transport.is_closing()
             or transport.get_write_buffer_size()
