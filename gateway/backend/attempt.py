@@ -18,7 +18,7 @@ from gateway.backend.known_heads import KnownHead
 from gateway.backend.wire import MAX_INTERIM, LostError, NotHttpError, Reader, Wire
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
-from gateway.headers import Headers
+from gateway.headers import HeaderLines, Headers
 from gateway.pacing import Pacer
 from gateway.policy.crossing import Fields, transcoded_to_client
 
@@ -156,7 +156,12 @@ class Answer:
 
     def transcoded_headers(self) -> Fields:
         """The header fields for the client, where the gateway makes the body anew; a list of the caller's own."""
-        return transcoded_to_client(self.headers) if self._known is None else self._known.transcoded_headers()
+        return transcoded_to_client(self.headers)
+
+    def transcoded_lines(self) -> HeaderLines | Fields:
+        """As `transcoded_headers`, but as lines where the head is known and has any."""
+        lines = None if self._known is None else self._known.transcoded_lines()
+        return self.transcoded_headers() if lines is None else lines
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives, not decompressed; others run in between, also while all of it is there.

@@ -17,8 +17,8 @@ from typing import Final
 
 import msgspec
 
-from gateway.headers import Headers
-from gateway.policy.crossing import Fields, transcoded_to_client
+from gateway.headers import HeaderLines, Headers
+from gateway.policy.crossing import transcoded_to_client
 
 MAX_KINDS = 8
 """How many kinds of heads are remembered; the one that was not seen for longest makes room for a new one."""
@@ -35,6 +35,7 @@ _OK = "HTTP/1.1 200 "
 _UNFIT = frozenset(
     {"content-encoding", "proxy-connection", "trailer", "transfer-encoding", "upgrade", "sec-websocket-key1"}
 )
+_OF_THE_REPLY = frozenset({"x-request-id"})  # which every reply to a client writes itself
 _LENGTH = "(0|[1-9][0-9]{0,4})"
 _VALUE = "[!-~][ -~]*(?<! )"  # parsing takes blanks away at both ends
 
@@ -42,11 +43,11 @@ _VALUE = "[!-~][ -~]*(?<! )"  # parsing takes blanks away at both ends
 class Kind:
     """Heads with the same status line and fields."""
 
-    __slots__ = ("crossing", "length_at", "match", "pattern", "reason")
+    __slots__ = ("has_date", "has_server", "length_at", "match", "n_crossing", "pattern", "reason")
 
     def __init__(self, reason: str, headers: Headers) -> None:
         """Of an answer 200 with *reason* and *headers*, which have one `Content-Length` and no unfit field."""
-        crossing = frozenset(name.lower() for name, _ in transcoded_to_client(headers))
+        crossing = frozenset(name.lower() for name, _ in transcoded_to_client(headers)) - _OF_THE_REPLY
         parts = [re.escape(_OK + reason), "\r\n"]
         is_in_group = False
         self.length_at = 0
@@ -66,8 +67,9 @@ class Kind:
         self.reason = reason
         self.pattern: Final = "".join(parts)
         self.match = re.compile(self.pattern.encode()).match
-        self.crossing = [(name, len(name) + 2) for name, _ in headers.pairs if name.lower() in crossing]
-        """The names of the fields that cross, and where in their lines the values begin."""
+        self.n_crossing = sum(name.lower() in crossing for name, _ in headers.pairs)
+        self.has_server = "server" in crossing
+        self.has_date = "date" in crossing
 
 
 class KnownHead(msgspec.Struct):
@@ -92,17 +94,15 @@ class KnownHead(msgspec.Struct):
         lines = [line.partition(b": ") for line in self.found[0].split(b"\r\n")[1:-2]]
         return [(name, value) for name, _, value in lines]
 
-    @property
-    def transcoded_lines(self) -> bytes:
-        """The lines, each with its end, of the fields that cross to the client with a body that is made anew."""
+    def transcoded_lines(self) -> HeaderLines | None:
+        """The fields that `transcoded_to_client` gives, without `X-Request-Id`; None if there are none."""
+        kind = self.kind
+        if not kind.n_crossing:
+            return None
         blocks = self.found.groups()
-        at = self.kind.length_at
-        return b"".join(blocks[:at] + blocks[at + 1 :])
-
-    def transcoded_headers(self) -> Fields:
-        """The fields of `transcoded_lines`; the same as `transcoded_to_client` gives."""
-        lines = self.transcoded_lines.decode().split("\r\n")
-        return [(name, line[at:]) for (name, at), line in zip(self.kind.crossing, lines, strict=False)]
+        at = kind.length_at
+        text = b"".join(blocks[:at] + blocks[at + 1 :])[:-2].decode()
+        return HeaderLines(text, kind.n_crossing, kind.has_server, kind.has_date)
 
 
 class KnownHeads:

@@ -16,7 +16,7 @@ from gateway.backend.attempt import Answer, BackendRequest, Body
 from gateway.backend.known_heads import LEARNING_S, MAX_HEAD_BYTES, MAX_KINDS, KnownHead, KnownHeads
 from gateway.backend.wire import HELD_BYTES, LostError, NotHttpError, Wire
 from gateway.headers import Headers
-from gateway.policy.crossing import transcoded_to_client
+from gateway.policy.crossing import Fields, transcoded_to_client
 from tests.backend.sockets import INTERIM, Backend, Ending, calling, listening, read_whole
 from tests.backend.waiting import turns
 
@@ -62,6 +62,22 @@ def other_values(head: bytes, rng: random.Random) -> bytes:
     return b"\r\n".join(lines)
 
 
+def crossing_of(head: KnownHead) -> Fields:
+    """What the lines hold that cross, as fields; what is said of them is compared here."""
+    lines = head.transcoded_lines()
+    if lines is None:
+        return []
+    assert lines.text.isascii()
+    each = [line.partition(": ") for line in lines.text.split("\r\n")]
+    assert all(name and blank and value for name, blank, value in each)
+    fields = [(name, value) for name, _, value in each]
+    names = {name.lower() for name, _ in fields}
+    assert lines.n_lines == len(fields)
+    assert lines.has_server == ("server" in names)
+    assert lines.has_date == ("date" in names)
+    return fields
+
+
 def with_length(head: bytes, n_bytes: int) -> bytes:
     return re.sub(rb"(?i)(content-length: )\d+", rb"\g<1>%d" % n_bytes, head)
 
@@ -78,8 +94,7 @@ def test_head_of_a_known_kind_is_recognized_with_other_values(head: bytes) -> No
         assert found.reason == ("Fine" if head is NGINX else "OK")
         fields = Headers([(name.decode(), value.decode()) for name, value in found.raw_headers])
         assert fields.pairs == fields_of(other).pairs
-        assert found.transcoded_headers() == transcoded_to_client(fields)
-        assert found.transcoded_lines == "".join(f"{n}: {v}\r\n" for n, v in found.transcoded_headers()).encode()
+        assert crossing_of(found) == transcoded_to_client(fields)
 
 
 LENGTH = b"content-length: 5"
@@ -163,6 +178,14 @@ def test_head_with_another_value_of_connection_is_not_recognized(head: bytes, va
     other = re.sub(rb"(?i)(connection: )[^\r]+", rb"\g<1>" + value, head)
     assert other != head
     assert knowing(head).recognize(other) is None
+
+
+def test_lines_for_the_client_are_without_a_name_of_the_request() -> None:
+    found = knowing(UVICORN.replace(b"server:", b"X-Request-Id:")).recognize(
+        UVICORN.replace(b"server: uvicorn", b"X-Request-Id: 1")
+    )
+    assert found is not None
+    assert crossing_of(found) == [("date", "Sat, 21 Nov 2026 22:00:00 GMT")]
 
 
 def test_names_are_taken_as_they_are_and_not_as_patterns() -> None:
@@ -389,7 +412,7 @@ async def read_answer(wire: Wire) -> tuple[object, ...]:
         return heads, body, "more is awaited"
     fields = Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in message.raw_headers])
     if isinstance(message, KnownHead):
-        crossing = message.transcoded_headers()
+        crossing = crossing_of(message)
     else:
         crossing = transcoded_to_client(fields)
         if not re.search(r"[^\t -~]", "".join(itertools.chain(*fields.pairs))):  # else it is refused
