@@ -45,10 +45,11 @@ from gateway.codec import (
 from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
 from gateway.exchange import Exchange, Format
+from gateway.headers import HeaderLines
 from gateway.pacing import Pacer
 from gateway.plan import BackendPlan, HeadNotes, Plan
 from gateway.policy.admission import Admission
-from gateway.policy.crossing import Fields, may_name_model, relayed_to_client, renamed_to_client, transcoded_to_client
+from gateway.policy.crossing import Fields, may_name_model, relayed_to_client, renamed_to_client
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind
 
@@ -233,10 +234,10 @@ class _Call:
         )
         headers = self._transcoded_headers(backend, framing)
 
-        async def read(answer: Answer) -> tuple[InferReply, Fields]:
+        async def read(answer: Answer) -> tuple[InferReply, HeaderLines | Fields]:
             if answer.status >= 300:
                 raise await self._backend_error(answer, json_bytes=exchange.attempts[-1].request_bytes)
-            return await self._decode(answer, parsed, declared), transcoded_to_client(answer.headers)
+            return await self._decode(answer, parsed, declared), answer.transcoded_lines()
 
         answered, crossing = await self._ask(upstream, headers, json_body, read, is_read_whole=True)
         await self._reply(answered, crossing, framing)
@@ -434,8 +435,9 @@ class _Call:
         self._exchange.response_codec_s += self._pacer.take_seconds()
         return answered
 
-    async def _reply(self, answered: InferReply, headers: Fields, framing: Framing) -> None:
-        """Send header and blobs without joining them."""
+    async def _reply(self, answered: InferReply, crossing: HeaderLines | Fields, framing: Framing) -> None:
+        """Send header and blobs without joining them, and what is *crossing* of the answer's head."""
+        lines, headers = (crossing, Fields()) if isinstance(crossing, HeaderLines) else (None, crossing)
         if answered.is_binary:
             self._exchange.reply_format = Format.BINARY
             header_bytes = answered.header_bytes
@@ -446,11 +448,11 @@ class _Call:
         buffers: list[bytes | memoryview] = [*answered.header, *answered.blobs]
         coding = self._reply_coding(answered, headers) if self.plan.compression.responses else None
         if coding is None:
-            await self.reply.buffers(200, headers, buffers)
+            await self.reply.buffers(200, headers, buffers, lines)
             return
         headers.append(("Content-Encoding", coding.label))
         # how long it gets shows only at the end, so it goes out in chunks
-        await self.reply.begin(200, headers, None)
+        await self.reply.begin(200, headers, None, lines=lines)
         pieces = compressed(buffers, coding)
         while (piece := await self._pacer.next(pieces)) is not None:
             await self.reply.write(piece)
@@ -617,7 +619,7 @@ class _Call:
         text = await answer.read_beginning(ERROR_BYTES)
         text = inflated_beginning(text, answer.headers.joined("content-encoding"), ERROR_BYTES)
         body, words = await self._pacer.run(error_body(text, answer.status, answer.reason, json_bytes))
-        headers = transcoded_to_client(answer.headers)
+        headers = answer.transcoded_headers()
         return GatewayError(ErrorKind.BACKEND_ERROR, words, headers=headers, status=answer.status, body=body)
 
 

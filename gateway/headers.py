@@ -5,6 +5,8 @@ Here: fields and looking them up. Not here: which of them cross the gateway (`po
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 Pairs = Iterable[tuple[str, str]]
 """Header fields, name and value, in the order in which they are sent."""
 
@@ -80,3 +82,15 @@ class Headers:
 
     def __contains__(self, name: str) -> bool:
         return name in self.first
+
+
+class HeaderLines(msgspec.Struct, frozen=True, gc=False):
+    """Header fields as they stand in a head, none of which speaks of its own connection or body."""
+
+    text: str
+    """Printable ASCII; the lines, with their ends between them."""
+    n_lines: int
+    """At least one."""
+    has_server: bool
+    """Whether `Server` is among them."""
+    has_date: bool

@@ -6,7 +6,7 @@ which endpoint is tried, and whether a failed attempt is followed by another (`u
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from itertools import chain
 
 import msgspec
@@ -14,11 +14,13 @@ import msgspec
 from gateway.backend.connections import Lease
 from gateway.backend.deadlines import Deadlines
 from gateway.backend.endpoints import Endpoint
+from gateway.backend.known_heads import KnownHead
 from gateway.backend.wire import MAX_INTERIM, LostError, NotHttpError, Reader, Wire
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
-from gateway.headers import Headers
+from gateway.headers import HeaderLines, Headers
 from gateway.pacing import Pacer
+from gateway.policy.crossing import Fields, transcoded_to_client
 
 MAX_STATUS = 599
 """The highest status of HTTP (RFC 9110 section 15); what a backend may make up would fill the metrics' labels."""
@@ -119,25 +121,47 @@ class Sending:
 class Answer:
     """A backend's answer whose head has come; the body is read once, with one of the methods for it."""
 
-    __slots__ = ("_ends_with_connection", "_exchange", "_reader", "headers", "reason", "status")
+    __slots__ = ("_ends_with_connection", "_exchange", "_headers", "_known", "_reader", "reason", "status")
 
     def __init__(
         self,
         exchange: "Sent",
         status: int,
         reason: str,
-        headers: Headers,
+        headers: Headers | KnownHead,
         reader: Reader,
         *,
-        ends_with_connection: bool,
+        ends_with_connection: bool = False,
     ) -> None:
         self.status = status
         self.reason = reason
         """The words behind the status; printable ASCII."""
-        self.headers = headers
+        self._known: KnownHead | None = None
+        self._headers: Headers | None = None
+        if isinstance(headers, KnownHead):
+            self._known = headers
+        else:
+            self._headers = headers
         self._exchange = exchange
         self._reader = reader
         self._ends_with_connection = ends_with_connection
+
+    @property
+    def headers(self) -> Headers:
+        """The header fields."""
+        if self._headers is None:
+            assert self._known is not None
+            self._headers = _decoded(self._known.raw_headers)
+        return self._headers
+
+    def transcoded_headers(self) -> Fields:
+        """The header fields for the client, where the gateway makes the body anew; a list of the caller's own."""
+        return transcoded_to_client(self.headers)
+
+    def transcoded_lines(self) -> HeaderLines | Fields:
+        """As `transcoded_headers`, but as lines where the head is known and has any."""
+        lines = None if self._known is None else self._known.transcoded_lines()
+        return self.transcoded_headers() if lines is None else lines
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives, not decompressed; others run in between, also while all of it is there.
@@ -194,15 +218,24 @@ class Answer:
     @property
     def content_length(self) -> int | None:
         """How many bytes of body the answer announces; None if it does not say."""
+        if self._known is not None:
+            return self._known.length
         length = self.headers.get("content-length")
         return int(length) if length.isdecimal() and "transfer-encoding" not in self.headers else None
 
     def refuse_encoded(self) -> None:
         """Raise `GatewayError` if the body is compressed: the gateway has asked for one that is not."""
+        if self._known is not None:
+            return  # it has no such field
         encoding = self.headers.get("content-encoding", "identity")
         if encoding.lower() not in ("", "identity"):
             words = f"the answer has Content-Encoding {encoding[:64]!r}, although the gateway asked for identity"
             raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
+
+
+def _decoded(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Raises `UnicodeDecodeError`."""
+    return Headers([(name.decode(), value.decode()) for name, value in raw])
 
 
 class Sent:
@@ -248,6 +281,8 @@ class Sent:
             raise self._lost_before_answer(wire, endpoint) from None
         status = message.code
         self._head_has_come(status)
+        if isinstance(message, KnownHead):
+            return Answer(self, status, message.reason, message, reader)
         headers = self._headers_of(message.raw_headers)
         if status > MAX_STATUS:
             raise self._malformed(f"answered with status {status}; the highest is {MAX_STATUS}")
@@ -255,6 +290,8 @@ class Sent:
         reason = message.reason
         if not (reason.isascii() and reason.isprintable()):
             reason = ""
+        if self._request.is_read_whole:
+            wire.learn(message, headers)
         return Answer(self, status, reason, headers, reader, ends_with_connection=ends_with_connection)
 
     def _headers_of(self, raw: Sequence[tuple[bytes, bytes]]) -> Headers:
@@ -263,7 +300,7 @@ class Sent:
         if len(joined.translate(None, _CONTROLS)) < len(joined):
             raise self._malformed("answered with a header that holds a control character")
         try:
-            return Headers([(name.decode(), value.decode()) for name, value in raw])
+            return _decoded(raw)
         except UnicodeDecodeError:
             raise self._malformed("answered with a header whose bytes are not UTF-8") from None
 

@@ -22,6 +22,7 @@ import aiohappyeyeballs
 
 from gateway import tls
 from gateway.backend.endpoints import Endpoint
+from gateway.backend.known_heads import KnownHeads
 from gateway.backend.resolving import Names, UnknownHostError
 from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
@@ -108,6 +109,7 @@ class Connections:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._pools: dict[Endpoint, _Pool] = {}
         self._open: set[Wire] = set()
+        self._known_heads = KnownHeads()
         self._sweeper: asyncio.TimerHandle | None = None
         self._is_retired = False
 
@@ -273,7 +275,7 @@ class Connections:
                 sock = await aiohappyeyeballs.start_connection(
                     addresses, happy_eyeballs_delay=NEXT_ADDRESS_S, interleave=1, loop=loop
                 )
-                wire = Wire(loop, partial(self._lost, endpoint))
+                wire = Wire(loop, partial(self._lost, endpoint), self._known_heads)
                 if endpoint.tls is None:
                     await loop.create_connection(lambda: wire, sock=sock)
                 else:

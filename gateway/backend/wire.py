@@ -14,12 +14,14 @@ import contextlib
 import os
 from collections.abc import Callable
 
-from aiohttp import ClientError, ClientPayloadError
+from aiohttp import ClientError, ClientPayloadError, HttpVersion11
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import HttpResponseParser, RawResponseMessage
 from aiohttp.streams import EMPTY_PAYLOAD, EofStream, StreamReader
 
+from gateway.backend.known_heads import KnownHead, KnownHeads
+from gateway.headers import Headers
 from gateway.sockets import ACKED, ESTABLISHED, RECEIVED, SENT, STATE, TcpCounters, Watched, reset_on_close
 from gateway.tls import TlsLayer, why_refused
 
@@ -42,7 +44,36 @@ _WITHOUT_BODY = frozenset({204, 304})
 _TLS_ALERT = b"\x15\x03"  # how a TLS server's answer to plain HTTP begins (RFC 8446 section 5.1)
 
 
-Reader = StreamReader
+class ArrivedBody:
+    """The body of an answer with a known head, of which all has come; takes the place of a `StreamReader`."""
+
+    __slots__ = ("_buffer", "total_bytes")
+
+    def __init__(self, body: bytes) -> None:
+        self._buffer = [body]
+        self.total_bytes = len(body)
+
+    def is_eof(self) -> bool:
+        """That nothing more is to come."""
+        return True
+
+    def at_eof(self) -> bool:
+        """Whether the body was read."""
+        return not self._buffer
+
+    def exception(self) -> BaseException | None:
+        """Never one."""
+        return None
+
+    def read_nowait(self) -> bytes:
+        """The body; empty if it was read."""
+        return self._buffer.pop() if self._buffer else b""
+
+
+Head = RawResponseMessage | KnownHead
+"""What an answer begins with: `code`, `reason` and `raw_headers`."""
+
+Reader = StreamReader | ArrivedBody
 """Reads the body of an answer; see `Wire.read_body`."""
 
 
@@ -61,10 +92,13 @@ class Wire(ResponseHandler):
     reader that it gives. Between exchanges, any byte that comes closes the connection (design: whose connection).
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: "Callable[[Wire], None]") -> None:
-        """*on_lost* is called when the connection is gone."""
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, on_lost: "Callable[[Wire], None]", known_heads: KnownHeads
+    ) -> None:
+        """*on_lost* is called when the connection is gone. *known_heads* are those of the backend's answers."""
         super().__init__(loop)
         self.on_lost = on_lost
+        self._known_heads = known_heads
         self.received_bytes = 0
         """In this exchange."""
         self.idle_since = 0.0
@@ -81,7 +115,10 @@ class Wire(ResponseHandler):
         self._all_received = 0  # since the connection was opened, without the framing of TLS
         self._before: TcpCounters | None = None
         self._after: TcpCounters | None = None
-        self._held: tuple[RawResponseMessage, Reader] | None = None
+        self._held: tuple[RawResponseMessage, StreamReader] | None = None
+        self._known: KnownHead | None = None  # whose body has not come to its end
+        self._pieces: list[bytes] = []  # its bytes, and what has come of the body
+        self._n_missing = 0
         self._on_held: Callable[[int], None] | None = None
         self._stream_ended = False
         self._is_premature = False
@@ -115,7 +152,7 @@ class Wire(ResponseHandler):
         """Open an exchange for a request of *method*; `send_first` must follow at once."""
         self.received_bytes = 0
         self._is_open = True
-        self._is_head = is_head = method == "HEAD"
+        self._is_head = method == "HEAD"
         self._is_head_complete = False
         self._head_tail = b""
         self._n_interim = 0
@@ -123,15 +160,6 @@ class Wire(ResponseHandler):
         self._stream_ended = self._is_premature = self._is_acknowledged = False
         if not self.is_reused:
             self._before = self._socket.counters()  # else it is what `is_usable` has found
-        self._parser = HttpResponseParser(
-            self,
-            self._loop,
-            READ_BYTES,
-            payload_exception=ClientPayloadError,
-            response_with_body=not is_head,
-            read_until_eof=True,
-            auto_decompress=False,
-        )
 
     def end(self) -> bool:
         """Close the exchange; whether another may follow: all is sent, all is read, and nothing more has come.
@@ -143,6 +171,7 @@ class Wire(ResponseHandler):
             transport is None
             or self._should_close
             or self._buffer  # another head
+            or self._known is not None  # the answer has not come to its end, nor has this:
             or (payload is not None and not payload.is_eof())
             or transport.is_closing()
             or transport.get_write_buffer_size()
@@ -209,7 +238,7 @@ class Wire(ResponseHandler):
             except (ClientError, OSError):
                 raise LostError from None
 
-    async def read_head(self) -> tuple[RawResponseMessage, Reader]:
+    async def read_head(self) -> tuple[Head, Reader]:
         """The next head, interim ones too, and the body's reader. Raises `LostError` and `NotHttpError`."""
         try:
             return await self.read()
@@ -224,7 +253,7 @@ class Wire(ResponseHandler):
         """The next bytes of an answer's body, empty at its end. Raises `LostError` and `NotHttpError`."""
         try:
             # not `readany`, which an error does not wake if the end of a chunk came in the same piece
-            while not (chunk := reader.read_nowait()) and not reader.is_eof():
+            while not (chunk := reader.read_nowait()) and isinstance(reader, StreamReader) and not reader.is_eof():
                 await reader._wait("read_body")
         # aiohttp keeps the error that it raised, and with the traceback it would keep the last chunk
         except _BrokenBodyError as error:
@@ -261,23 +290,23 @@ class Wire(ResponseHandler):
             self._discard()
             return
         n_bytes = len(data)
-        is_whole = False  # whether it may be parsed at once
-        if not self.received_bytes:
+        is_known = False
+        if self._known is not None:
+            is_known = self._go_on_with_known(self._known, data)
+        elif not self.received_bytes:
             if data and self._was_sent_before_the_request():
                 self._is_premature = True
                 self._discard()
                 return
             if self.tls is None:
                 self._is_tls_alert = data.startswith(_TLS_ALERT)
-            is_whole = n_bytes <= HEAD_PIECE_BYTES and not self._is_head
+            if self._on_held is not None and not self._is_head:
+                is_known = self._begin_with_known(self._on_held, data)
         self.received_bytes += n_bytes
         self._all_received += n_bytes
-        if is_whole:
-            self._parse(data)
-        elif self._is_head_complete:
-            self._parse_behind_head(data)
-        elif rest := self._parse_until_head(data):
-            self._parse_behind_head(rest)
+        if is_known:
+            return
+        self._parse_piece(data)
         error, payload = self._exception, self._payload
         if isinstance(error, HttpProcessingError) and payload is not None and not payload.is_eof():
             # aiohttp would leave the reader waiting for the rest of a body whose framing is broken
@@ -285,13 +314,86 @@ class Wire(ResponseHandler):
         if self._held is not None:
             self._go_on_holding(*self._held)
 
+    def _begin_with_known(self, on_held: Callable[[int], None], data: bytes) -> bool:
+        """Whether *data*, the first of the answer, needs no parsing: its head is known, and its body not too long."""
+        known = self._known_heads.recognize(data)
+        if known is None or known.length > HELD_BYTES:
+            return False
+        n_missing = known.n_bytes + known.length - len(data)
+        if n_missing > 0:
+            self._known, self._pieces, self._n_missing = known, [data], n_missing
+            on_held(known.code)
+        elif n_missing == 0:
+            self._give_known(known, data)
+        return n_missing >= 0
+
+    def _go_on_with_known(self, known: KnownHead, data: bytes) -> bool:
+        """Whether *data*, which comes behind a known head, needs no parsing; else what came before it is parsed."""
+        self._n_missing -= len(data)
+        if self._n_missing < 0 or self._on_held is None:
+            self._parse_known()
+            return False
+        self._pieces.append(data)
+        if self._n_missing:
+            self._on_held(known.code)
+        else:
+            self._known = None
+            self._give_known(known, b"".join(self._pieces))
+        return True
+
+    def _give_known(self, known: KnownHead, data: bytes) -> None:
+        """Queue an answer that has come whole. The parser stands where it would stand behind it: before another."""
+        self._is_head_complete = True
+        self.feed_data((known, ArrivedBody(data[known.n_bytes :])))  # type: ignore[arg-type]
+
+    def _parse_known(self) -> None:
+        """The answer whose head is known does not come as expected: parse what has come of it, as it has come."""
+        if self._known is not None:
+            pieces, self._pieces, self._known = self._pieces, [], None
+            for piece in pieces:
+                self._parse_piece(piece)
+
+    def learn(self, message: Head, headers: Headers) -> None:
+        """Remember a head that was read in this exchange, and found right, if others like it need no parsing then.
+
+        *headers* are its fields. See `hold`, without which nothing is remembered.
+        """
+        if (
+            isinstance(message, RawResponseMessage)
+            and message.code == 200
+            and message.version == HttpVersion11
+            and not message.should_close
+            and not self._is_head
+            and self._on_held is not None
+        ):
+            self._known_heads.learn(message.reason, headers, self._loop.time())
+
+    def _parse_piece(self, data: bytes) -> None:
+        """Parse what was received in one piece."""
+        if self._parser is None and len(data) <= HEAD_PIECE_BYTES and not self._is_head:
+            self._parse(data)
+        elif self._is_head_complete:
+            self._parse_behind_head(data)
+        elif rest := self._parse_until_head(data):
+            self._parse_behind_head(rest)
+
     def _parse(self, data: bytes) -> None:
         """Give *data* to aiohttp's parser, and queue the heads that it holds, and count the interim ones.
 
         This is what aiohttp's `data_received` does, without its timeouts and WebSockets.
         """
-        if self._upgraded or self._parser is None:
+        if self._upgraded or self.transport is None:
             return
+        if self._parser is None:
+            self._parser = HttpResponseParser(
+                self,
+                self._loop,
+                READ_BYTES,
+                payload_exception=ClientPayloadError,
+                response_with_body=not self._is_head,
+                read_until_eof=True,
+                auto_decompress=False,
+            )
         try:
             messages, upgraded, _ = self._parser.feed_data(data)
         except Exception as error:
@@ -411,6 +513,7 @@ class Wire(ResponseHandler):
         """The connection is gone; the socket closes when this returns."""
         if self.tls is None:
             self.socket_closes(exc)
+        self._parse_known()
         super().connection_lost(exc)
         self.on_lost(self)
 
@@ -457,6 +560,7 @@ class Wire(ResponseHandler):
         aiohttp's `abort` forgets the body: its reader would wait for ever, or take the end of the connection for the
         end of a body without length.
         """
+        self._parse_known()
         payload = self._payload
         if payload is not None and not payload.is_eof():
             payload.set_exception(ClientPayloadError("the connection was closed"))

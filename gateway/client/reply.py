@@ -16,7 +16,7 @@ from gateway.client.body import ClientBody
 from gateway.client.request import ClientRequest
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Exchange
-from gateway.headers import Pairs
+from gateway.headers import HeaderLines, Pairs
 from gateway.pacing import Pacer
 
 WRITE_BYTES = 256 * 1024
@@ -88,10 +88,16 @@ class Reply:
         self._send_joined(status, headers, buffers, sum(map(len, buffers)), reason)
 
     def _send_joined(
-        self, status: int, headers: Pairs, buffers: Sequence[bytes | memoryview], n_bytes: int, reason: str = ""
+        self,
+        status: int,
+        headers: Pairs,
+        buffers: Sequence[bytes | memoryview],
+        n_bytes: int,
+        reason: str = "",
+        lines: HeaderLines | None = None,
     ) -> None:
         connection = self._connection
-        head = self._head(status, headers, n_bytes, reason)
+        head = self._head(status, headers, n_bytes, reason, lines)
         if self._is_bodiless:
             connection.write(head)
         else:
@@ -116,27 +122,41 @@ class Reply:
         await self.write(body)
         await self.end()
 
-    async def buffers(self, status: int, headers: Pairs, buffers: Sequence[bytes | memoryview]) -> None:
+    async def buffers(
+        self,
+        status: int,
+        headers: Pairs,
+        buffers: Sequence[bytes | memoryview],
+        lines: HeaderLines | None = None,
+    ) -> None:
         """Send head and *buffers*; joined only if they have `JOIN_BYTES` at most. Raises as `begin` does."""
         n_bytes = sum(map(len, buffers))
         if n_bytes <= JOIN_BYTES:
-            self._send_joined(status, headers, buffers, n_bytes)
+            self._send_joined(status, headers, buffers, n_bytes, lines=lines)
             if not self.is_complete:
                 await self.complete()
             return
-        await self.begin(status, headers, n_bytes)
+        await self.begin(status, headers, n_bytes, lines=lines)
         for buffer in buffers:
             await self.write(buffer)
         await self.end()
 
-    async def begin(self, status: int, headers: Pairs, length: int | None, reason: str = "") -> None:
+    async def begin(
+        self,
+        status: int,
+        headers: Pairs,
+        length: int | None,
+        reason: str = "",
+        lines: HeaderLines | None = None,
+    ) -> None:
         """Send the head of a reply whose body is written in pieces; *length* None: in chunks.
 
-        Content-Length, Transfer-Encoding, Connection and X-Request-Id among *headers* are replaced. Raises
+        Content-Length, Transfer-Encoding, Connection and X-Request-Id among *headers* are replaced. *lines* go out as
+        they are, and before them. Raises
         `GatewayError` (MALFORMED_RESPONSE), before anything is sent, for headers that cannot be sent, and
         `ConnectionError` when the client left.
         """
-        self._connection.write(self._head(status, headers, length, reason))
+        self._connection.write(self._head(status, headers, length, reason, lines))
         self._left = length
         self._pacer = Pacer()
         if length == 0:
@@ -214,7 +234,9 @@ class Reply:
             exchange.status = ErrorKind.CLIENT_CLOSED.status
             exchange.detail = self._connection.cut_reason
 
-    def _head(self, status: int, headers: Pairs, length: int | None, reason: str) -> bytes:
+    def _head(
+        self, status: int, headers: Pairs, length: int | None, reason: str, ready: HeaderLines | None = None
+    ) -> bytes:
         """The head of the reply; from here on it has begun."""
         assert not self.has_begun, "a request has one reply"
         request = self._request
@@ -240,6 +262,11 @@ class Reply:
             reason = _PHRASES.get(status, "")
         lines = [f"HTTP/1.{0 if is_old else 1} {status} {reason}"]
         has_server = has_date = False
+        n_ends = 1  # of lines, besides one for each of these
+        if ready is not None:
+            lines.append(ready.text)
+            n_ends = ready.n_lines
+            has_server, has_date = ready.has_server, ready.has_date
         for name, value in headers:
             lower = name.lower()
             if lower in _SPECIAL:
@@ -268,8 +295,8 @@ class Reply:
             head = ("\r\n".join(lines) + "\r\n\r\n").encode()
         except UnicodeEncodeError:
             raise GatewayError(ErrorKind.MALFORMED_RESPONSE, "a header of the answer is not UTF-8") from None
-        if len(head) - len(head.translate(None, _CONTROLS)) != 2 * (len(lines) + 1):  # those that end its lines
-            raise _unsendable(lines)
+        if len(head) - len(head.translate(None, _CONTROLS)) != 2 * (len(lines) + n_ends):  # those that end its lines
+            raise _unsendable(lines if ready is None else lines[2:])
         self.has_begun = connection.has_begun = True
         exchange.status = status
         if status >= 400 and exchange.error is None:

@@ -1,16 +1,22 @@
 """A backend whose sockets belong to the test, and calls to it: what tests of this folder share."""
 
 import asyncio
+import enum
 import socket
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from gateway.backend.attempt import Answer, BackendRequest, Body, Sending
+from gateway.backend.known_heads import KnownHeads
 from gateway.backend.upstream import Upstream
+from gateway.backend.wire import Wire
 from gateway.config import parse
 from gateway.exchange import Attempt
 from gateway.plan import Plan
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+INTERIM = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
 
 
 def upstream_to(url: str, settings: str = "") -> Upstream:
@@ -88,3 +94,41 @@ async def ask(upstream: Upstream, method: str, body: Body) -> tuple[bytes, list[
     attempts: list[Attempt] = []
     text = await upstream.call(BackendRequest(method, "/x", [], body), attempts, read_whole)
     return text, [attempt.code for attempt in attempts]
+
+
+@asynccontextmanager
+async def calling(settings: str = "") -> AsyncIterator[tuple[Backend, Upstream]]:
+    """A backend and the upstream that calls it."""
+    backend = Backend()
+    upstream = upstream_to(backend.url, settings)
+    try:
+        yield backend, upstream
+        assert upstream.connections.counts(upstream.endpoints.states[0].endpoint)[0] == 0
+    finally:
+        await upstream.close()
+        for each in (backend.listener, *backend.connections):
+            each.close()
+
+
+@asynccontextmanager
+async def listening(method: str, known_heads: KnownHeads | None = None) -> AsyncIterator[Wire]:
+    """A connection on which a request of *method* is open; the test gives it what the backend sends."""
+    ours, theirs = socket.socketpair()
+    loop = asyncio.get_running_loop()
+    known_heads = known_heads or KnownHeads()
+    transport, wire = await loop.create_connection(lambda: Wire(loop, lambda lost: None, known_heads), sock=ours)
+    wire.begin(method)
+    try:
+        yield wire
+    finally:
+        transport.abort()
+        theirs.close()
+        await asyncio.sleep(0)
+
+
+class Ending(enum.Enum):
+    """What follows the last byte that a backend sends."""
+
+    NOTHING = enum.auto()
+    STREAM_ENDS = enum.auto()
+    RESET = enum.auto()

@@ -1,7 +1,6 @@
 """One attempt: interim heads, an answer that comes before the request is sent, and a request that cannot be sent."""
 
 import asyncio
-import enum
 import random
 import re
 import socket
@@ -9,42 +8,25 @@ import ssl
 import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from aiohttp.streams import DataQueue
 
 from gateway.backend.attempt import Answer, BackendRequest, Body, Sending
-from gateway.backend.upstream import Upstream
-from gateway.backend.wire import HEAD_PIECE_BYTES, HELD_BYTES, MAX_INTERIM, LostError, NotHttpError, Wire
+from gateway.backend.wire import HEAD_PIECE_BYTES, HELD_BYTES, MAX_INTERIM, LostError, NotHttpError
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from gateway.pacing import Pacer
-from tests.backend.sockets import ANSWER, Backend, ask, read_whole, upstream_to, whole
+from tests.backend.sockets import ANSWER, INTERIM, Ending, ask, calling, listening, read_whole, upstream_to, whole
 from tests.backend.waiting import turns
 from tests.certificates import Authority
-
-INTERIM = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
 
 
 def broken() -> GatewayError:
     """What an upload breaks with; each time a new one, because a raised error keeps all that it went through."""
     return GatewayError(ErrorKind.MALFORMED_REQUEST, "the upload is broken")
-
-
-@asynccontextmanager
-async def calling(settings: str = "") -> AsyncIterator[tuple[Backend, Upstream]]:
-    """A backend and the upstream that calls it."""
-    backend = Backend()
-    upstream = upstream_to(backend.url, settings)
-    try:
-        yield backend, upstream
-        assert upstream.connections.counts(upstream.endpoints.states[0].endpoint)[0] == 0
-    finally:
-        await upstream.close()
-        for each in (backend.listener, *backend.connections):
-            each.close()
 
 
 class Upload:
@@ -86,21 +68,6 @@ async def test_interim_answers_are_skipped_up_to_a_limit(n_interim: int, is_refu
             assert caught.value.kind is ErrorKind.MALFORMED_RESPONSE
         else:
             assert await asked == (b"ok", ["200"])
-
-
-@asynccontextmanager
-async def listening(method: str) -> AsyncIterator[Wire]:
-    """A connection on which a request of *method* is open; the test gives it what the backend sends."""
-    ours, theirs = socket.socketpair()
-    loop = asyncio.get_running_loop()
-    transport, wire = await loop.create_connection(lambda: Wire(loop, lambda lost: None), sock=ours)
-    wire.begin(method)
-    try:
-        yield wire
-    finally:
-        transport.abort()
-        theirs.close()
-        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize(("method", "most"), [("HEAD", MAX_INTERIM + 1), ("POST", HEAD_PIECE_BYTES // 20)])
@@ -498,14 +465,6 @@ async def test_a_second_answer_never_takes_the_place_of_a_head_that_is_held(seco
         message, reader = await wire.read_head()
         assert (message.code, await wire.read_body(reader)) == (200, b"body")
         assert wire.should_close
-
-
-class Ending(enum.Enum):
-    """What follows the last byte that a backend sends."""
-
-    NOTHING = enum.auto()
-    STREAM_ENDS = enum.auto()
-    RESET = enum.auto()
 
 
 def random_answers(rng: random.Random) -> bytes:

@@ -20,6 +20,7 @@ from aiohttp.http_parser import HttpResponseParser, RawResponseMessage
 from aiohttp.streams import EMPTY_PAYLOAD, DataQueue, EofStream, StreamReader
 
 import gateway.backend.wire
+from gateway.backend.known_heads import KnownHeads
 from gateway.backend.wire import LostError, NotHttpError, Wire
 
 HEAD = b"HTTP/1.1 200 Fine\r\nX-A: \xc3\xa9\r\nContent-Length: 6\r\n\r\n"
@@ -379,7 +380,7 @@ async def test_broken_chunks_are_an_error_of_the_connection_or_of_the_reader() -
     """`Wire.data_received` passes it to the reader where aiohttp leaves the reader waiting."""
     ours, theirs = socket.socketpair()
     loop = asyncio.get_running_loop()
-    _, wire = await loop.create_connection(lambda: Wire(loop, lambda lost: None), sock=ours)
+    _, wire = await loop.create_connection(lambda: Wire(loop, lambda lost: None, KnownHeads()), sock=ours)
     wire.begin("GET")
     theirs.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
     _, reader = await wire.read_head()

@@ -8,7 +8,7 @@ from gateway.client.body import ClientBody
 from gateway.client.reply import JOIN_BYTES, WRITE_BYTES, Reply
 from gateway.client.request import ClientRequest, Connection
 from gateway.errors import ErrorKind, GatewayError
-from gateway.headers import Pairs
+from gateway.headers import HeaderLines, Pairs
 from gateway.pacing import Pacer
 from tests.client.raw import Serve, connect, serving
 
@@ -60,6 +60,33 @@ async def test_server_and_date_of_the_backend_cross() -> None:
     async with serving(whole(200, backend, b"")) as running, connect(running.url) as client:
         reply = await client.exchange(GET)
         assert (reply.all("server"), reply.all("date")) == (["uvicorn"], ["Thu, 01 Jan 1970 00:00:00 GMT"])
+
+
+@pytest.mark.parametrize("size", [1, JOIN_BYTES + 1])
+@pytest.mark.parametrize("has_date", [False, True])
+async def test_lines_go_out_as_they_are_before_other_headers(has_date: bool, size: int) -> None:
+    date = "\r\ndate: today" if has_date else ""
+
+    async def serve(request: ClientRequest, _: ClientBody, reply: Reply) -> None:
+        lines = HeaderLines(f"X-A: 1\r\nX-A: 2{date}", 2 + has_date, has_server=False, has_date=has_date)
+        await reply.buffers(200, [("X-B", "3")], [LARGE[:size]], lines)
+
+    async with serving(serve) as running, connect(running.url) as client:
+        for _ in range(2):
+            reply = await client.exchange(GET)
+            expected = [("x-a", "1"), ("x-a", "2"), *([("date", "today")] if has_date else []), ("x-b", "3")]
+            assert reply.headers[: len(expected)] == expected
+            assert (reply.body, len(reply.all("date")), len(reply.all("server"))) == (LARGE[:size], 1, 1)
+
+
+async def test_header_with_a_control_character_beside_lines_is_named() -> None:
+    async def serve(request: ClientRequest, _: ClientBody, reply: Reply) -> None:
+        lines = HeaderLines("X-A: 1\r\nX-B: 2", 2, has_server=False, has_date=False)
+        await reply.buffers(200, [("X-Bad", "a\rb")], [], lines)
+
+    async with serving(serve) as running, connect(running.url) as client:
+        reply = await client.exchange(GET)
+        assert (reply.status, b"'X-Bad' of the answer holds a control character" in reply.body) == (502, True)
 
 
 @pytest.mark.parametrize("size", [0, JOIN_BYTES, JOIN_BYTES + 1, 3 * WRITE_BYTES + 1])
