@@ -76,10 +76,24 @@ class BackendRequest(msgspec.Struct, frozen=True):
     headers: list[tuple[str, str]]
     """Without `Host` and without the framing of the body."""
     body: Body
+    lines: str = ""
+    """Fields that were made into text for many requests, by `header_lines`; they go out before `headers`."""
     is_metadata: bool = False
     """Whether the gateway asks for itself, for a model's metadata."""
     is_read_whole: bool = False
     """Whether nothing is done with the answer's head before its body is there, so that small ones are waited for."""
+
+
+def header_lines(fields: Fields) -> str:
+    """*fields* as lines of a request, each behind the end of another. Raises `GatewayError` for a line break in one."""
+    text = "".join([f"\r\n{name}: {value}" for name, value in fields])
+    if text.count("\n") != len(fields) or text.count("\r") != len(fields):
+        raise _broken_line()
+    return text
+
+
+def _broken_line() -> GatewayError:
+    return GatewayError(ErrorKind.INTERNAL, "a line break in a header of the request to the backend")
 
 
 class StaleConnectionError(Exception):
@@ -349,11 +363,13 @@ class Sent:
             framing = ""
         else:
             framing = "Transfer-Encoding: chunked\r\n" if body.length is None else f"Content-Length: {body.length}\r\n"
-        start = f"{request.method} {endpoint.base_path}{request.raw_path} HTTP/1.1\r\nHost: {endpoint.authority}"
+        lines = request.lines
+        target = f"{endpoint.base_path}{request.raw_path}"
+        start = f"{request.method} {target} HTTP/1.1\r\nHost: {endpoint.authority}{lines}"
         head = "\r\n".join([start, *map(": ".join, request.headers), framing, ""])
-        n_lines = len(request.headers) + (4 if framing else 3)
+        n_lines = len(request.headers) + (4 if framing else 3) + (lines.count("\n") if lines else 0)
         if head.count("\n") != n_lines or head.count("\r") != n_lines:
-            raise GatewayError(ErrorKind.INTERNAL, "a line break in a header of the request to the backend")
+            raise _broken_line()
         data = head.encode(errors="surrogateescape")
         if whole:
             data += whole

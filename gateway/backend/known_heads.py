@@ -13,7 +13,6 @@ Here: what is remembered, its limits, and recognizing the next head. Not here: b
 """
 
 import re
-from typing import Final
 
 import msgspec
 
@@ -24,7 +23,7 @@ MAX_KINDS = 8
 """How many kinds of heads are remembered; the one that was not seen for longest makes room for a new one."""
 
 MAX_HEAD_BYTES = 4 * 1024
-"""The longest head that is recognized, and, twice as long, the longest pattern."""
+"""The longest head that is learned from or recognized."""
 
 LEARNING_S = 1.0
 """A kind takes half a millisecond to remember, so no other is for so long: a server may write other names each time."""
@@ -65,7 +64,7 @@ class Kind:
             parts += re.escape(name), ": ", value_pattern, "\r\n"
         parts.append(")\r\n" if is_in_group else "\r\n")
         self.reason = reason
-        self.pattern: Final = "".join(parts)
+        self.pattern = "".join(parts)
         self.match = re.compile(self.pattern.encode()).match
         self.n_crossing = sum(name.lower() in crossing for name, _ in headers.pairs)
         self.has_server = "server" in crossing

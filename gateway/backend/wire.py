@@ -53,17 +53,9 @@ class ArrivedBody:
         self._buffer = [body]
         self.total_bytes = len(body)
 
-    def is_eof(self) -> bool:
-        """That nothing more is to come."""
-        return True
-
     def at_eof(self) -> bool:
         """Whether the body was read."""
         return not self._buffer
-
-    def exception(self) -> BaseException | None:
-        """Never one."""
-        return None
 
     def read_nowait(self) -> bytes:
         """The body; empty if it was read."""
@@ -266,6 +258,8 @@ class Wire(ResponseHandler):
 
     def take_arrived(self, reader: Reader, max_bytes: int) -> bytes | None:
         """The whole body of *reader*, of which nothing was read before; None: it has not come, or is longer."""
+        if isinstance(reader, ArrivedBody):
+            return reader.read_nowait() if reader.total_bytes <= max_bytes else None
         if not reader.is_eof() or reader.total_bytes > max_bytes or reader.exception() is not None:
             return None
         if reader is EMPTY_PAYLOAD:
@@ -337,8 +331,8 @@ class Wire(ResponseHandler):
         if self._n_missing:
             self._on_held(known.code)
         else:
-            self._known = None
-            self._give_known(known, b"".join(self._pieces))
+            pieces, self._pieces, self._known = self._pieces, [], None
+            self._give_known(known, b"".join(pieces))
         return True
 
     def _give_known(self, known: KnownHead, data: bytes) -> None:
@@ -450,7 +444,7 @@ class Wire(ResponseHandler):
         else:
             super().set_exception(exc, exc_cause)
 
-    def _go_on_holding(self, message: RawResponseMessage, reader: Reader) -> None:
+    def _go_on_holding(self, message: RawResponseMessage, reader: StreamReader) -> None:
         """More of the answer has come: give its head if that is enough."""
         if reader.is_eof() or reader.total_bytes >= HELD_BYTES or reader.exception() is not None:
             self._give_held()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from aiohttp.streams import DataQueue
 
-from gateway.backend.attempt import Answer, BackendRequest, Body, Sending
+from gateway.backend.attempt import Answer, BackendRequest, Body, Sending, header_lines
 from gateway.backend.wire import HEAD_PIECE_BYTES, HELD_BYTES, MAX_INTERIM, LostError, NotHttpError
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
@@ -337,6 +337,43 @@ async def test_a_body_that_has_arrived_is_taken_at_once(answer: bytes, max_bytes
         # the lease has ended, as where it is read to its end
         assert counts == [(1, 0) if expected is None else (0, 1)]
         assert attempts[0].response_bytes == len(expected or b"")
+
+
+FIELDS = [("X-A", "1"), ("x-b", "\udce9"), ("X-A", "2")]
+
+
+async def head_sent(request: BackendRequest) -> bytes:
+    async with calling() as (backend, upstream):
+        asked = asyncio.ensure_future(upstream.call(request, [], read_whole))
+        connection = await backend.accept()
+        sent = await asyncio.get_running_loop().sock_recv(connection, 65536)
+        await asyncio.get_running_loop().sock_sendall(connection, ANSWER)
+        assert await asked == b"ok"
+    return re.sub(rb"Host: [^\r]*", b"Host: h", sent)
+
+
+@pytest.mark.parametrize("body", [Body(), Body(whole=b""), Body(whole=b"body")], ids=["none", "empty", "body"])
+@pytest.mark.parametrize("n_ready", range(len(FIELDS) + 1))
+async def test_fields_go_out_the_same_whether_they_were_made_into_lines_before_or_not(n_ready: int, body: Body) -> None:
+    request = BackendRequest("POST", "/x", FIELDS[n_ready:], body, lines=header_lines(FIELDS[:n_ready]))
+    framing = b"" if body.whole is None else b"Content-Length: %d\r\n" % len(body.whole)
+    fields = b"X-A: 1\r\nx-b: \xe9\r\nX-A: 2\r\n"
+    assert await head_sent(request) == b"POST /x HTTP/1.1\r\nHost: h\r\n%b%b\r\n%b" % (
+        fields,
+        framing,
+        body.whole or b"",
+    )
+
+
+@pytest.mark.parametrize("field", [("X", "a\nb"), ("X", "a\rb"), ("X", "a\r\nb"), ("X\r\nY", "b"), ("X\n", "b")])
+async def test_a_line_break_in_a_field_is_never_sent(field: tuple[str, str]) -> None:
+    with pytest.raises(GatewayError, match="a line break in a header"):
+        header_lines([("X-A", "1"), field])
+    async with calling() as (_, upstream):
+        for lines in ("", header_lines(FIELDS)):
+            with pytest.raises(GatewayError, match="a line break in a header") as caught:
+                await upstream.call(BackendRequest("POST", "/x", [field], Body(), lines=lines), [], read_whole)
+            assert caught.value.kind is ErrorKind.INTERNAL
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n"
