@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gateway.backend.attempt import Answer, BackendRequest, Body, Pieces, Sending
+from gateway.backend.attempt import Answer, BackendRequest, Body, Pieces, Sending, header_lines
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
 from gateway.backend.metadata import ModelMetadata, is_undescribed, is_worth_keeping
 from gateway.backend.upstream import Upstream
 from gateway.client.body import ClientBody
 from gateway.client.reply import JOIN_BYTES, Reply
-from gateway.client.request import ClientRequest, request_id
+from gateway.client.request import ClientRequest, KnownHead, request_id
 from gateway.codec import (
     HEADER_LENGTH,
     HELD_PER_BYTE,
@@ -232,29 +232,39 @@ class _Call:
         json_body = (
             Body(whole=parsed.json) if isinstance(parsed, ShortRequest) else await self._json_body(parsed, backend)
         )
-        headers = self._transcoded_headers(backend, framing)
+        lines, fields = self._transcoded_headers(backend, framing)
 
         async def read(answer: Answer) -> tuple[InferReply, HeaderLines | Fields]:
             if answer.status >= 300:
                 raise await self._backend_error(answer, json_bytes=exchange.attempts[-1].request_bytes)
             return await self._decode(answer, parsed, declared), answer.transcoded_lines()
 
-        answered, crossing = await self._ask(upstream, headers, json_body, read, is_read_whole=True)
+        answered, crossing = await self._ask(upstream, fields, json_body, read, lines=lines, is_read_whole=True)
         await self._reply(answered, crossing, framing)
 
-    def _transcoded_headers(self, backend: BackendPlan, framing: Framing) -> Fields:
-        """The headers that *backend* gets; what depends on a head that is known is worked out once."""
+    def _transcoded_headers(self, backend: BackendPlan, framing: Framing) -> tuple[str, Fields]:
+        """The headers that *backend* gets: as lines that were made once for all heads like this, and as fields."""
         request = self._request
         head = request.head
+        own = ("X-Request-Id", self._exchange.request_id)
         if head is None:
-            return backend.headers.transcoded(request)
+            return "", [*backend.headers.transcoded(request), self._via, own]
         notes = head.notes
         if notes is None or not notes.hold_for(self.plan, backend, request.scheme):
-            fields = backend.headers.transcoded_of_head(request)
-            notes = HeadNotes.of(self.plan, self._match, framing, backend, request.scheme, fields, head.varying)
+            notes = self._notes(backend, framing, head)
             if not self.plan.access.needs_token:
                 head.notes = notes
-        return notes.fields_of(request.headers) + backend.headers.hop(request)
+        return notes.lines, [*notes.fields_of(request.headers), *backend.headers.hop(request), own]
+
+    def _notes(self, backend: BackendPlan, framing: Framing, head: KnownHead) -> HeadNotes:
+        """What this request has in common with all whose head is like *head*."""
+        request = self._request
+        # a field that the configuration sets is not the client's
+        varying = {name for name in head.varying if backend.headers.lets_pass(name)}
+        fields = [*backend.headers.transcoded_of_head(request), self._via]
+        lines = header_lines([field for field in fields if field[0].lower() not in varying])
+        names = [(name, name.lower()) for name, _ in fields if name.lower() in varying]
+        return HeadNotes(self.plan, self._match, framing, backend, request.scheme, lines, names)
 
     def _parse_short(self, backend: BackendPlan, body: memoryview, framing: Framing) -> ShortRequest | None:
         """A small request in its common form, with the backend's JSON; None for any other. Raises `GatewayError`."""
@@ -352,7 +362,7 @@ class _Call:
             self._exchange.reply_format = Format.JSON
             await self._stream(answer)
 
-        await self._ask(upstream, headers, Body.of(body), read)
+        await self._ask(upstream, self._with_own(headers), Body.of(body), read)
 
     async def _json_body(self, parsed: InferRequest, backend: BackendPlan) -> Body:
         """The backend's JSON: whole if it is small, else a stream that is made while it is sent."""
@@ -479,7 +489,7 @@ class _Call:
             text = await answer.read_whole(METADATA_BYTES, "the server's metadata")
             return text, relayed_to_client(answer.headers)
 
-        described = await self._ask(upstream, backend.headers.relayed_uncoded(request), Body(), read)
+        described = await self._ask(upstream, self._with_own(backend.headers.relayed_uncoded(request)), Body(), read)
         if described is None:
             return
         text, crossing = described
@@ -505,7 +515,7 @@ class _Call:
             await self._stream(answer)
 
         try:
-            await self._ask(upstream, headers, body, read)
+            await self._ask(upstream, self._with_own(headers), body, read)
         finally:
             if (reloaded := match.reloaded_path) is not None:
                 self._gateway.metadata.forget(backend.fingerprint, reloaded)
@@ -546,16 +556,18 @@ class _Call:
     def _ask(
         self,
         upstream: Upstream,
-        headers: Fields,
+        fields: Fields,
         body: Body,
         read: Callable[[Answer], Awaitable[T]],
         *,
+        lines: str = "",
         is_read_whole: bool = False,
     ) -> Awaitable[T]:
         """Ask the backend what the client asks, and *read* its answer, maybe again until the reply has begun."""
         request = self._request
-        fields = self._with_own(headers)
-        asked = BackendRequest(request.method, self._match.target, fields, body, is_read_whole=is_read_whole)
+        asked = BackendRequest(
+            request.method, self._match.target, fields, body, lines=lines, is_read_whole=is_read_whole
+        )
         attempts, reply = self._exchange.attempts, self.reply
         return upstream.call(
             asked,
@@ -568,7 +580,11 @@ class _Call:
 
     def _with_own(self, headers: Fields) -> Fields:
         """*headers* and those that the gateway adds to every request to a backend."""
-        return [*headers, ("Via", f"1.1 {self.plan.name}"), ("X-Request-Id", self._exchange.request_id)]
+        return [*headers, self._via, ("X-Request-Id", self._exchange.request_id)]
+
+    @property
+    def _via(self) -> tuple[str, str]:
+        return "Via", f"1.1 {self.plan.name}"
 
     async def _stream(self, answer: Answer) -> None:
         """Pass an answer on as it arrives, with the client's name of the model in place of the backend's."""

@@ -4,7 +4,7 @@ Not here: running state. What is in flight, connections, the memory budget and d
 """
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -128,36 +128,19 @@ class HeadNotes(msgspec.Struct, eq=False):
     backend: BackendPlan
     scheme: str
     """`http` or `https`, as the requests came."""
-    fixed: Fields
-    """What the backend gets of each head like that (`BackendHeaders.transcoded_of_head`)."""
+    lines: str
+    """What the backend gets of each such head, as text (`backend.attempt.header_lines`), with the gateway's `Via`."""
     varying: list[tuple[str, str]]
     """The names of the fields that it gets, too, but whose values are each request's own; and these in lower case."""
 
-    @classmethod
-    def of(
-        cls,
-        plan: Plan,
-        match: Match,
-        framing: Framing,
-        backend: BackendPlan,
-        scheme: str,
-        fields: Fields,
-        varying: Collection[str],
-    ) -> "HeadNotes":
-        """*fields* are those that the backend gets of one such head; *varying* are names in lower case."""
-        own = {name for name in varying if backend.headers.lets_pass(name)}
-        fixed = [field for field in fields if field[0].lower() not in own]
-        names = [(name, name.lower()) for name, _ in fields if name.lower() in own]
-        return cls(plan, match, framing, backend, scheme, fixed, names)
+    def hold_for(self, plan: Plan, backend: BackendPlan, scheme: str) -> bool:
+        """Whether these are the headers for this plan's *backend*, and for a request that came by *scheme*."""
+        return self.backend is backend and self.plan is plan and self.scheme == scheme
 
     def fields_of(self, headers: Headers) -> Fields:
-        """What the backend gets of the head with these *headers*."""
+        """What the backend gets, besides `lines`, of the head with these *headers*."""
         first = headers.first
-        return self.fixed + [(name, first[lower]) for name, lower in self.varying]
-
-    def hold_for(self, plan: Plan, backend: BackendPlan, scheme: str) -> bool:
-        """Whether `fields_of` gives those for this plan's *backend*, and for a request that came by *scheme*."""
-        return self.backend is backend and self.plan is plan and self.scheme == scheme
+        return [(name, first[lower]) for name, lower in self.varying]
 
     def framing_of(self, headers: Headers) -> Framing:
         """The framing of the request with these *headers*, whose lengths are decimal numbers."""
