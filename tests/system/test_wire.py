@@ -112,13 +112,19 @@ async def test_a_refused_client_that_waits_for_its_invitation_is_not_waited_for(
 
 
 async def test_http_1_0_replies_without_length_end_with_the_connection() -> None:
+    has_begun = asyncio.Event()
+
     async def script(connection: Connection) -> None:
         await connection.read_request()
-        await connection.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n")
+        await connection.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\no\r\n")
+        await has_begun.wait()  # an answer that has come whole has a length
+        await connection.send(b"1\r\nk\r\n0\r\n\r\n")
 
     async with lying(script) as liar, running(liar.url) as client, connected(client) as (reader, writer):
         writer.write(b"GET /x HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
-        assert (await reader.read()).endswith(b"ok")
+        await reader.readuntil(b"\r\n\r\n")
+        has_begun.set()
+        assert await reader.read() == b"ok"
 
 
 async def test_bad_http_is_counted(client: Client) -> None:
