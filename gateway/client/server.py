@@ -392,6 +392,8 @@ class ClientProtocol(RequestHandler):
             if not self._parse(data[start:end], ends_head) or end == n_bytes:
                 return
             start = end
+        # where the messages of the rest end is not followed any more
+        self._body_left, self._last_bytes, self._is_astray = 0, b"", True
         self._parse(data[start:], False)
 
     def _next_end(self, data: bytes, start: int) -> tuple[int, bool]:

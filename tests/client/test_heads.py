@@ -20,6 +20,7 @@ from gateway.client.heads import (
 )
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest, KnownHead
+from gateway.client.server import PIECES_AT_ONCE
 from gateway.headers import Headers
 from tests.client.raw import Running, connect, echo, read_body, serving
 
@@ -161,6 +162,8 @@ async def test_only_a_sound_post_is_known(start: bytes) -> None:
         b"\r\n",
         b"P",
         b"GET /%x HTTP/1.1\r\nHost: h\r\n\r\nGET /%x HTTP/1.1\r\nX-A: ",
+        b"\r\n\r\n" * PIECES_AT_ONCE + b"POST /a HTTP/1.1\r\nHost: h\r\nX-A: ",
+        b"\r\n\r\n" * (PIECES_AT_ONCE - 1) + b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\nab",
     ],
 )
 async def test_what_stands_within_another_message_is_no_request(before: bytes) -> None:
@@ -276,6 +279,8 @@ def connections_of(rng: random.Random) -> Iterator[list[bytes]]:
                 text = damaged(text, rng)
             if rng.random() < 0.05:
                 text += rng.choice([b"\r\n", b"GET /x HTTP/1.1\r\n\r\n", text])
+            if rng.random() < 0.05:
+                text = b"\r\n\r\n" * (PIECES_AT_ONCE - rng.randrange(3)) + text
             cuts = sorted(rng.sample(range(len(text)), k=min(len(text), rng.choice([0, 0, 0, 1, 2]))))
             pieces += [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         yield [piece for piece in pieces if piece]
