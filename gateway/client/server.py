@@ -237,6 +237,7 @@ class ClientProtocol(RequestHandler):
                 request = _client_request(message, payload, self, connection)
                 if data is not None:
                     request.head = self._server.known_heads.keep(data, request, self._loop.time())
+                    data = None  # holds up to 256 KiB of the body, which nobody has counted
                 await self._server.handler(request)
         except asyncio.CancelledError:
             # not raised again: the task ends here anyway, and the error that it would keep holds the request

@@ -1,6 +1,7 @@
 """Heads that come again: a request is the same value, and gets the same reply, whether its head is known or not."""
 
 import asyncio
+import inspect
 import random
 from collections.abc import Iterator
 from contextlib import suppress
@@ -90,6 +91,24 @@ async def test_a_known_head_serves_all_connections() -> None:
                 for _ in range(2):  # the first data of a connection may come before anything waits for it
                     assert (await client.exchange(message(2, b"{}"))).status == 200
         assert all(request.head is not None for request in running.requests[2:] if request.content_length)
+
+
+async def test_the_data_that_a_head_is_kept_from_is_not_held_while_its_request_is_served() -> None:
+    held: list[str] = []
+
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        await read_body(body)
+        frame = inspect.currentframe()
+        while (frame := frame.f_back if frame is not None else None) is not None:
+            values = frame.f_locals.items()
+            held.extend(name for name, value in values if isinstance(value, bytes) and b"abcdef" in value)
+        await reply.whole(200, [], b"")
+
+    async with serving(serve) as running, connect(running.url) as client:
+        for _ in range(2):
+            assert (await client.exchange(message(1, b"abcdef"))).status == 200
+        assert running.requests[-1].head is not None
+    assert held == []
 
 
 SEVERAL = [
