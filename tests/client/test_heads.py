@@ -12,6 +12,7 @@ import pytest
 from gateway.client.body import ClientBody
 from gateway.client.heads import (
     LEARNING_S,
+    MAX_FIELDS,
     MAX_HEAD_BYTES,
     MAX_HEADS_PER_LINE,
     MAX_LINES,
@@ -109,6 +110,20 @@ async def test_the_data_that_a_head_is_kept_from_is_not_held_while_its_request_i
             assert (await client.exchange(message(1, b"abcdef"))).status == 200
         assert running.requests[-1].head is not None
     assert held == []
+
+
+async def test_a_head_that_is_known_is_not_kept_again_where_its_body_comes_later() -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        running.server.known_heads = heads = AttentiveHeads()
+        for _ in range(3):
+            assert (await client.exchange(message(1, b"a"))).status == 200
+        for _ in range(3):
+            client.writer.write(message(1, b"abc")[:-2])
+            for _ in range(40):
+                await asyncio.sleep(0)
+            assert (await client.exchange(b"bc")).body.endswith(b"abc")
+        assert [len(known) for known in heads._known.values()] == [1]
+        assert len({id(request.head) for request in running.requests[1:]}) == 1
 
 
 SEVERAL = [
@@ -214,6 +229,14 @@ def test_what_is_kept_is_limited() -> None:
     long = parsed("POST /a HTTP/1.1", ("X", "a" * MAX_HEAD_BYTES))
     assert [heads.keep(*long, now_s=number) for number in (1e6, 2e6, 3e6)] == [None, None, None]
     assert heads._known == {}
+
+
+def test_a_head_with_more_fields_than_are_quickly_compiled_is_not_kept() -> None:
+    heads = KnownHeads()
+    for n_fields in (MAX_FIELDS, MAX_FIELDS + 1):  # of which two are Host and Content-Length
+        head = parsed(f"POST /{n_fields} HTTP/1.1", *((f"X-{number}", "a") for number in range(n_fields - 2)))
+        heads.keep(*head, now_s=0.0)
+        assert (heads.keep(*head, now_s=0.0) is not None) is (n_fields == MAX_FIELDS)
 
 
 def test_of_more_heads_than_are_kept_the_oldest_go() -> None:
