@@ -19,7 +19,10 @@ import msgspec
 from gateway.client.request import ClientRequest, Connection, KnownHead
 
 MAX_LINES = 256
-"""For how many request lines heads are kept; of more the one that was kept first goes."""
+"""For how many request lines heads are kept; of more the one that was kept first goes.
+
+A head of `MAX_HEAD_BYTES` takes 42 KiB, so a client can make a process hold 43 MiB.
+"""
 
 MAX_HEADS_PER_LINE = 4
 """The most heads that are kept for a request line; of more the oldest goes."""

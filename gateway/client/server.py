@@ -22,7 +22,7 @@ from aiohttp.http_exceptions import BadStatusLine, HttpProcessingError, InvalidH
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
-from gateway.client.heads import Arrived, KnownHeads
+from gateway.client.heads import MAX_HEAD_BYTES, Arrived, KnownHeads
 from gateway.client.reply import Reply
 from gateway.client.request import ABSOLUTE, MAX_CONTENT_LENGTH, ClientRequest, find_fault, new_request_id
 from gateway.client.watching import GoneCheck, Watcher
@@ -237,7 +237,6 @@ class ClientProtocol(RequestHandler):
                 request = _client_request(message, payload, self, connection)
                 if data is not None:
                     request.head = self._server.known_heads.keep(data, request, self._loop.time())
-                    data = None  # holds up to 256 KiB of the body, which nobody has counted
                 await self._server.handler(request)
         except asyncio.CancelledError:
             # not raised again: the task ends here anyway, and the error that it would keep holds the request
@@ -379,7 +378,7 @@ class ClientProtocol(RequestHandler):
                 self._request_count += 1
                 waiter.set_result(None)
                 return
-            self._first_data = data
+            self._first_data = data[:MAX_HEAD_BYTES]  # not more, since it may stay as long as the connection is idle
         start, n_bytes = 0, len(data)
         for _ in range(PIECES_AT_ONCE):
             body_left = self._body_left
