@@ -334,6 +334,8 @@ def connections_of(rng: random.Random) -> Iterator[list[bytes]]:
                 text += rng.choice([b"\r\n", b"GET /x HTTP/1.1\r\n\r\n", text])
             if rng.random() < 0.05:
                 text = b"\r\n\r\n" * (PIECES_AT_ONCE - rng.randrange(3)) + text
+                if rng.random() < 0.5:  # what comes next belongs to this head, whatever it looks like
+                    text = text[: text.rindex(b"\r\n\r\n")]
             cuts = sorted(rng.sample(range(len(text)), k=min(len(text), rng.choice([0, 0, 0, 1, 2]))))
             pieces += [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         yield [piece for piece in pieces if piece]
