@@ -22,7 +22,7 @@ from aiohttp.http_exceptions import BadStatusLine, HttpProcessingError, InvalidH
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
-from gateway.client.heads import Arrived, KnownHeads
+from gateway.client.heads import MAX_HEAD_BYTES, Arrived, KnownHeads
 from gateway.client.reply import Reply
 from gateway.client.request import ABSOLUTE, MAX_CONTENT_LENGTH, ClientRequest, find_fault, new_request_id
 from gateway.client.watching import GoneCheck, Watcher
@@ -378,7 +378,7 @@ class ClientProtocol(RequestHandler):
                 self._request_count += 1
                 waiter.set_result(None)
                 return
-            self._first_data = data
+            self._first_data = data[:MAX_HEAD_BYTES]  # not more, since it may stay as long as the connection is idle
         start, n_bytes = 0, len(data)
         for _ in range(PIECES_AT_ONCE):
             body_left = self._body_left
@@ -392,6 +392,8 @@ class ClientProtocol(RequestHandler):
             if not self._parse(data[start:end], ends_head) or end == n_bytes:
                 return
             start = end
+        # where the messages of the rest end is not followed any more
+        self._body_left, self._last_bytes, self._is_astray = 0, b"", True
         self._parse(data[start:], False)
 
     def _next_end(self, data: bytes, start: int) -> tuple[int, bool]:

@@ -1,6 +1,7 @@
 """Heads that come again: a request is the same value, and gets the same reply, whether its head is known or not."""
 
 import asyncio
+import inspect
 import random
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,6 +12,7 @@ import pytest
 from gateway.client.body import ClientBody
 from gateway.client.heads import (
     LEARNING_S,
+    MAX_FIELDS,
     MAX_HEAD_BYTES,
     MAX_HEADS_PER_LINE,
     MAX_LINES,
@@ -20,6 +22,7 @@ from gateway.client.heads import (
 )
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest, KnownHead
+from gateway.client.server import PIECES_AT_ONCE
 from gateway.headers import Headers
 from tests.client.raw import Running, connect, echo, read_body, serving
 
@@ -89,6 +92,49 @@ async def test_a_known_head_serves_all_connections() -> None:
                 for _ in range(2):  # the first data of a connection may come before anything waits for it
                     assert (await client.exchange(message(2, b"{}"))).status == 200
         assert all(request.head is not None for request in running.requests[2:] if request.content_length)
+
+
+async def test_no_body_is_held_beside_the_one_that_is_read() -> None:
+    held: list[int] = []
+
+    async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        await read_body(body)
+        frame = inspect.currentframe()
+        while (frame := frame.f_back if frame is not None else None) is not None:
+            held.extend(len(value) for value in frame.f_locals.values() if isinstance(value, bytes))
+        await reply.whole(200, [], b"")
+
+    async with serving(serve) as running, connect(running.url) as client:
+        for _ in range(2):
+            assert (await client.exchange(message(1, bytes(8 * MAX_HEAD_BYTES)))).status == 200
+        assert running.requests[-1].head is not None
+    assert max(held, default=0) <= MAX_HEAD_BYTES
+
+
+async def test_a_connection_holds_no_empty_lines() -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        assert (await client.exchange(message(1, b"a"))).status == 200
+        client.writer.write(b"\r\n\r\n" * 8 * MAX_HEAD_BYTES)
+        for _ in range(40):
+            await asyncio.sleep(0)
+        [protocol] = running.server.connections
+        held = [len(value) for value in vars(protocol).values() if isinstance(value, bytes)]
+        assert MAX_HEAD_BYTES in held
+        assert max(held) == MAX_HEAD_BYTES
+
+
+async def test_a_head_that_is_known_is_not_kept_again_where_its_body_comes_later() -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        running.server.known_heads = heads = AttentiveHeads()
+        for _ in range(3):
+            assert (await client.exchange(message(1, b"a"))).status == 200
+        for _ in range(3):
+            client.writer.write(message(1, b"abc")[:-2])
+            for _ in range(40):
+                await asyncio.sleep(0)
+            assert (await client.exchange(b"bc")).body.endswith(b"abc")
+        assert [len(known) for known in heads._known.values()] == [1]
+        assert len({id(request.head) for request in running.requests[1:]}) == 1
 
 
 SEVERAL = [
@@ -161,6 +207,8 @@ async def test_only_a_sound_post_is_known(start: bytes) -> None:
         b"\r\n",
         b"P",
         b"GET /%x HTTP/1.1\r\nHost: h\r\n\r\nGET /%x HTTP/1.1\r\nX-A: ",
+        b"\r\n\r\n" * PIECES_AT_ONCE + b"POST /a HTTP/1.1\r\nHost: h\r\nX-A: ",
+        b"\r\n\r\n" * (PIECES_AT_ONCE - 1) + b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\nab",
     ],
 )
 async def test_what_stands_within_another_message_is_no_request(before: bytes) -> None:
@@ -192,6 +240,14 @@ def test_what_is_kept_is_limited() -> None:
     long = parsed("POST /a HTTP/1.1", ("X", "a" * MAX_HEAD_BYTES))
     assert [heads.keep(*long, now_s=number) for number in (1e6, 2e6, 3e6)] == [None, None, None]
     assert heads._known == {}
+
+
+def test_a_head_with_more_fields_than_are_quickly_compiled_is_not_kept() -> None:
+    heads = KnownHeads()
+    for n_fields in (MAX_FIELDS, MAX_FIELDS + 1):  # of which two are Host and Content-Length
+        head = parsed(f"POST /{n_fields} HTTP/1.1", *((f"X-{number}", "a") for number in range(n_fields - 2)))
+        heads.keep(*head, now_s=0.0)
+        assert (heads.keep(*head, now_s=0.0) is not None) is (n_fields == MAX_FIELDS)
 
 
 def test_of_more_heads_than_are_kept_the_oldest_go() -> None:
@@ -276,6 +332,10 @@ def connections_of(rng: random.Random) -> Iterator[list[bytes]]:
                 text = damaged(text, rng)
             if rng.random() < 0.05:
                 text += rng.choice([b"\r\n", b"GET /x HTTP/1.1\r\n\r\n", text])
+            if rng.random() < 0.05:
+                text = b"\r\n\r\n" * (PIECES_AT_ONCE - rng.randrange(3)) + text
+                if rng.random() < 0.5:  # what comes next belongs to this head, whatever it looks like
+                    text = text[: text.rindex(b"\r\n\r\n")]
             cuts = sorted(rng.sample(range(len(text)), k=min(len(text), rng.choice([0, 0, 0, 1, 2]))))
             pieces += [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         yield [piece for piece in pieces if piece]
