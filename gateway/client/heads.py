@@ -18,13 +18,13 @@ import msgspec
 
 from gateway.client.request import ClientRequest, Connection, KnownHead
 
-MAX_LINES = 256
+MAX_LINES = 128
 """For how many request lines heads are kept; of more the one that was kept first goes.
 
-A head of `MAX_HEAD_BYTES` takes 42 KiB, so a client can make a process hold 43 MiB.
+A head of `MAX_HEAD_BYTES` takes 42 KiB, so a client can make a process hold 16 MiB.
 """
 
-MAX_HEADS_PER_LINE = 4
+MAX_HEADS_PER_LINE = 3
 """The most heads that are kept for a request line; of more the oldest goes."""
 
 MAX_HEAD_BYTES = 2048

@@ -370,7 +370,9 @@ class ClientProtocol(RequestHandler):
         to the end of each head (`PIECES_AT_ONCE` at most): what is complete before the error gets its reply.
         """
         waiter = self._waiter
-        if waiter is not None and not (self._body_left or self._last_bytes or self._is_astray or waiter.done()):
+        if waiter is not None and not (
+            self._body_left or self._last_bytes or self._is_astray or self._close or waiter.done()
+        ):
             # the parser is at the beginning of a message, and stays there if it is not needed
             arrived = self._server.known_heads.find(data)
             if arrived is not None:
