@@ -168,6 +168,7 @@ class Wire(ResponseHandler):
             or transport.is_closing()
             or transport.get_write_buffer_size()
             or (self.tls is not None and not self.tls.is_at_rest)
+            or self._has_begun_another()
         ):
             return False
         self._is_open = False
@@ -177,6 +178,18 @@ class Wire(ResponseHandler):
         self.idle_since = self._loop.time()
         self.is_reused = True
         return True
+
+    def _has_begun_another(self) -> bool:
+        """Whether a part of another head has come behind the answer, which must be at its end.
+
+        The parser holds it back until the rest comes, or until it is told of the end: then it gives what it has.
+        """
+        if self._parser is None:
+            return False
+        try:
+            return self._parser.feed_eof() is not None
+        except Exception:  # what has come of it is no head
+            return True
 
     # Within an exchange
 
