@@ -230,6 +230,20 @@ def test_long_heads_are_neither_learned_nor_recognized() -> None:
     assert known.recognize(fitting) is not None
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [b"".join(b"x-%d: 1\r\n" % number for number in range(100)), b"x" * 2000 + b": 1\r\n"],
+    ids=["many names", "a long name"],
+)
+def test_heads_whose_pattern_takes_long_to_compile_are_not_learned(fields: bytes) -> None:
+    head = UVICORN.replace(b"\r\n", b"\r\n" + fields, 1)
+    assert len(head) < MAX_HEAD_BYTES
+    known = knowing(head)
+    assert known._kinds == []
+    learn(known, UVICORN.replace(b"uvicorn", b"u" * 2000), 100.0)  # values are not in the pattern
+    assert known.recognize(UVICORN) is not None
+
+
 # Over connections
 
 
