@@ -387,6 +387,8 @@ def random_answer(rng: random.Random) -> bytes:
         if rng.random() < 0.1:
             head = re.sub(rb"(?i)content-length: \d+", b"Transfer-Encoding: chunked", head)
             body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
+        if rng.random() < 0.1:
+            head = head.replace(b"\r\n", b"\r\nConnection : " + rng.choice([b"keep-alive", b"close"]) + b"\r\n", 1)
         text += head + body
     if rng.random() < 0.2:
         text += rng.choice([b"\r\n", b"H", b"HTTP/1.1 200 OK\r\n", b"x", INTERIM, bytes(5000)])
@@ -424,7 +426,8 @@ async def read_answer(wire: Wire) -> tuple[object, ...]:
         return heads, body, repr(error)
     except TimeoutError:
         return heads, body, "more is awaited"
-    fields = Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in message.raw_headers])
+    pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in message.raw_headers]
+    fields = Headers([(name.rstrip(" "), value) for name, value in pairs])  # as attempts do
     if isinstance(message, KnownHead):
         crossing = crossing_of(message)
     else:
