@@ -354,11 +354,10 @@ class Wire(ResponseHandler):
         self.feed_data((known, ArrivedBody(data[known.n_bytes :])))  # type: ignore[arg-type]
 
     def _parse_known(self) -> None:
-        """The answer whose head is known does not come as expected: parse what has come of it, as it has come."""
+        """The answer whose head is known does not come as expected: parse what has come of it, in one go."""
         if self._known is not None:
             pieces, self._pieces, self._known = self._pieces, [], None
-            for piece in pieces:
-                self._parse_piece(piece)
+            self._parse_piece(b"".join(pieces))  # there may be as many as bytes
 
     def learn(self, message: Head, headers: Headers) -> None:
         """Remember a head that was read in this exchange, and found right, if others like it need no parsing then.

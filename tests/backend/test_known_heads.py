@@ -293,6 +293,20 @@ async def test_a_longer_body_than_is_held_is_read_by_the_parser() -> None:
             assert await wire.read_body(reader) == b""
 
 
+async def test_a_body_that_came_in_many_pieces_and_is_cut_off_is_parsed_in_one_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed: list[bytes] = []
+    monkeypatch.setattr(Wire, "_parse_piece", lambda wire, data: parsed.append(data))
+    async with listening("POST", knowing(UVICORN)) as wire:
+        wire.hold(lambda status: None)
+        pieces = [with_length(UVICORN, HELD_BYTES), *([b"x"] * (HELD_BYTES - 1))]
+        for piece in pieces:
+            wire.data_received(piece)
+        wire.abort()
+    assert parsed == [b"".join(pieces)]
+
+
 async def test_bytes_sent_before_the_request_are_no_answer_although_their_head_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
