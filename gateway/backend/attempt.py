@@ -248,8 +248,12 @@ class Answer:
 
 
 def _decoded(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Raises `UnicodeDecodeError`."""
-    return Headers([(name.decode(), value.decode()) for name, value in raw])
+    """The fields as they are meant. Raises `UnicodeDecodeError`.
+
+    A blank behind a name is removed (RFC 9112 section 5.1): aiohttp's parser allows one behind those of its own fields,
+    such as `Transfer-Encoding`, does what they say, and leaves it in the name.
+    """
+    return Headers([(name.decode().rstrip(" "), value.decode()) for name, value in raw])
 
 
 class Sent:

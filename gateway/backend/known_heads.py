@@ -13,6 +13,7 @@ Here: what is remembered, its limits, and recognizing the next head. Not here: b
 """
 
 import re
+from collections.abc import Callable
 
 import msgspec
 
@@ -24,6 +25,12 @@ MAX_KINDS = 8
 
 MAX_HEAD_BYTES = 4 * 1024
 """The longest head that is learned from or recognized."""
+
+MAX_PATTERN = 1024
+"""The longest pattern that is compiled, in characters; that takes up to a millisecond, in which nothing else runs.
+
+A field takes its name and some 25 more, so this is enough for 25 fields.
+"""
 
 LEARNING_S = 1.0
 """A kind takes half a millisecond to remember, so no other is for so long: a server may write other names each time."""
@@ -45,7 +52,10 @@ class Kind:
     __slots__ = ("has_date", "has_server", "length_at", "match", "n_crossing", "pattern", "reason")
 
     def __init__(self, reason: str, headers: Headers) -> None:
-        """Of an answer 200 with *reason* and *headers*, which have one `Content-Length` and no unfit field."""
+        """Of an answer 200 with *reason* and *headers*, which have one `Content-Length` and no unfit field.
+
+        `compile` must follow before the first `match`.
+        """
         crossing = frozenset(name.lower() for name, _ in transcoded_to_client(headers)) - _OF_THE_REPLY
         parts = [re.escape(_OK + reason), "\r\n"]
         is_in_group = False
@@ -65,10 +75,14 @@ class Kind:
         parts.append(")\r\n" if is_in_group else "\r\n")
         self.reason = reason
         self.pattern = "".join(parts)
-        self.match = re.compile(self.pattern.encode()).match
+        self.match: Callable[[bytes, int, int], re.Match[bytes] | None]
         self.n_crossing = sum(name.lower() in crossing for name, _ in headers.pairs)
         self.has_server = "server" in crossing
         self.has_date = "date" in crossing
+
+    def compile(self) -> None:
+        """Make `match`; see `MAX_PATTERN`."""
+        self.match = re.compile(self.pattern.encode()).match
 
 
 class KnownHead(msgspec.Struct):
@@ -126,8 +140,8 @@ class KnownHeads:
     def learn(self, reason: str, headers: Headers, now_s: float) -> None:
         """Remember the head of an answer 200 of HTTP/1.1 that was parsed, found right, and keeps its connection.
 
-        Nothing is learned from one that is unfit, whose *reason* would not be passed on, nor within `LEARNING_S` of the
-        last.
+        Nothing is learned from one that is unfit or has too many names, whose *reason* would not be passed on, nor
+        within `LEARNING_S` of the last.
         """
         if now_s < self._learning_at or len(headers.get("content-length", "unknown")) > 5:
             return
@@ -139,5 +153,6 @@ class KnownHeads:
         if sum(len(name) + len(value) + 4 for name, value in headers.pairs) > MAX_HEAD_BYTES:
             return
         kind = Kind(reason, headers)
-        if all(kind.pattern != known.pattern for known in self._kinds):
+        if len(kind.pattern) <= MAX_PATTERN and all(kind.pattern != known.pattern for known in self._kinds):
+            kind.compile()
             self._kinds = [kind, *self._kinds[: MAX_KINDS - 1]]

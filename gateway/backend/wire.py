@@ -168,6 +168,7 @@ class Wire(ResponseHandler):
             or transport.is_closing()
             or transport.get_write_buffer_size()
             or (self.tls is not None and not self.tls.is_at_rest)
+            or self._has_begun_another()
         ):
             return False
         self._is_open = False
@@ -177,6 +178,18 @@ class Wire(ResponseHandler):
         self.idle_since = self._loop.time()
         self.is_reused = True
         return True
+
+    def _has_begun_another(self) -> bool:
+        """Whether a part of another head has come behind the answer, which must be at its end.
+
+        The parser holds it back until the rest comes, or until it is told of the end: then it gives what it has.
+        """
+        if self._parser is None:
+            return False
+        try:
+            return self._parser.feed_eof() is not None
+        except Exception:  # what has come of it is no head
+            return True
 
     # Within an exchange
 
@@ -341,11 +354,10 @@ class Wire(ResponseHandler):
         self.feed_data((known, ArrivedBody(data[known.n_bytes :])))  # type: ignore[arg-type]
 
     def _parse_known(self) -> None:
-        """The answer whose head is known does not come as expected: parse what has come of it, as it has come."""
+        """The answer whose head is known does not come as expected: parse what has come of it, in one go."""
         if self._known is not None:
             pieces, self._pieces, self._known = self._pieces, [], None
-            for piece in pieces:
-                self._parse_piece(piece)
+            self._parse_piece(b"".join(pieces))  # there may be as many as bytes
 
     def learn(self, message: Head, headers: Headers) -> None:
         """Remember a head that was read in this exchange, and found right, if others like it need no parsing then.

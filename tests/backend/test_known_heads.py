@@ -230,6 +230,20 @@ def test_long_heads_are_neither_learned_nor_recognized() -> None:
     assert known.recognize(fitting) is not None
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [b"".join(b"x-%d: 1\r\n" % number for number in range(100)), b"x" * 2000 + b": 1\r\n"],
+    ids=["many names", "a long name"],
+)
+def test_heads_whose_pattern_takes_long_to_compile_are_not_learned(fields: bytes) -> None:
+    head = UVICORN.replace(b"\r\n", b"\r\n" + fields, 1)
+    assert len(head) < MAX_HEAD_BYTES
+    known = knowing(head)
+    assert known._kinds == []
+    learn(known, UVICORN.replace(b"uvicorn", b"u" * 2000), 100.0)  # values are not in the pattern
+    assert known.recognize(UVICORN) is not None
+
+
 # Over connections
 
 
@@ -277,6 +291,20 @@ async def test_a_longer_body_than_is_held_is_read_by_the_parser() -> None:
             assert isinstance(message, KnownHead) == (n_bytes == HELD_BYTES)
             assert len(await wire.read_body(reader)) == n_bytes
             assert await wire.read_body(reader) == b""
+
+
+async def test_a_body_that_came_in_many_pieces_and_is_cut_off_is_parsed_in_one_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed: list[bytes] = []
+    monkeypatch.setattr(Wire, "_parse_piece", lambda wire, data: parsed.append(data))
+    async with listening("POST", knowing(UVICORN)) as wire:
+        wire.hold(lambda status: None)
+        pieces = [with_length(UVICORN, HELD_BYTES), *([b"x"] * (HELD_BYTES - 1))]
+        for piece in pieces:
+            wire.data_received(piece)
+        wire.abort()
+    assert parsed == [b"".join(pieces)]
 
 
 async def test_bytes_sent_before_the_request_are_no_answer_although_their_head_is_known(
@@ -373,6 +401,8 @@ def random_answer(rng: random.Random) -> bytes:
         if rng.random() < 0.1:
             head = re.sub(rb"(?i)content-length: \d+", b"Transfer-Encoding: chunked", head)
             body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
+        if rng.random() < 0.1:
+            head = head.replace(b"\r\n", b"\r\nConnection : " + rng.choice([b"keep-alive", b"close"]) + b"\r\n", 1)
         text += head + body
     if rng.random() < 0.2:
         text += rng.choice([b"\r\n", b"H", b"HTTP/1.1 200 OK\r\n", b"x", INTERIM, bytes(5000)])
@@ -410,7 +440,8 @@ async def read_answer(wire: Wire) -> tuple[object, ...]:
         return heads, body, repr(error)
     except TimeoutError:
         return heads, body, "more is awaited"
-    fields = Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in message.raw_headers])
+    pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in message.raw_headers]
+    fields = Headers([(name.rstrip(" "), value) for name, value in pairs])  # as attempts do
     if isinstance(message, KnownHead):
         crossing = crossing_of(message)
     else:

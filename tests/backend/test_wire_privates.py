@@ -181,6 +181,20 @@ async def test_the_parser_tells_when_the_connection_ends_and_when_it_speaks_some
     assert (messages[0][0].code, is_upgraded) == (101, True)
 
 
+@pytest.mark.parametrize("framing", [b"Content-Length: 0", b"Content-Length: 2", b"Transfer-Encoding: chunked"])
+@pytest.mark.parametrize(
+    ("behind", "has_begun"), [(b"", False), (b"\r\n", False), (b"H", True), (HEAD[:10], True), (HEAD[:20], True)]
+)
+async def test_the_parser_tells_at_the_end_whether_a_part_of_another_head_has_come(
+    framing: bytes, behind: bytes, *, has_begun: bool
+) -> None:
+    body = {b"0": b"", b"2": b"ok", b"d": b"2\r\nok\r\n0\r\n\r\n"}[framing[-1:]]
+    parser = response_parser()
+    ((_, reader),) = parser.feed_data(b"HTTP/1.1 200 OK\r\n" + framing + b"\r\n\r\n" + body + behind)[0]
+    assert reader.is_eof()
+    assert (parser.feed_eof() is not None) == has_begun
+
+
 async def test_a_head_that_is_not_read_and_an_error_show() -> None:
     async with handler() as (protocol, backend):
         listen(protocol)

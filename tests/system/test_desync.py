@@ -6,13 +6,15 @@ What a backend sends that parsers read in different ways, and what might be take
 
 import logging
 
+import numpy as np
 import pytest
 
 from tests.conftest import Connection, lying, running
-from tests.system.scripted import FORMS, Seen, ask, counting, echo, head_of, total, wire
+from tests.system.scripted import FORMS, Seen, ask, counting, echo, head_of, infer_message, total, wire
 
 SMUGGLED = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n{"smuggled":1}'
 CHUNKED = b"2\r\n{}\r\n0\r\n\r\n"
+X = np.arange(3)
 
 
 @pytest.mark.parametrize(
@@ -120,3 +122,54 @@ async def test_an_answer_that_comes_before_the_upload_has_ended_is_passed_on_and
         assert total(metrics, "errors_total", reason="internal") == 0
         assert total(metrics, "upstream_connections") == 0
     assert caplog.records == []
+
+
+# Fields whose name a blank follows, which aiohttp's parser takes for what they are, and names with the blank
+
+
+@pytest.mark.parametrize("form", ["infer", "relay"])
+@pytest.mark.parametrize(
+    ("framing", "field"),
+    [
+        ("Transfer-Encoding : chunked", ""),
+        ("Content-Length : {n}", ""),
+        ("Content-Length: {n}", "Connection : keep-alive"),
+        ("Content-Length: {n}", "Connection : X-Hop"),
+        ("Content-Length: {n}", "Proxy-Connection : keep-alive"),
+        ("Content-Length: {n}", "Upgrade : h2c"),
+    ],
+)
+async def test_fields_for_the_gateway_do_not_cross_with_a_blank_behind_their_name(
+    form: str, framing: str, field: str
+) -> None:
+    async def behave(seen: Seen) -> bool:
+        body = seen.echo()
+        lines = ["HTTP/1.1 200 OK", "X-Hop: 1", framing.format(n=len(body)), *filter(None, [field]), "", ""]
+        if "chunked" in framing:
+            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        await seen.peer.send("\r\n".join(lines).encode() + body)
+        return True
+
+    async with counting(behave) as backend, running(backend.url) as client, wire(client.url) as sender:
+        for id_ in ("1", "2"):
+            await sender.send(infer_message(id_, X, "INT64") if form == "infer" else head_of("GET", f"/any?id={id_}"))
+            reply = await sender.reply()
+            assert (reply.status, f'"{id_}"'.encode() in reply.body) == (200, True)
+            assert b" :" not in reply.head
+            names = [line.partition(":")[0].lower() for line in reply.head.decode().split("\r\n")[1:]]
+            assert names.count("content-length") + names.count("transfer-encoding") == 1
+            assert not {"connection", "proxy-connection", "upgrade"}.intersection(names)
+            assert ("x-hop" in names) == ("X-Hop" not in field)
+        assert [peer.served for peer in backend.peers] == [2]
+
+
+async def test_a_connection_that_is_to_be_closed_is_not_kept_where_a_blank_follows_the_fields_name() -> None:
+    async def behave(seen: Seen) -> bool:
+        value = "close" if seen.id == "2" else "keep-alive"
+        await seen.answer(seen.echo(), headers=f"Connection : {value}\r\n")
+        return True
+
+    async with counting(behave) as backend, running(backend.url) as client:
+        for number in (1, 2, 3):
+            assert (await ask(client, "binary", number)).is_own
+        assert [peer.served for peer in backend.peers] == [2, 1]

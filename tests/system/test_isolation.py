@@ -72,10 +72,16 @@ async def test_bytes_on_an_idle_connection_are_nobodys_answer(form: str, extra: 
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("extra", ["second answer", "408", "one byte"])
+@pytest.mark.parametrize("extra", ["second answer", "408", "one byte", "first byte of a head", "part of a head"])
 async def test_bytes_behind_an_answer_are_nobodys_answer(form: str, extra: str) -> None:
     async def behave(seen: Seen) -> bool:
-        behind = {"second answer": answer_text(seen), "408": ANSWER_408, "one byte": b"x"}[extra]
+        behind = {
+            "second answer": answer_text(seen),
+            "408": ANSWER_408,
+            "one byte": b"x",
+            "first byte of a head": b"H",
+            "part of a head": ANSWER_408[:30],
+        }[extra]
         await seen.answer(seen.echo(), behind=behind if int(seen.id) % 2 else b"")
         return True
 
