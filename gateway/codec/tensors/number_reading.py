@@ -154,6 +154,9 @@ class NumberSink:
             limit = found if found >= 0 else limit
         if limit == window < self._window_bytes and not _may_be_end(buffer, window):
             return 0
+        if limit > BRACKETED_PIECE_BYTES:
+            self._window_bytes = BRACKETED_PIECE_BYTES
+            return self.step(buffer)
         piece = bytes(memoryview(buffer)[:limit])
         brackets = Brackets.of(piece, self._depth)
         depth = brackets.depth

@@ -40,14 +40,12 @@ from gateway.codec.tensors.elements import (
     PREFIX_BYTES,
     RUN_ELEMENTS,
     STEP_ELEMENTS,
+    WINDOW_BYTES,
     words_of,
 )
 from gateway.codec.tensors.nesting import MAX_DEPTH, Nesting
 from gateway.codec.tensors.pieces import PIECE_BYTES, beginning, string_part
 from gateway.errors import CodecError
-
-WINDOW_BYTES = 4 * PIECE_BYTES
-"""How much text one step looks at: less than half a millisecond where strings are copied or parsed as a run."""
 
 _PARSED_BYTES = 32 * 1024  # of short strings that are parsed in one step; where they are alike, a step takes a window
 _STEP_VALUES = 512  # bounds a step over deeply nested strings, where each bracket is looked at

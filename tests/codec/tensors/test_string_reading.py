@@ -8,9 +8,10 @@ import pytest
 
 from gateway.codec import BytesPolicy, TensorPolicy
 from gateway.codec.tensors import string_reading
+from gateway.codec.tensors.elements import WINDOW_BYTES
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.tensors.string_printing import text_pieces
-from gateway.codec.tensors.string_reading import WINDOW_BYTES, BytesSink, from_base64
+from gateway.codec.tensors.string_reading import BytesSink, from_base64
 from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of
 from tests.codec.walk import (
