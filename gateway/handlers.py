@@ -46,7 +46,7 @@ from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
 from gateway.exchange import Exchange, Format
 from gateway.headers import HeaderLines
-from gateway.pacing import Pacer
+from gateway.pacing import LOAD, Pacer
 from gateway.plan import BackendPlan, HeadNotes, Plan
 from gateway.policy.admission import Admission
 from gateway.policy.crossing import Fields, may_name_model, relayed_to_client, renamed_to_client
@@ -114,6 +114,7 @@ class Gateway:
         )
         call = _Call(self, serving.plan, request, exchange)
         self.in_flight += 1
+        LOAD.requests += 1
         self._idle.clear()
         try:
             try:
@@ -130,6 +131,7 @@ class Gateway:
             await call.reply.error(GatewayError(ErrorKind.INTERNAL, f"internal error: {type(error).__name__}"))
         finally:
             self.in_flight -= 1
+            LOAD.requests -= 1
             if self.in_flight == 0:
                 self._idle.set()
             call.body.release()

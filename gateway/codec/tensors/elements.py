@@ -31,7 +31,7 @@ MAX_ELEMENT_BYTES = 2**32 - 1
 PREFIX_BYTES = 4
 """The size of a length."""
 
-WINDOW_BYTES = 2 * PIECE_BYTES
+WINDOW_BYTES = 4 * PIECE_BYTES
 """How much is looked at for many short elements, so that numpy's calls pay off."""
 
 LENGTH = struct.Struct("<I")

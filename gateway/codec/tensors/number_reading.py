@@ -54,8 +54,11 @@ try:
 except ImportError:  # no wheel for this Python: orjson reads
     simdjson = None  # type: ignore[assignment]
 
-NATIVE_PIECE_BYTES = 64 * 1024
-"""How much text simdjson works on in one step: a tenth of a millisecond of flat numbers, and it fits a cache."""
+NATIVE_PIECE_BYTES = 128 * 1024
+"""How much text simdjson works on in one step: a fifth of a millisecond of flat numbers."""
+
+BRACKETED_PIECE_BYTES = 64 * 1024
+"""The same of nested numbers, where every bracket is looked at."""
 
 LIST_PIECE_BYTES = 32 * 1024
 """How much text orjson works on in one step: it is two to four times slower than simdjson."""
@@ -144,13 +147,16 @@ class NumberSink:
             taken = self._step_without_brackets(buffer, window)
             if taken:
                 return taken
-            window = self._window_bytes
+            window = self._window_bytes = min(self._window_bytes, BRACKETED_PIECE_BYTES)
         limit = window
         for stop in (b'"', b"}"):
             found = buffer.find(stop, 0, limit)
             limit = found if found >= 0 else limit
         if limit == window < self._window_bytes and not _may_be_end(buffer, window):
             return 0
+        if limit > BRACKETED_PIECE_BYTES:
+            self._window_bytes = BRACKETED_PIECE_BYTES
+            return self.step(buffer)
         piece = bytes(memoryview(buffer)[:limit])
         brackets = Brackets.of(piece, self._depth)
         depth = brackets.depth

@@ -6,6 +6,7 @@ import pytest
 
 from gateway.codec import InferAnswer, OutputSelection
 from gateway.codec.json.sinks import SkipSink, TextSink, labelling, pour
+from gateway.codec.tensors.number_reading import NATIVE_PIECE_BYTES
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.errors import CodecError
 from tests.codec.walk import MAX_BYTES, Walked, cut, exhaust, one_output, read_answer
@@ -40,7 +41,7 @@ def test_text_of_a_binary_output_is_gone_as_soon_as_it_is_read(data: str, dataty
     for chunk in cut(one_output(data, datatype, shape), 65536):
         for _ in answer.feed(chunk):
             steps += 1
-        assert len(answer._scanner._buffer) <= PIECE_BYTES
+        assert len(answer._scanner._buffer) <= NATIVE_PIECE_BYTES  # the largest of all sinks
         assert len(answer._scanner._skeleton) < 1000
         assert not any(value.text for value in answer._values.opened)
     exhaust(answer.finish())

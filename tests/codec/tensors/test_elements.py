@@ -9,7 +9,7 @@ from types import FrameType
 import pytest
 
 from gateway.codec import BytesPolicy, TensorPolicy
-from gateway.codec.tensors.elements import RUN_STEP_ELEMENTS, bounds_of, check_elements
+from gateway.codec.tensors.elements import RUN_STEP_ELEMENTS, WINDOW_BYTES, bounds_of, check_elements
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.tensors.string_printing import text_pieces
 from gateway.errors import CodecError
@@ -61,7 +61,7 @@ def is_text(octets: bytes) -> bool:
 
 def test_checking_many_elements_is_done_in_steps() -> None:
     blob = blob_of(["x" * 60] * 10_000)
-    assert sum(1 for _ in check_elements(memoryview(blob), 10_000, "x", utf8=True)) >= len(blob) // (2 * PIECE_BYTES)
+    assert sum(1 for _ in check_elements(memoryview(blob), 10_000, "x", utf8=True)) >= len(blob) // WINDOW_BYTES
 
 
 @pytest.mark.parametrize("size", [10, 200])

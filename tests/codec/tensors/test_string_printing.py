@@ -2,10 +2,13 @@
 
 import base64
 import json
+import random
 
 import orjson
 import pytest
 
+from gateway.codec.tensors import elements as elements_module
+from gateway.codec.tensors import string_printing
 from gateway.codec.tensors.elements import STEP_ELEMENTS, check_elements
 from gateway.codec.tensors.string_printing import base64_pieces, text_pieces
 from tests.codec.make_pairs import blob_of
@@ -26,6 +29,29 @@ def test_odd_string_among_many_is_written_like_others(odd: str) -> None:
     for _ in check_elements(blob, len(elements), "input 'x'", utf8=True):
         pass
     assert orjson.loads(b"[%b]" % b"".join(text_pieces(blob))) == elements
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_strings_of_any_lengths_and_characters_are_written_in_windows_of_any_size(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Each window has two halves, and a mark of the text's own may stand in either."""
+    dice = random.Random(seed)
+    for name, tiny in (("WINDOW_BYTES", dice.choice([90, 200, 1000])), ("RUN_ELEMENTS", dice.choice([2, 8]))):
+        for module in (elements_module, string_printing):
+            monkeypatch.setattr(module, name, tiny)
+    for _ in range(100):
+        alphabet = dice.choice(["abc", 'ab"', "a\\\n", "aé😀\n", 'a\x7f"', "\x01"])
+        longest = dice.choice([0, 3, 30, 150])
+        texts = ["".join(dice.choices(alphabet, k=dice.randint(0, longest))) for _ in range(dice.randrange(1, 60))]
+        if dice.random() < 0.3:
+            texts[dice.randrange(len(texts))] = "\x7f___"
+        blob = memoryview(blob_of(texts))
+        for _ in check_elements(blob, len(texts), "input 'x'", utf8=True):
+            pass
+        assert json.loads(b"[" + b"".join(text_pieces(blob)) + b"]") == texts
+        encoded = json.loads(b"[" + b"".join(base64_pieces(blob)) + b"]")
+        assert [base64.b64decode(text).decode() for text in encoded] == texts
 
 
 def test_mark_among_strings_with_escapes_is_printed_as_it_is() -> None:

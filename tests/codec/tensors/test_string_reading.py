@@ -8,6 +8,7 @@ import pytest
 
 from gateway.codec import BytesPolicy, TensorPolicy
 from gateway.codec.tensors import string_reading
+from gateway.codec.tensors.elements import WINDOW_BYTES
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.tensors.string_printing import text_pieces
 from gateway.codec.tensors.string_reading import BytesSink, from_base64
@@ -313,10 +314,10 @@ def test_long_element_with_something_else_inside_is_not_base64(broken: bytes) ->
 
 
 def test_string_that_is_longer_than_a_length_can_say_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(string_reading, "MAX_ELEMENT_BYTES", 3 * PIECE_BYTES)
-    data = f'["{"x" * 3 * PIECE_BYTES}"]'
-    assert len(only_blob(one_output(data, "BYTES"))) == 3 * PIECE_BYTES + 4
-    with pytest.raises(CodecError, match="output 'y'.*element 0 has 196609 bytes"):
+    monkeypatch.setattr(string_reading, "MAX_ELEMENT_BYTES", 3 * WINDOW_BYTES)
+    data = f'["{"x" * 3 * WINDOW_BYTES}"]'
+    assert len(only_blob(one_output(data, "BYTES"))) == 3 * WINDOW_BYTES + 4
+    with pytest.raises(CodecError, match=f"output 'y'.*element 0 has {3 * WINDOW_BYTES + 1} bytes"):
         only_blob(one_output(data.replace("x", "xx", 1), "BYTES"))
 
 
