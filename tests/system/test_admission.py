@@ -8,6 +8,7 @@ import numpy as np
 
 from gateway.demo import JsonServer
 from tests.conftest import HEADER_LENGTH, Connection, answering, lying, running, tensor
+from tests.system.scripted import head_of, infer_header, wire
 
 LIMITS = "limits: {request_body: 8MiB, in_flight_bytes: 8MiB, concurrent_requests: 20}\n"
 
@@ -96,17 +97,18 @@ async def test_beyond_the_number_of_requests_new_ones_are_refused_and_health_is_
 
 
 async def test_answers_are_counted_while_they_are_held_and_given_back(server: JsonServer) -> None:
-    array = np.zeros(1_000_000, np.float32)
-    header = {"inputs": [tensor("x", array, "FP32")], "parameters": {"binary_data_output": True}}
-    seen: list[int] = []
-    async with running(server.url) as client:
+    array = np.zeros(4_000_000, np.float32)  # more than the kernel holds of a reply
+    text = json.dumps(infer_header(array, "FP32")).encode()
+    body = text + array.tobytes()
+    head = head_of("POST", "/v2/models/identity/infer", len(body), {HEADER_LENGTH: len(text)})
+    async with running(server.url) as client, wire(client.url, receive_bytes=65536) as sender:
         admission = client.gateway.gateway.admission
-        asked = asyncio.create_task(client.infer_binary(header, array.tobytes()))
-        while not asked.done():
-            seen.append(admission.held_bytes)
-            await asyncio.sleep(0)
-        assert (await asked).binary == array.tobytes()
-        assert max(seen) >= 2 * array.nbytes
+        await sender.send(head + body)
+        async with asyncio.timeout(20):
+            while admission.held_bytes < 2 * array.nbytes:  # the reply waits to be read
+                await asyncio.sleep(0.005)
+        reply = await sender.reply()
+        assert reply.body.endswith(array.tobytes())
         await client.gateway.gateway.wait_until_idle(5)
         assert (admission.held_bytes, admission.requests) == (0, 0)
 
