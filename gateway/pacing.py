@@ -27,7 +27,7 @@ RESTED_S = 0.0002
 
 
 class Load:
-    """What this process has to do besides."""
+    """How much work this process has, over all event loops and gateways in it."""
 
     __slots__ = ("requests",)
 

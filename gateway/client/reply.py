@@ -151,10 +151,9 @@ class Reply:
     ) -> None:
         """Send the head of a reply whose body is written in pieces; *length* None: in chunks.
 
-        Content-Length, Transfer-Encoding, Connection and X-Request-Id among *headers* are replaced. *lines* go out as
-        they are, and before them. Raises
-        `GatewayError` (MALFORMED_RESPONSE), before anything is sent, for headers that cannot be sent, and
-        `ConnectionError` when the client left.
+        Content-Length, Transfer-Encoding, Connection and X-Request-Id among *headers* are replaced. *lines* go out
+        before them, as they are. Raises `GatewayError` (MALFORMED_RESPONSE), before anything is sent, for headers that
+        cannot be sent, and `ConnectionError` when the client left.
         """
         self._connection.write(self._head(status, headers, length, reason, lines))
         self._left = length
