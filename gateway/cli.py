@@ -124,6 +124,11 @@ def parser() -> argparse.ArgumentParser:
         help="with --backend: how requests are logged to standard output (default json, on a terminal text)",
     )
     serve.add_argument("--watch", action="store_true", help="with --config: reload when the file changes, as on SIGHUP")
+    serve.add_argument(
+        "--no-first-look",
+        action="store_true",
+        help="do not ask the backends at the start who they are, which wakes servers that scale to zero",
+    )
     serve.set_defaults(run=_serve, usage=serve)
 
     check = commands.add_parser(
@@ -211,7 +216,7 @@ def _serve(options: argparse.Namespace) -> int:
     writer = LogWriter(config.logging.level)
     writer.start()
     try:
-        return asyncio.run(_serve_until_stopped(config, reloader, watch=options.watch))
+        return asyncio.run(_serve_until_stopped(config, reloader, options))
     except OSError as error:
         raise ports.explained(error, config, ports.COMMAND_LINE if file is None else ports.FILE) from None
     finally:
@@ -248,7 +253,7 @@ def _is_file(source: str) -> bool:
     return source.endswith((".yaml", ".yml", ".json")) or Path(source).exists() or not _HOST_AND_PORT.match(source)
 
 
-async def _serve_until_stopped(config: Config, reloader: Reloader, *, watch: bool) -> int:
+async def _serve_until_stopped(config: Config, reloader: Reloader, options: argparse.Namespace) -> int:
     stopped = _stop_event()
     # from now on a hangup is kept until it can be done; those that came earlier were held back, see `__main__`
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.request)
@@ -259,8 +264,9 @@ async def _serve_until_stopped(config: Config, reloader: Reloader, *, watch: boo
         settle()
         announce.info("tensor-gateway %s serves clients on %s", __version__, application.listen_url)
         announce.info("metrics and health on %s", application.admin_url)
-        look.look_at(config)
-        reloader.start(application, watch=watch, on_taken=look.look_at)
+        if not options.no_first_look:
+            look.look_at(config)
+        reloader.start(application, watch=options.watch, on_taken=None if options.no_first_look else look.look_at)
         await stopped.wait()
         await reloader.stop()
         announce.info("draining: no new connections; requests in flight are finished")

@@ -257,7 +257,10 @@ def test_demo_once_is_bit_exact_and_ends() -> None:
 
 
 @asynccontextmanager
-async def process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def process(*arguments: str, first_look: bool = False) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A command that goes on; without *first_look*, `serve` sends backends nothing and logs nothing by itself."""
+    if arguments[0] == "serve" and not first_look:
+        arguments += ("--no-first-look",)
     running = await asyncio.create_subprocess_exec(
         *COMMAND,
         *arguments,
@@ -359,7 +362,14 @@ async def test_a_backend_given_on_a_terminal_is_logged_as_text() -> None:
     listen = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
     async with lying(answering(b"{}")) as liar:
         serve = await asyncio.create_subprocess_exec(
-            *COMMAND, "serve", "--backend", liar.url, *listen, stdout=theirs, stderr=asyncio.subprocess.PIPE
+            *COMMAND,
+            "serve",
+            "--backend",
+            liar.url,
+            *listen,
+            "--no-first-look",
+            stdout=theirs,
+            stderr=asyncio.subprocess.PIPE,
         )
         os.close(theirs)
         url = await url_in_line(serve.stderr)
