@@ -293,7 +293,7 @@ def _demo(options: argparse.Namespace) -> int:
 
 async def _demonstrate(*, once: bool) -> int:
     stopped = _stop_event()
-    async with demo.JsonServer.on_port(8000) as server:
+    async with demo.JsonServer.on_port(demo.PORTS.server) as server:
         config = parse(demo.configuration(server.url))
         application = await Application.start(config)
         try:
