@@ -303,10 +303,12 @@ class _Asked:
                     return _bad(f"{says}: not a server of the V2 protocol; {words_of}")
         except (GatewayError, LostError, NotHttpError):
             pass
-        where = (
-            f"; `{self._endpoint.base_path}` of its URL is put before every path" if self._endpoint.base_path else ""
+        base_path = self._endpoint.base_path
+        where = f"; `{base_path}` of its URL is put before every path" if base_path else ""
+        return _bad(
+            f"{says}: not a server of the V2 (Open Inference) protocol? If only its metadata is missing, inferences "
+            f"pass{where}"
         )
-        return _bad(f"{says}: not a server of the V2 (Open Inference) protocol?{where}")
 
 
 def judge(answer: Answer, base_path: str = "") -> Finding | None:
@@ -319,7 +321,11 @@ def judge(answer: Answer, base_path: str = "") -> Finding | None:
     if answer.status == 404 and b"/-/live" in answer.body:
         return _bad("this is the admin listener of a tensor-gateway: name the inference server")
     if answer.status == 404 and b"ResourceNotFoundException" in answer.body:
-        return _bad(f"{says} 404 in the words of TorchServe, whose V2 protocol is off (ts_open_inference_protocol)")
+        return Finding(
+            Level.GOOD,
+            "TorchServe answers; it has no metadata of the V2 protocol, and reads its inferences with "
+            "service_envelope=kservev2",
+        )
     if answer.status == 404 and b"Malformed request: GET /v2" in answer.body:
         return _bad(f"{says} 404 in the words of TensorFlow Serving, which does not speak the V2 protocol")
     if 300 <= answer.status < 400:

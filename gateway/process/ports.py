@@ -10,6 +10,7 @@ import os
 import pwd
 import re
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -116,7 +117,9 @@ def _infos(address: Address) -> list[tuple[object, object, object, str, tuple[st
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """The address that the kernel has written in words of 32 bits, each in the machine's order."""
     words = bytes.fromhex(text)
-    packed = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))  # little-endian, as Linux mostly is
+    packed = b"".join(
+        int.from_bytes(words[at : at + 4], sys.byteorder).to_bytes(4, "big") for at in range(0, len(words), 4)
+    )
     if len(packed) == 4:
         return ipaddress.IPv4Address(packed)
     address = ipaddress.IPv6Address(packed)

@@ -107,8 +107,8 @@ JSON, HTML = "Content-Type: application/json\r\n", "Content-Type: text/html; cha
             "404 Not Found",
             JSON,
             b'{"code": 404, "type": "ResourceNotFoundException", "message": "Requested resource is not found"}',
-            "WARNING",
-            "in the words of TorchServe",
+            "INFO",
+            "TorchServe answers; it has no metadata of the V2 protocol",
         ),
         ("404 Not Found", JSON, b'{ "error": "Malformed request: GET /v2" }', "WARNING", "TensorFlow Serving"),
         (
