@@ -301,7 +301,7 @@ async def _demonstrate(*, once: bool) -> int:
         application = await Application.start(config)
         try:
             exact = await demo.show(server, application.listen_url, application.admin_url)
-            if not exact or once:
+            if not exact or once or stopped.is_set():
                 return 0 if exact else 1
             print(demo.next_steps(server.url, application.listen_url, application.admin_url), flush=True)
             await stopped.wait()

@@ -308,10 +308,11 @@ Stop it with Ctrl-C. Then, in front of your own server: tensor-gateway serve --b
 
 
 def _moved(*urls: str) -> str:
-    """A line for each of the demonstration's ports that is taken: by what, and where it listens instead."""
+    """A line for each of the demonstration's ports that is taken: by what, and what listens where instead."""
+    names = ("the JSON-only server", "the gateway", "its status page")
     return "".join(
-        f"Port {port} is taken{user_of(Address(f'127.0.0.1:{port}'))}: this is on {url} instead.\n"
-        for port, url in zip(PORTS, urls, strict=True)
+        f"Port {port} is taken{user_of(Address(f'127.0.0.1:{port}'))}: {name} is on {url}\n"
+        for name, port, url in zip(names, PORTS, urls, strict=True)
         if urlsplit(url).port != port
     )
 

@@ -75,6 +75,23 @@ def test_python_without_orjson_is_told_what_is_missing_and_what_to_do() -> None:
     assert re.fullmatch(r"tensor-gateway: orjson is not installed.* use Python 3\.11 to 3\.14.*\n", done.stderr)
 
 
+def test_an_interrupt_while_modules_are_imported_ends_quietly() -> None:
+    start = """
+import sys
+
+class Interrupted:
+    def find_spec(self, name, *rest):
+        if name == "gateway.cli":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+from gateway.__main__ import main
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", start, "demo"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize(("version", "is_needed"), [("3.11", True), ("3.14", True), ("3.15", False)])
 def test_orjson_is_only_demanded_of_pythons_that_have_a_wheel(version: str, is_needed: bool) -> None:
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
@@ -348,7 +365,7 @@ async def test_demo_takes_free_ports_where_its_own_are_taken_and_says_which() ->
                 listener.listen()
         async with process("demo") as demo:
             text = await demonstration(demo)
-            moved = re.findall(r"^Port (\d+) is taken by .+: this is on http://127\.0\.0\.1:(\d+) ", text, re.MULTILINE)
+            moved = re.findall(r"^Port (\d+) is taken by .+: .+ is on http://127\.0\.0\.1:(\d+)$", text, re.MULTILINE)
             assert [int(port) for port, _ in moved] == list(PORTS)
             ports = {port for _, port in moved}
             assert len(ports) == 3

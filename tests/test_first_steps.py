@@ -1,6 +1,7 @@
 """What a newcomer meets: commands that were meant otherwise, ports that are taken, backends that are not there."""
 
 import asyncio
+import errno
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ import aiohttp
 import pytest
 
 from gateway.cli import main
-from gateway.config import Address
+from gateway.config import Address, parse
 from gateway.demo import JsonServer
 from gateway.process import ports
 from tests.conftest import answering, lying
@@ -271,3 +272,43 @@ def test_an_address_that_this_machine_does_not_have() -> None:
         "tensor-gateway: cannot listen on 192.0.2.1:8080: cannot assign requested address; "
     )
     assert "on all it has: --listen 0.0.0.0:8080" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "listen", "words"),
+    [
+        (
+            errno.EACCES,
+            "127.0.0.1:80",
+            "; ports below 1024 need a privilege (CAP_NET_BIND_SERVICE); to listen elsewhere: listen: 127.0.0.1:8080",
+        ),
+        (errno.EACCES, "unix:/run/s", "; this user may not write to the socket's folder"),
+        (errno.EINVAL, "127.0.0.1:80", ""),
+    ],
+)
+def test_other_reasons_not_to_listen_are_explained_where_there_is_something_to_say(
+    number: int, listen: str, words: str
+) -> None:
+    config = parse(f"backends: {{a: {{endpoints: ['http://x']}}}}\nlisten: {listen}")
+    error = OSError(number, f"cannot listen on {listen}: reason")
+    assert ports.explained(error, config, ports.FILE).strerror == f"cannot listen on {listen}: reason{words}"
+
+
+def test_an_error_that_is_not_about_an_address_stays_as_it_is() -> None:
+    config = parse("backends: {a: {endpoints: ['http://x']}}")
+    error = OSError(errno.ENOSPC, "no temporary folder can be made")
+    assert ports.explained(error, config, ports.FILE) is error
+
+
+def test_a_search_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "SEARCH_S", -1.0)
+    monkeypatch.setattr(ports, "TRIED_PORTS", 0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert ports.user_of(Address(address)) == " by a process that is not visible here"
+        config = parse(f"backends: {{a: {{endpoints: ['http://x']}}}}\nlisten: {address}\nadmin: 127.0.0.1:0")
+        said = f"cannot listen on {address}: address already in use"
+        explained = ports.explained(OSError(errno.EADDRINUSE, said), config, ports.COMMAND_LINE)
+    assert explained.strerror == (
+        f"{said} by a process that is not visible here; to listen elsewhere: --listen 127.0.0.1:0"
+    )

@@ -10,6 +10,7 @@ Not here: whether an endpoint gets requests (`health`, `policy`).
 
 import asyncio
 import errno
+import ipaddress
 import logging
 import os
 import ssl
@@ -35,6 +36,9 @@ from gateway.policy.crossing import BackendHeaders
 LOOK_S = 5.0
 """How long the look at one endpoint may take, with all that is asked."""
 
+TRY_S = 1.0
+"""How long one try of another protocol may take, of that time: most servers close what they do not understand."""
+
 AT_ONCE = 8
 """How many endpoints are looked at at the same time."""
 
@@ -47,12 +51,17 @@ MAX_SHOWN = 3
 USER_AGENT = f"tensor-gateway/{__version__} (first look)"
 """How servers and their logs recognize it, unless `headers` says otherwise."""
 
+_CONTAINER = ("/.dockerenv", "/run/.containerenv")
+"""Files that Docker and Podman put into every container."""
+
 EXTENSION = "binary_tensor_data"
 
 # What an HTTP/2 client sends first, and then an empty SETTINGS frame (RFC 9113 section 3.4).
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _FRAME_HEAD_BYTES = 9
 _SETTINGS = 4
+
+_TLS_ALERT, _TLS_HANDSHAKE = b"\x15\x03", b"\x16\x03"  # how records begin (RFC 8446 section 5.1)
 
 log = logging.getLogger("gateway")
 
@@ -246,7 +255,15 @@ class _Asked:
     def _why_unreachable(self, reason: str) -> str:
         if reason != os.strerror(errno.ECONNREFUSED):
             return f"cannot be reached: {reason}"
-        return f"nothing listens on port {self._endpoint.port} there; is the server up? Until then requests get 503"
+        is_own = ipaddress.ip_address(self._endpoint.addresses[0].partition("%")[0]).is_loopback
+        where = (
+            ", which inside of a container is the container itself"
+            if is_own and any(map(os.path.exists, _CONTAINER))
+            else ""
+        )
+        return (
+            f"nothing listens on port {self._endpoint.port} there{where}; is the server up? Until then requests get 503"
+        )
 
     async def _why_not_http(self, reason: str) -> str:
         """Why the answer, if there was one, was not HTTP/1.1; *reason* is what the parser said."""
@@ -264,32 +281,24 @@ class _Asked:
 
     async def _speaks_http2(self) -> bool:
         """Whether the server begins with the frame that begins every connection of HTTP/2, which gRPC uses."""
-        with suppress(OSError, EOFError):
-            reader, writer = await asyncio.open_connection(self._endpoint.addresses[0], self._endpoint.port)
-            try:
-                writer.write(_HTTP2_PREFACE)
-                head = await reader.readexactly(_FRAME_HEAD_BYTES)
-                return head[3] == _SETTINGS and not any(head[5:])
-            finally:
-                writer.transport.abort()
-        return False
+        head = await self._first_bytes(_HTTP2_PREFACE, _FRAME_HEAD_BYTES)
+        return head[3:4] == bytes((_SETTINGS,)) and not any(head[5:])
 
     async def _speaks_tls(self) -> bool:
-        """Whether the server answers a TLS handshake, be it with an alert."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE  # nothing is sent or believed: only whether it answers counts
-        try:
-            address = self._endpoint.addresses[0]
-            _, writer = await asyncio.open_connection(
-                address, self._endpoint.port, ssl=context, server_hostname=self._endpoint.name
-            )
-        except ssl.SSLError as error:
-            return "ALERT" in (error.reason or "")
-        except OSError:
-            return False
-        writer.transport.abort()
-        return True
+        """Whether the server answers the beginning of a TLS handshake, be it with an alert."""
+        return await self._first_bytes(_client_hello(self._endpoint.name), 2) in (_TLS_HANDSHAKE, _TLS_ALERT)
+
+    async def _first_bytes(self, sent: bytes, n_bytes: int) -> bytes:
+        """The first *n_bytes* that come over a new connection on which *sent* was sent; empty if fewer come."""
+        with suppress(OSError, EOFError):
+            async with asyncio.timeout(TRY_S):
+                reader, writer = await asyncio.open_connection(self._endpoint.addresses[0], self._endpoint.port)
+                try:
+                    writer.write(sent)
+                    return await reader.readexactly(n_bytes)
+                finally:
+                    writer.transport.abort()
+        return b""
 
     async def _why_no_metadata(self, answer: Answer) -> Finding:
         """Why `GET /v2` got *answer*, which a server of the V2 protocol does not give."""
@@ -309,6 +318,15 @@ class _Asked:
             f"{says}: not a server of the V2 (Open Inference) protocol? If only its metadata is missing, inferences "
             f"pass{where}"
         )
+
+
+def _client_hello(server_name: str) -> bytes:
+    """What a client of TLS sends first."""
+    sent = ssl.MemoryBIO()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname=server_name).do_handshake()
+    return sent.read()
 
 
 def judge(answer: Answer, base_path: str = "") -> Finding | None:

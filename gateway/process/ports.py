@@ -182,8 +182,6 @@ def _another(address: Address) -> str:
 
 def _is_free(address: Address) -> bool:
     """Whether *address* could be listened on now."""
-    if not address.port:
-        return True
     try:
         info = _infos(address)[0]
         with socket.socket(info[0], socket.SOCK_STREAM) as probe:  # type: ignore[arg-type]

@@ -13,9 +13,11 @@ import pytest
 
 from gateway.app import new_name
 from gateway.backend import first_look
+from gateway.backend.connections import Connections
 from gateway.backend.first_look import FirstLook
 from gateway.config import parse
 from gateway.demo import JsonServer
+from gateway.errors import ErrorKind, GatewayError
 from tests.certificates import Authority
 from tests.conftest import Connection, Script, answering, lying, running
 from tests.system.programs import MlServer
@@ -44,8 +46,9 @@ def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(autouse=True)
-def all_levels(caplog: pytest.LogCaptureFixture) -> None:
+def all_levels(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr(first_look, "_CONTAINER", ())  # wherever the tests run
 
 
 @pytest.mark.parametrize(
@@ -180,6 +183,15 @@ async def test_a_port_where_nothing_listens(caplog: pytest.LogCaptureFixture, un
     ]
 
 
+async def test_in_a_container_its_own_address_is_told_apart(
+    caplog: pytest.LogCaptureFixture, unused_tcp_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_look, "_CONTAINER", (tmp_path / "none", tmp_path))
+    await look(f"http://localhost:{unused_tcp_port}")
+    ((_, text),) = said(caplog)
+    assert f"nothing listens on port {unused_tcp_port} there, which inside of a container is the container" in text
+
+
 async def grpc(connection: Connection) -> None:
     await connection.send(GRPC_SETTINGS)
     with pytest.raises(asyncio.IncompleteReadError):  # until the other side has left
@@ -292,16 +304,91 @@ async def test_a_server_that_does_not_answer(caplog: pytest.LogCaptureFixture, m
     ("sent", "words"),
     [(b"", "it closed the connection without an answer to GET /v2"), (b"SSH-2.0-x\r\n", "is not HTTP: ")],
 )
-async def test_what_is_no_http_server(caplog: pytest.LogCaptureFixture, sent: bytes, words: str) -> None:
+@pytest.mark.parametrize("is_patient", [False, True])
+async def test_what_is_no_http_server(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, sent: bytes, words: str, is_patient: bool
+) -> None:
     async def script(connection: Connection) -> None:
-        await connection.reader.read(1)
-        await connection.send(sent)
+        is_http = await connection.reader.read(1) == b"G"
+        await connection.send(sent if is_http or not is_patient else b"")
+        if is_patient and not is_http:  # it waits for more of what it does not understand
+            await connection.reader.read()
+
+    monkeypatch.setattr(first_look, "TRY_S", 0.2)
 
     async with lying(script) as liar:
         await look(liar.url)
     ((level, text),) = said(caplog)
     assert level == "WARNING"
     assert words in text
+
+
+async def test_an_interim_answer_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.read_request()
+        await connection.send(b"HTTP/1.1 103 Early Hints\r\n\r\n")
+        await connection.answer(json.dumps(METADATA).encode())
+
+    async with lying(script) as liar:
+        await look(liar.url)
+    assert said(caplog) == [("INFO", f"{liar.url}: mlserver 1.7.1 answers")]
+
+
+async def test_a_server_that_sends_interim_answers_without_end(caplog: pytest.LogCaptureFixture) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.reader.read(1)
+        await connection.send(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100)
+
+    async with lying(script) as liar:
+        await look(liar.url)
+    ((_, text),) = said(caplog)
+    assert "is not HTTP: too many interim answers" in text
+
+
+async def test_a_server_that_goes_away_while_it_is_asked_more(caplog: pytest.LogCaptureFixture) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.read_request()
+        if b"GET /v2 " in connection.head:
+            await connection.answer(b"{}", "404 Not Found")
+
+    async with lying(script) as liar:
+        await look(liar.url)
+    ((level, text),) = said(caplog)
+    assert level == "WARNING"
+    assert "not a server of the V2 (Open Inference) protocol?" in text
+
+
+async def test_a_tls_server_that_wants_a_certificate_is_recognized(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    context = tls_context(tmp_path)
+    context.verify_mode = ssl.CERT_REQUIRED
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await look(url)
+    assert said(caplog) == [("WARNING", f"{url}: it speaks TLS there: write https:// in the endpoint")]
+
+
+async def test_files_that_are_gone_and_a_machine_at_its_limits_are_left_to_the_requests(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, server: JsonServer, tmp_path: Path
+) -> None:
+    await look("https://127.0.0.1:1", backend=f", tls: {{ca: {tmp_path}/gone}}")
+
+    async def connect(*arguments: object) -> None:
+        raise GatewayError(ErrorKind.OVERLOADED, "no descriptor")
+
+    monkeypatch.setattr(Connections, "connect", connect)
+    await look(server.url)
+    assert said(caplog) == []
+
+
+async def test_a_defect_of_the_look_is_logged_and_nothing_else(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, server: JsonServer
+) -> None:
+    monkeypatch.setattr(first_look, "judge", None)
+    await look(server.url)
+    assert said(caplog) == [("ERROR", "the first look failed inside the gateway")]
 
 
 async def test_a_host_without_an_address_is_left_to_the_look_up(caplog: pytest.LogCaptureFixture) -> None:
