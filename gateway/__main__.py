@@ -24,6 +24,8 @@ def main() -> int:
             raise
         print(f"tensor-gateway: {_NO_ORJSON}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return cli.main()
 
 

@@ -7,6 +7,7 @@ Not here: how the gateway is put together (`app`) and run (`process`).
 import argparse
 import asyncio
 import logging
+import re
 import signal
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import msgspec
 
 from gateway import __version__, demo
 from gateway.app import file_problems, settle
+from gateway.backend.first_look import FirstLook
 from gateway.certificates import tls_warnings
 from gateway.config import (
     MAX_FILE_BYTES,
@@ -27,11 +29,19 @@ from gateway.config import (
     load,
     parse,
 )
+from gateway.config.values import shortened
 from gateway.errors import ConfigError
+from gateway.process import ports
 from gateway.process.application import Application
 from gateway.process.reload import Reloader
 from gateway.process.supervisor import Supervisor
 from gateway.telemetry.log_writer import ANNOUNCE, LogWriter
+
+_ENDPOINT = "backends.default.endpoints[0]"
+"""The key that `--backend` stands for."""
+
+_HOST_AND_PORT = re.compile(r"(localhost|[\w.-]+:[0-9]+|\[[0-9A-Fa-f:.]+\](:[0-9]+)?)(/|$)", re.ASCII)
+"""What a URL begins with whose scheme was forgotten."""
 
 log = logging.getLogger("gateway")
 announce = logging.getLogger(ANNOUNCE)
@@ -39,31 +49,50 @@ announce = logging.getLogger(ANNOUNCE)
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command in *arguments* (default: those of the process); the exit code."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    known = parser()
+    options = known.parse_args(arguments)
     if options.run is not _serve:  # which has a handler for it; see `__main__`
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-    try:
-        code: int = options.run(options, parser)
-    except ConfigError as error:
-        print(f"tensor-gateway: {error}", file=sys.stderr)
+    if options.run is None:
+        known.print_help(sys.stderr)
         return 2
+    try:
+        code: int = options.run(options)
+    except ConfigError as error:
+        return _fail(error, 2)
     except OSError as error:
-        print(f"tensor-gateway: {error.strerror or error}", file=sys.stderr)
-        return 1
+        return _fail(error.strerror or error, 1)
     except KeyboardInterrupt:
         return 130
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _fail(reason: object, code: int) -> int:
+    """Print each line of *reason* on standard error; *code*."""
+    print(f"tensor-gateway: {reason}".replace("\n", "\ntensor-gateway: "), file=sys.stderr)
+    return code
+
+
+_EXAMPLES = """\
+examples:
+  tensor-gateway demo                                  see it work, with a server of its own
+  tensor-gateway serve --backend http://127.0.0.1:8000 in front of one server
+  tensor-gateway check gateway.yaml                    check a configuration, and
+  tensor-gateway serve --config gateway.yaml           serve what it says
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their options, each with `run`: the function that carries it out, or None without a command."""
     parser = argparse.ArgumentParser(
         prog="tensor-gateway",
         description="Gives JSON-only inference servers the binary tensor extension of Triton and KServe.",
-        epilog="To see it work: tensor-gateway demo",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tensor-gateway {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="{serve,check,schema,demo}")
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(title="commands", metavar="{serve,check,schema,demo}")
 
     serve = commands.add_parser(
         "serve",
@@ -71,9 +100,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Run the gateway until SIGTERM or SIGINT; requests in flight are then finished. SIGHUP reads the "
         "file again: it takes effect as a whole, or, if anything in it is wrong, not at all.",
     )
-    source = serve.add_mutually_exclusive_group(required=True)
-    source.add_argument("--config", type=Path, metavar="FILE", help="serve what this YAML file configures")
-    source.add_argument(
+    serve.add_argument("source", nargs="?", metavar="FILE|URL", help="the same as --config FILE or --backend URL")
+    serve.add_argument("--config", metavar="FILE", help="serve what this YAML file configures")
+    serve.add_argument(
         "--backend",
         metavar="URL",
         help="serve in front of this one JSON-only server, such as http://127.0.0.1:8000, without a file",
@@ -95,7 +124,12 @@ def _parser() -> argparse.ArgumentParser:
         help="with --backend: how requests are logged to standard output (default json, on a terminal text)",
     )
     serve.add_argument("--watch", action="store_true", help="with --config: reload when the file changes, as on SIGHUP")
-    serve.set_defaults(run=_serve)
+    serve.add_argument(
+        "--no-first-look",
+        action="store_true",
+        help="do not ask the backends at the start who they are, which wakes servers that scale to zero",
+    )
+    serve.set_defaults(run=_serve, usage=serve)
 
     check = commands.add_parser(
         "check",
@@ -105,10 +139,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument(
         "file",
+        nargs="?",
         metavar="FILE",
         help="the YAML file to check; - for standard input, where paths are relative to the working directory",
     )
-    check.set_defaults(run=_check)
+    check.set_defaults(run=_check, usage=check)
 
     schema = commands.add_parser(
         "schema",
@@ -127,7 +162,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def _check(options: argparse.Namespace) -> int:
+    if options.file is None:
+        options.usage.error("name the file: tensor-gateway check gateway.yaml; - reads standard input")
+    if "://" in options.file:
+        raise ConfigError(f"{options.file}: expected a file; to serve in front of a server: serve --backend URL")
     if options.file == "-":
         found = inspect_bytes(sys.stdin.buffer.read(MAX_FILE_BYTES + 1), "-")
     else:
@@ -151,48 +190,93 @@ def _prove(found: Inspected) -> None:
         found.add_warning(key, reason)
 
 
-def _schema(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def _schema(options: argparse.Namespace) -> int:
     print(msgspec.json.format(msgspec.json.encode(json_schema()), indent=2).decode())
     return 0
 
 
-def _serve(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    if options.config is not None:
+def _serve(options: argparse.Namespace) -> int:
+    file, backend = _source(options)
+    if file is not None:
         if options.listen or options.admin or options.workers is not None or options.log:
-            parser.error("--listen, --admin, --workers and --log go with --backend; with --config set them in the file")
-        reloader = Reloader(options.config)
-        config = load(options.config)
+            options.usage.error(
+                "--listen, --admin, --workers and --log go with --backend; with --config set them in the file"
+            )
+        reloader = Reloader(file)
+        config = load(file)
     else:
         if options.watch:
-            parser.error("--watch goes with --config: there is no file to watch")
+            options.usage.error("--watch goes with --config: there is no file to watch")
         reloader = Reloader(None)
         access = options.log or ("text" if sys.stdout.isatty() else "json")
-        config = for_backend(options.backend, options.listen, options.admin, access, options.workers)
+        try:
+            config = for_backend(backend, options.listen, options.admin, access, options.workers)
+        except ConfigError as error:
+            raise ConfigError(_in_options(str(error))) from None
     writer = LogWriter(config.logging.level)
     writer.start()
     try:
-        return asyncio.run(_serve_until_stopped(config, reloader, watch=options.watch))
+        return asyncio.run(_serve_until_stopped(config, reloader, options))
+    except OSError as error:
+        raise ports.explained(error, config, ports.COMMAND_LINE if file is None else ports.FILE) from None
     finally:
         writer.stop()
 
 
-async def _serve_until_stopped(config: Config, reloader: Reloader, *, watch: bool) -> int:
+def _in_options(reasons: str) -> str:
+    """*reasons* why the configuration of `serve --backend` is wrong, with options in the place of a file's keys."""
+    for own, elsewhere in (("listen", "--listen 127.0.0.1:8081"), ("admin", "--admin 127.0.0.1:9091")):
+        if f"own `{own}`" in reasons or f"own listener, `{own}`" in reasons:
+            reasons = reasons.replace("listen on another port", f"listen on another port: {elsewhere}")
+    return re.sub("^(listen|admin|workers): ", r"--\1: ", reasons.replace(_ENDPOINT, "--backend"), flags=re.MULTILINE)
+
+
+def _source(options: argparse.Namespace) -> tuple[Path | None, str]:
+    """What `serve` is to serve: the configuration's file, or None and the backend's URL. Raises `ConfigError`."""
+    given = [each for each in (options.source, options.config, options.backend) if each is not None]
+    if len(given) != 1:
+        options.usage.error(
+            "say what to serve, --backend URL or --config FILE; to see it work without a server: tensor-gateway demo"
+            if not given
+            else "expected one of FILE|URL, --config FILE and --backend URL"
+        )
+    (source,) = given
+    if options.config is not None and "://" in source:
+        raise ConfigError(f"--config: expected a file, got a URL; did you mean --backend {shortened(source)}?")
+    if options.backend is not None and _is_file(source):
+        raise ConfigError(f"--backend: expected a URL, got a file; did you mean --config {shortened(source)}?")
+    is_backend = options.backend is not None or (options.config is None and not _is_file(source))
+    return (None, source) if is_backend else (Path(source), "")
+
+
+def _is_file(source: str) -> bool:
+    """Whether *source* was meant as a file, and not as the URL of a server."""
+    if "://" in source:
+        return False
+    return source.endswith((".yaml", ".yml", ".json")) or Path(source).exists() or not _HOST_AND_PORT.match(source)
+
+
+async def _serve_until_stopped(config: Config, reloader: Reloader, options: argparse.Namespace) -> int:
     stopped = _stop_event()
     # from now on a hangup is kept until it can be done; those that came earlier were held back, see `__main__`
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.request)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     application = await (Application if config.workers == 1 else Supervisor).start(config)
+    look = FirstLook(application.name)
     try:
         settle()
         announce.info("tensor-gateway %s serves clients on %s", __version__, application.listen_url)
         announce.info("metrics and health on %s", application.admin_url)
-        reloader.start(application, watch=watch)
+        if not options.no_first_look:
+            look.look_at(config)
+        reloader.start(application, watch=options.watch, on_taken=None if options.no_first_look else look.look_at)
         await stopped.wait()
         await reloader.stop()
         announce.info("draining: no new connections; requests in flight are finished")
         await application.drain()
     finally:
         await reloader.stop()
+        await look.stop()
         await application.stop()
     return 0
 
@@ -206,18 +290,18 @@ def _stop_event() -> asyncio.Event:
     return stopped
 
 
-def _demo(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def _demo(options: argparse.Namespace) -> int:
     return asyncio.run(_demonstrate(once=options.once))
 
 
 async def _demonstrate(*, once: bool) -> int:
     stopped = _stop_event()
-    async with demo.JsonServer.on_port(8000) as server:
+    async with demo.JsonServer.on_port(demo.PORTS.server) as server:
         config = parse(demo.configuration(server.url))
         application = await Application.start(config)
         try:
             exact = await demo.show(server, application.listen_url, application.admin_url)
-            if not exact or once:
+            if not exact or once or stopped.is_set():
                 return 0 if exact else 1
             print(demo.next_steps(server.url, application.listen_url, application.admin_url), flush=True)
             await stopped.wait()

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tomllib
@@ -20,8 +21,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from gateway.cli import main
+from gateway.demo import EXAMPLE, PORTS
 from tests.certificates import Authority
-from tests.conftest import Connection, answering, lying
+from tests.conftest import Connection, answering, lying, require_tool
 
 COMMAND = [sys.executable, "-m", "gateway"]
 
@@ -71,6 +73,23 @@ def test_python_without_orjson_is_told_what_is_missing_and_what_to_do() -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     assert re.fullmatch(r"tensor-gateway: orjson is not installed.* use Python 3\.11 to 3\.14.*\n", done.stderr)
+
+
+def test_an_interrupt_while_modules_are_imported_ends_quietly() -> None:
+    start = """
+import sys
+
+class Interrupted:
+    def find_spec(self, name, *rest):
+        if name == "gateway.cli":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+from gateway.__main__ import main
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", start, "demo"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize(("version", "is_needed"), [("3.11", True), ("3.14", True), ("3.15", False)])
@@ -253,11 +272,23 @@ def test_demo_once_is_bit_exact_and_ends() -> None:
     result = run("demo", "--once")
     assert (result.returncode, result.stderr) == (0, "")
     assert "bit-exact: yes" in result.stdout
+    # first how long it takes without the gateway, in the text and in time
+    straight, through = (
+        re.search(rf"^  {way} +([0-9.]+) ms", result.stdout, re.MULTILINE)
+        for way in ("JSON, straight to the server", "binary, through the gateway")
+    )
+    assert straight is not None
+    assert through is not None
+    assert straight.start() < through.start()
+    assert float(straight[1]) > float(through[1])
     assert len(re.findall(r"^  [1-4]\. ", result.stdout, re.MULTILINE)) == 4
 
 
 @asynccontextmanager
-async def process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def process(*arguments: str, first_look: bool = False) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A command that goes on; without *first_look*, `serve` sends backends nothing and logs nothing by itself."""
+    if arguments[0] == "serve" and not first_look:
+        arguments += ("--no-first-look",)
     running = await asyncio.create_subprocess_exec(
         *COMMAND,
         *arguments,
@@ -281,39 +312,66 @@ async def url_in_line(stream: asyncio.StreamReader | None) -> str:
     return match[0]
 
 
-async def test_demo_keeps_serving_and_says_what_to_try_next() -> None:
+async def demonstration(demo: asyncio.subprocess.Process) -> str:
+    """What the demonstration prints until it only serves."""
+    assert demo.stdout is not None
+    text = b""
+    while b"Stop it with Ctrl-C." not in text:
+        text += await asyncio.wait_for(demo.stdout.readline(), 60)
+        assert not demo.stdout.at_eof(), text
+    return text.decode()
+
+
+def indented(text: str, beginning: str) -> str:
+    """The lines of *text* from the one with *beginning* on that are indented as far, without that."""
+    found = re.search(rf"^( *){re.escape(beginning)}.*\n(?:(?:\1.*)?\n)*", text, re.MULTILINE)
+    assert found is not None, text
+    return "\n".join(line.removeprefix(found[1]) for line in found[0].rstrip().splitlines())
+
+
+async def test_demo_keeps_serving_and_what_it_suggests_works(tmp_path: Path) -> None:
+    curl = require_tool("curl", "apt-get install curl")
     async with process("demo") as demo:
-        assert demo.stdout is not None
-        text = b""
-        while b"Stop it with Ctrl-C." not in text:
-            text += await demo.stdout.readline()
-        curl = re.search(r"curl -s (\S+)", text.decode())
-        assert curl is not None
-        snippet = text.decode().partition('tritonclient[http]"):\n')[2].partition("  metrics:")[0]
-        code = "\n".join(line.removeprefix("    ") for line in snippet.splitlines())
+        text = await demonstration(demo)
+        code = indented(text, "import numpy")
         printed = await asyncio.to_thread(subprocess.check_output, [sys.executable, "-c", code], text=True)
-        assert [int(number) for number in re.findall(r"\d+", printed)] == list(range(0, 32, 2))
+        assert printed == "(1, 3, 224, 224)\n"
+        command = indented(text, "curl -s").partition("\n\n")[0].replace("curl", curl, 1)
+        printed = await asyncio.to_thread(subprocess.check_output, command, shell=True, cwd=tmp_path, text=True)
+        length = re.search(r"^Inference-Header-Content-Length: ([0-9]+)\s*$", printed, re.MULTILINE)
+        assert length is not None, printed
+        assert "outputs" not in printed, "no body on the terminal"
+        assert (tmp_path / "answer.bin").read_bytes()[int(length[1]) :] == struct.pack("<3f", 1, 2, 3)
+        assert re.search(r"^  status page: http://127\.0\.0\.1:[0-9]+/$", text, re.MULTILINE)
         demo.send_signal(signal.SIGINT)
-        assert await demo.wait() == 0
+        output, errors = await asyncio.wait_for(demo.communicate(), 60)
+        assert (demo.returncode, errors) == (0, b"")
+        assert b"Traceback" not in output
+
+
+def test_the_demos_program_is_the_readmes() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    program = re.search(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    assert program is not None
+    assert program[1] == EXAMPLE
 
 
 async def test_demo_takes_free_ports_where_its_own_are_taken_and_says_which() -> None:
     with contextlib.ExitStack() as taken:
-        for port in (8000, 8080, 9090):
+        for port in PORTS:
             listener = taken.enter_context(socket.socket())
             with contextlib.suppress(OSError):  # somebody else has it, which is as good
                 listener.bind(("127.0.0.1", port))
                 listener.listen()
         async with process("demo") as demo:
-            assert demo.stdout is not None
-            text = b""
-            while b"Stop it with Ctrl-C." not in text:
-                text += await asyncio.wait_for(demo.stdout.readline(), 60)
-                assert not demo.stdout.at_eof()
-            urls = set(re.findall(r"http://127\.0\.0\.1:(\d+)", text.decode()))
-            assert len(urls) == 3, text
-            assert not urls & {"8000", "8080", "9090"}
-            (metrics,) = re.findall(r"http://\S+/metrics", text.decode())
+            text = await demonstration(demo)
+            moved = re.findall(r"^Port (\d+) is taken by .+: .+ is on http://127\.0\.0\.1:(\d+)$", text, re.MULTILINE)
+            assert [int(port) for port, _ in moved] == list(PORTS)
+            ports = {port for _, port in moved}
+            assert len(ports) == 3
+            urls = set(re.findall(r"127\.0\.0\.1:(\d+)", text.partition("Stop it")[0]))
+            assert urls == ports
+            (metrics,) = re.findall(r"http://\S+/metrics", text)
             async with aiohttp.ClientSession() as session, session.get(metrics) as response:
                 assert response.status == 200
 
@@ -359,7 +417,14 @@ async def test_a_backend_given_on_a_terminal_is_logged_as_text() -> None:
     listen = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
     async with lying(answering(b"{}")) as liar:
         serve = await asyncio.create_subprocess_exec(
-            *COMMAND, "serve", "--backend", liar.url, *listen, stdout=theirs, stderr=asyncio.subprocess.PIPE
+            *COMMAND,
+            "serve",
+            "--backend",
+            liar.url,
+            *listen,
+            "--no-first-look",
+            stdout=theirs,
+            stderr=asyncio.subprocess.PIPE,
         )
         os.close(theirs)
         url = await url_in_line(serve.stderr)

@@ -199,7 +199,7 @@ def test_a_sound_file_has_no_warnings() -> None:
             "backends: {a: {endpoints: [http://x], queue: {length: 5, timeout: 3m}}}",
             "a.queue.timeout: longer than `timeouts.total`",
         ),
-        ("backends: {a: {endpoints: ['http://x:80/v2/']}}", "a.endpoints[0]: its path is put before that of every"),
+        ("backends: {a: {endpoints: ['http://x:80/v2/a']}}", "a.endpoints[0]: its path is put before that of every"),
         (
             MINIMAL + "routes: [{name: r, backend: a, models: ['m*'], rename: {m1: x, n: y}}]",
             "routes[0].rename.n: without effect: no pattern of `models` matches it",

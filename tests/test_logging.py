@@ -19,7 +19,7 @@ from tests.conftest import Connection, answering, lying
 from tests.test_cli import COMMAND, url_in_line
 from tests.test_workers import children_of
 
-LISTEN = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+LISTEN = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--no-first-look"]
 
 
 async def test_a_reader_of_standard_output_that_is_gone_does_not_end_requests() -> None:

@@ -471,7 +471,9 @@ async def test_a_configuration_from_a_pipe_is_served_and_cannot_be_read_again(wo
         os.write(theirs, f"{workers}{listen}backends: {{a: {{endpoints: ['{a.url}']}}}}\n".encode())
         os.close(theirs)
         serve = await asyncio.create_subprocess_exec(
-            *(*COMMAND, "serve", "--config", f"/dev/fd/{ours}"), pass_fds=[ours], stderr=asyncio.subprocess.PIPE
+            *(*COMMAND, "serve", "--config", f"/dev/fd/{ours}", "--no-first-look"),
+            pass_fds=[ours],
+            stderr=asyncio.subprocess.PIPE,
         )
         os.close(ours)
         try:

@@ -28,7 +28,7 @@ from gateway.config.structure import (
     without_none,
     words_for,
 )
-from gateway.config.values import CHOICES, READERS, Endpoint, nearest, shortened, shown
+from gateway.config.values import CHOICES, READERS, Endpoint, meant_endpoint, nearest, shortened, shown
 from gateway.config.yaml_nodes import Document, NotYamlError, entries, line_of
 
 MAX_FINDINGS = 100
@@ -203,7 +203,7 @@ class Reader:
         except ValueError as error:
             if is_from_outside:
                 return self._fail(path, f"{error}, got a value from outside")
-            near = nearest(value, choices_of(type_) or CHOICES.get(type_, [])) if isinstance(value, str) else None
+            near = _meant(value, type_)
             hint = f", did you mean `{near}`?" if near else ""
             return self._fail(path, f"{error}, got {shown(value)}{hint}")
         return converted
@@ -234,6 +234,13 @@ def _converted(value: Any, type_: Any, base: Path, is_from_outside: bool) -> Any
         return type_(value)
     hint = "" if type_ is not str or isinstance(value, (list, dict, type(None))) else " in quotes"
     raise ValueError(f"expected {words_for(type_)}{hint}")
+
+
+def _meant(value: Any, type_: Any) -> str | None:
+    """What *value*, which is not of *type_*, was probably meant to be."""
+    if type_ is Endpoint:
+        return meant_endpoint(value)
+    return nearest(value, choices_of(type_) or CHOICES.get(type_, [])) if isinstance(value, str) else None
 
 
 def _check_path_from_file(endpoint: Endpoint, text: str) -> None:

@@ -373,6 +373,8 @@ class Backend(Part, frozen=True):
                     f"endpoints[{index}]",
                     "its path is put before that of every request, which begins with /v2 already",
                 )
+            if urlsplit(endpoint).hostname in ("0.0.0.0", "::"):  # noqa: S104  compared with, not listened on
+                yield f"endpoints[{index}]", "this address is for listening; to reach this machine: 127.0.0.1"
 
 
 class Route(Part, frozen=True):

@@ -34,6 +34,8 @@ _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.:-]+):([0-9]{1,5}
 _UNIX = "unix:"
 _URL = re.compile(r"[\w.~:/\[\]@!$&'()*+,;=%?#-]+", re.ASCII)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_OF_THE_PROTOCOL = re.compile(r"/v2(/?$|/(health|models|repository)(/|$).*)")
+"""The end of a URL's path that belongs to the protocol, not to where the server is."""
 _ANY = {"0.0.0.0", "::"}  # noqa: S104  compared with, not listened on
 _LOOPBACK = {"127.0.0.1", "::1"}
 
@@ -251,11 +253,31 @@ def _endpoint(value: Any, base: Path) -> Endpoint:
         is_port_valid = url.port is None or url.port > 0
     except ValueError:
         raise ValueError(expected) from None
+    if url.scheme in ("grpc", "grpcs"):
+        raise ValueError(
+            "expected the URL of the server's HTTP port, not of its gRPC port: http://, and of Triton 8000 instead of "
+            "8001, of MLServer 8080 instead of 8081"
+        )
     if url.scheme not in ("http", "https") or not url.hostname or not is_port_valid or not _URL.fullmatch(value):
         raise ValueError(expected)
     if url.username is not None or url.query or url.fragment:
         raise ValueError("expected a URL without user, query and fragment (credentials go to `headers.set`)")
+    if _OF_THE_PROTOCOL.search(url.path):
+        raise ValueError("leave out /v2, with which the path of every request begins anyway")
     return Endpoint(value.rstrip("/"))
+
+
+def meant_endpoint(value: Any) -> str | None:
+    """The endpoint that *value*, which is none, was probably meant to be."""
+    if not isinstance(value, str) or len(value) > SHOWN_CHARACTERS or "@" in value or "?" in value:
+        return None
+    meant = _OF_THE_PROTOCOL.split(value)[0] if "://" in value else f"http://{value}"
+    try:
+        _endpoint(meant, Path())
+    except ValueError:
+        return None
+    # a word alone is more probably something else than a host's name
+    return meant if meant != value and ("://" in value or ":" in value or value == "localhost") else None
 
 
 def _file_path(value: Any, base: Path) -> FilePath:

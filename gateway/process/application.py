@@ -20,7 +20,8 @@ class Application:
     def __init__(self, config: Config) -> None:
         """Must be called on a running event loop; `start` and `stop` must be awaited."""
         config = fit(config)
-        self.data_plane = DataPlane(config, new_name())
+        self.name = new_name()
+        self.data_plane = DataPlane(config, self.name)
         self.gateway = self.data_plane.gateway
         self.state = self.data_plane.metrics.state
         self.listen_url = ""

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -94,6 +94,7 @@ class Reloader:
         """Why it was not taken the last time; empty if it was."""
         self._is_silent = False
         """Whether the next try is one that nobody has asked for: it says nothing if it fails as the one before."""
+        self._on_taken: Callable[[Config], None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def request(self) -> None:
@@ -101,8 +102,12 @@ class Reloader:
         self._is_silent = False
         self._wanted.set()
 
-    def start(self, running: Reloadable, *, watch: bool) -> None:
-        """Reload *running* when requested; *watch*: also when the file's content changes."""
+    def start(self, running: Reloadable, *, watch: bool, on_taken: Callable[[Config], None] | None = None) -> None:
+        """Reload *running* when requested; *watch*: also when the file's content changes.
+
+        *on_taken* is called with each configuration that has taken effect.
+        """
+        self._on_taken = on_taken
         self._tasks.append(asyncio.create_task(self._reload_when_wanted(running)))
         if watch:
             self._tasks.append(asyncio.create_task(self._watch()))
@@ -130,7 +135,8 @@ class Reloader:
         try:
             # before it is loaded: a change in between is then noticed by `_watch`, and loaded once too often at most
             self._tried = await asyncio.to_thread(_digest, file)
-            kept = await running.replace(await asyncio.to_thread(_load_again, file))
+            config = await asyncio.to_thread(_load_again, file)
+            kept = await running.replace(config)
         except (ConfigError, OSError) as error:
             self._refused = "; ".join(line.strip() for line in str(error).splitlines())
             if self._refused != before or not is_silent:
@@ -141,6 +147,8 @@ class Reloader:
         else:
             waiting = f"; {', '.join(kept)}: takes effect after a restart" if kept else ""
             announce.info("reloaded %s%s", file, waiting)
+            if self._on_taken is not None:
+                self._on_taken(config)
         running.state.reloaded(is_successful=not self._refused)
 
     async def _watch(self) -> None:

@@ -132,7 +132,7 @@ class Supervisor:
         self._folder = _new_folder()
         self._admin = AdminListener(config.admin, lambda: self._config, self._metrics, self._not_ready)
         self._is_draining = False
-        self._name = new_name()
+        self.name = new_name()
         self._workers: dict[int, _WorkerProcess] = {}
         self._minders: list[asyncio.Task[None]] = []
         self._readers: set[asyncio.Task[None]] = set()
@@ -184,7 +184,7 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway.process.worker", str(tell), self._name, *map(str, inherited)),
+                *(sys.executable, "-m", "gateway.process.worker", str(tell), self.name, *map(str, inherited)),
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=[tell, *inherited],
                 env={**os.environ, METRICS_FOLDER: str(self._folder)},

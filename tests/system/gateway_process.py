@@ -141,7 +141,7 @@ async def gateway_process(configuration: str, file: Path) -> AsyncIterator[Gatew
     At the end it must exit with 0, and its log must be without exceptions.
     """
     file.write_text(configuration)
-    command = [sys.executable, "-m", "gateway", "serve", "--config", str(file)]
+    command = [sys.executable, "-m", "gateway", "serve", "--config", str(file), "--no-first-look"]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )

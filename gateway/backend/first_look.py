@@ -1,0 +1,393 @@
+"""The first look at backends: when `serve` starts, each endpoint is asked `GET /v2`, and the log says who answers.
+
+It finds what stops a newcomer: a server that is not up, another server, a gRPC port, http and https exchanged, the
+gateway itself. It changes nothing: whatever it finds, requests are served. Beside the one request there are a few more
+only where the answer needs an explanation, all within `LOOK_S`, over connections of their own, which take no slot and
+are counted nowhere. A host name that cannot be resolved is reported by `resolving`.
+
+Not here: whether an endpoint gets requests (`health`, `policy`).
+"""
+
+import asyncio
+import errno
+import ipaddress
+import logging
+import os
+import ssl
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from enum import IntEnum
+from typing import NamedTuple
+
+import msgspec
+
+from gateway import __version__
+from gateway.backend.connections import Connections, UnreachableError
+from gateway.backend.endpoints import Endpoint, EndpointSet
+from gateway.backend.resolving import Names, look_up, usable_addresses
+from gateway.backend.wire import MAX_INTERIM, LostError, NotHttpError
+from gateway.certificates import TlsContext, uses_tls
+from gateway.config import Backend, Config
+from gateway.config.values import shortened
+from gateway.errors import ConfigError, GatewayError
+from gateway.policy.crossing import BackendHeaders
+
+LOOK_S = 5.0
+"""How long the look at one endpoint may take, with all that is asked."""
+
+TRY_S = 1.0
+"""How long one try of another protocol may take, of that time: most servers close what they do not understand."""
+
+AT_ONCE = 8
+"""How many endpoints are looked at at the same time."""
+
+MAX_BODY_BYTES = 64 * 1024
+"""How much of an answer's body is read."""
+
+MAX_SHOWN = 3
+"""The most endpoints that one line names."""
+
+USER_AGENT = f"tensor-gateway/{__version__} (first look)"
+"""How servers and their logs recognize it, unless `headers` says otherwise."""
+
+_CONTAINER = ("/.dockerenv", "/run/.containerenv")
+"""Files that Docker and Podman put into every container."""
+
+EXTENSION = "binary_tensor_data"
+
+# What an HTTP/2 client sends first, and then an empty SETTINGS frame (RFC 9113 section 3.4).
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_FRAME_HEAD_BYTES = 9
+_SETTINGS = 4
+
+_TLS_ALERT, _TLS_HANDSHAKE = b"\x15\x03", b"\x16\x03"  # how records begin (RFC 8446 section 5.1)
+
+log = logging.getLogger("gateway")
+
+
+class Level(IntEnum):
+    """How a finding is logged."""
+
+    GOOD = logging.INFO
+    BAD = logging.WARNING
+
+
+class Finding(NamedTuple):
+    """What was found at an endpoint, in words."""
+
+    level: Level
+    words: str
+
+
+class Answer(NamedTuple):
+    """An endpoint's answer to a GET."""
+
+    status: int
+    reason: str
+    media_type: str
+    """In lower case, without parameters."""
+    location: str
+    body: bytes
+
+    @property
+    def status_line(self) -> str:
+        """Status and reason, as a log line may show them."""
+        return shortened(f"{self.status} {self.reason}".strip())
+
+    @property
+    def is_html(self) -> bool:
+        """Whether a person was meant to read it."""
+        return "html" in self.media_type or self.body[:100].lstrip().lower().startswith((b"<!doctype", b"<html"))
+
+
+class _Metadata(msgspec.Struct):
+    """A server's metadata, as far as it is looked at."""
+
+    name: str
+    version: str = ""
+    extensions: list[str] = []
+
+
+class FirstLook:
+    """Looks at endpoints in the background, at each of them once."""
+
+    def __init__(self, gateway: str) -> None:
+        """*gateway* is what this gateway calls itself in `Via`. Nothing is looked at before `look_at`."""
+        self._via = f"1.1 {gateway}"
+        self._known: set[tuple[str, str]] = set()
+        self._free = asyncio.Semaphore(AT_ONCE)
+        self._looks: set[asyncio.Task[None]] = set()
+
+    def look_at(self, config: Config) -> None:
+        """Begin to look at the endpoints of *config* that were not in the one before. Nothing is waited for."""
+        known, self._known = (
+            self._known,
+            {(name, url) for name, each in config.backends.items() for url in each.endpoints},
+        )
+        if not log.isEnabledFor(Level.BAD):
+            return
+        for name, backend in config.backends.items():
+            new = [url for url in backend.endpoints if (name, url) not in known]
+            if new:
+                look = asyncio.ensure_future(self._look_at_backend(name, backend, new))
+                self._looks.add(look)
+                look.add_done_callback(self._looks.discard)
+
+    async def stop(self) -> None:
+        """Give up what is still being looked at."""
+        for look in self._looks:
+            look.cancel()
+        await asyncio.gather(*self._looks, return_exceptions=True)
+
+    async def _look_at_backend(self, name: str, backend: Backend, urls: Iterable[str]) -> None:
+        """Log what is found at *urls*: a line for each finding."""
+        try:
+            tls = TlsContext(f"backends.{name}.tls", backend.tls) if uses_tls(urls) else None
+        except ConfigError:  # its files have changed since the start, which the requests report
+            return
+        try:
+            endpoints = [Endpoint.parse(url, tls) for url in urls]
+            found = await asyncio.gather(*(self._look(name, backend, endpoint) for endpoint in endpoints))
+        except Exception:
+            log.exception("backend %r: the first look failed inside the gateway", name)
+            return
+        urls_by_finding: dict[Finding, list[str]] = {}
+        for endpoint, finding in zip(endpoints, found, strict=True):
+            if finding is not None:
+                urls_by_finding.setdefault(finding, []).append(f"{endpoint.url}{endpoint.base_path}")
+        for finding, where in urls_by_finding.items():
+            more = f" and {len(where) - MAX_SHOWN} more" if len(where) > MAX_SHOWN else ""
+            log.log(finding.level, "backend %r: %s%s: %s", name, ", ".join(where[:MAX_SHOWN]), more, finding.words)
+
+    async def _look(self, name: str, backend: Backend, endpoint: Endpoint) -> Finding | None:
+        """What is found at *endpoint*; None if there is nothing to say."""
+        async with self._free:
+            asked = _Asked(name, backend, endpoint, self._via)
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    return await asked.finding()
+            except TimeoutError:
+                return _bad(f"no answer to GET {endpoint.base_path}/v2 within {LOOK_S:g} s")
+            finally:
+                await asked.close()
+
+
+def _bad(words: str) -> Finding:
+    return Finding(Level.BAD, words)
+
+
+class _Asked:
+    """One endpoint, and the questions to it."""
+
+    def __init__(self, name: str, backend: Backend, endpoint: Endpoint, via: str) -> None:
+        self._name = name
+        self._backend = backend
+        self._endpoint = endpoint
+        headers = BackendHeaders(backend.headers.set, backend.headers.remove).probing(USER_AGENT)
+        fields = [("Host", endpoint.authority), *headers, ("Via", via), ("Connection", "close")]
+        self._head_lines = [f"{key}: {value}" for key, value in fields]
+        self._connections = Connections(name, Names(name, EndpointSet()))
+        self._connections.configure(
+            max_connections=1,
+            queue_length=0,
+            queue_timeout_s=0.0,
+            connect_timeout_s=backend.timeouts.connect,
+            keep_alive_s=0.0,
+        )
+
+    async def close(self) -> None:
+        """Close what is open."""
+        await self._connections.close()
+
+    async def finding(self) -> Finding | None:
+        """Ask, and ask more where the answer needs an explanation. None if there is nothing to say."""
+        if not await self._is_found():
+            return None
+        try:
+            answer = await self._get("/v2")
+        except UnreachableError as error:
+            return _bad(self._why_unreachable(error.reason))
+        except GatewayError:  # this machine is at its limits
+            return None
+        except (LostError, NotHttpError) as error:
+            return _bad(await self._why_not_http(str(error)))
+        finding = judge(answer, self._endpoint.base_path)
+        if finding is not None:
+            return finding
+        if answer.status == 400 and await self._speaks_tls():
+            return _bad("it speaks TLS there: write https:// in the endpoint")
+        return await self._why_no_metadata(answer)
+
+    async def _is_found(self) -> bool:
+        """Look the host's name up; False if that fails, which `resolving` reports."""
+        if not self._endpoint.addresses:
+            try:
+                infos = await look_up(self._endpoint.host)
+            except (OSError, UnicodeError):
+                return False
+            addresses = usable_addresses(str(info[4][0]) for info in infos)
+            self._endpoint = replace(self._endpoint, addresses=addresses)
+        return bool(self._endpoint.addresses)
+
+    async def _get(self, path: str) -> Answer:
+        """The answer to `GET` *path*. Raises `GatewayError`, `LostError` and `NotHttpError`."""
+        wire = await self._connections.connect(self._endpoint)
+        try:
+            wire.begin("GET")
+            lines = [f"GET {self._endpoint.base_path}{path} HTTP/1.1", *self._head_lines, "", ""]
+            wire.send_first("\r\n".join(lines).encode())
+            for _ in range(MAX_INTERIM + 1):
+                message, reader = await wire.read_head()
+                if not 100 <= message.code < 200:
+                    break
+            else:
+                raise NotHttpError("too many interim answers")
+            body = bytearray()
+            while len(body) < MAX_BODY_BYTES and (chunk := await wire.read_body(reader)):
+                body += chunk
+        finally:
+            wire.abort()
+        headers = {key.lower(): value.decode("latin-1") for key, value in message.raw_headers}
+        media_type = headers.get(b"content-type", "").partition(";")[0].strip().lower()
+        return Answer(message.code, message.reason, media_type, headers.get(b"location", ""), bytes(body))
+
+    def _why_unreachable(self, reason: str) -> str:
+        if reason != os.strerror(errno.ECONNREFUSED):
+            return f"cannot be reached: {reason}"
+        is_own = ipaddress.ip_address(self._endpoint.addresses[0].partition("%")[0]).is_loopback
+        where = (
+            ", which inside of a container is the container itself"
+            if is_own and any(map(os.path.exists, _CONTAINER))
+            else ""
+        )
+        return (
+            f"nothing listens on port {self._endpoint.port} there{where}; is the server up? Until then requests get 503"
+        )
+
+    async def _why_not_http(self, reason: str) -> str:
+        """Why the answer, if there was one, was not HTTP/1.1; *reason* is what the parser said."""
+        if self._endpoint.tls is None:
+            if await self._speaks_http2():
+                return (
+                    "this is a gRPC port, and the gateway needs the server's HTTP port: of Triton 8000 instead of "
+                    "8001, of MLServer 8080 instead of 8081"
+                )
+            if await self._speaks_tls():
+                return "it speaks TLS there: write https:// in the endpoint"
+        if reason:
+            return f"the answer to GET {self._endpoint.base_path}/v2 is not HTTP: {shortened(reason)}"
+        return f"it closed the connection without an answer to GET {self._endpoint.base_path}/v2"
+
+    async def _speaks_http2(self) -> bool:
+        """Whether the server begins with the frame that begins every connection of HTTP/2, which gRPC uses."""
+        head = await self._first_bytes(_HTTP2_PREFACE, _FRAME_HEAD_BYTES)
+        return head[3:4] == bytes((_SETTINGS,)) and not any(head[5:])
+
+    async def _speaks_tls(self) -> bool:
+        """Whether the server answers the beginning of a TLS handshake, be it with an alert."""
+        return await self._first_bytes(_client_hello(self._endpoint.name), 2) in (_TLS_HANDSHAKE, _TLS_ALERT)
+
+    async def _first_bytes(self, sent: bytes, n_bytes: int) -> bytes:
+        """The first *n_bytes* that come over a new connection on which *sent* was sent; empty if fewer come."""
+        with suppress(OSError, EOFError):
+            async with asyncio.timeout(TRY_S):
+                reader, writer = await asyncio.open_connection(self._endpoint.addresses[0], self._endpoint.port)
+                try:
+                    writer.write(sent)
+                    return await reader.readexactly(n_bytes)
+                finally:
+                    writer.transport.abort()
+        return b""
+
+    async def _why_no_metadata(self, answer: Answer) -> Finding:
+        """Why `GET /v2` got *answer*, which a server of the V2 protocol does not give."""
+        path = f"{self._endpoint.base_path}/v2"
+        says = f"answers GET {path} with {answer.status_line}"
+        try:
+            if (await self._get("/v2/health/live")).status == 200:
+                return Finding(Level.GOOD, f"answers probes of {path}/health/live, but GET {path} with {answer.status}")
+            for other, words in _OTHERS.items():
+                if words_of := words(await self._get(other)):
+                    return _bad(f"{says}: not a server of the V2 protocol; {words_of}")
+        except (GatewayError, LostError, NotHttpError):
+            pass
+        base_path = self._endpoint.base_path
+        where = f"; `{base_path}` of its URL is put before every path" if base_path else ""
+        return _bad(
+            f"{says}: not a server of the V2 (Open Inference) protocol? If only its metadata is missing, inferences "
+            f"pass{where}"
+        )
+
+
+def _client_hello(server_name: str) -> bytes:
+    """What a client of TLS sends first."""
+    sent = ssl.MemoryBIO()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname=server_name).do_handshake()
+    return sent.read()
+
+
+def judge(answer: Answer, base_path: str = "") -> Finding | None:
+    """What *answer* to `GET /v2` says about who gave it; None: it has to be asked more."""
+    says = f"answers GET {base_path}/v2 with"
+    if answer.status in (401, 403):
+        return Finding(Level.GOOD, f"answers, and needs credentials ({answer.status_line}): clients send theirs")
+    if answer.status == 508 and b"passed through this gateway" in answer.body:
+        return _bad("this is the gateway's own listener, an endless loop: name the inference server")
+    if answer.status == 404 and b"/-/live" in answer.body:
+        return _bad("this is the admin listener of a tensor-gateway: name the inference server")
+    if answer.status == 404 and b"ResourceNotFoundException" in answer.body:
+        return Finding(
+            Level.GOOD,
+            "TorchServe answers; it has no metadata of the V2 protocol, and reads its inferences with "
+            "service_envelope=kservev2",
+        )
+    if answer.status == 404 and b"Malformed request: GET /v2" in answer.body:
+        return _bad(f"{says} 404 in the words of TensorFlow Serving, which does not speak the V2 protocol")
+    if 300 <= answer.status < 400:
+        target = f" to {shortened(answer.location)}" if answer.location else ""
+        return _bad(f"{says} a redirect{target}, which the gateway does not follow: name the place that it leads to")
+    if answer.status >= 500:
+        return _bad(
+            f"{says} {answer.status_line}: is it still starting, or is this a proxy without a server behind it?"
+        )
+    if answer.status == 200:
+        return _judge_metadata(answer, says)
+    return None
+
+
+def _judge_metadata(answer: Answer, says: str) -> Finding:
+    if answer.is_html:
+        return _bad(f"{says} an HTML page: this is a web site, or a server's page for people")
+    try:
+        metadata = msgspec.json.decode(answer.body, type=_Metadata)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _bad(
+            f"{says} something else than a server's metadata: not a server of the V2 (Open Inference) protocol?"
+        )
+    named = shortened(f"{metadata.name} {metadata.version}".strip()) or "a server without a name"
+    if EXTENSION in metadata.extensions:
+        return Finding(
+            Level.GOOD,
+            f"{named} answers, and says that it speaks the binary extension itself ({EXTENSION}): its clients could "
+            "use it directly",
+        )
+    return Finding(Level.GOOD, f"{named} answers")
+
+
+def _as_v1(answer: Answer) -> str:
+    if answer.status == 200 and b'"models"' in answer.body:
+        return "it has /v1/models, as servers of the V1 protocol do (KServe, TensorFlow Serving)"
+    if answer.status == 200 and b'"data"' in answer.body:
+        return "it has /v1/models, as servers of language models with OpenAI's interface do"
+    return ""
+
+
+def _as_invocations(answer: Answer) -> str:
+    return "it has /invocations, as MLflow's own server does, whose JSON is another" * (answer.status == 405)
+
+
+_OTHERS = {"/v1/models": _as_v1, "/invocations": _as_invocations}
+"""What other servers are recognized by: a path, and what its answer is told from."""

@@ -1,0 +1,191 @@
+"""In words why an address cannot be listened on: who has it, and how to choose another.
+
+Who has it is read from Linux's /proc, as far as this user may; elsewhere it stays unsaid. Not here: listening
+(`client.listeners`).
+"""
+
+import errno
+import ipaddress
+import os
+import pwd
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from gateway.config import Address, Config
+
+SEARCH_S = 1.0
+"""How long the process that has an address is looked for; on a large machine there may be 100,000 descriptors."""
+
+TRIED_PORTS = 20
+"""How many ports after one that is taken are tried, to suggest one that is free."""
+
+MAX_NAME = 60
+"""The most characters of a process's name that are shown."""
+
+_PROC = Path("/proc")
+_LISTENS = "0A"  # of TCP, in /proc/net/tcp
+_ACCEPTS = 0x10000  # __SO_ACCEPTCON, in /proc/net/unix
+_COMMANDS = ("serve", "demo")
+_INTERPRETER = re.compile(r"(python|pypy|node|ruby|perl)[\d.]*")
+
+
+class Flags(NamedTuple):
+    """What a user changes to listen elsewhere: the text that comes before an address."""
+
+    listen: str
+    admin: str
+
+
+COMMAND_LINE = Flags("--listen ", "--admin ")
+"""Where the addresses came from the command line."""
+
+FILE = Flags("listen: ", "admin: ")
+"""Where they came from a file."""
+
+
+def explained(error: OSError, config: Config, flags: Flags) -> OSError:
+    """*error* of a start with *config*, in more words if an address cannot be listened on: a line for each address."""
+    addresses = ((config.admin, flags.admin), (config.listen, flags.listen))
+    lines: list[str] = []
+    for address, flag in addresses:
+        said = f"cannot listen on {address}: "
+        if (error.strerror or "").startswith(said):
+            lines.insert(0, f"{error.strerror}{_hint(error.errno, address, flag)}")
+        elif error.errno == errno.EADDRINUSE and user_of(address):  # the next start would fail at this one
+            lines.append(f"{said}{os.strerror(errno.EADDRINUSE).lower()}{_hint(error.errno, address, flag)}")
+    return OSError(error.errno, "\n".join(lines)) if lines and error.errno is not None else error
+
+
+def _hint(number: int | None, address: Address, flag: str) -> str:
+    """What to add to the reason *number* for which *address* cannot be listened on."""
+    match number:
+        case errno.EADDRINUSE:
+            return f"{user_of(address)}; to listen elsewhere: {flag}{_another(address)}"
+        case errno.EACCES if address.is_unix:
+            return "; this user may not write to the socket's folder"
+        case errno.EACCES if address.port < 1024:
+            return f"; ports below 1024 need a privilege (CAP_NET_BIND_SERVICE); to listen elsewhere: {flag}" + (
+                f"{address.rpartition(':')[0]}:{8000 + address.port % 1000}"
+            )
+        case errno.EADDRNOTAVAIL:
+            return f"; this machine has no such address; on all it has: {flag}0.0.0.0:{address.port}"
+        case _:
+            return ""
+
+
+def user_of(address: Address) -> str:
+    """Words that say which process listens on *address*; empty if that cannot be found out."""
+    try:
+        sockets = dict(_unix_sockets(address.path) if address.is_unix else _tcp_sockets(address))
+        if not sockets:
+            return ""
+        found = _process_with(set(sockets))
+        if found is not None:
+            return f" by {found[1]} (pid {found[0]})"
+        uid = next(iter(sockets.values()))
+    except (OSError, ValueError, IndexError):
+        return ""
+    if uid is None or uid == os.geteuid():
+        return " by a process that is not visible here"
+    with suppress(KeyError):
+        return f" by a process of user {pwd.getpwuid(uid).pw_name}"
+    return f" by a process of uid {uid}"
+
+
+def _tcp_sockets(address: Address) -> Iterator[tuple[int, int | None]]:
+    """Inode and user of the sockets that listen where *address* does."""
+    wanted = {ipaddress.ip_address(info[4][0].partition("%")[0]) for info in _infos(address)}
+    for file in ("net/tcp", "net/tcp6"):
+        with suppress(FileNotFoundError), (_PROC / file).open() as lines:
+            for fields in map(str.split, lines):
+                if fields[3] == _LISTENS and int(fields[1][-4:], 16) == address.port:
+                    listens = _address(fields[1][:-5])
+                    if listens.is_unspecified or listens in wanted or any(each.is_unspecified for each in wanted):
+                        yield int(fields[9]), int(fields[7])
+
+
+def _infos(address: Address) -> list[tuple[object, object, object, str, tuple[str, int]]]:
+    return socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)  # type: ignore[return-value]
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The address that the kernel has written in words of 32 bits, each in the machine's order."""
+    words = bytes.fromhex(text)
+    packed = b"".join(
+        int.from_bytes(words[at : at + 4], sys.byteorder).to_bytes(4, "big") for at in range(0, len(words), 4)
+    )
+    if len(packed) == 4:
+        return ipaddress.IPv4Address(packed)
+    address = ipaddress.IPv6Address(packed)
+    return address.ipv4_mapped or address
+
+
+def _unix_sockets(path: str) -> Iterator[tuple[int, int | None]]:
+    """The inodes of the sockets that listen at *path*; the kernel does not tell their user."""
+    with (_PROC / "net/unix").open() as lines:
+        next(lines)
+        for line in lines:
+            fields = line.rstrip("\n").split(maxsplit=7)
+            if fields[7:] == [path] and int(fields[3], 16) & _ACCEPTS:
+                yield int(fields[6]), None
+
+
+def _process_with(inodes: set[int]) -> tuple[int, str] | None:
+    """Number and name of a process that has one of these sockets open."""
+    links = {f"socket:[{inode}]" for inode in inodes}
+    ends_at = time.monotonic() + SEARCH_S
+    for entry in os.listdir(_PROC):
+        if not entry.isdigit():
+            continue
+        if time.monotonic() > ends_at:
+            return None
+        folder = _PROC / entry / "fd"
+        with suppress(OSError):  # another user's, or it has ended
+            for descriptor in os.listdir(folder):
+                with suppress(FileNotFoundError):
+                    if os.readlink(folder / descriptor) in links:
+                        return int(entry), _name(_PROC / entry)
+    return None
+
+
+def _name(folder: Path) -> str:
+    """What a process is called: its program's name, of an interpreter also the script's; no other argument of it."""
+    program = (folder / "comm").read_text().strip()
+    words = (folder / "cmdline").read_text(errors="replace").split("\0")
+    # arguments may hold secrets; the name of a module or of a script, and a command of this program, do not
+    if _INTERPRETER.fullmatch(program) and len(words) > 2:
+        if words[1] == "-m":
+            program += f" -m {words[2]}"
+        elif not words[1].startswith("-"):
+            program += f" {os.path.basename(words[1])}"
+    if program.endswith("gateway"):
+        program += "".join(f" {word}" for word in words[2:4] if word in _COMMANDS)
+    program = program[:MAX_NAME]
+    return program if program.isprintable() else repr(program)
+
+
+def _another(address: Address) -> str:
+    """An address like *address* that is free at this moment, as far as it can be found."""
+    if address.is_unix:
+        return f"{address}.2"
+    host, _, _ = address.rpartition(":")
+    ports = range(address.port + 1, min(address.port + 1 + TRIED_PORTS, 65536))
+    free = (f"{host}:{port}" for port in ports if _is_free(Address(f"{host}:{port}")))
+    return next(free, f"{host}:0")
+
+
+def _is_free(address: Address) -> bool:
+    """Whether *address* could be listened on now."""
+    try:
+        info = _infos(address)[0]
+        with socket.socket(info[0], socket.SOCK_STREAM) as probe:  # type: ignore[arg-type]
+            probe.bind(info[4])
+    except OSError as error:
+        return error.errno != errno.EADDRINUSE
+    return True

@@ -1,0 +1,458 @@
+"""The first look at backends: who answers there, and why nobody does, in the words of the log."""
+
+import asyncio
+import json
+import logging
+import socket
+import ssl
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from gateway.app import new_name
+from gateway.backend import first_look
+from gateway.backend.connections import Connections
+from gateway.backend.first_look import FirstLook
+from gateway.config import parse
+from gateway.demo import JsonServer
+from gateway.errors import ErrorKind, GatewayError
+from tests.certificates import Authority
+from tests.conftest import Connection, Script, answering, lying, running
+from tests.system.programs import MlServer
+
+# What gRPC's C core sends to whoever connects: its SETTINGS, and then, to a request of HTTP/1.1, nothing.
+GRPC_SETTINGS = bytes.fromhex("000018040000000000000400400000000500400000000600004000fe0300000001")
+METADATA = {"name": "mlserver", "version": "1.7.1", "extensions": []}
+
+
+async def look(*urls: str, backend: str = "", name: str = "") -> FirstLook:
+    """Looks at *urls*, and waits for what is found."""
+    looking = FirstLook(name or new_name())
+    looking.look_at(parse(f"backends: {{main: {{endpoints: {json.dumps(urls)}{backend}}}}}"))
+    async with asyncio.timeout(20):
+        await asyncio.gather(*looking._looks)
+    return looking
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Level and text of what was logged, without the backend's name."""
+    return [
+        (record.levelname, record.getMessage().removeprefix("backend 'main': "))
+        for record in caplog.records
+        if record.name == "gateway"
+    ]
+
+
+@pytest.fixture(autouse=True)
+def all_levels(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(first_look, "_CONTAINER", ())  # wherever the tests run
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        (METADATA, "mlserver 1.7.1 answers"),
+        ({"name": "own"}, "own answers"),
+        ({"name": "", "version": ""}, "a server without a name answers"),
+        ({"name": "a\nb", "version": "1"}, r"a\nb 1 answers"),
+        (
+            {"name": "triton", "version": "2.51.0", "extensions": ["x", "binary_tensor_data"]},
+            "triton 2.51.0 answers, and says that it speaks the binary extension itself (binary_tensor_data): its "
+            "clients could use it directly",
+        ),
+    ],
+)
+async def test_a_server_of_the_protocol_is_named(
+    caplog: pytest.LogCaptureFixture, metadata: dict[str, object], words: str
+) -> None:
+    async with lying(answering(json.dumps(metadata).encode())) as liar:
+        await look(liar.url)
+    assert said(caplog) == [("INFO", f"{liar.url}: {words}")]
+    (connection,) = liar.connections
+    head = connection.head.decode()
+    assert head.startswith("GET /v2 HTTP/1.1\r\n")
+    assert "User-Agent: tensor-gateway/" in head
+
+
+async def test_what_the_backends_headers_and_its_path_say_holds_for_the_look(caplog: pytest.LogCaptureFixture) -> None:
+    async with lying(answering(json.dumps(METADATA).encode())) as liar:
+        await look(f"{liar.url}/prod", backend=", headers: {set: {Authorization: Bearer abc}}")
+    assert said(caplog) == [("INFO", f"{liar.url}/prod: mlserver 1.7.1 answers")]
+    assert liar.connections[0].head.startswith(b"GET /prod/v2 HTTP/1.1\r\n")
+    assert b"Authorization: Bearer abc\r\n" in liar.connections[0].head
+
+
+JSON, HTML = "Content-Type: application/json\r\n", "Content-Type: text/html; charset=utf-8\r\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "level", "words"),
+    [
+        (
+            "401 Unauthorized",
+            JSON,
+            b"{}",
+            "INFO",
+            "answers, and needs credentials (401 Unauthorized): clients send theirs",
+        ),
+        ("403 Forbidden", JSON, b"{}", "INFO", "answers, and needs credentials (403 Forbidden)"),
+        ("200 OK", HTML, b"<p>", "WARNING", "answers GET /v2 with an HTML page"),
+        ("200 OK", "", b"  <!DOCTYPE html>", "WARNING", "answers GET /v2 with an HTML page"),
+        ("200 OK", JSON, b"[]", "WARNING", "answers GET /v2 with something else than a server's metadata"),
+        ("200 OK", JSON, b'{"status": "ok"}', "WARNING", "answers GET /v2 with something else"),
+        ("200 OK", JSON, b'{"name": "\xff"}', "WARNING", "answers GET /v2 with something else"),
+        ("307 Temporary Redirect", "Location: https://x/v2\r\n", b"", "WARNING", "a redirect to https://x/v2, which"),
+        ("503 Service Unavailable", JSON, b"{}", "WARNING", "with 503 Service Unavailable: is it still starting"),
+        (
+            "404 Not Found",
+            JSON,
+            b'{"code": 404, "type": "ResourceNotFoundException", "message": "Requested resource is not found"}',
+            "INFO",
+            "TorchServe answers; it has no metadata of the V2 protocol",
+        ),
+        ("404 Not Found", JSON, b'{ "error": "Malformed request: GET /v2" }', "WARNING", "TensorFlow Serving"),
+        (
+            "404 Not Found",
+            JSON,
+            b'{"detail":"Not Found"}',
+            "WARNING",
+            "answers GET /v2 with 404 Not Found: not a server of the V2 (Open Inference) protocol?",
+        ),
+    ],
+)
+async def test_an_answer_that_is_no_servers_metadata_is_explained(
+    caplog: pytest.LogCaptureFixture, status: str, headers: str, body: bytes, level: str, words: str
+) -> None:
+    async with lying(answering(body, status, headers)) as liar:
+        await look(liar.url)
+    ((found, text),) = said(caplog)
+    assert found == level
+    assert words in text
+
+
+def by_path(answers: dict[str, tuple[str, bytes]]) -> Script:
+    """Answers these paths, and all others with 404."""
+
+    async def script(connection: Connection) -> None:
+        await connection.read_request()
+        status, body = answers.get(connection.head.split()[1].decode(), ("404 Not Found", b"{}"))
+        await connection.answer(body, status)
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("answers", "level", "words"),
+    [
+        ({"/v2/health/live": ("200 OK", b"")}, "INFO", "answers probes of /v2/health/live, but GET /v2 with 404"),
+        ({"/v1/models": ("200 OK", b'{"models": []}')}, "WARNING", "as servers of the V1 protocol do"),
+        ({"/v1/models": ("200 OK", b'{"object": "list", "data": []}')}, "WARNING", "with OpenAI's interface"),
+        ({"/invocations": ("405 Method Not Allowed", b"")}, "WARNING", "as MLflow's own server does"),
+    ],
+)
+async def test_a_server_of_another_protocol_is_told_by_what_it_has(
+    caplog: pytest.LogCaptureFixture, answers: dict[str, tuple[str, bytes]], level: str, words: str
+) -> None:
+    async with lying(by_path(answers)) as liar:
+        await look(liar.url)
+    ((found, text),) = said(caplog)
+    assert found == level
+    assert words in text
+
+
+async def test_a_path_of_the_url_that_leads_nowhere_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    async with lying(by_path({})) as liar:
+        await look(f"{liar.url}/wrong")
+    ((level, text),) = said(caplog)
+    assert level == "WARNING"
+    assert "answers GET /wrong/v2 with 404 Not Found" in text
+    assert "`/wrong` of its URL is put before every path" in text
+
+
+async def test_a_port_where_nothing_listens(caplog: pytest.LogCaptureFixture, unused_tcp_port: int) -> None:
+    await look(f"http://127.0.0.1:{unused_tcp_port}", f"http://127.0.0.1:{unused_tcp_port}/a")
+    assert said(caplog) == [
+        (
+            "WARNING",
+            f"http://127.0.0.1:{unused_tcp_port}, http://127.0.0.1:{unused_tcp_port}/a: nothing listens on port "
+            f"{unused_tcp_port} there; is the server up? Until then requests get 503",
+        )
+    ]
+
+
+async def test_in_a_container_its_own_address_is_told_apart(
+    caplog: pytest.LogCaptureFixture, unused_tcp_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_look, "_CONTAINER", (tmp_path / "none", tmp_path))
+    await look(f"http://localhost:{unused_tcp_port}")
+    ((_, text),) = said(caplog)
+    assert f"nothing listens on port {unused_tcp_port} there, which inside of a container is the container" in text
+
+
+async def grpc(connection: Connection) -> None:
+    await connection.send(GRPC_SETTINGS)
+    with pytest.raises(asyncio.IncompleteReadError):  # until the other side has left
+        await connection.reader.readexactly(1 << 20)
+
+
+async def grpc_that_closes(connection: Connection) -> None:
+    """As gRPC's C core: it sends its settings, and ends what does not begin with HTTP/2's preface."""
+    await connection.send(GRPC_SETTINGS)
+    if await connection.reader.read(4) == b"PRI ":
+        await connection.reader.read()
+
+
+@pytest.mark.parametrize("script", [grpc, grpc_that_closes])
+async def test_a_grpc_port_is_recognized(caplog: pytest.LogCaptureFixture, script: Script) -> None:
+    async with lying(script) as liar:
+        await look(liar.url)
+    ((level, text),) = said(caplog)
+    assert level == "WARNING"
+    assert text.startswith(f"{liar.url}: this is a gRPC port")
+    assert "8000 instead of 8001" in text
+
+
+async def test_the_grpc_port_of_a_real_mlserver_is_recognized(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    server = MlServer(tmp_path / "mlserver")
+    settings = json.loads((tmp_path / "mlserver" / "identity" / "settings.json").read_text())
+    try:
+        server.start()
+        await asyncio.to_thread(server.wait_until_ready)
+        grpc_url = f"http://127.0.0.1:{settings['grpc_port']}"
+        await look(server.url)
+        await look(grpc_url)
+    finally:
+        server.stop()
+    (good, bad) = said(caplog)
+    assert good[0] == "INFO"
+    assert good[1].startswith(f"{server.url}: mlserver ")
+    assert bad[0] == "WARNING"
+    assert bad[1].startswith(f"{grpc_url}: this is a gRPC port")
+
+
+def tls_context(folder: Path) -> ssl.SSLContext:
+    pair = Authority(folder).issue()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    return context
+
+
+async def test_a_tls_server_that_closes_on_plain_http_is_recognized(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=tls_context(tmp_path))
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await look(url)
+    assert said(caplog) == [("WARNING", f"{url}: it speaks TLS there: write https:// in the endpoint")]
+
+
+async def test_a_tls_server_that_answers_plain_http_with_400_is_recognized(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """As Go's and nginx: they look at the first byte."""
+    context = tls_context(tmp_path)
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                with client, suppress(OSError):
+                    if client.recv(1, socket.MSG_PEEK) == b"\x16":
+                        context.wrap_socket(client, server_side=True).close()
+                    else:
+                        client.recv(65536)
+                        client.sendall(
+                            b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
+                        )
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        await look(url)
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`
+        listener.close()
+        await asyncio.to_thread(serving.join, 20)
+    assert said(caplog) == [("WARNING", f"{url}: it speaks TLS there: write https:// in the endpoint")]
+
+
+async def test_https_to_a_plain_server_says_so(caplog: pytest.LogCaptureFixture, server: JsonServer) -> None:
+    url = server.url.replace("http:", "https:")
+    await look(url)
+    ((level, text),) = said(caplog)
+    assert level == "WARNING"
+    assert text.startswith(f"{url}: cannot be reached: it does not speak TLS; if it speaks plain HTTP, write http://")
+
+
+async def test_a_server_that_does_not_answer(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(connection: Connection) -> None:
+        await connection.reader.read()
+
+    monkeypatch.setattr(first_look, "LOOK_S", 0.2)
+    async with lying(never) as liar:
+        await look(liar.url)
+    assert said(caplog) == [("WARNING", f"{liar.url}: no answer to GET /v2 within 0.2 s")]
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [(b"", "it closed the connection without an answer to GET /v2"), (b"SSH-2.0-x\r\n", "is not HTTP: ")],
+)
+@pytest.mark.parametrize("is_patient", [False, True])
+async def test_what_is_no_http_server(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, sent: bytes, words: str, is_patient: bool
+) -> None:
+    async def script(connection: Connection) -> None:
+        is_http = await connection.reader.read(1) == b"G"
+        await connection.send(sent if is_http or not is_patient else b"")
+        if is_patient and not is_http:  # it waits for more of what it does not understand
+            await connection.reader.read()
+
+    monkeypatch.setattr(first_look, "TRY_S", 0.2)
+
+    async with lying(script) as liar:
+        await look(liar.url)
+    ((level, text),) = said(caplog)
+    assert level == "WARNING"
+    assert words in text
+
+
+async def test_an_interim_answer_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.read_request()
+        await connection.send(b"HTTP/1.1 103 Early Hints\r\n\r\n")
+        await connection.answer(json.dumps(METADATA).encode())
+
+    async with lying(script) as liar:
+        await look(liar.url)
+    assert said(caplog) == [("INFO", f"{liar.url}: mlserver 1.7.1 answers")]
+
+
+async def test_a_server_that_sends_interim_answers_without_end(caplog: pytest.LogCaptureFixture) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.reader.read(1)
+        await connection.send(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100)
+
+    async with lying(script) as liar:
+        await look(liar.url)
+    ((_, text),) = said(caplog)
+    assert "is not HTTP: too many interim answers" in text
+
+
+async def test_a_server_that_goes_away_while_it_is_asked_more(caplog: pytest.LogCaptureFixture) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.read_request()
+        if b"GET /v2 " in connection.head:
+            await connection.answer(b"{}", "404 Not Found")
+
+    async with lying(script) as liar:
+        await look(liar.url)
+    ((level, text),) = said(caplog)
+    assert level == "WARNING"
+    assert "not a server of the V2 (Open Inference) protocol?" in text
+
+
+async def test_a_tls_server_that_wants_a_certificate_is_recognized(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    context = tls_context(tmp_path)
+    context.verify_mode = ssl.CERT_REQUIRED
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await look(url)
+    assert said(caplog) == [("WARNING", f"{url}: it speaks TLS there: write https:// in the endpoint")]
+
+
+async def test_files_that_are_gone_and_a_machine_at_its_limits_are_left_to_the_requests(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, server: JsonServer, tmp_path: Path
+) -> None:
+    await look("https://127.0.0.1:1", backend=f", tls: {{ca: {tmp_path}/gone}}")
+
+    async def connect(*arguments: object) -> None:
+        raise GatewayError(ErrorKind.OVERLOADED, "no descriptor")
+
+    monkeypatch.setattr(Connections, "connect", connect)
+    await look(server.url)
+    assert said(caplog) == []
+
+
+async def test_a_defect_of_the_look_is_logged_and_nothing_else(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, server: JsonServer
+) -> None:
+    monkeypatch.setattr(first_look, "judge", None)
+    await look(server.url)
+    assert said(caplog) == [("ERROR", "the first look failed inside the gateway")]
+
+
+async def test_a_host_without_an_address_is_left_to_the_look_up(caplog: pytest.LogCaptureFixture) -> None:
+    await look("http://nobody.invalid:8000")
+    assert said(caplog) == []
+
+
+async def test_the_gateway_itself_and_its_admin_listener_are_recognized(
+    caplog: pytest.LogCaptureFixture, server: JsonServer
+) -> None:
+    async with running(server.url) as client:
+        await look(client.url, name=client.gateway.name)
+        await look(client.admin, name=client.gateway.name)
+        await look(client.url)  # another gateway, in front of this one
+    own, admin, other = said(caplog)
+    assert own == (
+        "WARNING",
+        f"{client.url}: this is the gateway's own listener, an endless loop: name the inference server",
+    )
+    assert admin == (
+        "WARNING",
+        f"{client.admin}: this is the admin listener of a tensor-gateway: name the inference server",
+    )
+    assert other[0] == "INFO"
+    assert "speaks the binary extension itself" in other[1]
+
+
+async def test_each_endpoint_is_looked_at_once_and_those_that_a_reload_adds(caplog: pytest.LogCaptureFixture) -> None:
+    good = answering(json.dumps(METADATA).encode())
+    async with lying(good) as one, lying(good) as other:
+        looking = await look(one.url)
+        looking.look_at(parse(f"backends: {{main: {{endpoints: ['{one.url}', '{other.url}'], keep_alive: 1s}}}}"))
+        await asyncio.gather(*looking._looks)
+        assert (len(one.connections), len(other.connections)) == (1, 1)
+    assert said(caplog) == [("INFO", f"{each.url}: mlserver 1.7.1 answers") for each in (one, other)]
+
+
+async def test_endpoints_that_say_the_same_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    async with lying(answering(json.dumps(METADATA).encode())) as liar:
+        await look(*(f"{liar.url}/{path}" for path in "abcde"))
+    places = ", ".join(f"{liar.url}/{path}" for path in "abc")
+    assert said(caplog) == [("INFO", f"{places} and 2 more: mlserver 1.7.1 answers")]
+
+
+async def test_nothing_is_asked_where_nothing_would_be_logged(
+    caplog: pytest.LogCaptureFixture, server: JsonServer
+) -> None:
+    caplog.set_level(logging.ERROR)
+    async with lying(answering(b"{}")) as liar:
+        await look(liar.url)
+        assert not liar.connections
+    assert said(caplog) == []
+
+
+async def test_a_look_that_is_stopped_leaves_nothing_open(caplog: pytest.LogCaptureFixture) -> None:
+    async def never(connection: Connection) -> None:
+        await connection.reader.read()
+
+    async with lying(never) as liar:
+        looking = FirstLook(new_name())
+        looking.look_at(parse(f"backends: {{main: {{endpoints: ['{liar.url}']}}}}"))
+        async with asyncio.timeout(20):
+            while not liar.connections:
+                await asyncio.sleep(0.01)
+            await looking.stop()
+            await liar.connections[0].ended.wait()
+    assert said(caplog) == []

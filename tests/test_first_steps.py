@@ -1,0 +1,314 @@
+"""What a newcomer meets: commands that were meant otherwise, ports that are taken, backends that are not there."""
+
+import asyncio
+import errno
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from gateway.cli import main
+from gateway.config import Address, parse
+from gateway.demo import JsonServer
+from gateway.process import ports
+from tests.conftest import answering, lying
+from tests.test_cli import process, run, url_in_line
+
+FREE = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+
+
+def test_the_command_alone_prints_the_help_with_examples() -> None:
+    result = run()
+    assert (result.returncode, result.stdout) == (2, "")
+    for line in (
+        "usage: tensor-gateway",
+        "tensor-gateway demo",
+        "tensor-gateway serve --backend http://127.0.0.1:8000",
+    ):
+        assert line in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve"], "say what to serve, --backend URL or --config FILE"),
+        (["serve", "a.yaml", "--backend", "http://x"], "expected one of FILE|URL, --config FILE and --backend URL"),
+        (["serve", "http://x", "--watch"], "--watch goes with --config"),
+        (["serve", "a.yaml", "--listen", "127.0.0.1:1"], "with --config set them in the file"),
+        (["serve", "none.yaml"], "tensor-gateway: none.yaml: cannot be read: No such file or directory"),
+        (["serve", "none"], "tensor-gateway: none: cannot be read: No such file or directory"),
+        (["serve", "."], "tensor-gateway: .: cannot be read: Is a directory"),
+        (["serve", "--config", "http://x:1"], "expected a file, got a URL; did you mean --backend http://x:1?"),
+        (["serve", "--backend", "none.yaml"], "expected a URL, got a file; did you mean --config none.yaml?"),
+        (["serve", "--backend", "there"], "expected a URL, got a file; did you mean --config there?"),
+        (["serve", "there"], "tensor-gateway: there:1: expected keys and values"),
+        (["serve", "broken"], "tensor-gateway: broken:3: not YAML: "),
+        (["serve", "127.0.0.1:8000"], "--backend: expected a URL of scheme, host and port"),
+        (["serve", "localhost:8000"], "did you mean `http://localhost:8000`?"),
+        (["serve", "--backend", "[::1]:8000"], "did you mean `http://[::1]:8000`?"),
+        (["serve", "http://x/v2"], "--backend: leave out /v2, with which the path of every request begins anyway"),
+        (["serve", "http://x:8000/a/v2/models/m/infer"], "did you mean `http://x:8000/a`?"),
+        (["serve", "grpc://x:8001"], "--backend: expected the URL of the server's HTTP port"),
+        (["serve", "http://x", "--listen", "8080"], "--listen: expected host:port"),
+        (["serve", "http://127.0.0.1:8080"], "this is the gateway's own listener"),  # MLServer has the same port
+        (["serve", "http://127.0.0.1:8080"], "or listen on another port: --listen 127.0.0.1:8081"),
+        (["serve", "http://127.0.0.1:9090"], "or listen on another port: --admin 127.0.0.1:9091"),
+        (["check"], "name the file: tensor-gateway check gateway.yaml"),
+        (["check", "none.yaml"], "none.yaml: cannot be read: No such file or directory"),
+        (["check", "."], ".: cannot be read: Is a directory"),
+        (["check", "http://x"], "expected a file; to serve in front of a server: serve --backend URL"),
+    ],
+)
+def test_what_was_meant_otherwise_is_said_in_one_line(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "there").write_text("not keys")
+    (tmp_path / "broken").write_text("a: b\nc: [\n")
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(arguments)
+    except SystemExit as ended:
+        code = int(str(ended.code))
+    printed = capfd.readouterr()
+    assert (code, printed.out) == (2, "")
+    lines = printed.err.splitlines()
+    if "usage:" in printed.err:
+        lines = [line for line in lines if line.startswith("tensor-gateway ")]
+    (line,) = lines
+    assert words in line
+
+
+def test_a_file_that_may_not_be_read_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text("backends: {a: {endpoints: ['http://x']}}")
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+        pytest.skip("this user may read everything")
+    for command in ("serve", "check"):
+        result = run(command, str(path))
+        assert result.returncode == 2
+        assert result.stderr.removeprefix("tensor-gateway: ") == f"{path}: cannot be read: Permission denied\n"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "key", "reason"),
+    [
+        ("http://x/v2", "endpoints[0]", "leave out /v2"),
+        ("x:8000", "endpoints[0]", "did you mean `http://x:8000`?"),
+        ("grpc://x:8001", "endpoints[0]", "not of its gRPC port"),
+        ("http://0.0.0.0:8000", "endpoints[0]", "this address is for listening"),
+    ],
+)
+def test_check_names_the_line_of_an_odd_url(tmp_path: Path, endpoint: str, key: str, reason: str) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(f"backends:\n  a:\n    endpoints:\n      - {endpoint}\n")
+    result = run("check", str(path))
+    assert result.stderr.startswith(f"{path}:4: ")
+    assert f"backends.a.{key}: " in result.stderr
+    assert reason in result.stderr
+
+
+async def test_serve_takes_a_file_or_a_url_without_an_option(tmp_path: Path, server: JsonServer) -> None:
+    file = tmp_path / "gateway"
+    file.write_text(f"listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {{a: {{endpoints: ['{server.url}']}}}}\n")
+    for arguments in ((str(file),), (server.url, *FREE)):
+        async with process("serve", *arguments, first_look=True) as serve:
+            await url_in_line(serve.stderr)
+            await url_in_line(serve.stderr)
+            assert serve.stderr is not None
+            line = (await asyncio.wait_for(serve.stderr.readline(), 30)).decode()
+            assert re.search(rf" INFO gateway: backend '\w+': {server.url}: embedded 1 answers$", line)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_backend_that_is_not_there_is_said_once_and_the_gateway_serves(
+    workers: str, unused_tcp_port: int
+) -> None:
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    async with process("serve", url, *FREE, "--workers", workers, first_look=True) as serve:
+        clients = await url_in_line(serve.stderr)
+        await url_in_line(serve.stderr)
+        assert serve.stderr is not None
+        line = (await asyncio.wait_for(serve.stderr.readline(), 30)).decode()
+        assert f"WARNING gateway: backend 'default': {url}: nothing listens on port {unused_tcp_port} there" in line
+        async with aiohttp.ClientSession() as session, session.get(f"{clients}/v2") as response:
+            assert response.status == 503
+        serve.send_signal(signal.SIGTERM)
+        _, errors = await serve.communicate()
+        assert serve.returncode == 0
+        assert b"nothing listens" not in errors
+
+
+async def test_a_reload_looks_at_the_backends_that_are_new(tmp_path: Path) -> None:
+    metadata = answering(b'{"name": "one", "version": "1", "extensions": []}')
+    async with lying(metadata) as one, lying(metadata) as two:
+        file = tmp_path / "gateway.yaml"
+        settings = "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {a: {endpoints: [URLS]}}\n"
+        file.write_text(settings.replace("URLS", one.url))
+        async with process("serve", str(file), first_look=True) as serve:
+            assert serve.stderr is not None
+            for expected in ("serves clients", "metrics and health", f"'a': {one.url}: one 1 answers"):
+                assert expected in (await asyncio.wait_for(serve.stderr.readline(), 30)).decode()
+            file.write_text(settings.replace("URLS", f"{one.url}, {two.url}"))
+            serve.send_signal(signal.SIGHUP)
+            for expected in ("reloaded", f"'a': {two.url}: one 1 answers"):
+                assert expected in (await asyncio.wait_for(serve.stderr.readline(), 30)).decode()
+    assert (len(one.connections), len(two.connections)) == (1, 1)
+
+
+# Ports that are taken
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_taken_port_names_who_has_it_and_the_option_that_changes_it(workers: str, server: JsonServer) -> None:
+    async with process("serve", server.url, *FREE) as first:
+        clients, admin = [(await url_in_line(first.stderr)).removeprefix("http://") for _ in range(2)]
+        # as somebody does who has the first still running: both addresses are taken, and both are told
+        result = await asyncio.to_thread(
+            run, "serve", server.url, "--listen", clients, "--admin", admin, "--workers", workers
+        )
+        assert result.returncode == 1
+        taken = re.compile(
+            r"tensor-gateway: cannot listen on (\S+): address already in use by python[\d.]* -m gateway serve "
+            rf"\(pid {first.pid}\); to listen elsewhere: --(listen|admin) 127\.0\.0\.1:(\d+)"
+        )
+        found = [taken.fullmatch(line) for line in result.stderr.splitlines()]
+        assert [(each[1], each[2]) for each in found if each] == [(admin, "admin"), (clients, "listen")]
+        options = [f"--{each[2]}=127.0.0.1:{each[3]}" for each in found if each]
+        async with process("serve", server.url, *options, "--workers", workers) as second:
+            assert (await url_in_line(second.stderr)) in (f"http://{options[1].partition('=')[2]}",)
+
+
+async def test_a_port_that_workers_have_is_named_too_and_the_key_of_the_file(
+    tmp_path: Path, server: JsonServer
+) -> None:
+    async with process("serve", server.url, *FREE, "--workers", "2") as first:
+        clients = (await url_in_line(first.stderr)).removeprefix("http://")
+        file = tmp_path / "gateway.yaml"
+        file.write_text(f"listen: {clients}\nadmin: 127.0.0.1:0\nbackends: {{a: {{endpoints: ['{server.url}']}}}}\n")
+        result = await asyncio.to_thread(run, "serve", str(file))
+        assert result.returncode == 1
+        assert re.fullmatch(
+            rf"tensor-gateway: cannot listen on {clients}: address already in use by python[\d.]* -m "
+            r"gateway\.process\.worker \(pid \d+\); to listen elsewhere: listen: 127\.0\.0\.1:\d+\n",
+            result.stderr,
+        )
+
+
+async def test_a_taken_socket_in_the_file_system_names_who_has_it(tmp_path: Path, server: JsonServer) -> None:
+    path = tmp_path / "s"
+    options = ["--listen", f"unix:{path}", "--admin", "127.0.0.1:0"]
+    async with process("serve", server.url, *options) as first:
+        assert first.stderr is not None
+        await first.stderr.readline()
+        result = await asyncio.to_thread(run, "serve", server.url, *options)
+        assert result.returncode == 1
+        assert f"cannot listen on unix:{path}: address already in use by python" in result.stderr
+        assert f"(pid {first.pid}); to listen elsewhere: --listen unix:{path}.2\n" in result.stderr
+
+
+@pytest.mark.parametrize(("host", "asked"), [("127.0.0.1", "0.0.0.0"), ("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1")])
+def test_who_listens_on_an_address_that_overlaps_is_found(host: str, asked: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as taken:
+        port = taken.getsockname()[1]
+        assert re.fullmatch(rf" by .+ \(pid {os.getpid()}\)", ports.user_of(Address(f"{asked}:{port}")))
+    assert ports.user_of(Address(f"{asked}:{port}")) == ""
+
+
+def test_a_script_is_named_and_its_arguments_are_not(tmp_path: Path) -> None:
+    script = tmp_path / "server.py"
+    script.write_text(
+        "import socket, sys\ntaken = socket.create_server(('127.0.0.1', 0))\n"
+        "print(taken.getsockname()[1], flush=True)\nsys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, script, "--token", "secret"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as running:
+        assert running.stdout is not None
+        port = int(running.stdout.readline())
+        named = ports.user_of(Address(f"127.0.0.1:{port}"))
+        running.communicate()
+    assert re.fullmatch(rf" by python[\d.]* server\.py \(pid {running.pid}\)", named)
+
+
+def test_a_machine_without_proc_says_only_that_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "_PROC", tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert ports.user_of(Address(f"127.0.0.1:{taken.getsockname()[1]}")) == ""
+    assert ports.user_of(Address(f"unix:{tmp_path}/s")) == ""
+
+
+@pytest.mark.parametrize(
+    ("uid", "words"), [(0, " by a process of user root"), (4_000_000, " by a process of uid 4000000")]
+)
+def test_a_process_of_another_user_is_named_by_its_user(
+    uid: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "tcp").write_text(
+        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+        f"   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  {uid}        0 4242 1 0 100 0\n"
+    )
+    monkeypatch.setattr(ports, "_PROC", tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert ports.user_of(Address("127.0.0.1:8080")) == words
+
+
+def test_an_address_that_this_machine_does_not_have() -> None:
+    result = run("serve", "http://127.0.0.1:1", "--listen", "192.0.2.1:8080", "--admin", "127.0.0.1:0")
+    assert result.returncode == 1
+    assert result.stderr.startswith(
+        "tensor-gateway: cannot listen on 192.0.2.1:8080: cannot assign requested address; "
+    )
+    assert "on all it has: --listen 0.0.0.0:8080" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "listen", "words"),
+    [
+        (
+            errno.EACCES,
+            "127.0.0.1:80",
+            "; ports below 1024 need a privilege (CAP_NET_BIND_SERVICE); to listen elsewhere: listen: 127.0.0.1:8080",
+        ),
+        (errno.EACCES, "unix:/run/s", "; this user may not write to the socket's folder"),
+        (errno.EINVAL, "127.0.0.1:80", ""),
+    ],
+)
+def test_other_reasons_not_to_listen_are_explained_where_there_is_something_to_say(
+    number: int, listen: str, words: str
+) -> None:
+    config = parse(f"backends: {{a: {{endpoints: ['http://x']}}}}\nlisten: {listen}")
+    error = OSError(number, f"cannot listen on {listen}: reason")
+    assert ports.explained(error, config, ports.FILE).strerror == f"cannot listen on {listen}: reason{words}"
+
+
+def test_an_error_that_is_not_about_an_address_stays_as_it_is() -> None:
+    config = parse("backends: {a: {endpoints: ['http://x']}}")
+    error = OSError(errno.ENOSPC, "no temporary folder can be made")
+    assert ports.explained(error, config, ports.FILE) is error
+
+
+def test_a_search_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "SEARCH_S", -1.0)
+    monkeypatch.setattr(ports, "TRIED_PORTS", 0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert ports.user_of(Address(address)) == " by a process that is not visible here"
+        config = parse(f"backends: {{a: {{endpoints: ['http://x']}}}}\nlisten: {address}\nadmin: 127.0.0.1:0")
+        said = f"cannot listen on {address}: address already in use"
+        explained = ports.explained(OSError(errno.EADDRINUSE, said), config, ports.COMMAND_LINE)
+    assert explained.strerror == (
+        f"{said} by a process that is not visible here; to listen elsewhere: --listen 127.0.0.1:0"
+    )
