@@ -7,6 +7,7 @@ Not here: how the gateway is put together (`app`) and run (`process`).
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -32,6 +33,12 @@ from gateway.process.application import Application
 from gateway.process.reload import Reloader
 from gateway.process.supervisor import Supervisor
 from gateway.telemetry.log_writer import ANNOUNCE, LogWriter
+
+_OF_KSERVE = ("predictor_host", "model_name", "http_port")
+"""Options that KServe appends to the arguments of a transformer's container, each with a value.
+
+The configuration has these values as `${PREDICTOR_HOST}`, `${MODEL_NAME}` and `${HTTP_PORT}`; docs/kubernetes.md.
+"""
 
 log = logging.getLogger("gateway")
 announce = logging.getLogger(ANNOUNCE)
@@ -95,6 +102,8 @@ def _parser() -> argparse.ArgumentParser:
         help="with --backend: how requests are logged to standard output (default json, on a terminal text)",
     )
     serve.add_argument("--watch", action="store_true", help="with --config: reload when the file changes, as on SIGHUP")
+    for name in _OF_KSERVE:
+        serve.add_argument(f"--{name}", help=argparse.SUPPRESS)
     serve.set_defaults(run=_serve)
 
     check = commands.add_parser(
@@ -157,6 +166,12 @@ def _schema(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
 
 
 def _serve(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    of_kserve = {name: getattr(options, name) for name in _OF_KSERVE if getattr(options, name) is not None}
+    if of_kserve:
+        if options.config is None:
+            parser.error(f"--{', --'.join(of_kserve)}: KServe's arguments go with --config, whose file names them")
+        os.environ.update({name.upper(): value for name, value in of_kserve.items()})
+        options.workers = None  # KServe derives it from containerConcurrency, which counts requests and not processes
     if options.config is not None:
         if options.listen or options.admin or options.workers is not None or options.log:
             parser.error("--listen, --admin, --workers and --log go with --backend; with --config set them in the file")
