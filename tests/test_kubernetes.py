@@ -571,3 +571,64 @@ async def test_workers_that_kserve_derives_from_concurrency_are_ignored(server: 
         assert gateway.pids() == [gateway.pid]
     finally:
         assert await gateway.stop() == 0
+
+
+# ---- the page
+
+
+def test_commands_of_the_page_name_what_exists() -> None:
+    text = PAGE.read_text()
+    folders = re.findall(r"kubectl (?:apply -k|kustomize) (deploy/\S+?)[`\s]", text)
+    assert {Path(folder).name for folder in folders} == FORMS.keys()
+    for path in [*folders, *re.findall(r"(?:check|-f) (deploy/\S+?)[`\s]", text)]:
+        assert (ROOT / path).exists(), path
+    (named,) = yaml.safe_load((KUBERNETES / "image" / "kustomization.yaml").read_text())["images"]
+    pushed = re.findall(r"docker (?:build .*-t|push) (\S+)", text)
+    assert pushed == [f"{named['newName']}:{named['newTag']}"] * 2
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (PAGE.parent / link).exists(), link
+
+
+def test_configurations_of_the_page_are_valid(of_kserve: None) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    configurations = [block for block in blocks if "backends:" in block]
+    assert configurations
+    for block in configurations:
+        parse(block)
+    for block in blocks:
+        assert isinstance(yaml.safe_load(block), dict)
+
+
+def test_times_and_sizes_of_the_page_are_those_of_the_files(of_kserve: None) -> None:
+    text = " ".join(PAGE.read_text().split())
+    config = parse(the("front", "ConfigMap")["data"]["gateway.yaml"])
+    grace_s = the("front", "Deployment")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert f"`shutdown.delay` ({config.shutdown.delay:g} s)" in text
+    assert f"`shutdown.grace` ({config.shutdown.grace:g} s)" in text
+    assert f"`terminationGracePeriodSeconds` ({grace_s} s)" in text
+    assert f"`limits.client_keep_alive` ({config.limits.client_keep_alive:g} s)" in text
+    assert f"proxy-body-size: {config.limits.request_body >> 20}m" in text
+    target = the("front", "HorizontalPodAutoscaler")["spec"]["metrics"][0]["resource"]["target"]
+    assert f"Its target is {target['averageUtilization']} % of" in text
+    assert f"Kubernetes {OLDEST} and {NEWEST}" in text
+
+
+def test_figures_of_one_core_follow_from_those_of_performance() -> None:
+    measured = (ROOT / "docs" / "performance.md").read_text()
+    row = r"^\| {} \| FP32 {}.*\| gateway ([\d.]+) (us|ms),"
+    times = {
+        "FP32 [1, 16], with the access log": row.format("1l", r"\[1, 16\]"),
+        "FP32 [1, 3, 224, 224]": row.format("2", r"\[1, 3, 224, 224\]"),
+        "FP32, 1 Mi elements": r"^\| 1 Mi \| ([\d.]+) (us|ms) \|",
+    }
+    lines = ["| request | processor time | on one whole core | at 60 % of it |", "|---|---:|---:|---:|"]
+    for request, pattern in times.items():
+        found = re.search(pattern, measured, flags=re.MULTILINE)
+        assert found is not None, pattern
+        per_second = {"us": 1e6, "ms": 1e3}[found[2]] / float(found[1])
+        whole, part = (f"{float(f'{each:.2g}'):,.0f} per second" for each in (per_second, 0.6 * per_second))
+        lines.append(f"| {request} | {found[1]} {found[2]} | {whole} | {part} |")
+    expected = "\n".join(lines)
+    between = re.search(r"<!-- figures: one core -->\n(.*?)\n<!-- end of figures -->", PAGE.read_text(), re.DOTALL)
+    assert between is not None
+    assert between[1] == expected, f"docs/performance.md was measured again; the table is now:\n{expected}"
