@@ -39,6 +39,8 @@ OLDEST, NEWEST = "1.30", "1.37"
 MARGIN_S = 5
 """What is left of the pod's grace for the process to begin and to exit."""
 
+MIB = 1024**2
+
 Object = dict[str, Any]
 FORMS = {
     "front": ["ConfigMap", "Deployment", "HorizontalPodAutoscaler", "NetworkPolicy", "PodDisruptionBudget", "Service",
@@ -365,10 +367,16 @@ def test_server_beside_the_sidecar_listens_where_the_gateway_looks(of_kserve: No
     assert not set(ports.values()) & {port_of(config.listen), port_of(config.admin)}
 
 
+def memory_bytes(config: Config) -> int:
+    """What a gateway may need, by the formula of docs/kubernetes.md."""
+    limits = config.limits
+    return 2 * limits.in_flight_bytes + 4 * MIB * limits.concurrent_requests + 128 * MIB * config.workers
+
+
 @each_form
 def test_memory_follows_from_what_may_be_in_flight(form: str, pod: GatewayPod) -> None:
     resources = pod.container["resources"]
-    needed = 2 * pod.config.limits.in_flight_bytes + 256 * 1024**2 * pod.config.workers
+    needed = memory_bytes(pod.config)
     assert quantity(resources["limits"]["memory"]) == quantity(resources["requests"]["memory"]) == needed
 
 
@@ -610,6 +618,7 @@ def test_times_and_sizes_of_the_page_are_those_of_the_files(of_kserve: None) -> 
     assert f"proxy-body-size: {config.limits.request_body >> 20}m" in text
     target = the("front", "HorizontalPodAutoscaler")["spec"]["metrics"][0]["resource"]["target"]
     assert f"Its target is {target['averageUtilization']} % of" in text
+    assert "memory = 2 x limits.in_flight_bytes + 4Mi x limits.concurrent_requests + 128Mi x workers" in text
     assert f"Kubernetes {OLDEST} and {NEWEST}" in text
 
 
