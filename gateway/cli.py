@@ -31,6 +31,7 @@ from gateway.errors import ConfigError
 from gateway.process.application import Application
 from gateway.process.reload import Reloader
 from gateway.process.supervisor import Supervisor
+from gateway.process.systemd import Notifier
 from gateway.telemetry.log_writer import ANNOUNCE, LogWriter
 
 log = logging.getLogger("gateway")
@@ -157,26 +158,27 @@ def _schema(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
 
 
 def _serve(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    notifier = Notifier.from_environment()
     if options.config is not None:
         if options.listen or options.admin or options.workers is not None or options.log:
             parser.error("--listen, --admin, --workers and --log go with --backend; with --config set them in the file")
-        reloader = Reloader(options.config)
+        reloader = Reloader(options.config, notifier)
         config = load(options.config)
     else:
         if options.watch:
             parser.error("--watch goes with --config: there is no file to watch")
-        reloader = Reloader(None)
+        reloader = Reloader(None, notifier)
         access = options.log or ("text" if sys.stdout.isatty() else "json")
         config = for_backend(options.backend, options.listen, options.admin, access, options.workers)
     writer = LogWriter(config.logging.level)
     writer.start()
     try:
-        return asyncio.run(_serve_until_stopped(config, reloader, watch=options.watch))
+        return asyncio.run(_serve_until_stopped(config, reloader, notifier, watch=options.watch))
     finally:
         writer.stop()
 
 
-async def _serve_until_stopped(config: Config, reloader: Reloader, *, watch: bool) -> int:
+async def _serve_until_stopped(config: Config, reloader: Reloader, notifier: Notifier, *, watch: bool) -> int:
     stopped = _stop_event()
     # from now on a hangup is kept until it can be done; those that came earlier were held back, see `__main__`
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.request)
@@ -186,14 +188,18 @@ async def _serve_until_stopped(config: Config, reloader: Reloader, *, watch: boo
         settle()
         announce.info("tensor-gateway %s serves clients on %s", __version__, application.listen_url)
         announce.info("metrics and health on %s", application.admin_url)
+        notifier.ready(f"clients on {application.listen_url}, metrics and health on {application.admin_url}")
+        notifier.start_watchdog(application.stalled)
         reloader.start(application, watch=watch)
         await stopped.wait()
         await reloader.stop()
+        notifier.stopping()
         announce.info("draining: no new connections; requests in flight are finished")
         await application.drain()
     finally:
         await reloader.stop()
         await application.stop()
+        notifier.stop()
     return 0
 
 
