@@ -343,7 +343,7 @@ def test_what_the_readme_and_the_example_say_about_credentials_is_a_valid_config
     (tmp_path / "tokens").write_text("team: 0123456789abcdef0123456789abcdef\n")
     example = (DEPLOY / "gateway.yaml").read_text()
     secrets = re.sub(r"^# ?", "", example[example.index("# access:") :], flags=re.MULTILINE)
-    [quoted] = re.findall(r"```yaml\n#.*\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
+    [quoted] = re.findall(r"```yaml\n#[^\n]*\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
     assert quoted == secrets
     file = tmp_path / "gateway.yaml"
     file.write_text(example + secrets)
