@@ -10,6 +10,7 @@ import logging
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -33,6 +34,9 @@ from gateway.process.reload import Reloader
 from gateway.process.supervisor import Supervisor
 from gateway.process.systemd import Notifier
 from gateway.telemetry.log_writer import ANNOUNCE, LogWriter
+
+COMPLETE_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
+"""What completes an argument that is a file, for shtab; the same as `shtab.FILE`, which may not be installed."""
 
 log = logging.getLogger("gateway")
 announce = logging.getLogger(ANNOUNCE)
@@ -64,6 +68,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog="To see it work: tensor-gateway demo",
     )
     parser.add_argument("--version", action="version", version=f"tensor-gateway {__version__}")
+    parser.add_argument(
+        "--print-completion", action=_PrintCompletion, choices=("bash", "zsh", "tcsh"), help="completion for this shell"
+    )
     commands = parser.add_subparsers(title="commands", required=True, metavar="{serve,check,schema,demo}")
 
     serve = commands.add_parser(
@@ -73,7 +80,8 @@ def _parser() -> argparse.ArgumentParser:
         "file again: it takes effect as a whole, or, if anything in it is wrong, not at all.",
     )
     source = serve.add_mutually_exclusive_group(required=True)
-    source.add_argument("--config", type=Path, metavar="FILE", help="serve what this YAML file configures")
+    file = source.add_argument("--config", type=Path, metavar="FILE", help="serve what this YAML file configures")
+    file.complete = COMPLETE_FILES  # type: ignore[attr-defined]  # read by shtab
     source.add_argument(
         "--backend",
         metavar="URL",
@@ -104,11 +112,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Check a configuration. Every error and warning is a line on standard error: file, line, key, "
         "reason. Exit code 0 without errors, else 2.",
     )
-    check.add_argument(
+    file = check.add_argument(
         "file",
         metavar="FILE",
         help="the YAML file to check; - for standard input, where paths are relative to the working directory",
     )
+    file.complete = COMPLETE_FILES  # type: ignore[attr-defined]  # read by shtab
     check.set_defaults(run=_check)
 
     schema = commands.add_parser(
@@ -126,6 +135,18 @@ def _parser() -> argparse.ArgumentParser:
     demonstration.add_argument("--once", action="store_true", help="exit afterwards; without this, both go on serving")
     demonstration.set_defaults(run=_demo)
     return parser
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints the script that completes commands and options in a shell, and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *values: Any) -> None:
+        try:
+            import shtab  # noqa: PLC0415  the only use of it
+        except ModuleNotFoundError:
+            parser.error("shtab, which makes this, is not installed: pip install 'tensor-gateway[completion]'")
+        print(shtab.complete(parser, values[1]))
+        parser.exit()
 
 
 def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
