@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -36,6 +37,7 @@ from gateway.process import ports
 from gateway.process.application import Application
 from gateway.process.reload import Reloader
 from gateway.process.supervisor import Supervisor
+from gateway.process.systemd import Notifier
 from gateway.telemetry.log_writer import ANNOUNCE, LogWriter
 
 _ENDPOINT = "backends.default.endpoints[0]"
@@ -49,6 +51,9 @@ _OF_KSERVE = ("predictor_host", "model_name", "http_port")
 
 The configuration has these values as `${PREDICTOR_HOST}`, `${MODEL_NAME}` and `${HTTP_PORT}`; docs/kubernetes.md.
 """
+
+COMPLETE_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
+"""What completes an argument that is a file, for shtab; the same as `shtab.FILE`, which may not be installed."""
 
 log = logging.getLogger("gateway")
 announce = logging.getLogger(ANNOUNCE)
@@ -98,6 +103,9 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tensor-gateway {__version__}")
+    parser.add_argument(
+        "--print-completion", action=_PrintCompletion, choices=("bash", "zsh", "tcsh"), help="completion for this shell"
+    )
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="{serve,check,schema,demo}")
 
@@ -107,8 +115,11 @@ def parser() -> argparse.ArgumentParser:
         description="Run the gateway until SIGTERM or SIGINT; requests in flight are then finished. SIGHUP reads the "
         "file again: it takes effect as a whole, or, if anything in it is wrong, not at all.",
     )
-    serve.add_argument("source", nargs="?", metavar="FILE|URL", help="the same as --config FILE or --backend URL")
-    serve.add_argument("--config", metavar="FILE", help="serve what this YAML file configures")
+    source = serve.add_argument(
+        "source", nargs="?", metavar="FILE|URL", help="the same as --config FILE or --backend URL"
+    )
+    file = serve.add_argument("--config", metavar="FILE", help="serve what this YAML file configures")
+    source.complete = file.complete = COMPLETE_FILES  # type: ignore[attr-defined]  # read by shtab
     serve.add_argument(
         "--backend",
         metavar="URL",
@@ -146,12 +157,13 @@ def parser() -> argparse.ArgumentParser:
         description="Check a configuration. Every error and warning is a line on standard error: file, line, key, "
         "reason. Exit code 0 without errors, else 2.",
     )
-    check.add_argument(
+    file = check.add_argument(
         "file",
         nargs="?",
         metavar="FILE",
         help="the YAML file to check; - for standard input, where paths are relative to the working directory",
     )
+    file.complete = COMPLETE_FILES  # type: ignore[attr-defined]  # read by shtab
     check.set_defaults(run=_check, usage=check)
 
     schema = commands.add_parser(
@@ -169,6 +181,18 @@ def parser() -> argparse.ArgumentParser:
     demonstration.add_argument("--once", action="store_true", help="exit afterwards; without this, both go on serving")
     demonstration.set_defaults(run=_demo)
     return parser
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints the script that completes commands and options in a shell, and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *values: Any) -> None:
+        try:
+            import shtab  # noqa: PLC0415  the only use of it
+        except ModuleNotFoundError:
+            parser.error("shtab, which makes this, is not installed: pip install 'tensor-gateway[completion]'")
+        print(shtab.complete(parser, values[1]))
+        parser.exit()
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -205,11 +229,14 @@ def _schema(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    notifier = Notifier.from_environment()
     file, backend = _source(options)
     of_kserve = {name: getattr(options, name) for name in _OF_KSERVE if getattr(options, name) is not None}
     if of_kserve:
         if file is None:
-            options.usage.error(f"--{', --'.join(of_kserve)}: KServe's arguments go with --config, whose file names them")
+            options.usage.error(
+                f"--{', --'.join(of_kserve)}: KServe's arguments go with --config, whose file names them"
+            )
         os.environ.update({name.upper(): value for name, value in of_kserve.items()})
         options.workers = None  # KServe derives it from containerConcurrency, which counts requests and not processes
     if file is not None:
@@ -217,12 +244,12 @@ def _serve(options: argparse.Namespace) -> int:
             options.usage.error(
                 "--listen, --admin, --workers and --log go with --backend; with --config set them in the file"
             )
-        reloader = Reloader(file)
+        reloader = Reloader(file, notifier)
         config = load(file)
     else:
         if options.watch:
             options.usage.error("--watch goes with --config: there is no file to watch")
-        reloader = Reloader(None)
+        reloader = Reloader(None, notifier)
         access = options.log or ("text" if sys.stdout.isatty() else "json")
         try:
             config = for_backend(backend, options.listen, options.admin, access, options.workers)
@@ -231,7 +258,7 @@ def _serve(options: argparse.Namespace) -> int:
     writer = LogWriter(config.logging.level)
     writer.start()
     try:
-        return asyncio.run(_serve_until_stopped(config, reloader, options))
+        return asyncio.run(_serve_until_stopped(config, reloader, notifier, options))
     except OSError as error:
         raise ports.explained(error, config, ports.COMMAND_LINE if file is None else ports.FILE) from None
     finally:
@@ -271,7 +298,9 @@ def _is_file(source: str) -> bool:
     return source.endswith((".yaml", ".yml", ".json")) or Path(source).exists() or not _HOST_AND_PORT.match(source)
 
 
-async def _serve_until_stopped(config: Config, reloader: Reloader, options: argparse.Namespace) -> int:
+async def _serve_until_stopped(
+    config: Config, reloader: Reloader, notifier: Notifier, options: argparse.Namespace
+) -> int:
     stopped = _stop_event()
     # from now on a hangup is kept until it can be done; those that came earlier were held back, see `__main__`
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.request)
@@ -282,17 +311,21 @@ async def _serve_until_stopped(config: Config, reloader: Reloader, options: argp
         settle()
         announce.info("tensor-gateway %s serves clients on %s", __version__, application.listen_url)
         announce.info("metrics and health on %s", application.admin_url)
+        notifier.ready(f"clients on {application.listen_url}, metrics and health on {application.admin_url}")
+        notifier.start_watchdog(application.stalled)
         if not options.no_first_look:
             look.look_at(config)
         reloader.start(application, watch=options.watch, on_taken=None if options.no_first_look else look.look_at)
         await stopped.wait()
         await reloader.stop()
+        notifier.stopping()
         announce.info("draining: no new connections; requests in flight are finished")
         await application.drain()
     finally:
         await reloader.stop()
         await look.stop()
         await application.stop()
+        notifier.stop()
     return 0
 
 

@@ -12,6 +12,7 @@ import aiohttp
 import numpy as np
 import pytest
 
+from gateway import __version__
 from gateway.config import load, parse
 from gateway.demo import JsonServer
 from gateway.process import supervisor as supervisor_module
@@ -54,7 +55,7 @@ async def test_workers_share_the_port_and_their_metrics_are_summed(tmp_path: Pat
                 await asyncio.sleep(0.05)  # a request is counted after its reply, in another process
             assert metrics[counted] == 40
             assert metrics["tensor_gateway_in_flight_bytes_limit"] == 2 * 1024**3
-            assert metrics['tensor_gateway_build_info{version="0.1.0"}'] == 1
+            assert metrics[f'tensor_gateway_build_info{{version="{__version__}"}}'] == 1
             busy = [Path(f"/proc/{pid}/schedstat").read_text().split()[0] for pid in children_of(serve.pid)]
             assert len(busy) == 2
             async with session.get(f"{admin}/-/ready") as response:

@@ -56,6 +56,10 @@ class Application:
             return "draining"
         return self.data_plane.not_usable() if self._is_serving else "starting"
 
+    def stalled(self) -> str | None:
+        """As `Supervisor.stalled`: None, because what asks runs on the only event loop there is."""
+        return None
+
     async def replace(self, config: Config) -> list[str]:
         """See `Reloadable`."""
         config, kept = keep_fixed(config, self.data_plane.config)

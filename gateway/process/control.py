@@ -1,7 +1,8 @@
 """The messages between the supervisor and its workers, in frames, over one pipe each way.
 
 Down, on a worker's standard input: the configuration to start with, and the two steps of a reload. Up: that the worker
-listens, how each step went, and the state of its endpoints. Not here: what either side does with a message.
+listens, how each step went, the state of its endpoints, and that it is alive. Not here: what either side does with a
+message.
 """
 
 import asyncio
@@ -64,8 +65,12 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     """Why no request can succeed; None if some backend is usable."""
 
 
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """Up: the worker's event loop turns; sent again and again. Has no answer."""
+
+
 Down = Start | Prepare | Commit | Abort
-Up = Listening | Prepared | Committed | Report
+Up = Listening | Prepared | Committed | Report | Alive
 
 DOWN = msgspec.json.Decoder(Down)
 """Of the messages to a worker."""

@@ -16,6 +16,7 @@ import msgspec
 
 from gateway.config import Config, load
 from gateway.errors import ConfigError
+from gateway.process.systemd import Notifier
 from gateway.telemetry.log_writer import ANNOUNCE
 from gateway.telemetry.metrics import StateCollector
 
@@ -84,9 +85,10 @@ class Reloadable(Protocol):
 class Reloader:
     """Reads one file again whenever it is asked to, once at a time."""
 
-    def __init__(self, file: Path | None) -> None:
+    def __init__(self, file: Path | None, notifier: Notifier | None = None) -> None:
         """*file*: None if the configuration is from the command line. To be made before the file is loaded."""
         self._file = file
+        self._notifier = notifier or Notifier()
         self._wanted = asyncio.Event()
         self._tried = _digest(file) if file is not None else None
         """Of the content that was loaded, or tried, the last time."""
@@ -123,10 +125,12 @@ class Reloader:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
+            self._notifier.reloading()
             if self._file is None:
                 log.warning("SIGHUP ignored: there is no file to read again; `serve --config FILE` has one")
-                continue
-            await self._reload(self._file, running)
+            else:
+                await self._reload(self._file, running)
+            self._notifier.reloaded(self._refused)
 
     async def _reload(self, file: Path, running: Reloadable) -> None:
         """Try once, and say in one line how it went."""

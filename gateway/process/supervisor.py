@@ -30,6 +30,7 @@ from gateway.process.admin import AdminListener
 from gateway.process.control import (
     METRICS_FOLDER,
     Abort,
+    Alive,
     Commit,
     Committed,
     Listening,
@@ -55,6 +56,9 @@ PREPARE_S = 5.0
 HANG_S = 5.0
 """How much longer than twice `shutdown.grace` a worker may take to end; beyond it, it is killed."""
 
+SILENT_S = 3.0
+"""How long after its last message a worker counts as hanging; it sends one every half second."""
+
 MAX_ANSWERS = 4
 """The most answers of a worker that wait to be read; it gives one to each question, and is asked one at a time."""
 
@@ -72,19 +76,21 @@ class _WorkerProcess:
         self.share: Config | None = None
         """The configuration that it is known to serve by."""
         self.report = Report([], "starting")
+        self.heard_s = 0.0
+        """When its last message came, by the loop's clock."""
         self._answers: asyncio.Queue[Listening | Prepared | Committed | None] = asyncio.Queue(MAX_ANSWERS)
 
     async def read(self, pipe: int) -> None:
         """Read the worker's messages until its end."""
+        loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb")
-        )
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb"))
         try:
             while (message := await control.read(reader, control.UP)) is not None:
+                self.heard_s = loop.time()
                 if isinstance(message, Report):
                     self.report = message
-                else:
+                elif not isinstance(message, Alive):
                     self._answers.put_nowait(message)
         except (ValueError, msgspec.MsgspecError, asyncio.QueueFull) as error:
             log.error("worker %d has sent an invalid message: %s", self.pid, str(error) or "an unexpected answer")
@@ -255,6 +261,12 @@ class Supervisor:
                 worker.share = share
             await asyncio.gather(*(worker.answer(PREPARE_S) for worker in prepared))
         return kept
+
+    def stalled(self) -> str | None:
+        """Which workers hang, so that systemd's watchdog shall end the gateway; None if none does."""
+        latest_s = asyncio.get_running_loop().time() - SILENT_S
+        hanging = [str(worker.pid) for worker in self._serving() if worker.heard_s < latest_s]
+        return f"nothing was heard of worker {', '.join(hanging)} for {SILENT_S:g} s" if hanging else None
 
     def _serving(self) -> list[_WorkerProcess]:
         return [worker for worker in self._workers.values() if worker.is_listening]

@@ -5,6 +5,7 @@ unevenly. Not here: who starts and replaces workers (`supervisor`), and how mess
 """
 
 import asyncio
+import itertools
 import logging
 import os
 import shutil
@@ -19,6 +20,7 @@ from gateway.process import control
 from gateway.process.control import (
     METRICS_FOLDER,
     Abort,
+    Alive,
     Commit,
     Committed,
     Listening,
@@ -31,6 +33,9 @@ from gateway.telemetry.log_writer import LogWriter
 
 REPORT_S = 0.1
 """How often a worker looks whether the state of its endpoints has changed, and tells the supervisor."""
+
+ALIVE_REPORTS = 5
+"""Of so many looks, one tells the supervisor also that the event loop turns: every half second."""
 
 log = logging.getLogger("gateway")
 
@@ -113,9 +118,12 @@ class _Worker:
         self._tell.write(control.frame(message))
 
     async def _report_changes(self) -> None:
-        while True:
+        for turn in itertools.count():
             await asyncio.sleep(REPORT_S)
             self._report()
+            assert self._tell is not None
+            if turn % ALIVE_REPORTS == 0 and not self._tell.get_write_buffer_size():
+                self._answer(Alive())
 
     def _report(self) -> None:
         """Report the state of the endpoints if it has changed and the supervisor has read the last report."""

@@ -1,0 +1,98 @@
+"""What systemd is told of the gateway: that it is ready, reloads, stops, and is alive (sd_notify(3)).
+
+systemd names a datagram socket in the environment of a service that it waits for (`Type=notify`); without one, nothing
+is sent. Not here: when something is told (`cli`, `reload`), and how a worker is found to hang (`supervisor`).
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+
+LOOKS = 4
+"""How often a service is proved alive in the time that systemd gives it: one look may come late or find a pause."""
+
+SEND_S = 0.1
+"""How long a message may wait for room in systemd's socket, which holds the event loop; beyond it, it is lost."""
+
+STATUS_CHARACTERS = 500
+"""Of the status that `systemctl status` shows; a longer one is cut."""
+
+log = logging.getLogger("gateway")
+
+
+class Notifier:
+    """Tells the service manager the state of this process, if one has asked for it."""
+
+    def __init__(self, address: str = "", watchdog_s: float = 0.0) -> None:
+        """*address*: a path, or a name behind `@`; empty: nobody is told. *watchdog_s*: 0 if there is no watchdog."""
+        self._address = address
+        self._watchdog_s = watchdog_s
+        self._watchdog: asyncio.Task[None] | None = None
+        self._serving = ""
+        self._is_failing = False
+
+    @classmethod
+    def from_environment(cls) -> "Notifier":
+        """As systemd has set it up, and take that out of the environment: workers must not speak for the service."""
+        address = os.environ.pop("NOTIFY_SOCKET", "")
+        watchdog_us = os.environ.pop("WATCHDOG_USEC", "")
+        pid = os.environ.pop("WATCHDOG_PID", "")
+        is_meant = watchdog_us.isdecimal() and pid in ("", str(os.getpid()))
+        return cls(address, int(watchdog_us) / 1e6 if is_meant else 0.0)
+
+    def ready(self, serving: str) -> None:
+        """Clients are accepted; *serving* says where, and is the status until something else is told."""
+        self._serving = serving
+        self._tell("READY=1", serving)
+
+    def reloading(self) -> None:
+        """A reload has begun; `reloaded` must follow."""
+        self._tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}", "reloading")
+
+    def reloaded(self, refused: str) -> None:
+        """It has ended; *refused* says why nothing has changed, and is empty if it took effect."""
+        self._tell("READY=1", f"{self._serving}; the last reload was refused: {refused}" if refused else self._serving)
+
+    def stopping(self) -> None:
+        """No client is accepted any more."""
+        self._tell("STOPPING=1", "draining: requests in flight are finished")
+
+    def start_watchdog(self, stalled: Callable[[], str | None]) -> None:
+        """Prove again and again that the running event loop turns, while *stalled* gives no reason not to."""
+        if self._address and self._watchdog_s:
+            self._watchdog = asyncio.create_task(self._prove_alive(stalled))
+
+    def stop(self) -> None:
+        """End the watchdog's task."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+
+    async def _prove_alive(self, stalled: Callable[[], str | None]) -> None:
+        before = None
+        while True:
+            reason = stalled()
+            if reason is None:
+                self._tell("WATCHDOG=1")
+            elif reason != before:
+                log.error("systemd's watchdog is not told that the gateway is alive: %s", reason)
+            before = reason
+            await asyncio.sleep(self._watchdog_s / LOOKS)
+
+    def _tell(self, state: str, status: str | None = None) -> None:
+        if not self._address:
+            return
+        if status is not None:
+            state += f"\nSTATUS={' '.join(status.split())[:STATUS_CHARACTERS]}"
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.settimeout(SEND_S)
+                sender.sendto(state.encode(errors="replace"), address)
+            self._is_failing = False
+        except OSError as error:
+            if not self._is_failing:
+                log.warning("systemd cannot be told `%s` at %s: %s", state.partition("\n")[0], self._address, error)
+            self._is_failing = True

@@ -1,0 +1,372 @@
+"""systemd: what a service manager is told by real gateways, and the unit that starts them.
+
+A socket of the test takes systemd's place, and the gateway is started as the unit would, with `NOTIFY_SOCKET`.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from gateway.config import load
+from gateway.demo import JsonServer
+from gateway.process import supervisor, systemd
+from gateway.process.descriptors import connections_that_fit
+from gateway.process.systemd import Notifier
+from tests.certificates import Authority
+from tests.conftest import require_tool
+from tests.test_workers import children_of
+
+DEPLOY = Path(__file__).parent.parent / "deploy/systemd"
+UNIT = DEPLOY / "tensor-gateway.service"
+
+WITHIN_S = 30.0
+"""How long a test waits for what must come."""
+
+
+class ServiceManager:
+    """Receives what a service tells, as systemd does."""
+
+    def __init__(self, address: str) -> None:
+        """*address* as in `NOTIFY_SOCKET`: a path, or `@` and a name."""
+        self.address = address
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
+
+    async def receive(self) -> dict[str, str]:
+        """The next message."""
+        async with asyncio.timeout(WITHIN_S):
+            text = await asyncio.get_running_loop().sock_recv(self._socket, 8192)
+        return dict(line.split("=", 1) for line in text.decode().splitlines())
+
+    async def told(self) -> dict[str, str]:
+        """The next message that does not come from the watchdog."""
+        while (message := await self.receive()) == {"WATCHDOG": "1"}:
+            pass
+        return message
+
+    def count(self) -> int:
+        """How many messages have come and were not read; they are now."""
+        n_messages = 0
+        while True:
+            try:
+                self._socket.recv(8192)
+            except BlockingIOError:
+                return n_messages
+            n_messages += 1
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[ServiceManager]:
+    receiving = ServiceManager(str(tmp_path / "notify"))
+    yield receiving
+    receiving.close()
+
+
+def configuration(file: Path, server: JsonServer, workers: int = 1, more: str = "") -> None:
+    file.write_text(
+        f"workers: {workers}\nlisten: 127.0.0.1:0\nadmin: 127.0.0.1:0\nlogging: {{access: none}}\n{more}"
+        f"backends: {{a: {{endpoints: ['{server.url}']}}}}\n"
+    )
+
+
+@asynccontextmanager
+async def service(file: Path, **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A gateway as a service manager starts it."""
+    running = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "serve", "--config", str(file)),
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **environment},
+    )
+    try:
+        yield running
+    finally:
+        if running.returncode is None:
+            running.kill()
+        await running.communicate()
+
+
+def urls(status: str) -> tuple[str, str]:
+    """The listeners that a status names: of clients, and for administration."""
+    found = re.fullmatch(r"clients on (\S+), metrics and health on (\S+)", status)
+    assert found is not None, status
+    return found[1], found[2]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_the_life_of_a_service_is_told(
+    tmp_path: Path, server: JsonServer, manager: ServiceManager, workers: int
+) -> None:
+    file = tmp_path / "gateway.yaml"
+    configuration(file, server, workers)
+    async with service(file, NOTIFY_SOCKET=manager.address) as gateway, aiohttp.ClientSession() as session:
+        ready = await manager.told()
+        assert ready["READY"] == "1"
+        clients, admin = urls(ready["STATUS"])
+        for url in (f"{clients}/v2/health/ready", f"{admin}/-/ready"):
+            async with session.get(url) as response:
+                assert response.status == 200, "it is ready when it says so"
+
+        before_us = time.monotonic_ns() // 1000
+        gateway.send_signal(signal.SIGHUP)
+        reloading = await manager.told()
+        assert (reloading["RELOADING"], reloading["STATUS"]) == ("1", "reloading")
+        assert before_us <= int(reloading["MONOTONIC_USEC"]) <= time.monotonic_ns() // 1000
+        assert await manager.told() == ready
+
+        configuration(file, server, workers, "limits: {tensors: none}\n")
+        gateway.send_signal(signal.SIGHUP)
+        assert (await manager.told())["RELOADING"] == "1"
+        refused = await manager.told()
+        assert refused["READY"] == "1"
+        assert refused["STATUS"].startswith(f"{ready['STATUS']}; the last reload was refused: {file}:5: limits.tensors")
+
+        configuration(file, server, workers)
+        gateway.send_signal(signal.SIGHUP)
+        assert (await manager.told())["RELOADING"] == "1"
+        assert await manager.told() == ready, "nothing is left of the refusal"
+
+        gateway.terminate()
+        assert (await manager.told())["STOPPING"] == "1"
+        assert await asyncio.wait_for(gateway.wait(), WITHIN_S) == 0
+        assert manager.count() == 0, "without WATCHDOG_USEC nothing more is told"
+
+
+async def test_stopping_is_told_while_requests_are_finished(
+    tmp_path: Path, server: JsonServer, manager: ServiceManager
+) -> None:
+    file = tmp_path / "gateway.yaml"
+    configuration(file, server)
+    async with service(file, NOTIFY_SOCKET=manager.address) as gateway, aiohttp.ClientSession() as session:
+        clients, admin = urls((await manager.told())["STATUS"])
+        rest = asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            text = b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT8","data":[1]}]}'
+            yield text[:10]
+            await rest.wait()
+            yield text[10:]
+
+        uploading = asyncio.create_task(session.post(f"{clients}/v2/models/identity/infer", data=body()))
+        async with asyncio.timeout(WITHIN_S):
+            while "tensor_gateway_requests_in_flight 1.0" not in await text_of(session, f"{admin}/metrics"):
+                await asyncio.sleep(0.05)
+        gateway.terminate()
+        assert await manager.told() == {"STOPPING": "1", "STATUS": "draining: requests in flight are finished"}
+        assert gateway.returncode is None
+        rest.set()
+        async with await uploading as response:
+            assert response.status == 200
+        assert await asyncio.wait_for(gateway.wait(), WITHIN_S) == 0
+
+
+async def text_of(session: aiohttp.ClientSession, url: str) -> str:
+    async with session.get(url) as response:
+        return await response.text()
+
+
+async def test_a_service_that_cannot_start_is_never_ready(tmp_path: Path, manager: ServiceManager) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        file = tmp_path / "gateway.yaml"
+        file.write_text(
+            f"listen: 127.0.0.1:{taken.getsockname()[1]}\nadmin: 127.0.0.1:0\n"
+            "backends: {a: {endpoints: ['http://127.0.0.1:9']}}\n"
+        )
+        async with service(file, NOTIFY_SOCKET=manager.address) as gateway:
+            assert await asyncio.wait_for(gateway.wait(), WITHIN_S) == 1
+    assert manager.count() == 0
+
+
+async def test_an_abstract_socket_is_told_and_workers_inherit_nothing(tmp_path: Path, server: JsonServer) -> None:
+    manager = ServiceManager(f"@tensor-gateway-test-{os.getpid()}")
+    try:
+        file = tmp_path / "gateway.yaml"
+        configuration(file, server, workers=2)
+        async with service(file, NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="60000000") as gateway:
+            assert (await manager.told())["READY"] == "1"
+            for worker in children_of(gateway.pid):
+                inherited = Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")
+                names = {each.partition(b"=")[0] for each in inherited}
+                assert b"PROMETHEUS_MULTIPROC_DIR" in names
+                assert not names & {b"NOTIFY_SOCKET", b"WATCHDOG_USEC", b"WATCHDOG_PID"}
+    finally:
+        manager.close()
+
+
+async def test_the_watchdog_is_fed_by_one_process(tmp_path: Path, server: JsonServer, manager: ServiceManager) -> None:
+    file = tmp_path / "gateway.yaml"
+    configuration(file, server)
+    async with service(file, NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="400000") as gateway:
+        await manager.told()
+        for _ in range(10):
+            assert await manager.receive() == {"WATCHDOG": "1"}
+        gateway.terminate()
+        assert (await manager.told())["STOPPING"] == "1"
+
+
+async def test_a_watchdog_for_another_process_is_not_fed(
+    tmp_path: Path, server: JsonServer, manager: ServiceManager
+) -> None:
+    file = tmp_path / "gateway.yaml"
+    configuration(file, server)
+    environment = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}
+    async with service(file, **environment) as gateway:
+        assert "READY" in await manager.receive()
+        gateway.send_signal(signal.SIGHUP)
+        assert "RELOADING" in await manager.receive()
+        assert "READY" in await manager.receive()
+
+
+async def test_the_watchdog_is_not_fed_while_a_worker_hangs(
+    tmp_path: Path, server: JsonServer, manager: ServiceManager
+) -> None:
+    file = tmp_path / "gateway.yaml"
+    configuration(file, server, workers=2)
+    async with service(file, NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="2000000") as gateway:
+        await manager.told()
+        assert await manager.receive() == {"WATCHDOG": "1"}
+        hanging = children_of(gateway.pid)[0]
+        os.kill(hanging, signal.SIGSTOP)
+        try:
+            assert gateway.stderr is not None
+            expected = f"nothing was heard of worker {hanging} for 3 s"
+            async with asyncio.timeout(WITHIN_S):
+                while expected not in (await gateway.stderr.readline()).decode():
+                    pass
+            manager.count()
+            await asyncio.sleep(2.5)  # more than systemd waits for the next one
+            assert manager.count() == 0
+        finally:
+            os.kill(hanging, signal.SIGCONT)
+        assert await manager.receive() == {"WATCHDOG": "1"}, "it is fed again once the worker has come back"
+
+
+async def test_the_watchdog_is_fed_while_a_dead_worker_is_replaced(
+    tmp_path: Path, server: JsonServer, manager: ServiceManager
+) -> None:
+    file = tmp_path / "gateway.yaml"
+    configuration(file, server, workers=2)
+    async with service(file, NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="2000000") as gateway:
+        await manager.told()
+        before = set(children_of(gateway.pid))
+        os.kill(min(before), signal.SIGKILL)
+        async with asyncio.timeout(WITHIN_S):
+            while len(now := set(children_of(gateway.pid))) < 2 or now == before:
+                assert await manager.receive() == {"WATCHDOG": "1"}
+
+
+async def test_a_manager_that_is_gone_or_does_not_read_harms_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    notifier = Notifier(str(tmp_path / "gone"))
+    notifier.ready("here")
+    notifier.stopping()
+    assert len(caplog.records) == 1
+    assert "systemd cannot be told `READY=1`" in caplog.text
+    full = ServiceManager(str(tmp_path / "full"))
+    try:
+        notifier = Notifier(full.address)
+        started_s = time.monotonic()
+        while len(caplog.records) < 2:  # until the socket takes no more
+            notifier.reloaded("")
+            assert time.monotonic() - started_s < WITHIN_S
+        full.count()
+        notifier.reloaded("x" * 10_000)
+        assert len((await full.told())["STATUS"]) == systemd.STATUS_CHARACTERS
+    finally:
+        full.close()
+
+
+def test_without_a_manager_nothing_is_sent_and_nothing_is_left_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "nonsense")
+    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    notifier = Notifier.from_environment()
+    notifier.ready("here")
+    notifier.start_watchdog(lambda: None)  # there is no event loop: it would fail
+    assert caplog.records == []
+    assert not {"WATCHDOG_USEC", "WATCHDOG_PID"} & os.environ.keys()
+
+
+# The unit
+
+
+def unit() -> dict[str, list[str]]:
+    """The values of every key of the unit."""
+    values: dict[str, list[str]] = {}
+    for line in UNIT.read_text().splitlines():
+        if line and line[0] not in "#[":
+            key, _, value = line.partition("=")
+            values.setdefault(key, []).append(value)
+    return values
+
+
+def test_the_unit_fits_the_configuration_and_the_readme() -> None:
+    values = unit()
+    example = load(DEPLOY / "gateway.yaml")
+    shutdown = example.shutdown
+    assert float(values["TimeoutStopSec"][0]) > shutdown.delay + 2 * shutdown.grace + supervisor.HANG_S
+    assert float(values["TimeoutStartSec"][0]) > supervisor.START_S
+    assert float(values["WatchdogSec"][0]) > supervisor.SILENT_S
+    memory = int(values["MemoryMax"][0].removesuffix("G")) * 1024**3
+    assert memory >= example.limits.in_flight_bytes + 2 * 150 * 1024**2
+    descriptors = int(values["LimitNOFILE"][0])
+    assert connections_that_fit(example, descriptors) == example.limits.connections
+    start = values["ExecStart"][0].split()
+    readme = (DEPLOY / "README.md").read_text()
+    for installed in (Path(start[0]).parent.parent, start[-1], f"/etc/systemd/system/{UNIT.name}"):
+        assert f" {installed}\n" in readme
+
+
+def test_what_the_readme_and_the_example_say_about_credentials_is_a_valid_configuration(
+    tmp_path: Path, authority: Authority
+) -> None:
+    pair = authority.issue("gateway.test")
+    environment = {**os.environ, "CREDENTIALS_DIRECTORY": str(tmp_path)}
+    for name, source in (("tls.crt", pair.certificate), ("tls.key", pair.key)):
+        (tmp_path / name).write_bytes(source.read_bytes())
+    (tmp_path / "tokens").write_text("team: 0123456789abcdef0123456789abcdef\n")
+    example = (DEPLOY / "gateway.yaml").read_text()
+    secrets = re.sub(r"^# ?", "", example[example.index("# access:") :], flags=re.MULTILINE)
+    [quoted] = re.findall(r"```yaml\n#[^\n]*\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
+    assert quoted == secrets
+    file = tmp_path / "gateway.yaml"
+    file.write_text(example + secrets)
+    command = [sys.executable, "-m", "gateway", "check", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    analyze = require_tool("systemd-analyze", "Debian's package `systemd`")
+    program = tmp_path / "tensor-gateway"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    there = tmp_path / UNIT.name
+    there.write_text(UNIT.read_text().replace("/opt/tensor-gateway/bin/tensor-gateway", str(program)))
+    done = subprocess.run([analyze, "verify", str(there)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_the_unit_exposes_little() -> None:
+    analyze = require_tool("systemd-analyze", "Debian's package `systemd`")
+    # in tenths, as the option counts; without a bus and a running systemd
+    command = [analyze, "security", "--offline=true", "--no-pager", "--threshold=15", str(UNIT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Overall exposure level" in done.stdout
