@@ -91,6 +91,11 @@ def bind_mounts(name: str) -> list[str]:
     return [volume.split(":")[0] for volume in SERVICES[name].get("volumes", []) if volume.startswith(".")]
 
 
+def mebibytes(size: str) -> int:
+    """The number of MiB in one of compose's sizes, such as `512m` or `4g`."""
+    return int(size[:-1]) * {"m": 1, "g": 1024}[size[-1]]
+
+
 @contextmanager
 def answering(status: int) -> Iterator[str]:
     """A server on a free port of loopback that gives every GET this status; yields its host and port."""
@@ -202,14 +207,14 @@ def test_compose_file_follows_the_compose_specification() -> None:
 @each_service
 def test_everything_a_service_is_made_of_exists(name: str) -> None:
     service = SERVICES[name]
-    assert [path for path in bind_mounts(name) if not (DEPLOY / path).is_file()] == []
+    assert [path for path in bind_mounts(name) if not (DEPLOY / path).exists()] == []
     if "build" in service:
         context = (DEPLOY / service["build"]["context"]).resolve()
         dockerfile = context / service["build"].get("dockerfile", "Dockerfile")
         assert (dockerfile, context) == DOCKERFILE_AND_CONTEXT[name]
         assert dockerfile.is_file()
     else:
-        assert re.fullmatch(r"[a-z/]+:v\d+\.\d+\.\d+", service["image"]), "an image is pinned to one release"
+        assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", service["image"]), "an image is pinned to one release"
     named = [volume.split(":")[0] for volume in service.get("volumes", []) if not volume.startswith(".")]
     assert [volume for volume in named if volume not in COMPOSE["volumes"]] == []
 
@@ -222,7 +227,15 @@ def test_service_is_confined_and_watched(name: str) -> None:
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert not {"privileged", "cap_add", "user", "network_mode", "pid"} & set(service)
+    assert 0 < service["pids_limit"] <= 256
+    assert mebibytes(service["mem_limit"]) > 0
     assert has_health_check(name)
+
+
+@each_service
+def test_nothing_of_the_host_can_be_written_to(name: str) -> None:
+    mounts = [volume for volume in SERVICES[name].get("volumes", []) if volume.startswith(".")]
+    assert [mount for mount in mounts if not mount.endswith(":ro")] == []
 
 
 @each_service
@@ -232,9 +245,37 @@ def test_dependencies_exist_and_can_become_healthy(name: str) -> None:
         assert how["condition"] == "service_started" or has_health_check(dependency)
 
 
-def test_only_the_gateway_and_prometheus_are_published_and_only_on_loopback() -> None:
+def test_only_these_are_published_and_only_on_loopback() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
-    assert published == {"gateway": ["127.0.0.1:8080:8080"], "prometheus": ["127.0.0.1:9090:9090"]}
+    assert published == {
+        "gateway": ["127.0.0.1:8080:8080"],
+        "prometheus": ["127.0.0.1:9090:9090"],
+        "grafana": ["127.0.0.1:3000:3000"],
+    }
+
+
+def test_nobody_can_log_in_to_grafana_and_everybody_may_look() -> None:
+    environment = SERVICES["grafana"]["environment"]
+    assert environment["GF_AUTH_ANONYMOUS_ENABLED"] == "true"
+    assert environment["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+    assert environment["GF_AUTH_BASIC_ENABLED"] == "false"
+
+
+def test_grafana_finds_provisioning_and_dashboards_where_it_looks() -> None:
+    mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in SERVICES["grafana"]["volumes"]}
+    assert mounted["/etc/grafana/provisioning"] == "./grafana/provisioning"
+    assert mounted["/var/lib/grafana/dashboards"] == "./grafana/dashboards"
+    assert mounted["/var/lib/grafana"] in COMPOSE["volumes"], "its database is the only thing that it writes"
+
+
+def test_memory_of_the_gateway_follows_from_its_limits() -> None:
+    """The formula that the comment in compose.yaml gives."""
+    limits = config.load(DEPLOY / "gateway.yaml").limits
+    assert mebibytes(SERVICES["gateway"]["mem_limit"]) == 2 * limits.in_flight_bytes // 1024**2 + 256
+    assert "2 x limits.in_flight_bytes + 256 MiB" in (DEPLOY / "compose.yaml").read_text()
+    # no single request can take the budget of all
+    assert 4 * limits.request_body <= limits.in_flight_bytes
 
 
 # What the files say about each other
@@ -246,7 +287,7 @@ def test_gateway_listens_where_image_compose_and_prometheus_look_for_it() -> Non
     assert final_stage("gateway")["EXPOSE"] == [f"{settings.listen.port} {settings.admin.port}"]
     assert f"//127.0.0.1:{settings.admin.port}/-/ready'" in health_check("gateway")[-1]
     assert SERVICES["gateway"]["ports"][0].endswith(f":{settings.listen.port}")
-    [scrape] = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
+    [scrape] = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
     assert scrape["static_configs"] == [{"targets": [f"gateway:{settings.admin.port}"]}]
     assert scrape.get("metrics_path", "/metrics") == "/metrics"
 
@@ -278,4 +319,4 @@ def test_model_settings_name_a_class_that_is_there() -> None:
 
 def test_prometheus_accepts_its_configuration() -> None:
     promtool = require_tool("promtool", "it is part of Prometheus; on Debian: apt install prometheus")
-    check(promtool, "check", "config", DEPLOY / "prometheus.yml")
+    check(promtool, "check", "config", DEPLOY / "prometheus" / "prometheus.yml")
