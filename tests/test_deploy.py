@@ -1,6 +1,7 @@
 """The files in `deploy/`, checked without a container engine: whatever a build or a start would trip over."""
 
 import ast
+import itertools
 import json
 import os
 import re
@@ -18,6 +19,9 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from gateway import config
 from tests.conftest import require_tool
@@ -30,6 +34,7 @@ DOCKERFILE_AND_CONTEXT = {
 }
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 each_image = pytest.mark.parametrize("image", DOCKERFILE_AND_CONTEXT)
 each_service = pytest.mark.parametrize("name", SERVICES)
@@ -165,9 +170,8 @@ def test_image_runs_the_command_of_the_distribution_with_the_configuration_it_co
     stage = final_stage("gateway")
     [entry_point] = stage["ENTRYPOINT"]
     [command] = stage["CMD"]
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert json.loads(entry_point) == ["tensor-gateway"]
-    assert "tensor-gateway" in project["scripts"]
+    assert "tensor-gateway" in PYPROJECT["project"]["scripts"]
     assert json.loads(command)[:2] == ["serve", "--config"]
     assert (["deploy/gateway.yaml"], json.loads(command)[2]) in copied("gateway")
 
@@ -184,6 +188,17 @@ def test_both_stages_have_the_same_interpreter() -> None:
     assert len(bases) == 1
 
 
+@each_image
+def test_nothing_is_used_that_only_some_builders_know(image: str) -> None:
+    """Debian 12's buildah refuses `--start-interval`; heredocs, `--link` and `--mount` need BuildKit or a new buildah."""
+    known = {"--from", "--interval", "--timeout", "--start-period"}
+    for name, arguments in instructions(image):
+        options = itertools.takewhile(lambda word: word.startswith("--"), arguments.split())
+        assert {option.partition("=")[0] for option in options} <= known, name
+        assert "<<" not in arguments
+    assert not DOCKERFILE_AND_CONTEXT[image][0].read_text().startswith("# syntax")
+
+
 @pytest.mark.parametrize(("status", "exit_code"), [(200, 0), (503, 1)])
 @each_image
 def test_health_check_follows_the_status_and_no_proxy(image: str, status: int, exit_code: int) -> None:
@@ -194,6 +209,62 @@ def test_health_check_follows_the_status_and_no_proxy(image: str, status: int, e
         command = [sys.executable, *arguments]
         result = subprocess.run(command, check=False, capture_output=True, env=proxied, timeout=30)
     assert result.returncode == exit_code, result.stderr.decode()
+
+
+# The locks
+
+
+def locked(lock: str) -> list[tuple[Requirement, list[str]]]:
+    """Each release that a lock pins, with the hashes of its files."""
+    entries = (DEPLOY / lock).read_text().replace("\\\n", "").splitlines()
+    words = [re.split(r"\s+--hash=", entry) for entry in entries if re.match(r"\w", entry)]
+    return [(Requirement(requirement), hashes) for requirement, *hashes in words]
+
+
+def required(lock: str) -> list[str]:
+    """What pyproject.toml asks for directly."""
+    if lock == "build.lock":
+        return list(PYPROJECT["build-system"]["requires"])
+    project = PYPROJECT["project"]
+    return [*project["dependencies"], *project["optional-dependencies"].get("tracing", [])]
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("python", ["3.11.2", "3.12.0", "3.13.0"])
+@pytest.mark.parametrize("lock", ["build.lock", "requirements.lock"])
+def test_lock_satisfies_the_project(lock: str, python: str, machine: str) -> None:
+    environment = {key: str(value) for key, value in default_environment().items()}
+    environment |= {"python_full_version": python, "python_version": python.rpartition(".")[0]}
+    environment |= {"platform_machine": machine}
+    pins = [pin for pin, _ in locked(lock) if pin.marker is None or pin.marker.evaluate(environment)]
+    versions = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in pins}
+    assert len(versions) == len(pins), "one version of each"
+    wanted = [Requirement(text) for text in required(lock)]
+    assert wanted
+    for each in wanted:
+        if each.marker is None or each.marker.evaluate(environment):
+            version = versions.get(canonicalize_name(each.name))
+            assert version is not None, f"{each.name} is not in {lock}: run deploy/lock.sh"
+            assert each.specifier.contains(version), f"{lock} has {each.name} {version}, not {each}: run deploy/lock.sh"
+
+
+@pytest.mark.parametrize("lock", ["build.lock", "requirements.lock"])
+def test_lock_pins_every_release_by_hash_and_names_no_index(lock: str) -> None:
+    pins = locked(lock)
+    assert pins
+    for pin, hashes in pins:
+        assert re.fullmatch(r"==[\w.]+", str(pin.specifier)), pin
+        assert hashes
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", each) for each in hashes), pin
+    text = (DEPLOY / lock).read_text()
+    assert "://" not in text
+    assert "-index" not in text
+
+
+def test_pip_installs_only_what_the_locks_name() -> None:
+    runs = " ".join(arguments for name, arguments in instructions("gateway") if name == "RUN")
+    for command in re.findall(r"pip (?:--python \S+ )?(?:install|wheel) [^&]+", runs):
+        assert "--require-hashes -r " in command or "--no-index --no-deps" in command
 
 
 # Compose
@@ -285,7 +356,7 @@ def test_gateway_listens_where_image_compose_and_prometheus_look_for_it() -> Non
     settings = config.load(DEPLOY / "gateway.yaml")
     assert {settings.listen.host, settings.admin.host} == {"0.0.0.0"}
     assert final_stage("gateway")["EXPOSE"] == [f"{settings.listen.port} {settings.admin.port}"]
-    assert f"//127.0.0.1:{settings.admin.port}/-/ready'" in health_check("gateway")[-1]
+    assert f"//127.0.0.1:{settings.admin.port}/-/live'" in health_check("gateway")[-1]
     assert SERVICES["gateway"]["ports"][0].endswith(f":{settings.listen.port}")
     [scrape] = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
     assert scrape["static_configs"] == [{"targets": [f"gateway:{settings.admin.port}"]}]
