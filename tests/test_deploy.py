@@ -190,7 +190,7 @@ def test_both_stages_have_the_same_interpreter() -> None:
 
 @each_image
 def test_nothing_is_used_that_only_some_builders_know(image: str) -> None:
-    """Debian 12's buildah refuses `--start-interval`; heredocs, `--link` and `--mount` need BuildKit or a new buildah."""
+    """buildah 1.28 (Debian 12) refuses `--start-interval` and heredocs; `--link` and `--mount` need BuildKit."""
     known = {"--from", "--interval", "--timeout", "--start-period"}
     for name, arguments in instructions(image):
         options = itertools.takewhile(lambda word: word.startswith("--"), arguments.split())
