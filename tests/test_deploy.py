@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -342,11 +343,83 @@ def test_grafana_finds_provisioning_and_dashboards_where_it_looks() -> None:
 
 def test_memory_of_the_gateway_follows_from_its_limits() -> None:
     """The formula that the comment in compose.yaml gives."""
-    limits = config.load(DEPLOY / "gateway.yaml").limits
-    assert mebibytes(SERVICES["gateway"]["mem_limit"]) == 2 * limits.in_flight_bytes // 1024**2 + 256
-    assert "2 x limits.in_flight_bytes + 256 MiB" in (DEPLOY / "compose.yaml").read_text()
+    settings = config.load(DEPLOY / "gateway.yaml")
+    limits = settings.limits
+    assert isinstance(settings.workers, int)
+    needed = 2 * limits.in_flight_bytes // 1024**2 + 256 * settings.workers
+    assert mebibytes(SERVICES["gateway"]["mem_limit"]) == needed
+    assert "2 x limits.in_flight_bytes + 256 MiB x workers" in (DEPLOY / "compose.yaml").read_text()
+    assert "2 x `limits.in_flight_bytes` + 256 MiB x `workers`" in (DEPLOY / "README.md").read_text()
     # no single request can take the budget of all
     assert 4 * limits.request_body <= limits.in_flight_bytes
+
+
+# The README
+
+
+def readme_blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (DEPLOY / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+def readme_commands(*start: str) -> list[list[str]]:
+    """The words of every command in the README's shell blocks that begins with these words."""
+    text = "".join(readme_blocks("sh")).replace("\\\n", " ")
+    commands = [shlex.split(line) for line in text.splitlines() if line.startswith(start[0])]
+    found = [command for command in commands if command[: len(start)] == list(start)]
+    assert found, start
+    return found
+
+
+def test_both_builders_get_the_same_files_and_name() -> None:
+    [docker], [buildah] = readme_commands("docker", "build"), readme_commands("buildah", "bud")
+    assert docker[2:] == ["-f", "deploy/Dockerfile", "-t", "tensor-gateway", "."] == buildah[-5:]
+    # docker finds it by its name, buildah 1.28 does not
+    assert buildah[buildah.index("--ignorefile") + 1] == f"{docker[3]}.dockerignore"
+    assert (ROOT / f"{docker[3]}.dockerignore").is_file()
+
+
+def test_the_lone_container_is_confined_as_in_compose() -> None:
+    service, image = SERVICES["gateway"], "tensor-gateway"
+    [command] = readme_commands("docker", "run", "--detach")
+    assert command[-1] == image, "it runs what the image runs"
+    options = {name: value for name, value in itertools.pairwise(command) if name.startswith("-")}
+    assert "--read-only" in options
+    assert [options["--tmpfs"]] == service["tmpfs"]
+    assert [options["--cap-drop"]] == service["cap_drop"]
+    assert [options["--security-opt"]] == service["security_opt"]
+    assert options["--memory"] == service["mem_limit"]
+    assert options["--pids-limit"] == str(service["pids_limit"])
+    assert options["--stop-timeout"] == service["stop_grace_period"].removesuffix("s")
+    assert options["--restart"] == service["restart"]
+    ports = {value for name, value in itertools.pairwise(command) if name == "-p"}
+    assert ports == {f"127.0.0.1:{port}:{port}" for port in final_stage("gateway")["EXPOSE"][0].split()}
+    mounted = options["-v"].split(":")[1]
+    [check] = readme_commands("docker", "run", "--rm")
+    assert check[-3:] == [image, "check", mounted]
+    assert (["deploy/gateway.yaml"], mounted) in copied("gateway")
+
+
+def test_the_configuration_that_the_readme_shows_fits_its_container() -> None:
+    [text] = readme_blocks("yaml")
+    shown, own = config.parse(text), config.load(DEPLOY / "gateway.yaml")
+    assert (shown.listen, shown.admin) == (own.listen, own.admin)
+    assert shown.limits.in_flight_bytes == own.limits.in_flight_bytes
+    [endpoint] = shown.backends["default"].endpoints
+    [run] = readme_commands("docker", "run", "--detach")
+    assert f"{urlsplit(endpoint).hostname}:host-gateway" in run
+
+
+def test_compose_commands_name_the_file_and_its_services() -> None:
+    commands = readme_commands("docker", "compose")
+    assert {command[4] for command in commands} == {"up", "stop", "down"}
+    for command in commands:
+        assert command[2:4] == ["-f", "deploy/compose.yaml"]
+        assert {word for word in command[5:] if not word.startswith("-")} <= set(SERVICES)
+
+
+def test_addresses_in_the_readme_are_published() -> None:
+    named = set(re.findall(r"http://(127\.0\.0\.1:\d+)", (DEPLOY / "README.md").read_text()))
+    assert named == {port.rpartition(":")[0] for service in SERVICES.values() for port in service.get("ports", [])}
 
 
 # What the files say about each other

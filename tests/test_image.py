@@ -55,7 +55,7 @@ def image(engine: Engine) -> Image:
     bases = set(re.findall(r"^FROM (\S+)", (ROOT / "deploy" / "Dockerfile").read_text(), re.MULTILINE))
     for base in bases:
         engine.make_base(base)
-    return engine.build(shlex.split(readme_command("buildah bud")), "tensor-gateway")
+    return engine.build(shlex.split(readme_command("buildah bud").replace("\\\n", " ")), "tensor-gateway")
 
 
 def configured(folder: Path, backend_url: str) -> dict[str, Path]:
