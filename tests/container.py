@@ -12,7 +12,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -241,13 +240,15 @@ def debian_mirror() -> list[str]:
 
 def pip_volumes(folder: Path) -> list[str]:
     """Options for a build that let pip inside it use what this machine's pip uses, without a trace in the image."""
-    listed = run(sys.executable, "-m", "pip", "config", "list").splitlines()
-    found = {name: ast.literal_eval(value) for name, _, value in (line.partition("=") for line in listed)}
+    pip = require_tool("pip", "it comes with Python's venv")
+    lines = run(pip, "config", "list").splitlines()
+    found = {name: ast.literal_eval(value) for name, _, value in (line.partition("=") for line in lines)}
     settings, mounted = [], []
     for option in PIP_OPTIONS:
-        value = found.get(f":env:.{option}", found.get(f"global.{option}"))
-        if value is None:
+        values = [found[name] for section in (":env:", "install", "global") if (name := f"{section}.{option}") in found]
+        if not values:
             continue
+        value = values[0]  # the environment comes before files, and a command's section before that of all
         settings.append(f"{option} = " + "\n    ".join(str(value).split()))
         for word in str(value).split():
             # the pages of an index in a folder link to files beside that folder

@@ -90,7 +90,9 @@ def health_check(image: str) -> list[str]:
 
 
 def has_health_check(name: str) -> bool:
-    return "healthcheck" in SERVICES[name] or (name in DOCKERFILE_AND_CONTEXT and bool(health_check(name)))
+    return "test" in SERVICES[name].get("healthcheck", {}) or (
+        name in DOCKERFILE_AND_CONTEXT and bool(health_check(name))
+    )
 
 
 def bind_mounts(name: str) -> list[str]:
@@ -260,6 +262,23 @@ def test_lock_pins_every_release_by_hash_and_names_no_index(lock: str) -> None:
     text = (DEPLOY / lock).read_text()
     assert "://" not in text
     assert "-index" not in text
+
+
+def test_the_command_that_renews_the_locks_writes_both(tmp_path: Path) -> None:
+    """With a `uv` that writes down how it was called, and what it read."""
+    uv = tmp_path / "uv"
+    uv.write_text(f'#!/bin/sh\necho "$PWD: $@" >>{tmp_path}/calls\n[ "$3" != - ] || cat >>{tmp_path}/input\n')
+    uv.chmod(0o755)
+    [[command]] = readme_commands("deploy/lock.sh")
+    environment = os.environ | {"PATH": os.pathsep.join([str(tmp_path), os.environ["PATH"]])}
+    subprocess.run([ROOT / command], check=True, cwd=tmp_path, env=environment, timeout=30)
+    project, build = (tmp_path / "calls").read_text().splitlines()
+    for call, lock in ((project, "requirements.lock"), (build, "build.lock")):
+        assert call.startswith(f"{ROOT}: pip compile ")
+        assert f"--output-file deploy/{lock}" in call
+        assert {"--universal", "--generate-hashes", "--upgrade"} <= set(call.split())
+    assert "pyproject.toml --extra tracing " in project
+    assert (tmp_path / "input").read_text().split() == required("build.lock")
 
 
 def test_pip_installs_only_what_the_locks_name() -> None:

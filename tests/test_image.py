@@ -41,10 +41,10 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     try:
         engine = Engine(tmp_path_factory.mktemp("containers"))
     except NotPermittedError as error:
-        capture = request.config.pluginmanager.getplugin("capturemanager")
-        with capture.global_and_fixture_disabled():
-            print(f"\n*** THE IMAGE IS NOT TESTED: containers are not permitted here: {error}")
-        pytest.skip(f"containers are not permitted here: {error}")
+        reason = f"containers are not permitted here; they need root, mounts and namespaces: {error}"
+        with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print(f"\n*** THE IMAGE IS NOT TESTED: {reason}")
+        pytest.skip(reason)
     yield engine
     engine.close()
 
@@ -58,11 +58,12 @@ def image(engine: Engine) -> Image:
     return engine.build(shlex.split(readme_command("buildah bud").replace("\\\n", " ")), "tensor-gateway")
 
 
-def configured(folder: Path, backend_url: str) -> dict[str, Path]:
+def configured(folder: Path, backend_url: str, workers: int = 1) -> dict[str, Path]:
     """The file to be mounted for a gateway on free ports in front of a backend."""
     file = folder / "gateway.yaml"
     file.write_text(
-        f"listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {{default: {{endpoints: ['{backend_url}']}}}}\n"
+        f"listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nworkers: {workers}\n"
+        f"backends: {{default: {{endpoints: ['{backend_url}']}}}}\n"
     )
     return {"/etc/tensor-gateway/gateway.yaml": file}
 
@@ -140,10 +141,11 @@ def test_command_and_packages_inside_are_whole(engine: Engine, image: Image) -> 
 # How it runs
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 async def test_the_request_that_the_readme_shows_is_answered_in_binary(
-    engine: Engine, image: Image, server: JsonServer, tmp_path: Path
+    engine: Engine, image: Image, server: JsonServer, tmp_path: Path, workers: int
 ) -> None:
-    with running(engine, image, files=configured(tmp_path, server.url), host=True) as container:
+    with running(engine, image, files=configured(tmp_path, server.url, workers), host=True) as container:
         clients, _ = await until_ready(container)
         script = readme_command("header=").replace("http://127.0.0.1:8080", clients)
         assert (await shell(script)).split() == ["1", "2"]
