@@ -246,7 +246,7 @@ def test_gateway_listens_where_image_compose_and_prometheus_look_for_it() -> Non
     assert final_stage("gateway")["EXPOSE"] == [f"{settings.listen.port} {settings.admin.port}"]
     assert f"//127.0.0.1:{settings.admin.port}/-/ready'" in health_check("gateway")[-1]
     assert SERVICES["gateway"]["ports"][0].endswith(f":{settings.listen.port}")
-    [scrape] = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
+    [scrape] = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
     assert scrape["static_configs"] == [{"targets": [f"gateway:{settings.admin.port}"]}]
     assert scrape.get("metrics_path", "/metrics") == "/metrics"
 
@@ -278,4 +278,4 @@ def test_model_settings_name_a_class_that_is_there() -> None:
 
 def test_prometheus_accepts_its_configuration() -> None:
     promtool = require_tool("promtool", "it is part of Prometheus; on Debian: apt install prometheus")
-    check(promtool, "check", "config", DEPLOY / "prometheus.yml")
+    check(promtool, "check", "config", DEPLOY / "prometheus" / "prometheus.yml")
