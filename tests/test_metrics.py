@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from gateway.errors import ErrorKind
+from gateway.errors import ErrorKind, blame_of
 from gateway.exchange import Attempt, Exchange, Format
 from gateway.telemetry.histogram import BatchHistogram
 from gateway.telemetry.metrics import MAX_WAITING, Metrics
@@ -91,7 +91,7 @@ class OneByOne:
             if attempt.repeated_for:
                 self.inc("retries", backend, attempt.repeated_for)
         if exchange.error is not None:
-            self.inc("errors", route, exchange.error.label)
+            self.inc("errors", route, exchange.error.label, blame_of(exchange.error, exchange.status).value)
         if exchange.is_transcoded:
             self.record_request(exchange)
             if exchange.error is None:
@@ -124,9 +124,9 @@ def record_random(seed: int, record: Callable[[Exchange], None]) -> None:
 
 
 def exposition(registry: CollectorRegistry) -> list[str]:
-    """All lines, but for the time of the start."""
+    """All lines, but for the time of the start and what the kernel says."""
     lines = generate_latest(registry).decode().splitlines()
-    return sorted(line for line in lines if "config_last_reload_timestamp" not in line)
+    return sorted(line for line in lines if "config_last_reload_timestamp" not in line and "process_" not in line)
 
 
 def record_one_by_one(seed: int) -> CollectorRegistry:
