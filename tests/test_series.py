@@ -1,7 +1,9 @@
-"""Which series a gateway has before the first request, how many there are, and what it costs to make them."""
+"""Which series a gateway has before the first request, and how many there are."""
 
+import asyncio
 from collections import Counter as Tally
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from gateway.errors import Blame, ErrorKind
 from gateway.policy.ejection import FAILURES
 from gateway.process.application import Application
 from gateway.telemetry.metrics import MAX_NEW_ENDPOINTS, Metrics
+from tests.certificates import Authority, Pair
 from tests.conftest import running
 from tests.system.gateway_process import gateway_process
 
@@ -182,3 +185,41 @@ def test_blame_is_one_of_three() -> None:
         for sample in family.samples
     }
     assert labels == {blame.value for blame in Blame}
+
+
+def with_certificates(listener: Pair, backends: Iterable[Pair | None], workers: int) -> str:
+    """A gateway with a certificate of its own, and one for each backend that asks for one."""
+    text = f"listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nworkers: {workers}\n"
+    text += f"tls: {{certificate: {listener.certificate}, key: {listener.key}}}\nbackends:\n"
+    for number, pair in enumerate(backends):
+        tls = f", tls: {{certificate: {pair.certificate}, key: {pair.key}}}" if pair is not None else ""
+        text += f"  b{number}: {{endpoints: ['https://127.0.0.1:1']{tls}}}\n"
+    return text + "routes: [{name: r, backend: b0}, {name: s, path_prefix: /s, backend: b1}]\n"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_the_earliest_expiry_of_the_gateways_own_certificates_is_a_metric(
+    workers: int, authority: Authority, tmp_path: Path
+) -> None:
+    now = datetime.now(UTC).replace(microsecond=0)
+    days = {number: now + timedelta(days=number) for number in (10, 20, 30, 40)}
+    listener, early, late, renewed = (authority.issue(not_after=days[number]) for number in (10, 20, 30, 40))
+
+    def expected(**uses: int) -> dict[str, float]:
+        return {use: days[number].timestamp() for use, number in uses.items()}
+
+    async def until_expiries(expiries: dict[str, float]) -> None:
+        async with asyncio.timeout(20):  # a worker reports ten times a second
+            while True:
+                series = await scrape(session, gateway.admin)
+                name = "tensor_gateway_certificate_expiry_timestamp_seconds"
+                if {dict(labels)["use"]: value for (each, labels), value in series.items() if each == name} == expiries:
+                    return
+                await asyncio.sleep(0.05)
+
+    text = with_certificates(listener, (late, early), workers)
+    async with gateway_process(text, tmp_path / "gateway.yaml") as gateway, aiohttp.ClientSession() as session:
+        await until_expiries(expected(listener=10, backend=20))
+        listener.replace(renewed)
+        gateway.reload(with_certificates(listener, (None, None), workers))
+        await until_expiries(expected(listener=40))
