@@ -1,6 +1,7 @@
 """Which series a gateway has before the first request, and how many there are."""
 
 import asyncio
+import subprocess
 from collections import Counter as Tally
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,7 @@ from gateway.policy.ejection import FAILURES
 from gateway.process.application import Application
 from gateway.telemetry.metrics import MAX_NEW_ENDPOINTS, Metrics
 from tests.certificates import Authority, Pair
-from tests.conftest import running
+from tests.conftest import require_tool, running
 from tests.system.gateway_process import gateway_process
 
 ROUTES = ("one", "two")
@@ -119,9 +120,17 @@ async def test_with_several_workers_too(tmp_path: Path) -> None:
         aiohttp.ClientSession() as session,
     ):
         assert_zeros(await scrape(session, gateway.admin), ("one", "last"))
-        gateway.reload(configuration(ROUTES, workers=2))
+        gateway.reload(configuration(ROUTES, workers=2) + "limits: {concurrent_requests: 100, connections: 200}\n")
         await gateway.saw("reloaded")
-        assert_zeros(await scrape(session, gateway.admin), (*ROUTES, "last"))
+        series = await scrape(session, gateway.admin)
+        assert_zeros(series, (*ROUTES, "last"))
+        assert values(series, "requests_in_flight_limit") == [100]  # the sum of the workers' shares
+        assert values(series, "client_connections_limit") == [200]
+        async with session.get(f"{gateway.admin}/metrics") as response:
+            text = await response.read()
+    promtool = require_tool("promtool", "install Debian's package `prometheus`")
+    checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
 async def test_the_first_requests_make_only_series_of_models_and_statuses(server: JsonServer) -> None:

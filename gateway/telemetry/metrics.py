@@ -395,8 +395,8 @@ class Metrics:
         self._client_request[route, one.client_format].extend(_each("client_request_bytes", group))
         self._client_response[route, one.reply_format].extend(_each("client_response_bytes", group))
         if one.error is not None:
-            for exchange in group:
-                self._errors[route, one.error.label, blame_of(one.error, exchange.status).value] += 1
+            for status, count in Tally(_each("status", group)).items():
+                self._errors[route, one.error.label, blame_of(one.error, status).value] += count
         attempts = list(chain.from_iterable(_each("attempts", group)))
         if not attempts:
             return
