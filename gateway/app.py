@@ -111,7 +111,7 @@ class DataPlane:
         Raises `ConfigError` for certificates that cannot be used.
         """
         self.config = config
-        self.metrics = Metrics(self.readings)
+        self.metrics = Metrics(self.readings, lambda: self.expiries().items())
         self.url = ""
         plan = Plan.of(config, name)
         upstreams = {backend.name: Upstream(backend) for backend in plan.backends.values()}
@@ -145,12 +145,20 @@ class DataPlane:
             self.url = self._listener.open_on(inherited, self.config.listen)
         else:
             self.url = await self._listener.open(self.config.listen, shared=shared)
+        await self._expect()
         self.observe_load()
         self._sampler = asyncio.create_task(self._sample())
         self._certificate_watch = asyncio.create_task(certificates.watch(self._tls_contexts))
 
     def _tls_contexts(self) -> list[TlsContext | None]:
         return [self._listener.tls, *(upstream.tls for upstream in self._upstreams)]
+
+    async def _expect(self) -> None:
+        """Let the metrics have their limits, and zeros for all that may be counted."""
+        self.metrics.observe_limits(self.server.limits)
+        plan = self.gateway.serving.plan
+        for _ in self.metrics.expect(plan.router.names, plan.backends):
+            await asyncio.sleep(0)
 
     async def _sample(self) -> None:
         """Measure how late the event loop is: how long anything kept it from waking this up."""
@@ -167,6 +175,8 @@ class DataPlane:
         self.metrics.observe_load(self.gateway.in_flight, admission.held_bytes, admission.max_bytes)
         server = self.server
         self.metrics.observe_connections(server.open_connections, server.refused_connections, server.slow_connections)
+        upstreams = self._upstreams
+        self.metrics.expect_endpoints((each.name, state.url) for each in upstreams for state in each.endpoints.states)
         self.metrics.add_up()
 
     @property
@@ -186,6 +196,10 @@ class DataPlane:
             for upstream in self._upstreams
             for state in upstream.endpoints.states
         ]
+
+    def expiries(self) -> dict[str, float]:
+        """When the gateway's own certificates expire, by their use; see `certificates.expiries`."""
+        return certificates.expiries(self._tls_contexts())
 
     def not_usable(self) -> str | None:
         """Why no request can succeed; None if some backend has an endpoint that is not known to be down."""
@@ -246,6 +260,7 @@ class DataPlane:
             elif now[name] is not upstream:
                 self._start_beside(now[name])
         await asyncio.sleep(0)  # lets the upstreams that were just started take over
+        await self._expect()
         self.observe_load()
 
     def _keeps(self, backend: BackendPlan) -> bool:

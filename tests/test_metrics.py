@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from gateway.errors import ErrorKind
+from gateway.errors import Blame, ErrorKind, blame_of
 from gateway.exchange import Attempt, Exchange, Format
 from gateway.telemetry.histogram import BatchHistogram
 from gateway.telemetry.metrics import MAX_WAITING, Metrics
@@ -91,7 +91,7 @@ class OneByOne:
             if attempt.repeated_for:
                 self.inc("retries", backend, attempt.repeated_for)
         if exchange.error is not None:
-            self.inc("errors", route, exchange.error.label)
+            self.inc("errors", route, exchange.error.label, blame_of(exchange.error, exchange.status).value)
         if exchange.is_transcoded:
             self.record_request(exchange)
             if exchange.error is None:
@@ -124,9 +124,9 @@ def record_random(seed: int, record: Callable[[Exchange], None]) -> None:
 
 
 def exposition(registry: CollectorRegistry) -> list[str]:
-    """All lines, but for the time of the start."""
+    """All lines, but for the time of the start and what the kernel says."""
     lines = generate_latest(registry).decode().splitlines()
-    return sorted(line for line in lines if "config_last_reload_timestamp" not in line)
+    return sorted(line for line in lines if "config_last_reload_timestamp" not in line and "process_" not in line)
 
 
 def record_one_by_one(seed: int) -> CollectorRegistry:
@@ -219,3 +219,47 @@ def test_what_cannot_be_counted_is_logged_and_the_rest_is_counted_once(
     metrics.add_up()
     labels = {"route": "none", "model": "other", "code": "200"}
     assert metrics.registry.get_sample_value("tensor_gateway_requests_total", labels) == 1
+
+
+def p99(values: list[float], bounds: list[float]) -> float:
+    """What Prometheus makes of *values* in buckets: `histogram_quantile(0.99, ...)`."""
+    rank = 0.99 * len(values)
+    lower = below = 0.0
+    for bound in bounds:
+        n_up_to = sum(value <= bound for value in values)
+        if n_up_to >= rank:
+            return lower + (bound - lower) * (rank - below) / (n_up_to - below)
+        lower, below = bound, float(n_up_to)
+    return lower
+
+
+@pytest.mark.parametrize("seconds", [0.0011, 0.003, 0.02, 0.07, 0.3, 0.9, 1.7, 4.0, 9.0, 11.0, 19.0, 25.0, 45.0, 290.0])
+def test_buckets_answer_how_long_99_of_100_requests_take(seconds: float) -> None:
+    rng = random.Random(seconds)
+    (family,) = [each for each in Metrics().registry.collect() if each.name == "tensor_gateway_request_seconds"]
+    bounds = sorted({float(sample.labels["le"]) for sample in family.samples if "le" in sample.labels})[:-1]
+    assert (bounds[0], bounds[-1]) == (0.001, 300.0)
+    values = sorted(min(300.0, rng.lognormvariate(0, 0.5) * seconds / 3) for _ in range(2000))
+    actual = values[int(0.99 * len(values))]
+    assert actual / 2.5 <= p99(values, bounds) <= actual * 2.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "blame"),
+    [
+        (ErrorKind.BACKEND_ERROR, 404, Blame.CLIENT),
+        (ErrorKind.BACKEND_ERROR, 500, Blame.BACKEND),
+        (ErrorKind.MALFORMED_RESPONSE, 502, Blame.BACKEND),
+        (ErrorKind.NO_ROUTE, 508, Blame.CLIENT),
+        (ErrorKind.OVERLOADED, 503, Blame.GATEWAY),
+        (ErrorKind.INTERNAL, 500, Blame.GATEWAY),
+        (ErrorKind.CLIENT_CLOSED, 499, Blame.CLIENT),
+    ],
+)
+def test_an_error_is_counted_for_who_caused_it(kind: ErrorKind, status: int, blame: Blame) -> None:
+    metrics = Metrics()
+    metrics.record(Exchange("c", "GET", "/", "id", 0.0, route="r", status=status, error=kind))
+    metrics.add_up()
+    value = metrics.registry.get_sample_value
+    labels = {"route": "r", "reason": kind.label}
+    assert {each for each in Blame if value("tensor_gateway_errors_total", {**labels, "blame": each.value})} == {blame}

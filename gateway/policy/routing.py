@@ -181,6 +181,11 @@ class Router:
         first = next(iter(stickies))
         self._default = _destination(first, {first: 1}, stickies)
 
+    @property
+    def names(self) -> list[str]:
+        """The routes as metrics and logs call them."""
+        return [route.rule.name for route in self._routes] or [self._default.route]
+
     def match(self, host: str, path: str, query: str = "") -> Match | None:
         """Find the route for *host* (`Host`, maybe with a port) and *path* (percent-encoded, without query).
 

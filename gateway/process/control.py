@@ -63,6 +63,8 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     endpoints: list[EndpointReading]
     not_usable: str | None = None
     """Why no request can succeed; None if some backend is usable."""
+    expiries: dict[str, float] = {}
+    """When the worker's own certificates expire, by their use."""
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):

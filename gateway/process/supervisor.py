@@ -43,6 +43,7 @@ from gateway.process.descriptors import fit
 from gateway.process.reload import keep_fixed
 from gateway.telemetry.log_writer import change_level
 from gateway.telemetry.metrics import StateCollector
+from gateway.telemetry.processes import ProcessCollector
 
 RESTART_S = 1.0
 """How long after a worker's death its replacement is started."""
@@ -131,7 +132,11 @@ class Supervisor:
         config = fit(config)
         self.listen_url = ""
         self.admin_url = ""
-        self.state = StateCollector(lambda: [each for worker in self._serving() for each in worker.report.endpoints])
+        self.state = StateCollector(
+            lambda: [each for worker in self._serving() for each in worker.report.endpoints],
+            lambda: [each for worker in self._serving() for each in worker.report.expiries.items()],
+        )
+        self._processes = ProcessCollector(lambda: self._workers)
         self._config = config
         self._listen = config.listen
         """Where the workers listen: with the real port."""
@@ -331,6 +336,7 @@ class Supervisor:
         registry = CollectorRegistry()
         MultiProcessCollector(registry, path=str(self._folder))  # type: ignore[no-untyped-call]
         registry.register(self.state)
+        registry.register(self._processes)
         return registry.collect()
 
     def _not_ready(self) -> str | None:

@@ -127,7 +127,7 @@ class _Worker:
 
     def _report(self) -> None:
         """Report the state of the endpoints if it has changed and the supervisor has read the last report."""
-        report = Report(self.data_plane.readings(), self.data_plane.not_usable())
+        report = Report(self.data_plane.readings(), self.data_plane.not_usable(), self.data_plane.expiries())
         assert self._tell is not None
         if report != self._reported and not self._tell.get_write_buffer_size():
             self._reported = report

@@ -2,7 +2,11 @@
 
 Finished exchanges wait to be counted together. Those with the same labels are sorted out, and each number is taken of
 all of them in one step; then each metric of the library is updated once for all. Either alone would cost about as much
-as the whole does now. The names and labels are promised to operators (README, "Monitoring"). Not here: any decision.
+as the whole does now. The names and labels are promised to operators (README, "Monitoring").
+
+Histograms have classic buckets: the library writes no native ones, and its files of several processes could not hold
+them. There are no exemplars: those files drop them, the usual text format cannot carry them, and the access log already
+leads from a number to its requests: it has their ids, with route, reason and seconds. Not here: any decision.
 """
 
 import logging
@@ -10,7 +14,7 @@ import time
 from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, Generic, Literal, TypeVar
 
@@ -20,8 +24,13 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway import __version__
+from gateway.codec import DATATYPES
+from gateway.config import Limits
+from gateway.errors import ErrorKind, blame_of
 from gateway.exchange import Attempt, Exchange, Format
+from gateway.policy.ejection import FAILURES
 from gateway.telemetry.histogram import BatchHistogram
+from gateway.telemetry.processes import ProcessCollector
 
 MAX_WAITING = 192
 """The most exchanges that wait to be added up: with 200 models that holds the loop for half a millisecond."""
@@ -34,6 +43,7 @@ MAX_MODELS = 200
 """The most models with a label of their own; the others share the label `other`."""
 
 _SIZES = tuple(256.0 * 4**power for power in range(12))  # 256 B to 1 GiB
+# A quantile is wrong by 2.5 times at most: that is how far two neighbours lie apart.
 _REQUEST_SECONDS = (
     0.001,
     0.0025,
@@ -48,6 +58,7 @@ _REQUEST_SECONDS = (
     2.5,
     5.0,
     10.0,
+    20.0,
     30.0,
     60.0,
     120.0,
@@ -71,6 +82,21 @@ Amounts = defaultdict[Labels, list[float]]
 
 _REQUEST = ("request",)
 _RESPONSE = ("response",)
+
+_NO_ROUTE = "none"
+"""The route of requests that matched none."""
+
+# Every error that a request can end with: its kind, and the labels `reason` and `blame`.
+_ERRORS = {(kind, kind.label, blame_of(kind, status).value) for kind in ErrorKind for status in (400, 500)}
+
+# How attempts end; other statuses have a series once they occur.
+_CODES = ("200", *(kind.label for kind in FAILURES))
+
+ZEROS_AT_ONCE = 5
+"""How many series of `Metrics.expect` are made in one go: 0.7 ms where they are histograms of a worker."""
+
+MAX_NEW_ENDPOINTS = 8
+"""Of how many new endpoints the series are made in one go: 0.6 ms in a worker."""
 
 # What exchanges are sorted by, and what is taken of those that are alike; both without Python's bytecode.
 _kind_of = attrgetter("route", "backend", "client_format", "reply_format", "upstream_format", "error", "is_transcoded")
@@ -97,9 +123,17 @@ class StateCollector(Collector):
     the library's files of several processes cannot forget a label.
     """
 
-    def __init__(self, endpoints: Callable[[], Iterable[EndpointReading]]) -> None:
-        """*endpoints* gives the readings of all processes that serve: several of one endpoint are joined."""
+    def __init__(
+        self,
+        endpoints: Callable[[], Iterable[EndpointReading]],
+        expiries: Callable[[], Iterable[tuple[str, float]]] = tuple,
+    ) -> None:
+        """*endpoints* gives the readings of all processes that serve: several of one endpoint are joined.
+
+        *expiries* gives uses of the gateway's own certificates, and when they expire, in seconds since 1970.
+        """
         self._endpoints = endpoints
+        self._expiries = expiries
         self._reloaded_s = time.time()
         self._is_successful = True
 
@@ -109,7 +143,10 @@ class StateCollector(Collector):
         self._is_successful = is_successful
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The gauges of now. An endpoint is up if every process finds so, and ejected if one does."""
+        """The gauges of now.
+
+        An endpoint is up if every process finds so, and ejected if one does. Of certificates the earliest counts.
+        """
         labels = "backend", "endpoint"
         up = _family("endpoint_up", "1; 0 while health probes find it down", *labels)
         ejected = _family("endpoint_ejected", "1 while it is ejected because requests to it failed", *labels)
@@ -123,7 +160,11 @@ class StateCollector(Collector):
         successful.add_metric((), self._is_successful)
         timestamp = _family("config_last_reload_timestamp_seconds", "When a reload was last tried, or the start")
         timestamp.add_metric((), self._reloaded_s)
-        yield from (up, ejected, open_, successful, timestamp)
+        expiry = _family("certificate_expiry_timestamp_seconds", "When the gateway's own certificate expires", "use")
+        earliest = dict(sorted(self._expiries(), reverse=True))  # the last of a use stays
+        for use, expires_s in earliest.items():
+            expiry.add_metric((use,), expires_s)
+        yield from (up, ejected, open_, successful, timestamp, expiry)
 
     def _by_endpoint(self) -> dict[tuple[str, str], list[EndpointReading]]:
         found: dict[tuple[str, str], list[EndpointReading]] = {}
@@ -139,13 +180,20 @@ def _family(name: str, help_: str, *labels: str) -> GaugeMetricFamily:
 class Metrics:
     """The gateway's metrics, in a registry of their own."""
 
-    def __init__(self, endpoints: Callable[[], Iterable[EndpointReading]] = tuple) -> None:
-        """*endpoints*: see `StateCollector`."""
+    def __init__(
+        self,
+        endpoints: Callable[[], Iterable[EndpointReading]] = tuple,
+        expiries: Callable[[], Iterable[tuple[str, float]]] = tuple,
+    ) -> None:
+        """*endpoints*, *expiries*: see `StateCollector`."""
         # they would nearly double the series, and say nothing that `rate` needs
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self.state = StateCollector(endpoints)
+        self.state = StateCollector(endpoints, expiries)
         self.registry.register(self.state)
+        self._processes = ProcessCollector()
+        self.registry.register(self._processes)
+        self._expected: set[tuple[str, ...]] = set()
         self._models: set[str] = set()
         self._refused_connections_seen = 0
         self._slow_connections_seen: dict[str, int] = {}
@@ -160,7 +208,9 @@ class Metrics:
             "request_seconds", "From a request's head to its reply's last byte", _REQUEST_SECONDS, "route", "model"
         )
         self._in_flight = gauge("requests_in_flight", "Requests that are being served now")
+        self._in_flight_limit = gauge("requests_in_flight_limit", "limits.concurrent_requests")
         self._connections = gauge("client_connections", "Connections of clients that are open now")
+        self._connections_limit = gauge("client_connections_limit", "limits.connections, or what descriptors allow")
         self._refused_connections = counter(
             "client_connections_refused", "Connections of clients that were closed at once, beyond limits.connections"
         )
@@ -198,20 +248,79 @@ class Metrics:
         self._retries = counter(
             "retries", "Attempts that were followed by another of the same request", "backend", "reason"
         )
-        self._errors = counter("errors", "Requests that failed, by reason", "route", "reason")
+        self._errors = counter("errors", "Requests that failed, and who caused it", "route", "reason", "blame")
         self._nonfinite = counter("nonfinite_values", "NaN and infinities let through by policy", "direction")
         self._recovered = counter("header_recovered", "Requests whose missing header length was found")
-        for direction in (_REQUEST, _RESPONSE):
-            self._avoided[direction] += 0
-            self._nonfinite[direction] += 0
-        self.add_up()
+        for direction in (*_REQUEST, *_RESPONSE):
+            for waiting in (self._transcode, self._avoided, self._nonfinite):
+                _let_be_zero(waiting, direction)
+            for datatype in DATATYPES:
+                _let_be_zero(self._tensors, direction, datatype)
+        for _ in self.expect([_NO_ROUTE], []):
+            pass
         gauge("build_info", "1, labelled with the version", "version", mode="livemax").labels(__version__).set(1)
+
+    def expect(self, routes: Iterable[str], backends: Iterable[str]) -> Iterator[None]:
+        """Let there be zeros for these *routes* and *backends*: without one, `increase` misses the first of anything.
+
+        Yields after every few series that are new, because each takes a worker 0.1 ms.
+        """
+        zeros = chain(
+            chain.from_iterable(self._zeros_of_route(route) for route in routes if self._is_new("route", route)),
+            chain.from_iterable(self._zeros_of_backend(name) for name in backends if self._is_new("backend", name)),
+        )
+        while some := list(islice(zeros, ZEROS_AT_ONCE)):
+            for waiting, labels in some:
+                _let_be_zero(waiting, *labels)
+            self.add_up()
+            yield
+
+    def expect_endpoints(self, endpoints: Iterable[tuple[str, str]]) -> None:
+        """Let there be zeros for *endpoints*, each a backend and a URL; at most for `MAX_NEW_ENDPOINTS` that are new.
+
+        Names of hosts may bring many at a time, while requests are served.
+        """
+        new = ((backend, url) for backend, url in endpoints if self._is_new("endpoint", backend, url))
+        for backend, url in islice(new, MAX_NEW_ENDPOINTS):
+            for code in _CODES:
+                _let_be_zero(self._upstream_requests, backend, url, code)
+
+    def _is_new(self, *labels: str) -> bool:
+        """Whether zeros for these *labels* were not asked for before."""
+        is_new = labels not in self._expected
+        self._expected.add(labels)
+        return is_new
+
+    def _zeros_of_route(self, route: str) -> Iterator[tuple[Counts | Amounts, Labels]]:
+        is_matched = route != _NO_ROUTE
+        yield self._requests, (route, "other", 200 if is_matched else ErrorKind.NO_ROUTE.status)
+        yield self._seconds, (route, "other")
+        for format_ in Format if is_matched else (Format.OTHER,):
+            yield self._client_request, (route, format_)
+            yield self._client_response, (route, format_)
+        for format_ in (Format.JSON, Format.OTHER) if is_matched else ():
+            yield self._upstream_request, (route, format_)
+            yield self._upstream_response, (route, format_)
+        for kind, reason, blame in _ERRORS:
+            if not (is_matched and kind is ErrorKind.NO_ROUTE):
+                yield self._errors, (route, reason, blame)
+
+    def _zeros_of_backend(self, backend: str) -> Iterator[tuple[Counts | Amounts, Labels]]:
+        for waiting in (self._upstream_seconds, self._first_byte_seconds, self._queue_seconds):
+            yield waiting, (backend,)
+        for kind in FAILURES:
+            yield self._retries, (backend, kind.label)
 
     def observe_load(self, requests: int, held_bytes: int, max_bytes: int) -> None:
         """Set the gauges of what is in flight."""
         self._in_flight.set(requests)
         self._held.set(held_bytes)
         self._held_limit.set(max_bytes)
+
+    def observe_limits(self, limits: Limits) -> None:
+        """Set the gauges of what is allowed to this process."""
+        self._in_flight_limit.set(limits.concurrent_requests)
+        self._connections_limit.set(limits.connections)
 
     def observe_connections(self, open_: int, refused_total: int, slow_totals: Mapping[str, int]) -> None:
         """Set how many client connections are open.
@@ -255,6 +364,7 @@ class Metrics:
         Requests may be counted between two parts.
         """
         yield from self.state.collect()
+        yield from self._processes.collect()
         for gauge in self._gauges:
             yield from gauge.collect()
         for counter, _ in self._counts:
@@ -285,7 +395,8 @@ class Metrics:
         self._client_request[route, one.client_format].extend(_each("client_request_bytes", group))
         self._client_response[route, one.reply_format].extend(_each("client_response_bytes", group))
         if one.error is not None:
-            self._errors[route, one.error.label] += len(group)
+            for status, count in Tally(_each("status", group)).items():
+                self._errors[route, one.error.label, blame_of(one.error, status).value] += count
         attempts = list(chain.from_iterable(_each("attempts", group)))
         if not attempts:
             return
@@ -364,6 +475,11 @@ class Metrics:
 def _each(name: str, records: Iterable[Exchange | Attempt]) -> Iterator[Any]:
     """The field *name* of each of *records*."""
     return map(attrgetter(name), records)
+
+
+def _let_be_zero(waiting: Counts | Amounts, *labels: str | int) -> None:
+    """Let the series with these *labels* be made, the next time that is added up."""
+    _ = waiting[labels]
 
 
 V = TypeVar("V")

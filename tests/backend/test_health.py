@@ -446,7 +446,7 @@ async def test_probes_are_in_no_metric_and_in_no_log(capsys: pytest.CaptureFixtu
             await server.answers(5)
             metrics = await client.metrics()
     assert len(server.heads) > before
-    counted = {name: value for name, value in metrics.items() if "upstream" in name or "requests" in name}
+    counted = {name: value for name, value in metrics.items() if "upstream" in name or "requests_total" in name}
     assert counted
     assert {name: value for name, value in counted.items() if value} == {}
     assert "/ready" not in capsys.readouterr().out

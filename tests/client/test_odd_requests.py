@@ -83,6 +83,6 @@ async def test_odd_requests_get_sound_replies_and_never_a_500(
     # the backend behind the gateway is an aiohttp server too, and has lines of its own
     assert [record.getMessage() for record in caplog.records if record.name != "aiohttp.server"] == []
     metrics = await client.metrics()
-    assert not [name for name in metrics if 'reason="internal"' in name]
+    assert not any(count for name, count in metrics.items() if 'reason="internal"' in name)
     assert (await client.request("GET", "/v2/health/live")).status == 200
     assert json.loads((await client.request("GET", "/v2")).body)

@@ -48,7 +48,7 @@ async def test_beyond_the_budget_large_requests_are_refused_and_small_ones_serve
         # the body, and what its parsed header takes
         assert len(body) < metrics["tensor_gateway_in_flight_bytes"] < len(body) + 16 * 1024
         assert metrics["tensor_gateway_in_flight_bytes_limit"] == 8 * 1024 * 1024
-        assert metrics['tensor_gateway_errors_total{reason="overloaded",route="main"}'] == 2
+        assert metrics['tensor_gateway_errors_total{blame="gateway",reason="overloaded",route="main"}'] == 2
         small_body, small_headers = bodies(1000)
         small = asyncio.create_task(client.infer(small_body, headers=small_headers))
         slow.release.set()

@@ -181,7 +181,7 @@ async def test_nobody_listens(unused_tcp_port: int) -> None:
         assert reply.status == 503
         assert "cannot be reached" in reply.error
         metrics = await client.metrics()
-        assert metrics['tensor_gateway_errors_total{reason="unreachable",route="main"}'] == 1
+        assert metrics['tensor_gateway_errors_total{blame="backend",reason="unreachable",route="main"}'] == 1
 
 
 async def cut_before_the_answer(connection: Connection) -> None:
@@ -211,7 +211,7 @@ async def test_a_connection_that_dies_is_a_502(script: Any) -> None:
         assert "closed the connection" in reply.error
         assert len(liar.connections) == 1
         metrics = await client.metrics()
-        assert metrics['tensor_gateway_errors_total{reason="upstream_closed",route="main"}'] == 1
+        assert metrics['tensor_gateway_errors_total{blame="backend",reason="upstream_closed",route="main"}'] == 1
 
 
 async def test_an_answer_that_is_not_http_is_a_502() -> None:
@@ -276,7 +276,7 @@ async def test_a_slow_backend_is_a_504_that_names_the_timeout(script: Any, timeo
         assert reply.status == 504
         assert words in reply.error
         metrics = await client.metrics()
-        assert metrics['tensor_gateway_errors_total{reason="timeout",route="main"}'] == 1
+        assert metrics['tensor_gateway_errors_total{blame="backend",reason="timeout",route="main"}'] == 1
 
 
 async def test_a_backend_that_stops_reading_is_a_504() -> None:
@@ -324,7 +324,7 @@ async def test_a_client_that_leaves_cancels_the_call() -> None:
         await asyncio.wait_for(client.gateway.gateway.wait_until_idle(5), 5)
         metrics = await client.metrics()
         assert metrics['tensor_gateway_requests_total{code="499",model="other",route="main"}'] == 1
-        assert metrics['tensor_gateway_errors_total{reason="client_closed",route="main"}'] == 1
+        assert metrics['tensor_gateway_errors_total{blame="client",reason="client_closed",route="main"}'] == 1
 
 
 async def test_endpoints_take_turns() -> None:

@@ -33,7 +33,7 @@ async def test_a_refused_head_reaches_no_backend_and_is_counted_once(head: bytes
         reply = await raw.exchange(head + b"\r\n\r\n")
         assert (reply.status, bool(reply.error)) == (400, True)
         metrics = await client.metrics()
-        assert metrics['tensor_gateway_errors_total{reason="malformed_request",route="none"}'] == 1
+        assert metrics['tensor_gateway_errors_total{blame="client",reason="malformed_request",route="none"}'] == 1
         assert liar.connections == []
 
 

@@ -137,7 +137,7 @@ async def test_an_answer_that_breaks_off_is_cut_off_for_the_client_too() -> None
             await reader.readexactly(100)
         writer.close()
         metrics = await client.metrics()
-        assert metrics['tensor_gateway_errors_total{reason="upstream_closed",route="main"}'] == 1
+        assert metrics['tensor_gateway_errors_total{blame="backend",reason="upstream_closed",route="main"}'] == 1
 
 
 async def test_methods_other_than_post_on_the_infer_path_are_relayed(client: Client) -> None:
@@ -181,8 +181,8 @@ async def test_routes_choose_the_backend_and_everything_else_is_a_404(server: Js
         assert metrics['tensor_gateway_requests_total{code="404",model="other",route="staging"}'] == 1
 
 
-async def test_a_refusal_that_is_relayed_as_it_came_counts_as_the_backends() -> None:
+async def test_a_refusal_that_is_relayed_as_it_came_is_the_backends_answer_to_a_clients_error() -> None:
     async with lying(answering(b"no", "404 Nothing")) as liar, running(liar.url) as client:
         assert (await client.request("GET", "/other")).body == b"no"
         metrics = await client.metrics()
-        assert metrics['tensor_gateway_errors_total{reason="backend_error",route="main"}'] == 1
+        assert metrics['tensor_gateway_errors_total{blame="client",reason="backend_error",route="main"}'] == 1

@@ -179,7 +179,7 @@ async def test_no_metric_tells_when_its_series_was_made(client: Client) -> None:
 async def test_refusals_are_counted_by_reason(client: Client) -> None:
     await client.infer(b"")
     metrics = await client.metrics()
-    assert metrics['tensor_gateway_errors_total{reason="malformed_request",route="main"}'] == 1
+    assert metrics['tensor_gateway_errors_total{blame="client",reason="malformed_request",route="main"}'] == 1
     assert metrics['tensor_gateway_requests_total{code="400",model="other",route="main"}'] == 1
 
 

@@ -132,7 +132,7 @@ async def test_bad_http_is_counted(client: Client) -> None:
         writer.write(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: nonsense\r\n\r\n")
         await reader.read()
     metrics = await client.metrics()
-    assert metrics['tensor_gateway_errors_total{reason="malformed_request",route="none"}'] == 1
+    assert metrics['tensor_gateway_errors_total{blame="client",reason="malformed_request",route="none"}'] == 1
 
 
 @pytest.mark.parametrize("value", ["é", "a" * 200, "a\tb"])
@@ -280,7 +280,7 @@ async def test_an_answer_that_stops_is_a_504_also_while_the_client_still_sends()
         with pytest.raises(aiohttp.ClientError):
             await client.request("POST", "/x", data=drip())
         metrics = await client.metrics()
-        assert metrics['tensor_gateway_errors_total{reason="timeout",route="main"}'] == 1
+        assert metrics['tensor_gateway_errors_total{blame="backend",reason="timeout",route="main"}'] == 1
 
 
 async def test_a_client_that_uploads_too_slowly_is_to_blame_itself() -> None:

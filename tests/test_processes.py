@@ -1,0 +1,137 @@
+"""Metrics of the kernel about all processes of the gateway together."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from gateway.demo import JsonServer
+from gateway.telemetry import processes
+from gateway.telemetry.processes import ProcessCollector, ProcessReading
+from tests.system.gateway_process import gateway_process
+
+BUSY = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\nsys.stdin.read()\n"
+
+CONFIGURATION = """
+listen: 127.0.0.1:0
+admin: 127.0.0.1:0
+workers: {workers}
+backends: {{a: {{endpoints: ["{url}"]}}}}
+"""
+
+
+def values(collector: ProcessCollector) -> dict[str, float]:
+    return {sample.name: sample.value for family in collector.collect() for sample in family.samples}
+
+
+@contextmanager
+def busy_child() -> Iterator[subprocess.Popen[str]]:
+    """A process that has used 0.3 s of a processor, and waits to be ended."""
+    with subprocess.Popen(
+        [sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "done\n"
+        yield child
+        child.kill()
+
+
+def test_one_process_is_as_the_kernel_and_the_clock_say() -> None:
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(10)]
+    measured = values(ProcessCollector())
+    times = os.times()
+    assert measured["process_cpu_seconds_total"] == pytest.approx(sum(times[:4]), abs=1)
+    assert measured["process_max_fds"] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    n_open = len(os.listdir("/proc/self/fd")) - 1  # the listing's own
+    assert measured["process_open_fds"] == pytest.approx(n_open, abs=1)
+    for file in files:
+        os.close(file)
+    assert values(ProcessCollector())["process_open_fds"] == measured["process_open_fds"] - len(files)
+    assert measured["process_resident_memory_bytes"] > 10 * 1024**2
+    assert measured["process_resident_memory_bytes"] <= 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert 0 < time.time() - measured["process_start_time_seconds"] < 24 * 3600
+
+
+def test_processor_time_of_a_worker_counts_while_it_runs_and_after_its_death() -> None:
+    workers: list[int] = []
+    collector = ProcessCollector(lambda: workers)
+    before = values(collector)["process_cpu_seconds_total"]
+    with busy_child() as child:
+        workers.append(child.pid)
+        running = values(collector)["process_cpu_seconds_total"]
+        assert running >= before + 0.25  # the kernel counts in hundredths
+    assert values(collector)["process_cpu_seconds_total"] >= running
+
+
+def test_descriptors_of_all_processes_count_but_only_the_limits_of_those_that_serve() -> None:
+    own_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    with busy_child() as child:
+        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (100, own_limit))
+        measured = values(ProcessCollector(lambda: [child.pid]))
+        alone = values(ProcessCollector())
+    assert measured["process_max_fds"] == 100
+    assert measured["process_open_fds"] >= alone["process_open_fds"] + 3
+    assert measured["process_resident_memory_bytes"] > alone["process_resident_memory_bytes"]
+    assert measured["process_start_time_seconds"] == alone["process_start_time_seconds"]
+
+
+def test_a_process_without_a_limit_has_an_infinite_one() -> None:
+    limits = "Limit           Soft Limit  Hard Limit  Units\nMax open files  unlimited   unlimited   files\n"
+    assert processes._max_fds(limits) == float("inf")
+
+
+def test_where_the_kernel_does_not_tell_how_many_descriptors_there_are_they_are_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(10)]
+    with monkeypatch.context() as patched:
+        patched.setattr("gateway.telemetry.processes.os.stat", lambda path: os.stat_result([0] * 10))
+        listed = values(ProcessCollector())["process_open_fds"]
+    assert listed == pytest.approx(len(os.listdir("/proc/self/fd")), abs=2)
+    for file in files:
+        os.close(file)
+
+
+def test_a_process_that_has_ended_is_left_out() -> None:
+    with busy_child() as child:
+        pass
+    assert ProcessReading.of(child.pid) is None
+    assert values(ProcessCollector(lambda: [child.pid]))["process_max_fds"] > 0
+
+
+def test_without_proc_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "PROC", tmp_path)
+    assert list(ProcessCollector().collect()) == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_scrape_has_them_for_all_processes(workers: int, server: JsonServer, tmp_path: Path) -> None:
+    text = CONFIGURATION.format(workers=workers, url=server.url)
+    async with gateway_process(text, tmp_path / "gateway.yaml") as gateway, aiohttp.ClientSession() as session:
+        samples = await gateway.samples(session)
+        pids = gateway.pids()
+        assert len(pids) == (1 if workers == 1 else 3)
+        assert samples["process_resident_memory_bytes"] == pytest.approx(gateway.resident_bytes(), rel=0.2)
+        assert samples["process_open_fds"] == pytest.approx(gateway.descriptors(), abs=10)
+        limit = int(Path(f"/proc/{pids[-1]}/limits").read_text().partition("Max open files")[2].split()[0])
+        assert samples["process_max_fds"] == workers * limit
+        assert 0 < samples["process_cpu_seconds_total"] <= cpu_seconds(pids)
+        if workers > 1:
+            os.kill(pids[-1], signal.SIGKILL)
+            await gateway.saw("it is replaced")
+            after = await gateway.samples(session)
+            assert after["process_cpu_seconds_total"] >= samples["process_cpu_seconds_total"]
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Of *pids*, by now, and of their children that have ended."""
+    readings = [ProcessReading.of(pid) for pid in pids]
+    return sum(reading.cpu_s for reading in readings if reading is not None)
