@@ -21,7 +21,9 @@ from prometheus_client.registry import Collector
 
 from gateway import __version__
 from gateway.exchange import Attempt, Exchange, Format
+from gateway.telemetry.failures import Failures
 from gateway.telemetry.histogram import BatchHistogram
+from gateway.telemetry.recent import Recent
 
 MAX_WAITING = 192
 """The most exchanges that wait to be added up: with 200 models that holds the loop for half a millisecond."""
@@ -88,6 +90,20 @@ class EndpointReading(msgspec.Struct, frozen=True, array_like=True):
     """Connections that are open, with a request on them."""
     idle: int
     """Connections that are open and kept for the next."""
+    reason: str = ""
+    """Why it is as it is, in words; empty for an endpoint that is as it was at first."""
+    since_s: float = 0.0
+    """Since when, in seconds since 1970."""
+
+
+class Reload(msgspec.Struct, frozen=True):
+    """How a reload went."""
+
+    at_s: float
+    """In seconds since 1970."""
+    is_successful: bool
+    words: str
+    """Why it failed, or what of it waits for a restart; may be empty."""
 
 
 class StateCollector(Collector):
@@ -100,13 +116,15 @@ class StateCollector(Collector):
     def __init__(self, endpoints: Callable[[], Iterable[EndpointReading]]) -> None:
         """*endpoints* gives the readings of all processes that serve: several of one endpoint are joined."""
         self._endpoints = endpoints
+        self.last_reload: Reload | None = None
         self._reloaded_s = time.time()
         self._is_successful = True
 
-    def reloaded(self, *, is_successful: bool) -> None:
-        """A reload has been tried now."""
+    def reloaded(self, *, is_successful: bool, words: str = "") -> None:
+        """A reload has been tried now; *words*: why it failed, or what of it waits for a restart."""
         self._reloaded_s = time.time()
         self._is_successful = is_successful
+        self.last_reload = Reload(self._reloaded_s, is_successful, words)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The gauges of now. An endpoint is up if every process finds so, and ejected if one does."""
@@ -146,6 +164,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.state = StateCollector(endpoints)
         self.registry.register(self.state)
+        self.recent = Recent()
+        self.failures = Failures()
         self._models: set[str] = set()
         self._refused_connections_seen = 0
         self._slow_connections_seen: dict[str, int] = {}
@@ -273,6 +293,9 @@ class Metrics:
             seconds[route, model].append(exchange.seconds)
             alike[_kind_of(exchange)].append(exchange)
         for group in alike.values():
+            self.recent.add(group)
+            if group[0].error is not None:
+                self.failures.add(group)
             self._note_alike(group)
             if group[0].is_transcoded:
                 self._note_codec(group)
