@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 
 from gateway import certificates
 from gateway.backend.upstream import Upstream
@@ -150,6 +151,10 @@ class DataPlane:
         self._sampler = asyncio.create_task(self._sample())
         self._certificate_watch = asyncio.create_task(certificates.watch(self._tls_contexts))
 
+    def certificates(self) -> list[tuple[str, datetime]]:
+        """The gateway's own certificates in use: the path in the configuration, and when they expire."""
+        return [(tls.where, tls.expires_at) for tls in self._tls_contexts() if tls is not None and tls.expires_at]
+
     def _tls_contexts(self) -> list[TlsContext | None]:
         return [self._listener.tls, *(upstream.tls for upstream in self._upstreams)]
 
@@ -192,6 +197,8 @@ class DataPlane:
                 state.is_up,
                 state.is_ejected,
                 *upstream.connections.counts(state.endpoint),
+                state.last_change.reason,
+                state.last_change.at_s,
             )
             for upstream in self._upstreams
             for state in upstream.endpoints.states

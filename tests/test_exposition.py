@@ -11,6 +11,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from gateway.config import parse
 from gateway.exchange import Attempt, Exchange
 from gateway.process.admin import AdminListener
+from gateway.process.status import Status
 from gateway.telemetry.exposition import Exposition
 from gateway.telemetry.metrics import MAX_MODELS, PART_SAMPLES, Metrics
 
@@ -81,7 +82,11 @@ async def test_other_work_runs_between_the_pieces_of_a_scrape() -> None:
             yield Metric("busy", "Words", "gauge")
 
     config = parse("admin: 127.0.0.1:0\nbackends: {a: {endpoints: ['http://127.0.0.1:1']}}")
-    admin = AdminListener(config.admin, lambda: config, collect, lambda: None)
+
+    async def no_status() -> Status:
+        raise NotImplementedError
+
+    admin = AdminListener(config.admin, lambda: config, collect, lambda: None, no_status)
     url = await admin.start()
     beside = asyncio.create_task(take_turns())
     try:

@@ -4,12 +4,16 @@ Not here: connections to them (`connections`), and what is decided from their st
 """
 
 import ipaddress
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from gateway.certificates import TlsContext
 from gateway.policy.ejection import Ejection
+
+REASON_CHARACTERS = 300
+"""The most of a reason that is kept of each change; parts of it may come from the endpoint."""
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -75,6 +79,16 @@ def is_address(host: str) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """When and why the state of an endpoint has changed."""
+
+    reason: str = ""
+    """In words, shortened; empty for how it was at first."""
+    at_s: float = field(default_factory=time.time)
+    """The time of day, in seconds since 1970."""
+
+
 @dataclass(slots=True, eq=False)
 class EndpointState:
     """What is known of one endpoint while the gateway runs. It outlives the plans that name it."""
@@ -86,6 +100,27 @@ class EndpointState:
     """False from when health probes have found it down until they find it up again."""
     ejection: Ejection = field(default_factory=Ejection)
     """What its failures have led to."""
+    health_change: Change = field(default_factory=Change)
+    """When probes last found it down or up."""
+    ejection_change: Change = field(default_factory=Change)
+    """When an ejection last began or ended."""
+
+    def note_health(self, reason: str) -> None:
+        """`is_up` has changed now."""
+        self.health_change = Change(reason[:REASON_CHARACTERS])
+
+    def note_ejection(self, reason: str) -> None:
+        """An ejection has begun or ended now."""
+        self.ejection_change = Change(reason[:REASON_CHARACTERS])
+
+    @property
+    def last_change(self) -> Change:
+        """Since when, and why, it is as it is: down, else ejected, else up."""
+        if not self.is_up:
+            return self.health_change
+        if self.is_ejected:
+            return self.ejection_change
+        return max(self.health_change, self.ejection_change, key=lambda change: change.at_s)
 
     @property
     def url(self) -> str:

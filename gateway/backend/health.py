@@ -62,6 +62,7 @@ class HealthProbes:
             for state, condition in self._conditions.items():
                 if not condition.is_up:
                     state.is_up = True
+                    state.note_health("counts as up: `health` is not set")
                     log.info("backend %r: %s counts as up, because `health` is not set", self._backend, state.url)
             self._conditions.clear()
             return
@@ -131,12 +132,14 @@ class HealthProbes:
                 *(self._backend, state.url, words, settings.path),
             )
         if before.is_up and not now.is_up:
+            state.note_health(words)
             n_probes = f"{settings.unhealthy_after} probes" if settings.unhealthy_after > 1 else "a probe"
             log.warning(
                 "backend %r: %s is down: %s of %s failed, the last: %s",
                 *(self._backend, state.url, n_probes, settings.path, words[:SHOWN_CHARACTERS]),
             )
         elif now.is_up and not before.is_up:
+            state.note_health(f"probes get {words}")
             log.info("backend %r: %s is up again: probes of %s get %s", self._backend, state.url, settings.path, words)
 
     async def _probe(self, endpoint: Endpoint, settings: Health) -> tuple[Finding, str]:

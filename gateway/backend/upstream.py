@@ -84,6 +84,8 @@ class Upstream:
         )
         if not self.ejection_rules.failures:
             for state in self.endpoints.states:
+                if state.is_ejected:
+                    state.note_ejection("ejection is switched off")
                 state.ejection.clear()
 
     async def start(self) -> None:
@@ -150,6 +152,7 @@ class Upstream:
         rules = self.ejection_rules
         now_s = asyncio.get_running_loop().time()
         if state in states and state.ejection.fail(now_s, rules, trial, n_others, len(states)):
+            state.note_ejection(reason)
             log.warning(
                 "backend %r: %s is ejected for %g s: %d failures within %g s, the last: %s",
                 self.name,
@@ -163,6 +166,7 @@ class Upstream:
     def note_success(self, state: EndpointState, trial: Trial) -> None:
         """The *trial* has shown that the endpoint works."""
         if state.ejection.succeed(trial):
+            state.note_ejection("a request to it has succeeded")
             log.info("backend %r: %s is back: a request to it has succeeded", self.name, state.url)
 
     async def close(self) -> None:

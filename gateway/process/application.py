@@ -3,6 +3,7 @@
 Not here: several processes (`supervisor`, `worker`).
 """
 
+import time
 from collections.abc import Iterator
 
 from prometheus_client import Metric
@@ -11,7 +12,9 @@ from gateway.app import DataPlane, new_name, require_usable_files
 from gateway.config import Config
 from gateway.process.admin import AdminListener
 from gateway.process.descriptors import fit
+from gateway.process.reading import reading_of
 from gateway.process.reload import keep_fixed
+from gateway.process.status import Answered, Listens, Status, status_of
 
 
 class Application:
@@ -27,7 +30,9 @@ class Application:
         self.listen_url = ""
         self.admin_url = ""
         self._is_serving = False
-        self._admin = AdminListener(config.admin, lambda: self.data_plane.config, self._metrics, self._not_ready)
+        self._admin = AdminListener(
+            config.admin, lambda: self.data_plane.config, self._metrics, self._not_ready, self._status
+        )
 
     @classmethod
     async def start(cls, config: Config) -> "Application":
@@ -59,6 +64,11 @@ class Application:
     def stalled(self) -> str | None:
         """As `Supervisor.stalled`: None, because what asks runs on the only event loop there is."""
         return None
+
+    async def _status(self) -> Status:
+        listens = Listens(self.listen_url, self.admin_url)
+        reading = Answered(reading_of(self.data_plane), answered_s=time.time())
+        return status_of(self.data_plane.config, listens, [reading], self._not_ready(), self.state.last_reload)
 
     async def replace(self, config: Config) -> list[str]:
         """See `Reloadable`."""

@@ -1,8 +1,8 @@
 """The messages between the supervisor and its workers, in frames, over one pipe each way.
 
-Down, on a worker's standard input: the configuration to start with, and the two steps of a reload. Up: that the worker
-listens, how each step went, the state of its endpoints, and that it is alive. Not here: what either side does with a
-message.
+Down, on a worker's standard input: the configuration to start with, the two steps of a reload, and questions for the
+status page. Up: that the worker listens, how each step went, the state of its endpoints, answers to the questions, and
+that it is alive. Not here: what either side does with a message.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from gateway.process.reading import ProcessReading
 from gateway.telemetry.metrics import EndpointReading
 
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
@@ -42,6 +43,10 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     """Down: forget what was prepared. Has no answer."""
 
 
+class Look(msgspec.Struct, frozen=True, tag=True):
+    """Down: how is it going? Answered by `Seen`, after what was asked before."""
+
+
 class Listening(msgspec.Struct, frozen=True, tag=True):
     """Up: clients are accepted."""
 
@@ -71,8 +76,14 @@ class Alive(msgspec.Struct, frozen=True, tag=True):
     """Up: the worker's event loop turns; sent again and again. Has no answer."""
 
 
-Down = Start | Prepare | Commit | Abort
-Up = Listening | Prepared | Committed | Report | Alive
+class Seen(msgspec.Struct, frozen=True, tag=True):
+    """Up: the answer to `Look`."""
+
+    reading: ProcessReading
+
+
+Down = Start | Prepare | Commit | Abort | Look
+Up = Listening | Prepared | Committed | Report | Seen | Alive
 
 DOWN = msgspec.json.Decoder(Down)
 """Of the messages to a worker."""

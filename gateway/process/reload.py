@@ -135,6 +135,7 @@ class Reloader:
     async def _reload(self, file: Path, running: Reloadable) -> None:
         """Try once, and say in one line how it went."""
         is_silent, self._is_silent = self._is_silent, False
+        words = ""
         before, self._refused = self._refused, ""
         try:
             # before it is loaded: a change in between is then noticed by `_watch`, and loaded once too often at most
@@ -149,11 +150,11 @@ class Reloader:
             self._refused = repr(error)
             log.exception("not reloaded, the running configuration stays in use")
         else:
-            waiting = f"; {', '.join(kept)}: takes effect after a restart" if kept else ""
-            announce.info("reloaded %s%s", file, waiting)
+            words = f"{', '.join(kept)}: takes effect after a restart" if kept else ""
+            announce.info("reloaded %s%s", file, words and f"; {words}")
             if self._on_taken is not None:
                 self._on_taken(config)
-        running.state.reloaded(is_successful=not self._refused)
+        running.state.reloaded(is_successful=not self._refused, words=self._refused or words)
 
     async def _watch(self) -> None:
         """Request a reload when the content is another than that of the last try.

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -34,13 +35,16 @@ from gateway.process.control import (
     Commit,
     Committed,
     Listening,
+    Look,
     Prepare,
     Prepared,
     Report,
+    Seen,
     Start,
 )
 from gateway.process.descriptors import fit
 from gateway.process.reload import keep_fixed
+from gateway.process.status import Answered, Death, Listens, Status, status_of
 from gateway.telemetry.log_writer import change_level
 from gateway.telemetry.metrics import StateCollector
 from gateway.telemetry.processes import ProcessCollector
@@ -59,6 +63,12 @@ HANG_S = 5.0
 
 SILENT_S = 3.0
 """How long after its last message a worker counts as hanging; it sends one every half second."""
+
+LOOK_S = 1.0
+"""How long the status page waits for a worker; beyond it, what the worker said before is shown, with its age."""
+
+FRESH_S = 0.5
+"""How old an answer of a worker may be that is shown again: so many pages that are open cost no more than one."""
 
 MAX_ANSWERS = 4
 """The most answers of a worker that wait to be read; it gives one to each question, and is asked one at a time."""
@@ -79,6 +89,10 @@ class _WorkerProcess:
         self.report = Report([], "starting")
         self.heard_s = 0.0
         """When its last message came, by the loop's clock."""
+        self.seen: Answered | None = None
+        """What it said of itself for the status page the last time."""
+        self._is_asked = False
+        self._has_answered = asyncio.Event()
         self._answers: asyncio.Queue[Listening | Prepared | Committed | None] = asyncio.Queue(MAX_ANSWERS)
 
     async def read(self, pipe: int) -> None:
@@ -91,6 +105,10 @@ class _WorkerProcess:
                 self.heard_s = loop.time()
                 if isinstance(message, Report):
                     self.report = message
+                elif isinstance(message, Seen):
+                    self.seen = Answered(message.reading, answered_s=time.time())
+                    self._is_asked = False
+                    self._has_answered.set()
                 elif not isinstance(message, Alive):
                     self._answers.put_nowait(message)
         except (ValueError, msgspec.MsgspecError, asyncio.QueueFull) as error:
@@ -118,6 +136,18 @@ class _WorkerProcess:
             self.kill()
         return answer
 
+    async def look(self) -> None:
+        """Renew `seen`, if the worker answers within `LOOK_S`. It is asked once, however many wait."""
+        if self.seen is not None and 0 <= time.time() - self.seen.answered_s < FRESH_S:
+            return
+        if not self._is_asked:
+            self._is_asked = True
+            self._has_answered.clear()
+            self.tell(Look())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await self._has_answered.wait()
+
     def kill(self) -> None:
         """End it at once."""
         self.is_listening = False
@@ -141,7 +171,8 @@ class Supervisor:
         self._listen = config.listen
         """Where the workers listen: with the real port."""
         self._folder = _new_folder()
-        self._admin = AdminListener(config.admin, lambda: self._config, self._metrics, self._not_ready)
+        self._admin = AdminListener(config.admin, lambda: self._config, self._metrics, self._not_ready, self._status)
+        self._last_death: Death | None = None
         self._is_draining = False
         self.name = new_name()
         self._workers: dict[int, _WorkerProcess] = {}
@@ -290,6 +321,7 @@ class Supervisor:
             if self._is_draining:
                 return
             log.error("worker %d died with code %d; it is replaced", worker.pid, code)
+            self._last_death = Death(worker.pid, code, time.time())
             while True:
                 await asyncio.sleep(RESTART_S)
                 if self._is_draining:
@@ -338,6 +370,14 @@ class Supervisor:
         registry.register(self.state)
         registry.register(self._processes)
         return registry.collect()
+
+    async def _status(self) -> Status:
+        workers = self._serving()
+        await asyncio.gather(*(worker.look() for worker in workers))
+        seen = [worker.seen for worker in workers if worker.seen is not None]
+        listens = Listens(self.listen_url, self.admin_url)
+        reload, death = self.state.last_reload, self._last_death
+        return status_of(self._config, listens, seen, self._not_ready(), reload, death)
 
     def _not_ready(self) -> str | None:
         if self._is_draining:

@@ -24,11 +24,14 @@ from gateway.process.control import (
     Commit,
     Committed,
     Listening,
+    Look,
     Prepare,
     Prepared,
     Report,
+    Seen,
     Start,
 )
+from gateway.process.reading import reading_of
 from gateway.telemetry.log_writer import LogWriter
 
 REPORT_S = 0.1
@@ -87,7 +90,9 @@ class _Worker:
         prepared: Change | None = None
         try:
             while (message := await control.read(reader, control.DOWN)) is not None:
-                if isinstance(message, Prepare):
+                if isinstance(message, Look):
+                    self._answer(Seen(reading_of(self.data_plane)))
+                elif isinstance(message, Prepare):
                     prepared, answer = await self._prepare(message)
                     self._answer(answer)
                 elif isinstance(message, Commit) and prepared is not None:

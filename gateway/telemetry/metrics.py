@@ -29,8 +29,10 @@ from gateway.config import Limits
 from gateway.errors import ErrorKind, blame_of
 from gateway.exchange import Attempt, Exchange, Format
 from gateway.policy.ejection import FAILURES
+from gateway.telemetry.failures import Failures
 from gateway.telemetry.histogram import BatchHistogram
 from gateway.telemetry.processes import ProcessCollector
+from gateway.telemetry.recent import Recent
 
 MAX_WAITING = 192
 """The most exchanges that wait to be added up: with 200 models that holds the loop for half a millisecond."""
@@ -114,6 +116,20 @@ class EndpointReading(msgspec.Struct, frozen=True, array_like=True):
     """Connections that are open, with a request on them."""
     idle: int
     """Connections that are open and kept for the next."""
+    reason: str = ""
+    """Why it is as it is, in words; empty for an endpoint that is as it was at first."""
+    since_s: float = 0.0
+    """Since when, in seconds since 1970."""
+
+
+class Reload(msgspec.Struct, frozen=True):
+    """How a reload went."""
+
+    at_s: float
+    """In seconds since 1970."""
+    is_successful: bool
+    words: str
+    """Why it failed, or what of it waits for a restart; may be empty."""
 
 
 class StateCollector(Collector):
@@ -134,13 +150,15 @@ class StateCollector(Collector):
         """
         self._endpoints = endpoints
         self._expiries = expiries
+        self.last_reload: Reload | None = None
         self._reloaded_s = time.time()
         self._is_successful = True
 
-    def reloaded(self, *, is_successful: bool) -> None:
-        """A reload has been tried now."""
+    def reloaded(self, *, is_successful: bool, words: str = "") -> None:
+        """A reload has been tried now; *words*: why it failed, or what of it waits for a restart."""
         self._reloaded_s = time.time()
         self._is_successful = is_successful
+        self.last_reload = Reload(self._reloaded_s, is_successful, words)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The gauges of now.
@@ -194,6 +212,8 @@ class Metrics:
         self._processes = ProcessCollector()
         self.registry.register(self._processes)
         self._expected: set[tuple[str, ...]] = set()
+        self.recent = Recent()
+        self.failures = Failures()
         self._models: set[str] = set()
         self._refused_connections_seen = 0
         self._slow_connections_seen: dict[str, int] = {}
@@ -383,6 +403,9 @@ class Metrics:
             seconds[route, model].append(exchange.seconds)
             alike[_kind_of(exchange)].append(exchange)
         for group in alike.values():
+            self.recent.add(group)
+            if group[0].error is not None:
+                self.failures.add(group)
             self._note_alike(group)
             if group[0].is_transcoded:
                 self._note_codec(group)

@@ -17,6 +17,7 @@ from gateway.client.server import Server
 from gateway.config import Address, Limits, parse
 from gateway.exchange import Exchange
 from gateway.process.admin import AdminListener
+from gateway.process.status import Status
 
 DESCRIPTORS = 300
 
@@ -37,6 +38,11 @@ async def handle(request: ClientRequest) -> None:
     await Reply(request, exchange, body=None, is_draining=lambda: False).whole(200, [], b"served")
 
 
+async def no_status() -> Status:
+    """Nobody asks for it."""
+    raise NotImplementedError
+
+
 async def main(max_connections: int) -> None:
     """Serve until standard input ends."""
     loop = asyncio.get_running_loop()
@@ -45,7 +51,7 @@ async def main(max_connections: int) -> None:
     server = Server(handle, lambda exchange: None, Limits(connections=max_connections))
     listener = CountingListener(server)
     config = parse("listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {a: {endpoints: ['http://127.0.0.1:1']}}")
-    admin = AdminListener(config.admin, lambda: config, tuple, lambda: None)
+    admin = AdminListener(config.admin, lambda: config, tuple, lambda: None, no_status)
     urls = [await listener.open(Address("127.0.0.1:0")), await admin.start()]
     started = time.monotonic()
     print(json.dumps(urls), flush=True)

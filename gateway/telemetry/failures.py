@@ -1,0 +1,104 @@
+"""The last requests that failed, for the status page.
+
+They are kept apart by who caused them, so that many errors of clients do not push the few of a backend out. Not here:
+how many have failed (`metrics`, `recent`), and every one of them (`access_log`).
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from itertools import chain
+
+import msgspec
+
+from gateway.errors import Blame, blame_of
+from gateway.exchange import Exchange
+
+KEPT = 20
+"""How many are kept for each who may have caused them."""
+
+DETAIL_CHARACTERS = 400
+"""The longest `detail` that is kept as it is; of longer ones the beginning and the end."""
+
+NAME_CHARACTERS = 120
+"""The same for all other texts: some of them come from clients."""
+
+
+class Failure(msgspec.Struct, frozen=True, gc=False):
+    """One request that failed."""
+
+    at_s: float
+    """When it ended, in seconds since 1970."""
+    blame: str
+    reason: str
+    """The error's label."""
+    status: int
+    """What the client got; 499 if it had left."""
+    detail: str
+    request_id: str
+    method: str
+    path: str
+    model: str | None
+    route: str
+    backend: str
+    endpoint: str | None
+    """The last that was asked."""
+    seconds: float
+
+
+class Failures:
+    """The last failures of this process."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Blame, deque[Failure]] = {blame: deque(maxlen=KEPT) for blame in Blame}
+
+    def add(self, group: Iterable[Exchange]) -> None:
+        """Keep finished exchanges that failed; the event loop's clock, which they know, is the monotonic one."""
+        offset_s = time.time() - time.monotonic()
+        for exchange in group:
+            kind = exchange.error
+            if kind is not None:
+                blame = blame_of(kind, exchange.status)
+                ended_s = offset_s + exchange.started_s + exchange.seconds
+                self._kept[blame].append(_failure(exchange, kind.label, blame, ended_s))
+
+    def reading(self) -> list[Failure]:
+        """Those that are kept, in no order."""
+        return list(chain.from_iterable(self._kept.values()))
+
+
+def latest(failures: Iterable[Failure]) -> list[Failure]:
+    """As many of *failures* as one process would have kept, the last first."""
+    kept = []
+    left = {blame.value: KEPT for blame in Blame}
+    for failure in sorted(failures, key=lambda each: each.at_s, reverse=True):
+        if left[failure.blame]:
+            left[failure.blame] -= 1
+            kept.append(failure)
+    return kept
+
+
+def _failure(exchange: Exchange, reason: str, blame: Blame, at_s: float) -> Failure:
+    return Failure(
+        at_s=at_s,
+        blame=blame.value,
+        reason=reason,
+        status=exchange.status,
+        detail=_shown(exchange.detail, DETAIL_CHARACTERS),
+        request_id=_shown(exchange.request_id, NAME_CHARACTERS),
+        method=_shown(exchange.method, NAME_CHARACTERS),
+        path=_shown(exchange.path, NAME_CHARACTERS),
+        model=_shown(exchange.model, NAME_CHARACTERS) if exchange.model is not None else None,
+        route=exchange.route,
+        backend=exchange.backend,
+        endpoint=exchange.attempts[-1].endpoint if exchange.attempts else None,
+        seconds=exchange.seconds,
+    )
+
+
+def _shown(text: str, n_characters: int) -> str:
+    """*text* without its middle if it is long, and without half characters, which JSON cannot hold."""
+    if len(text) > n_characters:
+        half = n_characters // 2
+        text = f"{text[:half]} ... {text[-half:]}"
+    return text.encode(errors="backslashreplace").decode()

@@ -1,0 +1,598 @@
+"""The data of the status page: sums over a minute, problems in words, and real gateways with one worker and two."""
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import aiohttp
+import msgspec
+import numpy as np
+import pytest
+
+from gateway.config import Config, parse
+from gateway.demo import JsonServer
+from gateway.errors import Blame, ErrorKind
+from gateway.exchange import Attempt, Exchange
+from gateway.process import supervisor as supervisor_module
+from gateway.process.control import Look
+from gateway.process.reading import Certificate, Level, ProcessReading
+from gateway.process.status import Answered, Death, Listens, Problem, Status, status_of
+from gateway.process.supervisor import Supervisor
+from gateway.telemetry import failures, recent
+from gateway.telemetry.failures import Failures, latest
+from gateway.telemetry.metrics import EndpointReading, Reload
+from gateway.telemetry.recent import MAX_GROUPS, N_SLICES, SLICE_S, Minute, Recent, Sums, merged
+from tests.certificates import Authority
+from tests.conftest import Client, Connection, lying, running, tensor
+from tests.system.gateway_process import GatewayProcess, gateway_process
+
+X = np.linspace(0, 1, 256, dtype=np.float32)
+HEADER = {"inputs": [tensor("x", X, "FP32")], "parameters": {"binary_data_output": True}}
+
+DEADLINE_S = 60.0
+
+
+def exchange(**fields: Any) -> Exchange:
+    known = {"client": "127.0.0.1", "method": "POST", "path": "/v2/models/m/infer", "request_id": "id"}
+    return Exchange(**{**known, "started_s": time.monotonic(), **fields})
+
+
+# A minute
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_minute_forgets_exactly_what_is_older() -> None:
+    clock = Clock()
+    minute = Recent(clock)
+    rng = random.Random(7)
+    added: list[tuple[float, list[Exchange]]] = []
+    for _ in range(400):
+        clock.now_s += rng.choice([0.05, 0.5, 2.0, 7.0])
+        error = rng.choice([None, None, ErrorKind.BACKEND_ERROR, ErrorKind.OVERLOADED])
+        group = [
+            exchange(
+                route=rng.choice("ab"),
+                backend="x",
+                error=error,
+                status=rng.choice([200, 404, 503]),
+                is_transcoded=True,
+                seconds=rng.random(),
+                request_codec_s=rng.random() / 10,
+                client_request_bytes=rng.randrange(1000),
+                attempts=[Attempt("http://e", 0.0, request_bytes=rng.randrange(9000), seconds=rng.random())],
+            )
+        ]
+        minute.add(group)
+        added.append((clock.now_s, group))
+        oldest = int(clock.now_s // SLICE_S) - N_SLICES
+        kept = [group for at_s, group in added if int(at_s // SLICE_S) > oldest]
+        other = Recent(clock)
+        for each in kept:
+            other.add(each)
+        assert merged(group.sums for group in minute.reading().groups) == merged(
+            group.sums for group in other.reading().groups
+        )
+    clock.now_s += N_SLICES * SLICE_S
+    assert minute.reading().groups == []
+    assert minute.reading().slices == [recent.Slice(int(clock.now_s // SLICE_S), 0, 0)]
+    assert (N_SLICES - 1) * SLICE_S <= minute.reading().seconds <= N_SLICES * SLICE_S
+
+
+def test_a_minute_that_has_just_begun_is_as_long_as_it_is() -> None:
+    clock = Clock()
+    minute = Recent(clock)
+    clock.now_s += 12.5
+    assert minute.reading().seconds == 12.5
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 0.1, 1.0, 300.0])
+def test_percentiles_are_within_a_step_of_the_exact_ones(scale: float) -> None:
+    rng = random.Random(1)
+    times = [rng.lognormvariate(0, 1) * scale for _ in range(5000)]
+    minute = Recent()
+    for start in range(0, 5000, 100):
+        minute.add([exchange(seconds=seconds) for seconds in times[start : start + 100]])
+    (group,) = minute.reading().groups
+    exact = quantiles(times, n=100, method="inclusive")
+    for share, at in ((0.5, 49), (0.99, 98)):
+        found = group.sums.percentile(share)
+        assert found is not None
+        assert found == pytest.approx(exact[at], rel=0.05)
+    assert Sums().percentile(0.5) is None
+    instant = Recent()
+    instant.add([exchange(seconds=0.0)])
+    assert instant.reading().groups[0].sums.percentile(0.99) == 0.0
+
+
+def test_only_so_many_routes_have_sums_of_their_own() -> None:
+    minute = Recent()
+    for number in range(MAX_GROUPS + 50):
+        minute.add([exchange(route=f"route {number}")])
+    groups = minute.reading().groups
+    assert len(groups) <= MAX_GROUPS + 1
+    assert sum(group.sums.requests for group in groups) == MAX_GROUPS + 50
+
+
+# Failures
+
+
+def test_failures_are_kept_apart_by_blame_and_their_texts_are_short() -> None:
+    kept = Failures()
+    kept.add([exchange(error=ErrorKind.UNREACHABLE, status=503, detail="refused", request_id="backend's")])
+    for number in range(1000):
+        kept.add([exchange(error=ErrorKind.NO_ROUTE, status=404, detail="x" * 10_000, path="/" + "y" * 10_000)])
+        kept.add([exchange(error=ErrorKind.BACKEND_ERROR, status=400 + number % 2, request_id=f"\udcff{number}")])
+    read = kept.reading()
+    assert len(read) == failures.KEPT + 1
+    assert [each.request_id for each in read if each.blame == "backend"] == ["backend's"]
+    text = msgspec.json.encode(read)
+    assert len(text) < len(read) * 1500
+    both = latest([*read, *read])
+    assert len(both) == failures.KEPT + 2
+    assert [each.at_s for each in both] == sorted((each.at_s for each in both), reverse=True)
+    assert abs(time.time() - read[0].at_s) < DEADLINE_S
+
+
+# Problems
+
+
+def reading(**fields: Any) -> ProcessReading:
+    base = ProcessReading(
+        pid=1,
+        started_s=0.0,
+        requests=Level(1, 100),
+        body_bytes=Level(0, 1000),
+        connections=Level(2, 100),
+        endpoints=[],
+        minute=Minute(60.0, 10, [], []),
+        failures=[],
+        certificates=[],
+    )
+    return msgspec.structs.replace(base, **fields)
+
+
+def endpoint(number: int, *, is_up: bool = True, is_ejected: bool = False, since_s: float = 5.0) -> EndpointReading:
+    return EndpointReading("vision", f"http://e{number}", is_up, is_ejected, 1, 2, "refused", since_s)
+
+
+def minute(*groups: tuple[str, str, Sums]) -> Minute:
+    return Minute(60.0, 10, [], [recent.Group(*each) for each in groups])
+
+
+CONFIG = parse("backends: {vision: {endpoints: ['http://e1', 'http://e2'], health: {}}}")
+UNPROBED = parse("backends: {vision: {endpoints: ['http://e1', 'http://e2']}}")
+
+
+def judged(*readings: ProcessReading, config: Config = CONFIG, **more: Any) -> Status:
+    more.setdefault("not_ready", None)
+    return status_of(
+        config, Listens("http://l", "http://a"), [Answered(each, time.time()) for each in readings], **more
+    )
+
+
+UP = [endpoint(1), endpoint(2)]
+ONE_DOWN = [endpoint(1, is_up=False, since_s=7.0), endpoint(2)]
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "headline", "first"),
+    [
+        (judged(reading(endpoints=UP)), "ok", "All backends answer", None),
+        (judged(reading(endpoints=UP), config=UNPROBED), "ok", "No backend is known to be down", None),
+        (
+            judged(reading(endpoints=UP, minute=minute(("vision", "vision", Sums(3)))), config=UNPROBED),
+            "ok",
+            "All backends answer",
+            None,
+        ),
+        (
+            judged(reading(endpoints=ONE_DOWN)),
+            "warning",
+            "vision: 1 of 2 endpoints is down",
+            Problem("warning", "backend", "vision: 1 of 2 endpoints is down", 7.0, "refused"),
+        ),
+        (  # one worker has not found out yet
+            judged(reading(endpoints=UP), reading(endpoints=ONE_DOWN)),
+            "warning",
+            "vision: 1 of 2 endpoints is down",
+            Problem("warning", "backend", "vision: 1 of 2 endpoints is down", 7.0, "refused"),
+        ),
+        (
+            judged(reading(endpoints=[endpoint(1, is_up=False), endpoint(2, is_ejected=True, since_s=3.0)])),
+            "critical",
+            "vision: all 2 endpoints are down or ejected",
+            Problem("critical", "backend", "vision: all 2 endpoints are down or ejected", 3.0, "refused"),
+        ),
+        (
+            judged(reading(endpoints=[endpoint(1, is_up=False)])),
+            "critical",
+            "vision: the endpoint is down",
+            Problem("critical", "backend", "vision: the endpoint is down", 5.0, "refused"),
+        ),
+        (
+            judged(reading(endpoints=UP, minute=minute(("vision", "vision", Sums(1000, blames={"backend": 9}))))),
+            "ok",
+            "All backends answer",
+            Problem("notice", "backend", "vision: 9 of 1,000 requests failed in the last minute"),
+        ),
+        (
+            judged(reading(endpoints=UP, minute=minute(("vision", "vision", Sums(1000, blames={"backend": 10}))))),
+            "warning",
+            "vision: 10 of 1,000 requests failed in the last minute",
+            Problem("warning", "backend", "vision: 10 of 1,000 requests failed in the last minute"),
+        ),
+        (
+            judged(reading(endpoints=UP, minute=minute(("vision", "vision", Sums(1, blames={"backend": 1}))))),
+            "critical",
+            "vision: 1 of 1 request failed in the last minute",
+            Problem("critical", "backend", "vision: 1 of 1 request failed in the last minute"),
+        ),
+        (
+            judged(reading(endpoints=UP, minute=minute(("none", "none", Sums(4, blames={"client": 4}))))),
+            "ok",
+            "All backends answer",
+            Problem("notice", "client", "Clients caused the failure of 4 of 4 requests in the last minute"),
+        ),
+        (
+            judged(reading(endpoints=UP, minute=minute(("a", "vision", Sums(50, blames={"gateway": 2}))))),
+            "warning",
+            "The gateway failed or refused 2 of 50 requests in the last minute",
+            Problem("warning", "gateway", "The gateway failed or refused 2 of 50 requests in the last minute"),
+        ),
+        (  # limits are added up over the workers
+            judged(reading(endpoints=UP, requests=Level(90, 100)), reading(endpoints=UP, requests=Level(91, 100))),
+            "warning",
+            "The limit of requests in flight is nearly reached",
+            Problem(
+                "warning",
+                "gateway",
+                "The limit of requests in flight is nearly reached",
+                None,
+                "limits.concurrent_requests: 90 % in use",
+            ),
+        ),
+        (
+            judged(reading(endpoints=UP, requests=Level(90, 100)), reading(endpoints=UP)),
+            "ok",
+            "All backends answer",
+            None,
+        ),
+        (
+            judged(reading(endpoints=UP), reload=Reload(9.0, False, "a.yaml:1: typo")),
+            "warning",
+            "The last reload failed, and the configuration before it stays in use",
+            Problem(
+                "warning",
+                "configuration",
+                "The last reload failed, and the configuration before it stays in use",
+                9.0,
+                "a.yaml:1: typo",
+            ),
+        ),
+        (
+            judged(reading(endpoints=UP), reload=Reload(9.0, True, "listen: takes effect after a restart")),
+            "ok",
+            "All backends answer",
+            Problem(
+                "notice",
+                "configuration",
+                "A part of the configuration waits",
+                9.0,
+                "listen: takes effect after a restart",
+            ),
+        ),
+        (
+            judged(reading(endpoints=UP, certificates=[Certificate("tls", time.time() + 3 * 86400 + 60)])),
+            "warning",
+            "The certificate of tls expires in 3 days",
+            Problem("warning", "certificate", "The certificate of tls expires in 3 days"),
+        ),
+        (
+            judged(reading(endpoints=UP, certificates=[Certificate("tls", 77.0)])),
+            "critical",
+            "The certificate of tls has expired",
+            Problem("critical", "certificate", "The certificate of tls has expired", 77.0),
+        ),
+        (
+            judged(reading(endpoints=UP), not_ready="draining"),
+            "warning",
+            "Not ready: draining",
+            Problem("warning", "gateway", "Not ready: draining"),
+        ),
+        (
+            judged(not_ready="0 of 2 workers accept"),
+            "critical",
+            "Not ready: 0 of 2 workers accept",
+            Problem("critical", "gateway", "Not ready: 0 of 2 workers accept"),
+        ),
+    ],
+)
+def test_problems_are_told_in_words_the_worst_first(
+    status: Status, state: str, headline: str, first: Problem | None
+) -> None:
+    assert (status.state, status.headline) == (state, headline)
+    assert (status.problems[0] if status.problems else None) == first
+
+
+def test_a_worker_that_is_silent_or_has_died_is_a_problem() -> None:
+    before_s = time.time() - 60
+    status = status_of(CONFIG, Listens("", ""), [Answered(reading(endpoints=UP), before_s)], None)
+    assert status.problems == [Problem("warning", "gateway", "Worker 1 does not answer", before_s)]
+    status = judged(reading(endpoints=UP), death=Death(7, -9, before_s))
+    assert status.problems == [
+        Problem("warning", "gateway", "Worker 7 died with code -9", before_s, "it has been replaced")
+    ]
+    assert judged(reading(endpoints=UP), death=Death(7, -9, before_s - 3600)).problems == []
+
+
+def test_the_status_of_many_models_and_endpoints_is_made_in_a_few_milliseconds() -> None:
+    """One process makes it on the loop on which clients are served."""
+    endpoints = ", ".join(f"'http://e{number}'" for number in range(50))
+    routes = "".join(f"  - {{name: r{number}, models: [m{number}], backend: vision}}\n" for number in range(200))
+    config = parse(f"backends: {{vision: {{endpoints: [{endpoints}]}}}}\nroutes:\n{routes}")
+    rng = random.Random(3)
+    minute, kept = Recent(), Failures()
+    for number in range(200):
+        minute.add(
+            [exchange(route=f"r{number}", backend="vision", seconds=rng.lognormvariate(-5, 1)) for _ in range(50)]
+        )
+        kept.add([exchange(error=rng.choice(list(ErrorKind)), detail="why" * 200, status=500) for _ in range(9)])
+    seen = [endpoint(number) for number in range(50)]
+    took_s = []
+    for _ in range(10):  # the quickest counts: others run on the machine
+        before_s = time.thread_time()
+        one = reading(endpoints=seen, minute=minute.reading(), failures=kept.reading())
+        text = msgspec.json.encode(judged(one, config=config))
+        took_s.append(time.thread_time() - before_s)
+    status = msgspec.json.decode(text)
+    assert (len(status["routes"]), len(status["backends"][0]["endpoints"])) == (200, 50)
+    assert status["last_minute"]["all"]["requests"] == 10_000
+    assert min(took_s) < 0.010
+
+
+# Real gateways
+
+
+@asynccontextmanager
+async def gateway(folder: Path, text: str) -> AsyncIterator[tuple[GatewayProcess, Client]]:
+    text = f"listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nlogging: {{access: none}}\n{text}"
+    async with gateway_process(text, folder / "gateway.yaml") as process, aiohttp.ClientSession() as session:
+        yield process, Client(session, None, process.url, process.admin)  # type: ignore[arg-type]
+
+
+async def status_from(client: Client) -> Any:
+    async with client.session.get(f"{client.admin}/-/status") as response:
+        assert (response.status, response.content_type) == (200, "application/json")
+        assert response.headers["Cache-Control"] == "no-store"
+        return await response.json()
+
+
+async def status_when(client: Client, is_so: Callable[[Any], bool]) -> Any:
+    """The status, as soon as *is_so*."""
+    status = None
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not is_so(status := await status_from(client)):
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        pytest.fail(f"it did not become so: {status}")
+    return status
+
+
+async def refuse_all(connection: Connection) -> None:
+    while True:
+        await connection.read_request()
+        await connection.answer(b'{"error": "out of memory"}', "500 Internal Server Error")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_gateway_tells_what_all_its_workers_do(tmp_path: Path, server: JsonServer, workers: int) -> None:
+    started_s = time.time()
+    async with lying(refuse_all) as liar, JsonServer.on_port(0) as gone:
+        await gone.stop()
+        text = (
+            f"workers: {workers}\nbackends:\n"
+            f"  vision: {{endpoints: ['{server.url}', '{gone.url}'], "
+            "health: {interval: 50ms, unhealthy_after: 1, path: /v2}}\n"
+            f"  ranking: {{endpoints: ['{liar.url}']}}\n"
+            "routes:\n  - {name: rank, models: [ranker], backend: ranking}\n  - {name: rest, backend: vision}\n"
+        )
+        async with gateway(tmp_path, text) as (process, client):
+            await status_when(client, lambda status: status["backends"][0]["endpoints"][1]["found_by"] == workers)
+            fresh = {"Connection": "close"}  # so that the kernel chooses a worker each time
+            for _ in range(30):
+                assert (await client.infer_binary(HEADER, X.tobytes(), headers=fresh)).status == 200
+            named = {**fresh, "X-Request-Id": "the-one"}
+            for _ in range(5):
+                assert (await client.infer_binary(HEADER, X.tobytes(), model="ranker", headers=named)).status == 500
+            assert (await client.infer(b"{", 1, headers=fresh)).status == 400
+            status = await status_when(client, lambda status: status["last_minute"]["all"]["requests"] == 36)
+
+            assert status["pid"] == process.pid
+            assert (status["listen"], status["admin"]) == (process.url, process.admin)
+            assert started_s - 1 <= status["started_s"] <= status["now_s"] <= time.time()
+            pids = process.pids()
+            assert sorted(each["pid"] for each in status["workers"]) == sorted(pids[1:] if workers > 1 else pids)
+            assert status["n_workers"] == workers
+
+            all_ = status["last_minute"]["all"]
+            assert all_["blames"] == {"backend": 5, "client": 1}
+            assert all_["reasons"] == {"backend_error": 5, "malformed_request": 1}
+            assert 0 < all_["p50_s"] <= all_["p99_s"] < DEADLINE_S
+            assert sum(requests for requests, _ in status["last_minute"]["slices"]) == 36
+            assert sum(errors for _, errors in status["last_minute"]["slices"]) == 6
+            assert 0 < status["last_minute"]["codec_share"] < 1
+            wire = status["last_minute"]["wire"]
+            assert 30 * X.nbytes < wire["client_request_bytes"] < wire["upstream_request_bytes"]
+            assert 30 * X.nbytes < wire["client_response_bytes"] < wire["upstream_response_bytes"]
+
+            vision, ranking = status["backends"]
+            up, down = vision["endpoints"]
+            assert (up["url"], up["state"], up["reason"]) == (server.url, "up", "")
+            assert (down["url"], down["state"], down["reason"]) == (gone.url, "down", "Connection refused")
+            assert started_s <= down["since_s"] <= time.time()
+            assert (vision["stats"]["requests"], ranking["stats"]["blames"]) == (31, {"backend": 5})
+            routes = [(each["name"], each["stats"]["requests"]) for each in status["routes"]]
+            assert routes == [("rank", 5), ("rest", 31)]
+            assert status["in_flight"]["requests"] == {"used": 0, "limit": 512}
+            assert status["in_flight"]["body_bytes"]["limit"] == 2 * 1024**3
+
+            last, *others = status["failures"]
+            assert (last["blame"], last["reason"], last["status"]) == ("client", "malformed_request", 400)
+            assert len(others) == 5
+            assert {each["request_id"] for each in others} == {"the-one"}
+            assert {each["detail"] for each in others} == {"out of memory"}
+            assert {(each["model"], each["endpoint"]) for each in others} == {("ranker", liar.url)}
+
+            assert status["state"] == "critical"
+            assert status["headline"] == "ranking: 5 of 5 requests failed in the last minute"
+            assert status["problems"][0]["reason"] == "the last: backend_error: out of memory"
+            assert status["problems"][1]["text"] == "vision: 1 of 2 endpoints is down"
+
+            assert status["reload"] is None
+            process.reload("backends: {a: {endpoints: ['http://x'], typo: 1}}")
+            status = await status_when(client, lambda status: status["reload"] is not None)
+            assert not status["reload"]["is_successful"]
+            assert "backends.a.typo: unknown key" in status["reload"]["words"]
+            process.reload(f"listen: 127.0.0.1:1\nadmin: 127.0.0.1:0\nworkers: {workers}\n{text.partition(chr(10))[2]}")
+            status = await status_when(client, lambda status: status["reload"]["is_successful"])
+            assert "listen" in status["reload"]["words"]
+            assert "takes effect after a restart" in status["reload"]["words"]
+
+
+async def test_an_ejected_endpoint_says_why_and_since_when(tmp_path: Path, server: JsonServer) -> None:
+    async with JsonServer.on_port(0) as gone:
+        await gone.stop()
+        eject = "eject: {failures: 1, for: 200ms}, retry: {attempts: 2, budget: 1}, balance: round_robin"
+        text = f"backends: {{vision: {{endpoints: ['{server.url}', '{gone.url}'], {eject}}}}}\n"
+        before_s = time.time()
+        async with gateway(tmp_path, text) as (_, client):
+
+            async def ask() -> Any:
+                assert (await client.infer_binary(HEADER, X.tobytes())).status == 200
+                return (await status_from(client))["backends"][0]["endpoints"][1]
+
+            async with asyncio.timeout(DEADLINE_S):
+                while (ejected := await ask())["state"] != "ejected":
+                    pass
+            assert "refused" in ejected["reason"]
+            assert before_s <= ejected["since_s"] <= time.time()
+            await gone.start(int(gone.url.rpartition(":")[2]))
+            try:
+                async with asyncio.timeout(DEADLINE_S):
+                    while (back := await ask())["state"] != "up":
+                        await asyncio.sleep(0.05)
+            finally:
+                await gone.stop()
+            assert back["reason"] == "a request to it has succeeded"
+            assert back["since_s"] > ejected["since_s"]
+
+
+async def test_certificates_say_when_they_expire(tmp_path: Path, server: JsonServer, authority: Authority) -> None:
+    pair = authority.issue()
+    async with running(server.url, f"tls: {{certificate: '{pair.certificate}', key: '{pair.key}'}}\n") as client:
+        (certificate,) = (await status_from(client))["certificates"]
+        assert certificate["where"] == "tls"
+        assert datetime.fromtimestamp(certificate["expires_s"], UTC) > datetime.now(UTC)
+
+
+async def test_a_worker_that_hangs_or_dies_does_not_hide_the_others(
+    server: JsonServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "LOOK_S", 0.2)
+    monkeypatch.setattr("gateway.process.status.SILENT_S", 0.5)
+    text = f"backends: {{a: {{endpoints: ['{server.url}']}}}}\nlogging: {{access: none}}\n"
+    supervisor = await Supervisor.start(parse(f"workers: 2\nlisten: 127.0.0.1:0\nadmin: 127.0.0.1:0\n{text}"))
+    try:
+        async with aiohttp.ClientSession() as session:
+            client = Client(session, None, supervisor.listen_url, supervisor.admin_url)  # type: ignore[arg-type]
+            status = await status_from(client)
+            pid = status["workers"][0]["pid"]
+            os.kill(pid, signal.SIGSTOP)
+            silent = f"Worker {pid} does not answer"
+            status = await status_when(client, lambda status: status["headline"] == silent)
+            assert len(status["workers"]) == 2
+            os.kill(pid, signal.SIGKILL)
+            died = f"Worker {pid} died with code -9"
+            status = await status_when(client, lambda status: died in [each["text"] for each in status["problems"]])
+            await status_when(client, lambda status: status["headline"] == died and len(status["workers"]) == 2)
+    finally:
+        await supervisor.stop()
+
+
+async def test_many_open_pages_cost_a_worker_no_more_than_one(
+    server: JsonServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+    tell = supervisor_module._WorkerProcess.tell
+
+    def count_and_tell(worker: supervisor_module._WorkerProcess, message: Any) -> None:
+        nonlocal asked
+        asked += isinstance(message, Look)
+        tell(worker, message)
+
+    monkeypatch.setattr(supervisor_module._WorkerProcess, "tell", count_and_tell)
+    monkeypatch.setattr(supervisor_module, "FRESH_S", DEADLINE_S)
+    text = f"backends: {{a: {{endpoints: ['{server.url}']}}}}\nlogging: {{access: none}}\n"
+    supervisor = await Supervisor.start(parse(f"workers: 2\nlisten: 127.0.0.1:0\nadmin: 127.0.0.1:0\n{text}"))
+    try:
+        async with aiohttp.ClientSession() as session:
+            client = Client(session, None, supervisor.listen_url, supervisor.admin_url)  # type: ignore[arg-type]
+            pending: list[Awaitable[Any]] = [status_from(client) for _ in range(20)]
+            assert all(len(each["workers"]) == 2 for each in await asyncio.gather(*pending))
+        assert asked == 2
+    finally:
+        await supervisor.stop()
+
+
+async def test_the_page_and_its_data_are_never_kept_and_the_policy_is_strict(client: Client) -> None:
+    for path, content_type in (("/", "text/html; charset=utf-8"), ("/-/status", "application/json")):
+        for method in ("GET", "HEAD"):
+            async with client.session.request(method, client.admin + path) as response:
+                assert response.status == 200
+                assert response.headers["Content-Type"] == content_type
+                assert response.headers["Cache-Control"] == "no-store"
+                assert response.headers["X-Content-Type-Options"] == "nosniff"
+                assert bool(await response.read()) == (method == "GET")
+        async with client.session.post(client.admin + path) as response:
+            assert response.status == 405
+    async with client.session.get(client.admin) as response:
+        policy = dict(part.strip().split(" ", 1) for part in response.headers["Content-Security-Policy"].split(";"))
+        page = await response.text()
+    assert policy.pop("style-src").startswith("'sha256-")
+    assert policy.pop("script-src").startswith("'sha256-")
+    assert policy == {
+        "default-src": "'none'",
+        "connect-src": "'self'",
+        "img-src": "data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+        "require-trusted-types-for": "'script'",
+        "trusted-types": "'none'",
+    }
+    assert "//" not in page.replace("http://www.w3.org/2000/svg", "").replace("*/", "").partition("<script>")[0]
+    async with client.session.get(f"{client.admin}/nothing") as response:
+        assert response.status == 404
+        assert await response.text() == ("not found; known are /, /-/status, /metrics, /-/live, /-/ready, /-/config\n")
+
+
+def test_each_blame_has_a_place_on_the_page() -> None:
+    page = Path(supervisor_module.__file__).with_name("status.html").read_text()
+    assert 'const BLAMES = ["all", "backend", "gateway", "client"];' in page
+    assert {blame.value for blame in Blame} == {"backend", "gateway", "client"}
