@@ -43,6 +43,13 @@ class ErrorKind(Enum):
         self.blame = blame
 
 
+def blame_of(kind: ErrorKind, status: int) -> Blame:
+    """Who caused an error of *kind* that the client got with *status*: a backend's own 4xx is about the request."""
+    if kind is ErrorKind.BACKEND_ERROR and status < 500:
+        return Blame.CLIENT
+    return kind.blame
+
+
 class CodecError(ValueError):
     """Bytes that break a rule of the protocol.
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from gateway.errors import Blame, ErrorKind
+from gateway.errors import Blame, ErrorKind, blame_of
 from gateway.exchange import Exchange
 from gateway.telemetry.log_writer import PIPE_BYTES
 
@@ -175,9 +175,10 @@ def _fitting(line: AccessLine, encoded: bytes, encode: Callable[[AccessLine], by
 
 def _has_failed(exchange: Exchange) -> bool:
     """Whether a backend or the gateway has failed, and nothing else says so: internal errors have their own line."""
-    if exchange.error is ErrorKind.BACKEND_ERROR:
-        return exchange.status >= 500  # a backend's 4xx is its client's
-    return exchange.error not in (None, ErrorKind.INTERNAL) and exchange.error.blame is not Blame.CLIENT
+    error = exchange.error
+    if error is None or error is ErrorKind.INTERNAL:
+        return False
+    return blame_of(error, exchange.status) is not Blame.CLIENT
 
 
 def _access_line(exchange: Exchange, time_: str) -> AccessLine:
