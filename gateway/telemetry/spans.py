@@ -93,8 +93,9 @@ class _Spans:
         self._end_ns = self._at(exchange.started_s + exchange.seconds)
 
     def all(self) -> list[ReadableSpan]:
+        """In the order in which they are sent: where the request's own has come, all have."""
         exchange = self._exchange
-        spans = [self._request()]
+        spans = []
         n_earlier = 0
         for attempt in exchange.attempts:
             spans.append(self._attempt(attempt, n_earlier))
@@ -105,6 +106,7 @@ class _Spans:
         ):
             if at_s:
                 spans.append(self._codec(direction, work_s, at_s, max(until_s, at_s + work_s)))
+        spans.append(self._request())
         return spans
 
     def _request(self) -> ReadableSpan:

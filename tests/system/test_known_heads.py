@@ -106,7 +106,11 @@ async def test_only_what_a_trusted_proxy_says_of_a_client_is_passed_on_by_known_
                 connection.setblocking(False)
                 reader, writer = await asyncio.open_connection(sock=connection)
                 for client in (f"10.0.0.{number}", f"10.0.1.{number}"):
-                    said = {"X-Forwarded-For": client, "Forwarded": f"for={client}", "X-Forwarded-Proto": "https"}
+                    said: dict[str, object] = {
+                        "X-Forwarded-For": client,
+                        "Forwarded": f"for={client}",
+                        "X-Forwarded-Proto": "https",
+                    }
                     await asked(Wire(reader, writer), message(headers=said))
                     seen = backend.seen[-1]
                     names = ("x-forwarded-for", "forwarded", "x-forwarded-proto")
