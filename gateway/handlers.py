@@ -53,7 +53,6 @@ from gateway.policy.crossing import Fields, may_name_model, relayed_to_client, r
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind
 from gateway.policy.trace_context import Trace
-from gateway.telemetry.server_timing import server_timing
 
 UPLOAD_BYTES = 64 * 1024
 """A relayed upload takes a connection to its backend when so much of it, or all of it, is there to be sent."""
@@ -188,8 +187,9 @@ class _Call:
         self._sticky_key: str | None = None
         limits = plan.limits
         self.body = ClientBody(request, exchange, gateway.admission, limits.request_body, self._pacer)
-        timing = server_timing if plan.has_server_timing else None
-        self.reply = Reply(request, exchange, body=self.body, is_draining=lambda: gateway.is_draining, timing=timing)
+        self.reply = Reply(
+            request, exchange, body=self.body, is_draining=lambda: gateway.is_draining, timing=plan.timing
+        )
 
     async def serve(self, upstreams: Mapping[str, Upstream], match: Match) -> None:
         """Do what the path asks for. Raises `GatewayError`."""
@@ -285,8 +285,9 @@ class _Call:
         started = time.perf_counter()
         parsed = read_short_request(body, framing.header_length, backend.tensor_policy, self.plan.header_limits)
         if parsed is not None:
-            self._exchange.request_codec_at_s = started
-            self._exchange.request_codec_s += time.perf_counter() - started
+            exchange = self._exchange
+            exchange.request_codec_at_s = started
+            exchange.request_codec_s += time.perf_counter() - started
             self.body.reserve((framing.header_length or len(body)) * HELD_PER_BYTE)
         return parsed
 
@@ -437,8 +438,9 @@ class _Call:
         answered = read_short_answer(
             text, parsed.selection, parsed.id, model=model, is_renamed=is_renamed, limits=limits
         )
-        self._exchange.response_codec_at_s = started
-        self._exchange.response_codec_s += time.perf_counter() - started
+        exchange = self._exchange
+        exchange.response_codec_at_s = started
+        exchange.response_codec_s += time.perf_counter() - started
         if answered is not None:
             self.body.hold_answer(answered.n_bytes)
         return answered
@@ -594,14 +596,16 @@ class _Call:
     ) -> Awaitable[T]:
         """Ask the backend what the client asks, and *read* its answer, maybe again until the reply has begun."""
         request = self._request
-        trace = self._trace_for(self.plan.backends[upstream.name]) if self._exchange.trace is not None else None
+        exchange, reply = self._exchange, self.reply
+        trace = exchange.trace
+        if trace is not None:
+            trace = self._trace_for(self.plan.backends[upstream.name])
         asked = BackendRequest(
             request.method, self._match.target, fields, body, lines=lines, trace=trace, is_read_whole=is_read_whole
         )
-        attempts, reply = self._exchange.attempts, self.reply
         return upstream.call(
             asked,
-            attempts,
+            exchange.attempts,
             read,
             total_at=self._total_at,
             sticky_key=self._sticky_key,

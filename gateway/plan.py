@@ -4,7 +4,7 @@ Not here: running state. What is in flight, connections, the memory budget and d
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ from gateway.codec import HEADER_LENGTH, Framing, HeaderLimits, TensorPolicy
 from gateway.config import Backend, Compression, Config, Limits
 from gateway.config.tokens import read_tokens
 from gateway.errors import ErrorKind, GatewayError
+from gateway.exchange import Exchange
 from gateway.headers import Headers
 from gateway.policy.access import Access
 from gateway.policy.crossing import Asking, BackendHeaders, Fields, went_through
@@ -22,6 +23,7 @@ from gateway.policy.paths import find_path_fault
 from gateway.policy.proxies import TrustedProxies
 from gateway.policy.routing import Match, Router
 from gateway.policy.trace_context import TRACE_HEADERS
+from gateway.telemetry.server_timing import server_timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,8 @@ class Plan:
     recover_header_length: bool
     proxies: TrustedProxies | None
     """Those before the gateway; None if none is trusted."""
-    has_server_timing: bool
-    """Whether replies say where their time went."""
+    timing: Callable[[Exchange], str] | None
+    """Makes the `Server-Timing` of replies; None if they have none."""
     name: str
     """What this gateway calls itself in `Via`; all its workers have the same name, and no other gateway has it."""
 
@@ -94,7 +96,7 @@ class Plan:
             config.compression,
             config.recover_header_length,
             TrustedProxies(config.trusted_proxies) if config.trusted_proxies else None,
-            config.logging.server_timing,
+            server_timing if config.logging.server_timing else None,
             name,
         )
 
