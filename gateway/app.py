@@ -10,7 +10,7 @@ import logging
 import secrets
 import socket
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,6 +29,7 @@ from gateway.plan import BackendPlan, Plan
 from gateway.telemetry.access_log import AccessLog, FailureLog
 from gateway.telemetry.log_writer import change_level
 from gateway.telemetry.metrics import EndpointReading, Metrics
+from gateway.telemetry.tracing import Tracing, tracing_problems
 
 SAMPLE_S = 0.1
 """How often the event loop's lag is measured."""
@@ -73,8 +74,8 @@ def settle() -> None:
 
 
 def file_problems(config: Config) -> Iterator[tuple[str, str]]:
-    """What is wrong with the content of the files that *config* names: the path of the key, and the reason."""
-    for problems in (certificates.tls_problems, token_problems):
+    """What is wrong with what *config* names, files and an extra: the path of the key, and the reason."""
+    for problems in (certificates.tls_problems, token_problems, tracing_problems):
         for key, reason in problems(config):
             yield key, without_hidden_paths(config, reason)
 
@@ -101,6 +102,7 @@ class Change:
     """New backends have been started; changed ones are started by `commit`."""
     tls: TlsContext | None
     """Of the clients' listener."""
+    tracing: Tracing | None
 
 
 class DataPlane:
@@ -117,7 +119,9 @@ class DataPlane:
         plan = Plan.of(config, name)
         upstreams = {backend.name: Upstream(backend) for backend in plan.backends.values()}
         self._access_log = _access_log(config)
+        self._tracing = _tracing(config, None)
         self.gateway = Gateway(Serving(plan, upstreams), self._record)
+        self._trace_by(self._tracing)
         self.server = Server(self.gateway.handle, self._record, config.limits)
         tls = TlsContext("tls", config.tls) if config.tls is not None else None
         self._listener = ClientListener(self.server, tls=tls, handshake_timeout_s=config.limits.header_timeout)
@@ -131,6 +135,8 @@ class DataPlane:
         try:
             self.metrics.record(exchange)
             self._access_log.record(exchange)
+            if exchange.trace is not None and self._tracing is not None:
+                self._tracing.record(exchange)
         except Exception:  # the client has its reply, and shall keep it
             log.exception("request %s could not be recorded", exchange.request_id)
         if exchange.error is ErrorKind.INTERNAL:
@@ -241,10 +247,12 @@ class DataPlane:
             name: running[name] if self._keeps(backend) else Upstream(backend, running.get(name))
             for name, backend in plan.backends.items()
         }
-        return Change(config, Serving(plan, upstreams), tls)
+        return Change(config, Serving(plan, upstreams), tls, _tracing(config, self._tracing))
 
     async def abandon(self, change: Change) -> None:
         """Give *change* up, which was prepared."""
+        if change.tracing is not None and change.tracing is not self._tracing:
+            await change.tracing.close()
         for name in change.serving.upstreams.keys() - self.gateway.serving.upstreams.keys():
             change.serving.upstreams[name].retire()
             await change.serving.upstreams[name].close()
@@ -260,6 +268,7 @@ class DataPlane:
         self._access_log.finish()
         self._access_log = _access_log(config)
         change_level(config.logging.level)
+        self._trace_by(change.tracing)
         for name, upstream in before.items():
             if name not in now:
                 upstream.retire()
@@ -269,6 +278,13 @@ class DataPlane:
         await asyncio.sleep(0)  # lets the upstreams that were just started take over
         await self._expect()
         self.observe_load()
+
+    def _trace_by(self, tracing: Tracing | None) -> None:
+        """Trace requests by *tracing* from now on; what the one before has recorded is still sent."""
+        before, self._tracing = self._tracing, tracing
+        self.gateway.begin_trace = tracing.begin if tracing is not None else None
+        if before is not None and before is not tracing:
+            self._begin(before.close())
 
     def _keeps(self, backend: BackendPlan) -> bool:
         """Whether *backend* can stay as it is. Not with TLS: the certificates' files may have changed."""
@@ -280,7 +296,10 @@ class DataPlane:
         )
 
     def _start_beside(self, upstream: Upstream) -> asyncio.Task[None]:
-        task = asyncio.create_task(_start(upstream))
+        return self._begin(_start(upstream))
+
+    def _begin(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
         return task
@@ -321,11 +340,21 @@ class DataPlane:
             await upstream.close()
         self.metrics.finish()
         self._access_log.finish()
+        if self._tracing is not None:
+            await self._tracing.close()
 
 
 def _access_log(config: Config) -> AccessLog | FailureLog:
     style = config.logging.access
-    return AccessLog(style) if style != "none" else FailureLog(config.workers)
+    return AccessLog(style, config.logging.sample) if style != "none" else FailureLog(config.workers)
+
+
+def _tracing(config: Config, before: Tracing | None) -> Tracing | None:
+    """What traces requests, if *config* wants it: the one *before* if it says the same. Raises `ConfigError`."""
+    settings = config.tracing
+    if before is not None and before.settings == settings:
+        return before
+    return Tracing(settings) if settings is not None else None
 
 
 async def _start(upstream: Upstream) -> None:

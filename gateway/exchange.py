@@ -3,11 +3,13 @@
 Not here: metrics, logs and decisions.
 """
 
+import random
 from enum import StrEnum
 
 import msgspec
 
 from gateway.errors import ErrorKind
+from gateway.policy.trace_context import Trace
 
 
 class Format(StrEnum):
@@ -36,6 +38,12 @@ class Attempt(msgspec.Struct, gc=False):
     new connection because a kept one had died; empty if it was not."""
     is_metadata: bool = False
     """Whether this asked for the model's metadata, not for an inference."""
+    is_reused: bool | None = None
+    """Whether it went over a kept connection; None while it has none."""
+    span_id: str = ""
+    """In hexadecimal, as the backend got it; empty if the request is not traced."""
+    target: str = ""
+    """The path and query that the endpoint was asked for, if the request is traced."""
 
 
 class Exchange(msgspec.Struct, gc=False):
@@ -46,6 +54,7 @@ class Exchange(msgspec.Struct, gc=False):
     """
 
     client: str
+    """The client's address; where the peer is a trusted proxy, by what that says."""
     method: str
     path: str
     request_id: str
@@ -70,9 +79,24 @@ class Exchange(msgspec.Struct, gc=False):
     is_transcoded: bool = False
     request_codec_s: float = 0.0
     response_codec_s: float = 0.0
+    request_codec_at_s: float = 0.0
+    """When the codec began, by `time.perf_counter`; 0 if it did not."""
+    response_codec_at_s: float = 0.0
+    request_codec_until_s: float = 0.0
+    """When its last step ended, where there were several; the time between them is not the codec's."""
+    response_codec_until_s: float = 0.0
     input_datatypes: list[str] = []
     output_datatypes: list[str] = []
     request_nonfinite: int = 0
     response_nonfinite: int = 0
     header_recovered: bool = False
+    scheme: str = ""
+    """`http` or `https`, if the request is traced."""
+    trace: Trace | None = None
+    """None if the request is not traced."""
     seconds: float = 0.0
+
+
+def new_span_id() -> str:
+    """16 random hexadecimal digits, not all zero."""
+    return f"{random.getrandbits(64) or 1:016x}"

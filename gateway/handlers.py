@@ -45,13 +45,14 @@ from gateway.codec import (
 from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
 from gateway.exchange import Exchange, Format
-from gateway.headers import HeaderLines
+from gateway.headers import HeaderLines, Headers
 from gateway.pacing import LOAD, Pacer
 from gateway.plan import BackendPlan, HeadNotes, Plan
 from gateway.policy.admission import Admission
 from gateway.policy.crossing import Fields, may_name_model, relayed_to_client, renamed_to_client
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind
+from gateway.policy.trace_context import Trace
 
 UPLOAD_BYTES = 64 * 1024
 """A relayed upload takes a connection to its backend when so much of it, or all of it, is there to be sent."""
@@ -84,6 +85,8 @@ class Gateway:
     def __init__(self, serving: Serving, record: Callable[[Exchange], None]) -> None:
         """*record* is called once with each finished exchange."""
         self.serving = serving
+        self.begin_trace: Callable[[Headers], Trace] | None = None
+        """Gives each request its trace; None: requests are not traced. A reload may replace it."""
         plan = serving.plan
         self.admission = Admission(plan.limits.in_flight_bytes, plan.limits.concurrent_requests)
         self.metadata = ModelMetadata()
@@ -112,6 +115,12 @@ class Gateway:
             request_id=request_id(request.headers),
             started_s=loop.time(),
         )
+        if self.begin_trace is not None:
+            exchange.trace, exchange.scheme = self.begin_trace(request.headers), request.scheme
+        proxies = serving.plan.proxies
+        if proxies is not None and proxies.trusts(request.peer):
+            request.is_from_proxy = True
+            exchange.client = proxies.client_of(request.peer, request.headers.joined("x-forwarded-for"))
         call = _Call(self, serving.plan, request, exchange)
         self.in_flight += 1
         LOAD.requests += 1
@@ -178,7 +187,9 @@ class _Call:
         self._sticky_key: str | None = None
         limits = plan.limits
         self.body = ClientBody(request, exchange, gateway.admission, limits.request_body, self._pacer)
-        self.reply = Reply(request, exchange, body=self.body, is_draining=lambda: gateway.is_draining)
+        self.reply = Reply(
+            request, exchange, body=self.body, is_draining=lambda: gateway.is_draining, timing=plan.timing
+        )
 
     async def serve(self, upstreams: Mapping[str, Upstream], match: Match) -> None:
         """Do what the path asks for. Raises `GatewayError`."""
@@ -252,7 +263,7 @@ class _Call:
         if head is None:
             return "", [*backend.headers.transcoded(request), self._via, own]
         notes = head.notes
-        if notes is None or not notes.hold_for(self.plan, backend, request.scheme):
+        if notes is None or not notes.hold_for(self.plan, backend, request):
             notes = self._notes(backend, framing, head)
             if not self.plan.access.needs_token:
                 head.notes = notes
@@ -266,14 +277,17 @@ class _Call:
         fields = [*backend.headers.transcoded_of_head(request), self._via]
         lines = header_lines([field for field in fields if field[0].lower() not in varying])
         names = [(name, name.lower()) for name, _ in fields if name.lower() in varying]
-        return HeadNotes(self.plan, self._match, framing, backend, request.scheme, lines, names)
+        is_from_proxy = request.is_from_proxy
+        return HeadNotes(self.plan, self._match, framing, backend, request.scheme, is_from_proxy, lines, names)
 
     def _parse_short(self, backend: BackendPlan, body: memoryview, framing: Framing) -> ShortRequest | None:
         """A small request in its common form, with the backend's JSON; None for any other. Raises `GatewayError`."""
         started = time.perf_counter()
         parsed = read_short_request(body, framing.header_length, backend.tensor_policy, self.plan.header_limits)
         if parsed is not None:
-            self._exchange.request_codec_s += time.perf_counter() - started
+            exchange = self._exchange
+            exchange.request_codec_at_s = started
+            exchange.request_codec_s += time.perf_counter() - started
             self.body.reserve((framing.header_length or len(body)) * HELD_PER_BYTE)
         return parsed
 
@@ -295,11 +309,17 @@ class _Call:
                 reserve=reserve,
                 recover=self.plan.recover_header_length,
             )
+        self._exchange.request_codec_at_s = time.perf_counter()
         try:
             with blaming(ErrorKind.MALFORMED_REQUEST):
                 return await self._pacer.run(steps)
         finally:
-            self._exchange.request_codec_s += self._pacer.take_seconds()
+            self._add_request_codec(self._pacer)
+
+    def _add_request_codec(self, pacer: Pacer) -> None:
+        """Record the steps of the request's codec that *pacer* has just run."""
+        self._exchange.request_codec_s += pacer.take_seconds()
+        self._exchange.request_codec_until_s = time.perf_counter()
 
     def _note(self, parsed: InferRequest | ShortRequest) -> None:
         """Record in the exchange what the request holds."""
@@ -318,7 +338,12 @@ class _Call:
         request = self._request
         path = self._match.path.removesuffix("/infer")
         headers = backend.headers.metadata(request)
-        question = BackendRequest("GET", path, self._with_own(headers), Body(), is_metadata=True, is_read_whole=True)
+        question = BackendRequest(
+            *("GET", path, self._with_own(headers), Body()),
+            is_metadata=True,
+            trace=self._trace_for(backend),
+            is_read_whole=True,
+        )
 
         async def read(answer: Answer) -> tuple[bytes, bool]:
             if answer.status >= 300:
@@ -370,7 +395,7 @@ class _Call:
         """The backend's JSON: whole if it is small, else a stream that is made while it is sent."""
         if parsed.is_small:
             text = await self._pacer.run(parsed.whole_json())
-            self._exchange.request_codec_s += self._pacer.take_seconds()
+            self._add_request_codec(self._pacer)
             return Body(whole=text)
         length = None
         if backend.settings.framing == "content-length":
@@ -382,7 +407,7 @@ class _Call:
             pacer = Pacer()
             while (piece := await pacer.next(made)) is not None:
                 # now, not at the end, which an attempt that fails does not see
-                self._exchange.request_codec_s += pacer.take_seconds()
+                self._add_request_codec(pacer)
                 sending.piece(len(piece))
                 yield piece
             sending.done()
@@ -413,7 +438,9 @@ class _Call:
         answered = read_short_answer(
             text, parsed.selection, parsed.id, model=model, is_renamed=is_renamed, limits=limits
         )
-        self._exchange.response_codec_s += time.perf_counter() - started
+        exchange = self._exchange
+        exchange.response_codec_at_s = started
+        exchange.response_codec_s += time.perf_counter() - started
         if answered is not None:
             self.body.hold_answer(answered.n_bytes)
         return answered
@@ -433,6 +460,7 @@ class _Call:
             declared=declared,
         )
         received = 0
+        self._exchange.response_codec_at_s = time.perf_counter()
         with blaming(ErrorKind.MALFORMED_RESPONSE):
             async for chunk in answer.chunks() if text is None else _once(text):
                 received += len(chunk)
@@ -445,6 +473,7 @@ class _Call:
             answered = await self._pacer.run(decoder.finish())
             self.body.hold_answer(decoder.held_bytes)
         self._exchange.response_codec_s += self._pacer.take_seconds()
+        self._exchange.response_codec_until_s = time.perf_counter()
         return answered
 
     async def _reply(self, answered: InferReply, crossing: HeaderLines | Fields, framing: Framing) -> None:
@@ -567,18 +596,25 @@ class _Call:
     ) -> Awaitable[T]:
         """Ask the backend what the client asks, and *read* its answer, maybe again until the reply has begun."""
         request = self._request
+        exchange, reply = self._exchange, self.reply
+        trace = exchange.trace
+        if trace is not None:
+            trace = self._trace_for(self.plan.backends[upstream.name])
         asked = BackendRequest(
-            request.method, self._match.target, fields, body, lines=lines, is_read_whole=is_read_whole
+            request.method, self._match.target, fields, body, lines=lines, trace=trace, is_read_whole=is_read_whole
         )
-        attempts, reply = self._exchange.attempts, self.reply
         return upstream.call(
             asked,
-            attempts,
+            exchange.attempts,
             read,
             total_at=self._total_at,
             sticky_key=self._sticky_key,
             is_settled=lambda: reply.has_begun,
         )
+
+    def _trace_for(self, backend: BackendPlan) -> Trace | None:
+        """The request's trace, where *backend* may be told of it."""
+        return self._exchange.trace if backend.headers.lets_pass("traceparent") else None
 
     def _with_own(self, headers: Fields) -> Fields:
         """*headers* and those that the gateway adds to every request to a backend."""

@@ -4,7 +4,7 @@ Not here: running state. What is in flight, connections, the memory budget and d
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,11 +15,15 @@ from gateway.codec import HEADER_LENGTH, Framing, HeaderLimits, TensorPolicy
 from gateway.config import Backend, Compression, Config, Limits
 from gateway.config.tokens import read_tokens
 from gateway.errors import ErrorKind, GatewayError
+from gateway.exchange import Exchange
 from gateway.headers import Headers
 from gateway.policy.access import Access
-from gateway.policy.crossing import BackendHeaders, Fields, went_through
+from gateway.policy.crossing import Asking, BackendHeaders, Fields, went_through
 from gateway.policy.paths import find_path_fault
+from gateway.policy.proxies import TrustedProxies
 from gateway.policy.routing import Match, Router
+from gateway.policy.trace_context import TRACE_HEADERS
+from gateway.telemetry.server_timing import server_timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,10 @@ class Plan:
     header_limits: HeaderLimits
     compression: Compression
     recover_header_length: bool
+    proxies: TrustedProxies | None
+    """Those before the gateway; None if none is trusted."""
+    timing: Callable[[Exchange], str] | None
+    """Makes the `Server-Timing` of replies; None if they have none."""
     name: str
     """What this gateway calls itself in `Via`; all its workers have the same name, and no other gateway has it."""
 
@@ -63,11 +71,12 @@ class Plan:
         Reads `access.tokens_file`. Raises `ConfigError` if that cannot be used.
         """
         limits = config.limits
+        replaced = TRACE_HEADERS if config.tracing is not None else ()
         backends = {
             backend: BackendPlan(
                 backend,
                 settings,
-                BackendHeaders(settings.headers.set, settings.headers.remove),
+                BackendHeaders(settings.headers.set, settings.headers.remove, replaced),
                 settings.tensor_policy,
                 config.max_connections(backend),
                 _fingerprint(backend, settings),
@@ -86,6 +95,8 @@ class Plan:
             HeaderLimits(limits.header, limits.tensors),
             config.compression,
             config.recover_header_length,
+            TrustedProxies(config.trusted_proxies) if config.trusted_proxies else None,
+            server_timing if config.logging.server_timing else None,
             name,
         )
 
@@ -128,14 +139,21 @@ class HeadNotes(msgspec.Struct, eq=False):
     backend: BackendPlan
     scheme: str
     """`http` or `https`, as the requests came."""
+    is_from_proxy: bool
+    """Whether they came from a trusted proxy."""
     lines: str
     """What the backend gets of each such head, as text (`backend.attempt.header_lines`), with the gateway's `Via`."""
     varying: list[tuple[str, str]]
     """The names of the fields that it gets, too, but whose values are each request's own; and these in lower case."""
 
-    def hold_for(self, plan: Plan, backend: BackendPlan, scheme: str) -> bool:
-        """Whether these are the headers for this plan's *backend*, and for a request that came by *scheme*."""
-        return self.backend is backend and self.plan is plan and self.scheme == scheme
+    def hold_for(self, plan: Plan, backend: BackendPlan, client: Asking) -> bool:
+        """Whether these are the headers for this plan's *backend*, and for a request that came as *client*'s did."""
+        return (
+            self.backend is backend
+            and self.plan is plan
+            and self.scheme == client.scheme
+            and self.is_from_proxy is client.is_from_proxy
+        )
 
     def fields_of(self, headers: Headers) -> Fields:
         """What the backend gets, besides `lines`, of the head with these *headers*."""

@@ -75,7 +75,7 @@ def test_the_documented_file_has_every_key_with_its_default() -> None:
     assert load(path) == minimal
 
 
-@pytest.mark.parametrize("type_", [config.Health, config.ListenerTls, config.Route])
+@pytest.mark.parametrize("type_", [config.Health, config.ListenerTls, config.Route, config.Tracing])
 def test_the_documented_file_names_the_keys_of_what_it_leaves_out(type_: Any) -> None:
     text = (ROOT / "config" / "gateway.yaml").read_text()
     for item in msgspec.structs.fields(type_):
@@ -93,10 +93,19 @@ def test_keys_that_are_not_built_yet_are_keys_that_do_not_exist() -> None:
         ("backends: {a: {endpoints: ['http://x'], nonfinit: 1}}", "backends.a.nonfinit: unknown key, did you mean"),
         ("backends: {a: {endpoints: ['http://x'], timeouts: {idel: 1s}}}", "did you mean `idle`?"),
         ("zzz: 1\n" + MINIMAL, "zzz: unknown key; known are backends, listen"),
-        ("tracing: {}\n" + MINIMAL, "tracing: not available yet"),
+        ("tracing: {}\n" + MINIMAL, "tracing.endpoint: missing"),
+        ("tracing: {endpoint: 'x:4318'}\n" + MINIMAL, "tracing.endpoint: expected a URL"),
+        ("tracing: {endpoint: 'http://x', sample: 2}\n" + MINIMAL, "tracing.sample: expected a share from 0 to 1"),
+        ("tracing: {endpoint: 'http://x', service_name: ''}\n" + MINIMAL, "tracing.service_name: expected a name"),
+        ("tracing: {endpoint: 'http://x', headers: {a b: c}}\n" + MINIMAL, "tracing.headers.a b: invalid header name"),
+        ("tracing: {endpoint: 'http://x', headers: {a: é}}\n" + MINIMAL, "tracing.headers.a: invalid header value"),
+        ("trusted_proxies: [10.0.0.1/8]\n" + MINIMAL, "trusted_proxies[0]: expected an address, a network"),
+        ("trusted_proxies: [proxy.local]\n" + MINIMAL, "got 'proxy.local'"),
+        ("trusted_proxies: [1]\n" + MINIMAL, "trusted_proxies[0]: expected an address"),
         ("workers: 0\n" + MINIMAL, "workers: expected at least 1"),
         ("workers: 10\n" + MINIMAL, "limits.in_flight_bytes: expected at least `limits.request_body` for each worker"),
-        ("logging: {sample: 1}\n" + MINIMAL, "logging.sample: not available yet"),
+        ("logging: {sample: -0.1}\n" + MINIMAL, "logging.sample: expected a share from 0 to 1"),
+        ("logging: {sampel: 1}\n" + MINIMAL, "logging.sampel: unknown key, did you mean `sample`?"),
         (
             "limits: {in_flight_bytes: 1MiB}\n" + MINIMAL,
             "limits.in_flight_bytes: expected at least `limits.request_body`",
@@ -308,7 +317,8 @@ def test_every_duration_is_written_exactly(seconds: float) -> None:
 
 def test_what_is_encoded_for_a_worker_is_decoded_to_the_same() -> None:
     text = (ROOT / "config" / "routes.yaml").read_text()
-    config = parse(text + "workers: 3\nlimits: {header: 1B}\n")
+    text += "workers: 3\nlimits: {header: 1B}\ntrusted_proxies: [10.0.0.0/8, '::1', unix]\n"
+    config = parse(text + "tracing: {endpoint: 'http://x:4318', headers: {a: b}}\n")
     assert decode(encode(config)) == config
 
 

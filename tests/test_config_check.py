@@ -73,7 +73,7 @@ def test_all_that_is_wrong_is_told_in_one_run_in_the_order_of_the_lines() -> Non
         "f.yaml:21: routes[1].name: duplicate name, as in routes[0]",
         "f.yaml:22: routes[1].split: expected backends and their weights, such as {stable: 95, next: 5}",
         "f.yaml:23: routes[1].strip_prefix: expected together with `path_prefix`, which is missing",
-        "f.yaml:24: tracing: not available yet",
+        "f.yaml:24: tracing.endpoint: missing; expected a value",
         "f.yaml:25: not YAML: duplicate key `tracing`",
     ]
 

@@ -160,7 +160,7 @@ def test_error_labels_are_the_names_in_lower_case() -> None:
 
 def test_dependencies_say_why_they_are_there() -> None:
     text = (ROOT / "pyproject.toml").read_text()
-    for name in ("dependencies", "test", "dev", "fuzz"):
+    for name in ("dependencies", "tracing", "test", "dev", "fuzz"):
         block = re.search(rf"^{name} = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
         assert block is not None
         assert all("#" in line for line in block[1].splitlines())

@@ -2,17 +2,20 @@
 
 import asyncio
 import fcntl
+import json
 import logging
 import os
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from gateway.telemetry.log_writer import ACCESS, LOG_QUEUE_BYTES, LOG_QUEUE_LINES, PIPE_BYTES, LogWriter, _end_of_piece
 from tests.conftest import Connection, answering, lying
@@ -297,3 +300,130 @@ async def test_lines_are_written_soon_without_others(tmp_path: Path) -> None:
                 async with asyncio.timeout(20):
                     while file.read_bytes().count(b"\n") < number + 1:
                         await asyncio.sleep(0.01)
+
+
+FULL = """
+listen: 127.0.0.1:0
+admin: 127.0.0.1:0
+workers: {workers}
+logging: {logging}
+shutdown: {{grace: 5s}}
+backends: {{good: {{endpoints: ['{good}']}}, gone: {{endpoints: ['http://127.0.0.1:9']}}}}
+routes: [{{name: gone, path_prefix: /gone, backend: gone}}, {{name: all, backend: good}}]
+"""
+
+TROUBLE = """
+import sys, warnings, logging, threading
+from gateway import handlers
+
+async def broken(*_):
+    warnings.warn("a library warns")
+    logging.getLogger("some.library").error("a library logs")
+    threading.Thread(target=lambda: 1 / 0).start()
+    raise RuntimeError("a bug")
+
+handlers._Call.server_metadata = broken
+from gateway.__main__ import main
+sys.exit(main())
+"""
+"""A gateway in which everything that libraries and bugs do goes wrong with `GET /v2`."""
+
+
+async def serving_url(stream: asyncio.StreamReader | None) -> str:
+    """The clients' URL; other lines may come before the one that announces it."""
+    assert stream is not None
+    while (found := re.search(r"serves clients on (http://\S+)", (await stream.readline()).decode())) is None:
+        assert not stream.at_eof()
+    return found[1]
+
+
+async def everything_asked(url: str) -> Counter[int]:
+    """Requests of every outcome; how often each status came."""
+    statuses: Counter[int] = Counter()
+    async with aiohttp.ClientSession() as session:
+        for path in ("/x", "/y?a=%22%0A", "/gone", "/v2", "/../x"):
+            async with session.get(URL(url + path, encoded=True), headers={"X-Request-Id": f"id {path}"}) as response:
+                statuses[response.status] += 1
+        async with session.post(f"{url}/v2/models/m/infer", data=b"\xff") as response:
+            statuses[response.status] += 1
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"\x16\x03\x01 no HTTP \r\n\r\n")
+    statuses[int((await reader.readline()).split()[1])] += 1
+    writer.close()
+    return statuses
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_standard_output_is_one_json_object_a_line_whatever_goes_wrong(tmp_path: Path, workers: int) -> None:
+    file = tmp_path / "gateway.yaml"
+    script = [sys.executable, "-W", "always", "-c", TROUBLE]
+    async with lying(answering(b"{}")) as liar:
+        file.write_text(FULL.format(workers=workers, logging="{level: debug, access: json}", good=liar.url))
+        serve = await asyncio.create_subprocess_exec(
+            *script, "serve", "--config", str(file), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        url = await serving_url(serve.stderr)
+        statuses = await everything_asked(url)
+        file.write_text("nonsense")
+        serve.send_signal(signal.SIGHUP)
+        serve.send_signal(signal.SIGTERM)
+        output, errors = await serve.communicate()
+    assert serve.returncode == 0, errors
+    lines = [json.loads(line) for line in output.splitlines()]
+    assert Counter(line["status"] for line in lines) == statuses
+    assert {"/x", "/y?a=%22%0A", "/gone"} <= {line["path"] for line in lines}
+    blames = {line["path"]: (line["reason"], line["blame"], line["request_id"]) for line in lines}
+    assert blames["/gone"] == ("unreachable", "backend", "id /gone")
+    assert blames["/../x"][:2] == ("malformed_request", "client")
+    assert blames["/x"] == (None, None, "id /x")
+    if workers == 1:  # workers are processes of their own, without the trouble
+        assert blames["/v2"][:2] == ("internal", "gateway")
+        for text in (b"a library warns", b"a library logs", b"ZeroDivisionError", b"RuntimeError: a bug"):
+            assert text in errors
+
+
+async def test_without_an_access_log_standard_output_is_empty_and_failures_are_on_standard_error(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "gateway.yaml"
+    async with lying(answering(b"{}")) as liar:
+        file.write_text(FULL.format(workers=1, logging="{access: none, sample: 0}", good=liar.url))
+        serve = await asyncio.create_subprocess_exec(
+            *(*COMMAND, "serve", "--config", str(file)), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        url = await url_in_line(serve.stderr)
+        await everything_asked(url)
+        serve.send_signal(signal.SIGTERM)
+        output, errors = await serve.communicate()
+    assert (serve.returncode, output) == (0, b"")
+    (line,) = (line for line in errors.decode().splitlines() if "failed" in line)
+    assert " path=/gone " in line
+    assert " reason=unreachable blame=backend " in line
+    assert line.endswith('request_id="id /gone"')
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_share_of_good_requests_is_logged_and_every_error(tmp_path: Path, workers: int) -> None:
+    n_requests = 2000
+    file = tmp_path / "gateway.yaml"
+    async with lying(answering(b"{}")) as liar:
+        file.write_text(FULL.format(workers=workers, logging="{sample: 0.05}", good=liar.url))
+        serve = await asyncio.create_subprocess_exec(
+            *(*COMMAND, "serve", "--config", str(file)), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        url = await url_in_line(serve.stderr)
+        async with aiohttp.ClientSession() as session:
+
+            async def ask(path: str, count: int) -> None:
+                for _ in range(count):
+                    async with session.get(url + path) as response:
+                        await response.read()
+
+            await asyncio.gather(*(ask("/x", n_requests // 8) for _ in range(8)), ask("/gone", 30))
+        serve.send_signal(signal.SIGTERM)
+        output, _ = await serve.communicate()
+    paths = Counter(json.loads(line)["path"] for line in output.splitlines())
+    assert paths["/gone"] == 30
+    # of 2000 with 5 % each, less than 30 or more than 180 come once in a million runs
+    assert 30 <= paths["/x"] <= 180

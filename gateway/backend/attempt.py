@@ -17,10 +17,11 @@ from gateway.backend.endpoints import Endpoint
 from gateway.backend.known_heads import KnownHead
 from gateway.backend.wire import MAX_INTERIM, LostError, NotHttpError, Reader, Wire
 from gateway.errors import ErrorKind, GatewayError
-from gateway.exchange import Attempt
+from gateway.exchange import Attempt, new_span_id
 from gateway.headers import HeaderLines, Headers
 from gateway.pacing import Pacer
 from gateway.policy.crossing import Fields, transcoded_to_client
+from gateway.policy.trace_context import Trace
 
 MAX_STATUS = 599
 """The highest status of HTTP (RFC 9110 section 15); what a backend may make up would fill the metrics' labels."""
@@ -80,6 +81,8 @@ class BackendRequest(msgspec.Struct, frozen=True):
     """Fields that were made into text for many requests, by `header_lines`; they go out before `headers`."""
     is_metadata: bool = False
     """Whether the gateway asks for itself, for a model's metadata."""
+    trace: Trace | None = None
+    """Of which each attempt is a span of its own."""
     is_read_whole: bool = False
     """Whether nothing is done with the answer's head before its body is there, so that small ones are waited for."""
 
@@ -370,8 +373,13 @@ class Sent:
         lines = request.lines
         target = f"{endpoint.base_path}{request.raw_path}"
         start = f"{request.method} {target} HTTP/1.1\r\nHost: {endpoint.authority}{lines}"
-        head = "\r\n".join([start, *map(": ".join, request.headers), framing, ""])
-        n_lines = len(request.headers) + (4 if framing else 3) + (lines.count("\n") if lines else 0)
+        headers = request.headers
+        if request.trace is not None:
+            attempt = self._attempt
+            attempt.span_id, attempt.target = new_span_id(), target
+            headers = headers + request.trace.fields(attempt.span_id)
+        head = "\r\n".join([start, *map(": ".join, headers), framing, ""])
+        n_lines = len(headers) + (4 if framing else 3) + (lines.count("\n") if lines else 0)
         if head.count("\n") != n_lines or head.count("\r") != n_lines:
             raise _broken_line()
         data = head.encode(errors="surrogateescape")

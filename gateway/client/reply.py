@@ -49,6 +49,7 @@ class Reply:
         "_left",
         "_pacer",
         "_request",
+        "_timing",
         "has_begun",
         "is_complete",
     )
@@ -60,16 +61,18 @@ class Reply:
         *,
         body: ClientBody | None,
         is_draining: Callable[[], bool],
+        timing: Callable[[Exchange], str] | None = None,
     ) -> None:
         """The connection is closed after the reply while *is_draining*, and if too much of *body* is left unread.
 
-        *body* is None if it is unknown where the request's body ends.
+        *body* is None if it is unknown where the request's body ends. *timing* makes the value of `Server-Timing`.
         """
         self._request = request
         self._connection = request.connection
         self._exchange = exchange
         self._body = body
         self._is_draining = is_draining
+        self._timing = timing
         self._left: int | None = 0
         self._is_chunked = False
         self._is_bodiless = False
@@ -281,6 +284,8 @@ class Reply:
         if not has_date:
             lines.append(_date(int(time.time())))
         lines.append(f"X-Request-Id: {exchange.request_id}")
+        if self._timing is not None:
+            lines.append(f"Server-Timing: {self._timing(exchange)}")
         if length is not None:
             if status != 204:
                 lines.append(f"Content-Length: {length}")

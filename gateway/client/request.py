@@ -108,7 +108,7 @@ class ClientRequest(msgspec.Struct, eq=False):
     host: str
     """`Host`, or the authority of an absolute-form target, which replaces it (RFC 9112 section 3.2.2)."""
     peer: str
-    """The client's address, or `unknown`."""
+    """The address of whoever has connected, or `unknown`."""
     scheme: str
     version: tuple[int, int]
     content_length: int | None
@@ -120,6 +120,8 @@ class ClientRequest(msgspec.Struct, eq=False):
     """Why the request must be refused whatever it asks for (`find_fault`); to be raised before routing."""
     head: KnownHead | None = None
     """What it has in common with others, if it came with a head that is known."""
+    is_from_proxy: bool = False
+    """Whether the peer is one of `trusted_proxies`, which says who the client is."""
 
 
 def find_fault(

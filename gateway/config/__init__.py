@@ -29,8 +29,9 @@ from gateway.config.schema import (
     Retry,
     Route,
     Shutdown,
+    Tracing,
 )
-from gateway.config.values import Address, Duration, Endpoint, FilePath, Size, Sticky, Workers
+from gateway.config.values import Address, Duration, Endpoint, FilePath, ProxyNetwork, Size, Sticky, Workers
 
 __all__ = [
     "MAX_FILE_BYTES",
@@ -51,12 +52,14 @@ __all__ = [
     "Inspected",
     "Limits",
     "ListenerTls",
+    "ProxyNetwork",
     "Queue",
     "Retry",
     "Route",
     "Shutdown",
     "Size",
     "Sticky",
+    "Tracing",
     "Workers",
     "decode",
     "encode",

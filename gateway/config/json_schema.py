@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.config.schema import Config
 from gateway.config.structure import choices_of, fields_in_file, is_struct, without_none
-from gateway.config.values import Address, Duration, Endpoint, FilePath, Size, Sticky, Workers
+from gateway.config.values import Address, Duration, Endpoint, FilePath, ProxyNetwork, Size, Sticky, Workers
 
 _OUTSIDE = {"type": "string", "pattern": r"\$\{", "description": "${NAME} or ${file:PATH}: a value from outside"}
 
@@ -28,6 +28,7 @@ _KINDS: dict[Any, dict[str, Any]] = {
     Workers: {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]},
     Address: {"type": "string", "pattern": "^(unix:.+|.+:[0-9]{1,5})$", "examples": ["127.0.0.1:8080"]},
     Endpoint: {"type": "string", "pattern": "^https?://", "examples": ["http://127.0.0.1:8000"]},
+    ProxyNetwork: {"type": "string", "pattern": "^(unix|[0-9A-Fa-f:.]+(/[0-9]{1,3})?)$", "examples": ["10.0.0.0/8"]},
     Sticky: {"type": "string", "pattern": "^(none|sequence_id|header:.+)$"},
 }
 

@@ -92,6 +92,8 @@ def masked(config: Config) -> dict[str, Any]:
     tree: dict[str, Any] = msgspec.to_builtins(config, enc_hook=_plain)
     del tree["hidden"]
     hidden = set(config.hidden)
+    if config.tracing is not None:
+        tree["tracing"]["headers"] = dict.fromkeys(config.tracing.headers, HIDDEN)
     for name, backend in tree["backends"].items():
         backend["headers"]["set"] = dict.fromkeys(backend["headers"]["set"], HIDDEN)
         if backend["max_connections"] is None:

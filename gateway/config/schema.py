@@ -22,6 +22,7 @@ from gateway.config.values import (
     Duration,
     Endpoint,
     FilePath,
+    ProxyNetwork,
     Size,
     Sticky,
     Workers,
@@ -36,10 +37,6 @@ which are served also when everything else is refused."""
 
 NOT_YET = frozenset(
     {
-        "trusted_proxies",
-        "tracing",
-        "logging.sample",
-        "logging.server_timing",
         "backends.*.dialect",
         "backends.*.binary",
         "backends.*.leave_out",
@@ -169,6 +166,44 @@ class Logging(Part, frozen=True):
 
     level: typing.Literal["debug", "info", "warning", "error"] = "info"
     access: typing.Literal["json", "text", "none"] = "json"
+    sample: float = 1
+    """The share of requests that went well which is logged; all others always are."""
+    server_timing: bool = False
+    """Whether replies say in `Server-Timing` where their time went."""
+
+    def problems(self) -> Iterator[Problem]:
+        """A share is from 0 to 1."""
+        if not 0 <= self.sample <= 1:
+            yield "sample", "expected a share from 0 to 1"
+
+
+class Tracing(Part, frozen=True):
+    """Where spans of requests are sent, by OTLP over HTTP; needs the extra `tracing`."""
+
+    endpoint: Endpoint
+    """Of the collector; without a path, `/v1/traces`."""
+    sample: float = 1
+    """The share of the traces that begin here; of others whoever began them has decided."""
+    headers: dict[str, str] = {}
+    """Sent with the spans, for collectors that ask for a key."""
+    service_name: str = "tensor-gateway"
+
+    def problems(self) -> Iterator[Problem]:
+        """A share is from 0 to 1, and headers can be sent."""
+        if not 0 <= self.sample <= 1:
+            yield "sample", "expected a share from 0 to 1"
+        if not self.service_name:
+            yield "service_name", "expected a name"
+        for header, text in self.headers.items():
+            if not HEADER_NAME.fullmatch(header):
+                yield f"headers.{shortened(header)}", "invalid header name"
+            elif not text.isprintable() or not text.isascii():
+                yield f"headers.{shortened(header)}", "invalid header value: expected printable ASCII characters"
+
+    def warnings(self) -> Iterator[Problem]:
+        """Collectors have a port for each of the two forms of OTLP."""
+        if urlsplit(self.endpoint).port == 4317:
+            yield "endpoint", "4317 is usually the port of OTLP over gRPC; that of OTLP over HTTP, used here, is 4318"
 
 
 class Compression(Part, frozen=True):
@@ -460,6 +495,9 @@ class Config(Part, frozen=True):
     compression: Compression = Compression()
     recover_header_length: bool = True
     logging: Logging = Logging()
+    trusted_proxies: list[ProxyNetwork] = []
+    """From these, `X-Forwarded-For` and the like are believed."""
+    tracing: Tracing | None = None
     routes: list[Route] = []
     hidden: list[str] = []
     """The paths of the values that came from outside the file; no key of the file sets it."""
@@ -522,6 +560,11 @@ class Config(Part, frozen=True):
             yield "admin", "open to other machines, without TLS and tokens: it shows metrics and the configuration"
         if self.access.tokens_file is not None and self.tls is None and not self.listen.is_local:
             yield "access.tokens_file", "without `tls`, anyone on the network can read the tokens"
+        for index, network in enumerate(self.trusted_proxies):
+            if network.is_everybody:
+                yield f"trusted_proxies[{index}]", "every client may say that it is another: name only the proxies"
+            elif network == "unix" and not self.listen.is_unix:
+                yield f"trusted_proxies[{index}]", "without effect: `listen` is no unix: address"
         for name, backend in self.backends.items():
             if self.access.tokens_file is not None and (backend.sticky.header or "").lower() in TOKEN_HEADERS:
                 yield (

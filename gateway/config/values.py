@@ -112,6 +112,17 @@ class FilePath(str):
     __slots__ = ()
 
 
+class ProxyNetwork(str):
+    """The address of a proxy before the gateway, a network of such, or `unix`: whoever uses a `unix:` listener."""
+
+    __slots__ = ()
+
+    @property
+    def is_everybody(self) -> bool:
+        """Whether every address of a family is in it."""
+        return self.endswith("/0")
+
+
 class Sticky(str):
     """What keeps requests on one endpoint: `none`, `sequence_id` or `header:NAME`."""
 
@@ -286,6 +297,16 @@ def _file_path(value: Any, base: Path) -> FilePath:
     return FilePath(base / value)
 
 
+def _proxy_network(value: Any, base: Path) -> ProxyNetwork:
+    if value == "unix":
+        return ProxyNetwork(value)
+    try:
+        return ProxyNetwork(ipaddress.ip_network(value if isinstance(value, str) else ""))
+    except ValueError:
+        expected = "expected an address, a network such as 10.0.0.0/8 (with zeros behind its length), or unix"
+        raise ValueError(expected) from None
+
+
 def _sticky(value: Any, base: Path) -> Sticky:
     kind, _, name = value.partition(":") if isinstance(value, str) else ("", "", "")
     if value not in ("none", "sequence_id") and not (kind == "header" and HEADER_NAME.fullmatch(name)):
@@ -300,6 +321,7 @@ READERS: dict[type, Callable[[Any, Path], Any]] = {
     Address: _address,
     Endpoint: _endpoint,
     FilePath: _file_path,
+    ProxyNetwork: _proxy_network,
     Sticky: _sticky,
 }
 """How each kind is read from what YAML gave, with the folder that paths are relative to.

@@ -3,7 +3,7 @@
 Here: names and sets of them. Not here: what the bodies are.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Protocol
 
 from gateway.headers import Headers
@@ -28,6 +28,8 @@ HOP_BY_HOP = frozenset(
 # Made anew for the backend: its host, the framing of its body, who the client was, and the name of the request, which
 # the caller adds, as it does with the length.
 _NOT_TO_BACKEND = HOP_BY_HOP | {"host", "content-length", "expect", "x-forwarded-for", "x-request-id"}
+# What proxies say of the client, besides X-Forwarded-For: of others it is dropped.
+_SAID_BY_PROXIES = frozenset({"forwarded", "x-forwarded-host", "x-forwarded-proto"})
 # These describe the client's body, which the gateway has inflated or turned into JSON.
 _OF_THE_BODY = frozenset(
     {
@@ -98,7 +100,11 @@ class Asking(Protocol):
 
     @property
     def peer(self) -> str:
-        """The client's address, or `UNIX_PEER`."""
+        """The address of whoever has connected, or `UNIX_PEER`."""
+
+    @property
+    def is_from_proxy(self) -> bool:
+        """Whether the peer is a trusted proxy, which says who the client is; what others say of it is replaced."""
 
     @property
     def scheme(self) -> str:
@@ -112,16 +118,20 @@ class Asking(Protocol):
 class BackendHeaders:
     """Makes the headers that one backend gets from those of a client's request."""
 
-    def __init__(self, set_: Mapping[str, str], remove: Iterable[str]) -> None:
-        """*set_* and *remove* are the backend's `headers` in the configuration."""
+    def __init__(self, set_: Mapping[str, str], remove: Iterable[str], replaced: Iterable[str] = ()) -> None:
+        """*set_* and *remove* are the backend's `headers` in the configuration.
+
+        *replaced* are fields (lower case) of which each attempt has its own.
+        """
         self._set = list(set_.items())
         removed = frozenset(name.lower() for name in [*set_, *remove])
         self._removed = removed
-        self._not_relayed = _NOT_TO_BACKEND | removed
-        self._not_read = _NOT_TO_BACKEND | removed | _CODING
-        self._not_inflated = _NOT_TO_BACKEND | removed | _OF_THE_BODY
-        self._not_transcoded = _NOT_TO_BACKEND | removed | _OF_THE_BODY | _CODING
-        self._not_metadata = self._not_transcoded | _OF_ONE_ANSWER | _OF_ONE_REQUEST
+        never = _NOT_TO_BACKEND | removed | frozenset(replaced)
+        self._not_relayed = _Dropped(never)
+        self._not_read = _Dropped(never | _CODING)
+        self._not_inflated = _Dropped(never | _OF_THE_BODY)
+        self._not_transcoded = _Dropped(never | _OF_THE_BODY | _CODING)
+        self._not_metadata = _Dropped(never | _OF_THE_BODY | _CODING | _OF_ONE_ANSWER | _OF_ONE_REQUEST)
         self._names_client = "x-forwarded-for" not in removed
         self._names_scheme = "x-forwarded-proto" not in removed
         self._names_host = "x-forwarded-host" not in removed
@@ -161,7 +171,7 @@ class BackendHeaders:
         if not self._names_client:
             return []
         hop = "" if client.peer == UNIX_PEER else client.peer
-        if "x-forwarded-for" in client.headers.first:
+        if client.is_from_proxy:
             hop = ", ".join(filter(None, (client.headers.joined("x-forwarded-for"), hop)))
         return [("X-Forwarded-For", hop)] if hop else []
 
@@ -173,24 +183,34 @@ class BackendHeaders:
         """For a health probe, which no client has asked for: *user_agent* says who asks."""
         return self._added(("User-Agent", user_agent), _IDENTITY)
 
-    def _crossing(self, client: Asking, dropped: frozenset[str]) -> Fields:
+    def _crossing(self, client: Asking, dropped: "_Dropped") -> Fields:
         """The client's fields but *dropped*, and who it is."""
         return self._of_head(client, dropped) + self.hop(client)
 
-    def _of_head(self, client: Asking, dropped: frozenset[str]) -> Fields:
+    def _of_head(self, client: Asking, dropped: "_Dropped") -> Fields:
         """The client's fields but *dropped*, and where it has sent them."""
         headers = client.headers
-        first = headers.first
-        fields = _without(headers, dropped)
-        if self._names_scheme and "x-forwarded-proto" not in first:
+        fields = _without(headers, dropped.of_proxy if client.is_from_proxy else dropped.of_others)
+        said: Container[str] = headers.first if client.is_from_proxy else ()
+        if self._names_scheme and "x-forwarded-proto" not in said:
             fields.append(("X-Forwarded-Proto", client.scheme))
-        if self._names_host and client.host and "x-forwarded-host" not in first:
+        if self._names_host and client.host and "x-forwarded-host" not in said:
             fields.append(("X-Forwarded-Host", client.host))
         return fields
 
     def _added(self, *fields: tuple[str, str]) -> Fields:
         """What the configuration sets, and *fields* unless it sets or removes them."""
         return self._set + [field for field in fields if field[0].lower() not in self._removed]
+
+
+class _Dropped:
+    """Fields that stay behind, of requests of trusted proxies and of all others."""
+
+    __slots__ = ("of_others", "of_proxy")
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.of_proxy = names
+        self.of_others = names | _SAID_BY_PROXIES
 
 
 def relayed_to_client(backend: Headers) -> Fields:

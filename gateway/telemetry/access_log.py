@@ -6,6 +6,7 @@ times as much as the line itself. Not here: where lines go (`log_writer`).
 
 import asyncio
 import logging
+import random
 import re
 import time
 from collections.abc import Callable
@@ -51,9 +52,12 @@ class AccessLine(msgspec.Struct, gc=False):
     route: str
     backend: str
     endpoint: str | None
+    upstream_connection: Literal["new", "reused"] | None
+    """Of the last attempt; None if it had none."""
     attempts: int
     status: int
     reason: str | None
+    blame: str | None
     detail: str | None
     client_request_bytes: int
     upstream_request_bytes: int
@@ -64,6 +68,8 @@ class AccessLine(msgspec.Struct, gc=False):
     codec_seconds: float
     queue_seconds: float
     request_id: str
+    trace_id: str | msgspec.UnsetType = msgspec.UNSET
+    """Only where requests are traced."""
 
 
 class AccessLog:
@@ -72,7 +78,9 @@ class AccessLog:
     Lines that wait are one message of the logger, in their order. An exchange that failed lets none wait.
     """
 
-    def __init__(self, style: Literal["json", "text"]) -> None:
+    def __init__(self, style: Literal["json", "text"], sample: float = 1) -> None:
+        """*sample* is the share of exchanges without an error of which a line is written; errors always have one."""
+        self._sample = sample
         self._encode = _json_line if style == "json" else _text_line
         self._log = logging.getLogger("gateway.access")
         self._clock = _Clock()
@@ -83,6 +91,8 @@ class AccessLog:
 
     def record(self, exchange: Exchange) -> None:
         """Write the line of a finished exchange; called on the event loop."""
+        if self._sample < 1 and exchange.error is None and random.random() >= self._sample:  # noqa: S311  no secret
+            return
         line = _access_line(exchange, self._clock.now())
         encoded = self._encode(line)
         if len(encoded) >= LINE_BYTES:
@@ -182,16 +192,17 @@ def _has_failed(exchange: Exchange) -> bool:
 
 
 def _access_line(exchange: Exchange, time_: str) -> AccessLine:
-    endpoint = None
+    endpoint = is_reused = None
     n_attempts = request_bytes = response_bytes = 0
     upstream_s = queue_s = 0.0
     for attempt in exchange.attempts:
-        endpoint = attempt.endpoint
+        endpoint, is_reused = attempt.endpoint, attempt.is_reused
         n_attempts += not attempt.is_metadata
         request_bytes += attempt.request_bytes
         response_bytes += attempt.response_bytes
         upstream_s += attempt.seconds
         queue_s += attempt.queue_s or 0.0
+    error, trace = exchange.error, exchange.trace
     return AccessLine(
         time=time_,
         client=exchange.client,
@@ -201,9 +212,11 @@ def _access_line(exchange: Exchange, time_: str) -> AccessLine:
         route=exchange.route,
         backend=exchange.backend,
         endpoint=endpoint,
+        upstream_connection=None if is_reused is None else "reused" if is_reused else "new",
         attempts=n_attempts,
         status=exchange.status,
-        reason=exchange.error.label if exchange.error is not None else None,
+        reason=error.label if error is not None else None,
+        blame=blame_of(error, exchange.status).value if error is not None else None,
         detail=_shortened(exchange.detail, DETAIL_CHARACTERS) or None,
         client_request_bytes=exchange.client_request_bytes,
         upstream_request_bytes=request_bytes,
@@ -214,6 +227,7 @@ def _access_line(exchange: Exchange, time_: str) -> AccessLine:
         codec_seconds=_to_microseconds(exchange.request_codec_s + exchange.response_codec_s),
         queue_seconds=_to_microseconds(queue_s),
         request_id=exchange.request_id,
+        trace_id=trace.trace_id if trace is not None else msgspec.UNSET,
     )
 
 
@@ -237,6 +251,8 @@ def _text_line(line: AccessLine) -> bytes:
     """`key=value` pairs; values that could break a line or a pair are quoted as JSON strings."""
     pairs = []
     for key, value in msgspec.structs.asdict(line).items():
+        if value is msgspec.UNSET:
+            continue
         text = "-" if value is None else str(value)
         if not (text.isprintable() and _PLAIN(text)):
             text = msgspec.json.encode(text).decode()

@@ -1,5 +1,6 @@
 """Listeners on a socket in the file system: who may connect, what becomes of stale files, and who the client is."""
 
+import json
 import os
 import signal
 import socket
@@ -103,12 +104,14 @@ async def test_a_failed_start_leaves_the_living_file_of_another(path: Path) -> N
             assert (await client.exchange(GET)).status == 200
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_a_gateway_serves_at_a_path_and_the_backend_is_told_no_address(path: Path, workers: int) -> None:
+@pytest.mark.parametrize(("workers", "trusted", "client"), [(1, "", "unix"), (2, "", "unix"), (1, "unix", "10.0.0.1")])
+async def test_a_gateway_serves_at_a_path_and_the_backend_is_told_no_address(
+    path: Path, workers: int, trusted: str, client: str
+) -> None:
     config = path.with_name("gateway.yaml")
     async with counting() as backend:
         config.write_text(
-            f"workers: {workers}\nlisten: unix:{path}\nadmin: 127.0.0.1:0\n"
+            f"workers: {workers}\nlisten: unix:{path}\nadmin: 127.0.0.1:0\ntrusted_proxies: [{trusted}]\n"
             f"backends: {{a: {{endpoints: ['{backend.url}']}}}}\n"
         )
         make_stale(path)
@@ -121,17 +124,19 @@ async def test_a_gateway_serves_at_a_path_and_the_backend_is_told_no_address(pat
                 assert second.returncode == 1
                 assert f"cannot listen on unix:{path}: address already in use" in errors.decode()
             async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path), force_close=True)) as session:
-                client = Client(session, None, "http://x", admin)  # type: ignore[arg-type]
+                asking = Client(session, None, "http://x", admin)  # type: ignore[arg-type]
                 for _ in range(20):
-                    reply = await client.infer_binary(HEADER, X.tobytes(), model="m")
+                    reply = await asking.infer_binary(HEADER, X.tobytes(), model="m")
                     assert (reply.status, reply.binary) == (200, X.tobytes())
-                await client.request("GET", "/v2", headers={"X-Forwarded-For": "10.0.0.1"})
+                await asking.request("GET", "/v2", headers={"X-Forwarded-For": "10.0.0.1"})
             assert backend.seen[0].values("X-Forwarded-For") == []
-            assert backend.seen[-1].values("X-Forwarded-For") == ["10.0.0.1"]
+            assert backend.seen[-1].values("X-Forwarded-For") == (["10.0.0.1"] if trusted else [])
             serve.send_signal(signal.SIGTERM)
             out, errors = await serve.communicate()
             assert serve.returncode == 0, errors
-            assert b'"client":"unix"' in out
+            clients = [json.loads(line)["client"] for line in out.splitlines()]
+            assert clients[:-1] == ["unix"] * 20
+            assert clients[-1] == client
         assert not path.exists()
 
 

@@ -60,6 +60,7 @@ class Asked:
     peer: str = "p"
     scheme: str = "http"
     host: str = "h"
+    is_from_proxy: bool = False
 
 
 def headers(set_: dict[str, str] | None = None, *remove: str) -> BackendHeaders:
@@ -92,16 +93,34 @@ def test_the_configuration_sets_and_removes_whatever_the_client_or_the_gateway_s
     assert fields == [*TRACE, *ASKED, *PARTIAL, *WHERE, ("X-A", "3"), ("content-type", "x")]
 
 
-def test_forwarded_headers_of_a_proxy_before_the_gateway_are_continued() -> None:
-    client = Headers(
-        [("X-Forwarded-For", "a"), ("X-Forwarded-For", "b"), ("X-Forwarded-Proto", "https"), ("X-Forwarded-Host", "o")]
-    )
-    assert headers().relayed_uncoded(Asked(client)) == [
-        ("X-Forwarded-Proto", "https"),
-        ("X-Forwarded-Host", "o"),
-        ("X-Forwarded-For", "a, b, p"),
-        *UNCODED,
-    ]
+SAID = [
+    ("X-Forwarded-For", "a"),
+    ("X-Forwarded-For", "b"),
+    ("Forwarded", "for=a"),
+    ("X-Forwarded-Proto", "https"),
+    ("X-Forwarded-Host", "o"),
+]
+
+
+def test_what_a_trusted_proxy_says_of_the_client_is_continued() -> None:
+    asked = Asked(Headers(SAID), is_from_proxy=True)
+    assert headers().relayed_uncoded(asked) == [*SAID[2:], ("X-Forwarded-For", "a, b, p"), *UNCODED]
+    assert headers().transcoded(asked) == [*SAID[2:], *JSON, *UNCODED, ("X-Forwarded-For", "a, b, p")]
+    assert headers().relayed_uncoded(Asked(Headers([]), is_from_proxy=True)) == [*FORWARDED, *UNCODED]
+
+
+def test_what_anybody_else_says_of_the_client_is_replaced() -> None:
+    others = [("x_forwarded_for", "a"), ("X_Forwarded_Proto", "https"), ("x-forwarded_host", "o")]
+    for said in (SAID, others):
+        assert headers().relayed_uncoded(Asked(Headers(said))) == [*FORWARDED, *UNCODED]
+        assert headers().transcoded(Asked(Headers(said))) == [*WHERE, *JSON, *UNCODED, *HOP]
+
+
+def test_fields_of_which_each_attempt_has_its_own_stay_behind() -> None:
+    made = BackendHeaders({}, [], ("traceparent",))
+    for make in (made.relayed, made.relayed_uncoded, made.inflated, made.transcoded, made.metadata):
+        assert TRACE[0] not in make(Asked(CLIENT))
+    assert made.lets_pass("traceparent")
 
 
 @pytest.mark.parametrize("cross", [relayed_to_client, transcoded_to_client])
@@ -130,14 +149,15 @@ def test_no_other_spelling_carries_what_stays_behind(name: str) -> None:
 def test_no_connection_header_takes_away_what_proxies_have_said() -> None:
     said = [("X-Forwarded-Proto", "https"), ("X-Forwarded-Host", "a"), ("Forwarded", "for=b"), ("Via", "1.1 c")]
     named = ", ".join(name for name, _ in said)
-    fields = headers().relayed(Asked(Headers([("Connection", named), *said])))
+    fields = headers().relayed(Asked(Headers([("Connection", named), *said]), is_from_proxy=True))
     assert fields == [*said, ("X-Forwarded-For", "p"), *UNCODED]
 
 
 def test_a_client_without_an_address_is_no_hop() -> None:
     assert headers().relayed(Asked(Headers([]), peer=UNIX_PEER)) == [*WHERE, *UNCODED]
     behind_a_proxy = Headers([("X-Forwarded-For", "a"), ("X-Forwarded-For", "b")])
-    fields = headers().relayed(Asked(behind_a_proxy, peer=UNIX_PEER))
+    assert headers().relayed(Asked(behind_a_proxy, peer=UNIX_PEER)) == [*WHERE, *UNCODED]
+    fields = headers().relayed(Asked(behind_a_proxy, peer=UNIX_PEER, is_from_proxy=True))
     assert fields == [*WHERE, ("X-Forwarded-For", "a, b"), *UNCODED]
 
 

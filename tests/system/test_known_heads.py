@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,11 +13,11 @@ import pytest
 
 from gateway.config import parse
 from gateway.process.application import Application
-from tests.conftest import HEADER_LENGTH
+from tests.conftest import HEADER_LENGTH, access_lines
 from tests.system.scripted import CountingBackend, RawReply, Seen, Wire, counting, echo, head_of, infer_header, wire
 
 X = np.array([1, 2], np.int64)
-LISTENERS = "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nlogging: {access: none}\n"
+LISTENERS = "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\n"
 
 
 def message(array: np.ndarray = X, headers: dict[str, object] | None = None, identity: str = "") -> bytes:
@@ -87,9 +88,45 @@ async def test_each_client_is_named_by_its_own_address() -> None:
                 reader, writer = await asyncio.open_connection(sock=connection)
                 for _ in range(2):
                     await asked(Wire(reader, writer), message(headers={"X-Forwarded-For": "10.0.0.1"}))
-                    assert backend.seen[-1].values("x-forwarded-for") == [f"10.0.0.1, {address}"]
+                    assert backend.seen[-1].values("x-forwarded-for") == [address]
                 writer.close()
         assert knows_heads(gateway)
+
+
+async def test_only_what_a_trusted_proxy_says_of_a_client_is_passed_on_by_known_heads_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The head is the same but for values that are left open, and for whoever sends it."""
+    caplog.set_level(logging.INFO, "gateway.access")
+    wanted = []
+    async with counting() as backend, serving(f"{before(backend)}trusted_proxies: [127.0.0.2]\n") as gateway:
+        host, port = gateway.listen_url.removeprefix("http://").split(":")
+        for number, address in enumerate(("127.0.0.1", "127.0.0.2") * 4):
+            with socket.create_connection((host, int(port)), source_address=(address, 0)) as connection:
+                connection.setblocking(False)
+                reader, writer = await asyncio.open_connection(sock=connection)
+                for client in (f"10.0.0.{number}", f"10.0.1.{number}"):
+                    said: dict[str, object] = {
+                        "X-Forwarded-For": client,
+                        "Forwarded": f"for={client}",
+                        "X-Forwarded-Proto": "https",
+                    }
+                    await asked(Wire(reader, writer), message(headers=said))
+                    seen = backend.seen[-1]
+                    names = ("x-forwarded-for", "forwarded", "x-forwarded-proto")
+                    if address == "127.0.0.2":
+                        assert [seen.values(name) for name in names] == [
+                            [f"{client}, {address}"],
+                            [f"for={client}"],
+                            ["https"],
+                        ]
+                        wanted.append(client)
+                    else:
+                        assert [seen.values(name) for name in names] == [[address], [], ["http"]]
+                        wanted.append(address)
+                writer.close()
+        assert knows_heads(gateway)
+    assert [json.loads(line)["client"] for line in access_lines(caplog)] == wanted
 
 
 async def test_what_a_reload_changes_holds_for_the_next_request(tmp_path: Path) -> None:

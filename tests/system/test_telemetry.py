@@ -207,9 +207,11 @@ async def test_access_log_as_json_has_every_field(server: JsonServer, caplog: py
         "route",
         "backend",
         "endpoint",
+        "upstream_connection",
         "attempts",
         "status",
         "reason",
+        "blame",
         "detail",
         "client_request_bytes",
         "upstream_request_bytes",
@@ -222,12 +224,13 @@ async def test_access_log_as_json_has_every_field(server: JsonServer, caplog: py
         "request_id",
     ]
     assert (good["status"], good["reason"], good["request_id"], good["model"]) == (200, None, "abc", "identity")
-    assert (good["endpoint"], good["attempts"]) == (server.url, 1)
+    assert good["blame"] is None
+    assert (good["endpoint"], good["attempts"], good["upstream_connection"]) == (server.url, 1, "new")
     assert good["upstream_request_bytes"] == server.request_bytes
     assert 0 < good["codec_seconds"] < good["seconds"]
     assert 0 < good["upstream_seconds"] < good["seconds"]
-    assert (bad["status"], bad["reason"], bad["model"]) == (400, "malformed_request", "q")
-    assert (bad["endpoint"], bad["attempts"]) == (None, 0)
+    assert (bad["status"], bad["reason"], bad["blame"], bad["model"]) == (400, "malformed_request", "client", "q")
+    assert (bad["endpoint"], bad["attempts"], bad["upstream_connection"]) == (None, 0, None)
     assert bad["detail"] == "empty request body"
     assert bad["request_id"]
 

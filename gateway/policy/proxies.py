@@ -1,0 +1,80 @@
+"""Which peers are proxies that may say who the client is, and who it is by what they say (`trusted_proxies`).
+
+Here: addresses and chains of them. Not here: which headers go to backends (`crossing`).
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterable
+
+MAX_HOPS = 32
+"""How many addresses of `X-Forwarded-For` are looked at, from its end. Of a longer chain of trusted proxies the last
+address that was looked at counts as the client's."""
+
+MAX_REMEMBERED = 1024
+"""For how many peers it is remembered whether they are trusted."""
+
+# An address alone, in brackets, or with a port; in quotes as well, as `Forwarded` has them.
+_ENTRY = re.compile(r'"?(?:\[([0-9A-Fa-f:.]+)\](?::[0-9]{1,5})?|([0-9.]+)(?::[0-9]{1,5})?|([0-9A-Fa-f:.]+))"?')
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class TrustedProxies:
+    """The proxies before the gateway."""
+
+    def __init__(self, networks: Iterable[str]) -> None:
+        """*networks* are addresses, networks, and other names of peers, such as `unix`, each for itself."""
+        self._networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
+        self._names = set()
+        for network in networks:
+            try:
+                self._networks.append(ipaddress.ip_network(network))
+            except ValueError:
+                self._names.add(network)
+        self._remembered: dict[str, bool] = {}
+
+    def trusts(self, peer: str) -> bool:
+        """Whether *peer*, as the socket names it, is one of them."""
+        known = self._remembered.get(peer)
+        if known is None:
+            if len(self._remembered) >= MAX_REMEMBERED:
+                self._remembered.clear()
+            # the zone of a link-local address is this machine's own word for a network card
+            address = _address(peer.partition("%")[0])
+            known = peer in self._names or (address is not None and self._holds(address))
+            self._remembered[peer] = known
+        return known
+
+    def client_of(self, peer: str, forwarded_for: str) -> str:
+        """The client's address behind the trusted *peer*, by the whole of `X-Forwarded-For`, joined with commas.
+
+        Each proxy appends the address that it was asked by, so the client is the last that is not a trusted proxy; what
+        stands before it, anybody may have written. If all are trusted, it is the first. Where an entry is no address
+        (`unknown`, a made-up name), the proxy behind it is the last that is known.
+        """
+        client = peer
+        for entry in reversed(forwarded_for.rsplit(",", MAX_HOPS)):
+            text = entry.strip()
+            if not text:
+                continue  # RFC 9110 section 5.6.1: empty elements of a list count for nothing
+            found = _ENTRY.fullmatch(text)
+            address = _address(found[found.lastindex or 0]) if found is not None else None
+            if address is None:
+                break
+            client = str(address)
+            if not self._holds(address):
+                break
+        return client
+
+    def _holds(self, address: _Address) -> bool:
+        return any(address in network for network in self._networks)
+
+
+def _address(text: str) -> _Address | None:
+    """The address in *text*; that of IPv4 where IPv6 stands around it, as for sockets that take both."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address

@@ -1,0 +1,57 @@
+"""W3C Trace Context (Level 1): the trace that a request is part of, in `traceparent` and `tracestate`.
+
+Here: reading, continuing and beginning traces. Not here: spans (`telemetry.spans`), and where random bits come from.
+"""
+
+import re
+
+import msgspec
+
+from gateway.headers import Headers
+
+TRACE_HEADERS = ("traceparent", "tracestate")
+
+NEW_TRACE_BITS = 192
+"""How many random bits a new trace takes: 128 for its id, 64 for that of its first span."""
+
+_SAMPLED = 0x01
+# Later versions may have more behind the flags; ff is none.
+_PARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-[!-~]*)?")
+
+
+class Trace(msgspec.Struct, frozen=True, gc=False):
+    """The trace of one request; ids are in lower-case hexadecimal."""
+
+    trace_id: str
+    span_id: str
+    """Of the gateway's own span for the request."""
+    is_sampled: bool
+    """Whether spans are recorded."""
+    parent_id: str = ""
+    """Of the client's span; empty if the trace begins here."""
+    state: str = ""
+    """`tracestate`, as it came."""
+
+    def fields(self, span_id: str) -> list[tuple[str, str]]:
+        """What a backend gets that is asked as part of the span *span_id*."""
+        fields = [("traceparent", f"00-{self.trace_id}-{span_id}-{'01' if self.is_sampled else '00'}")]
+        if self.state:
+            fields.append(("tracestate", self.state))
+        return fields
+
+
+def trace_of(headers: Headers, bits: int, share: float) -> Trace:
+    """The trace of a request with *headers*, with ids from *bits*, which are `NEW_TRACE_BITS` random ones.
+
+    Where the client has begun it, it has decided whether it is sampled; *share* is that of traces that begin here. What
+    is no `traceparent`, and more than one, is as none, and then `tracestate` is not passed on.
+    """
+    span_id = f"{bits >> 128 or 1:016x}"
+    given = headers.all("traceparent") if "traceparent" in headers.first else ()
+    parent = _PARENT.fullmatch(given[0]) if len(given) == 1 else None
+    if parent is not None and (parent[1] != "00" or parent[5] is None):
+        is_sampled = bool(int(parent[4], 16) & _SAMPLED)
+        return Trace(parent[2], span_id, is_sampled, parent[3], headers.joined("tracestate"))
+    trace_id = bits & (1 << 128) - 1 or 1
+    # by the id, so that all who sample by its last 56 bits decide alike
+    return Trace(f"{trace_id:032x}", span_id, trace_id & (1 << 56) - 1 < share * (1 << 56))

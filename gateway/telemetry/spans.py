@@ -1,0 +1,245 @@
+"""The spans of a request, made of its finished exchange, and their way to a collector (OpenTelemetry, OTLP over HTTP).
+
+One span of kind server for the request; under it one of kind client for each attempt, and one for the codec's work on
+the request and on the answer. Names follow OpenTelemetry's conventions for HTTP; those that are our own begin with
+`tensor_gateway.`. Imported only where tracing is configured (`tracing`). Not here: ids, and which traces are sampled.
+"""
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+
+from gateway import __version__, config
+from gateway.errors import Blame, blame_of
+from gateway.exchange import Attempt, Exchange, new_span_id
+from gateway.policy.trace_context import Trace
+
+QUEUE_SPANS = 8192
+"""How many spans wait for the collector, about four to a request; beyond it the oldest are dropped."""
+
+BATCH_SPANS = 512
+"""How many are sent at once."""
+
+SEND_EVERY_S = 1.0
+"""How long spans wait for others."""
+
+EXPORT_S = 5.0
+"""How long the collector may take for a batch, with all that is tried again; beyond it the batch is dropped."""
+
+DETAIL_CHARACTERS = 512
+"""How much of an error's text stands in a span's status."""
+
+_SCOPE = InstrumentationScope("tensor-gateway", __version__)
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_UNSET = Status()
+# Paths of the protocol with the names in them left out: a name of few values, as `http.route` has to be.
+_MODEL_PATH = re.compile(
+    r"(.*/models)/[^/]+(/versions/[^/]+)?(/(?:infer|generate|generate_stream|ready|stats|config))?"
+)
+_OTHER_PATHS = frozenset({"/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/v2/repository/index"})
+
+Attributes = dict[str, str | int | float | bool]
+
+
+class SpanExport:
+    """Sends spans of requests to a collector, from a thread of its own."""
+
+    def __init__(self, settings: config.Tracing) -> None:
+        """Connects only when there are spans."""
+        endpoint = settings.endpoint if urlsplit(settings.endpoint).path else f"{settings.endpoint}/v1/traces"
+        exporter = OTLPSpanExporter(endpoint, headers=settings.headers, timeout=EXPORT_S)
+        self._processor = BatchSpanProcessor(exporter, QUEUE_SPANS, SEND_EVERY_S * 1000, BATCH_SPANS)
+        self._resource = Resource.create(
+            {"service.name": settings.service_name, "service.version": __version__, "process.pid": os.getpid()}
+        )
+
+    def add(self, exchange: Exchange) -> None:
+        """Queue the spans of a finished *exchange* that has a trace."""
+        trace = exchange.trace
+        assert trace is not None
+        spans = _Spans(exchange, trace, self._resource)
+        for span in spans.all():
+            self._processor.on_end(span)
+
+    def close(self) -> None:
+        """Send what waits, and wait for that."""
+        self._processor.shutdown()  # type: ignore[no-untyped-call]
+
+
+class _Spans:
+    """Those of one exchange. `ReadableSpan` is made by itself, since a span that is started has other ids and times."""
+
+    def __init__(self, exchange: Exchange, trace: Trace, resource: Resource) -> None:
+        self._exchange = exchange
+        self._resource = resource
+        self._trace_id = int(trace.trace_id, 16)
+        self._state = TraceState.from_header([trace.state]) if trace.state else None
+        self._own = self._context(trace.span_id)
+        self._parent = self._context(trace.parent_id, is_remote=True) if trace.parent_id else None
+        # between the wall clock and the two that the exchange's times are of
+        now_ns = time.time_ns()
+        self._loop_ns = now_ns - time.monotonic_ns()
+        self._codec_ns = now_ns - time.perf_counter_ns()
+        self._start_ns = self._at(exchange.started_s)
+        self._end_ns = self._at(exchange.started_s + exchange.seconds)
+
+    def all(self) -> list[ReadableSpan]:
+        """In the order in which they are sent: where the request's own has come, all have."""
+        exchange = self._exchange
+        spans = []
+        n_earlier = 0
+        for attempt in exchange.attempts:
+            spans.append(self._attempt(attempt, n_earlier))
+            n_earlier += not attempt.is_metadata
+        for direction, work_s, at_s, until_s in (
+            ("request", exchange.request_codec_s, exchange.request_codec_at_s, exchange.request_codec_until_s),
+            ("response", exchange.response_codec_s, exchange.response_codec_at_s, exchange.response_codec_until_s),
+        ):
+            if at_s:
+                spans.append(self._codec(direction, work_s, at_s, max(until_s, at_s + work_s)))
+        spans.append(self._request())
+        return spans
+
+    def _request(self) -> ReadableSpan:
+        exchange = self._exchange
+        path = exchange.path.partition("?")[0]
+        route = _route_of(path) if exchange.route != "none" else None
+        attributes: Attributes = {
+            "http.request.method": exchange.method,
+            "url.scheme": exchange.scheme,
+            "url.path": path,
+            "client.address": exchange.client,
+            "http.request.body.size": exchange.client_request_bytes,
+            "http.response.body.size": exchange.client_response_bytes,
+            "tensor_gateway.request_id": exchange.request_id,
+            "tensor_gateway.route": exchange.route,
+            "tensor_gateway.backend": exchange.backend,
+        }
+        if route is not None:
+            attributes["http.route"] = route
+        if exchange.model is not None:
+            attributes["tensor_gateway.model"] = exchange.model
+        if exchange.status:
+            attributes["http.response.status_code"] = exchange.status
+        status = _UNSET
+        if exchange.error is not None:
+            blame = blame_of(exchange.error, exchange.status)
+            attributes["error.type"] = attributes["tensor_gateway.reason"] = exchange.error.label
+            attributes["tensor_gateway.blame"] = blame.value
+            if blame is not Blame.CLIENT:
+                status = Status(StatusCode.ERROR, exchange.detail[:DETAIL_CHARACTERS] or None)
+        name = exchange.method if route is None else f"{exchange.method} {route}"
+        return ReadableSpan(
+            name,
+            self._own,
+            self._parent,
+            self._resource,
+            attributes,
+            kind=SpanKind.SERVER,
+            status=status,
+            start_time=self._start_ns,
+            end_time=self._end_ns,
+            instrumentation_scope=_SCOPE,
+        )
+
+    def _attempt(self, attempt: Attempt, n_earlier: int) -> ReadableSpan:
+        exchange = self._exchange
+        method = "GET" if attempt.is_metadata else exchange.method
+        endpoint = urlsplit(attempt.endpoint)
+        attributes: Attributes = {
+            "http.request.method": method,
+            "url.full": f"{endpoint.scheme}://{endpoint.netloc}{attempt.target}",
+            "server.address": endpoint.hostname or "",
+            "server.port": endpoint.port or (443 if endpoint.scheme == "https" else 80),
+            "http.request.body.size": attempt.request_bytes,
+            "http.response.body.size": attempt.response_bytes,
+            "tensor_gateway.backend": exchange.backend,
+            "tensor_gateway.endpoint": attempt.endpoint,
+        }
+        if n_earlier and not attempt.is_metadata:
+            attributes["http.request.resend_count"] = n_earlier
+        if attempt.queue_s:
+            attributes["tensor_gateway.queue_seconds"] = attempt.queue_s
+        if attempt.first_byte_s is not None:
+            attributes["tensor_gateway.first_byte_seconds"] = attempt.first_byte_s
+        if attempt.is_reused is not None:
+            attributes["tensor_gateway.connection"] = "reused" if attempt.is_reused else "new"
+        has_failed = True
+        if attempt.code.isdecimal():
+            attributes["http.response.status_code"] = int(attempt.code)
+            has_failed = attempt.code >= "400"
+        failure = attempt.repeated_for or (attempt.code if has_failed else "")
+        if failure:
+            attributes["error.type"] = failure
+        return self._inside(
+            method,
+            attempt.span_id or new_span_id(),
+            SpanKind.CLIENT,
+            attributes,
+            self._at(attempt.started_s),
+            self._at(attempt.started_s + attempt.seconds),
+            Status(StatusCode.ERROR) if failure else _UNSET,
+        )
+
+    def _codec(self, direction: str, work_s: float, at_s: float, until_s: float) -> ReadableSpan:
+        exchange = self._exchange
+        datatypes = exchange.input_datatypes if direction == "request" else exchange.output_datatypes
+        return self._inside(
+            f"codec {direction}",
+            new_span_id(),
+            SpanKind.INTERNAL,
+            {"tensor_gateway.codec_seconds": work_s, "tensor_gateway.tensors": len(datatypes)},
+            self._codec_ns + int(at_s * 1e9),
+            self._codec_ns + int(until_s * 1e9),
+        )
+
+    def _inside(
+        self,
+        name: str,
+        span_id: str,
+        kind: SpanKind,
+        attributes: Mapping[str, str | int | float | bool],
+        start_ns: int,
+        end_ns: int,
+        status: Status = _UNSET,
+    ) -> ReadableSpan:
+        """A child of the request's span. It never reaches outside, not by rounding or because clocks are several."""
+        start_ns = min(max(start_ns, self._start_ns), self._end_ns)
+        return ReadableSpan(
+            name,
+            self._context(span_id),
+            self._own,
+            self._resource,
+            attributes,
+            kind=kind,
+            status=status,
+            start_time=start_ns,
+            end_time=min(max(end_ns, start_ns), self._end_ns),
+            instrumentation_scope=_SCOPE,
+        )
+
+    def _context(self, span_id: str, *, is_remote: bool = False) -> SpanContext:
+        return SpanContext(self._trace_id, int(span_id, 16), is_remote, _SAMPLED, self._state)
+
+    def _at(self, loop_s: float) -> int:
+        """Nanoseconds since 1970 of a time of the event loop's clock, which is `time.monotonic`."""
+        return self._loop_ns + int(loop_s * 1e9)
+
+
+def _route_of(path: str) -> str | None:
+    """*path* with the names in it left out; None if it is none of the protocol."""
+    if path in _OTHER_PATHS:
+        return path
+    found = _MODEL_PATH.fullmatch(path)
+    if found is None:
+        return None
+    return f"{found[1]}/{{model}}{'/versions/{version}' if found[2] else ''}{found[3] or ''}"

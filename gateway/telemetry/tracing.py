@@ -1,0 +1,101 @@
+"""Tracing (`tracing` in the configuration): gives requests their traces, and hands finished ones over to be sent.
+
+OpenTelemetry is imported only where `tracing` is configured, and is an extra. Not here: what the spans of a request are
+(`spans`), and what goes over the wire (`policy.trace_context`).
+"""
+
+import asyncio
+import logging
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.util import find_spec
+
+from gateway import config
+from gateway.errors import ConfigError
+from gateway.exchange import Exchange
+from gateway.headers import Headers
+from gateway.policy.quiet import OncePerInterval
+from gateway.policy.trace_context import NEW_TRACE_BITS, Trace, trace_of
+
+FLUSH_S = 3.0
+"""How long spans that wait may take to be sent at the end."""
+
+REASON_CHARACTERS = 300
+"""The longest reason that is logged when spans cannot be sent."""
+
+_MISSING = "needs OpenTelemetry, which is not installed: pip install 'tensor-gateway[tracing]'"
+
+log = logging.getLogger("gateway")
+
+
+def tracing_problems(configured: config.Config) -> Iterator[tuple[str, str]]:
+    """What keeps `tracing` from working: the path of the key, and the reason."""
+    if configured.tracing is not None and not _is_installed():
+        yield "tracing", _MISSING
+
+
+def _is_installed() -> bool:
+    try:
+        return all(map(find_spec, ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")))
+    except ModuleNotFoundError:
+        return False
+
+
+class Tracing:
+    """Traces requests as *settings* say, until `close`."""
+
+    def __init__(self, settings: config.Tracing) -> None:
+        """Raises `ConfigError` if the extra is not installed."""
+        if not _is_installed():
+            raise ConfigError(f"tracing: {_MISSING}")
+        from gateway.telemetry.spans import SpanExport  # noqa: PLC0415  an extra, and half a second of imports
+
+        self.settings = settings
+        self._complaints = _Complaints(settings.endpoint)
+        logging.getLogger("opentelemetry").addHandler(self._complaints)
+        logging.getLogger("opentelemetry").propagate = False
+        self._export = SpanExport(settings)
+
+    def begin(self, headers: Headers) -> Trace:
+        """The trace of a request with *headers*."""
+        return trace_of(headers, random.getrandbits(NEW_TRACE_BITS), self.settings.sample)
+
+    def record(self, exchange: Exchange) -> None:
+        """Let the spans of a finished *exchange* be sent, if its trace is sampled. Never waits."""
+        if exchange.trace is not None and exchange.trace.is_sampled:
+            self._export.add(exchange)
+
+    async def close(self) -> None:
+        """Send what waits, as far as that is possible within `FLUSH_S`."""
+        loop = asyncio.get_running_loop()
+        flushed = asyncio.Event()
+
+        def flush() -> None:
+            self._export.close()
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(flushed.set)
+
+        # a daemon, so that a collector that does not answer cannot keep the process from ending
+        threading.Thread(target=flush, name="last spans", daemon=True).start()
+        try:
+            await asyncio.wait_for(flushed.wait(), FLUSH_S)
+        except TimeoutError:
+            log.warning("tracing: spans were dropped: %s did not take them in time", self.settings.endpoint)
+        logging.getLogger("opentelemetry").removeHandler(self._complaints)
+
+
+class _Complaints(logging.Handler):
+    """Makes one line a minute of what OpenTelemetry logs of every batch that fails and every span that is dropped."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(logging.WARNING)
+        self._endpoint = endpoint
+        self._once = OncePerInterval()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log the first of a minute; called with the handler's lock, by the thread that sends too."""
+        if self._once.allows("", record.created):
+            reason = " ".join(record.getMessage().split())[:REASON_CHARACTERS]
+            log.warning("tracing: spans may be lost, %s does not take them: %s", self._endpoint, reason)
