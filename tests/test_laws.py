@@ -115,8 +115,8 @@ def test_every_module_says_what_does_not_live_in_it(module: str) -> None:
 
 
 def documented_metrics() -> set[str]:
-    readme = (ROOT / "README.md").read_text()
-    return set(re.findall(r"^\| `(\w+)` \|", readme, re.MULTILINE))
+    page = (ROOT / "docs/operations.md").read_text()
+    return set(re.findall(r"^\| `(\w+)` \| (?:counter|gauge|histogram) \|", page, re.MULTILINE))
 
 
 def built_metrics() -> set[str]:
@@ -127,7 +127,7 @@ def built_metrics() -> set[str]:
     return names
 
 
-def test_the_readme_lists_exactly_the_metrics_that_exist() -> None:
+def test_the_docs_list_exactly_the_metrics_that_exist() -> None:
     assert documented_metrics() == built_metrics()
 
 
@@ -192,24 +192,6 @@ def test_dependencies_say_why_they_are_there() -> None:
         block = re.search(rf"^{name} = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
         assert block is not None
         assert all("#" in line for line in block[1].splitlines())
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "CONTRIBUTING.md",
-        "SECURITY.md",
-        "docs/protocol.md",
-        "docs/architecture.md",
-        "docs/performance.md",
-        "deploy/README.md",
-    ],
-)
-def test_every_file_that_a_page_links_to_exists(page: str) -> None:
-    path = ROOT / page
-    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text())
-    assert not [link for link in links if "://" not in link and not (path.parent / link).exists()]
 
 
 CITATION = re.compile(
