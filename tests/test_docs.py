@@ -59,8 +59,11 @@ START_S = 60.0
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOTE = re.compile(r"<!-- (.*?) -->\n\Z")
 HEADING = re.compile(r"^#{1,6} (.*)$", re.MULTILINE)
-FOREIGN = {"apiVersion", "services", "scrape_configs", "groups", "apps"}
+FOREIGN = {"apiVersion", "components", "metadata", "services", "scrape_configs"}
 """Keys at the top of YAML that is not a configuration of the gateway: Kubernetes, compose, Prometheus."""
+
+PLACEHOLDERS = {"SHELL": "bash"}
+"""Words in a command that stand for one of a few values, with one that can be tried."""
 
 
 @dataclass
@@ -186,7 +189,9 @@ def test_readme_leads_to_every_page_for_users() -> None:
 
 
 @pytest.mark.parametrize("block", blocks("yaml"))
-def test_every_configuration_loads(block: Block) -> None:
+def test_every_configuration_loads(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in re.findall(r"\$\{(\w+)\}", block.text):
+        monkeypatch.setenv(name, "8080")  # as good as a port, a host or the name of a folder
     for document in yaml.safe_load_all(block.text):
         assert isinstance(document, dict), block.name
         if not FOREIGN & set(document):
@@ -275,9 +280,10 @@ def commands(text: str) -> list[str]:
 
 def parse(arguments: str) -> None:
     """Read *arguments* as the command does. Files that they name must exist, unless they stand for any file."""
+    words = [PLACEHOLDERS.get(word, word) for word in shlex.split(arguments)]
     make_parser: Any = getattr(cli, "parser", None) or cli._parser
     try:
-        options = make_parser().parse_args(shlex.split(arguments))
+        options = make_parser().parse_args(words)
     except SystemExit as ended:
         assert ended.code == 0, f"not a command: tensor-gateway {arguments}"
         return
