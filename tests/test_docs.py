@@ -4,7 +4,7 @@ A comment before a fenced block says what is done with it:
 
     <!-- run: demo -->           it runs as a client of a gateway in front of the embedded server, and ends with 0
     <!-- run: mlserver -->       the same in front of a real MLServer
-    <!-- run: server.py -->      the same in front of the program of that name on the page, which uvicorn serves
+    <!-- run: server.py -->      the same in front of the program of that name on the page
     <!-- run: demo; with: kserve -->   the same with the interpreter that KSERVE_PYTHON names
     <!-- file: server.py -->     it is the program of that name
     <!-- prints -->              what the block before it prints
@@ -363,19 +363,22 @@ async def backend(block: Block, folder: Path) -> AsyncIterator[str]:
             mlserver.stop()
     else:
         program = next(each for each in blocks_of(block.page) if each.notes.get("file") == kind)
-        async with served(program.text, folder) as url:
+        (folder / kind).write_text(program.text)
+        async with served(folder / kind) as url:
             yield url
 
 
 @asynccontextmanager
-async def served(program: str, folder: Path) -> AsyncIterator[str]:
-    """The URL at which uvicorn, of the environment that MLServer is installed in, serves `app` of *program*."""
-    (folder / "server.py").write_text(program)
+async def served(program: Path) -> AsyncIterator[str]:
+    """The URL of *program*: a FastAPI, by the uvicorn that MLServer has brought, or else a server of KServe's."""
     (port,) = free_ports(1)
-    python = Path(from_variable("MLSERVER")).parent / "python"
-    process = await asyncio.create_subprocess_exec(
-        python, "-m", "uvicorn", "server:app", "--port", str(port), "--log-level", "warning", cwd=folder
-    )
+    if "FastAPI" in program.read_text():
+        python = Path(from_variable("MLSERVER")).parent / "python"
+        arguments = ["-m", "uvicorn", f"{program.stem}:app", "--port", str(port), "--log-level", "warning"]
+    else:
+        python = Path(from_variable("KSERVE_PYTHON"))
+        arguments = [program.name, "--http_port", str(port), "--enable_grpc", "false"]
+    process = await asyncio.create_subprocess_exec(python, *arguments, cwd=program.parent)
     try:
         async with asyncio.timeout(START_S):
             while not is_open(port):
