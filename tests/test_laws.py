@@ -166,24 +166,6 @@ def test_dependencies_say_why_they_are_there() -> None:
         assert all("#" in line for line in block[1].splitlines())
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "CONTRIBUTING.md",
-        "SECURITY.md",
-        "docs/protocol.md",
-        "docs/architecture.md",
-        "docs/performance.md",
-        "deploy/README.md",
-    ],
-)
-def test_every_file_that_a_page_links_to_exists(page: str) -> None:
-    path = ROOT / page
-    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text())
-    assert not [link for link in links if "://" not in link and not (path.parent / link).exists()]
-
-
 CITATION = re.compile(
     r"\bprotocol(?:\.md)?,?\s+((?:sections?\s+)?\d+(?:\.\d+)?(?:(?:,| and| to| or)\s+(?:sections?\s+)?\d+(?:\.\d+)?)*)",
     re.IGNORECASE,
