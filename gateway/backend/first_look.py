@@ -168,6 +168,8 @@ class FirstLook:
                 async with asyncio.timeout(LOOK_S):
                     return await asked.finding()
             except TimeoutError:
+                if not asked.is_found:
+                    return _bad(f"its host name could not be looked up within {LOOK_S:g} s")
                 return _bad(f"no answer to GET {endpoint.base_path}/v2 within {LOOK_S:g} s")
             finally:
                 await asked.close()
@@ -202,7 +204,8 @@ class _Asked:
 
     async def finding(self) -> Finding | None:
         """Ask, and ask more where the answer needs an explanation. None if there is nothing to say."""
-        if not await self._is_found():
+        await self._find()
+        if not self.is_found:
             return None
         try:
             answer = await self._get("/v2")
@@ -219,16 +222,18 @@ class _Asked:
             return _bad("it speaks TLS there: write https:// in the endpoint")
         return await self._why_no_metadata(answer)
 
-    async def _is_found(self) -> bool:
-        """Look the host's name up; False if that fails, which `resolving` reports."""
-        if not self._endpoint.addresses:
-            try:
-                infos = await look_up(self._endpoint.host)
-            except (OSError, UnicodeError):
-                return False
-            addresses = usable_addresses(str(info[4][0]) for info in infos)
-            self._endpoint = replace(self._endpoint, addresses=addresses)
+    @property
+    def is_found(self) -> bool:
+        """Whether the addresses of its host are known."""
         return bool(self._endpoint.addresses)
+
+    async def _find(self) -> None:
+        """Look the host's name up; why that fails is reported by `resolving`."""
+        if not self.is_found:
+            with suppress(OSError, UnicodeError):
+                infos = await look_up(self._endpoint.host)
+                addresses = usable_addresses(str(info[4][0]) for info in infos)
+                self._endpoint = replace(self._endpoint, addresses=addresses)
 
     async def _get(self, path: str) -> Answer:
         """The answer to `GET` *path*. Raises `GatewayError`, `LostError` and `NotHttpError`."""

@@ -323,6 +323,15 @@ async def test_what_is_no_http_server(
     assert words in text
 
 
+async def test_a_name_server_that_does_not_answer(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_look, "LOOK_S", 0.2)
+    monkeypatch.setattr(first_look, "look_up", lambda host: asyncio.sleep(60))
+    await look("http://slow.example")
+    assert said(caplog) == [("WARNING", "http://slow.example: its host name could not be looked up within 0.2 s")]
+
+
 async def test_an_interim_answer_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
     async def script(connection: Connection) -> None:
         await connection.read_request()
