@@ -13,19 +13,21 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
+import orjson
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from gateway.config import Config, parse
 from gateway.demo import JsonServer
-from tests.conftest import HEADER_LENGTH, require_tool, tensor
+from tests.conftest import HEADER_LENGTH, Connection, lying, require_tool, tensor
 from tests.system.gateway_process import START_S, GatewayProcess
 
 ROOT = Path(__file__).parent.parent
@@ -459,9 +461,9 @@ async def started(pod: GatewayPod, server: JsonServer, folder: Path) -> AsyncIte
         await process.wait()
 
 
-async def until(condition: Callable[[], Any]) -> None:
+async def until(condition: Callable[[], Any], within_s: float = START_S) -> None:
     """Wait until the coroutine function *condition* says true."""
-    async with asyncio.timeout(START_S):
+    async with asyncio.timeout(within_s):
         while not await condition():
             await asyncio.sleep(0.05)
 
@@ -535,6 +537,69 @@ async def test_pod_that_goes_is_not_ready_but_serves_while_others_learn_it(
         assert time.monotonic() - terminated_s < pod.config.shutdown.delay, "too slow to have tested anything"
         assert await gateway.ended() == 0
         assert time.monotonic() - terminated_s < pod.spec["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["sidecar"])
+async def test_gateway_that_is_full_stays_within_the_memory_of_its_container(
+    form: str, pod: GatewayPod, server: JsonServer, tmp_path: Path
+) -> None:
+    """Requests fill most of `in_flight_bytes`, answers are as large, and clients read nothing until all are there."""
+    size = 8 * MIB
+    n_requests = pod.config.limits.in_flight_bytes * 3 // 4 // size
+    array = np.random.default_rng(1).random((1, size // 4), dtype=np.float32)
+    data = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+    answer = b'{"model_name":"m","outputs":[{"name":"x","datatype":"FP32","shape":[1,%d],"data":' % (size // 4)
+    all_came = asyncio.Event()
+    came: list[Connection] = []
+
+    async def echo(connection: Connection) -> None:
+        while True:
+            await connection.read_request()
+            if connection.head.startswith(b"GET"):  # a probe of `health`
+                await connection.answer(b"{}")
+                continue
+            came.append(connection)
+            if len(came) == n_requests:
+                all_came.set()
+            await all_came.wait()
+            await connection.answer(answer + data + b"}]}")
+
+    outputs = [{"name": "x", "parameters": {"binary_data": True}}]
+    header = json.dumps({"inputs": [tensor("x", array, "FP32")], "outputs": outputs}).encode()
+    head = (
+        f"POST /v2/models/m/infer HTTP/1.1\r\nHost: test\r\nConnection: close\r\n{HEADER_LENGTH}: {len(header)}\r\n"
+        f"Content-Length: {len(header) + size}\r\n\r\n"
+    )
+    async with lying(echo) as backend, AsyncExitStack() as stack:
+        server.url = backend.url
+        gateway = await stack.enter_async_context(started(pod, server, tmp_path / "etc"))
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        await until(lambda: succeeded(session, gateway, pod))
+        port = port_of(gateway.url)
+        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(n_requests)]
+        for _, writer in clients:
+            writer.writelines([head.encode(), header, array.tobytes()])
+
+        async def all_are_held() -> bool:
+            held = await gateway.held(session)
+            return held["in_flight_bytes"] > 2 * n_requests * size * 0.95
+
+        await until(all_are_held, within_s=120.0)
+        status = Path(f"/proc/{gateway.pid}/status").read_text()
+        peak = int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
+        limits = replace(pod.config.limits, in_flight_bytes=n_requests * size, concurrent_requests=n_requests)
+        assert (
+            peak
+            < memory_bytes(replace(pod.config, limits=limits))
+            < quantity(pod.container["resources"]["limits"]["memory"])
+        )
+        for reader, writer in clients:
+            reply = await reader.read()
+            assert reply.startswith(b"HTTP/1.1 200 "), reply[:500]
+            assert reply.endswith(array.tobytes())
+            writer.close()
+            await writer.wait_closed()
 
 
 # ---- KServe's arguments
