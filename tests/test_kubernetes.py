@@ -47,7 +47,7 @@ Object = dict[str, Any]
 FORMS = {
     "front": ["ConfigMap", "Deployment", "HorizontalPodAutoscaler", "NetworkPolicy", "PodDisruptionBudget", "Service",
               "ServiceAccount"],
-    "sidecar": ["ConfigMap", "Deployment", "NetworkPolicy", "Service"],
+    "sidecar": ["ConfigMap", "ConfigMap", "Deployment", "NetworkPolicy", "Service"],
     "kserve": ["ConfigMap", "InferenceService", "NetworkPolicy", "PodDisruptionBudget"],
 }  # fmt: skip
 each_form = pytest.mark.parametrize("form", FORMS)
@@ -70,8 +70,21 @@ def rendered(form: str) -> list[Object]:
 
 
 def the(form: str, kind: str) -> Object:
-    (found,) = (each for each in rendered(form) if each["kind"] == kind)
+    (found,) = (each for each in rendered(form) if each["kind"] == kind and "settings.json" not in each.get("data", {}))
     return found
+
+
+def servers_settings() -> Object:
+    """The settings of MLServer beside the sidecar."""
+    (found,) = (each for each in rendered("sidecar") if "settings.json" in each.get("data", {}))
+    settings: Object = json.loads(found["data"]["settings.json"])
+    return settings
+
+
+def servers_container() -> Object:
+    containers = the("sidecar", "Deployment")["spec"]["template"]["spec"]["containers"]
+    (found,) = (each for each in containers if each["name"] == "mlserver")
+    return dict(found)
 
 
 def as_kserve_deploys(service: Object) -> Object:
@@ -352,21 +365,25 @@ def test_nothing_in_flight_is_cut_off_when_a_pod_goes(form: str, pod: GatewayPod
     assert "lifecycle" not in pod.container  # `shutdown.delay` does what a preStop would
 
 
-def test_server_beside_the_sidecar_goes_on_until_the_gateway_takes_no_more(of_kserve: None) -> None:
-    deployment = the("sidecar", "Deployment")
-    (server,) = (each for each in deployment["spec"]["template"]["spec"]["containers"] if each["name"] == "mlserver")
+def test_server_beside_the_sidecar_goes_on_until_the_gateway_takes_no_more() -> None:
     config = parse(the("sidecar", "ConfigMap")["data"]["gateway.yaml"])
-    assert server["lifecycle"]["preStop"]["sleep"]["seconds"] >= config.shutdown.delay + MARGIN_S
+    assert servers_container()["lifecycle"]["preStop"]["sleep"]["seconds"] >= config.shutdown.delay + MARGIN_S
 
 
-def test_server_beside_the_sidecar_listens_where_the_gateway_looks(of_kserve: None) -> None:
-    deployment = the("sidecar", "Deployment")
-    (server,) = (each for each in deployment["spec"]["template"]["spec"]["containers"] if each["name"] == "mlserver")
-    ports = {each["name"]: int(each["value"]) for each in server["env"] if each["name"].endswith("_PORT")}
+def test_server_beside_the_sidecar_listens_where_the_gateway_looks() -> None:
     config = parse(the("sidecar", "ConfigMap")["data"]["gateway.yaml"])
-    assert config.backends["default"].endpoints == [f"http://127.0.0.1:{ports['MLSERVER_HTTP_PORT']}"]
-    assert server["ports"][0]["containerPort"] == ports["MLSERVER_HTTP_PORT"]
-    assert not set(ports.values()) & {port_of(config.listen), port_of(config.admin)}
+    settings, server = servers_settings(), servers_container()
+    assert config.backends["default"].endpoints == [f"http://127.0.0.1:{settings['http_port']}"]
+    assert server["ports"] == [{"name": "server", "containerPort": settings["http_port"], "protocol": "TCP"}]
+    assert settings["http_port"] not in {port_of(config.listen), port_of(config.admin)}
+    # it takes the place of the one in the image, which says 8080
+    image_of_server = (ROOT / "deploy" / "mlserver" / "Dockerfile").read_text()
+    folder = re.search(r"^WORKDIR (\S+)\nCOPY settings.json ", image_of_server, flags=re.MULTILINE)
+    assert folder is not None
+    (mount,) = server["volumeMounts"]
+    assert (mount["mountPath"], mount["subPath"]) == (f"{folder[1]}/settings.json", "settings.json")
+    said_by_image = json.loads((ROOT / "deploy" / "mlserver" / "settings.json").read_text())
+    assert {**said_by_image, "http_port": settings["http_port"]} == settings
 
 
 def memory_bytes(config: Config) -> int:
