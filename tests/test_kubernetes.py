@@ -386,6 +386,45 @@ def test_server_beside_the_sidecar_listens_where_the_gateway_looks() -> None:
     assert {**said_by_image, "http_port": settings["http_port"]} == settings
 
 
+def test_component_adds_the_gateway_to_any_server_with_the_label(tmp_path: Path) -> None:
+    labels = {"tensor-gateway": "sidecar"}
+    pod_labels = {"app": "mine"}
+    container = {"name": "server", "image": "mine:1", "ports": [{"name": "http1", "containerPort": 8000}]}
+    template = {"metadata": {"labels": pod_labels}, "spec": {"containers": [container]}}
+    objects: list[Object] = [
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": name, "labels": chosen},
+            "spec": {"selector": {"matchLabels": pod_labels}, "template": template},
+        }
+        for name, chosen in (("mine", labels), ("other", {}))
+    ]
+    ports = [{"port": 80, "targetPort": 8000}, {"port": 81, "targetPort": 8001}]
+    objects.append(
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "mine", "labels": labels},
+            "spec": {"selector": pod_labels, "ports": ports},
+        }
+    )
+    (tmp_path / "my-server.yaml").write_text(yaml.safe_dump_all(objects))
+    page_block = next(
+        each for each in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL) if "my-server" in each
+    )
+    beside = os.path.relpath(KUBERNETES, tmp_path.resolve())
+    (tmp_path / "kustomization.yaml").write_text(page_block.replace("../", f"{beside}/"))
+    made = {(each["kind"], each["metadata"]["name"]): each for each in kustomize(tmp_path)}
+    assert [each["name"] for each in containers_of(made["Deployment", "mine"])] == ["tensor-gateway", "server"]
+    assert [each["name"] for each in containers_of(made["Deployment", "other"])] == ["server"]
+    assert [each["targetPort"] for each in made["Service", "mine"]["spec"]["ports"]] == [8080, 8001]
+
+
+def containers_of(deployment: Object) -> list[Object]:
+    return list(deployment["spec"]["template"]["spec"]["containers"])
+
+
 def memory_bytes(config: Config) -> int:
     """What a gateway may need, by the formula of docs/kubernetes.md."""
     limits = config.limits
