@@ -281,7 +281,7 @@ def commands(text: str) -> list[str]:
 def parse(arguments: str) -> None:
     """Read *arguments* as the command does. Files that they name must exist, unless they stand for any file."""
     words = [PLACEHOLDERS.get(word, word) for word in shlex.split(arguments)]
-    make_parser: Any = getattr(cli, "parser", None) or cli._parser
+    make_parser: Any = cli.parser
     try:
         options = make_parser().parse_args(words)
     except SystemExit as ended:

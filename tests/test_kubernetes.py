@@ -13,19 +13,21 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
+import orjson
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from gateway.config import Config, parse
 from gateway.demo import JsonServer
-from tests.conftest import HEADER_LENGTH, require_tool, tensor
+from tests.conftest import HEADER_LENGTH, Connection, lying, require_tool, tensor
 from tests.system.gateway_process import START_S, GatewayProcess
 
 ROOT = Path(__file__).parent.parent
@@ -45,7 +47,7 @@ Object = dict[str, Any]
 FORMS = {
     "front": ["ConfigMap", "Deployment", "HorizontalPodAutoscaler", "NetworkPolicy", "PodDisruptionBudget", "Service",
               "ServiceAccount"],
-    "sidecar": ["ConfigMap", "Deployment", "NetworkPolicy", "Service"],
+    "sidecar": ["ConfigMap", "ConfigMap", "Deployment", "NetworkPolicy", "Service"],
     "kserve": ["ConfigMap", "InferenceService", "NetworkPolicy", "PodDisruptionBudget"],
 }  # fmt: skip
 each_form = pytest.mark.parametrize("form", FORMS)
@@ -68,8 +70,21 @@ def rendered(form: str) -> list[Object]:
 
 
 def the(form: str, kind: str) -> Object:
-    (found,) = (each for each in rendered(form) if each["kind"] == kind)
+    (found,) = (each for each in rendered(form) if each["kind"] == kind and "settings.json" not in each.get("data", {}))
     return found
+
+
+def servers_settings() -> Object:
+    """The settings of MLServer beside the sidecar."""
+    (found,) = (each for each in rendered("sidecar") if "settings.json" in each.get("data", {}))
+    settings: Object = json.loads(found["data"]["settings.json"])
+    return settings
+
+
+def servers_container() -> Object:
+    containers = the("sidecar", "Deployment")["spec"]["template"]["spec"]["containers"]
+    (found,) = (each for each in containers if each["name"] == "mlserver")
+    return dict(found)
 
 
 def as_kserve_deploys(service: Object) -> Object:
@@ -350,21 +365,64 @@ def test_nothing_in_flight_is_cut_off_when_a_pod_goes(form: str, pod: GatewayPod
     assert "lifecycle" not in pod.container  # `shutdown.delay` does what a preStop would
 
 
-def test_server_beside_the_sidecar_goes_on_until_the_gateway_takes_no_more(of_kserve: None) -> None:
-    deployment = the("sidecar", "Deployment")
-    (server,) = (each for each in deployment["spec"]["template"]["spec"]["containers"] if each["name"] == "mlserver")
+def test_server_beside_the_sidecar_goes_on_until_the_gateway_takes_no_more() -> None:
     config = parse(the("sidecar", "ConfigMap")["data"]["gateway.yaml"])
-    assert server["lifecycle"]["preStop"]["sleep"]["seconds"] >= config.shutdown.delay + MARGIN_S
+    assert servers_container()["lifecycle"]["preStop"]["sleep"]["seconds"] >= config.shutdown.delay + MARGIN_S
 
 
-def test_server_beside_the_sidecar_listens_where_the_gateway_looks(of_kserve: None) -> None:
-    deployment = the("sidecar", "Deployment")
-    (server,) = (each for each in deployment["spec"]["template"]["spec"]["containers"] if each["name"] == "mlserver")
-    ports = {each["name"]: int(each["value"]) for each in server["env"] if each["name"].endswith("_PORT")}
+def test_server_beside_the_sidecar_listens_where_the_gateway_looks() -> None:
     config = parse(the("sidecar", "ConfigMap")["data"]["gateway.yaml"])
-    assert config.backends["default"].endpoints == [f"http://127.0.0.1:{ports['MLSERVER_HTTP_PORT']}"]
-    assert server["ports"][0]["containerPort"] == ports["MLSERVER_HTTP_PORT"]
-    assert not set(ports.values()) & {port_of(config.listen), port_of(config.admin)}
+    settings, server = servers_settings(), servers_container()
+    assert config.backends["default"].endpoints == [f"http://127.0.0.1:{settings['http_port']}"]
+    assert server["ports"] == [{"name": "server", "containerPort": settings["http_port"], "protocol": "TCP"}]
+    assert settings["http_port"] not in {port_of(config.listen), port_of(config.admin)}
+    # it takes the place of the one in the image, which says 8080
+    image_of_server = (ROOT / "deploy" / "mlserver" / "Dockerfile").read_text()
+    folder = re.search(r"^WORKDIR (\S+)\nCOPY settings.json ", image_of_server, flags=re.MULTILINE)
+    assert folder is not None
+    (mount,) = server["volumeMounts"]
+    assert (mount["mountPath"], mount["subPath"]) == (f"{folder[1]}/settings.json", "settings.json")
+    said_by_image = json.loads((ROOT / "deploy" / "mlserver" / "settings.json").read_text())
+    assert {**said_by_image, "http_port": settings["http_port"]} == settings
+
+
+def test_component_adds_the_gateway_to_any_server_with_the_label(tmp_path: Path) -> None:
+    labels = {"tensor-gateway": "sidecar"}
+    pod_labels = {"app": "mine"}
+    container = {"name": "server", "image": "mine:1", "ports": [{"name": "http1", "containerPort": 8000}]}
+    template = {"metadata": {"labels": pod_labels}, "spec": {"containers": [container]}}
+    objects: list[Object] = [
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": name, "labels": chosen},
+            "spec": {"selector": {"matchLabels": pod_labels}, "template": template},
+        }
+        for name, chosen in (("mine", labels), ("other", {}))
+    ]
+    ports = [{"port": 80, "targetPort": 8000}, {"port": 81, "targetPort": 8001}]
+    objects.append(
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "mine", "labels": labels},
+            "spec": {"selector": pod_labels, "ports": ports},
+        }
+    )
+    (tmp_path / "my-server.yaml").write_text(yaml.safe_dump_all(objects))
+    page_block = next(
+        each for each in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL) if "my-server" in each
+    )
+    beside = os.path.relpath(KUBERNETES, tmp_path.resolve())
+    (tmp_path / "kustomization.yaml").write_text(page_block.replace("../", f"{beside}/"))
+    made = {(each["kind"], each["metadata"]["name"]): each for each in kustomize(tmp_path)}
+    assert [each["name"] for each in containers_of(made["Deployment", "mine"])] == ["tensor-gateway", "server"]
+    assert [each["name"] for each in containers_of(made["Deployment", "other"])] == ["server"]
+    assert [each["targetPort"] for each in made["Service", "mine"]["spec"]["ports"]] == [8080, 8001]
+
+
+def containers_of(deployment: Object) -> list[Object]:
+    return list(deployment["spec"]["template"]["spec"]["containers"])
 
 
 def memory_bytes(config: Config) -> int:
@@ -459,9 +517,9 @@ async def started(pod: GatewayPod, server: JsonServer, folder: Path) -> AsyncIte
         await process.wait()
 
 
-async def until(condition: Callable[[], Any]) -> None:
+async def until(condition: Callable[[], Any], within_s: float = START_S) -> None:
     """Wait until the coroutine function *condition* says true."""
-    async with asyncio.timeout(START_S):
+    async with asyncio.timeout(within_s):
         while not await condition():
             await asyncio.sleep(0.05)
 
@@ -535,6 +593,69 @@ async def test_pod_that_goes_is_not_ready_but_serves_while_others_learn_it(
         assert time.monotonic() - terminated_s < pod.config.shutdown.delay, "too slow to have tested anything"
         assert await gateway.ended() == 0
         assert time.monotonic() - terminated_s < pod.spec["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["sidecar"])
+async def test_gateway_that_is_full_stays_within_the_memory_of_its_container(
+    form: str, pod: GatewayPod, server: JsonServer, tmp_path: Path
+) -> None:
+    """Requests fill most of `in_flight_bytes`, answers are as large, and clients read nothing until all are there."""
+    size = 8 * MIB
+    n_requests = pod.config.limits.in_flight_bytes * 3 // 4 // size
+    array = np.random.default_rng(1).random((1, size // 4), dtype=np.float32)
+    data = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+    answer = b'{"model_name":"m","outputs":[{"name":"x","datatype":"FP32","shape":[1,%d],"data":' % (size // 4)
+    all_came = asyncio.Event()
+    came: list[Connection] = []
+
+    async def echo(connection: Connection) -> None:
+        while True:
+            await connection.read_request()
+            if connection.head.startswith(b"GET"):  # a probe of `health`
+                await connection.answer(b"{}")
+                continue
+            came.append(connection)
+            if len(came) == n_requests:
+                all_came.set()
+            await all_came.wait()
+            await connection.answer(answer + data + b"}]}")
+
+    outputs = [{"name": "x", "parameters": {"binary_data": True}}]
+    header = json.dumps({"inputs": [tensor("x", array, "FP32")], "outputs": outputs}).encode()
+    head = (
+        f"POST /v2/models/m/infer HTTP/1.1\r\nHost: test\r\nConnection: close\r\n{HEADER_LENGTH}: {len(header)}\r\n"
+        f"Content-Length: {len(header) + size}\r\n\r\n"
+    )
+    async with lying(echo) as backend, AsyncExitStack() as stack:
+        server.url = backend.url
+        gateway = await stack.enter_async_context(started(pod, server, tmp_path / "etc"))
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        await until(lambda: succeeded(session, gateway, pod))
+        port = port_of(gateway.url)
+        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(n_requests)]
+        for _, writer in clients:
+            writer.writelines([head.encode(), header, array.tobytes()])
+
+        async def all_are_held() -> bool:
+            held = await gateway.held(session)
+            return held["in_flight_bytes"] > 2 * n_requests * size * 0.95
+
+        await until(all_are_held, within_s=120.0)
+        status = Path(f"/proc/{gateway.pid}/status").read_text()
+        peak = int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
+        limits = replace(pod.config.limits, in_flight_bytes=n_requests * size, concurrent_requests=n_requests)
+        assert (
+            peak
+            < memory_bytes(replace(pod.config, limits=limits))
+            < quantity(pod.container["resources"]["limits"]["memory"])
+        )
+        for reader, writer in clients:
+            reply = await reader.read()
+            assert reply.startswith(b"HTTP/1.1 200 "), reply[:500]
+            assert reply.endswith(array.tobytes())
+            writer.close()
+            await writer.wait_closed()
 
 
 # ---- KServe's arguments
