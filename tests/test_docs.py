@@ -62,9 +62,6 @@ HEADING = re.compile(r"^#{1,6} (.*)$", re.MULTILINE)
 FOREIGN = {"apiVersion", "components", "metadata", "services", "scrape_configs"}
 """Keys at the top of YAML that is not a configuration of the gateway: Kubernetes, compose, Prometheus."""
 
-PLACEHOLDERS = {"SHELL": "bash"}
-"""Words in a command that stand for one of a few values, with one that can be tried."""
-
 
 @dataclass
 class Block:
@@ -281,10 +278,9 @@ def commands(text: str) -> list[str]:
 
 def parse(arguments: str) -> None:
     """Read *arguments* as the command does. Files that they name must exist, unless they stand for any file."""
-    words = [PLACEHOLDERS.get(word, word) for word in shlex.split(arguments)]
     make_parser: Any = getattr(cli, "parser", None) or cli._parser
     try:
-        options = make_parser().parse_args(words)
+        options = make_parser().parse_args(shlex.split(arguments))
     except SystemExit as ended:
         assert ended.code == 0, f"not a command: tensor-gateway {arguments}"
         return
@@ -306,7 +302,7 @@ async def test_every_command_can_be_typed(block: Block) -> None:
         assert set(extra.split(",")) <= set(extras)
 
 
-@each_page
+@pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_in_a_sentence_can_be_typed(page: Path) -> None:
     for span in spans(page):
         for arguments in commands(span):
