@@ -278,7 +278,7 @@ def commands(text: str) -> list[str]:
 
 def parse(arguments: str) -> None:
     """Read *arguments* as the command does. Files that they name must exist, unless they stand for any file."""
-    make_parser: Any = getattr(cli, "parser", None) or cli._parser
+    make_parser: Any = vars(cli).get("parser") or vars(cli)["_parser"]
     try:
         options = make_parser().parse_args(shlex.split(arguments))
     except SystemExit as ended:
