@@ -117,8 +117,8 @@ class Engine:
         run(self._debootstrap, "--variant=minbase", f"--include={BASE_PACKAGES}", suite, root, *debian_mirror())
         found = run("chroot", root, "python", "-V").split()[1]
         assert found.startswith(f"{python}."), f"{name} has Python {python}, and Debian {suite} has {found}"
-        for path in [*root.glob("var/cache/apt/archives/*.deb"), *root.glob("var/lib/apt/lists/*_*")]:
-            path.unlink()
+        for path in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale"):  # slim has none either
+            shutil.rmtree(root / path)
         self.buildah("commit", "--rm", container, f"docker.io/library/{name}")
 
     def build(self, command: list[str], tag: str) -> Image:
