@@ -2,7 +2,7 @@
 
 Finished exchanges wait to be counted together. Those with the same labels are sorted out, and each number is taken of
 all of them in one step; then each metric of the library is updated once for all. Either alone would cost about as much
-as the whole does now. The names and labels are promised to operators (README, "Monitoring").
+as the whole does now. The names and labels are promised to operators, in the table of the documentation.
 
 Histograms have classic buckets: the library writes no native ones, and its files of several processes could not hold
 them. There are no exemplars: those files drop them, the usual text format cannot carry them, and the access log already
@@ -29,15 +29,12 @@ from gateway.config import Limits
 from gateway.errors import ErrorKind, blame_of
 from gateway.exchange import Attempt, Exchange, Format
 from gateway.policy.ejection import FAILURES
+from gateway.telemetry.exposition import PART_SAMPLES
 from gateway.telemetry.histogram import BatchHistogram
 from gateway.telemetry.processes import ProcessCollector
 
 MAX_WAITING = 192
 """The most exchanges that wait to be added up: with 200 models that holds the loop for half a millisecond."""
-
-PART_SAMPLES = 100
-"""About how many samples are collected in one go. To collect and write them takes 0.8 ms; 200 models on ten routes have
-43,000, which would hold the loop for 0.3 s."""
 
 MAX_MODELS = 200
 """The most models with a label of their own; the others share the label `other`."""

@@ -271,9 +271,6 @@ async def test_every_query_of_the_dashboard_and_of_the_alerts_has_data(watched: 
     assert [text for text in texts if "error" in text.lower() and "template" in text] == []
     blamed = await watched.prometheus.get("query", query="sum by (blame) (tensor_gateway_errors_total) > 0")
     assert {sample["metric"]["blame"] for sample in blamed["result"]} == {"client", "backend", "gateway"}
-
-
-async def test_a_gateway_that_has_ended_is_noticed(watched: Watched) -> None:
     down = next(alert["expr"] for alert in ALERTS if alert["alert"] == "TensorGatewayDown")
     assert not await watched.prometheus.has_data(down)
     watched.gateway.terminate()
