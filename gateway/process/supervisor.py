@@ -278,6 +278,7 @@ class Supervisor:
             if self._is_draining:
                 return
             log.error("worker %d died with code %d; it is replaced", worker.pid, code)
+            self.state.workers_replaced += 1
             while True:
                 await asyncio.sleep(RESTART_S)
                 if self._is_draining:

@@ -20,7 +20,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, disable_created_metrics
-from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway import __version__
@@ -114,7 +114,7 @@ class EndpointReading(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StateCollector(Collector):
-    """Gauges that are made at the moment of the scrape: of the last reload, and of the endpoints that there are now.
+    """What is made at the moment of the scrape: of the last reload, and of the endpoints that there are now.
 
     They are no `Gauge`s, because endpoints come and go with reloads and names, and several processes know of them:
     the library's files of several processes cannot forget a label.
@@ -133,14 +133,16 @@ class StateCollector(Collector):
         self._expiries = expiries
         self._reloaded_s = time.time()
         self._is_successful = True
+        self.workers_replaced = 0
+        """How many worker processes have died and were replaced."""
 
     def reloaded(self, *, is_successful: bool) -> None:
         """A reload has been tried now."""
         self._reloaded_s = time.time()
         self._is_successful = is_successful
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The gauges of now.
+    def collect(self) -> Iterator[Metric]:
+        """The values of now.
 
         An endpoint is up if every process finds so, and ejected if one does. Of certificates the earliest counts.
         """
@@ -161,7 +163,11 @@ class StateCollector(Collector):
         earliest = dict(sorted(self._expiries(), reverse=True))  # the last of a use stays
         for use, expires_s in earliest.items():
             expiry.add_metric((use,), expires_s)
-        yield from (up, ejected, open_, successful, timestamp, expiry)
+        replaced = CounterMetricFamily(
+            "tensor_gateway_workers_replaced", "Worker processes that died and were replaced"
+        )
+        replaced.add_metric((), self.workers_replaced)
+        yield from (up, ejected, open_, successful, timestamp, expiry, replaced)
 
     def _by_endpoint(self) -> dict[tuple[str, str], list[EndpointReading]]:
         found: dict[tuple[str, str], list[EndpointReading]] = {}

@@ -4,7 +4,9 @@ import asyncio
 import datetime
 import json
 import math
+import os
 import re
+import signal
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -35,6 +37,7 @@ N_IDLE = 60
 """More connections of clients than are allowed."""
 
 PROVOKED = {
+    "TensorGatewayWorkersDie",
     "TensorGatewayReloadFailed",
     "TensorGatewayCertificateExpiresSoon",
     "TensorGatewayCertificateExpires",
@@ -218,6 +221,8 @@ async def watched(tmp_path: Path, authority: Authority, server: JsonServer) -> A
         prometheus(tmp_path, gateway.admin.removeprefix("http://")) as watching,
     ):
         await watching.until_data({"the first scrape": "up == 1"})
+        os.kill(gateway.pids()[-1], signal.SIGKILL)  # a worker
+        await gateway.saw("it is replaced")
         gateway.reload("listen: 127.0.0.1:0\nwrong: true\n")
         await gateway.saw("not reloaded")
         await open_too_many(gateway.url, context)
