@@ -83,11 +83,12 @@ _RESPONSE = ("response",)
 _NO_ROUTE = "none"
 """The route of requests that matched none."""
 
-# Every error that a request can end with: its kind, and the labels `reason` and `blame`.
-_ERRORS = {(kind, kind.label, blame_of(kind, status).value) for kind in ErrorKind for status in (400, 500)}
+# Every error that a request can end with, by its labels `reason` and `blame`.
+_ERRORS = {(kind.label, blame_of(kind, status).value): kind for kind in ErrorKind for status in (400, 500)}
 
-# How attempts end; other statuses have a series once they occur.
-_CODES = ("200", *(kind.label for kind in FAILURES))
+_FAILURES = sorted(kind.label for kind in FAILURES)
+_CODES = ("200", *_FAILURES)
+"""How attempts end; other statuses have a series once they occur."""
 
 ZEROS_AT_ONCE = 5
 """How many series of `Metrics.expect` are made in one go: 0.7 ms where they are histograms of a worker."""
@@ -304,15 +305,15 @@ class Metrics:
         for format_ in (Format.JSON, Format.OTHER) if is_matched else ():
             yield self._upstream_request, (route, format_)
             yield self._upstream_response, (route, format_)
-        for kind, reason, blame in _ERRORS:
+        for (reason, blame), kind in _ERRORS.items():
             if not (is_matched and kind is ErrorKind.NO_ROUTE):
                 yield self._errors, (route, reason, blame)
 
     def _zeros_of_backend(self, backend: str) -> Iterator[tuple[Counts | Amounts, Labels]]:
         for waiting in (self._upstream_seconds, self._first_byte_seconds, self._queue_seconds):
             yield waiting, (backend,)
-        for kind in FAILURES:
-            yield self._retries, (backend, kind.label)
+        for reason in _FAILURES:
+            yield self._retries, (backend, reason)
 
     def observe_load(self, requests: int, held_bytes: int, max_bytes: int) -> None:
         """Set the gauges of what is in flight."""
