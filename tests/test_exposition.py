@@ -12,8 +12,8 @@ from gateway.config import parse
 from gateway.exchange import Attempt, Exchange
 from gateway.process.admin import AdminListener
 from gateway.process.status import Status
-from gateway.telemetry.exposition import Exposition
-from gateway.telemetry.metrics import MAX_MODELS, PART_SAMPLES, Metrics
+from gateway.telemetry.exposition import PART_SAMPLES, Exposition
+from gateway.telemetry.metrics import MAX_MODELS, EndpointReading, Metrics
 
 N_ROUTES = 10
 CHILD_SAMPLES = 21
@@ -96,3 +96,18 @@ async def test_other_work_runs_between_the_pieces_of_a_scrape() -> None:
         beside.cancel()
         await admin.stop()
     assert len(set(turns_at_parts)) == 20
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text"])
+def test_what_is_collected_in_one_part_is_written_in_pieces_too(accept: str) -> None:
+    """As of many endpoints, and whatever comes from the files of several processes."""
+    n_endpoints = 20 * PART_SAMPLES
+    readings = [EndpointReading("b", f"http://e{each}", True, False, busy=0, idle=0) for each in range(n_endpoints)]
+    metrics = Metrics(lambda: readings)
+    exposition = Exposition(accept)
+    pieces = list(exposition.pieces(metrics.registry.collect()))
+    assert max(piece.count(b"\n") for piece in pieces) < 2 * PART_SAMPLES + CHILD_SAMPLES
+    text = b"".join(pieces)
+    assert text.count(b"\ntensor_gateway_endpoint_up{") == n_endpoints
+    assert text.count(b"# TYPE tensor_gateway_endpoint_up gauge\n") == 1
+    assert text.count(b"# EOF") == bool(accept)

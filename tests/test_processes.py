@@ -124,10 +124,12 @@ async def test_a_scrape_has_them_for_all_processes(workers: int, server: JsonSer
         limit = int(Path(f"/proc/{pids[-1]}/limits").read_text().partition("Max open files")[2].split()[0])
         assert samples["process_max_fds"] == workers * limit
         assert 0 < samples["process_cpu_seconds_total"] <= cpu_seconds(pids)
+        assert samples["tensor_gateway_workers_replaced_total"] == 0
         if workers > 1:
             os.kill(pids[-1], signal.SIGKILL)
             await gateway.saw("it is replaced")
             after = await gateway.samples(session)
+            assert after["tensor_gateway_workers_replaced_total"] == 1
             assert after["process_cpu_seconds_total"] >= samples["process_cpu_seconds_total"]
 
 

@@ -322,6 +322,7 @@ class Supervisor:
                 return
             log.error("worker %d died with code %d; it is replaced", worker.pid, code)
             self._last_death = Death(worker.pid, code, time.time())
+            self.state.workers_replaced += 1
             while True:
                 await asyncio.sleep(RESTART_S)
                 if self._is_draining:

@@ -8,6 +8,10 @@ from prometheus_client.registry import Collector
 
 _OPENMETRICS = "application/openmetrics-text"
 
+PART_SAMPLES = 100
+"""About how many samples are collected and written in one go: that takes 0.8 ms. 200 models on ten routes have 43,000,
+which would hold the loop for 0.3 s."""
+
 
 class _One(Collector):
     """Collects one metric that is there already."""
@@ -35,10 +39,22 @@ class Exposition:
         """The text of *parts*. Those of one name, which follow each other, become one metric."""
         name = None
         for part in parts:
-            text = self._encode(_One(part)).removesuffix(self._end)
-            yield text if part.name != name else _without_comments(text)
-            name = part.name
+            for slice_ in _slices(part):
+                text = self._encode(_One(slice_)).removesuffix(self._end)
+                yield text if part.name != name else _without_comments(text)
+                name = part.name
         yield self._end
+
+
+def _slices(metric: Metric) -> Iterator[Metric]:
+    """*metric* if it has few samples, else several with about `PART_SAMPLES` each; at least one."""
+    if len(metric.samples) < 2 * PART_SAMPLES:
+        yield metric
+        return
+    for start in range(0, len(metric.samples), PART_SAMPLES):
+        slice_ = Metric(metric.name, metric.documentation, metric.type, metric.unit)
+        slice_.samples = metric.samples[start : start + PART_SAMPLES]
+        yield slice_
 
 
 def _without_comments(text: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 Finished exchanges wait to be counted together. Those with the same labels are sorted out, and each number is taken of
 all of them in one step; then each metric of the library is updated once for all. Either alone would cost about as much
-as the whole does now. The names and labels are promised to operators (README, "Monitoring").
+as the whole does now. The names and labels are promised to operators, in the table of the documentation.
 
 Histograms have classic buckets: the library writes no native ones, and its files of several processes could not hold
 them. There are no exemplars: those files drop them, the usual text format cannot carry them, and the access log already
@@ -20,7 +20,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, disable_created_metrics
-from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway import __version__
@@ -29,6 +29,7 @@ from gateway.config import Limits
 from gateway.errors import ErrorKind, blame_of
 from gateway.exchange import Attempt, Exchange, Format
 from gateway.policy.ejection import FAILURES
+from gateway.telemetry.exposition import PART_SAMPLES
 from gateway.telemetry.failures import Failures
 from gateway.telemetry.histogram import BatchHistogram
 from gateway.telemetry.processes import ProcessCollector
@@ -36,10 +37,6 @@ from gateway.telemetry.recent import Recent
 
 MAX_WAITING = 192
 """The most exchanges that wait to be added up: with 200 models that holds the loop for half a millisecond."""
-
-PART_SAMPLES = 100
-"""About how many samples are collected in one go. To collect and write them takes 0.8 ms; 200 models on ten routes have
-43,000, which would hold the loop for 0.3 s."""
 
 MAX_MODELS = 200
 """The most models with a label of their own; the others share the label `other`."""
@@ -88,11 +85,12 @@ _RESPONSE = ("response",)
 _NO_ROUTE = "none"
 """The route of requests that matched none."""
 
-# Every error that a request can end with: its kind, and the labels `reason` and `blame`.
-_ERRORS = {(kind, kind.label, blame_of(kind, status).value) for kind in ErrorKind for status in (400, 500)}
+# Every error that a request can end with, by its labels `reason` and `blame`.
+_ERRORS = {(kind.label, blame_of(kind, status).value): kind for kind in ErrorKind for status in (400, 500)}
 
-# How attempts end; other statuses have a series once they occur.
-_CODES = ("200", *(kind.label for kind in FAILURES))
+_FAILURES = sorted(kind.label for kind in FAILURES)
+_CODES = ("200", *_FAILURES)
+"""How attempts end; other statuses have a series once they occur."""
 
 ZEROS_AT_ONCE = 5
 """How many series of `Metrics.expect` are made in one go: 0.7 ms where they are histograms of a worker."""
@@ -133,7 +131,7 @@ class Reload(msgspec.Struct, frozen=True):
 
 
 class StateCollector(Collector):
-    """Gauges that are made at the moment of the scrape: of the last reload, and of the endpoints that there are now.
+    """What is made at the moment of the scrape: of the last reload, and of the endpoints that there are now.
 
     They are no `Gauge`s, because endpoints come and go with reloads and names, and several processes know of them:
     the library's files of several processes cannot forget a label.
@@ -153,6 +151,8 @@ class StateCollector(Collector):
         self.last_reload: Reload | None = None
         self._reloaded_s = time.time()
         self._is_successful = True
+        self.workers_replaced = 0
+        """How many worker processes have died and were replaced."""
 
     def reloaded(self, *, is_successful: bool, words: str = "") -> None:
         """A reload has been tried now; *words*: why it failed, or what of it waits for a restart."""
@@ -160,8 +160,8 @@ class StateCollector(Collector):
         self._is_successful = is_successful
         self.last_reload = Reload(self._reloaded_s, is_successful, words)
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The gauges of now.
+    def collect(self) -> Iterator[Metric]:
+        """The values of now.
 
         An endpoint is up if every process finds so, and ejected if one does. Of certificates the earliest counts.
         """
@@ -182,7 +182,11 @@ class StateCollector(Collector):
         earliest = dict(sorted(self._expiries(), reverse=True))  # the last of a use stays
         for use, expires_s in earliest.items():
             expiry.add_metric((use,), expires_s)
-        yield from (up, ejected, open_, successful, timestamp, expiry)
+        replaced = CounterMetricFamily(
+            "tensor_gateway_workers_replaced", "Worker processes that died and were replaced"
+        )
+        replaced.add_metric((), self.workers_replaced)
+        yield from (up, ejected, open_, successful, timestamp, expiry, replaced)
 
     def _by_endpoint(self) -> dict[tuple[str, str], list[EndpointReading]]:
         found: dict[tuple[str, str], list[EndpointReading]] = {}
@@ -321,15 +325,15 @@ class Metrics:
         for format_ in (Format.JSON, Format.OTHER) if is_matched else ():
             yield self._upstream_request, (route, format_)
             yield self._upstream_response, (route, format_)
-        for kind, reason, blame in _ERRORS:
+        for (reason, blame), kind in _ERRORS.items():
             if not (is_matched and kind is ErrorKind.NO_ROUTE):
                 yield self._errors, (route, reason, blame)
 
     def _zeros_of_backend(self, backend: str) -> Iterator[tuple[Counts | Amounts, Labels]]:
         for waiting in (self._upstream_seconds, self._first_byte_seconds, self._queue_seconds):
             yield waiting, (backend,)
-        for kind in FAILURES:
-            yield self._retries, (backend, kind.label)
+        for reason in _FAILURES:
+            yield self._retries, (backend, reason)
 
     def observe_load(self, requests: int, held_bytes: int, max_bytes: int) -> None:
         """Set the gauges of what is in flight."""

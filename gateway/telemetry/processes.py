@@ -55,6 +55,7 @@ class ProcessCollector(Collector):
         """*workers* gives the ids of the processes that serve clients for this one; none: it serves them itself."""
         self._workers = workers
         self._started_s = _started_s()
+        self._cpu_s = 0.0
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of now.
@@ -68,7 +69,9 @@ class ProcessCollector(Collector):
         workers = [reading for pid in self._workers() if (reading := ProcessReading.of(pid)) is not None]
         readings = [own, *workers]
         cpu = CounterMetricFamily("process_cpu_seconds", "Processor time, user and system, of all processes")
-        cpu.add_metric((), sum(reading.cpu_s for reading in readings))
+        # a worker that ends between two readings is in neither: to Prometheus a lower count would be a new start
+        self._cpu_s = max(self._cpu_s, sum(reading.cpu_s for reading in readings))
+        cpu.add_metric((), self._cpu_s)
         yield cpu
         yield _gauge(
             "process_resident_memory_bytes",

@@ -4,10 +4,13 @@ import asyncio
 import datetime
 import json
 import math
+import os
 import re
+import signal
+import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +38,7 @@ N_IDLE = 60
 """More connections of clients than are allowed."""
 
 PROVOKED = {
+    "TensorGatewayWorkersDie",
     "TensorGatewayReloadFailed",
     "TensorGatewayCertificateExpiresSoon",
     "TensorGatewayCertificateExpires",
@@ -115,15 +119,22 @@ async def prometheus(folder: Path, target: str) -> AsyncIterator[Prometheus]:
         yield watching
 
 
-def configuration(server: str, failing: str, refusing: str, slow: str, authority: Authority) -> str:
+@pytest.fixture
+def dead() -> Iterator[str]:
+    """A URL at which connections are refused: the port is taken, and nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def configuration(server: str, failing: str, refusing: str, slow: str, dead: str, authority: Authority) -> str:
     """A gateway with every trouble: who calls which path gets it."""
-    dead = [f"http://127.0.0.1:{port}" for port in free_ports(3)]
     soon = authority.issue(not_after=datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1))
     own = authority.issue()
     backends = {
-        "good": {"endpoints": [server, dead[0]], "balance": "round_robin", "retry": {"budget": 1.0}},
-        "down": {"endpoints": [dead[1]], "health": {"interval": "100ms", "timeout": "1s", "unhealthy_after": 1}},
-        "failing": {"endpoints": [failing, dead[2]], "eject": {"failures": 1, "for": "5m"}},
+        "good": {"endpoints": [server, dead], "balance": "round_robin", "retry": {"budget": 1.0}},
+        "down": {"endpoints": [dead], "health": {"interval": "100ms", "timeout": "1s", "unhealthy_after": 1}},
+        "failing": {"endpoints": [failing, dead], "eject": {"failures": 1, "for": "5m"}},
         "refusing": {"endpoints": [refusing]},
         "slow": {"endpoints": [slow], "max_connections": 2, "queue": {"length": 2, "timeout": "10s"}},
         "secure": {
@@ -203,7 +214,7 @@ class Watched:
 
 
 @pytest.fixture
-async def watched(tmp_path: Path, authority: Authority, server: JsonServer) -> AsyncIterator[Watched]:
+async def watched(tmp_path: Path, authority: Authority, server: JsonServer, dead: str) -> AsyncIterator[Watched]:
     """A gateway in trouble, and its Prometheus."""
     require_tool("prometheus", "on Debian: apt install prometheus")
     context = authority.client_context()
@@ -212,12 +223,14 @@ async def watched(tmp_path: Path, authority: Authority, server: JsonServer) -> A
         lying(answering(b"no", "404 Nothing")) as refusing,
         lying(answer_slowly) as slow,
         gateway_process(
-            configuration(server.url, failing.url, refusing.url, slow.url, authority), tmp_path / "gateway.yaml"
+            configuration(server.url, failing.url, refusing.url, slow.url, dead, authority), tmp_path / "gateway.yaml"
         ) as gateway,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context, limit=0)) as session,
         prometheus(tmp_path, gateway.admin.removeprefix("http://")) as watching,
     ):
         await watching.until_data({"the first scrape": "up == 1"})
+        os.kill(gateway.pids()[-1], signal.SIGKILL)  # a worker
+        await gateway.saw("it is replaced")
         gateway.reload("listen: 127.0.0.1:0\nwrong: true\n")
         await gateway.saw("not reloaded")
         await open_too_many(gateway.url, context)
@@ -249,7 +262,10 @@ def test_thresholds_are_taken_off(expression: str, expected: str) -> None:
 
 async def test_every_query_of_the_dashboard_and_of_the_alerts_has_data(watched: Watched) -> None:
     chosen = {"$instance": ".*", "$route": ".*", "$backend": ".*", "$__rate_interval": "1m"}
-    queries = {"an ejection": "tensor_gateway_endpoint_ejected == 1"}
+    queries = {
+        "an ejection": "tensor_gateway_endpoint_ejected == 1",
+        "connections in use": 'tensor_gateway_upstream_connections{backend="slow", state="busy"} > 0',
+    }
     for panel in PANELS:
         for target in panel["targets"]:
             expression = re.sub(r"\$\w+", lambda found: chosen[found[0]], target["expr"])
@@ -271,9 +287,6 @@ async def test_every_query_of_the_dashboard_and_of_the_alerts_has_data(watched: 
     assert [text for text in texts if "error" in text.lower() and "template" in text] == []
     blamed = await watched.prometheus.get("query", query="sum by (blame) (tensor_gateway_errors_total) > 0")
     assert {sample["metric"]["blame"] for sample in blamed["result"]} == {"client", "backend", "gateway"}
-
-
-async def test_a_gateway_that_has_ended_is_noticed(watched: Watched) -> None:
     down = next(alert["expr"] for alert in ALERTS if alert["alert"] == "TensorGatewayDown")
     assert not await watched.prometheus.has_data(down)
     watched.gateway.terminate()
