@@ -190,6 +190,26 @@ TOO_WIDE = """
 """
 """Parts that can be seen and reach beyond the right edge."""
 
+TOO_PALE = """
+(() => {
+  const light = (color) => {
+    const [red, green, blue] = color.match(/[0-9.]+/g).map((part) => part / 255)
+      .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+  };
+  const ground = (node) => {
+    const color = node ? getComputedStyle(node).backgroundColor : "rgb(255, 255, 255)";
+    return color.startsWith("rgba") ? ground(node.parentElement) : color;
+  };
+  return [...document.querySelectorAll("body *")]
+    .filter((each) => each.offsetParent && [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim()))
+    .map((each) => [each, [light(getComputedStyle(each).color), light(ground(each))].sort((one, other) => other - one)])
+    .filter(([, [high, low]]) => (high + 0.05) / (low + 0.05) < 4.5)
+    .map(([each]) => each.outerHTML.slice(0, 200));
+})()
+"""
+"""Texts whose contrast to their background is less than WCAG's 4.5."""
+
 EACH_SIZE = [("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360), ("light", 768)]
 
 
@@ -241,6 +261,7 @@ async def test_the_page_in_trouble_and_in_health_fits_every_screen(
                 await page.value("new Promise(done => setTimeout(done, 600))")  # colours fade over
                 assert await page.value("document.documentElement.scrollWidth") <= width
                 assert await page.value(TOO_WIDE) == []
+                assert await page.value(TOO_PALE) == []
                 await page.screenshot(shots / f"trouble-{scheme}-{width}.png")
             assert_calm(page, client.admin)
 
@@ -257,6 +278,7 @@ async def test_the_page_in_trouble_and_in_health_fits_every_screen(
     async with gateway(tmp_path, f"backends: {{vision: {{endpoints: ['{server.url}'], {health}}}}}\n") as running:
         for _ in range(60):
             await running.client.infer_binary(HEADER, X.tobytes())
+        page = await new_page()
         await page.open(running.client.admin)
         await page.until("document.querySelector('#health').className.includes('ok')")
         await page.until("document.querySelector('#more').textContent.includes('60 requests')")
@@ -264,4 +286,5 @@ async def test_the_page_in_trouble_and_in_health_fits_every_screen(
             await page.look(scheme, width)
             await page.value("new Promise(done => setTimeout(done, 600))")
             await page.screenshot(shots / f"health-{scheme}-{width}.png")
-        assert page.complaints == []
+            assert await page.value(TOO_PALE) == []
+        assert_calm(page, running.client.admin)
