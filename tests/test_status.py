@@ -315,6 +315,18 @@ ONE_DOWN = [endpoint(1, is_up=False, since_s=7.0), endpoint(2)]
             Problem("warning", "gateway", "Not ready: draining"),
         ),
         (
+            judged(reading(endpoints=UP), config=parse("workers: 2\nbackends: {vision: {endpoints: ['http://e1']}}")),
+            "warning",
+            "1 of 2 workers answer",
+            Problem("warning", "gateway", "1 of 2 workers answer"),
+        ),
+        (  # said by the backend's line
+            judged(reading(endpoints=ONE_DOWN[:1]), not_ready="no backend can be used: all endpoints of a are down"),
+            "critical",
+            "vision: the endpoint is down",
+            Problem("critical", "backend", "vision: the endpoint is down", 7.0, "refused"),
+        ),
+        (
             judged(not_ready="0 of 2 workers accept"),
             "critical",
             "Not ready: 0 of 2 workers accept",

@@ -135,7 +135,7 @@ async def test_the_policy_lets_nothing_run_that_is_not_the_page_s_own(
 
 
 async def test_the_page_renews_itself_and_says_when_the_gateway_is_gone(
-    tmp_path: Path, new_page: Callable[[], Awaitable[Page]], server: JsonServer
+    tmp_path: Path, new_page: Callable[[], Awaitable[Page]], server: JsonServer, shots: Path
 ) -> None:
     async with gateway(tmp_path, f"backends: {{a: {{endpoints: ['{server.url}']}}}}\n") as running:
         page = await new_page()
@@ -156,6 +156,9 @@ async def test_the_page_renews_itself_and_says_when_the_gateway_is_gone(
                 await page.text("#stale"),
             )
             assert (await page.value("document.title")).startswith("No answer")
+            await page.look("light", 1280)
+            await page.value(FADED)
+            await page.screenshot(shots / "stale-light-1280.png")
         finally:
             os.kill(running.process.pid, signal.SIGCONT)
         await page.until("document.querySelector('#stale').hidden")
@@ -181,6 +184,9 @@ routes:
   - {name: canary, models: [ranker], split: {vision: 95, ranking: 5}}
   - {name: everything-else, path_prefix: /prod, host: api.example.com, backend: ranking}
 """
+
+FADED = "Promise.all(document.getAnimations().map((each) => each.finished.catch(() => 0))).then(() => 1)"
+"""Waits until all transitions of colours and widths are over."""
 
 TOO_WIDE = """
 [...document.querySelectorAll("main *")]
@@ -258,7 +264,7 @@ async def test_the_page_in_trouble_and_in_health_fits_every_screen(
             assert "The last reload failed" in problems
             for scheme, width in EACH_SIZE:
                 await page.look(scheme, width)
-                await page.value("new Promise(done => setTimeout(done, 600))")  # colours fade over
+                await page.value(FADED)
                 assert await page.value("document.documentElement.scrollWidth") <= width
                 assert await page.value(TOO_WIDE) == []
                 assert await page.value(TOO_PALE) == []
@@ -284,7 +290,7 @@ async def test_the_page_in_trouble_and_in_health_fits_every_screen(
         await page.until("document.querySelector('#more').textContent.includes('60 requests')")
         for scheme, width in EACH_SIZE:
             await page.look(scheme, width)
-            await page.value("new Promise(done => setTimeout(done, 600))")
+            await page.value(FADED)
             await page.screenshot(shots / f"health-{scheme}-{width}.png")
             assert await page.value(TOO_PALE) == []
         assert_calm(page, running.client.admin)

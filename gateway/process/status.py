@@ -379,8 +379,12 @@ def _soonest(certificates: Iterable[Iterable[Certificate]]) -> list[Certificate]
 def _process_problems(
     config: Config, workers: Sequence[WorkerStatus], not_ready: str | None, death: Death | None, now_s: float
 ) -> Iterator[Problem]:
-    if not_ready is not None and not not_ready.startswith("no backend"):  # the backends have lines of their own
-        yield Problem("critical" if not workers else "warning", "gateway", f"Not ready: {not_ready}")
+    if not_ready is not None:
+        if not not_ready.startswith("no backend"):  # the backends have lines of their own
+            yield Problem("warning" if workers else "critical", "gateway", f"Not ready: {not_ready}")
+    elif len(workers) < config.workers:
+        text = f"{len(workers)} of {config.workers} workers answer"
+        yield Problem("warning" if workers else "critical", "gateway", text)
     for worker in workers:
         if now_s - worker.answered_s > SILENT_S:
             yield Problem("warning", "gateway", f"Worker {worker.pid} does not answer", worker.answered_s)
