@@ -156,12 +156,14 @@ async def test_the_page_renews_itself_and_says_when_the_gateway_is_gone(
                 await page.text("#stale"),
             )
             assert (await page.value("document.title")).startswith("No answer")
+            assert await page.text("#state") == "Not known; it was: Healthy"
             await page.look("light", 1280)
             await page.value(FADED)
             await page.screenshot(shots / "stale-light-1280.png")
         finally:
             os.kill(running.process.pid, signal.SIGCONT)
         await page.until("document.querySelector('#stale').hidden")
+        assert await page.text("#state") == "Healthy"
         running.process.terminate()
         await page.until("document.querySelector('#stale').textContent.includes('no connection')")
 
