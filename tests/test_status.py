@@ -124,7 +124,7 @@ def test_only_so_many_routes_have_sums_of_their_own() -> None:
     for number in range(MAX_GROUPS + 50):
         minute.add([exchange(route=f"route {number}")])
     groups = minute.reading().groups
-    assert len(groups) <= MAX_GROUPS + 1
+    assert len(groups) == MAX_GROUPS + 1
     assert sum(group.sums.requests for group in groups) == MAX_GROUPS + 50
 
 
@@ -313,6 +313,18 @@ ONE_DOWN = [endpoint(1, is_up=False, since_s=7.0), endpoint(2)]
             "warning",
             "Not ready: draining",
             Problem("warning", "gateway", "Not ready: draining"),
+        ),
+        (
+            judged(reading(endpoints=UP), config=parse("workers: 2\nbackends: {vision: {endpoints: ['http://e1']}}")),
+            "warning",
+            "1 of 2 workers answer",
+            Problem("warning", "gateway", "1 of 2 workers answer"),
+        ),
+        (  # said by the backend's line
+            judged(reading(endpoints=ONE_DOWN[:1]), not_ready="no backend can be used: all endpoints of a are down"),
+            "critical",
+            "vision: the endpoint is down",
+            Problem("critical", "backend", "vision: the endpoint is down", 7.0, "refused"),
         ),
         (
             judged(not_ready="0 of 2 workers accept"),

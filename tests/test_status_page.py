@@ -135,7 +135,7 @@ async def test_the_policy_lets_nothing_run_that_is_not_the_page_s_own(
 
 
 async def test_the_page_renews_itself_and_says_when_the_gateway_is_gone(
-    tmp_path: Path, new_page: Callable[[], Awaitable[Page]], server: JsonServer
+    tmp_path: Path, new_page: Callable[[], Awaitable[Page]], server: JsonServer, shots: Path
 ) -> None:
     async with gateway(tmp_path, f"backends: {{a: {{endpoints: ['{server.url}']}}}}\n") as running:
         page = await new_page()
@@ -156,9 +156,14 @@ async def test_the_page_renews_itself_and_says_when_the_gateway_is_gone(
                 await page.text("#stale"),
             )
             assert (await page.value("document.title")).startswith("No answer")
+            assert await page.text("#state") == "Not known; it was: Healthy"
+            await page.look("light", 1280)
+            await page.value(FADED)
+            await page.screenshot(shots / "stale-light-1280.png")
         finally:
             os.kill(running.process.pid, signal.SIGCONT)
         await page.until("document.querySelector('#stale').hidden")
+        assert await page.text("#state") == "Healthy"
         running.process.terminate()
         await page.until("document.querySelector('#stale').textContent.includes('no connection')")
 
@@ -182,6 +187,9 @@ routes:
   - {name: everything-else, path_prefix: /prod, host: api.example.com, backend: ranking}
 """
 
+FADED = "Promise.all(document.getAnimations().map((each) => each.finished.catch(() => 0))).then(() => 1)"
+"""Waits until all transitions of colours and widths are over."""
+
 TOO_WIDE = """
 [...document.querySelectorAll("main *")]
   .filter((each) => each.offsetParent && !each.closest("thead, caption, .hidden"))
@@ -189,6 +197,26 @@ TOO_WIDE = """
   .map((each) => each.outerHTML.slice(0, 200))
 """
 """Parts that can be seen and reach beyond the right edge."""
+
+TOO_PALE = """
+(() => {
+  const light = (color) => {
+    const [red, green, blue] = color.match(/[0-9.]+/g).map((part) => part / 255)
+      .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+  };
+  const ground = (node) => {
+    const color = node ? getComputedStyle(node).backgroundColor : "rgb(255, 255, 255)";
+    return color.startsWith("rgba") ? ground(node.parentElement) : color;
+  };
+  return [...document.querySelectorAll("body *")]
+    .filter((each) => each.offsetParent && [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim()))
+    .map((each) => [each, [light(getComputedStyle(each).color), light(ground(each))].sort((one, other) => other - one)])
+    .filter(([, [high, low]]) => (high + 0.05) / (low + 0.05) < 4.5)
+    .map(([each]) => each.outerHTML.slice(0, 200));
+})()
+"""
+"""Texts whose contrast to their background is less than WCAG's 4.5."""
 
 EACH_SIZE = [("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360), ("light", 768)]
 
@@ -238,9 +266,10 @@ async def test_the_page_in_trouble_and_in_health_fits_every_screen(
             assert "The last reload failed" in problems
             for scheme, width in EACH_SIZE:
                 await page.look(scheme, width)
-                await page.value("new Promise(done => setTimeout(done, 600))")  # colours fade over
+                await page.value(FADED)
                 assert await page.value("document.documentElement.scrollWidth") <= width
                 assert await page.value(TOO_WIDE) == []
+                assert await page.value(TOO_PALE) == []
                 await page.screenshot(shots / f"trouble-{scheme}-{width}.png")
             assert_calm(page, client.admin)
 
@@ -257,11 +286,13 @@ async def test_the_page_in_trouble_and_in_health_fits_every_screen(
     async with gateway(tmp_path, f"backends: {{vision: {{endpoints: ['{server.url}'], {health}}}}}\n") as running:
         for _ in range(60):
             await running.client.infer_binary(HEADER, X.tobytes())
+        page = await new_page()
         await page.open(running.client.admin)
         await page.until("document.querySelector('#health').className.includes('ok')")
         await page.until("document.querySelector('#more').textContent.includes('60 requests')")
         for scheme, width in EACH_SIZE:
             await page.look(scheme, width)
-            await page.value("new Promise(done => setTimeout(done, 600))")
+            await page.value(FADED)
             await page.screenshot(shots / f"health-{scheme}-{width}.png")
-        assert page.complaints == []
+            assert await page.value(TOO_PALE) == []
+        assert_calm(page, running.client.admin)

@@ -224,7 +224,7 @@ def status_of(
     problems = [
         *_process_problems(config, workers, not_ready, death, now_s),
         *(problem for backend in backends for problem in _backend_problems(backend, failures)),
-        *_request_problems(last_minute.all),
+        *_request_problems(last_minute.all, failures),
         *_limit_problems(in_flight),
         *_reload_problems(reload),
         *_certificate_problems(certificates, now_s),
@@ -379,8 +379,12 @@ def _soonest(certificates: Iterable[Iterable[Certificate]]) -> list[Certificate]
 def _process_problems(
     config: Config, workers: Sequence[WorkerStatus], not_ready: str | None, death: Death | None, now_s: float
 ) -> Iterator[Problem]:
-    if not_ready is not None and not not_ready.startswith("no backend"):  # the backends have lines of their own
-        yield Problem("critical" if not workers else "warning", "gateway", f"Not ready: {not_ready}")
+    if not_ready is not None:
+        if not not_ready.startswith("no backend"):  # the backends have lines of their own
+            yield Problem("warning" if workers else "critical", "gateway", f"Not ready: {not_ready}")
+    elif len(workers) < config.workers:
+        text = f"{len(workers)} of {config.workers} workers answer"
+        yield Problem("warning" if workers else "critical", "gateway", text)
     for worker in workers:
         if now_s - worker.answered_s > SILENT_S:
             yield Problem("warning", "gateway", f"Worker {worker.pid} does not answer", worker.answered_s)
@@ -409,26 +413,27 @@ def _backend_problems(backend: BackendStatus, failures: Iterable[Failure]) -> It
         )
     n_failed, n_requests = backend.stats.blames.get(Blame.BACKEND.value, 0), backend.stats.requests
     if n_failed:
-        last = next((each for each in failures if each.backend == name and each.blame == Blame.BACKEND.value), None)
-        reason = _sentence(f"{last.reason}: {last.detail}") if last is not None else ""
-        yield Problem(
-            _severity(n_failed, n_requests),
-            "backend",
-            f"{name}: {_of(n_failed, n_requests)} failed in the last minute",
-            None,
-            f"the last: {reason}" if reason else "",
-        )
+        text = f"{name}: {_of(n_failed, n_requests)} failed in the last minute"
+        own = (failure for failure in failures if failure.backend == name)
+        yield Problem(_severity(n_failed, n_requests), "backend", text, None, _last_of(Blame.BACKEND, own))
 
 
-def _request_problems(stats: Stats) -> Iterator[Problem]:
-    for blame, text in (
-        (Blame.GATEWAY, "The gateway failed or refused"),
-        (Blame.CLIENT, "Clients caused the failure of"),
-    ):
-        n_failed = stats.blames.get(blame.value, 0)
-        if n_failed:
-            severity: Severity = "notice" if blame is Blame.CLIENT else _severity(n_failed, stats.requests)
-            yield Problem(severity, blame.value, f"{text} {_of(n_failed, stats.requests)} in the last minute")
+def _request_problems(stats: Stats, failures: Sequence[Failure]) -> Iterator[Problem]:
+    n_failed = stats.blames.get(Blame.GATEWAY.value, 0)
+    if n_failed:
+        text = f"The gateway failed or refused {_of(n_failed, stats.requests)} in the last minute"
+        reason = _last_of(Blame.GATEWAY, failures)
+        yield Problem(_severity(n_failed, stats.requests), "gateway", text, None, reason)
+    n_failed = stats.blames.get(Blame.CLIENT.value, 0)
+    if n_failed:
+        text = f"Clients caused the failure of {_of(n_failed, stats.requests)} in the last minute"
+        yield Problem("notice", "client", text, None, _last_of(Blame.CLIENT, failures))
+
+
+def _last_of(blame: Blame, failures: Iterable[Failure]) -> str:
+    """The last of *failures* that *blame* has caused, in words; empty if it is not known any more."""
+    last = next((failure for failure in failures if failure.blame == blame.value), None)
+    return _sentence(f"the last: {last.reason}: {last.detail}") if last is not None else ""
 
 
 def _limit_problems(in_flight: InFlight) -> Iterator[Problem]:

@@ -24,7 +24,7 @@ N_SLICES = 20
 """How many slices are kept, the one that is being filled included: the last minute."""
 
 MAX_GROUPS = 200
-"""The most pairs of route and backend with sums of their own in one slice; the others share `OTHER`."""
+"""The most pairs of route and backend with sums of their own; the others share those of `OTHER`."""
 
 OTHER = "other"
 """The route and backend of what has no sums of its own."""
@@ -141,7 +141,7 @@ class Recent:
         current = self._current()
         one = group[0]
         key = one.route, one.backend
-        if key not in current.groups and len(current.groups) >= MAX_GROUPS:
+        if key not in self._totals and len(self._totals) >= MAX_GROUPS:
             key = OTHER, OTHER
         sums = _sums_of(group)
         for groups in (current.groups, self._totals):
