@@ -1,7 +1,8 @@
 """A systemd of its own: process 1 of new namespaces, for tests of units on machines whose process 1 it is not.
 
 It knows the units in one folder, and sees the file system of this machine with `/etc`, `/opt`, `/run`, `/tmp` and
-`/var/tmp` of its own. Its network is a loopback interface. Not here: what a test expects of a unit.
+`/var/tmp` of its own. Its network is a loopback interface, and it cannot change the kernel's settings. Not here: what
+a test expects of a unit.
 """
 
 import contextlib
@@ -42,6 +43,8 @@ _SCRIPT = f"""
 set -eu
 mount --make-rprivate /
 mount -t proc proc /proc
+mount --bind /proc/sys /proc/sys
+mount -o remount,bind,ro /proc/sys
 cp -a /etc "$1/etc"
 mount --bind "$1/etc" /etc
 mount -t tmpfs tmpfs /opt
