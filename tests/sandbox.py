@@ -1,8 +1,8 @@
 """A systemd of its own: process 1 of new namespaces, for tests of units on machines whose process 1 it is not.
 
-It knows the units in one folder, and sees the file system of this machine with `/etc`, `/opt`, `/run`, `/tmp` and
-`/var/tmp` of its own. Its network is a loopback interface, and it cannot change the kernel's settings. Not here: what
-a test expects of a unit.
+It knows the units in one folder, and sees the file system of this machine with `/etc`, `/mnt`, `/opt`, `/run`, `/tmp`
+and `/var/tmp` of its own. Its network is a loopback interface, and it cannot change the kernel's settings.
+Not here: what a test expects of a unit.
 """
 
 import contextlib
@@ -25,6 +25,9 @@ UNITS = Path("/run/units")
 LOG = Path("/run/services.log")
 """Where services shall write their output: there is no journal."""
 
+PROGRAMS = Path("/opt/tensor-gateway/bin")
+"""`tensor-gateway` and `python`, with what this interpreter has, in its own view of the file system."""
+
 TARGETS = ("sysinit", "basic", "shutdown", "network-online", "multi-user")
 """The targets that a service depends on. They are empty: nothing of the machine's own is started."""
 
@@ -45,25 +48,32 @@ mount --make-rprivate /
 mount -t proc proc /proc
 mount --bind /proc/sys /proc/sys
 mount -o remount,bind,ro /proc/sys
-cp -a /etc "$1/etc"
-mount --bind "$1/etc" /etc
-mount -t tmpfs tmpfs /opt
-mkdir -p /opt/tensor-gateway/bin
+mount -t tmpfs tmpfs /mnt
+mkdir -p /mnt/tensor-gateway/bin
+cd /mnt/tensor-gateway
 for part in python packages source; do
-    mkdir "/opt/tensor-gateway/$part"
-    mount --bind "$2" "/opt/tensor-gateway/$part"
+    mkdir $part
+    mount --bind "$1" $part
     shift
 done
-cat > /opt/tensor-gateway/bin/tensor-gateway <<'END'
+cat > bin/python <<'END'
 #!/bin/sh
-cd /opt/tensor-gateway
-export PYTHONPATH=$PWD/source:$PWD/packages LD_LIBRARY_PATH=$PWD/python/lib PYTHONDONTWRITEBYTECODE=1
-exec python/bin/python3 -m gateway "$@"
+here=/opt/tensor-gateway
+export PYTHONPATH=$here/source:$here/packages LD_LIBRARY_PATH=$here/python/lib PYTHONDONTWRITEBYTECODE=1
+exec $here/python/bin/python3 "$@"
 END
-chmod 755 /opt/tensor-gateway/bin/tensor-gateway
+cat > bin/tensor-gateway <<'END'
+#!/bin/sh
+exec /opt/tensor-gateway/bin/python -m gateway "$@"
+END
+chmod 755 bin/python bin/tensor-gateway
+cd /
+mount --rbind /mnt /opt  # only now: the parts may come from any of the folders that are replaced
 for folder in /run /tmp /var/tmp; do
-    mount -t tmpfs tmpfs "$folder"
+    mount -t tmpfs tmpfs $folder
 done
+cp -a /etc /run/etc
+mount --bind /run/etc /etc
 mkdir -p /run/systemd/system {UNITS}
 for target in {" ".join(TARGETS)}; do
     printf '[Unit]\\nDescription=%s\\nDefaultDependencies=no\\n' "$target" > "{UNITS}/$target.target"
@@ -108,7 +118,7 @@ class Sandbox:
 
 @contextlib.contextmanager
 def booted(folder: Path, source: Path) -> Iterator[Sandbox]:
-    """A systemd with the gateway of *source* in `/opt/tensor-gateway`; *folder* is for what it needs.
+    """A systemd with the gateway of *source* in `/opt/tensor-gateway`; *folder* is for its log.
 
     The test is skipped where the machine does not let this user have one.
     """
@@ -120,7 +130,7 @@ def booted(folder: Path, source: Path) -> Iterator[Sandbox]:
     log = folder / "systemd.log"
     with log.open("wb") as output:
         unshare = subprocess.Popen(
-            ["sh", "-c", _ENTER, "sh", *NAMESPACES, "sh", "-c", _SCRIPT, "sh", folder, *parts],
+            ["sh", "-c", _ENTER, "sh", *NAMESPACES, "sh", "-c", _SCRIPT, "sh", *parts],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -142,12 +152,18 @@ def _wait_until_booted(unshare: subprocess.Popen[bytes]) -> int | None:
     deadline_s = time.monotonic() + BOOT_S
     while time.monotonic() < deadline_s and unshare.poll() is None:
         children = Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text().split()
-        if children and Path(f"/proc/{children[0]}/comm").read_text() == "systemd\n":
-            pid = int(children[0])
-            if Sandbox(pid).run("systemctl", "is-active", "basic.target").returncode == 0:
-                return pid
+        if children and _is_booted(pid := int(children[0])):
+            return pid
         time.sleep(0.05)
     return None
+
+
+def _is_booted(pid: int) -> bool:
+    try:
+        is_systemd = Path(f"/proc/{pid}/comm").read_text() == "systemd\n"
+    except OSError:  # it has ended
+        return False
+    return is_systemd and Sandbox(pid).run("systemctl", "is-active", "basic.target").returncode == 0
 
 
 def _make_groups(name: str) -> list[Path]:

@@ -28,7 +28,7 @@ from gateway.process.descriptors import connections_that_fit
 from gateway.process.systemd import Notifier
 from tests.certificates import Authority
 from tests.conftest import HEADER_LENGTH, require_tool, tensor
-from tests.sandbox import LOG, UNITS, Sandbox, booted
+from tests.sandbox import LOG, PROGRAMS, UNITS, Sandbox, booted
 from tests.test_workers import children_of
 
 ROOT = Path(__file__).parent.parent
@@ -390,7 +390,7 @@ def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
     with booted(tmp_path, ROOT) as running:
         running.write(UNITS / UNIT.name, UNIT.read_text())
         drop_in(running, "log", f"StandardOutput=append:{LOG}\nStandardError=append:{LOG}\n")
-        with subprocess.Popen(running.command(sys.executable, "-m", "gateway", "demo"), stdout=subprocess.PIPE) as demo:
+        with subprocess.Popen(running.command(PROGRAMS / "tensor-gateway", "demo"), stdout=subprocess.PIPE) as demo:
             assert demo.stdout is not None
             assert any(b"Stop it with Ctrl-C." in line for line in demo.stdout)
             yield running
@@ -483,7 +483,8 @@ async def test_a_real_systemd_starts_reloads_and_drains_the_unit_within_its_rest
     scrape = "from urllib.request import urlopen; print(urlopen('http://127.0.0.1:9091/metrics').read().decode())"
     async with asyncio.timeout(WITHIN_S):
         while (
-            "_requests_in_flight 1.0" not in (await asyncio.to_thread(sandbox.run, sys.executable, "-c", scrape)).stdout
+            "_requests_in_flight 1.0"
+            not in (await asyncio.to_thread(sandbox.run, PROGRAMS / "python", "-c", scrape)).stdout
         ):
             pass
     stopping = asyncio.create_task(asyncio.to_thread(sandbox.systemctl, "stop", UNIT.name))
