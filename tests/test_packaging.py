@@ -75,9 +75,10 @@ def _metadata(archive: zipfile.ZipFile) -> Message:
 def test_the_sdist_holds_what_a_distributor_needs_to_test_it(built: tuple[Path, Path]) -> None:
     with tarfile.open(built[1]) as archive:
         names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
-    for folder in ("gateway", "tests", "config", "deploy", "docs"):
-        there = {path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
-        assert {path.relative_to(ROOT).as_posix() for path in there} <= names
+    folders = ("gateway", "tests", "config", "deploy", "docs", ".github")
+    if (ROOT / ".git").exists():
+        assert set(run("git", "-C", ROOT, "ls-files", *folders).splitlines()) <= names
+    assert set(folders) <= {name.partition("/")[0] for name in names}
     assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"} <= names
     assert not [name for name in names if name.endswith(".pyc") or name.startswith((".venv", ".git/", "dist"))]
 

@@ -1,9 +1,11 @@
 """systemd: what a service manager is told by real gateways, and the unit that starts them.
 
-A socket of the test takes systemd's place, and the gateway is started as the unit would, with `NOTIFY_SOCKET`.
+A socket of the test takes systemd's place, and the gateway is started as the unit would, with `NOTIFY_SOCKET`. Where
+the machine allows it, a real systemd starts the unit itself.
 """
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -16,6 +18,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import numpy as np
 import pytest
 
 from gateway.config import load
@@ -24,10 +27,12 @@ from gateway.process import supervisor, systemd
 from gateway.process.descriptors import connections_that_fit
 from gateway.process.systemd import Notifier
 from tests.certificates import Authority
-from tests.conftest import require_tool
+from tests.conftest import HEADER_LENGTH, require_tool, tensor
+from tests.sandbox import LOG, PROGRAMS, UNITS, Sandbox, booted
 from tests.test_workers import children_of
 
-DEPLOY = Path(__file__).parent.parent / "deploy/systemd"
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy/systemd"
 UNIT = DEPLOY / "tensor-gateway.service"
 
 WITHIN_S = 30.0
@@ -370,3 +375,153 @@ def test_the_unit_exposes_little() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Overall exposure level" in done.stdout
+
+
+# A real systemd, where the machine lets a test have one
+
+CONFIGURATION = Path("/etc/tensor-gateway/gateway.yaml")
+SOCKET = Path("/run/tensor-gateway/http.sock")
+X = np.arange(3 * 224 * 224, dtype=np.float32)
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
+    """A systemd with the unit, in front of the demo's JSON-only server."""
+    with booted(tmp_path, ROOT) as running:
+        running.write(UNITS / UNIT.name, UNIT.read_text())
+        drop_in(running, "log", f"StandardOutput=append:{LOG}\nStandardError=append:{LOG}\n")
+        with subprocess.Popen(running.command(PROGRAMS / "tensor-gateway", "demo"), stdout=subprocess.PIPE) as demo:
+            assert demo.stdout is not None
+            assert any(b"Stop it with Ctrl-C." in line for line in demo.stdout)
+            yield running
+            demo.terminate()
+
+
+def drop_in(sandbox: Sandbox, name: str, lines: str) -> None:
+    sandbox.write(UNITS / f"{UNIT.name}.d/{name}.conf", f"[Service]\n{lines}")
+
+
+def configure(sandbox: Sandbox, more: str = "") -> None:
+    """The demo has the ports of the example."""
+    text = (DEPLOY / "gateway.yaml").read_text()
+    text = re.sub("^listen: .*", f"listen: unix:{SOCKET}", text, flags=re.MULTILINE)
+    text = re.sub("^admin: .*", "admin: 127.0.0.1:9091", text, flags=re.MULTILINE)
+    sandbox.write(CONFIGURATION, text + more)
+
+
+def main_pid(sandbox: Sandbox) -> int:
+    """The gateway's process, as this side of the namespaces counts them."""
+    inside = sandbox.show("MainPID", UNIT.name)
+    [status] = [
+        path
+        for path in Path("/proc").glob("[0-9]*/status")
+        if re.search(rf"^NSpid:\t\d+\t{inside}$", path.read_text(), re.MULTILINE)
+    ]
+    return int(status.parent.name)
+
+
+async def infer(pid: int, body: AsyncIterator[bytes] | None = None, **headers: str) -> tuple[int, bytes]:
+    """The status and the tensor that the gateway of process *pid* gives for `X`."""
+    header = json.dumps({"inputs": [tensor("x", X, "FP32")], "parameters": {"binary_data_output": True}}).encode()
+    connector = aiohttp.UnixConnector(f"/proc/{pid}/root{SOCKET}")
+    headers[HEADER_LENGTH] = str(len(header))
+
+    async def whole() -> AsyncIterator[bytes]:
+        yield header
+        async for piece in body or pieces():
+            yield piece
+
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        session.post("http://gateway/v2/models/identity/infer", data=whole(), headers=headers) as response,
+    ):
+        text = await response.read()
+        return response.status, text[int(response.headers.get(HEADER_LENGTH, 0)) :]
+
+
+async def pieces(rest: asyncio.Event | None = None) -> AsyncIterator[bytes]:
+    """The tensor, its second half after *rest*."""
+    yield X.tobytes()[: X.nbytes // 2]
+    if rest is not None:
+        await rest.wait()
+    yield X.tobytes()[X.nbytes // 2 :]
+
+
+async def status_becomes(sandbox: Sandbox, text: str) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while text not in (status := await asyncio.to_thread(sandbox.show, "StatusText", UNIT.name)):
+            assert status
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.slow
+async def test_a_real_systemd_starts_reloads_and_drains_the_unit_within_its_restrictions(sandbox: Sandbox) -> None:
+    configure(sandbox)
+    sandbox.systemctl("start", UNIT.name)
+    assert f"clients on unix:{SOCKET}" in sandbox.show("StatusText", UNIT.name)
+    pid = main_pid(sandbox)
+    restrictions = dict(
+        line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "\t" in line
+    )
+    assert restrictions["Uid"].split("\t")[0] != "0"
+    assert (int(restrictions["CapEff"], 16), restrictions["NoNewPrivs"], restrictions["Seccomp"]) == (0, "1", "2")
+    assert await infer(pid) == (200, X.tobytes())
+
+    configure(sandbox, "nonsense: 1\n")
+    sandbox.systemctl("reload", UNIT.name)
+    await status_becomes(sandbox, "the last reload was refused: /etc/tensor-gateway/gateway.yaml")
+    assert await infer(pid) == (200, X.tobytes())
+    configure(sandbox)
+    sandbox.systemctl("reload", UNIT.name)
+    async with asyncio.timeout(WITHIN_S):
+        while "refused" in await asyncio.to_thread(sandbox.show, "StatusText", UNIT.name):
+            await asyncio.sleep(0.05)
+    assert sandbox.show("ActiveState", UNIT.name) == "active"
+
+    rest = asyncio.Event()
+    uploading = asyncio.create_task(infer(pid, pieces(rest)))
+    scrape = "from urllib.request import urlopen; print(urlopen('http://127.0.0.1:9091/metrics').read().decode())"
+    async with asyncio.timeout(WITHIN_S):
+        while (
+            "_requests_in_flight 1.0"
+            not in (await asyncio.to_thread(sandbox.run, PROGRAMS / "python", "-c", scrape)).stdout
+        ):
+            pass
+    stopping = asyncio.create_task(asyncio.to_thread(sandbox.systemctl, "stop", UNIT.name))
+    await status_becomes(sandbox, "draining")
+    rest.set()
+    assert await uploading == (200, X.tobytes())
+    await stopping
+    assert (sandbox.show("Result", UNIT.name), sandbox.show("ExecMainStatus", UNIT.name)) == ("success", "0")
+
+
+@pytest.mark.slow
+async def test_a_real_systemd_hands_over_credentials_and_restarts_workers_that_hang(sandbox: Sandbox) -> None:
+    token = "0123456789abcdef0123456789abcdef"
+    sandbox.write("/etc/tensor-gateway/tokens.txt", f"team: {token}\n", mode="600")
+    drop_in(sandbox, "local", "LoadCredential=tokens:/etc/tensor-gateway/tokens.txt\nWatchdogSec=2\n")
+    configure(sandbox, "workers: 2\naccess: {tokens_file: '${CREDENTIALS_DIRECTORY}/tokens'}\n")
+    sandbox.systemctl("start", UNIT.name)
+    pid = main_pid(sandbox)
+    assert (await infer(pid))[0] == 401
+    assert await infer(pid, Authorization=f"Bearer {token}") == (200, X.tobytes())
+
+    os.kill(children_of(pid)[0], signal.SIGSTOP)
+    async with asyncio.timeout(2 * WITHIN_S):
+        while sandbox.show("NRestarts", UNIT.name) == "0" or sandbox.show("ActiveState", UNIT.name) != "active":
+            await asyncio.sleep(0.1)
+    again = main_pid(sandbox)
+    assert again != pid
+    assert len(children_of(again)) == 2
+    assert await infer(again, Authorization=f"Bearer {token}") == (200, X.tobytes())
+    log = Path(f"/proc/{again}/root{LOG}").read_text()
+    assert "nothing was heard of worker" in log
+    assert "most recent call first" in log, "what every thread was doing"
+
+
+@pytest.mark.slow
+async def test_a_real_systemd_does_not_try_a_wrong_configuration_again(sandbox: Sandbox) -> None:
+    configure(sandbox, "nonsense: 1\n")
+    assert sandbox.run("systemctl", "start", UNIT.name).returncode == 1
+    assert sandbox.show("ExecMainStatus", UNIT.name) == "2"
+    assert sandbox.show("ActiveState", UNIT.name) == "failed", "it does not wait to be started again"
