@@ -74,6 +74,7 @@ class Tracing:
 
         def flush() -> None:
             self._export.close()
+            logging.getLogger("opentelemetry").removeHandler(self._complaints)
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(flushed.set)
 
@@ -83,7 +84,6 @@ class Tracing:
             await asyncio.wait_for(flushed.wait(), FLUSH_S)
         except TimeoutError:
             log.warning("tracing: spans were dropped: %s did not take them in time", self.settings.endpoint)
-        logging.getLogger("opentelemetry").removeHandler(self._complaints)
 
 
 class _Complaints(logging.Handler):
