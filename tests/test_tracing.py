@@ -92,7 +92,7 @@ def test_a_span_has_failed_where_its_client_is_not_to_blame(
 
 def test_no_child_reaches_outside_of_its_request() -> None:
     attempts = [
-        Attempt("http://e:1", NOW_S - 2, seconds=5.0, code="200", target="/v2"),  # longer at both ends
+        Attempt("http://e:1", NOW_S - 2, seconds=5.0, code="200", target="/v2?token=secret"),  # longer at both ends
         Attempt("https://[::1]/base", NOW_S + 1, code="timeout"),  # not over when the exchange was recorded
     ]
     finished = exchange(attempts=attempts, request_codec_s=9.0, request_codec_at_s=time.perf_counter() - 3)
@@ -105,7 +105,9 @@ def test_no_child_reaches_outside_of_its_request() -> None:
         assert child.start_time is not None
         assert child.end_time is not None
         assert server.start_time <= child.start_time <= child.end_time <= server.end_time
-    second = children[1].attributes
+    first, second = children[0].attributes, children[1].attributes
+    assert first is not None
+    assert first["url.full"] == "http://e:1/v2"
     assert second is not None
     assert (second["server.address"], second["server.port"]) == ("::1", 443)
     assert (second["http.request.resend_count"], second["error.type"]) == (1, "timeout")
@@ -117,6 +119,15 @@ def opentelemetry_logger() -> Iterator[logging.Logger]:
     logger = logging.getLogger("opentelemetry")
     yield logger
     logger.propagate = True
+
+
+async def test_the_error_behind_what_opentelemetry_logs_is_named(
+    opentelemetry_logger: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    traced = Tracing(config.Tracing(endpoint=Endpoint("http://127.0.0.1:9")))
+    opentelemetry_logger.error("something", exc_info=OSError("no route"))
+    await traced.close()
+    assert caplog.messages[-1] == "tracing: spans may be lost, http://127.0.0.1:9 does not take them: no route"
 
 
 async def test_what_opentelemetry_logs_is_one_line_a_minute(

@@ -97,5 +97,6 @@ class _Complaints(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Log the first of a minute; called with the handler's lock, by the thread that sends too."""
         if self._once.allows("", record.created):
-            reason = " ".join(record.getMessage().split())[:REASON_CHARACTERS]
+            error = record.exc_info[1] if record.exc_info is not None else None
+            reason = " ".join(str(error or record.getMessage()).split())[:REASON_CHARACTERS]
             log.warning("tracing: spans may be lost, %s does not take them: %s", self._endpoint, reason)
