@@ -208,6 +208,10 @@ def test_a_sound_file_has_no_warnings() -> None:
             MINIMAL + "routes: [{name: r, backend: a, rename: {'m*': x}}]",
             "routes[0].rename.m*: without effect on other names",
         ),
+        ("trusted_proxies: [10.0.0.0/8, '::/0']\n" + MINIMAL, "trusted_proxies[1]: every client may say that it is"),
+        ("trusted_proxies: [unix]\n" + MINIMAL, "trusted_proxies[0]: without effect: `listen` is no unix: address"),
+        ("tracing: {endpoint: 'http://x:4317'}\n" + MINIMAL, "tracing.endpoint: 4317 is usually the port of OTLP over"),
+        ("logging: {access: none, sample: 0.5}\n" + MINIMAL, "logging.sample: without effect: `access` is none"),
     ],
 )
 def test_what_is_hardly_meant_is_warned_of(text: str, expected: str) -> None:
@@ -231,6 +235,7 @@ def test_what_is_hardly_meant_is_warned_of(text: str, expected: str) -> None:
         "backends: {a: {endpoints: [http://x], queue: {timeout: 3m}}}",  # there is none
         # an address that `unix:` does not take, and ports that the kernel chooses
         "listen: unix:/run/x.sock\nadmin: 127.0.0.1:8080\n" + MINIMAL,
+        "listen: unix:/run/x.sock\ntrusted_proxies: [unix, 10.0.0.0/8]\n" + MINIMAL,
         "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\n" + MINIMAL,
         "listen: 127.0.0.2:9090\n" + MINIMAL,
     ],

@@ -176,6 +176,11 @@ class Logging(Part, frozen=True):
         if not 0 <= self.sample <= 1:
             yield "sample", "expected a share from 0 to 1"
 
+    def warnings(self) -> Iterator[Problem]:
+        """Failures alone are never left out."""
+        if self.access == "none" and self.sample < 1:
+            yield "sample", "without effect: `access` is none"
+
 
 class Tracing(Part, frozen=True):
     """Where spans of requests are sent, by OTLP over HTTP; needs the extra `tracing`."""

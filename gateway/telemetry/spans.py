@@ -2,7 +2,8 @@
 
 One span of kind server for the request; under it one of kind client for each attempt, and one for the codec's work on
 the request and on the answer. Names follow OpenTelemetry's conventions for HTTP; those that are our own begin with
-`tensor_gateway.`. Imported only where tracing is configured (`tracing`). Not here: ids, and which traces are sampled.
+`tensor_gateway.`. Queries of URLs are left out, since they may hold secrets. Imported only where tracing is configured
+(`tracing`). Not here: ids, and which traces are sampled.
 """
 
 import os
@@ -157,7 +158,7 @@ class _Spans:
         endpoint = urlsplit(attempt.endpoint)
         attributes: Attributes = {
             "http.request.method": method,
-            "url.full": f"{endpoint.scheme}://{endpoint.netloc}{attempt.target}",
+            "url.full": f"{endpoint.scheme}://{endpoint.netloc}{attempt.target.partition('?')[0]}",
             "server.address": endpoint.hostname or "",
             "server.port": endpoint.port or (443 if endpoint.scheme == "https" else 80),
             "http.request.body.size": attempt.request_bytes,

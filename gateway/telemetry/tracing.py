@@ -74,6 +74,7 @@ class Tracing:
 
         def flush() -> None:
             self._export.close()
+            logging.getLogger("opentelemetry").removeHandler(self._complaints)
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(flushed.set)
 
@@ -83,7 +84,6 @@ class Tracing:
             await asyncio.wait_for(flushed.wait(), FLUSH_S)
         except TimeoutError:
             log.warning("tracing: spans were dropped: %s did not take them in time", self.settings.endpoint)
-        logging.getLogger("opentelemetry").removeHandler(self._complaints)
 
 
 class _Complaints(logging.Handler):
@@ -97,5 +97,6 @@ class _Complaints(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Log the first of a minute; called with the handler's lock, by the thread that sends too."""
         if self._once.allows("", record.created):
-            reason = " ".join(record.getMessage().split())[:REASON_CHARACTERS]
+            error = record.exc_info[1] if record.exc_info is not None else None
+            reason = " ".join(str(error or record.getMessage()).split())[:REASON_CHARACTERS]
             log.warning("tracing: spans may be lost, %s does not take them: %s", self._endpoint, reason)
