@@ -229,7 +229,7 @@ def required(lock: str) -> list[str]:
     if lock == "build.lock":
         return list(PYPROJECT["build-system"]["requires"])
     project = PYPROJECT["project"]
-    return [*project["dependencies"], *project["optional-dependencies"].get("tracing", [])]
+    return [*project["dependencies"], *project["optional-dependencies"]["tracing"]]
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
