@@ -100,8 +100,9 @@ def test_every_alert_is_tested_firing_and_silent(alert: dict[str, Any]) -> None:
 def test_prometheus_of_compose_loads_the_alerts_that_it_mounts() -> None:
     settings = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
     volumes = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["prometheus"]["volumes"]
-    for file in ("prometheus.yml", *settings["rule_files"]):
-        assert f"./prometheus/{file}:/etc/prometheus/{file}:ro" in volumes
+    assert "./prometheus:/etc/prometheus:ro" in volumes
+    for file in settings["rule_files"]:
+        assert (PROMETHEUS / file).is_file()
     assert "SUCCESS" in promtool("check", "config", PROMETHEUS / "prometheus.yml")
     assert [job["job_name"] for job in settings["scrape_configs"]] == ["tensor-gateway"]  # as alerts.yml wants it
 
