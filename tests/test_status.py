@@ -215,8 +215,8 @@ ONE_DOWN = [endpoint(1, is_up=False, since_s=7.0), endpoint(2)]
         (
             judged(reading(endpoints=[endpoint(1, is_up=False), endpoint(2, is_ejected=True, since_s=3.0)])),
             "critical",
-            "vision: all 2 endpoints are down or ejected",
-            Problem("critical", "backend", "vision: all 2 endpoints are down or ejected", 3.0, "refused"),
+            "vision: both endpoints are down or ejected",
+            Problem("critical", "backend", "vision: both endpoints are down or ejected", 3.0, "refused"),
         ),
         (
             judged(reading(endpoints=[endpoint(1, is_up=False)])),

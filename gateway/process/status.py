@@ -410,7 +410,7 @@ def _backend_problems(backend: BackendStatus, failures: Iterable[Failure]) -> It
         if len(endpoints) == 1:
             which = "the endpoint is"
         elif is_none_left:
-            which = f"all {len(endpoints)} endpoints are"
+            which = f"{'both' if len(endpoints) == 2 else f'all {len(endpoints)}'} endpoints are"
         else:
             which = f"{len(unusable)} of {len(endpoints)} endpoints {'is' if len(unusable) == 1 else 'are'}"
         severity: Severity = "critical" if is_none_left else "warning"
