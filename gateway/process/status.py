@@ -8,7 +8,8 @@ that in words, and what follows are the numbers behind it. Not here: the page (`
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -39,6 +40,7 @@ EXPIRES_SOON_S = 14 * 24 * 3600.0
 DEATH_SHOWN_S = 600.0
 """How long the death of a worker is a problem; it has long been replaced by then."""
 
+State = Literal["ok", "warning", "critical"]
 Severity = Literal["critical", "warning", "notice"]
 _SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "notice")
 
@@ -182,8 +184,9 @@ class Status(msgspec.Struct, frozen=True):
     n_workers: int
     """How many processes are configured to serve clients."""
     workers: list[WorkerStatus]
-    state: Literal["ok", "warning", "critical"]
+    state: State
     headline: str
+    """The worst problem, or that there is none."""
     problems: list[Problem]
     """The worst first."""
     last_minute: LastMinute
@@ -212,9 +215,11 @@ def status_of(
     now_s = time.time()
     readings = [each.reading for each in answered]
     groups = [group for reading in readings for group in reading.minute.groups]
+    by_backend = _summed_by(attrgetter("backend"), groups)
+    by_route = _summed_by(attrgetter("route"), groups)
     seconds = max((reading.minute.seconds for reading in readings), default=0.0)
-    backends = _backends(config, readings, groups, seconds)
-    last_minute = _last_minute(readings, groups, seconds)
+    backends = _backends(config, readings, by_backend, seconds)
+    last_minute = _last_minute(readings, merged(by_backend.values()), seconds)
     workers = [WorkerStatus(each.reading.pid, each.reading.started_s, each.answered_s) for each in answered]
     in_flight = InFlight(
         *(_added(getattr(reading, name) for reading in readings) for name in ("requests", "body_bytes", "connections"))
@@ -230,8 +235,11 @@ def status_of(
         *_certificate_problems(certificates, now_s),
     ]
     problems.sort(key=lambda problem: _SEVERITIES.index(problem.severity))
-    worst = problems[0] if problems else None
-    is_ok = worst is None or worst.severity == "notice"
+    state: State
+    if not problems or problems[0].severity == "notice":
+        state, headline = "ok", _all_is_well(backends)
+    else:
+        state, headline = problems[0].severity, problems[0].text
     return Status(
         version=__version__,
         host=socket.gethostname(),
@@ -242,13 +250,13 @@ def status_of(
         admin=listens.admin,
         n_workers=int(config.workers),
         workers=workers,
-        state="ok" if worst is None or worst.severity == "notice" else worst.severity,
-        headline=_all_is_well(backends) if worst is None or is_ok else worst.text,
+        state=state,
+        headline=headline,
         problems=problems,
         last_minute=last_minute,
         in_flight=in_flight,
         backends=backends,
-        routes=_routes(config, groups, seconds),
+        routes=_routes(config, by_route, seconds),
         failures=failures,
         reload=reload,
         certificates=certificates,
@@ -284,8 +292,14 @@ def _added(levels: Iterable[Level]) -> Level:
     return Level(sum(level.used for level in levels), sum(level.limit for level in levels))
 
 
-def _last_minute(readings: Sequence[ProcessReading], groups: Iterable[Group], seconds: float) -> LastMinute:
-    total = merged(group.sums for group in groups)
+def _summed_by(key_of: Callable[[Group], str], groups: Iterable[Group]) -> dict[str, Sums]:
+    found: dict[str, Sums] = {}
+    for group in groups:
+        found.setdefault(key_of(group), Sums()).add(group.sums)
+    return found
+
+
+def _last_minute(readings: Sequence[ProcessReading], total: Sums, seconds: float) -> LastMinute:
     now = max((reading.minute.now for reading in readings), default=0)
     slices = [[0, 0] for _ in range(N_SLICES)]
     for reading in readings:
@@ -311,24 +325,20 @@ def _last_minute(readings: Sequence[ProcessReading], groups: Iterable[Group], se
 
 
 def _backends(
-    config: Config, readings: Iterable[ProcessReading], groups: Sequence[Group], seconds: float
+    config: Config, readings: Iterable[ProcessReading], sums: Mapping[str, Sums], seconds: float
 ) -> list[BackendStatus]:
     found: dict[str, dict[str, list[EndpointReading]]] = {name: {} for name in config.backends}
     for reading in readings:
         for each in reading.endpoints:
             if each.backend in found:
                 found[each.backend].setdefault(each.endpoint, []).append(each)
-    sums = {name: Sums() for name in config.backends}
-    for group in groups:
-        if group.backend in sums:
-            sums[group.backend].add(group.sums)
     return [
         BackendStatus(
             name,
             settings.health is not None,
             config.max_connections(name),
             [_endpoint(url, seen) for url, seen in found[name].items()],
-            _stats(sums[name], seconds),
+            _stats(sums.get(name, Sums()), seconds),
         )
         for name, settings in config.backends.items()
     ]
@@ -345,12 +355,8 @@ def _endpoint(url: str, readings: Sequence[EndpointReading]) -> EndpointStatus:
     return EndpointStatus(url, state, told.since_s, told.reason, len(alike), busy, idle)
 
 
-def _routes(config: Config, groups: Iterable[Group], seconds: float) -> list[RouteStatus]:
+def _routes(config: Config, sums: Mapping[str, Sums], seconds: float) -> list[RouteStatus]:
     routes = config.routes or [Route(name=name, backend=name) for name in config.backends]
-    sums = {route.name: Sums() for route in routes}
-    for group in groups:
-        if group.route in sums:
-            sums[group.route].add(group.sums)
     return [
         RouteStatus(
             route.name,
@@ -358,7 +364,7 @@ def _routes(config: Config, groups: Iterable[Group], seconds: float) -> list[Rou
             route.path_prefix,
             route.models,
             dict(route.split) if route.split is not None else dict.fromkeys(route.backends, 1),
-            _stats(sums[route.name], seconds),
+            _stats(sums.get(route.name, Sums()), seconds),
         )
         for route in routes
     ]
@@ -404,7 +410,7 @@ def _backend_problems(backend: BackendStatus, failures: Iterable[Failure]) -> It
         if len(endpoints) == 1:
             which = "the endpoint is"
         elif is_none_left:
-            which = f"all {len(endpoints)} endpoints are"
+            which = f"{'both' if len(endpoints) == 2 else f'all {len(endpoints)}'} endpoints are"
         else:
             which = f"{len(unusable)} of {len(endpoints)} endpoints {'is' if len(unusable) == 1 else 'are'}"
         severity: Severity = "critical" if is_none_left else "warning"

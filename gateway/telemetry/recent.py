@@ -5,6 +5,7 @@ The sums of a minute are kept as slices of some seconds, and a slice that is too
 numbers, so that nothing is left of them. Not here: counts since the start (`metrics`) and single errors (`failures`).
 """
 
+import struct
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -32,6 +33,8 @@ OTHER = "other"
 _STEP_SHIFT = 48
 """A duration's step is its double without the last 48 bits: 16 steps for each doubling, so that the middle of a step is
 within 3.2 % of every duration in it."""
+
+_BITS, _EDGES = struct.Struct("=qq"), struct.Struct("=dd")
 
 _seconds_of = attrgetter("seconds")
 
@@ -214,12 +217,15 @@ def _bytes(name: str, group: Sequence[Exchange]) -> int:
 
 
 def _middle_of(step: int) -> float:
-    edges = np.array([step << _STEP_SHIFT, (step + 1) << _STEP_SHIFT], np.int64).view(np.float64)
-    return float(edges.mean()) if step else 0.0
+    lower, upper = _EDGES.unpack(_BITS.pack(step << _STEP_SHIFT, (step + 1) << _STEP_SHIFT))
+    return (lower + upper) / 2 if step else 0.0
 
 
 def _change_each(counts: "dict[str, int] | dict[int, int]", by: "dict[str, int] | dict[int, int]", sign: int) -> None:
     """Add *by*, *sign* times, to *counts*; what becomes zero is left out."""
+    if not counts and sign > 0:
+        counts.update(by)  # type: ignore[arg-type]
+        return
     for key, count in by.items():
         if left := counts.get(key, 0) + sign * count:  # type: ignore[arg-type]
             counts[key] = left  # type: ignore[index]
