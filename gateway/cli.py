@@ -311,7 +311,9 @@ async def _serve_until_stopped(
         settle()
         announce.info("tensor-gateway %s serves clients on %s", __version__, application.listen_url)
         announce.info("status page, metrics and health on %s", application.admin_url)
-        notifier.ready(f"clients on {application.listen_url}, status page, metrics and health on {application.admin_url}")
+        notifier.ready(
+            f"clients on {application.listen_url}, status page, metrics and health on {application.admin_url}"
+        )
         notifier.start_watchdog(application.stalled)
         if not options.no_first_look:
             look.look_at(config)

@@ -93,6 +93,17 @@ class Prometheus:
             assert time.monotonic() < deadline_s, missing
             await asyncio.sleep(0.5)
 
+    async def until_alerts(self, names: set[str]) -> list[dict[str, Any]]:
+        """Wait until all alerts of these *names* are pending or firing; what is known of them and of others."""
+        deadline_s = time.monotonic() + WAIT_S
+        while True:
+            alerts: list[dict[str, Any]] = (await self.get("alerts"))["alerts"]
+            missing = names - {alert["labels"]["alertname"] for alert in alerts}
+            if not missing:
+                return alerts
+            assert time.monotonic() < deadline_s, missing
+            await asyncio.sleep(0.5)
+
 
 @asynccontextmanager
 async def prometheus(folder: Path, target: str) -> AsyncIterator[Prometheus]:
@@ -281,9 +292,8 @@ async def test_every_query_of_the_dashboard_and_of_the_alerts_has_data(watched: 
             selector, _, label = query.removeprefix("label_values(").removesuffix(")").rpartition(", ")
             found = await watched.prometheus.get(f"label/{label}/values", **{"match[]": selector})
             assert found, variable["name"]
-    alerts = (await watched.prometheus.get("alerts"))["alerts"]
+    alerts = await watched.prometheus.until_alerts(PROVOKED)
     texts = [text for alert in alerts for text in alert["annotations"].values()]
-    assert {alert["labels"]["alertname"] for alert in alerts} >= PROVOKED
     assert [text for text in texts if "error" in text.lower() and "template" in text] == []
     blamed = await watched.prometheus.get("query", query="sum by (blame) (tensor_gateway_errors_total) > 0")
     assert {sample["metric"]["blame"] for sample in blamed["result"]} == {"client", "backend", "gateway"}

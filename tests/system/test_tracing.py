@@ -325,7 +325,8 @@ async def test_without_the_extra_a_reload_with_tracing_changes_nothing(tmp_path:
         text = configuration(Collector("http://127.0.0.1:4318"), backend.url)
         file.write_text(text.replace("tracing:", "#"))
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", WITHOUT_THE_EXTRA, "serve", "--config", str(file)), stderr=asyncio.subprocess.PIPE
+            *(sys.executable, "-c", WITHOUT_THE_EXTRA, "serve", "--config", str(file), "--no-first-look"),
+            stderr=asyncio.subprocess.PIPE,
         )
         assert process.stderr is not None
         try:
