@@ -100,7 +100,8 @@ def user_of(address: Address) -> str:
 
 def _tcp_sockets(address: Address) -> Iterator[tuple[int, int | None]]:
     """Inode and user of the sockets that listen where *address* does."""
-    wanted = {ipaddress.ip_address(info[4][0].partition("%")[0]) for info in _infos(address)}
+    infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    wanted = {ipaddress.ip_address(str(info[4][0]).partition("%")[0]) for info in infos}
     for file in ("net/tcp", "net/tcp6"):
         with suppress(FileNotFoundError), (_PROC / file).open() as lines:
             for fields in map(str.split, lines):
@@ -108,10 +109,6 @@ def _tcp_sockets(address: Address) -> Iterator[tuple[int, int | None]]:
                     listens = _address(fields[1][:-5])
                     if listens.is_unspecified or listens in wanted or any(each.is_unspecified for each in wanted):
                         yield int(fields[9]), int(fields[7])
-
-
-def _infos(address: Address) -> list[tuple[object, object, object, str, tuple[str, int]]]:
-    return socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)  # type: ignore[return-value]
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
@@ -183,9 +180,9 @@ def _another(address: Address) -> str:
 def _is_free(address: Address) -> bool:
     """Whether *address* could be listened on now."""
     try:
-        info = _infos(address)[0]
-        with socket.socket(info[0], socket.SOCK_STREAM) as probe:  # type: ignore[arg-type]
-            probe.bind(info[4])
+        family, type_, _, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, type_) as probe:
+            probe.bind(where)
     except OSError as error:
         return error.errno != errno.EADDRINUSE
     return True

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from operator import attrgetter
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -37,6 +38,8 @@ within 3.2 % of every duration in it."""
 _BITS, _EDGES = struct.Struct("=qq"), struct.Struct("=dd")
 
 _seconds_of = attrgetter("seconds")
+
+K = TypeVar("K", str, int)
 
 
 class Sums(msgspec.Struct):
@@ -221,16 +224,16 @@ def _middle_of(step: int) -> float:
     return (lower + upper) / 2 if step else 0.0
 
 
-def _change_each(counts: "dict[str, int] | dict[int, int]", by: "dict[str, int] | dict[int, int]", sign: int) -> None:
+def _change_each(counts: dict[K, int], by: dict[K, int], sign: int) -> None:
     """Add *by*, *sign* times, to *counts*; what becomes zero is left out."""
     if not counts and sign > 0:
-        counts.update(by)  # type: ignore[arg-type]
+        counts.update(by)
         return
     for key, count in by.items():
-        if left := counts.get(key, 0) + sign * count:  # type: ignore[arg-type]
-            counts[key] = left  # type: ignore[index]
+        if left := counts.get(key, 0) + sign * count:
+            counts[key] = left
         else:
-            del counts[key]  # type: ignore[arg-type]
+            del counts[key]
 
 
 def _summed(kept: _Slice) -> Slice:
