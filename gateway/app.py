@@ -225,7 +225,7 @@ class DataPlane:
     async def prepare(self, config: Config) -> Change:
         """Build what *config* means beside what runs. Raises `ConfigError` or `OSError`; nothing has changed then."""
         try:
-            change = self._build(config)
+            change = await self._build(config)
         except ConfigError as error:
             raise ConfigError(without_hidden_paths(config, str(error))) from None
         running = self.gateway.serving.upstreams
@@ -239,7 +239,7 @@ class DataPlane:
                 raise
         return change
 
-    def _build(self, config: Config) -> Change:
+    async def _build(self, config: Config) -> Change:
         plan = Plan.of(config, self.gateway.serving.plan.name)
         tls = TlsContext.following(self._listener.tls, "tls", config.tls) if config.tls is not None else None
         running = self.gateway.serving.upstreams
@@ -247,7 +247,9 @@ class DataPlane:
             name: running[name] if self._keeps(backend) else Upstream(backend, running.get(name))
             for name, backend in plan.backends.items()
         }
-        return Change(config, Serving(plan, upstreams), tls, _tracing(config, self._tracing))
+        # last, because only `Change` closes it; in a thread, because the first time OpenTelemetry is imported
+        tracing = await asyncio.to_thread(_tracing, config, self._tracing)
+        return Change(config, Serving(plan, upstreams), tls, tracing)
 
     async def abandon(self, change: Change) -> None:
         """Give *change* up, which was prepared."""
