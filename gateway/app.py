@@ -74,7 +74,7 @@ def settle() -> None:
 
 
 def file_problems(config: Config) -> Iterator[tuple[str, str]]:
-    """What is wrong with what *config* names, files and an extra: the path of the key, and the reason."""
+    """What is wrong with the files and the extra that *config* needs: the path of the key, and the reason."""
     for problems in (certificates.tls_problems, token_problems, tracing_problems):
         for key, reason in problems(config):
             yield key, without_hidden_paths(config, reason)
@@ -165,7 +165,7 @@ class DataPlane:
         return [self._listener.tls, *(upstream.tls for upstream in self._upstreams)]
 
     async def _expect(self) -> None:
-        """Let the metrics have their limits, and zeros for all that may be counted."""
+        """Tell the metrics what is limited, and what there will be to count, which begins with 0."""
         self.metrics.observe_limits(self.server.limits)
         plan = self.gateway.serving.plan
         for _ in self.metrics.expect(plan.router.names, plan.backends):
@@ -352,7 +352,7 @@ def _access_log(config: Config) -> AccessLog | FailureLog:
 
 
 def _tracing(config: Config, before: Tracing | None) -> Tracing | None:
-    """What traces requests, if *config* wants it: the one *before* if it says the same. Raises `ConfigError`."""
+    """The tracing that *config* asks for, if any: *before*, if it has the same settings. Raises `ConfigError`."""
     settings = config.tracing
     if before is not None and before.settings == settings:
         return before

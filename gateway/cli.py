@@ -44,7 +44,7 @@ _ENDPOINT = "backends.default.endpoints[0]"
 """The key that `--backend` stands for."""
 
 _HOST_AND_PORT = re.compile(r"(localhost|[\w.-]+:[0-9]+|\[[0-9A-Fa-f:.]+\](:[0-9]+)?)(/|$)", re.ASCII)
-"""What a URL begins with whose scheme was forgotten."""
+"""How a URL begins whose scheme was forgotten."""
 
 _OF_KSERVE = ("predictor_host", "model_name", "http_port")
 """Options that KServe appends to the arguments of a transformer's container, each with a value.
@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _fail(reason: object, code: int) -> int:
-    """Print each line of *reason* on standard error; *code*."""
+    """Print each line of *reason* on standard error, and return *code*."""
     print(f"tensor-gateway: {reason}".replace("\n", "\ntensor-gateway: "), file=sys.stderr)
     return code
 

@@ -54,7 +54,7 @@ class Exchange(msgspec.Struct, gc=False):
     """
 
     client: str
-    """The client's address; where the peer is a trusted proxy, by what that says."""
+    """The client's address; behind a trusted proxy, the one that the proxy names."""
     method: str
     path: str
     request_id: str
@@ -83,7 +83,7 @@ class Exchange(msgspec.Struct, gc=False):
     """When the codec began, by `time.perf_counter`; 0 if it did not."""
     response_codec_at_s: float = 0.0
     request_codec_until_s: float = 0.0
-    """When its last step ended, where there were several; the time between them is not the codec's."""
+    """When the codec's last step ended, if it worked in steps; the time between them is not the codec's."""
     response_codec_until_s: float = 0.0
     input_datatypes: list[str] = []
     output_datatypes: list[str] = []

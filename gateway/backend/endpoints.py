@@ -13,7 +13,7 @@ from gateway.certificates import TlsContext
 from gateway.policy.ejection import Ejection
 
 REASON_CHARACTERS = 300
-"""The most of a reason that is kept of each change; parts of it may come from the endpoint."""
+"""The longest reason of a change that is kept; parts of it may come from the endpoint."""
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -84,7 +84,7 @@ class Change:
     """When and why the state of an endpoint has changed."""
 
     reason: str = ""
-    """In words, shortened; empty for how it was at first."""
+    """In words, shortened; empty for the first state."""
     at_s: float = field(default_factory=time.time)
     """The time of day, in seconds since 1970."""
 
@@ -115,7 +115,7 @@ class EndpointState:
 
     @property
     def last_change(self) -> Change:
-        """Since when, and why, it is as it is: down, else ejected, else up."""
+        """When and why it came into its present state: down, else ejected, else up."""
         if not self.is_up:
             return self.health_change
         if self.is_ejected:

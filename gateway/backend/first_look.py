@@ -37,7 +37,7 @@ LOOK_S = 5.0
 """How long the look at one endpoint may take, with all that is asked."""
 
 TRY_S = 1.0
-"""How long one try of another protocol may take, of that time: most servers close what they do not understand."""
+"""How long one try of another protocol may take, within `LOOK_S`: most servers close what they do not understand."""
 
 AT_ONCE = 8
 """How many endpoints are looked at at the same time."""
@@ -335,7 +335,7 @@ def _client_hello(server_name: str) -> bytes:
 
 
 def judge(answer: Answer, base_path: str = "") -> Finding | None:
-    """What *answer* to `GET /v2` says about who gave it; None: it has to be asked more."""
+    """What *answer* to `GET /v2` says about the server; None if more has to be asked."""
     says = f"answers GET {base_path}/v2 with"
     if answer.status in (401, 403):
         return Finding(Level.GOOD, f"answers, and needs credentials ({answer.status_line}): clients send theirs")
@@ -391,8 +391,8 @@ def _as_v1(answer: Answer) -> str:
 
 
 def _as_invocations(answer: Answer) -> str:
-    return "it has /invocations, as MLflow's own server does, whose JSON is another" * (answer.status == 405)
+    return "it has /invocations, as MLflow's own server does, whose JSON is another" if answer.status == 405 else ""
 
 
 _OTHERS = {"/v1/models": _as_v1, "/invocations": _as_invocations}
-"""What other servers are recognized by: a path, and what its answer is told from."""
+"""How other servers are recognized: a path, and what makes words of its answer, or nothing if it is not theirs."""

@@ -237,7 +237,7 @@ def _converted(value: Any, type_: Any, base: Path, is_from_outside: bool) -> Any
 
 
 def _meant(value: Any, type_: Any) -> str | None:
-    """What *value*, which is not of *type_*, was probably meant to be."""
+    """What was probably meant by *value*, which is not a valid *type_*; None if there is no good guess."""
     if type_ is Endpoint:
         return meant_endpoint(value)
     return nearest(value, choices_of(type_) or CHOICES.get(type_, [])) if isinstance(value, str) else None

@@ -167,7 +167,7 @@ class Logging(Part, frozen=True):
     level: typing.Literal["debug", "info", "warning", "error"] = "info"
     access: typing.Literal["json", "text", "none"] = "json"
     sample: float = 1
-    """The share of requests that went well which is logged; all others always are."""
+    """The share of successful requests that is logged; failed ones always are."""
     server_timing: bool = False
     """Whether replies say in `Server-Timing` where their time went."""
 
@@ -177,7 +177,7 @@ class Logging(Part, frozen=True):
             yield "sample", "expected a share from 0 to 1"
 
     def warnings(self) -> Iterator[Problem]:
-        """Failures alone are never left out."""
+        """Without an access log there is nothing to sample."""
         if self.access == "none" and self.sample < 1:
             yield "sample", "without effect: `access` is none"
 
@@ -188,7 +188,7 @@ class Tracing(Part, frozen=True):
     endpoint: Endpoint
     """Of the collector; without a path, `/v1/traces`."""
     sample: float = 1
-    """The share of the traces that begin here; of others whoever began them has decided."""
+    """The share of traces that is sampled, of those that begin here; for others the client has decided."""
     headers: dict[str, str] = {}
     """Sent with the spans, for collectors that ask for a key."""
     service_name: str = "tensor-gateway"

@@ -113,13 +113,13 @@ class FilePath(str):
 
 
 class ProxyNetwork(str):
-    """The address of a proxy before the gateway, a network of such, or `unix`: whoever uses a `unix:` listener."""
+    """The address of a proxy in front of the gateway, a network, or `unix`: all clients of a `unix:` listener."""
 
     __slots__ = ()
 
     @property
     def is_everybody(self) -> bool:
-        """Whether every address of a family is in it."""
+        """Whether it holds all addresses of IPv4 or of IPv6."""
         return self.endswith("/0")
 
 
@@ -279,7 +279,7 @@ def _endpoint(value: Any, base: Path) -> Endpoint:
 
 
 def meant_endpoint(value: Any) -> str | None:
-    """The endpoint that *value*, which is none, was probably meant to be."""
+    """The endpoint that was probably meant by *value*, which is not valid; None if there is no good guess."""
     if not isinstance(value, str) or len(value) > SHOWN_CHARACTERS or "@" in value or "?" in value:
         return None
     meant = _OF_THE_PROTOCOL.split(value)[0] if "://" in value else f"http://{value}"

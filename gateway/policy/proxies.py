@@ -1,4 +1,4 @@
-"""Which peers are proxies that may say who the client is, and who it is by what they say (`trusted_proxies`).
+"""Which peers are trusted to say who the client is, and whom they name (`trusted_proxies`).
 
 Here: addresses and chains of them. Not here: which headers go to backends (`crossing`).
 """
@@ -21,10 +21,10 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class TrustedProxies:
-    """The proxies before the gateway."""
+    """The proxies in front of the gateway."""
 
     def __init__(self, networks: Iterable[str]) -> None:
-        """*networks* are addresses, networks, and other names of peers, such as `unix`, each for itself."""
+        """*networks* are addresses, networks, and names of other peers, such as `unix`."""
         self._networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
         self._names = set()
         for network in networks:
@@ -40,7 +40,7 @@ class TrustedProxies:
         if known is None:
             if len(self._remembered) >= MAX_REMEMBERED:
                 self._remembered.clear()
-            # the zone of a link-local address is this machine's own word for a network card
+            # the zone of a link-local address names a network interface of this machine
             address = _address(peer.partition("%")[0])
             known = peer in self._names or (address is not None and self._holds(address))
             self._remembered[peer] = known

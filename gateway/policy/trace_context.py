@@ -53,5 +53,5 @@ def trace_of(headers: Headers, bits: int, share: float) -> Trace:
         is_sampled = bool(int(parent[4], 16) & _SAMPLED)
         return Trace(parent[2], span_id, is_sampled, parent[3], headers.joined("tracestate"))
     trace_id = bits & (1 << 128) - 1 or 1
-    # by the id, so that all who sample by its last 56 bits decide alike
+    # by the id, whose bits are random
     return Trace(f"{trace_id:032x}", span_id, trace_id & (1 << 56) - 1 < share * (1 << 56))

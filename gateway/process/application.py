@@ -62,7 +62,7 @@ class Application:
         return self.data_plane.not_usable() if self._is_serving else "starting"
 
     def stalled(self) -> str | None:
-        """As `Supervisor.stalled`: None, because what asks runs on the only event loop there is."""
+        """See `Supervisor.stalled`. Always None: there is one event loop, and as long as this is called, it runs."""
         return None
 
     async def _status(self) -> Status:

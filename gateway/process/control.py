@@ -44,7 +44,7 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 
 class Look(msgspec.Struct, frozen=True, tag=True):
-    """Down: how is it going? Answered by `Seen`, after what was asked before."""
+    """Down: asks for a reading of the worker, for the status page. Answered by `Seen`."""
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):
@@ -73,7 +73,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
-    """Up: the worker's event loop turns; sent again and again. Has no answer."""
+    """Up: the worker's event loop runs; sent again and again. Has no answer."""
 
 
 class Seen(msgspec.Struct, frozen=True, tag=True):

@@ -63,7 +63,7 @@ def explained(error: OSError, config: Config, flags: Flags) -> OSError:
 
 
 def _hint(number: int | None, address: Address, flag: str) -> str:
-    """What to add to the reason *number* for which *address* cannot be listened on."""
+    """What to say after the reason, errno *number*, for which *address* cannot be listened on."""
     match number:
         case errno.EADDRINUSE:
             return f"{user_of(address)}; to listen elsewhere: {flag}{_another(address)}"

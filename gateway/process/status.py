@@ -38,7 +38,7 @@ EXPIRES_SOON_S = 14 * 24 * 3600.0
 """How long before its end a certificate is a problem."""
 
 DEATH_SHOWN_S = 600.0
-"""How long the death of a worker is a problem; it has long been replaced by then."""
+"""How long the death of a worker is shown as a problem."""
 
 State = Literal["ok", "warning", "critical"]
 Severity = Literal["critical", "warning", "notice"]
@@ -60,7 +60,7 @@ class Answered(NamedTuple):
 
 
 class Death(NamedTuple):
-    """The end of a worker that nobody asked for."""
+    """A worker that ended without having been told to."""
 
     pid: int
     code: int
@@ -371,7 +371,7 @@ def _routes(config: Config, sums: Mapping[str, Sums], seconds: float) -> list[Ro
 
 
 def _soonest(certificates: Iterable[Iterable[Certificate]]) -> list[Certificate]:
-    """Each once; where processes have different ones for a moment, that which expires first."""
+    """One for each place in the configuration; where processes differ for a moment, the one that expires first."""
     found: dict[str, Certificate] = {}
     for each in (certificate for part in certificates for certificate in part):
         if each.where not in found or each.expires_s < found[each.where].expires_s:
@@ -488,5 +488,5 @@ def _of(count: int, total: int) -> str:
 
 
 def _sentence(text: str) -> str:
-    """*text* as a part of a line."""
+    """*text* on one line."""
     return " ".join(text.split())

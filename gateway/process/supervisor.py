@@ -68,7 +68,7 @@ LOOK_S = 1.0
 """How long the status page waits for a worker; beyond it, what the worker said before is shown, with its age."""
 
 FRESH_S = 0.5
-"""How old an answer of a worker may be that is shown again: so many pages that are open cost no more than one."""
+"""How long the answer of a worker is shown before it is asked again: many open pages cost no more than one."""
 
 MAX_ANSWERS = 4
 """The most answers of a worker that wait to be read; it gives one to each question, and is asked one at a time."""
@@ -299,7 +299,7 @@ class Supervisor:
         return kept
 
     def stalled(self) -> str | None:
-        """Which workers hang, so that systemd's watchdog shall end the gateway; None if none does."""
+        """Which workers hang, for which systemd's watchdog shall end the gateway; None if none does."""
         latest_s = asyncio.get_running_loop().time() - SILENT_S
         hanging = [str(worker.pid) for worker in self._serving() if worker.heard_s < latest_s]
         return f"nothing was heard of worker {', '.join(hanging)} for {SILENT_S:g} s" if hanging else None

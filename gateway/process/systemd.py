@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 LOOKS = 4
-"""How often a service is proved alive in the time that systemd gives it: one look may come late or find a pause."""
+"""How many proofs of life are sent in the time within which systemd expects one, so that one may be late."""
 
 SEND_S = 0.1
 """How long a message may wait for room in systemd's socket, which holds the event loop; beyond it, it is lost."""

@@ -38,7 +38,7 @@ REPORT_S = 0.1
 """How often a worker looks whether the state of its endpoints has changed, and tells the supervisor."""
 
 ALIVE_REPORTS = 5
-"""Of so many looks, one tells the supervisor also that the event loop turns: every half second."""
+"""Every so many looks the supervisor is also told that the event loop runs: every half second."""
 
 log = logging.getLogger("gateway")
 

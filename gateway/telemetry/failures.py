@@ -53,7 +53,7 @@ class Failures:
         self._kept: dict[Blame, deque[Failure]] = {blame: deque(maxlen=KEPT) for blame in Blame}
 
     def add(self, group: Iterable[Exchange]) -> None:
-        """Keep finished exchanges that failed; the event loop's clock, which they know, is the monotonic one."""
+        """Keep those finished exchanges that failed. Their times are of the event loop's clock: `time.monotonic`."""
         offset_s = time.time() - time.monotonic()
         for exchange in group:
             kind = exchange.error
@@ -68,7 +68,7 @@ class Failures:
 
 
 def latest(failures: Iterable[Failure]) -> list[Failure]:
-    """As many of *failures* as one process would have kept, the last first."""
+    """The last `KEPT` of *failures* for each blame, the last first."""
     kept = []
     left = {blame.value: KEPT for blame in Blame}
     for failure in sorted(failures, key=lambda each: each.at_s, reverse=True):
@@ -97,7 +97,7 @@ def _failure(exchange: Exchange, reason: str, blame: Blame, at_s: float) -> Fail
 
 
 def _shown(text: str, n_characters: int) -> str:
-    """*text* without its middle if it is long, and without half characters, which JSON cannot hold."""
+    """*text* without its middle if it is long; lone surrogates, which JSON cannot hold, are escaped."""
     if len(text) > n_characters:
         half = n_characters // 2
         text = f"{text[:half]} ... {text[-half:]}"

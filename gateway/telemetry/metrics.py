@@ -42,7 +42,7 @@ MAX_MODELS = 200
 """The most models with a label of their own; the others share the label `other`."""
 
 _SIZES = tuple(256.0 * 4**power for power in range(12))  # 256 B to 1 GiB
-# A quantile is wrong by 2.5 times at most: that is how far two neighbours lie apart.
+# Neighbours differ by a factor of 2.5 at most, and no quantile is further off than that.
 _REQUEST_SECONDS = (
     0.001,
     0.0025,
@@ -90,13 +90,13 @@ _ERRORS = {(kind.label, blame_of(kind, status).value): kind for kind in ErrorKin
 
 _FAILURES = sorted(kind.label for kind in FAILURES)
 _CODES = ("200", *_FAILURES)
-"""How attempts end; other statuses have a series once they occur."""
+"""The ends of attempts that have a series from the start; other statuses have one once they occur."""
 
 ZEROS_AT_ONCE = 5
 """How many series of `Metrics.expect` are made in one go: 0.7 ms where they are histograms of a worker."""
 
 MAX_NEW_ENDPOINTS = 8
-"""Of how many new endpoints the series are made in one go: 0.6 ms in a worker."""
+"""How many new endpoints get their series in one go, which takes a worker 0.6 ms."""
 
 # What exchanges are sorted by, and what is taken of those that are alike; both without Python's bytecode.
 _kind_of = attrgetter("route", "backend", "client_format", "reply_format", "upstream_format", "error", "is_transcoded")
@@ -115,7 +115,7 @@ class EndpointReading(msgspec.Struct, frozen=True, array_like=True):
     idle: int
     """Connections that are open and kept for the next."""
     reason: str = ""
-    """Why it is as it is, in words; empty for an endpoint that is as it was at first."""
+    """Why it is in this state, in words; empty if its state has never changed."""
     since_s: float = 0.0
     """Since when, in seconds since 1970."""
 
@@ -285,7 +285,7 @@ class Metrics:
         gauge("build_info", "1, labelled with the version", "version", mode="livemax").labels(__version__).set(1)
 
     def expect(self, routes: Iterable[str], backends: Iterable[str]) -> Iterator[None]:
-        """Let there be zeros for these *routes* and *backends*: without one, `increase` misses the first of anything.
+        """Make the series of *routes* and *backends*, with 0: of one that begins with 1, `increase` misses the first.
 
         Yields after every few series that are new, because each takes a worker 0.1 ms.
         """
@@ -505,7 +505,7 @@ def _each(name: str, records: Iterable[Exchange | Attempt]) -> Iterator[Any]:
 
 
 def _let_be_zero(waiting: Counts | Amounts, *labels: str | int) -> None:
-    """Let the series with these *labels* be made, the next time that is added up."""
+    """Let the next `add_up` make the series with these *labels*."""
     _ = waiting[labels]
 
 

@@ -69,7 +69,7 @@ class ProcessCollector(Collector):
         workers = [reading for pid in self._workers() if (reading := ProcessReading.of(pid)) is not None]
         readings = [own, *workers]
         cpu = CounterMetricFamily("process_cpu_seconds", "Processor time, user and system, of all processes")
-        # a worker that ends between two readings is in neither: to Prometheus a lower count would be a new start
+        # the time of a worker that has just ended may be missing; Prometheus takes a lower count for a restart
         self._cpu_s = max(self._cpu_s, sum(reading.cpu_s for reading in readings))
         cpu.add_metric((), self._cpu_s)
         yield cpu

@@ -2,7 +2,8 @@
 
 `Metrics` hands over finished exchanges in groups of one kind, so each number is taken of a whole group in one step.
 The sums of a minute are kept as slices of some seconds, and a slice that is too old is subtracted. All sums are whole
-numbers, so that nothing is left of them. Not here: counts since the start (`metrics`) and single errors (`failures`).
+numbers, so that subtracting leaves no rounding errors. Not here: counts since the start (`metrics`), single errors
+(`failures`).
 """
 
 import struct
@@ -20,7 +21,7 @@ from gateway.errors import blame_of
 from gateway.exchange import Exchange
 
 SLICE_S = 3
-"""How long one slice is: what is old leaves the sums in steps of this."""
+"""The length of one slice; what is older than a minute is subtracted one slice at a time."""
 
 N_SLICES = 20
 """How many slices are kept, the one that is being filled included: the last minute."""
@@ -60,7 +61,7 @@ class Sums(msgspec.Struct):
     reasons: dict[str, int] = {}
     """How many have failed, by the error's label."""
     steps: dict[int, int] = {}
-    """How many took how long, see `percentile`."""
+    """How many requests took how long, by the step of their duration (`_STEP_SHIFT`)."""
 
     @property
     def errors(self) -> int:

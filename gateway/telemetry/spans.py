@@ -42,7 +42,7 @@ DETAIL_CHARACTERS = 512
 _SCOPE = InstrumentationScope("tensor-gateway", __version__)
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _UNSET = Status()
-# Paths of the protocol with the names in them left out: a name of few values, as `http.route` has to be.
+# Paths of the protocol. Models and versions become placeholders, because `http.route` must have few values.
 _MODEL_PATH = re.compile(
     r"(.*/models)/[^/]+(/versions/[^/]+)?(/(?:infer|generate|generate_stream|ready|stats|config))?"
 )
@@ -77,7 +77,7 @@ class SpanExport:
 
 
 class _Spans:
-    """Those of one exchange. `ReadableSpan` is made by itself, since a span that is started has other ids and times."""
+    """Those of one exchange, made as `ReadableSpan`: a span that the SDK starts gets ids and times of its own."""
 
     def __init__(self, exchange: Exchange, trace: Trace, resource: Resource) -> None:
         self._exchange = exchange
@@ -86,7 +86,7 @@ class _Spans:
         self._state = TraceState.from_header([trace.state]) if trace.state else None
         self._own = self._context(trace.span_id)
         self._parent = self._context(trace.parent_id, is_remote=True) if trace.parent_id else None
-        # between the wall clock and the two that the exchange's times are of
+        # what leads from the two clocks of the exchange's times to the wall clock
         now_ns = time.time_ns()
         self._loop_ns = now_ns - time.monotonic_ns()
         self._codec_ns = now_ns - time.perf_counter_ns()
@@ -94,7 +94,7 @@ class _Spans:
         self._end_ns = self._at(exchange.started_s + exchange.seconds)
 
     def all(self) -> list[ReadableSpan]:
-        """In the order in which they are sent: where the request's own has come, all have."""
+        """All of them. The request's own is the last, so that a collector that has it has the others, too."""
         exchange = self._exchange
         spans = []
         n_earlier = 0
@@ -213,7 +213,7 @@ class _Spans:
         end_ns: int,
         status: Status = _UNSET,
     ) -> ReadableSpan:
-        """A child of the request's span. It never reaches outside, not by rounding or because clocks are several."""
+        """A child of the request's span, cut to its time, which rounding and a second clock may exceed a little."""
         start_ns = min(max(start_ns, self._start_ns), self._end_ns)
         return ReadableSpan(
             name,
