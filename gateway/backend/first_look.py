@@ -143,7 +143,8 @@ class FirstLook:
     async def _look_at_backend(self, name: str, backend: Backend, urls: Iterable[str]) -> None:
         """Log what is found at *urls*: a line for each finding."""
         try:
-            tls = TlsContext(f"backends.{name}.tls", backend.tls) if uses_tls(urls) else None
+            # in a thread, because to load the system's authorities takes 20 ms
+            tls = await asyncio.to_thread(TlsContext, f"backends.{name}.tls", backend.tls) if uses_tls(urls) else None
         except ConfigError:  # its files have changed since the start, which the requests report
             return
         try:
