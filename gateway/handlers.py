@@ -338,11 +338,9 @@ class _Call:
         request = self._request
         path = self._match.path.removesuffix("/infer")
         headers = backend.headers.metadata(request)
+        trace = self._trace_for(backend)
         question = BackendRequest(
-            *("GET", path, self._with_own(headers), Body()),
-            is_metadata=True,
-            trace=self._trace_for(backend),
-            is_read_whole=True,
+            "GET", path, self._with_own(headers), Body(), is_metadata=True, trace=trace, is_read_whole=True
         )
 
         async def read(answer: Answer) -> tuple[bytes, bool]:

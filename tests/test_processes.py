@@ -15,7 +15,7 @@ import pytest
 
 from gateway.demo import JsonServer
 from gateway.telemetry import processes
-from gateway.telemetry.processes import ProcessCollector, ProcessReading
+from gateway.telemetry.processes import ProcessCollector, Usage
 from tests.system.gateway_process import gateway_process
 
 BUSY = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\nsys.stdin.read()\n"
@@ -103,7 +103,7 @@ def test_where_the_kernel_does_not_tell_how_many_descriptors_there_are_they_are_
 def test_a_process_that_has_ended_is_left_out() -> None:
     with busy_child() as child:
         pass
-    assert ProcessReading.of(child.pid) is None
+    assert Usage.of(child.pid) is None
     assert values(ProcessCollector(lambda: [child.pid]))["process_max_fds"] > 0
 
 
@@ -135,5 +135,5 @@ async def test_a_scrape_has_them_for_all_processes(workers: int, server: JsonSer
 
 def cpu_seconds(pids: Iterable[int]) -> float:
     """Of *pids*, by now, and of their children that have ended."""
-    readings = [ProcessReading.of(pid) for pid in pids]
+    readings = [Usage.of(pid) for pid in pids]
     return sum(reading.cpu_s for reading in readings if reading is not None)

@@ -19,7 +19,7 @@ PROC = Path("/proc")
 _UTIME, _STIME, _CUTIME, _CSTIME, _STARTTIME, _RSS = 11, 12, 13, 14, 19, 21
 
 
-class ProcessReading(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True):
     """What the kernel says of one process."""
 
     resident_bytes: int
@@ -31,7 +31,7 @@ class ProcessReading(msgspec.Struct, frozen=True):
     max_fds: float
 
     @classmethod
-    def of(cls, pid: int) -> "ProcessReading | None":
+    def of(cls, pid: int) -> "Usage | None":
         """That of the process *pid*; None if there is no such process any more, or no `/proc`."""
         folder = PROC / str(pid)
         try:
@@ -63,10 +63,10 @@ class ProcessCollector(Collector):
         Memory that processes share counts for each. The supervisor of workers has its descriptors counted, but not its
         limit: it needs few, and with its limit in the sum the workers could run out below 70 %.
         """
-        own = ProcessReading.of(os.getpid())
+        own = Usage.of(os.getpid())
         if own is None or self._started_s is None:
             return
-        workers = [reading for pid in self._workers() if (reading := ProcessReading.of(pid)) is not None]
+        workers = [reading for pid in self._workers() if (reading := Usage.of(pid)) is not None]
         readings = [own, *workers]
         cpu = CounterMetricFamily("process_cpu_seconds", "Processor time, user and system, of all processes")
         # the time of a worker that has just ended may be missing; Prometheus takes a lower count for a restart
@@ -108,7 +108,7 @@ def _max_fds(limits: str) -> float:
 
 def _started_s() -> float | None:
     """When this process was started, in seconds since 1970; None without `/proc`."""
-    own = ProcessReading.of(os.getpid())
+    own = Usage.of(os.getpid())
     try:
         # only once: on a large machine this file takes milliseconds
         lines = (PROC / "stat").read_text().splitlines()
