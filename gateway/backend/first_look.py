@@ -26,7 +26,7 @@ from gateway import __version__
 from gateway.backend.connections import Connections, UnreachableError
 from gateway.backend.endpoints import Endpoint, EndpointSet
 from gateway.backend.resolving import Names, look_up, usable_addresses
-from gateway.backend.wire import MAX_INTERIM, LostError, NotHttpError
+from gateway.backend.wire import LostError, NotHttpError
 from gateway.certificates import TlsContext, uses_tls
 from gateway.config import Backend, Config
 from gateway.config.values import shortened
@@ -243,12 +243,7 @@ class _Asked:
             wire.begin("GET")
             lines = [f"GET {self._endpoint.base_path}{path} HTTP/1.1", *self._head_lines, "", ""]
             wire.send_first("\r\n".join(lines).encode())
-            for _ in range(MAX_INTERIM + 1):
-                message, reader = await wire.read_head()
-                if not 100 <= message.code < 200:
-                    break
-            else:
-                raise NotHttpError("too many interim answers")
+            message, reader = await wire.read_final_head()
             body = bytearray()
             while len(body) < MAX_BODY_BYTES and (chunk := await wire.read_body(reader)):
                 body += chunk

@@ -16,7 +16,7 @@ import random
 from gateway import __version__
 from gateway.backend.connections import Connections, UnreachableError
 from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
-from gateway.backend.wire import MAX_INTERIM, LostError, NotHttpError, Wire
+from gateway.backend.wire import LostError, NotHttpError, Wire
 from gateway.config import Health
 from gateway.errors import GatewayError
 from gateway.policy.crossing import BackendHeaders
@@ -170,12 +170,7 @@ class HealthProbes:
         lines = [f"GET {endpoint.base_path}{path} HTTP/1.1", f"Host: {endpoint.authority}", *self._head_lines]
         wire.begin("GET")
         wire.send_first("".join(f"{line}\r\n" for line in [*lines, ""]).encode())
-        for _ in range(MAX_INTERIM + 1):
-            message, reader = await wire.read_head()
-            if not 100 <= message.code < 200:
-                break
-        else:
-            raise NotHttpError("too many interim answers")
+        message, reader = await wire.read_final_head()
         n_bytes = 0
         while n_bytes < MAX_BODY_BYTES and (chunk := await wire.read_body(reader)):
             n_bytes += len(chunk)

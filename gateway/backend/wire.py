@@ -254,6 +254,14 @@ class Wire(ResponseHandler):
         except (ClientError, OSError, EofStream):
             raise LostError from None
 
+    async def read_final_head(self) -> tuple[Head, Reader]:
+        """As `read_head`, but without interim heads, of which there may be `MAX_INTERIM`."""
+        for _ in range(MAX_INTERIM + 1):
+            message, reader = await self.read_head()
+            if not 100 <= message.code < 200:
+                return message, reader
+        raise NotHttpError("too many interim answers")
+
     async def read_body(self, reader: Reader) -> bytes:
         """The next bytes of an answer's body, empty at its end. Raises `LostError` and `NotHttpError`."""
         try:
