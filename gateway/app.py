@@ -247,7 +247,7 @@ class DataPlane:
             name: running[name] if self._keeps(backend) else Upstream(backend, running.get(name))
             for name, backend in plan.backends.items()
         }
-        # last, because only `Change` closes it; in a thread, because the first time OpenTelemetry is imported
+        # last, since it may have begun a thread; importing OpenTelemetry would hold the loop for a third of a second
         tracing = await asyncio.to_thread(_tracing, config, self._tracing)
         return Change(config, Serving(plan, upstreams), tls, tracing)
 

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 
@@ -14,7 +13,6 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
 from gateway import config
-from gateway.app import DataPlane
 from gateway.config import Endpoint
 from gateway.errors import ErrorKind
 from gateway.exchange import Attempt, Exchange
@@ -177,26 +175,6 @@ async def test_what_waits_at_the_end_is_given_up_in_time(
         await traced.close()
         is_over.set()
     assert [message for message in caplog.messages if "did not take them in time" in message]
-
-
-async def test_a_reload_that_turns_tracing_on_does_not_hold_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenTelemetry is imported then, which takes a tenth of a second or more."""
-    makers = []
-
-    def made(settings: config.Tracing) -> Tracing:
-        makers.append(threading.current_thread())
-        return Tracing(settings)
-
-    monkeypatch.setattr("gateway.app.Tracing", made)
-    text = "listen: 127.0.0.1:0\nbackends: {a: {endpoints: ['http://127.0.0.1:9']}}\n"
-    data_plane = DataPlane(config.parse(text), "name")
-    try:
-        change = await data_plane.prepare(config.parse(text + "tracing: {endpoint: 'http://127.0.0.1:9'}\n"))
-        await data_plane.abandon(change)
-    finally:
-        await data_plane.stop()
-    assert makers
-    assert threading.main_thread() not in makers
 
 
 def test_opentelemetry_is_not_imported_where_tracing_is_not_configured() -> None:
