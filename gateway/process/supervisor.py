@@ -68,7 +68,7 @@ LOOK_S = 1.0
 """How long the status page waits for a worker; beyond it, what the worker said before is shown, with its age."""
 
 FRESH_S = 0.5
-"""How long the answer of a worker is shown before it is asked again: many open pages cost no more than one."""
+"""How old an answer of a worker may be that is shown again: so many pages that are open cost no more than one."""
 
 MAX_ANSWERS = 4
 """The most answers of a worker that wait to be read; it gives one to each question, and is asked one at a time."""

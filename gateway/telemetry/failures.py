@@ -68,7 +68,7 @@ class Failures:
 
 
 def latest(failures: Iterable[Failure]) -> list[Failure]:
-    """The last `KEPT` of *failures* for each blame, the last first."""
+    """As many of *failures* as one process would have kept, the last first."""
     kept = []
     left = {blame.value: KEPT for blame in Blame}
     for failure in sorted(failures, key=lambda each: each.at_s, reverse=True):

@@ -61,7 +61,7 @@ class Sums(msgspec.Struct):
     reasons: dict[str, int] = {}
     """How many have failed, by the error's label."""
     steps: dict[int, int] = {}
-    """How many requests took how long, by the step of their duration (`_STEP_SHIFT`)."""
+    """How many took how long, see `percentile`."""
 
     @property
     def errors(self) -> int:
