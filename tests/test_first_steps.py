@@ -1,6 +1,7 @@
 """What a newcomer meets: commands that were meant otherwise, ports that are taken, backends that are not there."""
 
 import asyncio
+import contextlib
 import errno
 import os
 import re
@@ -14,7 +15,7 @@ import aiohttp
 import pytest
 
 from gateway.cli import main
-from gateway.config import Address, parse
+from gateway.config import Address, for_backend, parse
 from gateway.demo import JsonServer
 from gateway.process import ports
 from tests.conftest import answering, lying
@@ -187,6 +188,23 @@ async def test_a_taken_port_names_who_has_it_and_the_option_that_changes_it(work
         options = [f"--{each[2]}=127.0.0.1:{each[3]}" for each in found if each]
         async with process("serve", server.url, *options, "--workers", workers) as second:
             assert (await url_in_line(second.stderr)) in (f"http://{options[1].partition('=')[2]}",)
+
+
+def test_two_taken_ports_side_by_side_get_two_others_suggested() -> None:
+    words = ""
+    while not words:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as taken,
+            contextlib.suppress(OSError),
+        ):  # the next may be taken
+            listen, admin = (f"127.0.0.1:{taken.getsockname()[1] + more}" for more in (0, 1))
+            with socket.create_server(("127.0.0.1", int(admin.rpartition(":")[2]))):
+                error = OSError(errno.EADDRINUSE, f"cannot listen on {admin}: address already in use")
+                config = for_backend("http://127.0.0.1:1", listen, admin)
+                words = ports.explained(error, config, ports.COMMAND_LINE).strerror or ""
+    suggested = re.findall(r"--(?:listen|admin) 127\.0\.0\.1:(\d+)", words)
+    assert len(suggested) == 2
+    assert len(set(suggested)) == 2
 
 
 async def test_a_port_that_workers_have_is_named_too_and_the_key_of_the_file(

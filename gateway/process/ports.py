@@ -53,20 +53,25 @@ def explained(error: OSError, config: Config, flags: Flags) -> OSError:
     """*error* of a start with *config*, in more words if an address cannot be listened on: a line for each address."""
     addresses = ((config.admin, flags.admin), (config.listen, flags.listen))
     lines: list[str] = []
+    suggested: set[int] = set()
     for address, flag in addresses:
         said = f"cannot listen on {address}: "
         if (error.strerror or "").startswith(said):
-            lines.insert(0, f"{error.strerror}{_hint(error.errno, address, flag)}")
+            lines.insert(0, f"{error.strerror}{_hint(error.errno, address, flag, suggested)}")
         elif error.errno == errno.EADDRINUSE and user_of(address):  # the next start would fail at this one
-            lines.append(f"{said}{os.strerror(errno.EADDRINUSE).lower()}{_hint(error.errno, address, flag)}")
+            reason = os.strerror(errno.EADDRINUSE).lower()
+            lines.append(f"{said}{reason}{_hint(error.errno, address, flag, suggested)}")
     return OSError(error.errno, "\n".join(lines)) if lines and error.errno is not None else error
 
 
-def _hint(number: int | None, address: Address, flag: str) -> str:
-    """What to say after the reason, errno *number*, for which *address* cannot be listened on."""
+def _hint(number: int | None, address: Address, flag: str, suggested: set[int]) -> str:
+    """What to say after the reason, errno *number*, for which *address* cannot be listened on.
+
+    Ports in *suggested* are those of other hints, to which this adds its own.
+    """
     match number:
         case errno.EADDRINUSE:
-            return f"{user_of(address)}; to listen elsewhere: {flag}{_another(address)}"
+            return f"{user_of(address)}; to listen elsewhere: {flag}{_another(address, suggested)}"
         case errno.EACCES if address.is_unix:
             return "; this user may not write to the socket's folder"
         case errno.EACCES if address.port < 1024:
@@ -167,14 +172,15 @@ def _name(folder: Path) -> str:
     return program if program.isprintable() else repr(program)
 
 
-def _another(address: Address) -> str:
-    """An address like *address* that is free at this moment, as far as it can be found."""
+def _another(address: Address, suggested: set[int]) -> str:
+    """An address like *address* that seems to be free at this moment; its port is added to *suggested*."""
     if address.is_unix:
         return f"{address}.2"
     host, _, _ = address.rpartition(":")
     ports = range(address.port + 1, min(address.port + 1 + TRIED_PORTS, 65536))
-    free = (f"{host}:{port}" for port in ports if _is_free(Address(f"{host}:{port}")))
-    return next(free, f"{host}:0")
+    port = next((each for each in ports if each not in suggested and _is_free(Address(f"{host}:{each}"))), 0)
+    suggested.add(port)
+    return f"{host}:{port}"
 
 
 def _is_free(address: Address) -> bool:
