@@ -28,7 +28,7 @@ HOP_BY_HOP = frozenset(
 # Made anew for the backend: its host, the framing of its body, who the client was, and the name of the request, which
 # the caller adds, as it does with the length.
 _NOT_TO_BACKEND = HOP_BY_HOP | {"host", "content-length", "expect", "x-forwarded-for", "x-request-id"}
-# What proxies say of the client, besides X-Forwarded-For; dropped if the peer is not trusted.
+# What proxies say of the client, besides X-Forwarded-For: of others it is dropped.
 _SAID_BY_PROXIES = frozenset({"forwarded", "x-forwarded-host", "x-forwarded-proto"})
 # These describe the client's body, which the gateway has inflated or turned into JSON.
 _OF_THE_BODY = frozenset(

@@ -299,7 +299,7 @@ class Supervisor:
         return kept
 
     def stalled(self) -> str | None:
-        """Which workers hang, for which systemd's watchdog shall end the gateway; None if none does."""
+        """Which workers hang, so that systemd's watchdog shall end the gateway; None if none does."""
         latest_s = asyncio.get_running_loop().time() - SILENT_S
         hanging = [str(worker.pid) for worker in self._serving() if worker.heard_s < latest_s]
         return f"nothing was heard of worker {', '.join(hanging)} for {SILENT_S:g} s" if hanging else None
