@@ -76,10 +76,13 @@ async def test_other_work_runs_between_the_pieces_of_a_scrape() -> None:
             turns += 1
             await asyncio.sleep(0)
 
-    def collect() -> Iterator[Metric]:
+    def parts() -> Iterator[Metric]:
         for _ in range(20):
             turns_at_parts.append(turns)
             yield Metric("busy", "Words", "gauge")
+
+    async def collect() -> Iterator[Metric]:
+        return parts()
 
     config = parse("admin: 127.0.0.1:0\nbackends: {a: {endpoints: ['http://127.0.0.1:1']}}")
 

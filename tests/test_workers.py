@@ -16,6 +16,7 @@ from gateway import __version__
 from gateway.config import load, parse
 from gateway.demo import JsonServer
 from gateway.process import supervisor as supervisor_module
+from gateway.process.control import METRICS_FOLDER
 from gateway.process.supervisor import Supervisor
 from tests.conftest import Client, tensor
 from tests.test_cli import process, url_in_line
@@ -87,6 +88,36 @@ async def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(tmp_path
         assert serve.returncode == 0
         assert b"died with code -9; it is replaced" in errors
         assert b"Traceback" not in errors
+
+
+def metrics_files(pid: int) -> list[Path]:
+    """The files in which the workers of the supervisor *pid* count."""
+    (worker, *_) = children_of(pid)
+    variables = Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")
+    (folder,) = (each.partition(b"=")[2] for each in variables if each.startswith(METRICS_FOLDER.encode()))
+    return list(Path(folder.decode()).iterdir())
+
+
+@pytest.mark.slow
+async def test_workers_that_die_again_and_again_leave_one_set_of_files(tmp_path: Path, server: JsonServer) -> None:
+    async with process("serve", "--config", configuration(tmp_path, server)) as serve:
+        url, admin = await url_in_line(serve.stderr), await url_in_line(serve.stderr)
+        async with aiohttp.ClientSession() as session:
+            client = Client(session, None, url, admin)  # type: ignore[arg-type]
+            counted = 'tensor_gateway_requests_total{code="200",model="identity",route="a"}'
+            n_files = len(metrics_files(serve.pid))
+            for round_ in range(1, 4):
+                await infer_afresh(client, 10)
+                while (await client.metrics()).get(counted, 0) < 10 * round_:
+                    await asyncio.sleep(0.05)
+                for pid in children_of(serve.pid):
+                    os.kill(pid, signal.SIGKILL)
+                while (metrics := await client.metrics()).get("tensor_gateway_in_flight_bytes_limit", 0) < 2 * 1024**3:
+                    await asyncio.sleep(0.05)
+                assert metrics["tensor_gateway_workers_replaced_total"] == 2 * round_
+                assert metrics[counted] == 10 * round_
+                assert metrics['tensor_gateway_request_seconds_count{model="identity",route="a"}'] == 10 * round_
+            assert len(metrics_files(serve.pid)) == n_files + len(("counter", "histogram"))
 
 
 @pytest.mark.slow
@@ -220,6 +251,6 @@ async def test_a_worker_that_dies_before_it_listens_leaves_no_files(
     try:
         with pytest.raises(OSError, match="a worker did not start"):
             await supervisor._spawn()
-        assert list(supervisor._folder.iterdir()) == []
+        assert list(supervisor._metrics.folder.iterdir()) == []
     finally:
         await supervisor.stop()

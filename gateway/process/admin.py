@@ -48,13 +48,13 @@ class AdminListener:
         self,
         address: Address,
         config: Callable[[], Config],
-        metrics: Callable[[], Iterable[Metric]],
+        metrics: Callable[[], Awaitable[Iterable[Metric]]],
         not_ready: Callable[[], str | None],
         status: Callable[[], Awaitable[Status]],
     ) -> None:
         """What is true at this moment: *config* is effective, *metrics* are collected, maybe in parts.
 
-        *not_ready* gives the reason why clients should not come, or None. *status* may ask other processes.
+        *not_ready* gives the reason why clients should not come, or None. *metrics* and *status* may wait for others.
         """
         self._address = address
         self._config = config
@@ -110,7 +110,7 @@ class AdminListener:
     async def _metrics(self, request: web.BaseRequest) -> web.Response:
         exposition = Exposition(request.headers.get("Accept", ""))
         text = bytearray()
-        for piece in exposition.pieces(self._collected()):
+        for piece in exposition.pieces(await self._collected()):
             text += piece
             await asyncio.sleep(0)  # in one process, clients are served on this loop
         return web.Response(body=text, headers={"Content-Type": exposition.content_type})

@@ -52,7 +52,7 @@ class Application:
         application._is_serving = True
         return application
 
-    def _metrics(self) -> Iterator[Metric]:
+    async def _metrics(self) -> Iterator[Metric]:
         self.data_plane.observe_load()
         return self.data_plane.metrics.collect()
 

@@ -19,8 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
-from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client import Metric
 
 from gateway.app import new_name, require_usable_files
 from gateway.client import listeners
@@ -45,6 +44,7 @@ from gateway.process.control import (
 from gateway.process.descriptors import fit
 from gateway.process.reload import keep_fixed
 from gateway.process.status import Answered, Death, Listens, Status, status_of
+from gateway.process.worker_metrics import WorkerMetrics
 from gateway.telemetry.log_writer import change_level
 from gateway.telemetry.metrics import StateCollector
 from gateway.telemetry.processes import ProcessCollector
@@ -170,8 +170,8 @@ class Supervisor:
         self._config = config
         self._listen = config.listen
         """Where the workers listen: with the real port."""
-        self._folder = _new_folder()
-        self._admin = AdminListener(config.admin, lambda: self._config, self._metrics, self._not_ready, self._status)
+        self._metrics = WorkerMetrics(_new_folder())
+        self._admin = AdminListener(config.admin, lambda: self._config, self._collect, self._not_ready, self._status)
         self._last_death: Death | None = None
         self._is_draining = False
         self.name = new_name()
@@ -229,7 +229,7 @@ class Supervisor:
                 *(sys.executable, "-m", "gateway.process.worker", str(tell), self.name, *map(str, inherited)),
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=[tell, *inherited],
-                env={**os.environ, METRICS_FOLDER: str(self._folder)},
+                env={**os.environ, METRICS_FOLDER: str(self._metrics.folder)},
             )
         except BaseException:
             os.close(told)
@@ -248,8 +248,7 @@ class Supervisor:
             self._workers.pop(worker.pid, None)
             worker.kill()
             await process.wait()
-            for file in self._folder.glob(f"*_{worker.pid}.db"):  # it has counted nothing
-                file.unlink(missing_ok=True)
+            await self._metrics.end(worker.pid)
             raise OSError(f"a worker did not start on {self._config.listen}")
         return worker
 
@@ -307,17 +306,13 @@ class Supervisor:
     def _serving(self) -> list[_WorkerProcess]:
         return [worker for worker in self._workers.values() if worker.is_listening]
 
-    def _forget_gauges(self, worker: _WorkerProcess) -> None:
-        """Leave what *worker* had in flight out of the sums, now that it is dead."""
-        mark_process_dead(worker.pid, str(self._folder))  # type: ignore[no-untyped-call]
-
     async def _mind(self, worker: _WorkerProcess) -> None:
         """Replace *worker* whenever it dies."""
         while True:
             code = await worker.process.wait()
             worker.is_listening = False
             self._workers.pop(worker.pid, None)
-            self._forget_gauges(worker)
+            await self._metrics.end(worker.pid)
             if self._is_draining:
                 return
             log.error("worker %d died with code %d; it is replaced", worker.pid, code)
@@ -363,14 +358,10 @@ class Supervisor:
         await self._admin.stop()
         if self._port_holder is not None:
             listeners.release(self._port_holder)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._metrics.folder, ignore_errors=True)
 
-    def _metrics(self) -> Iterable[Metric]:
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry, path=str(self._folder))  # type: ignore[no-untyped-call]
-        registry.register(self.state)
-        registry.register(self._processes)
-        return registry.collect()
+    async def _collect(self) -> Iterable[Metric]:
+        return [*await self._metrics.collect(), *self.state.collect(), *self._processes.collect()]
 
     async def _status(self) -> Status:
         workers = self._serving()

@@ -9,6 +9,7 @@ import logging
 import resource
 import sys
 import time
+from typing import Any
 
 from gateway.client.listeners import ClientListener
 from gateway.client.reply import Reply
@@ -17,7 +18,6 @@ from gateway.client.server import Server
 from gateway.config import Address, Limits, parse
 from gateway.exchange import Exchange
 from gateway.process.admin import AdminListener
-from gateway.process.status import Status
 
 DESCRIPTORS = 300
 
@@ -38,7 +38,7 @@ async def handle(request: ClientRequest) -> None:
     await Reply(request, exchange, body=None, is_draining=lambda: False).whole(200, [], b"served")
 
 
-async def no_status() -> Status:
+async def nothing() -> Any:
     """Nobody asks for it."""
     raise NotImplementedError
 
@@ -51,7 +51,7 @@ async def main(max_connections: int) -> None:
     server = Server(handle, lambda exchange: None, Limits(connections=max_connections))
     listener = CountingListener(server)
     config = parse("listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbackends: {a: {endpoints: ['http://127.0.0.1:1']}}")
-    admin = AdminListener(config.admin, lambda: config, tuple, lambda: None, no_status)
+    admin = AdminListener(config.admin, lambda: config, nothing, lambda: None, nothing)
     urls = [await listener.open(Address("127.0.0.1:0")), await admin.start()]
     started = time.monotonic()
     print(json.dumps(urls), flush=True)
