@@ -110,13 +110,13 @@ def test_percentiles_are_within_a_step_of_the_exact_ones(scale: float) -> None:
     (group,) = minute.reading().groups
     exact = quantiles(times, n=100, method="inclusive")
     for share, at in ((0.5, 49), (0.99, 98)):
-        found = group.sums.percentile(share)
+        (found,) = group.sums.percentiles(share)
         assert found is not None
         assert found == pytest.approx(exact[at], rel=0.05)
-    assert Sums().percentile(0.5) is None
+    assert Sums().percentiles(0.5) == [None]
     instant = Recent()
     instant.add([exchange(seconds=0.0)])
-    assert instant.reading().groups[0].sums.percentile(0.99) == 0.0
+    assert instant.reading().groups[0].sums.percentiles(0.99) == [0.0]
 
 
 def test_only_so_many_routes_have_sums_of_their_own() -> None:
@@ -560,7 +560,7 @@ async def test_many_open_pages_cost_a_worker_no_more_than_one(
         tell(worker, message)
 
     monkeypatch.setattr(supervisor_module._WorkerProcess, "tell", count_and_tell)
-    monkeypatch.setattr(supervisor_module, "FRESH_S", DEADLINE_S)
+    monkeypatch.setattr("gateway.process.admin.FRESH_S", DEADLINE_S)
     text = f"backends: {{a: {{endpoints: ['{server.url}']}}}}\nlogging: {{access: none}}\n"
     supervisor = await Supervisor.start(parse(f"workers: 2\nlisten: 127.0.0.1:0\nadmin: 127.0.0.1:0\n{text}"))
     try:

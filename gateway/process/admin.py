@@ -5,10 +5,13 @@ Not here: anything for clients, and what the status page shows (`status`).
 
 import asyncio
 import hashlib
+import logging
 import re
+import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -21,6 +24,18 @@ from gateway.process.status import Status
 from gateway.telemetry.exposition import Exposition
 
 _PAGE = Path(__file__).with_name("status.html")
+
+MAX_CONNECTIONS = 64
+"""The most connections of operators and machines; beyond it the oldest is closed, so that probes always get through."""
+
+FRESH_S = 0.5
+"""How old a status may be that is given again: many pages that are open cost no more than two a second."""
+
+log = logging.getLogger("gateway")
+
+# What aiohttp says of bad requests, with a traceback for each: whoever scans ports could fill the log.
+_unheard = logging.getLogger("gateway.admin")
+_unheard.disabled = True
 
 _NEVER_KEPT = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
@@ -39,6 +54,25 @@ def _policy(page: str) -> str:
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     )
+
+
+class _Server(web.Server):
+    """aiohttp's server with at most `MAX_CONNECTIONS`."""
+
+    def __init__(self, answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
+        super().__init__(answer, access_log=None, logger=_unheard)
+        self._open: dict[object, asyncio.Transport] = {}
+        """The oldest first."""
+
+    def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        self._open[handler] = transport
+        if len(self._open) > MAX_CONNECTIONS:
+            self._open.pop(next(iter(self._open))).abort()
+
+    def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
+        self._open.pop(handler, None)
+        super().connection_lost(handler, exc)
 
 
 class AdminListener:
@@ -61,6 +95,12 @@ class AdminListener:
         self._collected = metrics
         self._not_ready = not_ready
         self._gather_status = status
+        self._scraping = asyncio.Lock()
+        """One scrape at a time: each turn of the event loop makes one piece, however many wait."""
+        self._looking = asyncio.Lock()
+        self._looked_s = -FRESH_S
+        self._seen = b""
+        """The last status, as JSON."""
         page = _PAGE.read_text(encoding="utf-8")
         self._page = page.encode()
         self._page_headers = {
@@ -81,8 +121,7 @@ class AdminListener:
 
     async def start(self) -> str:
         """Listen; the URL. Raises `OSError` if the address cannot be had."""
-        server = web.Server(self._answer, access_log=None)
-        self._runner = web.ServerRunner(server, shutdown_timeout=CUT_S)
+        self._runner = web.ServerRunner(_Server(self._answer), shutdown_timeout=CUT_S)
         await listeners.serve(self._runner, self._address)
         return listeners.url_of(self._address, self._runner.addresses[0][1])
 
@@ -98,21 +137,29 @@ class AdminListener:
             return web.Response(status=404, text=f"not found; known are {', '.join(self._handlers)}\n")
         if request.method not in ("GET", "HEAD"):
             return web.Response(status=405, text="expected GET or HEAD\n", headers={"Allow": "GET, HEAD"})
-        return await handler(request)
+        try:
+            return await handler(request)
+        except Exception:
+            log.exception("%s of the admin listener could not be answered", request.path)
+            return web.Response(status=500, text="internal error; the log has the details\n")
 
     async def _status_page(self, request: web.BaseRequest) -> web.Response:
         return web.Response(body=self._page, headers=self._page_headers)
 
     async def _status(self, request: web.BaseRequest) -> web.Response:
-        text = msgspec.json.encode(await self._gather_status())
-        return web.Response(body=text, headers={**_NEVER_KEPT, "Content-Type": "application/json"})
+        async with self._looking:
+            if time.monotonic() - self._looked_s > FRESH_S:
+                self._seen = msgspec.json.encode(await self._gather_status())
+                self._looked_s = time.monotonic()
+        return web.Response(body=self._seen, headers={**_NEVER_KEPT, "Content-Type": "application/json"})
 
     async def _metrics(self, request: web.BaseRequest) -> web.Response:
         exposition = Exposition(request.headers.get("Accept", ""))
         text = bytearray()
-        for piece in exposition.pieces(await self._collected()):
-            text += piece
-            await asyncio.sleep(0)  # in one process, clients are served on this loop
+        async with self._scraping:
+            for piece in exposition.pieces(await self._collected()):
+                text += piece
+                await asyncio.sleep(0)  # in one process, clients are served on this loop
         return web.Response(body=text, headers={"Content-Type": exposition.content_type})
 
     async def _live(self, request: web.BaseRequest) -> web.Response:

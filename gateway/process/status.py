@@ -275,6 +275,7 @@ def _all_is_well(backends: Iterable[BackendStatus]) -> str:
 
 def _stats(sums: Sums, seconds: float) -> Stats:
     per_s = 1 / max(seconds, 1.0)
+    p50_s, p99_s = sums.percentiles(0.5, 0.99)
     return Stats(
         sums.requests,
         sums.errors,
@@ -282,8 +283,8 @@ def _stats(sums: Sums, seconds: float) -> Stats:
         sums.errors * per_s,
         sums.blames,
         sums.reasons,
-        sums.percentile(0.5),
-        sums.percentile(0.99),
+        p50_s,
+        p99_s,
     )
 
 

@@ -67,9 +67,6 @@ SILENT_S = 3.0
 LOOK_S = 1.0
 """How long the status page waits for a worker; beyond it, what the worker said before is shown, with its age."""
 
-FRESH_S = 0.5
-"""How old an answer of a worker may be that is shown again: so many pages that are open cost no more than one."""
-
 MAX_ANSWERS = 4
 """The most answers of a worker that wait to be read; it gives one to each question, and is asked one at a time."""
 
@@ -138,8 +135,6 @@ class _WorkerProcess:
 
     async def look(self) -> None:
         """Renew `seen`, if the worker answers within `LOOK_S`. It is asked once, however many wait."""
-        if self.seen is not None and 0 <= time.time() - self.seen.answered_s < FRESH_S:
-            return
         if not self._is_asked:
             self._is_asked = True
             self._has_answered.clear()

@@ -8,9 +8,10 @@ numbers, so that subtracting leaves no rounding errors. Not here: counts since t
 
 import struct
 import time
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from operator import attrgetter
 from typing import TypeVar
 
@@ -61,7 +62,7 @@ class Sums(msgspec.Struct):
     reasons: dict[str, int] = {}
     """How many have failed, by the error's label."""
     steps: dict[int, int] = {}
-    """How many took how long, see `percentile`."""
+    """How many took how long, see `percentiles`."""
 
     @property
     def errors(self) -> int:
@@ -83,14 +84,13 @@ class Sums(msgspec.Struct):
         _change_each(self.reasons, other.reasons, sign)
         _change_each(self.steps, other.steps, sign)
 
-    def percentile(self, share: float) -> float | None:
-        """The seconds within which *share* of the requests were done, to 3.2 %; None if there were none."""
-        wanted = share * sum(self.steps.values())
-        for step in sorted(self.steps):
-            wanted -= self.steps[step]
-            if wanted <= 0:
-                return _middle_of(step)
-        return None
+    def percentiles(self, *shares: float) -> list[float | None]:
+        """The seconds within which each of *shares* of the requests were done, to 3.2 %; None if there were none."""
+        if not self.steps:
+            return [None] * len(shares)
+        steps = sorted(self.steps)
+        done = list(accumulate(map(self.steps.__getitem__, steps)))
+        return [_middle_of(steps[bisect_left(done, share * done[-1])]) for share in shares]
 
 
 _NUMBERS = [each.name for each in msgspec.structs.fields(Sums) if each.type is int]
