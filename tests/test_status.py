@@ -29,7 +29,7 @@ from gateway.process.supervisor import Supervisor
 from gateway.telemetry import failures, recent
 from gateway.telemetry.failures import Failures, latest
 from gateway.telemetry.metrics import EndpointReading, Reload
-from gateway.telemetry.recent import MAX_GROUPS, N_SLICES, SLICE_S, Minute, Recent, Sums, merged
+from gateway.telemetry.recent import MAX_GROUPS, N_SLICES, OTHER, SLICE_S, Minute, Recent, Sums, merged
 from tests.certificates import Authority
 from tests.conftest import Client, Connection, lying, running, tensor
 from tests.system.gateway_process import GatewayProcess, gateway_process
@@ -148,6 +148,18 @@ def test_failures_are_kept_apart_by_blame_and_their_texts_are_short() -> None:
     assert abs(time.time() - read[0].at_s) < DEADLINE_S
 
 
+def test_many_failures_of_one_backend_do_not_push_out_those_of_another() -> None:
+    kept = Failures()
+    kept.add([exchange(error=ErrorKind.TIMEOUT, status=504, backend="quiet", request_id="quiet's", started_s=1.0)])
+    for number in range(100):
+        group = [exchange(error=ErrorKind.UNREACHABLE, status=503, backend="busy", request_id=f"{number}")]
+        kept.add([msgspec.structs.replace(each, started_s=2.0 + number) for each in group])
+    for read in (kept.reading(), latest(kept.reading() + kept.reading())):
+        assert len(read) == failures.KEPT
+        assert "quiet's" in [each.request_id for each in read]
+        assert "99" in [each.request_id for each in read]
+
+
 # Problems
 
 
@@ -247,6 +259,24 @@ ONE_DOWN = [endpoint(1, is_up=False, since_s=7.0), endpoint(2)]
             "ok",
             "All backends answer",
             Problem("notice", "client", "Clients caused the failure of 4 of 4 requests in the last minute"),
+        ),
+        (  # nobody of its clients gets anything
+            judged(reading(endpoints=UP, minute=minute(("a", "vision", Sums(4, blames={"client": 2}))))),
+            "warning",
+            "vision: 2 of 4 requests failed because of clients in the last minute",
+            Problem("warning", "client", "vision: 2 of 4 requests failed because of clients in the last minute"),
+        ),
+        (
+            judged(reading(endpoints=UP, minute=minute((OTHER, OTHER, Sums(4))))),
+            "ok",
+            "All backends answer",
+            Problem(
+                "notice",
+                "gateway",
+                "4 requests of the last minute are in no line of a route or backend",
+                None,
+                "only 200 pairs of them are counted apart",
+            ),
         ),
         (
             judged(reading(endpoints=UP, minute=minute(("a", "vision", Sums(50, blames={"gateway": 2}))))),

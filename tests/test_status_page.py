@@ -164,6 +164,13 @@ async def test_the_page_renews_itself_and_says_when_the_gateway_is_gone(
             os.kill(running.process.pid, signal.SIGCONT)
         await page.until("document.querySelector('#stale').hidden")
         assert await page.text("#state") == "Healthy"
+        # another version has taken its place, and the page is the former's
+        pages = [urlsplit(url).path for url in page.requested].count("/")
+        await page.value("last.version = '0.0.0'")
+        async with asyncio.timeout(DEADLINE_S):
+            while [urlsplit(url).path for url in page.requested].count("/") == pages:
+                await asyncio.sleep(0.05)
+        await page.until("document.querySelector('#headline')?.textContent === 'All backends answer'")
         running.process.terminate()
         await page.until("document.querySelector('#stale').textContent.includes('no connection')")
 

@@ -20,7 +20,7 @@ from gateway.errors import Blame
 from gateway.process.reading import STARTED_S, Certificate, Level, ProcessReading
 from gateway.telemetry.failures import Failure, latest
 from gateway.telemetry.metrics import EndpointReading, Reload
-from gateway.telemetry.recent import N_SLICES, SLICE_S, Group, Sums, merged
+from gateway.telemetry.recent import MAX_GROUPS, N_SLICES, OTHER, SLICE_S, Group, Sums, merged
 
 SILENT_S = 5.0
 """How long a worker may have said nothing before that is a problem."""
@@ -32,7 +32,7 @@ MANY_FAIL = 0.01
 """The share of failed requests from which on they are a problem, and not merely mentioned."""
 
 MOST_FAIL = 0.5
-"""The share of failed requests from which on a backend does not work."""
+"""The share of failed requests from which on a backend does not work, or its clients do not."""
 
 EXPIRES_SOON_S = 14 * 24 * 3600.0
 """How long before its end a certificate is a problem."""
@@ -230,6 +230,7 @@ def status_of(
         *_process_problems(config, workers, not_ready, death, now_s),
         *(problem for backend in backends for problem in _backend_problems(backend, failures)),
         *_request_problems(last_minute.all, failures),
+        *_uncounted(by_backend),
         *_limit_problems(in_flight),
         *_reload_problems(reload),
         *_certificate_problems(certificates, now_s),
@@ -418,11 +419,16 @@ def _backend_problems(backend: BackendStatus, failures: Iterable[Failure]) -> It
         yield Problem(
             severity, "backend", f"{name}: {which} {' or '.join(states)}", first.since_s, _sentence(first.reason)
         )
+    own = [failure for failure in failures if failure.backend == name]
     n_failed, n_requests = backend.stats.blames.get(Blame.BACKEND.value, 0), backend.stats.requests
     if n_failed:
         text = f"{name}: {_of(n_failed, n_requests)} failed in the last minute"
-        own = (failure for failure in failures if failure.backend == name)
         yield Problem(_severity(n_failed, n_requests), "backend", text, None, _last_of(Blame.BACKEND, own))
+    # such as a model that the backend does not know any more: few are clients' own affair, most are not
+    n_failed = backend.stats.blames.get(Blame.CLIENT.value, 0)
+    if n_failed and n_failed >= MOST_FAIL * n_requests:
+        text = f"{name}: {_of(n_failed, n_requests)} failed because of clients in the last minute"
+        yield Problem("warning", "client", text, None, _last_of(Blame.CLIENT, own))
 
 
 def _request_problems(stats: Stats, failures: Sequence[Failure]) -> Iterator[Problem]:
@@ -435,6 +441,12 @@ def _request_problems(stats: Stats, failures: Sequence[Failure]) -> Iterator[Pro
     if n_failed:
         text = f"Clients caused the failure of {_of(n_failed, stats.requests)} in the last minute"
         yield Problem("notice", "client", text, None, _last_of(Blame.CLIENT, failures))
+
+
+def _uncounted(by_backend: Mapping[str, Sums]) -> Iterator[Problem]:
+    if (others := by_backend.get(OTHER)) is not None:
+        text = f"{others.requests:,} requests of the last minute are in no line of a route or backend"
+        yield Problem("notice", "gateway", text, None, f"only {MAX_GROUPS} pairs of them are counted apart")
 
 
 def _last_of(blame: Blame, failures: Iterable[Failure]) -> str:

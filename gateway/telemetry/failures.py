@@ -1,11 +1,12 @@
 """The last requests that failed, for the status page.
 
-They are kept apart by who caused them, so that many errors of clients do not push the few of a backend out. Not here:
-how many have failed (`metrics`, `recent`), and every one of them (`access_log`).
+They are kept apart by who caused them, so that many errors of clients do not push the few of a backend out; nor do
+many of one backend those of another. Not here: how many have failed (`metrics`, `recent`), and every one of them
+(`access_log`).
 """
 
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
 
@@ -50,7 +51,7 @@ class Failures:
     """The last failures of this process."""
 
     def __init__(self) -> None:
-        self._kept: dict[Blame, deque[Failure]] = {blame: deque(maxlen=KEPT) for blame in Blame}
+        self._kept: dict[Blame, list[Failure]] = {blame: [] for blame in Blame}
 
     def add(self, group: Iterable[Exchange]) -> None:
         """Keep those finished exchanges that failed. Their times are of the event loop's clock: `time.monotonic`."""
@@ -60,7 +61,7 @@ class Failures:
             if kind is not None:
                 blame = blame_of(kind, exchange.status)
                 ended_s = offset_s + exchange.started_s + exchange.seconds
-                self._kept[blame].append(_failure(exchange, kind.label, blame, ended_s))
+                _keep(self._kept[blame], _failure(exchange, kind.label, blame, ended_s))
 
     def reading(self) -> list[Failure]:
         """Those that are kept, in no order."""
@@ -69,13 +70,18 @@ class Failures:
 
 def latest(failures: Iterable[Failure]) -> list[Failure]:
     """As many of *failures* as one process would have kept, the last first."""
-    kept = []
-    left = {blame.value: KEPT for blame in Blame}
-    for failure in sorted(failures, key=lambda each: each.at_s, reverse=True):
-        if left[failure.blame]:
-            left[failure.blame] -= 1
-            kept.append(failure)
-    return kept
+    kept: dict[str, list[Failure]] = {blame.value: [] for blame in Blame}
+    for failure in sorted(failures, key=lambda each: each.at_s):
+        _keep(kept[failure.blame], failure)
+    return sorted(chain.from_iterable(kept.values()), key=lambda each: each.at_s, reverse=True)
+
+
+def _keep(kept: list[Failure], failure: Failure) -> None:
+    """Append *failure*; beyond `KEPT` the oldest goes of the backend that has the most."""
+    kept.append(failure)
+    if len(kept) > KEPT:
+        ((most, _),) = Counter(each.backend for each in kept).most_common(1)
+        del kept[next(index for index, each in enumerate(kept) if each.backend == most)]
 
 
 def _failure(exchange: Exchange, reason: str, blame: Blame, at_s: float) -> Failure:
