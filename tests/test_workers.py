@@ -121,6 +121,33 @@ async def test_workers_that_die_again_and_again_leave_one_set_of_files(tmp_path:
 
 
 @pytest.mark.slow
+async def test_a_worker_that_hangs_is_told_to_probes(tmp_path: Path, server: JsonServer) -> None:
+    """Half of the clients reach it and wait, and nothing but a restart helps."""
+    async with process("serve", "--config", configuration(tmp_path, server)) as serve:
+        _, admin = await url_in_line(serve.stderr), await url_in_line(serve.stderr)
+        async with aiohttp.ClientSession() as session:
+
+            async def until(path: str, status: int) -> str:
+                async with asyncio.timeout(60):
+                    while True:
+                        async with session.get(admin + path) as response:
+                            if response.status == status:
+                                return await response.text()
+                        await asyncio.sleep(0.05)
+
+            await until("/-/ready", 200)
+            hanging = children_of(serve.pid)[0]
+            os.kill(hanging, signal.SIGSTOP)
+            try:
+                for path in ("/-/live", "/-/ready"):
+                    assert await until(path, 503) == f"nothing was heard of worker {hanging} for 3 s\n"
+            finally:
+                os.kill(hanging, signal.SIGCONT)
+            assert await until("/-/live", 200) == "live\n"
+            assert await until("/-/ready", 200) == "ready\n"
+
+
+@pytest.mark.slow
 async def test_a_worker_that_dies_just_before_the_end_is_not_waited_for(tmp_path: Path, server: JsonServer) -> None:
     async with process("serve", "--config", configuration(tmp_path, server, "shutdown: {grace: 60s}\n")) as serve:
         await url_in_line(serve.stderr)

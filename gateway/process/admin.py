@@ -85,16 +85,19 @@ class AdminListener:
         metrics: Callable[[], Awaitable[Iterable[Metric]]],
         not_ready: Callable[[], str | None],
         status: Callable[[], Awaitable[Status]],
+        stalled: Callable[[], str | None] = lambda: None,
     ) -> None:
         """What is true at this moment: *config* is effective, *metrics* are collected, maybe in parts.
 
         *not_ready* gives the reason why clients should not come, or None. *metrics* and *status* may wait for others.
+        *stalled* gives the reason why the gateway should be ended, or None.
         """
         self._address = address
         self._config = config
         self._collected = metrics
         self._not_ready = not_ready
         self._gather_status = status
+        self._stalled = stalled
         self._scraping = asyncio.Lock()
         """One scrape at a time: each turn of the event loop makes one piece, however many wait."""
         self._looking = asyncio.Lock()
@@ -163,7 +166,8 @@ class AdminListener:
         return web.Response(body=text, headers={"Content-Type": exposition.content_type})
 
     async def _live(self, request: web.BaseRequest) -> web.Response:
-        return web.Response(text="live\n")
+        reason = self._stalled()
+        return web.Response(status=200 if reason is None else 503, text=f"{reason or 'live'}\n")
 
     async def _ready(self, request: web.BaseRequest) -> web.Response:
         reason = self._not_ready()

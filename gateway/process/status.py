@@ -387,15 +387,15 @@ def _soonest(certificates: Iterable[Iterable[Certificate]]) -> list[Certificate]
 def _process_problems(
     config: Config, workers: Sequence[WorkerStatus], not_ready: str | None, death: Death | None, now_s: float
 ) -> Iterator[Problem]:
+    for worker in workers:
+        if now_s - worker.answered_s > SILENT_S:
+            yield Problem("warning", "gateway", f"Worker {worker.pid} does not answer", worker.answered_s)
     if not_ready is not None:
         if not not_ready.startswith("no backend"):  # the backends have lines of their own
             yield Problem("warning" if workers else "critical", "gateway", f"Not ready: {not_ready}")
     elif len(workers) < config.workers:
         text = f"{len(workers)} of {config.workers} workers answer"
         yield Problem("warning" if workers else "critical", "gateway", text)
-    for worker in workers:
-        if now_s - worker.answered_s > SILENT_S:
-            yield Problem("warning", "gateway", f"Worker {worker.pid} does not answer", worker.answered_s)
     if death is not None and now_s - death.at_s < DEATH_SHOWN_S:
         text = f"Worker {death.pid} died with code {death.code}"
         reason = "it has been replaced" if len(workers) == config.workers else "it is being replaced"

@@ -166,7 +166,9 @@ class Supervisor:
         self._listen = config.listen
         """Where the workers listen: with the real port."""
         self._metrics = WorkerMetrics(_new_folder())
-        self._admin = AdminListener(config.admin, lambda: self._config, self._collect, self._not_ready, self._status)
+        self._admin = AdminListener(
+            config.admin, lambda: self._config, self._collect, self._not_ready, self._status, self.stalled
+        )
         self._last_death: Death | None = None
         self._is_draining = False
         self.name = new_name()
@@ -293,7 +295,7 @@ class Supervisor:
         return kept
 
     def stalled(self) -> str | None:
-        """Which workers hang, so that systemd's watchdog shall end the gateway; None if none does."""
+        """Which workers hang, so that a watchdog or a liveness probe shall end the gateway; None if none does."""
         latest_s = asyncio.get_running_loop().time() - SILENT_S
         hanging = [str(worker.pid) for worker in self._serving() if worker.heard_s < latest_s]
         return f"nothing was heard of worker {', '.join(hanging)} for {SILENT_S:g} s" if hanging else None
@@ -372,6 +374,8 @@ class Supervisor:
         serving = self._serving()
         if len(serving) < self._config.workers:
             return f"{len(serving)} of {self._config.workers} workers accept"
+        if (reason := self.stalled()) is not None:
+            return reason
         # every worker, because the kernel decides which of them a client reaches
         return next((worker.report.not_usable for worker in serving if worker.report.not_usable is not None), None)
 
