@@ -119,6 +119,17 @@ def test_panel_asks_the_data_source_and_the_gateways_that_were_chosen(panel: dic
         assert set(re.findall(r"\$(\w+)", target["expr"])) <= {"instance", "route", "backend", "__rate_interval"}
 
 
+@pytest.mark.parametrize(
+    "panel", [panel for panel in PANELS if panel["type"] == "stat"], ids=lambda panel: panel["title"]
+)
+def test_a_single_number_is_that_of_now(panel: dict[str, Any]) -> None:
+    """Of a range, Grafana would show the last number in it, also of a gateway that is gone or idle for an hour."""
+    assert all(target["instant"] and not target["range"] for target in panel["targets"])
+    may_be_nan = any(" / " in target["expr"] or "histogram_quantile" in target["expr"] for target in panel["targets"])
+    mappings = panel["fieldConfig"]["defaults"].get("mappings", [])
+    assert may_be_nan == any(each["options"].get("match") == "nan" for each in mappings)
+
+
 def test_panels_have_their_own_place_and_number() -> None:
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
