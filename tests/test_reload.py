@@ -697,7 +697,7 @@ async def test_workers_are_ready_when_each_of_them_has_a_usable_backend(server: 
         down = [msgspec.structs.replace(reading, is_up=False, is_ejected=True, busy=3) for reading in up]
         one.report = Report(down, "no backend can be used: all endpoints of a are down")
         assert supervisor._not_ready() == "no backend can be used: all endpoints of a are down"
-        samples = [each for metric in supervisor._metrics() for each in metric.samples]
+        samples = [each for metric in await supervisor._collect() for each in metric.samples]
         labels = {"backend": "a", "endpoint": server.url}
         values = {each.name: each.value for each in samples if each.labels in (labels, {**labels, "state": "busy"})}
         assert values["tensor_gateway_endpoint_up"] == 0
