@@ -7,6 +7,7 @@ Not here: what a test expects of a unit.
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -114,6 +115,17 @@ class Sandbox:
     def show(self, key: str, unit: str) -> str:
         """A property of *unit*."""
         return self.systemctl("show", "--property", key, "--value", unit)
+
+    def main_pid(self, unit: str) -> int:
+        """The main process of *unit*, as this side of the namespaces numbers it."""
+        inside = self.show("MainPID", unit)
+        namespace = os.readlink(f"/proc/{self._pid}/ns/pid")
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended
+                numbers = re.search(r"^NSpid:(.*)$", (process / "status").read_text(), re.MULTILINE)
+                if numbers and numbers[1].split()[-1] == inside and os.readlink(process / "ns/pid") == namespace:
+                    return int(process.name)
+        raise ProcessLookupError(f"{unit}: {inside}")
 
 
 @contextlib.contextmanager

@@ -411,17 +411,6 @@ def configure(sandbox: Sandbox, more: str = "") -> None:
     sandbox.write(CONFIGURATION, text + more)
 
 
-def main_pid(sandbox: Sandbox) -> int:
-    """The gateway's process, as this side of the namespaces counts them."""
-    inside = sandbox.show("MainPID", UNIT.name)
-    [status] = [
-        path
-        for path in Path("/proc").glob("[0-9]*/status")
-        if re.search(rf"^NSpid:\t\d+\t{inside}$", path.read_text(), re.MULTILINE)
-    ]
-    return int(status.parent.name)
-
-
 async def infer(pid: int, body: AsyncIterator[bytes] | None = None, **headers: str) -> tuple[int, bytes]:
     """The status and the tensor that the gateway of process *pid* gives for `X`."""
     header = json.dumps({"inputs": [tensor("x", X, "FP32")], "parameters": {"binary_data_output": True}}).encode()
@@ -461,7 +450,7 @@ async def test_a_real_systemd_starts_reloads_and_drains_the_unit_within_its_rest
     configure(sandbox)
     sandbox.systemctl("start", UNIT.name)
     assert f"clients on unix:{SOCKET}" in sandbox.show("StatusText", UNIT.name)
-    pid = main_pid(sandbox)
+    pid = sandbox.main_pid(UNIT.name)
     restrictions = dict(
         line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "\t" in line
     )
@@ -504,7 +493,7 @@ async def test_a_real_systemd_hands_over_credentials_and_restarts_workers_that_h
     drop_in(sandbox, "local", "LoadCredential=tokens:/etc/tensor-gateway/tokens.txt\nWatchdogSec=2\n")
     configure(sandbox, "workers: 2\naccess: {tokens_file: '${CREDENTIALS_DIRECTORY}/tokens'}\n")
     sandbox.systemctl("start", UNIT.name)
-    pid = main_pid(sandbox)
+    pid = sandbox.main_pid(UNIT.name)
     assert (await infer(pid))[0] == 401
     assert await infer(pid, Authorization=f"Bearer {token}") == (200, X.tobytes())
 
@@ -512,7 +501,7 @@ async def test_a_real_systemd_hands_over_credentials_and_restarts_workers_that_h
     async with asyncio.timeout(2 * WITHIN_S):
         while sandbox.show("NRestarts", UNIT.name) == "0" or sandbox.show("ActiveState", UNIT.name) != "active":
             await asyncio.sleep(0.1)
-    again = main_pid(sandbox)
+    again = sandbox.main_pid(UNIT.name)
     assert again != pid
     assert len(children_of(again)) == 2
     assert await infer(again, Authorization=f"Bearer {token}") == (200, X.tobytes())
