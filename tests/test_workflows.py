@@ -89,7 +89,7 @@ def test_a_job_may_write_only_what_it_is_there_for(workflow: str) -> None:
 @each_workflow
 def test_every_file_that_a_workflow_names_exists(workflow: str) -> None:
     runs = [step["run"] for step in steps(workflow) if "run" in step]
-    named = {word for run in runs for word in re.findall(r"(?<![\w$/}])\.?\w+/[\w./-]+", run)}
+    named = {word for run in runs for word in re.findall(r"(?<![\w$/}:])\.?\w+/[\w./-]+", run)}
     named |= {step["with"]["file"] for step in steps(workflow) if "file" in step.get("with", {})}
     named |= {job["uses"] for job in jobs(workflow).values() if "uses" in job}
     assert named
