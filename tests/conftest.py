@@ -30,6 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    for name in ("no_proxy", "NO_PROXY"):  # a proxy of this machine is for packages; what tests talk to is on loopback
+        os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost,::1"]))
     if config.getoption("--long-way"):
         short_request.SHORT_BODY_BYTES = short_answer.SHORT_ANSWER_BYTES = 0
 
