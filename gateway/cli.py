@@ -267,7 +267,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _in_options(reasons: str) -> str:
     """*reasons* why the configuration of `serve --backend` is wrong, with options in the place of a file's keys."""
-    for own, elsewhere in (("listen", "--listen 127.0.0.1:8081"), ("admin", "--admin 127.0.0.1:9091")):
+    for own, elsewhere in (("listen", "--listen 127.0.0.1:8090"), ("admin", "--admin 127.0.0.1:9091")):
         if f"own `{own}`" in reasons or f"own listener, `{own}`" in reasons:
             reasons = reasons.replace("listen on another port", f"listen on another port: {elsewhere}")
     return re.sub("^(listen|admin|workers): ", r"--\1: ", reasons.replace(_ENDPOINT, "--backend"), flags=re.MULTILINE)

@@ -195,6 +195,19 @@ def test_every_configuration_loads(block: Block, monkeypatch: pytest.MonkeyPatch
             config.parse(yaml.safe_dump(with_a_backend(document)))
 
 
+PORTS_OF_SERVERS = {"8000": ("8000", "8001", "8002"), "8080": ("8080", "8081", "8082")}
+"""What servers listen on: Triton, and MLServer, KServe and TorchServe, beside HTTP for gRPC, metrics and management."""
+
+
+@pytest.mark.parametrize("block", blocks("sh", "yaml"))
+def test_the_gateway_listens_where_the_server_behind_it_does_not(block: Block) -> None:
+    behind = re.findall(r"(?:--backend |endpoints: \[\")http://127\.0\.0\.1:(\d+)", block.text)
+    listens = re.findall(r"listen:? 127\.0\.0\.1:(\d+)", block.text)
+    for port in behind:
+        for taken in PORTS_OF_SERVERS.get(port, ()):
+            assert taken not in (listens or ["8080"]), block.name
+
+
 def with_a_backend(document: dict[str, Any]) -> dict[str, Any]:
     """*document*, which may show a part of a configuration only."""
     return {"backends": {"default": {"endpoints": ["http://10.0.0.5:8000"]}}} | document

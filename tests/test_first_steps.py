@@ -58,7 +58,7 @@ def test_the_command_alone_prints_the_help_with_examples() -> None:
         (["serve", "grpc://x:8001"], "--backend: expected the URL of the server's HTTP port"),
         (["serve", "http://x", "--listen", "8080"], "--listen: expected host:port"),
         (["serve", "http://127.0.0.1:8080"], "this is the gateway's own listener"),  # MLServer has the same port
-        (["serve", "http://127.0.0.1:8080"], "or listen on another port: --listen 127.0.0.1:8081"),
+        (["serve", "http://127.0.0.1:8080"], "or listen on another port: --listen 127.0.0.1:8090"),
         (["serve", "http://127.0.0.1:9090"], "or listen on another port: --admin 127.0.0.1:9091"),
         (["check"], "name the file: tensor-gateway check gateway.yaml"),
         (["check", "none.yaml"], "none.yaml: cannot be read: No such file or directory"),
