@@ -7,7 +7,6 @@ codec cannot hide behind the same defect here. Not here: anything that the gatew
 
 import json
 import socket
-import textwrap
 import time
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -203,7 +202,7 @@ async def show(server: JsonServer, gateway_url: str, admin_url: str) -> bool:
     Returns whether the tensor came back bit for bit.
     """
     image = np.random.default_rng(7).standard_normal(_SHAPE, dtype=np.float32)
-    print(f"An image, FP32 {_SHAPE}, goes to a server that only reads JSON, and comes back as it is.\n", flush=True)
+    print(f"An image, FP32 {_SHAPE}, to a server that only reads JSON, and back.\n", flush=True)
     straight_s, through_s = [], []
     async with aiohttp.ClientSession() as client:
         for _ in range(_ROUNDS):
@@ -215,27 +214,25 @@ async def show(server: JsonServer, gateway_url: str, admin_url: str) -> bool:
             through_s.append(time.perf_counter() - started)
         async with client.get(f"{admin_url}/metrics") as scraped:
             spent = _spent_ms(await scraped.text())
-    print(
-        f"  JSON, straight to the server   {min(straight_s) * 1000:7.1f} ms   as Python clients do it: tolist and json"
-    )
-    print(f"  binary, through the gateway    {min(through_s) * 1000:7.1f} ms   and the server still reads JSON\n")
+    print(f"  JSON, straight to the server  {min(straight_s) * 1000:7.1f} ms  from Python, with tolist and json")
+    print(f"  binary, through the gateway   {min(through_s) * 1000:7.1f} ms  and the server still reads JSON\n")
     n_bytes = image.nbytes
     rows = [
         (
             "client  -> gateway",
             crossed.sent_header + n_bytes,
-            f"{crossed.sent_header} of JSON header and {n_bytes:,} of tensor",
+            f"{crossed.sent_header} of JSON header, {n_bytes:,} of tensor",
         ),
-        ("gateway -> server", server.request_bytes, f"of JSON, encoded in {spent['request']:.1f} ms while it was sent"),
-        ("server  -> gateway", server.answer_bytes, f"of JSON, decoded in {spent['response']:.1f} ms while it arrived"),
+        ("gateway -> server", server.request_bytes, f"JSON, made in {spent['request']:.1f} ms as it was sent"),
+        ("server  -> gateway", server.answer_bytes, f"JSON, read in {spent['response']:.1f} ms as it arrived"),
         (
             "gateway -> client",
             crossed.reply_header + len(crossed.tensor),
-            f"{crossed.reply_header} of JSON header and {len(crossed.tensor):,} of tensor",
+            f"{crossed.reply_header} of JSON header, {len(crossed.tensor):,} of tensor",
         ),
     ]
     for number, (wire, n_crossed, what) in enumerate(rows, 1):
-        print(f"  {number}. {wire:<19} {n_crossed:>10,} bytes: {what}")
+        print(f"  {number}. {wire:<18} {n_crossed:>10,} bytes: {what}")
     exact = crossed.tensor == image.tobytes()
     print(f"\n  bit-exact: {'yes' if exact else 'NO'}\n")
     return exact
@@ -286,25 +283,28 @@ print(client.infer("identity", [image]).as_numpy("INPUT0").shape)
 
 
 def next_steps(server_url: str, gateway_url: str, admin_url: str) -> str:
-    """What a user can try while the demonstration is running."""
+    """What a user can try while the demonstration is running. Programs are not indented, so that they can be pasted."""
     example = EXAMPLE.replace("127.0.0.1:8080", gateway_url.removeprefix("http://"))
     return f"""\
-{_moved(server_url, gateway_url, admin_url)}Both keep serving: the JSON-only server on {server_url}
-and the gateway on {gateway_url}
+{_moved(server_url, gateway_url, admin_url)}Both keep serving:
 
-  Python (pip install "tritonclient[http]"):
+  the JSON-only server  {server_url}
+  the gateway           {gateway_url}
+  its status page       {admin_url}/
+  its metrics           {admin_url}/metrics
 
-{textwrap.indent(example, "    ")}
-  curl, JSON in and binary out, which goes to a file:
+Try it from Python, after pip install "tritonclient[http]":
 
-    curl -s -D - {gateway_url}/v2/models/identity/infer --output answer.bin \\
-      -d '{{"inputs":[{{"name":"x","shape":[3],"datatype":"FP32","data":[1,2,3]}}],
-           "parameters":{{"binary_data_output":true}}}}'
+{example}
+Or with curl, JSON in and binary out, which goes to a file:
 
-  status page: {admin_url}/
-  metrics: {admin_url}/metrics
+curl -s -D - {gateway_url}/v2/models/identity/infer --output answer.bin \\
+  -d '{{"inputs":[{{"name":"x","shape":[3],"datatype":"FP32","data":[1,2,3]}}],
+       "parameters":{{"binary_data_output":true}}}}'
 
-Stop it with Ctrl-C. Then, in front of your own server: tensor-gateway serve --backend {_OWN_SERVER}"""
+Stop it with Ctrl-C. Then put the gateway in front of your own server:
+
+tensor-gateway serve --backend {_OWN_SERVER}"""
 
 
 def _moved(*urls: str) -> str:

@@ -272,6 +272,7 @@ def test_demo_once_is_bit_exact_and_ends() -> None:
     result = run("demo", "--once")
     assert (result.returncode, result.stderr) == (0, "")
     assert "bit-exact: yes" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80, "a terminal as narrow as most begin"
     # first how long it takes without the gateway, in the text and in time
     straight, through = (
         re.search(rf"^  {way} +([0-9.]+) ms", result.stdout, re.MULTILINE)
@@ -322,27 +323,27 @@ async def demonstration(demo: asyncio.subprocess.Process) -> str:
     return text.decode()
 
 
-def indented(text: str, beginning: str) -> str:
-    """The lines of *text* from the one with *beginning* on that are indented as far, without that."""
-    found = re.search(rf"^( *){re.escape(beginning)}.*\n(?:(?:\1.*)?\n)*", text, re.MULTILINE)
+def pasted(text: str, beginning: str) -> str:
+    """The lines of *text* from the one with *beginning* up to two line ends before a sentence, as a user copies them."""
+    found = re.search(rf"^{re.escape(beginning)}.*?(?=\n\n[A-Z])", text, re.MULTILINE | re.DOTALL)
     assert found is not None, text
-    return "\n".join(line.removeprefix(found[1]) for line in found[0].rstrip().splitlines())
+    return found[0]
 
 
 async def test_demo_keeps_serving_and_what_it_suggests_works(tmp_path: Path) -> None:
     curl = require_tool("curl", "apt-get install curl")
     async with process("demo") as demo:
         text = await demonstration(demo)
-        code = indented(text, "import numpy")
+        code = pasted(text, "import numpy")
         printed = await asyncio.to_thread(subprocess.check_output, [sys.executable, "-c", code], text=True)
         assert printed == "(1, 3, 224, 224)\n"
-        command = indented(text, "curl -s").partition("\n\n")[0].replace("curl", curl, 1)
+        command = pasted(text, "curl -s").replace("curl", curl, 1)
         printed = await asyncio.to_thread(subprocess.check_output, command, shell=True, cwd=tmp_path, text=True)
         length = re.search(r"^Inference-Header-Content-Length: ([0-9]+)\s*$", printed, re.MULTILINE)
         assert length is not None, printed
         assert "outputs" not in printed, "no body on the terminal"
         assert (tmp_path / "answer.bin").read_bytes()[int(length[1]) :] == struct.pack("<3f", 1, 2, 3)
-        assert re.search(r"^  status page: http://127\.0\.0\.1:[0-9]+/$", text, re.MULTILINE)
+        assert re.search(r"^  its status page +http://127\.0\.0\.1:[0-9]+/$", text, re.MULTILINE)
         demo.send_signal(signal.SIGINT)
         output, errors = await asyncio.wait_for(demo.communicate(), 60)
         assert (demo.returncode, errors) == (0, b"")
