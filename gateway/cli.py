@@ -321,13 +321,24 @@ async def _serve_until_stopped(
         await stopped.wait()
         await reloader.stop()
         notifier.stopping()
-        announce.info("draining: no new connections; requests in flight are finished")
-        await application.drain()
+        return await _drain(application)
     finally:
         await reloader.stop()
         await look.stop()
         await application.stop()
         notifier.stop()
+
+
+async def _drain(application: Application | Supervisor) -> int:
+    """Let requests in flight finish, unless a (second) SIGINT comes; the exit code."""
+    draining = asyncio.ensure_future(application.drain())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, draining.cancel)
+    announce.info("draining: no new connections; requests in flight are finished; Ctrl-C (SIGINT) cuts them off")
+    try:
+        await draining
+    except asyncio.CancelledError:
+        announce.info("interrupted: what was in flight is cut off")
+        return 130
     return 0
 
 

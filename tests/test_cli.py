@@ -324,7 +324,7 @@ async def demonstration(demo: asyncio.subprocess.Process) -> str:
 
 
 def pasted(text: str, beginning: str) -> str:
-    """The lines of *text* from the one with *beginning* up to two line ends before a sentence, as a user copies them."""
+    """The lines of *text* from the one with *beginning* to the empty one before a sentence, as a user copies them."""
     found = re.search(rf"^{re.escape(beginning)}.*?(?=\n\n[A-Z])", text, re.MULTILINE | re.DOTALL)
     assert found is not None, text
     return found[0]
@@ -437,6 +437,60 @@ async def test_a_backend_given_on_a_terminal_is_logged_as_text() -> None:
         os.close(ours)
     assert line.startswith(b"time=")
     assert b" status=200 " in line
+
+
+@asynccontextmanager
+async def in_foreground(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`serve` as a shell starts it: Ctrl-C on the terminal goes to all its processes."""
+    serve = await asyncio.create_subprocess_exec(
+        *COMMAND, "serve", *arguments, "--no-first-look", stderr=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    try:
+        yield serve
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(serve.pid, signal.SIGKILL)
+        await serve.communicate()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_second_ctrl_c_does_not_wait_for_requests_in_flight(workers: str) -> None:
+    async def never(connection: Connection) -> None:
+        await connection.read_request()
+        await connection.reader.read()
+
+    listen = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--workers", workers]
+    async with lying(never) as liar, in_foreground(liar.url, *listen) as serve:
+        assert serve.stderr is not None
+        clients = await url_in_line(serve.stderr)
+        await serve.stderr.readline()
+        async with aiohttp.ClientSession() as session:
+            asked = asyncio.create_task(session.get(f"{clients}/x"))
+            while not liar.connections:
+                await asyncio.sleep(0.01)
+            os.killpg(serve.pid, signal.SIGINT)
+            assert (await asyncio.wait_for(serve.stderr.readline(), 30)).startswith(b"draining")
+            assert serve.returncode is None
+            os.killpg(serve.pid, signal.SIGINT)
+            with pytest.raises(aiohttp.ClientError):
+                await asyncio.wait_for(asked, 20)
+        _, errors = await asyncio.wait_for(serve.communicate(), 20)
+        assert serve.returncode == 130
+        assert errors == b"interrupted: what was in flight is cut off\n"
+
+
+async def test_ctrl_c_while_workers_start_is_no_failure() -> None:
+    async with in_foreground(
+        "http://127.0.0.1:1", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--workers", "2"
+    ) as serve:
+        children = Path(f"/proc/{serve.pid}/task/{serve.pid}/children")
+        while not children.read_text():
+            await asyncio.sleep(0.01)
+        os.killpg(serve.pid, signal.SIGINT)
+        _, errors = await asyncio.wait_for(serve.communicate(), 60)
+        assert serve.returncode == 0
+        assert b"Traceback" not in errors
+        assert b"did not start" not in errors
 
 
 async def test_grace_ends_and_says_what_was_cut_off(tmp_path: Path) -> None:

@@ -70,6 +70,8 @@ LOOK_S = 1.0
 MAX_ANSWERS = 4
 """The most answers of a worker that wait to be read; it gives one to each question, and is asked one at a time."""
 
+_OF_TERMINAL = {signal.SIGHUP, signal.SIGINT}
+
 log = logging.getLogger("gateway")
 
 
@@ -219,8 +221,8 @@ class Supervisor:
         inherited = []
         if self._config.listen.is_unix and self._port_holder is not None:
             inherited = [self._port_holder.fileno()]
-        # until the worker ignores it: a hangup of the terminal goes to all processes, and ends those that do not
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        # until the worker ignores them: the terminal's signals go to all processes, and end those that do not
+        signal.pthread_sigmask(signal.SIG_BLOCK, _OF_TERMINAL)
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "gateway.process.worker", str(tell), self.name, *map(str, inherited)),
@@ -232,7 +234,7 @@ class Supervisor:
             os.close(told)
             raise
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_TERMINAL)
             os.close(tell)
         worker = self._workers[process.pid] = _WorkerProcess(process)
         reader = asyncio.create_task(worker.read(told))

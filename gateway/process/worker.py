@@ -54,13 +54,12 @@ class _Worker:
         self._reported: Report | None = None
 
     async def run(self, tell: int, inherited: int | None) -> None:
-        """Serve until SIGTERM, SIGINT or the end of the supervisor, then drain. Writes to *tell*.
+        """Serve until SIGTERM or the end of the supervisor, then drain. Writes to *tell*.
 
         *inherited* is the descriptor of a socket that all workers share.
         """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stopped.set)
+        loop.add_signal_handler(signal.SIGTERM, self.stopped.set)
         self._tell, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(tell, "wb", 0))
         obeying: asyncio.Task[None] | None = None
         reporting: asyncio.Task[None] | None = None
@@ -142,7 +141,8 @@ class _Worker:
 def main() -> None:
     """Run a worker's process, which gets its configuration on standard input."""
     supervisor = os.getppid()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # reloads come from the supervisor
+    for number in (signal.SIGHUP, signal.SIGINT):  # of a terminal they go to all processes; the supervisor decides
+        signal.signal(number, signal.SIG_IGN)
     start = control.read_blocking(0, control.DOWN)
     if not isinstance(start, Start):
         return  # the supervisor is gone
