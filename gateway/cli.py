@@ -72,6 +72,8 @@ def main(arguments: list[str] | None = None) -> int:
         code: int = options.run(options)
     except ConfigError as error:
         return _fail(error, 2)
+    except BrokenPipeError:  # whoever reads the output has seen enough, such as `head`
+        return 1
     except OSError as error:
         return _fail(error.strerror or error, 1)
     except KeyboardInterrupt:
@@ -287,15 +289,14 @@ def _source(options: argparse.Namespace) -> tuple[Path | None, str]:
         raise ConfigError(f"--config: expected a file, got a URL; did you mean --backend {shortened(source)}?")
     if options.backend is not None and _is_file(source):
         raise ConfigError(f"--backend: expected a URL, got a file; did you mean --config {shortened(source)}?")
-    is_backend = options.backend is not None or (options.config is None and not _is_file(source))
+    looks_like_url = "://" in source or _HOST_AND_PORT.match(source)
+    is_backend = options.backend is not None or (options.config is None and looks_like_url and not _is_file(source))
     return (None, source) if is_backend else (Path(source), "")
 
 
 def _is_file(source: str) -> bool:
-    """Whether *source* was meant as a file, and not as the URL of a server."""
-    if "://" in source:
-        return False
-    return source.endswith((".yaml", ".yml", ".json")) or Path(source).exists() or not _HOST_AND_PORT.match(source)
+    """Whether *source* is a file, or is called as one."""
+    return "://" not in source and (source.endswith((".yaml", ".yml", ".json")) or os.path.exists(source))
 
 
 async def _serve_until_stopped(

@@ -285,6 +285,14 @@ def test_demo_once_is_bit_exact_and_ends() -> None:
     assert len(re.findall(r"^  [1-4]\. ", result.stdout, re.MULTILINE)) == 4
 
 
+def test_output_that_nobody_reads_to_its_end_is_no_error() -> None:
+    schema = subprocess.Popen([*COMMAND, "schema"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert schema.stdout is not None
+    schema.stdout.close()
+    _, errors = schema.communicate(timeout=60)
+    assert errors == b""
+
+
 @asynccontextmanager
 async def process(*arguments: str, first_look: bool = False) -> AsyncIterator[asyncio.subprocess.Process]:
     """A command that goes on; without *first_look*, `serve` sends backends nothing and logs nothing by itself."""

@@ -48,6 +48,11 @@ def test_the_command_alone_prints_the_help_with_examples() -> None:
         (["serve", "--config", "http://x:1"], "expected a file, got a URL; did you mean --backend http://x:1?"),
         (["serve", "--backend", "none.yaml"], "expected a URL, got a file; did you mean --config none.yaml?"),
         (["serve", "--backend", "there"], "expected a URL, got a file; did you mean --config there?"),
+        (["serve", "--backend", "8000"], "--backend: expected a URL of scheme, host and port"),
+        (["serve", "--backend", "http:127.0.0.1:8000"], "--backend: expected a URL of scheme, host and port"),
+        (["serve", "--backend", ""], "--backend: expected a URL of scheme, host and port"),
+        (["serve", "tabs"], "tensor-gateway: tabs:2: not YAML: found character '\\t' that cannot start any token"),
+        (["serve", "tabs"], "; indent with spaces"),
         (["serve", "there"], "tensor-gateway: there:1: expected keys and values"),
         (["serve", "broken"], "tensor-gateway: broken:3: not YAML: "),
         (["serve", "127.0.0.1:8000"], "--backend: expected a URL of scheme, host and port"),
@@ -74,6 +79,7 @@ def test_what_was_meant_otherwise_is_said_in_one_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "there").write_text("not keys")
+    (tmp_path / "tabs").write_text("backends:\n\ta: {}\n")
     (tmp_path / "broken").write_text("a: b\nc: [\n")
     monkeypatch.chdir(tmp_path)
     try:
@@ -298,15 +304,16 @@ def test_an_address_that_this_machine_does_not_have() -> None:
         (
             errno.EACCES,
             "127.0.0.1:80",
-            "; ports below 1024 need a privilege (CAP_NET_BIND_SERVICE); to listen elsewhere: listen: 127.0.0.1:8080",
+            "; ports below 1024 need a privilege (CAP_NET_BIND_SERVICE); to listen elsewhere: listen: 127.0.0.1:8081",
         ),
         (errno.EACCES, "unix:/run/s", "; this user may not write to the socket's folder"),
         (errno.EINVAL, "127.0.0.1:80", ""),
     ],
 )
 def test_other_reasons_not_to_listen_are_explained_where_there_is_something_to_say(
-    number: int, listen: str, words: str
+    number: int, listen: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ports, "_is_free", lambda address: address.port != 8080)
     config = parse(f"backends: {{a: {{endpoints: ['http://x']}}}}\nlisten: {listen}")
     error = OSError(number, f"cannot listen on {listen}: reason")
     assert ports.explained(error, config, ports.FILE).strerror == f"cannot listen on {listen}: reason{words}"

@@ -37,7 +37,8 @@ class Document:
             problem = str(error.problem)
             if problem.startswith("but "):  # the other half of the sentence
                 problem = f"{error.context}, {problem}"
-            raise NotYamlError(line, f"not YAML: {shortened(problem)}{column}") from None
+            advice = "; indent with spaces" if r"'\t'" in problem else ""
+            raise NotYamlError(line, f"not YAML: {shortened(problem)}{column}{advice}") from None
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
             raise NotYamlError(line, f"not YAML: {shortened(error.reason)}") from None

@@ -75,8 +75,10 @@ def _hint(number: int | None, address: Address, flag: str, suggested: set[int]) 
         case errno.EACCES if address.is_unix:
             return "; this user may not write to the socket's folder"
         case errno.EACCES if address.port < 1024:
-            return f"; ports below 1024 need a privilege (CAP_NET_BIND_SERVICE); to listen elsewhere: {flag}" + (
-                f"{address.rpartition(':')[0]}:{8000 + address.port % 1000}"
+            above = Address(f"{address.rpartition(':')[0]}:{7999 + address.port}")
+            return (
+                "; ports below 1024 need a privilege (CAP_NET_BIND_SERVICE); to listen elsewhere: "
+                f"{flag}{_another(above)}"
             )
         case errno.EADDRNOTAVAIL:
             return f"; this machine has no such address; on all it has: {flag}0.0.0.0:{address.port}"
