@@ -110,4 +110,5 @@ class blaming:  # noqa: N801  reads as a verb: with blaming(...)
     def __exit__(self, type_: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, CodecError):
             is_too_large = isinstance(error, TooLargeError) and self._kind is ErrorKind.MALFORMED_REQUEST
-            raise GatewayError(ErrorKind.BODY_TOO_LARGE if is_too_large else self._kind, str(error)) from error
+            whose = "the backend's answer: " if self._kind is ErrorKind.MALFORMED_RESPONSE else ""
+            raise GatewayError(ErrorKind.BODY_TOO_LARGE if is_too_large else self._kind, f"{whose}{error}") from error

@@ -463,11 +463,11 @@ class _Call:
             async for chunk in answer.chunks() if text is None else _once(text):
                 received += len(chunk)
                 if received > limit:
-                    raise CodecError(f"the answer is larger than limits.response_body, {int(limit)} bytes")
+                    raise CodecError(f"larger than limits.response_body, {int(limit)} bytes")
                 await self._pacer.run(decoder.feed(chunk))
                 self.body.hold_answer(decoder.held_bytes)
             if not received:
-                raise CodecError(f"the answer ({answer.status}) has no body")
+                raise CodecError(f"{answer.status} without a body")
             answered = await self._pacer.run(decoder.finish())
             self.body.hold_answer(decoder.held_bytes)
         self._exchange.response_codec_s += self._pacer.take_seconds()

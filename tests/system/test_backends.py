@@ -96,10 +96,10 @@ async def test_outputs_that_were_not_asked_for_are_dropped_and_the_backends_orde
         (b'{"outputs":[{"name":"y","datatype":"BYTES","shape":[1],"data":["\\ud800"]}]}', ["output 'y'", "surrogate"]),
         (b'{"outputs":[{"name":"y","datatype":"INT32","shape":[2]}]}', ["output 'y' has no data"]),
         (b'{"model_name":"m"}', ["no `outputs` array"]),
-        (b"<html>hello</html>", ["expected a JSON object"]),
+        (b"<html>hello</html>", ["the backend's answer: expected a JSON object, got '<html>hello</ht"]),
         (b"[1]", ["expected a JSON object"]),
         (output() + b"x", ["more follows"]),
-        (b"", ["has no body"]),
+        (b"", ["200 without a body"]),
     ],
 )
 async def test_broken_answers_are_named(answer: bytes, words: list[str]) -> None:
@@ -144,7 +144,7 @@ async def test_204_is_an_answer_without_a_body() -> None:
     async with lying(script) as liar, running(liar.url) as client:
         reply = await client.infer_binary(ASK, X.tobytes())
     assert reply.status == 502
-    assert "no body" in reply.error
+    assert "204 without a body" in reply.error
 
 
 async def test_error_bodies_are_bounded() -> None:

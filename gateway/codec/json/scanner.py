@@ -164,7 +164,8 @@ class Scanner:
         if self._depth == 0:
             first = NOT_SPACE.search(buffer, 0, window_bytes)
             if first is not None and first[0] != b"{":
-                raise CodecError(f"expected a JSON object, got {bytes(buffer[first.start() : first.start() + 16])!r}")
+                beginning = buffer[first.start() : first.start() + 16].decode("latin-1")
+                raise CodecError(f"expected a JSON object, got {beginning!r}")
         base = len(self._skeleton)
         depth = self._depth
         end = window_bytes

@@ -298,11 +298,11 @@ class InferAnswer:
         skeleton, self._marker = yield from sliced_protect(self._scanner.skeleton)
         top = yield from sliced_object(skeleton)
         if "outputs" not in top and (words := words_of(top, self._marker)):  # protocol 4.9
-            raise CodecError(f"the answer has no `outputs`, but an error: {shortened(words)}")
+            raise CodecError(f"no `outputs`, but an error: {shortened(words)}")
         try:
             return top, (yield from sliced_objects(top.get("outputs", b"null"), self._limits.max_tensors))
         except CodecError:
-            raise CodecError("the answer has no `outputs` array of objects") from None
+            raise CodecError("no `outputs` array of objects") from None
 
     def _refuse_trailing(self) -> None:
         if self._scanner.trailing_bytes():
