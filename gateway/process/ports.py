@@ -78,7 +78,7 @@ def _hint(number: int | None, address: Address, flag: str, suggested: set[int]) 
             above = Address(f"{address.rpartition(':')[0]}:{7999 + address.port}")
             return (
                 "; ports below 1024 need a privilege (CAP_NET_BIND_SERVICE); to listen elsewhere: "
-                f"{flag}{_another(above)}"
+                f"{flag}{_another(above, suggested)}"
             )
         case errno.EADDRNOTAVAIL:
             return f"; this machine has no such address; on all it has: {flag}0.0.0.0:{address.port}"
