@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
+
 from gateway.backend.attempt import Answer, BackendRequest, Body, Pieces, Sending, header_lines
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
 from gateway.backend.metadata import ModelMetadata, is_undescribed, is_worth_keeping
@@ -611,8 +613,11 @@ class _Call:
         )
 
     def _trace_for(self, backend: BackendPlan) -> Trace | None:
-        """The request's trace, where *backend* may be told of it."""
-        return self._exchange.trace if backend.headers.lets_pass("traceparent") else None
+        """The request's trace, as far as *backend* may be told of it."""
+        trace, lets_pass = self._exchange.trace, backend.headers.lets_pass
+        if trace is None or not lets_pass("traceparent"):
+            return None
+        return trace if lets_pass("tracestate") else msgspec.structs.replace(trace, state="")
 
     def _with_own(self, headers: Fields) -> Fields:
         """*headers* and those that the gateway adds to every request to a backend."""

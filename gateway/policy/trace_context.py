@@ -14,9 +14,17 @@ TRACE_HEADERS = ("traceparent", "tracestate")
 NEW_TRACE_BITS = 192
 """How many random bits a new trace takes: 128 for its id, 64 for that of its first span."""
 
+MAX_STATE_MEMBERS = 32
+"""The most members of a `tracestate`."""
+
 _SAMPLED = 0x01
 # Later versions may have more behind the flags; ff is none.
 _PARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-[!-~]*)?")
+
+_NAME = "[a-z0-9_*/-]"
+_STATE_MEMBER = re.compile(
+    rf"(?:[a-z]{_NAME}{{0,255}}|[a-z0-9]{_NAME}{{0,240}}@[a-z]{_NAME}{{0,13}})=[ -<>-~]{{0,255}}[!-<>-~]"
+)
 
 
 class Trace(msgspec.Struct, frozen=True, gc=False):
@@ -30,7 +38,7 @@ class Trace(msgspec.Struct, frozen=True, gc=False):
     parent_id: str = ""
     """Of the client's span; empty if the trace begins here."""
     state: str = ""
-    """`tracestate`, as it came."""
+    """`tracestate`, as it came, if it is one."""
 
     def fields(self, span_id: str) -> list[tuple[str, str]]:
         """What a backend gets that is asked as part of the span *span_id*."""
@@ -44,14 +52,22 @@ def trace_of(headers: Headers, bits: int, share: float) -> Trace:
     """The trace of a request with *headers*, with ids from *bits*, which are `NEW_TRACE_BITS` random ones.
 
     Where the client has begun it, it has decided whether it is sampled; *share* is that of traces that begin here. What
-    is no `traceparent`, and more than one, is as none, and then `tracestate` is not passed on.
+    is no `traceparent`, and more than one, is as none, and then `tracestate` is not passed on; nor is what is none.
     """
     span_id = f"{bits >> 128 or 1:016x}"
     given = headers.all("traceparent") if "traceparent" in headers.first else ()
     parent = _PARENT.fullmatch(given[0]) if len(given) == 1 else None
     if parent is not None and (parent[1] != "00" or parent[5] is None):
         is_sampled = bool(int(parent[4], 16) & _SAMPLED)
-        return Trace(parent[2], span_id, is_sampled, parent[3], headers.joined("tracestate"))
+        return Trace(parent[2], span_id, is_sampled, parent[3], _state(headers.joined("tracestate")))
     trace_id = bits & (1 << 128) - 1 or 1
     # by the id, whose bits are random
     return Trace(f"{trace_id:032x}", span_id, trace_id & (1 << 56) - 1 < share * (1 << 56))
+
+
+def _state(text: str) -> str:
+    """*text* if it is a `tracestate`, in which each key is once; otherwise nothing."""
+    members = list(filter(None, (member.strip(" \t") for member in text.split(","))))
+    keys = {member.partition("=")[0] for member in members}
+    is_right = len(keys) == len(members) <= MAX_STATE_MEMBERS and all(map(_STATE_MEMBER.fullmatch, members))
+    return text if is_right else ""

@@ -61,6 +61,30 @@ def test_without_one_valid_traceparent_a_trace_begins(values: tuple[str, ...]) -
     assert trace.fields("1" * 16) == [("traceparent", f"00-{0xDEF:032x}-{'1' * 16}-01")]
 
 
+@pytest.mark.parametrize(
+    ("state", "is_right"),
+    [
+        ("a=1", True),
+        ("", True),
+        (" a=1\t, ,b-_*/=x y:z ,", True),
+        ("1tenant@vendor=!", True),
+        (",".join(f"k{number}=v" for number in range(32)), True),
+        (",".join(f"k{number}=v" for number in range(33)), False),
+        ("a=1,a=2", False),
+        ("a", False),
+        ("a=", False),
+        ("a=b=c", False),
+        ("A=1", False),
+        ("1a=1", False),
+        ("a=é", False),
+        (f"a={'v' * 257}", False),
+    ],
+)
+def test_what_is_no_tracestate_is_not_passed_on(state: str, is_right: bool) -> None:
+    trace = trace_of(traced(f"00-{TRACE}-{SPAN}-01", state=state), BITS, 1)
+    assert (trace.trace_id, trace.state) == (TRACE, state if is_right else "")
+
+
 @pytest.mark.parametrize("share", [0, 0.01, 0.5, 1])
 def test_a_share_of_the_traces_that_begin_is_sampled(share: float) -> None:
     rng = random.Random(1)

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import threading
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -14,9 +15,11 @@ import pytest
 
 from gateway.backend.upstream import Upstream
 from gateway.config import Config, parse
+from gateway.config import Tracing as Settings
 from gateway.errors import ConfigError
 from gateway.plan import Plan
 from gateway.process.application import Application
+from gateway.telemetry.tracing import Tracing
 from tests.conftest import Client, Connection, answering, lying, running, tensor
 from tests.system.scripted import CountingBackend, Seen, counting
 from tests.system.test_metadata import is_metadata_call, metadata, raw, shape_of
@@ -136,6 +139,26 @@ async def test_what_cannot_be_prepared_changes_nothing(monkeypatch: pytest.Monke
             assert client.gateway.gateway.serving is serving_before
             assert client.gateway.data_plane.config.limits.tensors == 1024
             assert (await client.request("GET", "/x")).body == b"a"
+
+
+async def test_requests_are_served_while_tracing_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing OpenTelemetry alone takes a third of a second."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    class Slow(Tracing):
+        def __init__(self, settings: Settings) -> None:
+            begun.set()
+            assert goes_on.wait(10), "no request was served meanwhile"
+            super().__init__(settings)
+
+    monkeypatch.setattr("gateway.app.Tracing", Slow)
+    async with lying(answering(b"a")) as a, serving(configuration(main=a.url)) as client:
+        traced = configuration("tracing: {endpoint: 'http://127.0.0.1:9'}\n", main=a.url)
+        replacing = asyncio.create_task(client.gateway.replace(traced))
+        assert await asyncio.to_thread(begun.wait, 10)
+        assert (await client.request("GET", "/x")).body == b"a"
+        goes_on.set()
+        await replacing
 
 
 async def test_what_a_file_holds_is_not_shown_where_its_path_was_meant(tmp_path: Path) -> None:

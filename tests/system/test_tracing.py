@@ -285,6 +285,30 @@ async def test_a_collector_that_is_gone_costs_one_warning(tmp_path: Path) -> Non
         assert "opentelemetry" not in gateway.log
 
 
+async def test_what_a_client_writes_is_no_alarm(tmp_path: Path) -> None:
+    many = ",".join(f"k{number}=v" for number in range(40))
+    async with tracing(tmp_path) as (collector, backend, gateway), wire(gateway.url) as sender:
+        for state in (many, "a=1,a=2", "Not One!"):
+            assert await asked(sender, message(headers={"traceparent": traceparent(), "tracestate": state})) == 200
+        servers = await collector.requests(3)
+        assert {server.state for server in servers} == {""}
+        assert [seen.values("tracestate") for seen in backend.seen] == [[]] * 3
+        await gateway.stop()
+    assert "WARNING" not in gateway.log
+
+
+async def test_what_the_configuration_removes_is_not_passed_on(tmp_path: Path) -> None:
+    async with collecting() as collector, counting() as backend:
+        text = configuration(collector, backend.url, backend=", headers: {remove: [tracestate]}")
+        async with gateway_process(text, tmp_path / "gateway.yaml") as gateway, wire(gateway.url) as sender:
+            assert await asked(sender, message(headers={"traceparent": traceparent(), "tracestate": "a=1"})) == 200
+            (server,) = await collector.requests(1)
+            assert server.state == "a=1"
+        (seen,) = backend.seen
+        assert seen.values("traceparent")[0].split("-")[1] == TRACE
+        assert seen.values("tracestate") == []
+
+
 async def test_a_collector_that_never_answers_does_not_hold_up_the_end(tmp_path: Path) -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -325,7 +349,7 @@ async def test_without_the_extra_a_reload_with_tracing_changes_nothing(tmp_path:
         text = configuration(Collector("http://127.0.0.1:4318"), backend.url)
         file.write_text(text.replace("tracing:", "#"))
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", WITHOUT_THE_EXTRA, "serve", "--config", str(file), "--no-first-look"),
+            *(sys.executable, "-c", WITHOUT_THE_EXTRA, "serve", "--no-first-look", "--config", str(file)),
             stderr=asyncio.subprocess.PIPE,
         )
         assert process.stderr is not None
