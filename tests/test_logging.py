@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -232,8 +233,11 @@ def assert_whole_and_in_order(text: str) -> None:
     assert set(seen.values()) == {4000}
 
 
-async def test_lines_of_several_processes_are_not_mixed_in_a_pipe_that_is_full() -> None:
+@pytest.mark.parametrize("waits", [True, False])
+async def test_lines_of_several_processes_are_not_mixed_in_a_pipe_that_is_full(waits: bool) -> None:
+    """*waits*: a terminal's other programs, and some that start others, leave pipes that do not."""
     ours, theirs = os.pipe()
+    os.set_blocking(theirs, waits)
     fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 2 * PIPE_BYTES)
 
     def read() -> str:
@@ -257,6 +261,57 @@ async def test_lines_of_several_processes_are_not_mixed_in_a_file(tmp_path: Path
     finally:
         os.close(file)
     assert_whole_and_in_order((tmp_path / "log").read_text())
+
+
+FILLING = """
+import logging, resource
+from gateway.telemetry.log_writer import ACCESS, LogWriter
+writer = LogWriter("info")
+writer.start()
+log, output = logging.getLogger(ACCESS), writer._output
+for limit in (1000, 2000):  # each as a disk that is full after so many bytes
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    log.info("\\n".join("x" * 69 for _ in range(20)))
+    while output._taken_bytes < output._queued_bytes:
+        output._thread.join(0.01)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+log.info("y")
+writer.stop()
+"""
+
+
+def test_lines_stay_whole_on_a_disk_that_was_full_for_a_while(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as output:
+        run = subprocess.run([sys.executable, "-c", FILLING], stdout=output, stderr=subprocess.PIPE, check=True)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert set(lines[:-1]) == {"x" * 69}
+    assert lines[-1] == "y"
+    assert len(lines) == 2000 // 70 + 2
+    said, dropped = run.stderr.decode().splitlines()
+    assert "ERROR gateway: lines of standard output are dropped: File too large" in said
+    assert dropped == f"{40 + 1 - len(lines)} log lines were dropped: File too large"
+
+
+async def test_standard_error_says_that_standard_output_cannot_be_written() -> None:
+    async with lying(answering(b"ok")) as liar:
+        full = os.open("/dev/full", os.O_WRONLY)
+        serve = await asyncio.create_subprocess_exec(
+            *COMMAND, "serve", "--backend", liar.url, *LISTEN, stdout=full, stderr=asyncio.subprocess.PIPE
+        )
+        os.close(full)
+        url = await url_in_line(serve.stderr)
+        await url_in_line(serve.stderr)
+        assert serve.stderr is not None
+        async with aiohttp.ClientSession() as session:
+            for _ in range(3):
+                async with session.get(f"{url}/x") as response:
+                    assert await response.read() == b"ok"
+            line = await asyncio.wait_for(serve.stderr.readline(), 20)
+        assert b"lines of standard output are dropped: No space left on device" in line
+        serve.send_signal(signal.SIGTERM)
+        _, errors = await serve.communicate()
+        assert serve.returncode == 0
+        assert b"3 log lines were dropped: No space left on device" in errors
 
 
 @asynccontextmanager

@@ -5,6 +5,10 @@ import os
 import queue
 import stat
 import threading
+import time
+from collections.abc import Callable
+
+from gateway.policy.quiet import OncePerInterval
 
 PIPE_BYTES = 4096
 """The most bytes that Linux writes to a pipe in one step (PIPE_BUF). Of more, a part may be written before what another
@@ -21,6 +25,9 @@ all are dropped if they do not fit.
 STOP_S = 2.0
 """How long lines that wait may take to be written at the end."""
 
+FULL_S = 0.01
+"""How long a full pipe that does not wait by itself is left alone before it is tried again."""
+
 ACCESS = "gateway.access"
 """The logger whose bare messages, and nothing else, go to standard output."""
 
@@ -28,11 +35,15 @@ ANNOUNCE = "gateway.announce"
 """The logger whose bare messages go to standard error: what is served where, and that draining began."""
 
 
+_SLOW = "nobody read them in time"
+
+
 class LogWriter(logging.Handler):
     """Writes access lines to standard output and all else to standard error, each from a thread of its own.
 
     A reader that stalls or has gone away must not stall requests, nor what the other stream has to say: lines wait in
-    a queue of `LOG_QUEUE_LINES` and `LOG_QUEUE_BYTES`, and what does not fit or cannot be written is counted.
+    a queue of `LOG_QUEUE_LINES` and `LOG_QUEUE_BYTES`, and what does not fit or cannot be written is counted. While
+    lines of standard output are dropped, standard error says so once a minute.
     """
 
     def __init__(self, level: str, process: str = "") -> None:
@@ -41,7 +52,8 @@ class LogWriter(logging.Handler):
         mark = f"[{process}]" if process else ""
         self.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s %(name)s{mark}: %(message)s"))
         self._level = level.upper()
-        self._output = _Stream(1)
+        self._complaints = OncePerInterval()
+        self._output = _Stream(1, self._complain)
         self._error = _Stream(2)
 
     @property
@@ -70,16 +82,28 @@ class LogWriter(logging.Handler):
         logging.getLogger().handlers = []
         self._output.stop()
         if self.dropped:
-            self._error.put(b"%d log lines were dropped: nobody read them in time\n" % self.dropped)
+            reason = self._output.reason or self._error.reason
+            self._error.put(f"{self.dropped} log lines were dropped: {reason}\n".encode())
         self._error.stop()
+
+    def _complain(self, reason: str) -> None:
+        if self._complaints.allows("", time.monotonic()):
+            text = f"lines of standard output are dropped: {reason}"
+            fields = {"name": "gateway", "levelno": logging.ERROR, "levelname": "ERROR", "msg": text}
+            self.handle(logging.makeLogRecord(fields))
 
 
 class _Stream:
     """One standard stream, and the thread that writes to it."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, complain: Callable[[str], None] = lambda _: None) -> None:
+        """*complain* is called with the reason whenever lines are dropped."""
         self.dropped = 0
+        self.reason = ""
+        """Why lines were dropped, the last time."""
         self._descriptor = descriptor
+        self._complain = complain
+        self._torn = b""  # the rest of a line whose beginning is written
         self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # `put` keeps it within its limits
         # since the start; only changed by `put`, whose callers hold the handler's lock
         self._queued_lines = 0
@@ -99,7 +123,7 @@ class _Stream:
         n_lines = lines.count(b"\n")
         is_too_long = self._queued_bytes - self._taken_bytes + len(lines) > LOG_QUEUE_BYTES
         if is_too_long or self._queued_lines - self._taken_lines + n_lines > LOG_QUEUE_LINES:
-            self.dropped += n_lines
+            self._drop(n_lines, _SLOW)
             return
         self._queued_lines += n_lines
         self._queued_bytes += len(lines)
@@ -111,6 +135,12 @@ class _Stream:
         self._thread.join(STOP_S)
         if self._thread.is_alive():
             self.dropped += self._queued_lines - self._taken_lines
+            self.reason = _SLOW
+
+    def _drop(self, n_lines: int, reason: str) -> None:
+        self.dropped += n_lines
+        self.reason = reason
+        self._complain(reason)
 
     def _write(self) -> None:
         max_bytes = LOG_QUEUE_BYTES if _is_file(self._descriptor) else PIPE_BYTES
@@ -119,17 +149,28 @@ class _Stream:
             while start < len(lines):
                 end = _end_of_piece(lines, start, max_bytes)
                 piece = lines[start:end]
-                n_lines = piece.count(b"\n")
-                try:
-                    # not through sys.stdout: a blocked thread would hold its lock, and the interpreter waits for it at
-                    # exit
-                    while piece:
-                        piece = piece[os.write(self._descriptor, piece) :]
-                except OSError:
-                    self.dropped += n_lines
-                self._taken_lines += n_lines
+                self._write_piece(piece)
+                self._taken_lines += piece.count(b"\n")
                 self._taken_bytes += end - start
                 start = end
+
+    def _write_piece(self, piece: bytes) -> None:
+        """Write whole lines, behind the rest of one of which only a part could be written."""
+        data = left = self._torn + piece
+        try:
+            while left:
+                # not through sys.stdout: a blocked thread would hold its lock, and the interpreter waits for it at exit
+                try:
+                    left = left[os.write(self._descriptor, left) :]
+                except BlockingIOError:  # it is full, and whoever else has it open has told it not to wait
+                    time.sleep(FULL_S)
+        except OSError as error:
+            written = data[: len(data) - len(left)]
+            is_torn = not written.endswith(b"\n") if written else bool(self._torn)
+            self._torn = left[: left.find(b"\n") + 1] if is_torn else b""
+            self._drop(left.count(b"\n") - is_torn, error.strerror or str(error))
+        else:
+            self._torn = b""
 
 
 def _is_file(descriptor: int) -> bool:
