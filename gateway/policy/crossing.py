@@ -29,7 +29,16 @@ HOP_BY_HOP = frozenset(
 # the caller adds, as it does with the length.
 _NOT_TO_BACKEND = HOP_BY_HOP | {"host", "content-length", "expect", "x-forwarded-for", "x-request-id"}
 # What proxies say of the client, besides X-Forwarded-For: of others it is dropped.
-_SAID_BY_PROXIES = frozenset({"forwarded", "x-forwarded-host", "x-forwarded-proto"})
+_SAID_BY_PROXIES = frozenset(
+    {
+        "forwarded",
+        "x-forwarded-host",
+        "x-forwarded-port",
+        "x-forwarded-prefix",
+        "x-forwarded-proto",
+        "x-real-ip",
+    }
+)
 # These describe the client's body, which the gateway has inflated or turned into JSON.
 _OF_THE_BODY = frozenset(
     {
@@ -88,7 +97,7 @@ _IDENTITY = ("Accept-Encoding", "identity")
 _JSON = ("Content-Type", "application/json")
 _KEEP_OR_CLOSE = ("keep-alive", "close")
 # What proxies have said of a request is for all behind them: no `Connection` takes it away.
-_FOR_ALL = frozenset({"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"})
+_FOR_ALL = _SAID_BY_PROXIES | {"via", "x-forwarded-for"}
 
 
 class Asking(Protocol):

@@ -153,6 +153,13 @@ def test_no_connection_header_takes_away_what_proxies_have_said() -> None:
     assert fields == [*said, ("X-Forwarded-For", "p"), *UNCODED]
 
 
+@pytest.mark.parametrize("name", ["X-Real-IP", "X-Forwarded-Port", "X-Forwarded-Prefix", "X_Real_IP"])
+def test_what_proxies_say_crosses_from_them_alone(name: str) -> None:
+    said = Headers([(name, "a"), ("Connection", name.replace("_", "-"))])
+    for is_from_proxy in (True, False):
+        assert ((name, "a") in headers().relayed(Asked(said, is_from_proxy=is_from_proxy))) is is_from_proxy
+
+
 def test_a_client_without_an_address_is_no_hop() -> None:
     assert headers().relayed(Asked(Headers([]), peer=UNIX_PEER)) == [*WHERE, *UNCODED]
     behind_a_proxy = Headers([("X-Forwarded-For", "a"), ("X-Forwarded-For", "b")])
