@@ -5,6 +5,7 @@ Not here: metrics, logs and decisions.
 
 import random
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
 
@@ -38,8 +39,8 @@ class Attempt(msgspec.Struct, gc=False):
     new connection because a kept one had died; empty if it was not."""
     is_metadata: bool = False
     """Whether this asked for the model's metadata, not for an inference."""
-    is_reused: bool | None = None
-    """Whether it went over a kept connection; None while it has none."""
+    connection: Literal["new", "reused"] | None = None
+    """What it went over; None while it has none."""
     span_id: str = ""
     """In hexadecimal, as the backend got it; empty if the request is not traced."""
     target: str = ""

@@ -265,7 +265,7 @@ class _Call:
         if head is None:
             return "", [*backend.headers.transcoded(request), self._via, own]
         notes = head.notes
-        if notes is None or not notes.hold_for(self.plan, backend, request):
+        if notes is None or not notes.hold_for(backend, request):
             notes = self._notes(backend, framing, head)
             if not self.plan.access.needs_token:
                 head.notes = notes

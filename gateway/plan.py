@@ -146,14 +146,9 @@ class HeadNotes(msgspec.Struct, eq=False):
     varying: list[tuple[str, str]]
     """The names of the fields that it gets, too, but whose values are each request's own; and these in lower case."""
 
-    def hold_for(self, plan: Plan, backend: BackendPlan, client: Asking) -> bool:
-        """Whether these are the headers for this plan's *backend*, and for a request that came as *client*'s did."""
-        return (
-            self.backend is backend
-            and self.plan is plan
-            and self.scheme == client.scheme
-            and self.is_from_proxy is client.is_from_proxy
-        )
+    def hold_for(self, backend: BackendPlan, client: Asking) -> bool:
+        """Whether these are the headers for *backend*, of one plan, and for a request that came as *client*'s did."""
+        return self.backend is backend and self.scheme == client.scheme and self.is_from_proxy is client.is_from_proxy
 
     def fields_of(self, headers: Headers) -> Fields:
         """What the backend gets, besides `lines`, of the head with these *headers*."""

@@ -332,13 +332,14 @@ class _Call(Generic[T]):
         # an upload that cannot be read again from the client does not go over a connection that may have died
         must_be_fresh = self._was_replaced or not self._request.body.can_be_repeated
         while True:
-            lease = None if must_be_fresh else upstream.connections.lease_idle(endpoint, self._last.started_s)
-            is_reused = lease is not None
-            if lease is None:
-                lease = await upstream.connections.lease_new(endpoint)
-            self._has_slot = False  # it goes with the lease
             attempt = self._last
-            attempt.is_reused = is_reused
+            lease = None if must_be_fresh else upstream.connections.lease_idle(endpoint, attempt.started_s)
+            if lease is not None:
+                attempt.connection = "reused"
+            else:
+                lease = await upstream.connections.lease_new(endpoint)
+                attempt.connection = "new"
+            self._has_slot = False  # it goes with the lease
             self._sent = sent = Sent(upstream.name, self._request, lease, deadlines, attempt)
             try:
                 return await sent.start(endpoint)

@@ -192,17 +192,19 @@ def _has_failed(exchange: Exchange) -> bool:
 
 
 def _access_line(exchange: Exchange, time_: str) -> AccessLine:
-    endpoint = is_reused = None
+    endpoint = connection = reason = blame = None
     n_attempts = request_bytes = response_bytes = 0
     upstream_s = queue_s = 0.0
     for attempt in exchange.attempts:
-        endpoint, is_reused = attempt.endpoint, attempt.is_reused
+        endpoint, connection = attempt.endpoint, attempt.connection
         n_attempts += not attempt.is_metadata
         request_bytes += attempt.request_bytes
         response_bytes += attempt.response_bytes
         upstream_s += attempt.seconds
         queue_s += attempt.queue_s or 0.0
-    error, trace = exchange.error, exchange.trace
+    if (error := exchange.error) is not None:
+        reason, blame = error.label, blame_of(error, exchange.status).value
+    trace = exchange.trace
     return AccessLine(
         time=time_,
         client=exchange.client,
@@ -212,11 +214,11 @@ def _access_line(exchange: Exchange, time_: str) -> AccessLine:
         route=exchange.route,
         backend=exchange.backend,
         endpoint=endpoint,
-        upstream_connection=None if is_reused is None else "reused" if is_reused else "new",
+        upstream_connection=connection,
         attempts=n_attempts,
         status=exchange.status,
-        reason=error.label if error is not None else None,
-        blame=blame_of(error, exchange.status).value if error is not None else None,
+        reason=reason,
+        blame=blame,
         detail=_shortened(exchange.detail, DETAIL_CHARACTERS) or None,
         client_request_bytes=exchange.client_request_bytes,
         upstream_request_bytes=request_bytes,

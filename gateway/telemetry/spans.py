@@ -172,8 +172,8 @@ class _Spans:
             attributes["tensor_gateway.queue_seconds"] = attempt.queue_s
         if attempt.first_byte_s is not None:
             attributes["tensor_gateway.first_byte_seconds"] = attempt.first_byte_s
-        if attempt.is_reused is not None:
-            attributes["tensor_gateway.connection"] = "reused" if attempt.is_reused else "new"
+        if attempt.connection is not None:
+            attributes["tensor_gateway.connection"] = attempt.connection
         has_failed = True
         if attempt.code.isdecimal():
             attributes["http.response.status_code"] = int(attempt.code)
