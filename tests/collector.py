@@ -46,6 +46,8 @@ class Collector:
     spans: list[Collected] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     """Of each request, by their names in lower case."""
+    peers: set[object] = field(default_factory=set)
+    """The addresses and ports that they came from."""
     status: int = 200
     """What it answers; spans are kept with 200 only."""
     came: asyncio.Event = field(default_factory=asyncio.Event)
@@ -73,6 +75,8 @@ class Collector:
 
     async def _take(self, request: web.Request) -> web.Response:
         body = await request.read()
+        assert request.transport is not None
+        self.peers.add(request.transport.get_extra_info("peername"))
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         if self.status == 200:
             self.spans += _decoded(body)

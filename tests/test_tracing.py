@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from opentelemetry.sdk.resources import Resource
@@ -155,6 +156,54 @@ async def test_an_endpoint_without_a_path_is_that_of_a_collector(
         await traced.close()
         (span,) = collector.spans
     assert (span.trace_id, span.parent_id) == ("1" * 32, "2" * 16)
+
+
+async def test_a_redirect_is_said_since_it_is_not_followed(
+    opentelemetry_logger: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 308 Permanent Redirect\r\nLocation: https://c/\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(redirect, "127.0.0.1", 0) as server:
+        traced = Tracing(config.Tracing(endpoint=Endpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")))
+        traced.record(exchange())
+        await traced.close()
+    assert [message for message in caplog.messages if "it answered 308, a redirect to https://c/" in message]
+
+
+async def test_an_answer_of_a_collector_is_not_read_to_its_end_if_it_is_long(
+    opentelemetry_logger: logging.Logger,
+) -> None:
+    n_sent = 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal n_sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        with suppress(ConnectionError):
+            while n_sent < 100:
+                writer.write(b"100000\r\n" + bytes(2**20) + b"\r\n")
+                await writer.drain()
+                n_sent += 1
+        writer.close()
+
+    async with await asyncio.start_server(talk, "127.0.0.1", 0) as server:
+        traced = Tracing(config.Tracing(endpoint=Endpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")))
+        traced.record(exchange())
+        await traced.close()
+    assert n_sent < 50  # what the kernel's buffers hold
+
+
+async def test_the_connection_to_a_collector_is_kept(opentelemetry_logger: logging.Logger) -> None:
+    async with collecting() as collector:
+        traced = Tracing(config.Tracing(endpoint=Endpoint(collector.url)))
+        for number in range(2):
+            traced.record(exchange())
+            await collector.until(lambda: len(collector.of_kind("SERVER")) > number)  # noqa: B023  at once
+        await traced.close()
+    assert len(collector.peers) == 1
 
 
 async def test_what_waits_at_the_end_is_given_up_in_time(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+import requests
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -36,6 +37,9 @@ SEND_EVERY_S = 1.0
 EXPORT_S = 5.0
 """How long the collector may take for a batch, with all that is tried again; beyond it the batch is dropped."""
 
+ANSWER_BYTES = 4096
+"""The most bytes that are read of the body of a collector's answer; after a longer one its connection is closed."""
+
 DETAIL_CHARACTERS = 512
 """How much of an error's text stands in a span's status."""
 
@@ -57,7 +61,10 @@ class SpanExport:
     def __init__(self, settings: config.Tracing) -> None:
         """Connects only when there are spans."""
         endpoint = settings.endpoint if urlsplit(settings.endpoint).path else f"{settings.endpoint}/v1/traces"
-        exporter = OTLPSpanExporter(endpoint, headers=settings.headers, timeout=EXPORT_S)
+        session = requests.Session()
+        session.stream = True
+        session.hooks["response"].append(_take_answer)
+        exporter = OTLPSpanExporter(endpoint, headers=settings.headers, timeout=EXPORT_S, session=session)
         self._processor = BatchSpanProcessor(exporter, QUEUE_SPANS, SEND_EVERY_S * 1000, BATCH_SPANS)
         self._resource = Resource.create(
             {"service.name": settings.service_name, "service.version": __version__, "process.pid": os.getpid()}
@@ -74,6 +81,17 @@ class SpanExport:
     def close(self) -> None:
         """Send what waits, and wait for that."""
         self._processor.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _take_answer(response: requests.Response, **_: object) -> None:
+    """Read what a collector answers, if it is short. Raises `HTTPError` for a redirect, which would be a success."""
+    length = response.headers.get("Content-Length", "")
+    if length.isdecimal() and int(length) <= ANSWER_BYTES:
+        response.raw.read(ANSWER_BYTES)
+    response.close()
+    if 300 <= response.status_code < 400:
+        target = response.headers.get("Location", "nowhere")
+        raise requests.HTTPError(f"it answered {response.status_code}, a redirect to {target}")
 
 
 class _Spans:
