@@ -20,7 +20,7 @@ from gateway.exchange import Attempt, Exchange
 from gateway.headers import Headers
 from gateway.policy.trace_context import Trace
 from gateway.telemetry import tracing
-from gateway.telemetry.spans import DETAIL_CHARACTERS, _route_of, _Spans
+from gateway.telemetry.spans import DETAIL_CHARACTERS, PATH_CHARACTERS, _route_of, _Spans
 from gateway.telemetry.tracing import REASON_CHARACTERS, Tracing
 from tests.collector import collecting
 
@@ -156,6 +156,15 @@ async def test_an_endpoint_without_a_path_is_that_of_a_collector(
         await traced.close()
         (span,) = collector.spans
     assert (span.trace_id, span.parent_id) == ("1" * 32, "2" * 16)
+
+
+def test_long_paths_are_cut() -> None:
+    path = f"/{'x' * 8000}"
+    attempt, server = spans_of(exchange(path, attempts=[Attempt("http://e:1", NOW_S, code="200", target=path)]))
+    assert attempt.attributes is not None
+    assert server.attributes is not None
+    assert attempt.attributes["url.full"] == f"http://e:1{path[:PATH_CHARACTERS]}"
+    assert server.attributes["url.path"] == path[:PATH_CHARACTERS]
 
 
 async def test_a_redirect_is_said_since_it_is_not_followed(

@@ -43,6 +43,9 @@ ANSWER_BYTES = 4096
 DETAIL_CHARACTERS = 512
 """How much of an error's text stands in a span's status."""
 
+PATH_CHARACTERS = 1024
+"""How much of a path stands in a span: those that wait for a collector that is gone take 50 MiB at most."""
+
 _SCOPE = InstrumentationScope("tensor-gateway", __version__)
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _UNSET = Status()
@@ -135,7 +138,7 @@ class _Spans:
         attributes: Attributes = {
             "http.request.method": exchange.method,
             "url.scheme": exchange.scheme,
-            "url.path": path,
+            "url.path": path[:PATH_CHARACTERS],
             "client.address": exchange.client,
             "http.request.body.size": exchange.client_request_bytes,
             "http.response.body.size": exchange.client_response_bytes,
@@ -176,7 +179,7 @@ class _Spans:
         endpoint = urlsplit(attempt.endpoint)
         attributes: Attributes = {
             "http.request.method": method,
-            "url.full": f"{endpoint.scheme}://{endpoint.netloc}{attempt.target.partition('?')[0]}",
+            "url.full": f"{endpoint.scheme}://{endpoint.netloc}{attempt.target.partition('?')[0][:PATH_CHARACTERS]}",
             "server.address": endpoint.hostname or "",
             "server.port": endpoint.port or (443 if endpoint.scheme == "https" else 80),
             "http.request.body.size": attempt.request_bytes,

@@ -70,6 +70,8 @@ def test_without_one_valid_traceparent_a_trace_begins(values: tuple[str, ...]) -
         ("1tenant@vendor=!", True),
         (",".join(f"k{number}=v" for number in range(32)), True),
         (",".join(f"k{number}=v" for number in range(33)), False),
+        (",".join(f"k{number}={'v' * 124}" for number in range(8)), True),
+        (",".join(f"k{number}={'v' * 125}" for number in range(8)), False),
         ("a=1,a=2", False),
         ("a", False),
         ("a=", False),
