@@ -158,6 +158,14 @@ async def test_an_endpoint_without_a_path_is_that_of_a_collector(
     assert (span.trace_id, span.parent_id) == ("1" * 32, "2" * 16)
 
 
+def test_a_call_that_the_client_did_not_wait_for_is_no_failure_of_the_endpoint() -> None:
+    left = exchange(attempts=[Attempt("http://e:1", NOW_S)], status=499, error=ErrorKind.CLIENT_CLOSED)
+    attempt, _ = spans_of(left)
+    assert attempt.status.status_code is StatusCode.UNSET
+    assert attempt.attributes is not None
+    assert attempt.attributes["error.type"] == "client_closed"
+
+
 def test_long_paths_are_cut() -> None:
     path = f"/{'x' * 8000}"
     attempt, server = spans_of(exchange(path, attempts=[Attempt("http://e:1", NOW_S, code="200", target=path)]))

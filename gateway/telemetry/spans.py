@@ -21,7 +21,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from gateway import __version__, config
-from gateway.errors import Blame, blame_of
+from gateway.errors import Blame, ErrorKind, blame_of
 from gateway.exchange import Attempt, Exchange, new_span_id
 from gateway.policy.trace_context import Trace
 
@@ -195,12 +195,15 @@ class _Spans:
             attributes["tensor_gateway.first_byte_seconds"] = attempt.first_byte_s
         if attempt.connection is not None:
             attributes["tensor_gateway.connection"] = attempt.connection
-        has_failed = True
-        if attempt.code.isdecimal():
-            attributes["http.response.status_code"] = int(attempt.code)
-            has_failed = attempt.code >= "400"
-        failure = attempt.repeated_for or (attempt.code if has_failed else "")
-        if failure:
+        failure = attempt.code
+        if failure.isdecimal():
+            attributes["http.response.status_code"] = int(failure)
+            failure = failure if failure >= "400" else ""
+        failure = attempt.repeated_for or failure
+        if failure == "none":  # it was given up when the client left, for which the endpoint is not to blame
+            failure = ""
+            attributes["error.type"] = ErrorKind.CLIENT_CLOSED.label
+        elif failure:
             attributes["error.type"] = failure
         return self._inside(
             method,
