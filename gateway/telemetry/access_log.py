@@ -250,12 +250,12 @@ _json_line = msgspec.json.Encoder().encode
 
 
 def _text_line(line: AccessLine) -> bytes:
-    """`key=value` pairs; values that could break a line or a pair are quoted as JSON strings."""
+    """`key=value` pairs of what has a value; those that could break a line or a pair are quoted as JSON strings."""
     pairs = []
     for key, value in msgspec.structs.asdict(line).items():
-        if value is msgspec.UNSET:
+        if value is msgspec.UNSET or value is None:
             continue
-        text = "-" if value is None else str(value)
+        text = str(value)
         if not (text.isprintable() and _PLAIN(text)):
             text = msgspec.json.encode(text).decode()
         pairs.append(f"{key}={text}")

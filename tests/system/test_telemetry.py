@@ -399,8 +399,10 @@ async def test_access_log_as_text_cannot_be_forged(server: JsonServer, caplog: p
     with caplog.at_level(logging.INFO, "gateway.access"):
         async with running(server.url, "logging: {access: text}\n") as client:
             await client.infer(b"", headers={"X-Request-Id": 'a" status=200 b'})
-    (line,) = access_lines(caplog)
-    assert "status=400" in line
+            await client.infer_binary(HEADER, X.tobytes())
+    line, good = access_lines(caplog)
+    assert "status=400 reason=malformed_request blame=client" in line
+    assert " status=200 client_request_bytes=" in good  # without what has no value
     assert r'request_id="a\" status=200 b"' in line
 
 
