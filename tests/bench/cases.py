@@ -70,13 +70,15 @@ class Tensor:
             yield b"," + self.block_text if index else self.block_text
 
 
-def numbers(datatype: str, shape: tuple[int, ...]) -> Tensor:
-    """Random numbers: integers over their whole range, floats in [0, 1)."""
+def numbers(datatype: str, shape: tuple[int, ...], *, nested: bool = False) -> Tensor:
+    """Random numbers: integers over their whole range, floats in [0, 1). Up to a block may be *nested* as its shape."""
     elements = int(np.prod(shape))
     repeats = max(1, elements // BLOCK_ELEMENTS)
     array = _random(datatype, elements // repeats)
     assert len(array) * repeats == elements, "larger tensors are whole blocks"
-    text = orjson.dumps(printable(array, datatype), option=orjson.OPT_SERIALIZE_NUMPY)
+    assert not (nested and repeats > 1), "brackets do not repeat"
+    printed = printable(array, datatype).reshape(shape if nested else -1)
+    text = orjson.dumps(printed, option=orjson.OPT_SERIALIZE_NUMPY)
     return Tensor(datatype, shape, array.tobytes(), text[1:-1], repeats)
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from tests.bench import processes, sizes, small, trips
 from tests.bench.cases import WIRE, Case, WrongBytesError, numbers, strings
 from tests.bench.client import Connection
-from tests.bench.measuring import MIB, Bench, Result, against_yardsticks
+from tests.bench.measuring import MIB, Bench, Result, against_yardsticks, processor_ns, us
 from tests.bench.processes import Process
 
 
@@ -23,6 +24,28 @@ def image(bench: Bench) -> Iterator[Result]:
     scale = bench.scale
     result = Result("2", f"FP32 {list(scale.image)} / (P + K)", "ratio", 1.1, 1.0)
     yield against_yardsticks(bench, result, bench.image_case(), scale.image_requests, scale.rounds, "FP32")
+
+
+def nested(bench: Bench) -> Iterator[Result]:
+    """Row 2n. Answers whose lists are nested as the shape says / flat ones."""
+    scale = bench.scale
+    for shape, requests in ((scale.image, scale.image_requests), ((1, 16), scale.small_requests)):
+        result = Result("2n", f"FP32 {list(shape)}, nested answer / flat", "ratio", 1.1)
+        name = "-".join(map(str, shape))
+        cases = {
+            "flat": bench.case(f"flat-{name}", partial(numbers, "FP32", shape)),
+            "nested": bench.case(
+                f"nested-{name}", partial(numbers, "FP32", shape), numbers("FP32", shape, nested=True)
+            ),
+        }
+        spent: dict[str, list[float]] = {kind: [] for kind in cases}
+        for index in range(scale.rounds):
+            bench.tick(f"row 2n, {result.what}: round {index + 1} of {scale.rounds}")
+            for kind, case in cases.items():
+                spent[kind].append(processor_ns(bench.gateway, case, requests))
+            result.samples.append(spent["nested"][-1] / spent["flat"][-1])
+        result.absolute = f"nested {us(spent['nested'])}, flat {us(spent['flat'])}"
+        yield result
 
 
 def image_without_simdjson(bench: Bench) -> Iterator[Result]:
@@ -255,6 +278,7 @@ ROWS: dict[str, Callable[[Bench], Iterator[Result]]] = {
     "1l": small.logged,
     "1t": small.types,
     "2": image,
+    "2n": nested,
     "2p": image_without_simdjson,
     "3": datatypes,
     "4": text,

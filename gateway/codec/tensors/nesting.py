@@ -9,7 +9,8 @@ list, about which there is nothing to check.
 
 import math
 from dataclasses import dataclass
-from typing import NoReturn
+from itertools import chain
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from gateway.errors import CodecError
 MAX_DEPTH = 64
 """The most brackets that may be open at once in a tensor's nested `data`; tensors have at most 32 dimensions."""
 
+_CLOSING_BYTES = 256  # where more stand between a value and the comma behind it, it is only slower
 _COMMA, _OPEN, _CLOSE = b",[]"
 
 
@@ -60,6 +62,19 @@ class Brackets:
     def deepest(self) -> int:
         """How many lists are open at once at most."""
         return max(int(self.after.max()), self.depth_before) if len(self.after) else self.depth_before
+
+
+def lists_per_element(shape: tuple[int, ...]) -> float:
+    """How many inner lists there are for each element of data that is nested in full; 0 without elements."""
+    if not math.prod(shape):
+        return 0
+    return sum(1 / math.prod(shape[depth:]) for depth in range(1, len(shape)))
+
+
+def n_closed(text: bytes | bytearray, end: int) -> int:
+    """How many lists are closed where text[:end] ends, with blanks between the brackets or none."""
+    tail = text[max(end - _CLOSING_BYTES, 0) : end]
+    return tail.count(b"]", len(tail.rstrip(b"] \t\r\n")))
 
 
 class Nesting:
@@ -108,6 +123,44 @@ class Nesting:
             at_depth = elements[depths == depth].astype(np.int64) + element
             if size > 1 and (at_depth // size * size != at_depth).any():
                 self._fail()
+
+    def full_depth(self, element: int) -> int:
+        """How many lists are open before *element*, and behind the comma before it, in data that is nested in full."""
+        if element in (0, self._elements):
+            return 0
+        return 1 + sum(element % size > 0 for size in self._sizes[1 : len(self._shape)])
+
+    def n_lists_in_full(self, tree: Any, element: int, n_values: int) -> int:
+        """How many lists data has that is nested in full; 0 if those of *tree* do not have the lengths that it has.
+
+        *tree* is a piece as it was parsed, between brackets for the lists that are open before and behind it: lists of
+        lists with *n_values* values in all, of which *element* is the first. Whether the innermost have lists in place
+        of values is for the caller to see.
+        """
+        if not n_values:
+            return 0
+        end = element + n_values
+        length_of = type(tree).__len__  # refuses what is no list
+        n_lists = 0
+        level = [tree]
+        for dimension, size in zip(self._shape, self._sizes[1:], strict=False):
+            if n_lists:
+                level = list(chain.from_iterable(level))
+            n_lists += len(level)
+            first, behind = element // size, -(-end // size)
+            head = min(dimension - first % dimension, behind - first)
+            n_full, tail = divmod(behind - first - head, dimension)
+            try:
+                if list(map(length_of, level)) != [head, *[dimension] * n_full, *[tail] * (tail > 0)]:
+                    return 0
+            except TypeError:
+                return 0
+        return n_lists
+
+    def open_full(self, element: int, end: int) -> None:
+        """`open` for the lists that begin with the elements from *element* to *end*, in data that is nested in full."""
+        for depth, size in enumerate(self._sizes[: len(self._shape)]):
+            self._opened[depth] += -(-end // size) - -(-element // size)
 
     def finish(self) -> None:
         """All is read: raise `CodecError` unless there were as many lists as the shape says."""

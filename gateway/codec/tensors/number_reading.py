@@ -12,6 +12,7 @@ pieces are made into arrays:
 Where a number must not end, the parser says so; that brackets and commas are in their places is proved too, but for
 the commas at the cuts (`check_cut`) and lists of unequal lengths (`Nesting`). A piece from the inside of one list is
 only searched for brackets; where it has some, numpy finds their places and counts the commas before each (`Brackets`).
+Where data is nested in full and its lists are long, the lengths of the lists that were parsed prove the same for less.
 
 The end of the data is found without reading numbers. Inside an array of numbers there is no quote and no brace, so
 the array ends at the last `]` before the first of these; if that `]` closes the outermost list, this is the end.
@@ -45,7 +46,7 @@ import numpy.typing as npt
 import orjson
 
 from gateway.codec.tensors.datatypes import Array, Datatype, Kind, element_count
-from gateway.codec.tensors.nesting import MAX_DEPTH, Brackets, Nesting
+from gateway.codec.tensors.nesting import MAX_DEPTH, Brackets, Nesting, lists_per_element, n_closed
 from gateway.codec.tensors.pieces import NOT_SPACE, SPACE, beginning, check_cut
 from gateway.errors import CodecError
 
@@ -59,6 +60,9 @@ NATIVE_PIECE_BYTES = 128 * 1024
 
 BRACKETED_PIECE_BYTES = 64 * 1024
 """The same of nested numbers, where every bracket is looked at."""
+
+MAX_LISTS_PER_ELEMENT = 1 / 16
+"""Where there are more, asking the parser for the length of each costs more than finding its brackets."""
 
 LIST_PIECE_BYTES = 32 * 1024
 """How much text orjson works on in one step: it is two to four times slower than simdjson."""
@@ -80,7 +84,7 @@ _PARSED_DTYPE = {"d": np.dtype("<f8"), "i": np.dtype("<i8"), "u": np.dtype("<u8"
 _PARSER = simdjson.Parser() if simdjson is not None else None
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 
-_END_OBJECT, _MINUS, _ZERO, _TRUE = b"}-0t"
+_END_OBJECT, _MINUS, _ZERO, _TRUE, _OPEN = b"}-0t["
 _ENDS_NUMBER = np.isin(np.arange(256), list(b",] \t\r\n"))
 _TAIL_BYTES = 16  # more blanks than these are behind a bracket hardly ever, and then it is only slower
 _LAYOUTS = {
@@ -125,6 +129,8 @@ class NumberSink:
         self._filled = 0
         self._depth = 0
         self._most_bytes = NATIVE_PIECE_BYTES if _PARSER is not None else LIST_PIECE_BYTES
+        has_long_lists = 0 < lists_per_element(shape) <= MAX_LISTS_PER_ELEMENT
+        self._may_be_full = has_long_lists and datatype.kind is not Kind.BOOL
         self._window_bytes = self._most_bytes
 
     @property
@@ -147,13 +153,16 @@ class NumberSink:
             taken = self._step_without_brackets(buffer, window)
             if taken:
                 return taken
-            window = self._window_bytes = min(self._window_bytes, BRACKETED_PIECE_BYTES)
         limit = window
         for stop in (b'"', b"}"):
             found = buffer.find(stop, 0, limit)
             limit = found if found >= 0 else limit
         if limit == window < self._window_bytes and not _may_be_end(buffer, window):
             return 0
+        if self._may_be_full and (self._nesting or buffer.startswith(b"[[")):
+            taken = self._step_full(buffer, limit, can_cut=limit < window or window == self._window_bytes)
+            if taken:
+                return taken
         if limit > BRACKETED_PIECE_BYTES:
             self._window_bytes = BRACKETED_PIECE_BYTES
             return self.step(buffer)
@@ -214,6 +223,51 @@ class NumberSink:
         self._depth = max(self._depth, 1)
         self._window_bytes = min(self._most_bytes, 2 * window)
         return comma + 1
+
+    def _step_full(self, buffer: bytearray, limit: int, *, can_cut: bool) -> int:
+        """Store a piece of lists that are nested in full, as the shape says; 0 if not possible.
+
+        Where they must begin and end is known then, so brackets are not looked for. *can_cut*: no more has to arrive
+        before the piece may end at a comma.
+        """
+        nesting = self._nesting or Nesting(self._shape, MAX_DEPTH)
+        first = self._filled
+        if self._depth != nesting.full_depth(first):
+            return 0
+        end = buffer.rfind(b"]", 0, limit) + 1
+        depth = len(self._shape) - n_closed(buffer, end)
+        if depth:
+            end = buffer.rfind(b",", 0, limit)
+            depth = len(self._shape) - n_closed(buffer, end)
+            if not can_cut or end <= 0 or depth <= 0:
+                return 0
+        text = b"".join((b"[" * self._depth, memoryview(buffer)[:end], b"]" * depth))
+        parsed = _parse(text, self._datatype)
+        if parsed is None:
+            return 0
+        values, tree = parsed
+        n_lists = nesting.n_lists_in_full(tree, first, len(values))
+        if (
+            depth != nesting.full_depth(first + len(values))
+            or np.count_nonzero(np.frombuffer(text, np.uint8) == _OPEN) != n_lists
+        ):
+            self._may_be_full = False
+            return 0
+        del parsed, tree  # or the parser could not be used again
+        try:
+            self._append(values, text)
+        except _ManyTiesError:
+            self._window_bytes = TIED_PIECE_BYTES
+            return self.step(buffer)
+        self._window_bytes = min(self._most_bytes, 2 * self._window_bytes)
+        nesting.open_full(first, self._filled)
+        self._nesting = nesting
+        self._depth = depth
+        if depth:
+            return end + 1
+        self._finish()
+        nesting.finish()
+        return end
 
     def _convert(self, buffer: bytearray, piece: bytes, brackets: Brackets) -> int:
         """Store the numbers in *piece*, the front of *buffer*: its end, or up to a comma if a list stays open."""
@@ -330,28 +384,34 @@ def _parse_fast(text: bytes, datatype: Datatype) -> Array | None:
         if b"-" in text:
             return None
         text = text.replace(b"true", b"1").replace(b"false", b"0")
-    values = _parse_as_list(text, datatype) if _PARSER is None else _parse_natively(_PARSER, text, datatype)
-    if values is None or datatype.kind is not Kind.FLOAT or b"-" not in text:
-        return values
-    if np.count_nonzero(values) == len(values):  # of few values in a fifth of the time of `all`
-        return values
+    parsed = _parse(text, datatype)
+    return parsed[0] if parsed is not None else None
+
+
+def _parse(text: bytes, datatype: Datatype) -> tuple[Array, Any] | None:
+    """`_parse_fast` for numbers, and the lists that the parser made of *text*."""
+    parsed = _parse_as_list(text, datatype) if _PARSER is None else _parse_natively(_PARSER, text, datatype)
+    if parsed is None or datatype.kind is not Kind.FLOAT or b"-" not in text:
+        return parsed
+    if np.count_nonzero(parsed[0]) == len(parsed[0]):  # of few values in a fifth of the time of `all`
+        return parsed
     # both parsers read -0 as the integer 0, which has lost its sign
-    return None if _has_negative_zero(text) else values
+    return None if _has_negative_zero(text) else parsed
 
 
-def _parse_natively(parser: "simdjson.Parser", text: bytes, datatype: Datatype) -> Array | None:
-    """`_parse_fast` by simdjson."""
+def _parse_natively(parser: "simdjson.Parser", text: bytes, datatype: Datatype) -> tuple[Array, Any] | None:
+    """`_parse` by simdjson, which must not parse again while its lists live."""
     try:
-        parsed = parser.parse(text)
-        assert isinstance(parsed, simdjson.Array)  # text starts with a bracket
-        buffer = parsed.as_buffer(of_type=datatype.parsed)
+        lists = parser.parse(text)
+        assert isinstance(lists, simdjson.Array)  # text starts with a bracket
+        buffer = lists.as_buffer(of_type=datatype.parsed)
     except (ValueError, TypeError, RuntimeError):
         return None
-    return np.frombuffer(buffer, _PARSED_DTYPE[datatype.parsed])  # a keyword takes twice as long
+    return np.frombuffer(buffer, _PARSED_DTYPE[datatype.parsed]), lists  # a keyword takes twice as long
 
 
-def _parse_as_list(text: bytes, datatype: Datatype) -> Array | None:
-    """`_parse_fast` by orjson, through Python's numbers.
+def _parse_as_list(text: bytes, datatype: Datatype) -> tuple[Array, Any] | None:
+    """`_parse` by orjson, through Python's numbers.
 
     `struct` is as strict as the datatype: it takes no float or null for an integer, and no integer beyond 64 bits,
     which orjson gives as a float. It would take true for 1, so there may be no such word.
@@ -359,13 +419,13 @@ def _parse_as_list(text: bytes, datatype: Datatype) -> Array | None:
     if b"t" in text or b"f" in text:
         return None
     try:
-        numbers = orjson.loads(text)
+        lists = numbers = orjson.loads(text)
         while numbers and type(numbers[0]) is list:
             numbers = list(chain.from_iterable(numbers))
         packed = struct.pack(f"{len(numbers)}{_PACKED[datatype.parsed]}", *numbers)
     except (ValueError, TypeError, struct.error):
         return None
-    return np.frombuffer(packed, dtype=_PARSED_DTYPE[datatype.parsed])
+    return np.frombuffer(packed, dtype=_PARSED_DTYPE[datatype.parsed]), lists
 
 
 def _has_negative_zero(text: bytes) -> bool:

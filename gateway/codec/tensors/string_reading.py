@@ -14,7 +14,8 @@ Strings are read in one of three ways, the fastest that fits what stands in the 
    With backslashes, orjson parses the run to a list; all its strings are joined and encoded in one go, with four
    characters between them that become lengths.
 2. One string, or one group of strings with commas: found by a pattern and parsed by orjson. That is how nested data
-   is read, where each bracket is looked at, and where a run was guessed wrongly.
+   is read, where each bracket is looked at, and where a run was guessed wrongly. Many lists at a time are parsed where
+   data is nested in full, as the shape says.
 3. A string that is longer than a piece is decoded part by part, so that it never exists in two forms. `string_part`
    sees to it that no escape and no character is cut; the length is put before it at the end.
 
@@ -29,6 +30,7 @@ import base64
 import binascii
 import re
 from collections.abc import Generator
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +45,7 @@ from gateway.codec.tensors.elements import (
     WINDOW_BYTES,
     words_of,
 )
-from gateway.codec.tensors.nesting import MAX_DEPTH, Nesting
+from gateway.codec.tensors.nesting import MAX_DEPTH, Nesting, n_closed
 from gateway.codec.tensors.pieces import PIECE_BYTES, beginning, string_part
 from gateway.errors import CodecError
 
@@ -53,6 +55,7 @@ _KNOWN_SEPARATORS = (b'","', b'", "', b'",')
 _MARK = "\x7f___"  # as long as a length; few texts have a DEL character
 _QUOTE, _BACKSLASH = b'"\\'
 _BLANKS = re.compile(rb"[ \t\r\n]*+")
+_CLOSING = re.compile(rb"[\] \t\r\n]*+")
 _WHOLE_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _STRINGS_AND_COMMAS = re.compile(rb'(?:[ \t\r\n]*+"(?:[^"\\]++|\\.)*+"[ \t\r\n]*+,)+', re.DOTALL)
 
@@ -68,6 +71,7 @@ class BytesSink:
         self._n_elements = element_count(shape)
         self._shape = shape
         self._nesting: Nesting | None = None
+        self._may_be_full = len(shape) > 1 and self._n_elements > 0
         self._count = 0
         self._depth = 0
         self._wants_value = True
@@ -86,6 +90,7 @@ class BytesSink:
             return self._continue_element(buffer, self._long_element_at)
         window = bytes(memoryview(buffer)[:WINDOW_BYTES])
         position = 0
+        may_be_full = self._may_be_full and (self._nesting is not None or window.startswith(b"[["))
         may_be_run = self._nesting is None  # runs of nested strings are short
         for _ in range(_STEP_VALUES):
             position = _end(_BLANKS, window, position)
@@ -102,6 +107,11 @@ class BytesSink:
                         f"expected a comma or a bracket after element {self._count - 1}, got {beginning(code)}"
                     )
                 position += 1
+            elif may_be_full and self._is_between_full_lists():
+                may_be_full = False
+                end = self._append_full(window[position : position + _PARSED_BYTES])
+                if end:
+                    return position + end
             elif code == b"[":
                 self._open()
                 position += 1
@@ -129,6 +139,48 @@ class BytesSink:
             else:
                 raise CodecError(f"data must be an array, got {beginning(window[position:])}")
         return position
+
+    def _is_between_full_lists(self) -> bool:
+        """Whether as many lists are open as in data that is nested in full, and none of them has just begun."""
+        if self._just_opened:
+            return False
+        return self._depth == (self._nesting.full_depth(self._count) if self._nesting is not None else 0)
+
+    def _append_full(self, window: bytes) -> int:
+        """Store lists that are nested in full, as the shape says: how much of *window* they are.
+
+        0, with nothing stored, if not possible. orjson gets brackets for the lists that are open around the piece.
+        """
+        nesting = self._nesting or Nesting(self._shape, MAX_DEPTH)
+        rank = len(self._shape)
+        closed = _end(_CLOSING, window, window.rfind(b'"]') + 1)
+        end = window.rfind(b"]", 0, closed) + 1
+        if n_closed(window, end) != rank:  # cut at a comma; if it is in a string, the text is no JSON
+            end = max(window.rfind(b'",'), window.rfind(b"],")) + 1
+        depth = rank - n_closed(window, end)
+        if end == 0 or depth < 0:
+            return 0
+        try:
+            lists = orjson.loads(b"".join((b"[" * self._depth, memoryview(window)[:end], b"]" * depth)))
+            strings = [lists]
+            for _ in range(rank):
+                strings = list(chain.from_iterable(strings))
+            first, behind = self._count, self._count + len(strings)
+            if depth != nesting.full_depth(behind) or not nesting.n_lists_in_full(lists, first, len(strings)):
+                self._may_be_full = False
+                return 0
+            self._store(strings)
+        except (orjson.JSONDecodeError, TypeError):
+            return 0
+        nesting.open_full(first, behind)
+        self._nesting = nesting
+        self._depth = depth
+        if depth:
+            return end + 1
+        self._wants_value = False
+        self.done = True
+        nesting.finish()
+        return end
 
     def _append_run(self, window: bytes, start: int) -> int:
         """Store all strings up to the last in *window* that a comma or a bracket follows: where that one ends.

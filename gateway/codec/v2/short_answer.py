@@ -166,6 +166,8 @@ def _blob(output: _Output, data: bytes) -> memoryview:
     shape = parse_shape(bytes(output.shape))
     if shape is None or data[:1] != b"[":
         raise _UncommonError
+    if data.startswith(b"[[") and _has_lists_of_one(data, shape):
+        data, shape = data[len(shape) - 1 : 1 - len(shape)], shape[-1:]
     if datatype.item_bytes == 0:
         content_type = (output.parameters or {}).get("content_type", b"")
         return _elements(data, prod(shape), is_base64=bytes(content_type) == b'"base64"')  # protocol 4.8
@@ -177,6 +179,12 @@ def _blob(output: _Output, data: bytes) -> memoryview:
         if blob is None or (is_nested and not _is_nested_like(shape, data)):
             raise _UncommonError
     return memoryview(blob)
+
+
+def _has_lists_of_one(data: bytes, shape: tuple[int, ...]) -> bool:
+    """Whether *data* has lists around its innermost that only have the next one, as for shape [1, n]."""
+    depth = len(shape) - 1
+    return depth > 0 and prod(shape[:-1]) == 1 and data.startswith(b"[" * (depth + 1)) and data.endswith(b"]" * depth)
 
 
 def _is_nested_like(shape: tuple[int, ...], data: bytes) -> bool:

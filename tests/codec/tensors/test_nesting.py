@@ -8,10 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.codec.tensors import number_reading
 from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
 from gateway.errors import CodecError
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["", "lists measured"])
+def short_lists_are_measured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers in short lists are read as those in long ones, too."""
+    if request.param:
+        monkeypatch.setattr(number_reading, "MAX_LISTS_PER_ELEMENT", 100.0)
 
 
 def read(shape: tuple[int, ...], data: Any, chunk: int, as_strings: bool) -> int:
@@ -102,3 +110,17 @@ def test_rank_32_is_read() -> None:
         data = [data]
     for as_strings in (False, True):
         read(shape, stringed(data) if as_strings else data, 200, as_strings)
+
+
+@pytest.mark.parametrize("as_strings", [False, True])
+def test_long_lists_are_told_from_ragged_ones_wherever_they_are_cut(as_strings: bool) -> None:
+    shape = (2, 2, 20)
+    nested: Any = np.arange(80).reshape(shape).tolist()
+    for chunk in (1, 50, 64, 100, 150, 1000):
+        read(shape, stringed(nested) if as_strings else nested, chunk, as_strings)
+        for row in range(4):
+            for ragged in (nested[row // 2][row % 2][:-1], [nested[row // 2][row % 2]], [*nested[0][0], []]):
+                data: Any = [list(plane) for plane in nested]
+                data[row // 2][row % 2] = ragged
+                with pytest.raises(CodecError, match="expected|nested"):
+                    read(shape, stringed(data) if as_strings else data, chunk, as_strings)
