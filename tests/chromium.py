@@ -145,7 +145,7 @@ async def chromium() -> AsyncIterator[Callable[[], Awaitable[Page]]]:
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         limit=2**20,
-        env={"HOME": str(folder), "PATH": "/usr/bin:/bin"},
+        env={"HOME": str(folder), "TMPDIR": str(folder), "PATH": "/usr/bin:/bin"},
     )
     pages: list[Page] = []
     draining: asyncio.Task[None] | None = None
