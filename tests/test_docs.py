@@ -425,7 +425,7 @@ async def test_every_example_runs(block: Block) -> None:
                 each["endpoints"] = [url]
             application = await Application.start(config.parse(yaml.safe_dump(document)))
             try:
-                text = re.sub(r"127\.0\.0\.1:808[01]", application.listen_url.removeprefix("http://"), block.text)
+                text = re.sub(r"127\.0\.0\.1:80[89]0", application.listen_url.removeprefix("http://"), block.text)
                 text = text.replace("127.0.0.1:9090", application.admin_url.removeprefix("http://"))
                 printed = await output_of(*command(block, text, Path(folder)))
             finally:

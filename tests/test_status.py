@@ -382,8 +382,7 @@ def test_a_worker_that_is_silent_or_has_died_is_a_problem() -> None:
     assert judged(reading(endpoints=UP), death=Death(7, -9, before_s - 3600)).problems == []
 
 
-def test_the_status_of_many_models_and_endpoints_is_made_in_a_few_milliseconds() -> None:
-    """One process makes it on the loop on which clients are served."""
+def test_the_status_of_many_models_and_endpoints_is_whole() -> None:
     endpoints = ", ".join(f"'http://e{number}'" for number in range(50))
     routes = "".join(f"  - {{name: r{number}, models: [m{number}], backend: vision}}\n" for number in range(200))
     config = parse(f"backends: {{vision: {{endpoints: [{endpoints}]}}}}\nroutes:\n{routes}")
@@ -395,16 +394,10 @@ def test_the_status_of_many_models_and_endpoints_is_made_in_a_few_milliseconds()
         )
         kept.add([exchange(error=rng.choice(list(ErrorKind)), detail="why" * 200, status=500) for _ in range(9)])
     seen = [endpoint(number) for number in range(50)]
-    took_s = []
-    for _ in range(10):  # the quickest counts: others run on the machine
-        before_s = time.thread_time()
-        one = reading(endpoints=seen, minute=minute.reading(), failures=kept.reading())
-        text = msgspec.json.encode(judged(one, config=config))
-        took_s.append(time.thread_time() - before_s)
-    status = msgspec.json.decode(text)
+    one = reading(endpoints=seen, minute=minute.reading(), failures=kept.reading())
+    status = msgspec.json.decode(msgspec.json.encode(judged(one, config=config)))
     assert (len(status["routes"]), len(status["backends"][0]["endpoints"])) == (200, 50)
     assert status["last_minute"]["all"]["requests"] == 10_000
-    assert min(took_s) < 0.010
 
 
 # Real gateways
