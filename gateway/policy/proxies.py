@@ -17,7 +17,10 @@ MAX_REMEMBERED = 1024
 # An address alone, in brackets, or with a port; in quotes as well, as `Forwarded` has them.
 _ENTRY = re.compile(r'"?(?:\[([0-9A-Fa-f:.]+)\](?::[0-9]{1,5})?|([0-9.]+)(?::[0-9]{1,5})?|([0-9A-Fa-f:.]+))"?')
 
+_MAPPED_BITS = 96  # of an IPv6 address around one of IPv4 (RFC 4291 section 2.5.5.2)
+
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class TrustedProxies:
@@ -25,11 +28,11 @@ class TrustedProxies:
 
     def __init__(self, networks: Iterable[str]) -> None:
         """*networks* are addresses, networks, and names of other peers, such as `unix`."""
-        self._networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
+        self._networks: list[_Network] = []
         self._names = set()
         for network in networks:
             try:
-                self._networks.append(ipaddress.ip_network(network))
+                self._networks.append(_network(network))
             except ValueError:
                 self._names.add(network)
         self._remembered: dict[str, bool] = {}
@@ -69,6 +72,15 @@ class TrustedProxies:
 
     def _holds(self, address: _Address) -> bool:
         return any(address in network for network in self._networks)
+
+
+def _network(text: str) -> _Network:
+    """The network in *text*; that of IPv4 where IPv6 stands around it, as of addresses. Raises `ValueError`."""
+    network = ipaddress.ip_network(text)
+    mapped = getattr(network.network_address, "ipv4_mapped", None)
+    if mapped is None or network.prefixlen < _MAPPED_BITS:
+        return network
+    return ipaddress.ip_network((mapped, network.prefixlen - _MAPPED_BITS))
 
 
 def _address(text: str) -> _Address | None:
