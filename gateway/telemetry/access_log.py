@@ -175,7 +175,7 @@ def _fitting(line: AccessLine, encoded: bytes, encode: Callable[[AccessLine], by
         if len(encoded) < max_bytes:
             break
         shorter = {
-            key: _shortened(value, n_characters)
+            key: shortened(value, n_characters)
             for key, value in msgspec.structs.asdict(line).items()
             if isinstance(value, str)
         }
@@ -219,7 +219,7 @@ def _access_line(exchange: Exchange, time_: str) -> AccessLine:
         status=exchange.status,
         reason=reason,
         blame=blame,
-        detail=_shortened(exchange.detail, DETAIL_CHARACTERS) or None,
+        detail=shortened(exchange.detail, DETAIL_CHARACTERS) or None,
         client_request_bytes=exchange.client_request_bytes,
         upstream_request_bytes=request_bytes,
         upstream_response_bytes=response_bytes,
@@ -238,7 +238,7 @@ def _to_microseconds(seconds: float) -> float:
     return int(seconds * 1e6 + 0.5) / 1e6
 
 
-def _shortened(text: str, n_characters: int) -> str:
+def shortened(text: str, n_characters: int) -> str:
     """The beginning and the end of a long *text*: a chain of errors often names the cause at its end."""
     if len(text) <= n_characters:
         return text

@@ -14,6 +14,7 @@ import msgspec
 
 from gateway.errors import Blame, blame_of
 from gateway.exchange import Exchange
+from gateway.telemetry.access_log import shortened
 
 KEPT = 20
 """How many are kept for each who may have caused them."""
@@ -104,7 +105,4 @@ def _failure(exchange: Exchange, reason: str, blame: Blame, at_s: float) -> Fail
 
 def _shown(text: str, n_characters: int) -> str:
     """*text* without its middle if it is long; lone surrogates, which JSON cannot hold, are escaped."""
-    if len(text) > n_characters:
-        half = n_characters // 2
-        text = f"{text[:half]} ... {text[-half:]}"
-    return text.encode(errors="backslashreplace").decode()
+    return shortened(text, n_characters).encode(errors="backslashreplace").decode()

@@ -148,17 +148,14 @@ class StateCollector(Collector):
         """
         self._endpoints = endpoints
         self._expiries = expiries
+        self._started_s = time.time()
         self.last_reload: Reload | None = None
-        self._reloaded_s = time.time()
-        self._is_successful = True
         self.workers_replaced = 0
         """How many worker processes have died and were replaced."""
 
     def reloaded(self, *, is_successful: bool, words: str = "") -> None:
         """A reload has been tried now; *words*: why it failed, or what of it waits for a restart."""
-        self._reloaded_s = time.time()
-        self._is_successful = is_successful
-        self.last_reload = Reload(self._reloaded_s, is_successful, words)
+        self.last_reload = Reload(time.time(), is_successful, words)
 
     def collect(self) -> Iterator[Metric]:
         """The values of now.
@@ -175,9 +172,10 @@ class StateCollector(Collector):
             open_.add_metric((backend, endpoint, "busy"), sum(reading.busy for reading in readings))
             open_.add_metric((backend, endpoint, "idle"), sum(reading.idle for reading in readings))
         successful = _family("config_last_reload_successful", "0 if the last reload failed, else 1")
-        successful.add_metric((), self._is_successful)
+        last = self.last_reload or Reload(self._started_s, is_successful=True, words="")
+        successful.add_metric((), last.is_successful)
         timestamp = _family("config_last_reload_timestamp_seconds", "When a reload was last tried, or the start")
-        timestamp.add_metric((), self._reloaded_s)
+        timestamp.add_metric((), last.at_s)
         expiry = _family("certificate_expiry_timestamp_seconds", "When the gateway's own certificate expires", "use")
         earliest = dict(sorted(self._expiries(), reverse=True))  # the last of a use stays
         for use, expires_s in earliest.items():
