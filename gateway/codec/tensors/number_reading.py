@@ -340,11 +340,11 @@ class NumberSink:
                     return float(item)
                 except OverflowError:
                     raise CodecError(f"element {index}: {datatype.name} cannot hold {str(item)[:32]}...") from None
-        elif datatype.kind is Kind.BOOL:
-            if item is True or item is False or (type(item) is int and item in (0, 1)):
-                return int(item)
         else:
-            if type(item) is float and item == 0:
+            if datatype.kind is Kind.BOOL:
+                if type(item) is bool:
+                    return int(item)
+            elif type(item) is float and item == 0:
                 item = 0  # -0, see _parse_int
             if type(item) is int:
                 if datatype.lowest <= item <= datatype.highest:

@@ -130,7 +130,7 @@ def test_nonfinite_floats_are_read_in_every_spelling_and_counted(data: str, data
         ("[+1]", "FP32", ""),
         ("[nan]", "FP32", ""),
         ("[inf]", "FP32", ""),
-        ("[2]", "BOOL", "(BOOL cannot hold 2|expected BOOL, got 2)"),
+        ("[2]", "BOOL", "BOOL cannot hold 2"),
         ("[-1]", "BOOL", "BOOL"),
         ("[null]", "BOOL", "expected BOOL, got null"),
         ("[0.5]", "BOOL", "expected BOOL, got 0.5"),
