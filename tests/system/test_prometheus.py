@@ -28,10 +28,10 @@ from tests.system.gateway_process import GatewayProcess, gateway_process
 from tests.system.programs import free_ports, program
 from tests.test_monitoring import ALERTS, DASHBOARD, PANELS, PROMETHEUS
 
-WAIT_S = 90.0
+WAIT_S = 180.0
 """How long a query may take to have data: many scrapes, on a slow machine."""
 
-SLOW_S = 1.5
+SLOW_S = 3.0
 """How long the slow backend takes: longer than what the alert about waiting takes for long."""
 
 N_IDLE = 60

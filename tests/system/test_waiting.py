@@ -142,7 +142,7 @@ async def test_a_client_that_leaves_the_queue_leaves_its_place() -> None:
 
 async def test_250_requests_are_with_the_backend_at_once_by_default() -> None:
     gate = Gate()
-    async with counting(gate) as backend, running(backend.url, backend="timeouts: {first_byte: 10s}") as client:
+    async with counting(gate) as backend, running(backend.url) as client:
         async with many_connections(client) as many:
             asked = [asyncio.create_task(ask(many, FORMS[number % 4], number)) for number in range(1, 251)]
             answered: asyncio.Future[list[Asked]] = asyncio.gather(*asked)
