@@ -40,6 +40,7 @@ ODD = ["\x7f", "\x7f___", "", '"', "\\", '",', '","', '", "', "\n", "é", "\U000
 LONG = "\U0001f600é\\" * 15
 TINY = {
     "PIECE_BYTES": 48,
+    "PARSED_BYTES": 48,
     "STEP_TOKENS": 16,
     "WALK_BYTES": 32,
     "RUN_BYTES": 24,
@@ -48,6 +49,8 @@ TINY = {
     "BRACKETED_PIECE_BYTES": 48,
     "LIST_PIECE_BYTES": 48,
     "TOLERANT_PIECE_BYTES": 24,
+    "KNOWN_PIECE_BYTES": 1,
+    "FEW_BRACKETS": 2,
     "WINDOW_BYTES": 96,
     "RUN_ELEMENTS": 2,
     "SHORT_BYTES": 8,

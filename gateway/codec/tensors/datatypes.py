@@ -107,6 +107,11 @@ class Datatype:
     smallest_normal: float = 0.0
     """The smallest positive number of full precision."""
 
+    @property
+    def bits(self) -> np.dtype[np.unsignedinteger[Any]]:
+        """The unsigned integers that view the wire."""
+        return np.dtype(f"<u{self.item_bytes}")
+
     def view(self, blob: memoryview) -> Array:
         """The elements of *blob* as an array of shape [elements], without a copy."""
         return np.frombuffer(blob, dtype=self.wire)

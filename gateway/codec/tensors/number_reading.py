@@ -10,9 +10,10 @@ pieces are made into arrays:
     what simdjson parses     [[4],[5,6]]           a bracket for each open list, before it and behind it
 
 Where a number must not end, the parser says so; that brackets and commas are in their places is proved too, but for
-the commas at the cuts (`check_cut`) and lists of unequal lengths (`Nesting`). A piece from the inside of one list is
+the commas at the cuts (`check_cut`) and lists of unequal lengths (`Layout`). A piece from the inside of one list is
 only searched for brackets; where it has some, numpy finds their places and counts the commas before each (`Brackets`).
-Where data is nested in full and its lists are long, the lengths of the lists that were parsed prove the same for less.
+Where the lengths of lists are known, from the shape or from the first lists, less proves the same: the lengths of long
+lists as they were parsed, all brackets and commas without what is between them, or masks where each number has a list.
 
 The end of the data is found without reading numbers. Inside an array of numbers there is no quote and no brace, so
 the array ends at the last `]` before the first of these; if that `]` closes the outermost list, this is the end.
@@ -46,7 +47,7 @@ import numpy.typing as npt
 import orjson
 
 from gateway.codec.tensors.datatypes import Array, Datatype, Kind, element_count
-from gateway.codec.tensors.nesting import MAX_DEPTH, Brackets, Nesting, lists_per_element, n_closed
+from gateway.codec.tensors.nesting import MAX_DEPTH, Brackets, Layout, n_closed, n_opening, without_single_lists
 from gateway.codec.tensors.pieces import NOT_SPACE, SPACE, beginning, check_cut
 from gateway.errors import CodecError
 
@@ -61,11 +62,14 @@ NATIVE_PIECE_BYTES = 128 * 1024
 BRACKETED_PIECE_BYTES = 64 * 1024
 """The same of nested numbers, where every bracket is looked at."""
 
-MAX_LISTS_PER_ELEMENT = 1 / 16
-"""Where there are more, asking the parser for the length of each costs more than finding its brackets."""
+KNOWN_PIECE_BYTES = 4 * 1024
+"""Where there is less, it is not worth to ask whether its lists are known."""
 
 LIST_PIECE_BYTES = 32 * 1024
 """How much text orjson works on in one step: it is two to four times slower than simdjson."""
+
+LONG_LIST = 12
+"""Lists with as many numbers are measured one by one; of shorter ones, all brackets and commas are compared."""
 
 TOLERANT_PIECE_BYTES = 4 * 1024
 """How much text the tolerant path works on in one step: it is ten times slower than orjson."""
@@ -78,6 +82,9 @@ MAX_TIES = 256
 
 TIED_PIECE_BYTES = 1024
 """How much text is worked on in one step where more than `MAX_TIES` would have to be looked up in a longer one."""
+
+ARRAY_ELEMENTS = 64 * 1024
+"""The most that an array has room for before there are elements for it, where the shape is not known."""
 
 _PACKED = {"d": "d", "i": "q", "u": "Q"}
 _PARSED_DTYPE = {"d": np.dtype("<f8"), "i": np.dtype("<i8"), "u": np.dtype("<u8")}
@@ -97,6 +104,10 @@ _FLOAT64 = _PARSED_DTYPE["d"]
 _LOW_BYTES_OF_TIE = b"\0\0\0"
 """A float64 between two neighbours of FP32 has at most 25 significant bits, also below the smallest normal number. So
 the low 28 of its 52 are zero, and of FP16 and BF16 more."""
+_OPENING = re.compile(rb"[\[ \t\r\n]*+")
+_CLOSING = b"]" + SPACE
+_BESIDE_LISTS = bytes(code for code in range(256) if code not in b"[],")
+_FALSE_AS_TRUE = bytes.maketrans(b"f", b"t")
 _NO_INDEX = np.empty(0, np.int64)
 # A run of quoted non-finite numbers and what stands between them; a key would be followed by a colon.
 _QUOTED_NONFINITE = re.compile(rb'(?:(?<![-\w."])"(?:NaN|-?Infinity)"(?=[ \t\r\n]*[,\]])[^"}]*+)+')
@@ -105,38 +116,53 @@ _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class NumberSink:
-    """Takes the `data` of one tensor, nested or flat, into one array of its datatype, of shape [elements]."""
+    """Takes the `data` of one tensor, nested or flat, as bytes of its datatype.
 
-    def __init__(self, label: str, datatype: Datatype, shape: tuple[int, ...]) -> None:
-        """*label* names the tensor in errors.
+    With a shape, into one array; without one, into arrays of some pieces each, which are never copied to grow.
+    """
+
+    def __init__(self, label: str, datatype: Datatype, shape: tuple[int, ...] | None) -> None:
+        """*label* names the tensor in errors. With None, the shape is that of the nesting, see `shape`.
 
         Raises `CodecError` if this machine has no room for *shape*. The array takes address space, but no memory
         until numbers are stored in it.
         """
-        n_elements = element_count(shape)
-        try:
-            self.array = np.empty(n_elements, dtype=datatype.wire)
-        except (MemoryError, ValueError):
-            raise CodecError(
-                f"{label}: there is no memory for {n_elements} elements of {datatype.item_bytes} bytes"
-            ) from None
+        self._arrays: list[Array] = []
+        self._room = 0
+        if shape is not None:
+            n_elements = element_count(shape)
+            try:
+                self._arrays.append(np.empty(n_elements, dtype=datatype.wire))
+            except (MemoryError, ValueError):
+                raise CodecError(
+                    f"{label}: there is no memory for {n_elements} elements of {datatype.item_bytes} bytes"
+                ) from None
         self.done = False
         self.label = label
         self.nonfinite = 0
         self._datatype = datatype
         self._shape = shape
-        self._nesting: Nesting | None = None
+        self._layout = Layout(shape)
         self._filled = 0
         self._depth = 0
         self._most_bytes = NATIVE_PIECE_BYTES if _PARSER is not None else LIST_PIECE_BYTES
-        has_long_lists = 0 < lists_per_element(shape) <= MAX_LISTS_PER_ELEMENT
-        self._may_be_full = has_long_lists and datatype.kind is not Kind.BOOL
+        self._may_be_known = True
         self._window_bytes = self._most_bytes
 
     @property
     def held_bytes(self) -> int:
         """The part of the array that has been filled; what is only announced takes no memory."""
-        return self._filled * self.array.itemsize
+        return self._filled * self._datatype.item_bytes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape. Where it is learned from the nesting, it is known when all is `done`."""
+        assert self._shape is not None
+        return self._shape
+
+    def blobs(self) -> list[memoryview]:
+        """The bytes on the wire, when all is `done`: one piece if the shape was known, else some, in order."""
+        return [array.view(np.uint8).data for array in self._arrays]
 
     def step(self, buffer: bytearray) -> int:
         """See `Sink.step`. Raises `CodecError` for what does not fit the datatype or the shape (protocol 4.7)."""
@@ -159,8 +185,11 @@ class NumberSink:
             limit = found if found >= 0 else limit
         if limit == window < self._window_bytes and not _may_be_end(buffer, window):
             return 0
-        if self._may_be_full and (self._nesting or buffer.startswith(b"[[")):
-            taken = self._step_full(buffer, limit, can_cut=limit < window or window == self._window_bytes)
+        if self._may_be_known:
+            taken = self._step_known(buffer, limit, can_cut=limit < window or window == self._window_bytes)
+            if taken:
+                return taken
+            taken = self._step_to_learn(buffer, limit)
             if taken:
                 return taken
         if limit > BRACKETED_PIECE_BYTES:
@@ -193,8 +222,13 @@ class NumberSink:
         return self._convert(buffer, piece[: comma + 1], brackets.before(comma))
 
     def _finish(self) -> None:
-        if self._filled != len(self.array):
-            raise CodecError(f"expected {len(self.array)} elements, got {self._filled}")
+        if self._shape is not None and self._filled != len(self._arrays[0]):
+            raise CodecError(f"expected {len(self._arrays[0])} elements, got {self._filled}")
+        shape = self._layout.finish(self._filled)
+        if self._shape is None:
+            self._shape = shape
+            if self._room:
+                self._arrays[-1] = self._arrays[-1][: -self._room]
         self.done = True
 
     def _step_without_brackets(self, buffer: bytearray, window: int) -> int:
@@ -220,54 +254,136 @@ class NumberSink:
         except _ManyTiesError:
             self._window_bytes = TIED_PIECE_BYTES
             return 0
-        self._depth = max(self._depth, 1)
+        if not self._depth:
+            self._layout.begin(1)
+            self._layout.take(0, self._filled)
+            self._depth = 1
         self._window_bytes = min(self._most_bytes, 2 * window)
         return comma + 1
 
-    def _step_full(self, buffer: bytearray, limit: int, *, can_cut: bool) -> int:
-        """Store a piece of lists that are nested in full, as the shape says; 0 if not possible.
+    def _step_known(self, buffer: bytearray, limit: int, *, can_cut: bool) -> int:
+        """Store a piece of lists whose lengths are known; 0 if not possible.
 
-        Where they must begin and end is known then, so brackets are not looked for. *can_cut*: no more has to arrive
-        before the piece may end at a comma.
+        Where they must begin and end is known then. *can_cut*: no more has to arrive before the piece may end at a
+        comma.
         """
-        nesting = self._nesting or Nesting(self._shape, MAX_DEPTH)
-        first = self._filled
-        if self._depth != nesting.full_depth(first):
-            return 0
-        end = buffer.rfind(b"]", 0, limit) + 1
-        depth = len(self._shape) - n_closed(buffer, end)
-        if depth:
-            end = buffer.rfind(b",", 0, limit)
-            depth = len(self._shape) - n_closed(buffer, end)
-            if not can_cut or end <= 0 or depth <= 0:
+        layout, first = self._layout, self._filled
+        if not self._depth:
+            rank = _opening(buffer).count(b"[")
+            if not 0 < rank <= MAX_DEPTH:
                 return 0
-        text = b"".join((b"[" * self._depth, memoryview(buffer)[:end], b"]" * depth))
-        parsed = _parse(text, self._datatype)
-        if parsed is None:
-            return 0
-        values, tree = parsed
-        n_lists = nesting.n_lists_in_full(tree, first, len(values))
-        if (
-            depth != nesting.full_depth(first + len(values))
-            or np.count_nonzero(np.frombuffer(text, np.uint8) == _OPEN) != n_lists
-        ):
-            self._may_be_full = False
-            return 0
-        del parsed, tree  # or the parser could not be used again
+            layout.begin(rank)
+        end = buffer.rfind(b"]", 0, limit) + 1
+        depth = layout.rank - n_closed(buffer, end)
+        unknown = -1
+        if limit < KNOWN_PIECE_BYTES and not layout.is_known:
+            if depth or self._depth or self._datatype.kind is Kind.BOOL:
+                return 0  # else this is all: its lists are learned and compared at once
+        else:
+            unknown = layout.first_unknown(buffer, limit)
+            if 0 <= unknown < KNOWN_PIECE_BYTES:
+                return 0
+        if depth or unknown >= 0:
+            end = buffer.rfind(b",", 0, limit if unknown < 0 else unknown)
+            depth = layout.rank - n_closed(buffer, end)
+            if end <= 0 or depth <= 0 or not (can_cut or unknown >= 0):
+                return 0
         try:
-            self._append(values, text)
+            text = b"".join((b"[" * self._depth, memoryview(buffer)[:end], b"]" * depth))
+            parsed = self._parse_known(text, depth)
+            if parsed is None:
+                return 0
+            self._append(*parsed)
+        except _UnlikeLayoutError:
+            self._may_be_known = not layout.is_known
+            return 0
         except _ManyTiesError:
             self._window_bytes = TIED_PIECE_BYTES
             return self.step(buffer)
         self._window_bytes = min(self._most_bytes, 2 * self._window_bytes)
-        nesting.open_full(first, self._filled)
-        self._nesting = nesting
+        layout.take(first, self._filled)
         self._depth = depth
         if depth:
             return end + 1
         self._finish()
-        nesting.finish()
         return end
+
+    def _step_to_learn(self, buffer: bytearray, limit: int) -> int:
+        """Store the few numbers up to the first list that ends at a depth where none has ended yet; 0 if none does."""
+        ends = self._layout.first_unknown(buffer, limit)
+        comma = buffer.find(b",", ends, limit)
+        if ends < 0 or comma < 0:
+            return 0
+        piece = bytes(memoryview(buffer)[: comma + 1])
+        brackets = Brackets.of(piece, self._depth)
+        return self._convert(buffer, piece, brackets.before(comma)) if 0 < brackets.depth <= MAX_DEPTH else 0
+
+    def _parse_known(self, text: bytes, depth: int) -> tuple[Array, bytes] | None:
+        """The numbers in *text*, and the text that they were parsed from.
+
+        *text* is a piece with a bracket for each list that is open before it, and the *depth* that are behind it. None
+        if it cannot be parsed. Raises `_UnlikeLayoutError` if the lists are not those that are known.
+        """
+        layout, first = self._layout, self._filled
+        opening = _opening(text)
+        if self._depth != layout.depth_before(first) or opening.count(b"[") != layout.rank or depth > layout.rank:
+            raise _UnlikeLayoutError
+        if self._datatype.kind is Kind.BOOL:
+            parsed = self._parse_words(text)
+        elif layout.inner_length == 1:
+            parsed = self._parse_single_lists(text[len(opening) :]) or self._parse_short_lists(text)
+        elif 0 < layout.inner_length < LONG_LIST:
+            parsed = self._parse_short_lists(text)
+        else:
+            parsed = self._parse_long_lists(text, is_all=not self._depth and not depth)
+        if parsed is not None:
+            n_values = len(parsed[0])
+            if not n_values or (depth or 1) != layout.depth_before(first + n_values):
+                raise _UnlikeLayoutError
+        return parsed
+
+    def _parse_words(self, text: bytes) -> tuple[Array, bytes] | None:
+        """`_parse_known` for booleans: the words without brackets, and the brackets and commas around their ends."""
+        flat = b"[%b]" % text.translate(None, b"[]")
+        values = _parse_fast(flat, self._datatype)
+        if values is None or values.dtype != np.bool_:
+            return None
+        self._compare(text.translate(_FALSE_AS_TRUE, b"rulas" + SPACE), len(values), b"te")
+        return values, flat
+
+    def _parse_single_lists(self, text: bytes) -> tuple[Array, bytes] | None:
+        """`_parse_known` for lists of one number; *text* begins with a number. None where this is not enough."""
+        single = without_single_lists(text.rstrip(_CLOSING))
+        if single is None or not self._layout.is_in_one_list(self._filled, self._filled + single[1]):
+            return None
+        flat, n_values = single
+        values = _parse_fast(flat, self._datatype)
+        return (values, flat) if values is not None and len(values) == n_values else None
+
+    def _parse_short_lists(self, text: bytes) -> tuple[Array, bytes] | None:
+        """`_parse_known` for lists of some numbers: all but brackets and commas is deleted."""
+        values = _parse_fast(text, self._datatype)
+        if values is None:
+            return None
+        self._compare(text.translate(None, _BESIDE_LISTS), len(values))
+        return values, text
+
+    def _compare(self, skeleton: bytes, n_values: int, element: bytes = b"") -> None:
+        rank, first = self._layout.rank, self._filled
+        if skeleton != b"".join((b"[" * rank, self._layout.skeleton(first, first + n_values, element), b"]" * rank)):
+            raise _UnlikeLayoutError
+
+    def _parse_long_lists(self, text: bytes, *, is_all: bool) -> tuple[Array, bytes] | None:
+        """`_parse_known` for lists of many numbers: the parser knows how many are in each."""
+        parsed = _parse(text, self._datatype)
+        if parsed is None:
+            return None
+        values, tree = parsed
+        if is_all and not self._layout.is_known:
+            self._layout.learn(tree)
+        if n_opening(text) != self._layout.fits(tree, self._filled, len(values)):
+            raise _UnlikeLayoutError
+        return values, text
 
     def _convert(self, buffer: bytearray, piece: bytes, brackets: Brackets) -> int:
         """Store the numbers in *piece*, the front of *buffer*: its end, or up to a comma if a list stays open."""
@@ -291,14 +407,13 @@ class NumberSink:
         except _ManyTiesError:
             self._window_bytes = TIED_PIECE_BYTES
             return self.step(buffer)
+        if brackets.deepest > 1 or self._layout.rank > 1:
+            self._layout.read(piece[:end], brackets, first, len(values))
+        elif first == 0:
+            self._layout.begin(1)
+            self._layout.take(0, self._filled)
         if depth == 0:
             self._finish()
-        if self._nesting is None and brackets.deepest > 1:
-            self._nesting = Nesting(self._shape, MAX_DEPTH)
-        if self._nesting is not None:
-            self._nesting.read(piece[:end], brackets, first, len(values))
-            if depth == 0:
-                self._nesting.finish()
         self._depth = depth
         return len(piece)
 
@@ -306,10 +421,28 @@ class NumberSink:
         """Check, round and store *values* (float64, int64 or uint64, shape [n]), which were parsed from *text*."""
         first = self._filled
         end = first + len(values)
-        if end > len(self.array):
-            raise CodecError(f"expected {len(self.array)} elements, got more")
-        self.array[first:end] = _rounded(values, text, self._datatype, first)
+        if self._shape is None:
+            self._extend(_rounded(values, text, self._datatype, first))
+        else:
+            (array,) = self._arrays
+            if end > len(array):
+                raise CodecError(f"expected {len(array)} elements, got more")
+            array[first:end] = _rounded(values, text, self._datatype, first)
         self._filled = end
+
+    def _extend(self, values: Array) -> None:
+        """Store *values* in the last array, and what it has no room for in a new one."""
+        n_fitting = min(self._room, len(values))
+        if n_fitting:
+            last = self._arrays[-1]
+            last[len(last) - self._room : len(last) - self._room + n_fitting] = values[:n_fitting]
+            self._room -= n_fitting
+        if n_fitting < len(values):
+            rest = values[n_fitting:]
+            n_elements = max(len(rest), min(self._filled, ARRAY_ELEMENTS))
+            self._arrays.append(np.empty(n_elements, dtype=self._datatype.wire))
+            self._arrays[-1][: len(rest)] = rest
+            self._room = n_elements - len(rest)
 
     def _parse_tolerantly(self, text: bytes) -> Array:
         """The numbers in *text* by the standard library's parser, each looked at."""
@@ -352,6 +485,13 @@ class NumberSink:
                 raise CodecError(f"element {index}: {datatype.name} cannot hold {str(item)[:32]}")
         got = "null" if item is None else str(item).lower() if type(item) is bool else str(item)[:32]
         raise CodecError(f"element {index}: expected {datatype.name}, got {got}")
+
+
+def _opening(text: bytes | bytearray) -> bytes:
+    """The brackets, and blanks, that *text* begins with."""
+    found = _OPENING.match(text)
+    assert found is not None  # it matches anything
+    return found[0]
 
 
 def _may_be_end(buffer: bytearray, end: int) -> bool:
@@ -437,6 +577,10 @@ def _has_negative_zero(text: bytes) -> bool:
     signs = np.flatnonzero(codes == _MINUS)
     signs = signs[codes[signs + 1] == _ZERO]
     return bool(_ENDS_NUMBER[codes[signs + 2]].any())
+
+
+class _UnlikeLayoutError(Exception):
+    """The lists of this piece are not those that are known, or it cannot be told for little."""
 
 
 class _ManyTiesError(Exception):

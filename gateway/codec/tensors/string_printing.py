@@ -23,7 +23,7 @@ Not here: reading them (`string_reading`), and proving that the elements are rig
 
 import binascii
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -42,83 +42,119 @@ from gateway.codec.tensors.elements import (
 )
 from gateway.codec.tensors.pieces import PIECE_BYTES, character_start
 
-_PRINTED_SEPARATOR = b'", "'
 _MARK = b"\x7f___"  # nothing to escape is in it
 
 
-def text_pieces(blob: memoryview) -> Iterator[bytes | bytearray]:
+class Separators:
+    """What stands between two strings of a flat array, and before the first and behind the last."""
+
+    most_elements = RUN_STEP_ELEMENTS
+    """The most elements that one step prints."""
+    closing = b'"'
+    """What stands behind the last."""
+
+    def words(self, first: int, n_elements: int) -> int | npt.NDArray[np.uint32]:
+        """What stands in place of the lengths of *n_elements* elements, the first of which is number *first*."""
+        return _COMMA
+
+    def finish(self, text: bytearray, first: int) -> bytes | bytearray:
+        """*text*, a run in which `words` stand before the elements from number *first* on, as it goes out."""
+        return text if first else text[3:]
+
+    def join_strings(self, elements: list[bytes], first: int) -> bytes:
+        """*elements* as JSON strings, with what stands before each but without the last quote."""
+        text = orjson.dumps([str(element, "utf-8") for element in elements])
+        return b'", ' + text[1:-2] if first else text[1:-2]
+
+    def before(self, first: int, n_elements: int) -> list[bytes]:
+        """What stands before each of *n_elements* elements, the first of which is number *first*."""
+        texts = [b'", "'] * n_elements
+        if not first:
+            texts[0] = b'"'
+        return texts
+
+
+_COMMA: int = LENGTH.unpack(b'", "')[0]
+_FLAT = Separators()
+
+
+def text_pieces(blob: memoryview, separators: Separators = _FLAT) -> Iterator[bytes | bytearray]:
     """The elements of *blob* as the inside of a JSON array of strings, in pieces of about `WINDOW_BYTES`.
 
     `check_elements` has approved the blob, with *utf8*.
     """
-    return _pieces(blob, _escaped_run, _escaped)
+    return _pieces(blob, separators, _escaped_run, _escaped)
 
 
-def base64_pieces(blob: memoryview) -> Iterator[bytes | bytearray]:
+def base64_pieces(blob: memoryview, separators: Separators = _FLAT) -> Iterator[bytes | bytearray]:
     """As `text_pieces`, each element in base64 (the convention of MLServer and of KServe's rest-proxy)."""
-    return _pieces(blob, _base64_run, _base64)
+    return _pieces(blob, separators, _base64_run, _base64)
 
 
 def _pieces(
     blob: memoryview,
-    print_run: Callable[[bytes, npt.NDArray[np.int64]], Iterator[bytes | bytearray]],
+    separators: Separators,
+    print_run: Callable[[bytes, npt.NDArray[np.int64], Separators, int], Iterator[bytes | bytearray]],
     print_element: Callable[[memoryview], Iterator[bytes]],
 ) -> Iterator[bytes | bytearray]:
-    """*print_run* prints the elements at its bounds, each with a separator before it; *print_element* a long one."""
-    offset = 0
+    """*print_run* prints the elements at its bounds, each with what stands before it; *print_element* a long one."""
+    offset = index = 0
     while offset < len(blob):
-        skip = 0 if offset else len(_PRINTED_SEPARATOR) - 1
         window = bytes(blob[offset : offset + WINDOW_BYTES])
-        bounds = bounds_of(window, RUN_STEP_ELEMENTS)
+        bounds = bounds_of(window, separators.most_elements)
         if len(bounds) > 1:
-            for text in print_run(window, bounds):
-                yield text[skip:] if skip else text
-                skip = 0
+            yield from print_run(window, bounds, separators, index)
             offset += int(bounds[-1])
+            index += len(bounds) - 1
         else:
             start = offset + PREFIX_BYTES
             offset = start + int.from_bytes(blob[offset:start], "little")
-            yield _PRINTED_SEPARATOR[skip:]
+            yield separators.before(index, 1)[0]
             yield from print_element(blob[start:offset])
+            index += 1
     if offset:
-        yield b'"'
+        yield separators.closing
 
 
-def _escaped_run(window: bytes, bounds: npt.NDArray[np.int64]) -> Iterator[bytes | bytearray]:
+def _escaped_run(
+    window: bytes, bounds: npt.NDArray[np.int64], separators: Separators, index: int
+) -> Iterator[bytes | bytearray]:
     text = None
     if len(bounds) > RUN_ELEMENTS:
         text = with_words(window, bounds, _MARK)
         if not (b'"' in text or b"\\" in text or np.frombuffer(text, np.uint8).min() < ord(" ")):
-            words_of(text)[bounds[:-1]] = LENGTH.unpack(_PRINTED_SEPARATOR)  # nothing to escape
-            yield text
+            words_of(text)[bounds[:-1]] = separators.words(index, len(bounds) - 1)  # nothing to escape
+            yield separators.finish(text, index)
             return
     # escapes are printed in two steps: they may be half a millisecond's work each
     middle = int(np.searchsorted(bounds, WINDOW_BYTES // 2, "right")) - 1
-    for half in (bounds[: middle + 1], bounds[middle:]):
+    for first, half in ((index, bounds[: middle + 1]), (index + middle, bounds[middle:])):
         if len(half) > 1:
             marked = _escaped_marked(text, half) if text is not None else None
             if marked is not None:
-                yield marked
+                escaped, marks = marked
+                words_of(escaped)[marks] = separators.words(first, len(marks))
+                yield separators.finish(escaped, first)
                 continue
-            for some in _one_by_one(half):
-                yield b'", ' + orjson.dumps([str(element, "utf-8") for element in _elements(window, some)])[1:-2]
+            for start, some in _one_by_one(half, first):
+                yield separators.join_strings(_elements(window, some), start)
 
 
-def _escaped_marked(text: bytearray, bounds: npt.NDArray[np.int64]) -> bytearray | None:
-    """The elements at *bounds* in *text*, where a mark stands before each; None if one has a DEL of its own."""
+def _escaped_marked(text: bytearray, bounds: npt.NDArray[np.int64]) -> tuple[bytearray, npt.NDArray[np.int64]] | None:
+    """The elements at *bounds* in *text*, escaped, and where in them the mark before each is.
+
+    None if one has a DEL of its own.
+    """
     part = memoryview(text)[bounds[0] : bounds[-1]]
     escaped = bytearray(memoryview(orjson.dumps(str(part, "utf-8")))[1:-1])
     marks = np.flatnonzero(np.frombuffer(escaped, np.uint8) == _MARK[0])
-    if len(marks) != len(bounds) - 1:
-        return None
-    words_of(escaped)[marks] = LENGTH.unpack(_PRINTED_SEPARATOR)
-    return escaped
+    return (escaped, marks) if len(marks) == len(bounds) - 1 else None
 
 
-def _one_by_one(bounds: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
-    """*bounds* in parts of as many elements as one step works on one by one."""
+def _one_by_one(bounds: npt.NDArray[np.int64], index: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """*bounds* in parts of as many elements as one step works on one by one, with the number of each part's first."""
     step = STEP_ELEMENTS // 2  # printing costs more than finding them
-    return (bounds[first : first + step + 1] for first in range(0, len(bounds) - 1, step))
+    return ((index + first, bounds[first : first + step + 1]) for first in range(0, len(bounds) - 1, step))
 
 
 def _elements(window: bytes, bounds: npt.NDArray[np.int64]) -> list[bytes]:
@@ -133,11 +169,11 @@ def _escaped(element: memoryview) -> Iterator[bytes]:
         start = end
 
 
-def _base64_run(window: bytes, bounds: npt.NDArray[np.int64]) -> Iterator[bytes]:
-    for some in _one_by_one(bounds):
-        yield b"".join(
-            [_PRINTED_SEPARATOR + binascii.b2a_base64(element, newline=False) for element in _elements(window, some)]
-        )
+def _base64_run(window: bytes, bounds: npt.NDArray[np.int64], separators: Separators, index: int) -> Iterator[bytes]:
+    for first, some in _one_by_one(bounds, index):
+        before = separators.before(first, len(some) - 1)
+        elements = [binascii.b2a_base64(element, newline=False) for element in _elements(window, some)]
+        yield b"".join(chain.from_iterable(zip(before, elements, strict=True)))
 
 
 def _base64(element: memoryview) -> Iterator[bytes]:

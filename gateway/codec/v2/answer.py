@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 import orjson
 
 from gateway.codec.inference import (
@@ -64,7 +63,7 @@ class Reply(msgspec.Struct, frozen=True):
     header: list[bytes]
     """The JSON, in pieces."""
     blobs: list[memoryview]
-    """One per binary output, in the order of the outputs."""
+    """Those of the binary outputs, in the order of the outputs; one output may have several."""
     datatypes: list[str]
     """The datatype of each binary output."""
     nonfinite: int
@@ -247,7 +246,7 @@ class InferAnswer:
             raise CodecError(restore_literals(str(error).encode(), self._marker).decode()) from None
 
     def _reply(self, top: Members, entries: list[Members]) -> Generator[None, None, Reply]:
-        outputs = _Text()
+        outputs = ReplyText()
         blobs: list[memoryview] = []
         datatypes: list[str] = []
         names: set[str] = set()
@@ -339,15 +338,16 @@ class InferAnswer:
         sink = value.sink
         if isinstance(sink, NumberSink):
             self._nonfinite += sink.nonfinite
-            return sink.array.view(np.uint8).data
+            (blob,) = sink.blobs()
+            return blob
         assert isinstance(sink, BytesSink)
         if text_of(parameters, "content_type") == "base64":  # protocol 4.8
             return memoryview((yield from from_base64(sink.elements, sink.label)))
         return memoryview(sink.elements)
 
-    def _header(self, top: Members, outputs: "_Text") -> Generator[None, None, list[bytes]]:
+    def _header(self, top: Members, outputs: "ReplyText") -> Generator[None, None, list[bytes]]:
         """The JSON of the reply, with the *outputs* in it."""
-        text = _Text()
+        text = ReplyText()
         added = {"model_name": orjson.dumps(self._model), "id": self._request_id}
         if self._is_renamed:
             top.pop("model_name", None)
@@ -382,7 +382,7 @@ class InferAnswer:
         return text.pieces()
 
 
-class _Text:
+class ReplyText:
     """JSON that is put together from many texts; long ones are not copied."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ MAX_WORDS = 4096
 MAX_JSON_BYTES = 64 * 1024
 """How much of an error that is no string is taken as its words."""
 
-_WORDS = ("error", "detail", "message")
+WORD_MEMBERS = ("error", "detail", "message")
 """The members in which servers say what went wrong, the first one that says something wins."""
 
 _TOLD_THE_SIZE = frozenset((400, 413, 415))
@@ -35,24 +35,33 @@ _TEXT = msgspec.json.Decoder(str)
 
 
 def error_body(
-    text: bytes, status: int, reason: str, json_bytes: int | None = None
+    text: bytes,
+    status: int,
+    reason: str,
+    json_bytes: int | None = None,
+    *,
+    own_words: str | None = None,
+    hint: str = "",
 ) -> Generator[None, None, tuple[bytes, str]]:
     """The body that the client gets for a backend's error, and the error's words for the log (protocol 4.9).
 
     *text* is the backend's body, of which the caller has read a bounded part; *reason* is the reason phrase.
     *json_bytes* is how many bytes of JSON the gateway had made of a transcoded request, None for all others.
+    *own_words* are the reason where the caller has found it; *hint* follows the words of a body without `error`.
     A body with an `error` member goes through byte for byte, unless the size has to be told in it; bytes that
     are not UTF-8 are replaced by U+FFFD. Yields after each step of work.
     """
     if not text.isascii():
         text = text.decode(errors="replace").encode()
     members, marker = yield from _members(text)
-    words = words_of(members, marker) or (yield from _plain_words(text))
+    words = own_words or words_of(members, marker) or (yield from _plain_words(text))
     words = words or f"the backend answered {status} {reason.encode('ascii', 'replace').decode()}".strip()
     if json_bytes is not None and status in _TOLD_THE_SIZE:
         words += f" (the gateway had made {json_bytes} bytes of JSON of this request)"
-    elif "error" in members:
+    elif "error" in members and not own_words:
         return text, words
+    elif "error" not in members:
+        words += hint
     members.pop("error", None)
     body = yield from sliced_text({"error": orjson.dumps(words), **members})
     return (yield from sliced_restore(body, marker)), words
@@ -63,7 +72,7 @@ def words_of(members: Members, marker: bytes = b"") -> str:
 
     *marker* is that of the literals in *members*, see `protect_literals`.
     """
-    for key in _WORDS:
+    for key in WORD_MEMBERS:
         value = members.get(key, b"null")
         if value == b"null":
             continue

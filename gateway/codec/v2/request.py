@@ -6,6 +6,7 @@ makes the JSON as often as it is asked to: the body is held once, its JSON never
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -21,36 +22,23 @@ from gateway.codec.inference import (
     is_half_precision,
 )
 from gateway.codec.json.members import HELD_PER_BYTE
+from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson, joined
 from gateway.codec.tensors import elements, number_printing, string_printing
 from gateway.codec.tensors.datatypes import Kind, element_count
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.v2.framing import Cursor
 from gateway.codec.v2.raw import raw_header
-from gateway.codec.v2.request_header import (
-    HeaderParser,
-    RequestHeader,
-    Reserve,
-    may_have_binary_parameters,
-    reserve_nothing,
-)
+from gateway.codec.v2.request_header import HeaderParser, RequestHeader
+from gateway.codec.v2.request_reading import Reserve, may_have_binary_parameters, reserve_nothing
 from gateway.codec.v2.steps import ENTRY_COST, Steps
 from gateway.errors import CodecError
-
-SINGLE_PIECE_BYTES = 16 * 1024
-"""The most body that is made to JSON in one piece; one-byte types take up to six times as much as text."""
-
-PIECE_SEGMENTS = 64
-"""The most segments of the JSON that are put into one piece: each costs some microseconds, however short it is."""
 
 _FINITE_ELEMENTS = 256 * 1024  # looking is sixteen times as fast as printing
 _COPY_BYTES = 1024 * 1024
 
-Piece = bytes | bytearray | memoryview
-"""Some JSON text."""
-
 
 @dataclass(slots=True)
-class InferRequest:
+class InferRequest(PiecedJson):
     """A request that has been proved right, and the JSON it becomes."""
 
     inputs: list[Tensor]
@@ -76,6 +64,8 @@ class InferRequest:
     ) -> Generator[None, None, "InferRequest | None"]:
         """Parse and check a whole body; None if it is pure JSON, which nobody judges (protocol 3.6).
 
+        JSON with members that *policy* leaves out is judged: it is written anew.
+
         *header_length* is the client's, None if it sent none; then *recover* allows protocol section 6. *reserve* is
         called once with the bytes of memory that the parsed header takes at most, before it is built, unless the body
         is not parsed at all; what it raises passes through. Yields after each step of work.
@@ -87,7 +77,7 @@ class InferRequest:
             return (yield from _bound(header, blobs, policy))
         if not body:  # protocol 1.6
             raise CodecError("empty request body")
-        if not (yield from may_have_binary_parameters(body)):
+        if not policy.leave_out and not (yield from may_have_binary_parameters(body)):
             return None
         parsed = yield from HeaderParser(body, None, policy, limits, reserve, recover=recover).parse_if_binary()
         return (yield from _bound(*parsed, policy)) if parsed is not None else None
@@ -106,16 +96,8 @@ class InferRequest:
         *reserve* is called as by `parse`; a BYTES element is copied behind its length, and its copy counts too.
         Yields after each step of work. Raises `CodecError`.
         """
-        header = yield from raw_header(metadata, len(body), limits)
-        blob = body
-        if header.is_bytes:
-            if len(body) > elements.MAX_ELEMENT_BYTES:
-                raise CodecError(f"the body has {len(body)} bytes, more than a BYTES element can have")
-            reserve(len(body) + len(header.text) * HELD_PER_BYTE)
-            blob = yield from _prefixed(body)
-            reserve = reserve_nothing
-        text = memoryview(header.text)
-        parsed, _ = yield from HeaderParser(text, len(text), policy, limits, reserve).parse()
+        header, blob, reserve = yield from framed_raw(body, metadata, limits, reserve)
+        parsed, _ = yield from HeaderParser(header, len(header), policy, limits, reserve).parse()
         return (yield from _bound(parsed, blob, policy))
 
     @property
@@ -137,39 +119,7 @@ class InferRequest:
 
     def json_pieces(self) -> Iterator[Piece]:
         """The backend's JSON in pieces of bounded size; every call makes it anew."""
-        pending: list[Piece] = []
-        pending_bytes = 0
-        for segment in self._segments:
-            for piece in self._text(segment):
-                if len(piece) >= PIECE_BYTES:
-                    if pending:
-                        yield b"".join(pending)
-                        pending, pending_bytes = [], 0
-                    yield piece
-                    continue
-                pending.append(piece)
-                pending_bytes += len(piece)
-                if pending_bytes >= PIECE_BYTES or len(pending) >= PIECE_SEGMENTS:
-                    yield b"".join(pending)
-                    pending, pending_bytes = [], 0
-        if pending:
-            yield b"".join(pending)
-
-    def whole_json(self) -> Generator[None, None, bytes]:
-        """The backend's JSON in one text; yields after each step of work."""
-        pieces = []
-        for piece in self.json_pieces():
-            pieces.append(piece)
-            yield
-        return pieces[0] if len(pieces) == 1 and isinstance(pieces[0], bytes) else b"".join(pieces)
-
-    def json_bytes(self) -> Generator[None, None, int]:
-        """The length of the backend's JSON, which is made for it and not kept; yields after each step of work."""
-        n_bytes = 0
-        for piece in self.json_pieces():
-            n_bytes += len(piece)
-            yield
-        return n_bytes
+        return joined(chain.from_iterable(map(self._text, self._segments)))
 
     def _text(self, segment: bytes | memoryview | Tensor) -> Iterator[Piece]:
         if not isinstance(segment, Tensor):
@@ -204,9 +154,26 @@ def _bound(header: RequestHeader, blobs: memoryview, policy: TensorPolicy) -> Ge
             as_text = policy.bytes is BytesPolicy.UTF8
             yield from elements.check_elements(tensor.blob, element_count(tensor.shape), tensor, utf8=as_text)
         elif tensor.datatype.kind is Kind.FLOAT:
-            nonfinite += yield from _check_finite(tensor, policy.nonfinite)
+            nonfinite += yield from check_finite(tensor, policy.nonfinite)
     segments = [inputs[segment] if isinstance(segment, int) else segment for segment in header.segments]
     return InferRequest(inputs, header.selection, header.id, header.is_recovered, nonfinite, segments, policy)
+
+
+def framed_raw(
+    body: memoryview, metadata: bytes, limits: HeaderLimits, reserve: Reserve
+) -> Generator[None, None, tuple[memoryview, memoryview, Reserve]]:
+    """A raw *body* as if its client had sent a header: the header, the blob, and who is still asked for memory.
+
+    See `InferRequest.parse_raw`.
+    """
+    header = yield from raw_header(metadata, len(body), limits)
+    text = memoryview(header.text)
+    if not header.is_bytes:
+        return text, body, reserve
+    if len(body) > elements.MAX_ELEMENT_BYTES:
+        raise CodecError(f"the body has {len(body)} bytes, more than a BYTES element can have")
+    reserve(len(body) + len(header.text) * HELD_PER_BYTE)
+    return text, (yield from _prefixed(body)), reserve_nothing
 
 
 def _prefixed(element: memoryview) -> Generator[None, None, memoryview]:
@@ -221,7 +188,7 @@ def _prefixed(element: memoryview) -> Generator[None, None, memoryview]:
     return blob
 
 
-def _check_finite(tensor: Tensor, policy: NonFinite) -> Generator[None, None, int]:
+def check_finite(tensor: Tensor, policy: NonFinite) -> Generator[None, None, int]:
     """How many NaN and infinities are let through. Raises `CodecError` where *policy* refuses one (protocol 3.4)."""
     nonfinite = 0
     array = tensor.datatype.view(tensor.blob)

@@ -128,9 +128,11 @@ def read_short_request(
             return None
         members = []
         request_id = b""
+        leave_out = policy.leave_out
         if header.id is not UNSET:
             request_id = bytes(header.id)
-            members.append(b'"id":' + request_id)
+            if "id" not in leave_out:
+                members.append(b'"id":' + request_id)
         by_default = False
         is_extended = header_length is not None
         parameters = header.parameters
@@ -139,7 +141,7 @@ def read_short_request(
             if flag is not None:
                 by_default = _FLAGS[bytes(flag)]
                 is_extended = True
-            if flag is None or parameters:  # protocol 3.2
+            if (flag is None or parameters) and "parameters" not in leave_out:  # protocol 3.2
                 members.append(b'"parameters":{%b}' % members_text(parameters))
         members.append(_inputs_text(header.inputs, body, header_bytes, policy))
         selection = _UNLISTED[by_default]
@@ -159,7 +161,8 @@ def read_short_request(
             if len(named) != len(texts):
                 return None
             selection = OutputSelection(by_default, named)
-            members.append(b'"outputs":[%b]' % b",".join(texts))
+            if "outputs" not in leave_out:
+                members.append(b'"outputs":[%b]' % b",".join(texts))
     except (_UncommonError, CodecError, KeyError, ValueError, RecursionError, struct.error):
         return None
     if not is_extended:  # protocol 1.6: pure JSON, which nobody judges

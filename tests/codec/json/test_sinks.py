@@ -1,10 +1,13 @@
 """Sinks for values that stay JSON: they keep their text, or only find its end."""
 
 import json
+import random
+from typing import Any
 
 import pytest
 
 from gateway.codec import InferAnswer, OutputSelection
+from gateway.codec.json import sinks
 from gateway.codec.json.sinks import SkipSink, TextSink, labelling, pour
 from gateway.codec.tensors.number_reading import NATIVE_PIECE_BYTES
 from gateway.codec.tensors.pieces import PIECE_BYTES
@@ -52,6 +55,50 @@ def test_brackets_without_end_in_data_are_refused() -> None:
     for text in (b"[" * 100_000, b"[" * 20_000 + b"]" * 20_000, b'[{"a":' * 50_000):
         with pytest.raises(CodecError):
             Walked(b'{"outputs":[{"data":' + text + b"}]}", 65536)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_value_is_skipped_to_its_end_in_windows_of_any_size(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists of numbers are skipped many at once, in windows that have nothing else."""
+    dice = random.Random(seed)
+
+    def value(depth: int) -> Any:
+        kind = dice.randrange(12 if depth else 4)
+        if kind >= 6:
+            return [value(depth - 1) for _ in range(dice.randrange(5))]
+        return ([1.5, 10**9, None, "][", {"a": [1]}, {"b": "}"}])[kind]
+
+    for _ in range(200):
+        monkeypatch.setattr(sinks, "PIECE_BYTES", dice.choice([1, 3, 10, 40]))
+        monkeypatch.setattr(sinks, "MAX_LEVELS", dice.choice([1, 2, 8]))
+        text = json.dumps([value(6)]).encode()
+        sink = SkipSink("x")
+        buffer = bytearray(text + b",2],[3")
+        taken = 0
+        while not sink.done:
+            n_bytes = sink.step(buffer)
+            if not n_bytes:
+                monkeypatch.setattr(sinks, "PIECE_BYTES", 1000)
+                continue
+            taken += n_bytes
+            del buffer[:n_bytes]
+        assert taken == len(text)
+
+
+@pytest.mark.parametrize("text", [b"[1]]", b"[[1],{]", b"[[}]", b'[{"a":[1]],2]', b'[{"a":1,[2],]]'])
+@pytest.mark.parametrize("window_bytes", [2, 5, 1000])
+def test_brackets_that_do_not_match_are_refused_or_end_the_value(
+    text: bytes, window_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sinks, "PIECE_BYTES", window_bytes)
+    sink = SkipSink("x")
+    buffer = bytearray(text)
+    try:
+        while not sink.done and buffer:
+            del buffer[: sink.step(buffer)]
+    except CodecError:
+        return
+    assert text == b"[1]]" and buffer == b"]"
 
 
 def test_errors_of_sinks_get_their_label_once() -> None:

@@ -3,23 +3,33 @@
 import itertools
 import json
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.codec.tensors import number_reading
+from gateway.codec.tensors import nesting, number_reading
 from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
 from gateway.errors import CodecError
+from tests.codec.make_pairs import blob_of
+from tests.codec.test_properties import DICE, NUMERIC, PROFILE, finite_tensors
+
+WAYS = {"": {}, "lists measured": {"LONG_LIST": 1}, "brackets compared": {"LONG_LIST": 100}}
+"""How lists are read whose lengths are known: as they are in short texts, and in the ways of long ones."""
 
 
-@pytest.fixture(autouse=True, params=[False, True], ids=["", "lists measured"])
-def short_lists_are_measured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers in short lists are read as those in long ones, too."""
-    if request.param:
-        monkeypatch.setattr(number_reading, "MAX_LISTS_PER_ELEMENT", 100.0)
+@pytest.fixture(autouse=True, params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in WAYS[request.param].items():
+        monkeypatch.setattr(number_reading, name, value)
+        monkeypatch.setattr(number_reading, "KNOWN_PIECE_BYTES", 1)
+        monkeypatch.setattr(nesting, "FEW_BRACKETS", 2)
 
 
 def read(shape: tuple[int, ...], data: Any, chunk: int, as_strings: bool) -> int:
@@ -124,3 +134,143 @@ def test_long_lists_are_told_from_ragged_ones_wherever_they_are_cut(as_strings: 
                 data[row // 2][row % 2] = ragged
                 with pytest.raises(CodecError, match="expected|nested"):
                     read(shape, stringed(data) if as_strings else data, chunk, as_strings)
+
+
+def learned(data: Any) -> tuple[int, ...] | None:
+    """The shape of *data*, or None if it is ragged."""
+    if not isinstance(data, list):
+        return ()
+    shapes = {learned(item) for item in data} or {()}
+    inner = shapes.pop()
+    return None if shapes or inner is None else (len(data), *inner)
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("[]", (0,)),
+        ("[[],[]]", (2, 0)),
+        ("[[[]]]", (1, 1, 0)),
+        ("[[[],[]]]", (1, 2, 0)),
+        ("[1]", (1,)),
+        ("[[1,2],[3,4],[5,6]]", (3, 2)),
+        (" [ [ [ 1 ] , [ 2 ] ] ]", (1, 2, 1)),
+        ("[[],[[]]]", None),
+        ("[[[]],[]]", None),
+        ("[[],[1]]", None),
+        ("[[1],[]]", None),
+        ("[[1],[],[2]]", None),
+        ("[1,[2]]", None),
+        ("[[1],2]", None),
+        ("[[1,2],3,[4]]", None),
+        ("[[1,2],3,4,[5,6]]", None),
+        ("[[1,2],[3]]", None),
+        ("[[1],[2,3]]", None),
+        ("[[[1],[2]],[[3]]]", None),
+        ("[[[1],[2]],[3,4]]", None),
+    ],
+)
+def test_a_shape_is_learned_from_the_nesting(text: str, shape: tuple[int, ...] | None) -> None:
+    for cut in range(len(text) + 1):
+        sink = NumberSink("t", DATATYPES["INT32"], None)
+        buffer = bytearray()
+        try:
+            for part in (text[:cut], text[cut:]):
+                buffer += part.encode()
+                while buffer and not sink.done and (taken := sink.step(buffer)):
+                    del buffer[:taken]
+        except CodecError as error:
+            assert shape is None and "ragged" in str(error)
+        else:
+            assert sink.done and sink.shape == shape == learned(json.loads(text))
+            numbers = np.frombuffer(b"".join(sink.blobs()), "<i4")
+            assert numbers.tolist() == list(range(1, int(np.prod(shape)) + 1))
+
+
+def pour(chunks: list[bytes], datatype: str, shape: tuple[int, ...] | None, window_bytes: int) -> NumberSink:
+    """A sink that was fed *chunks*, as if pieces were of *window_bytes* at most."""
+    sink = NumberSink("t", DATATYPES[datatype], shape)
+    buffer = bytearray()
+    for chunk in chunks:
+        buffer += chunk
+        sink._window_bytes = window_bytes
+        while buffer and not sink.done and (taken := sink.step(buffer)):
+            del buffer[:taken]
+            sink._window_bytes = window_bytes
+    assert sink.done
+    return sink
+
+
+@pytest.mark.parametrize("datatype", NUMERIC)
+@PROFILE
+@given(data=st.data(), dice=DICE)
+def test_flat_nested_and_learned_are_the_same_bytes(datatype: str, data: st.DataObject, dice: random.Random) -> None:
+    """Whatever the shape, the separators, the cuts and the sizes of pieces."""
+    shape, values = data.draw(finite_tensors(datatype))
+    row = DATATYPES[datatype]
+    printable = row.widen(row.view(memoryview(blob_of(values))))
+    expected = np.not_equal(values, 0).tobytes() if datatype == "BOOL" else blob_of(values)
+    texts = [orjson.dumps(value) for value in printable.tolist()]
+    separator = dice.choice([b",", b", ", b" ,\n"])
+    nested_text = text_of(np.array(texts, object).reshape(shape or (1,)).tolist(), separator)
+    flat_text = text_of(texts, separator)
+    for text, known in ((flat_text, tuple(shape)), (nested_text, tuple(shape)), (nested_text, None)):
+        length = dice.choice([1, 7, 40, 100_000])
+        chunks = [text[start : start + length] for start in range(0, len(text), length)]
+        sink = pour(chunks, datatype, known, dice.choice([64, 100, 300, 100_000]))
+        assert b"".join(sink.blobs()) == expected
+        if known is None and 0 not in shape:
+            assert sink.shape == tuple(shape or (1,))
+
+
+def text_of(data: Any, separator: bytes) -> bytes:
+    """*data*, lists of texts of numbers, as JSON."""
+    return b"[%b]" % separator.join(text_of(item, separator) for item in data) if isinstance(data, list) else data
+
+
+def test_every_list_that_is_moved_lost_or_doubled_is_refused_wherever_the_text_is_cut() -> None:
+    """With a shape and without; in two chunks cut at every place, and in pieces of a few bytes."""
+    for shape in ((2, 2), (2, 1), (2, 1, 2), (2, 2, 1)):
+        text = json.dumps(np.arange(int(np.prod(shape))).reshape(shape).tolist(), separators=(",", ":"))
+        for damaged in {*damaged_brackets(text)} - {text}:
+            for known in (shape, None):
+                for cut in range(len(damaged) + 1):
+                    parts = [damaged[:cut].encode(), damaged[cut:].encode()]
+                    for window_bytes in (16, 100_000):
+                        expect_refusal(parts, known, window_bytes, damaged)
+
+
+def damaged_brackets(text: str) -> Iterator[str]:
+    """*text* with one bracket moved, taken away or added."""
+    for place, character in enumerate(text):
+        if character in "[]":
+            without = text[:place] + text[place + 1 :]
+            yield without
+            for other in range(len(text)):
+                yield without[:other] + character + without[other:]
+        for bracket in "[]", "[", "]":
+            yield text[:place] + bracket + text[place:]
+
+
+def expect_refusal(parts: list[bytes], shape: tuple[int, ...] | None, window_bytes: int, text: str) -> None:
+    """*parts* are refused, or read as Python's parser reads *text*, of the shape that it has there."""
+    try:
+        read = json.loads(text)
+    except ValueError:
+        read = None
+    sink = NumberSink("t", DATATYPES["INT32"], shape)
+    buffer = bytearray()
+    try:
+        for part in parts:
+            buffer += part
+            sink._window_bytes = window_bytes
+            while buffer and not sink.done and (taken := sink.step(buffer)):
+                del buffer[:taken]
+                sink._window_bytes = window_bytes
+    except CodecError as error:
+        assert str(error)
+        return
+    if sink.done and not buffer:
+        got = learned(read) if isinstance(read, list) else None
+        assert got is not None and (shape is None or np.prod(got) == np.prod(shape)), text
+        assert sink.shape == (got if shape is None else shape), text

@@ -7,11 +7,12 @@ import random
 import pytest
 
 from gateway.codec import BytesPolicy, TensorPolicy
-from gateway.codec.tensors import string_reading
+from gateway.codec.tensors import string_reading, string_runs
 from gateway.codec.tensors.elements import WINDOW_BYTES
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.tensors.string_printing import text_pieces
 from gateway.codec.tensors.string_reading import BytesSink, from_base64
+from gateway.codec.tensors.string_runs import append_strings
 from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of
 from tests.codec.walk import (
@@ -214,29 +215,29 @@ def test_broken_base64_is_refused_by_output_and_element(text: str) -> None:
         read_answer([answer])
 
 
-class CountingSink(BytesSink):
-    """Counts the strings that are parsed, and not only copied."""
-
-    n_parsed = 0
-
-    def _store(self, strings: list[str]) -> None:
-        self.n_parsed += len(strings)
-        super()._store(strings)
-
-
 @pytest.mark.parametrize("is_nested", [False, True])
 @pytest.mark.parametrize("separator", [",", ", ", ",\n"])
 @pytest.mark.parametrize("text", ["", ",", "]", '"', "a\n", "é\x7f", '","', "x" * 100 + "\n"])
-def test_short_strings_that_must_be_parsed_are_few_in_each_step(text: str, separator: str, is_nested: bool) -> None:
+def test_short_strings_that_must_be_parsed_are_few_in_each_step(
+    text: str, separator: str, is_nested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+
+    def counted(elements: bytearray, strings: list[str]) -> None:
+        append_strings(elements, strings)
+        parsed.extend(strings)
+
+    for module in (string_reading, string_runs):
+        monkeypatch.setattr(module, "append_strings", counted)
     texts = [text, text + "b"] * 12_000
     inside = separator.join(json.dumps(text) for text in texts)
     buffer = bytearray((f"[[{inside}]]" if is_nested else f"[{inside}]").encode())
-    sink = CountingSink("y", (1, len(texts)) if is_nested else (len(texts),))
+    sink = BytesSink("y", (1, len(texts)) if is_nested else (len(texts),))
     most = before = 0
     while not sink.done:
         del buffer[: sink.step(buffer)]
-        most = max(most, sink.n_parsed - before)
-        before = sink.n_parsed
+        most = max(most, len(parsed) - before)
+        before = len(parsed)
     assert sink.elements == blob_of(texts)
     assert most <= 32 * 1024 // len('"",')
 

@@ -184,3 +184,19 @@ def test_long_body_is_read_in_short_steps(name: str) -> None:
     """In one step, 16,000 NaN took 23 ms, 6,500 members 8 ms, and tags 7 ms."""
     assert sum(1 for _ in error_body(LONG[name], 400, "", json_bytes=1)) > 10
     check_steps(error_body(LONG[name], 400, "", json_bytes=1), None)
+
+
+def test_reason_that_the_caller_has_found_takes_the_place_of_the_servers_error() -> None:
+    text = b'{"error": "see the trace", "trace": ["a", "b"]}'
+    body, said = run(error_body(text, 500, "", own_words="paper"))
+    assert (json.loads(body), said) == ({"error": "paper", "trace": ["a", "b"]}, "paper")
+    body, said = run(error_body(text, 400, "", json_bytes=9, own_words="paper"))
+    assert said.startswith("paper (")
+    assert json.loads(body)["error"] == said
+
+
+def test_hint_is_added_to_words_that_are_not_in_the_protocols_shape() -> None:
+    body, said = run(error_body(b'{"detail": "Not Found"}', 404, "", hint=" (it has none)"))
+    assert (json.loads(body)["error"], said) == ("Not Found (it has none)", "Not Found (it has none)")
+    text = b'{"error": "no such model"}'
+    assert run(error_body(text, 404, "", hint=" (it has none)")) == (text, "no such model")

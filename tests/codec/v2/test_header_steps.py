@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.codec import HeaderLimits, InferAnswer, InferRequest, OutputSelection, TensorPolicy, run
-from gateway.codec.v2.request import PIECE_SEGMENTS
+from gateway.codec.json.pieced import PIECE_SEGMENTS
 from gateway.errors import CodecError
 from tests.codec.walk import cut
 

@@ -15,6 +15,7 @@ from gateway.codec import (
     InferRequest,
     NonFinite,
     TensorPolicy,
+    read_short_request,
     run,
 )
 from gateway.codec.json.members import HELD_PER_BYTE
@@ -593,3 +594,38 @@ def test_header_that_is_cut_off_without_a_length_says_nothing_of_one() -> None:
     with pytest.raises(CodecError, match="cut off") as caught:
         parse_request(header_of(entry())[:-1], None)
     assert "is it too small" not in str(caught.value)
+
+
+# members that the backend does not get
+
+
+@pytest.mark.parametrize("left_out", [{"id"}, {"outputs"}, {"parameters"}, {"id", "outputs", "parameters"}])
+@pytest.mark.parametrize("is_common", [True, False])
+def test_members_that_are_left_out_reach_the_client_but_not_the_backend(left_out: set[str], is_common: bool) -> None:
+    """By the short way (`parse_request` goes both) and, with a member that is not common, by the long one."""
+    outputs = [{"name": "y", "parameters": {"binary_data": True}}, {"name": "z"}]
+    top: dict[str, Any] = {"id": "7", "parameters": {"priority": 1, "binary_data_output": True}, "outputs": outputs}
+    kept = {"id": "7", "parameters": {"priority": 1}, "outputs": [{"name": "y"}, {"name": "z"}]}
+    if not is_common:
+        top["other"] = kept["other"] = {"id": 1}
+    header = header_of(entry(), **top)
+    policy = TensorPolicy(leave_out=frozenset(left_out))
+    assert (read_short_request(header + bytes(16), len(header), policy, HeaderLimits()) is not None) == is_common
+    body = sent(header, bytes(16), policy)
+    assert body.pop("inputs")[0]["data"] == [0.0] * 4
+    assert body == {key: value for key, value in kept.items() if key not in left_out}
+    request = parsed(header, bytes(16), policy)
+    assert request.id == b'"7"'
+    assert dict(request.selection.named) == {"y": True, "z": True}
+
+
+def test_pure_json_is_written_anew_only_if_something_is_left_out() -> None:
+    policy = TensorPolicy(leave_out=frozenset(("id",)))
+    body = b'{"id": "7", "inputs": [{"name": "x", "data": [1,  2]}]}'
+    request = parse_request(body, None, policy)
+    assert request is not None
+    assert b"".join(request.json_pieces()) == b'{"inputs":[{"name":"x","data":[1,  2]}]}'
+    assert request.id == b'"7"'
+    assert parse_request(body, None) is None
+    assert parse_request(body.replace(b'"id"', b'"ID"'), None, policy) is None
+    assert parse_request(b'{"id": 7, no JSON', None, policy) is None

@@ -1,0 +1,231 @@
+"""Reading a document from its front while it arrives, by generators that read on as if all of it were there.
+
+A `Reading` yields `STEP` after each step of work and `MORE` where it cannot go on before more text has arrived;
+`ArrivingText` is what it reads from. So what is nested in a document is nested in the program as well: a function
+reads an object, and calls another one for a value in it.
+
+The members of an object, and the objects of an array, are mostly short. They are cut off in runs of whole ones and
+parsed together (`items`). One that is too long for that is read by itself: its name first, and its value by whoever
+knows what to do with it, piece by piece. Which of both it is depends on the text alone, never on how it was cut.
+
+Not here: what any value means. `scanner` is for documents whose long values are all of one kind.
+"""
+
+import re
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+from gateway.codec.json.brackets import END_ARRAY, END_OBJECT, OBJECT, QUOTE
+from gateway.codec.json.items import RUN_BYTES, end_of_run
+from gateway.codec.json.members import (
+    MAX_NAME_BYTES,
+    Members,
+    excerpt,
+    parse_object,
+    parse_objects,
+    protect_literals,
+    restore_literals,
+)
+from gateway.codec.json.sinks import Sink, labelling
+from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES
+from gateway.errors import CodecError
+
+T = TypeVar("T")
+
+Reading = Generator[bool, None, T]
+"""Reads from an `ArrivingText`; yields `STEP` and `MORE`."""
+
+STEP, MORE = True, False
+
+_COMMA = ord(",")
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+# Items with a comma behind each, in which brackets stand in brackets at most: three times faster than token by token.
+# Whether these brackets match, and all else, is seen when the items are parsed.
+_FLAT = rb'(?>(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*)'
+_ITEMS = re.compile(
+    rb'(?:(?>(?:[^"\[\]{},]++|"(?:[^"\\]++|\\.)*+"|[\[{](?>(?:%b[\[{]%b[\]}])*)%b[\]}])*),)+' % (_FLAT, _FLAT, _FLAT),
+    re.DOTALL,
+)
+
+
+class ArrivingText:
+    """The part of a document, or of one value, that has arrived and has not been read."""
+
+    def __init__(self) -> None:
+        self.buffer = bytearray()
+        self.consumed = 0
+        """How many bytes have been read."""
+        self.is_value = False
+        """Whether it is one value, there as a whole, with a blank behind it."""
+        self._is_whole = False
+        self._wait_for = 0
+
+    @classmethod
+    def of_value(cls, value: bytearray) -> "ArrivingText":
+        """A *value* that is there as a whole; it is taken, not copied."""
+        text = cls()
+        text.buffer = value
+        text.buffer += b" "  # a number ends where something follows it
+        text.is_value = True
+        text.end()
+        return text
+
+    def add(self, chunk: bytes) -> bool:
+        """Append *chunk*: whether a reading that has yielded `MORE` should look at the text again."""
+        self.buffer += chunk
+        return len(self.buffer) >= self._wait_for
+
+    def end(self) -> None:
+        """No more will come."""
+        self._is_whole = True
+
+    def drop(self, n_bytes: int) -> None:
+        """The first *n_bytes* have been read."""
+        del self.buffer[:n_bytes]
+        self.consumed += n_bytes
+
+    def more(self, label: str = "", enough: int = 0) -> Reading[None]:
+        """Wait for half as much again as there is, or for *enough* bytes.
+
+        So a sender that sends byte by byte does not make the work quadratic. Raises `CodecError`, which begins with
+        *label*, if no more will come.
+        """
+        size = len(self.buffer)
+        if self._is_whole:
+            raise CodecError(f"{label}{': ' if label else ''}JSON is cut off after {self.consumed + size} bytes")
+        self._wait_for = max(size + size // 2, enough)
+        yield MORE
+
+    def first(self, at: int = 0) -> Reading[int]:
+        """The first byte from *at* on that is not blank; the blanks before it are dropped."""
+        while True:
+            found = NOT_SPACE.search(self.buffer, at, at + PIECE_BYTES)
+            blanks = (found.start() if found else min(len(self.buffer), at + PIECE_BYTES)) - at
+            del self.buffer[at : at + blanks]
+            self.consumed += blanks
+            if found:
+                return self.buffer[at]
+            yield from (self.more() if len(self.buffer) <= at else _step())
+
+    def string(self, at: int = 0) -> Reading[bytes]:
+        """The string that begins at *at*, with its quotes; it stays. Empty if it has more than `MAX_NAME_BYTES`."""
+        while True:
+            found = _STRING.match(self.buffer, at, at + MAX_NAME_BYTES)
+            if found:
+                return found[0]
+            if len(self.buffer) >= at + MAX_NAME_BYTES:
+                return b""
+            yield from self.more()
+
+    def run(self, closing: int) -> Reading[bytes]:
+        """As many whole items as one step parses, up to a comma or the *closing* bracket, which stay.
+
+        Empty, with nothing taken, if the first is too long for that.
+        """
+        while True:
+            window = bytes(memoryview(self.buffer)[:RUN_BYTES])
+            items = _ITEMS.match(window)
+            end = items.end() - 1 if items else end_of_run(window, 0, closing)
+            if end:
+                self.drop(end)
+                return window[:end]
+            if len(window) == RUN_BYTES or self._is_whole:
+                yield STEP
+                return b""
+            yield from self.more()
+
+    def separator(self, closing: int) -> Reading[int]:
+        """The comma or the *closing* bracket that comes next; it stays. Raises `CodecError` for anything else."""
+        code = yield from self.first()
+        if code not in (_COMMA, closing):
+            raise CodecError(f"malformed JSON: expected a comma, got {excerpt(bytes(self.buffer[:256]))}")
+        return code
+
+    def pour(self, sink: Sink) -> Reading[None]:
+        """Let *sink* take the value that comes next."""
+        while not sink.done:
+            with labelling(sink):
+                taken = sink.step(self.buffer)
+            if taken:
+                self.drop(taken)
+                yield STEP
+            else:
+                yield from self.more(sink.label, PIECE_BYTES)
+
+
+def read_members(
+    text: ArrivingText, read_run: Callable[[Members], Reading[None]], read_long: Callable[[str], Reading[None]]
+) -> Reading[None]:
+    """Read the object that *text* begins with.
+
+    *read_run* gets some whole members at a time, *read_long* the name of a member that it reads the value of from
+    *text*. Of two members with one name the last comes last; in one run it is the only one. Raises `CodecError`.
+    """
+    code = yield from _open(text, END_OBJECT)
+    while code != END_OBJECT:
+        if code != QUOTE:
+            raise CodecError(f"malformed JSON: expected a member, got {excerpt(bytes(text.buffer[:256]))}")
+        run = yield from text.run(END_OBJECT)
+        if run:
+            run, marker = protect_literals(run)
+            members = parse_object(b"{%b}" % run)
+            yield from read_run({name: restore_literals(value, marker) for name, value in members.items()})
+        else:
+            name = yield from text.string()
+            if not name:
+                raise CodecError(f"the name of a member has more than {MAX_NAME_BYTES} bytes")
+            text.drop(len(name))
+            if (yield from text.first()) != ord(":"):
+                raise CodecError(f"malformed JSON: expected a colon, got {excerpt(bytes(text.buffer[:256]))}")
+            text.drop(1)
+            (key,) = parse_object(b"{%b:0}" % name)
+            yield from read_long(key)
+        code = yield from _next(text, END_OBJECT)
+    text.drop(1)
+
+
+def read_objects(
+    text: ArrivingText,
+    read_run: Callable[[list[Members], bytes], Reading[None]],
+    read_long: Callable[[], Reading[None]],
+) -> Reading[None]:
+    """Read the array of objects that *text* begins with.
+
+    *read_run* gets some whole objects at a time, and the marker that stands for literals in them (`protect_literals`);
+    *read_long* reads an object that is longer from *text*. Raises `CodecError`.
+    """
+    code = yield from _open(text, END_ARRAY)
+    while code != END_ARRAY:
+        if code != OBJECT:
+            raise CodecError(f"expected an object, got {excerpt(bytes(text.buffer[:256]))}")
+        run = yield from text.run(END_ARRAY)
+        if run:
+            run, marker = protect_literals(run)
+            yield from read_run(parse_objects(b"[%b]" % run), marker)
+        else:
+            yield from read_long()
+        code = yield from _next(text, END_ARRAY)
+    text.drop(1)
+
+
+def _open(text: ArrivingText, closing: int) -> Reading[int]:
+    """The first byte behind the bracket that *text* begins with: of an item, or the *closing* bracket."""
+    text.drop(1)
+    return (yield from text.first())
+
+
+def _next(text: ArrivingText, closing: int) -> Reading[int]:
+    """The first byte of the next item, or the *closing* bracket behind the last one."""
+    yield STEP
+    code = yield from text.separator(closing)
+    if code == closing:
+        return code
+    text.drop(1)
+    code = yield from text.first()
+    if code == closing:
+        raise CodecError("malformed JSON: a comma without a value behind it")
+    return code
+
+
+def _step() -> Reading[None]:
+    yield STEP

@@ -1,0 +1,73 @@
+"""JSON that is made in pieces while it is sent, as often as it is sent, and never held.
+
+Not here: what makes the pieces.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterable, Iterator
+
+from gateway.codec.tensors.pieces import PIECE_BYTES
+
+PIECE_SEGMENTS = 64
+"""The most short texts that are put into one piece: each costs some microseconds, however short it is."""
+
+SINGLE_PIECE_BYTES = 16 * 1024
+"""The most body that is made to JSON in one piece; one-byte types take up to six times as much as text."""
+
+Piece = bytes | bytearray | memoryview
+"""Some JSON text."""
+
+
+class PiecedJson(ABC):
+    """A document for a backend."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def is_small(self) -> bool:
+        """Whether it is small enough to be made and sent in one go."""
+
+    @abstractmethod
+    def json_pieces(self) -> Iterator[Piece]:
+        """The document in pieces of bounded size, of which some may be empty; every call makes it anew."""
+
+    def whole_json(self) -> Generator[None, None, bytes]:
+        """The document in one text; yields after each step of work."""
+        pieces = []
+        for piece in self.json_pieces():
+            pieces.append(piece)
+            yield
+        return pieces[0] if len(pieces) == 1 and isinstance(pieces[0], bytes) else b"".join(pieces)
+
+    def json_bytes(self) -> Generator[None, None, int]:
+        """The document's length; it is made for it and not kept. Yields after each step of work."""
+        n_bytes = 0
+        for piece in self.json_pieces():
+            n_bytes += len(piece)
+            yield
+        return n_bytes
+
+
+def joined(texts: Iterable[Piece]) -> Iterator[Piece]:
+    """*texts* in pieces: those shorter than `PIECE_BYTES` are put together.
+
+    An empty text ends a step of work: what there is so far goes out, though it may be nothing.
+    """
+    pending: list[Piece] = []
+    pending_bytes = 0
+    for text in texts:
+        if not text or len(text) >= PIECE_BYTES:
+            if pending:
+                yield b"".join(pending)
+            if text or not pending:
+                yield text
+            pending, pending_bytes = [], 0
+            continue
+        pending.append(text)
+        pending_bytes += len(text)
+        if pending_bytes >= PIECE_BYTES or len(pending) >= PIECE_SEGMENTS:
+            yield b"".join(pending)
+            pending, pending_bytes = [], 0
+    if pending:
+        yield b"".join(pending)

@@ -1,0 +1,302 @@
+"""Tensors as nested JSON, a piece at a time: lists in lists as the shape says, a scalar bare.
+
+Numbers. orjson prints arrays of any rank nested. A piece is as many whole blocks (rows, matrices, ...) as one step
+prints, of one list; where a row is longer than that, a part of it. Its own brackets are cut off, and before it stands
+what separates it from the piece before:
+
+    shape [2, 3, 2]       [[   [1,2],[3,4],[5,6]   ]],[[   [7,8],[9,10],[11,12]   ]]
+
+A list costs orjson as much as two numbers, so it counts as such. Dimensions of 1 at the end ([n, 1]) are printed
+without lists, and then each comma becomes `],[`: two times faster. Numbers of 8 and 16 bits are printed by tables of
+their texts where that is faster (`_Table`).
+
+Strings are printed as flat ones are, in `string_printing`; only what stands between them differs: `"],["` where a list
+ends. That is longer than the length in whose place it is put, so a control character is put there first, which text in
+JSON never has, and then each of them is replaced.
+
+Elements in `{"b64": "..."}`, the form of TensorFlow for octets, are strings in base64 with longer separators.
+
+Not here: rows of several tensors (`row_printing`), flat data (`number_printing`, `string_printing`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from itertools import accumulate, chain, groupby
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from gateway.codec.tensors import string_printing
+from gateway.codec.tensors.datatypes import DATATYPES, Array, Datatype
+from gateway.codec.tensors.elements import LENGTH, RUN_STEP_ELEMENTS
+from gateway.codec.tensors.number_printing import PIECE_ELEMENTS, TABLES, array_text, text_table, with_literals
+from gateway.errors import CodecError
+
+MAX_EMPTY_LISTS = 4096
+"""The most empty lists that a tensor without elements is printed as; its shape may ask for any number of them."""
+
+LIST_COST = 2
+"""What a list costs beside its elements, in elements."""
+
+MAX_SHORT_LIST = 16
+"""The longest list of numbers of 8 bits for which a table is faster than orjson: 2 to 6 times for short ones."""
+
+_BRACKETS_PER_ELEMENT = 4  # so many brackets around a single element cost as much as one more
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
+
+
+def check_nestable(shape: tuple[int, ...], label: object) -> None:
+    """Raise `CodecError` naming *label* if lists cannot say that a tensor has this *shape*: [0, 4] would be `[]`."""
+    if 0 not in shape:
+        return
+    before, behind = shape[: shape.index(0)], shape[shape.index(0) + 1 :]
+    if behind:
+        raise CodecError(f"{label}: nested JSON cannot say the shape of this empty tensor")
+    if prod(before) > MAX_EMPTY_LISTS:
+        raise CodecError(f"{label}: an empty tensor of more than {MAX_EMPTY_LISTS} lists")
+
+
+def list_count(shape: tuple[int, ...]) -> int:
+    """How many lists a tensor of *shape* is printed as."""
+    return sum(accumulate(shape[:-1], int.__mul__, initial=1)) if shape else 0
+
+
+# Numbers
+
+
+def nested_number_pieces(
+    values: Array, datatype: Datatype, shape: tuple[int, ...], *, literals: bool
+) -> Iterator[bytes]:
+    """*values* (wire layout, shape [n]) as nested JSON of *shape*, which `check_nestable` has approved.
+
+    NaN and infinities come out as `null`, or with *literals* as `NaN`, `Infinity` and `-Infinity`.
+    """
+    if 0 in shape:
+        yield _empty(shape)
+        return
+    table = _Table.of(datatype, shape)
+    plan = _Plan.of(shape, with_single=table is not None)
+    comma = _separator(plan.n_single) if plan.n_single else b""
+    for start, end in plan.pieces():
+        piece = values[start:end]
+        if not plan.block:
+            text = array_text(piece, datatype)
+        elif table is not None:
+            text = table.array_text(piece.view(datatype.bits), plan.block)
+        else:
+            text = orjson.dumps(datatype.widen(piece.reshape(-1, *plan.block)), option=_OPTIONS)
+        if comma:
+            text = text.replace(b",", comma)
+        if literals:
+            text = with_literals(text, piece, datatype)
+        yield b"".join((plan.before(start), memoryview(text)[1:-1]))
+    if shape:
+        yield b"]" * plan.depth
+
+
+def _empty(shape: tuple[int, ...]) -> bytes:
+    text = b"[]"
+    for dimension in reversed(shape[: shape.index(0)]):
+        text = b"[%b]" % b",".join([text] * dimension)
+    return text
+
+
+def _separator(n_lists: int) -> bytes:
+    """What stands where so many lists end and others begin."""
+    return b"]" * n_lists + b"," + b"[" * n_lists
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The texts of all numbers of a datatype, in entries of the same width, for printing lists of them.
+
+    A row of the text is a separator and the entries of a list's numbers. All rows have the same width, so numpy writes
+    them like any array: all separators at once, all entries at once. The bytes that fill up an entry are zeros, which
+    are removed, or blanks, which may stay: JSON is a fifth longer then, and printed two times faster.
+    """
+
+    texts: npt.NDArray[np.bytes_]
+    """What `text_table` makes."""
+    fill: bytes
+
+    @classmethod
+    def of(cls, datatype: Datatype, shape: tuple[int, ...]) -> "_Table | None":
+        """That of *datatype*, where it is faster than orjson for lists as *shape* has."""
+        if len(shape) < 2 or (datatype.item_bytes == 1 and shape[-1] > MAX_SHORT_LIST):
+            return None
+        return _TABLES.get(datatype.name)
+
+    def array_text(self, bits: Array, block: tuple[int, ...]) -> bytes:
+        """An array of blocks, with the *bits* of all their numbers."""
+        depth = len(block)
+        row = block[-1]
+        n_rows = len(bits) // row
+        width = self.texts.itemsize
+        before = 2 * depth + 1  # the longest separator
+        text = np.empty((n_rows, before + row * width), np.uint8)
+        strides = text.strides[0], width
+        entries: Array = np.ndarray((n_rows, row), self.texts.dtype, text, before, strides)
+        entries[...] = self.texts.take(bits.reshape(n_rows, row))
+        # a separator also takes the place of the comma before a list's first number
+        separators: Array = np.ndarray((n_rows,), f"S{before + 1}", text, 0, strides[:1])
+        list_rows = 1
+        for n_lists, dimension in enumerate((1, *block[-2::-1]), 1):
+            list_rows *= dimension
+            separators[::list_rows] = _separator(n_lists).ljust(before + 1, self.fill)
+        separators[0] = (b"[" * (depth + 1)).ljust(before + 1, self.fill)
+        printed = text.tobytes()
+        return (printed.translate(None, b"\0") if self.fill == b"\0" else printed) + b"]" * (depth + 1)
+
+
+_TABLES = {name: _Table(texts, b"\0") for name, texts in TABLES.items()} | {
+    name: _Table(text_table(DATATYPES[name], b" "), b" ") for name in ("UINT8", "INT8", "BOOL")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How a tensor of numbers is cut into pieces."""
+
+    n_single: int
+    """How many dimensions of 1 the shape ends with."""
+    block: tuple[int, ...]
+    """The shape of the blocks that pieces consist of; `()` for single elements."""
+    most_blocks: int
+    """How many of them are in one piece at most."""
+    list_blocks: int
+    """How many of them are in the list that they are items of."""
+    n_elements: int
+    sizes: tuple[int, ...]
+    """How many elements are in each of the lists around the blocks, outermost first."""
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], *, with_single: bool) -> "_Plan":
+        """The plan for *shape*, which has no 0; *with_single*: blocks have the dimensions of 1 at its end too."""
+        n_single = next((n for n, dimension in enumerate(reversed(shape)) if dimension > 1), len(shape))
+        if with_single:
+            n_single = 0
+        outer = list(shape[: len(shape) - n_single])
+        block: tuple[int, ...] = ()
+        cost = 1 + -(-n_single // _BRACKETS_PER_ELEMENT)
+        while len(outer) > 1 and (block_cost := outer[-1] * cost + LIST_COST) <= PIECE_ELEMENTS:
+            block = (outer.pop(), *block)
+            cost = block_cost
+        list_blocks = outer[-1] if outer else 1
+        n_pieces = -(-list_blocks // (PIECE_ELEMENTS // cost or 1))  # all of about the same length
+        sizes = tuple(prod(shape[axis:]) for axis in range(len(outer)))
+        return cls(n_single, block, -(-list_blocks // n_pieces), list_blocks, prod(shape), sizes)
+
+    @property
+    def depth(self) -> int:
+        """How many lists are around each block."""
+        return len(self.sizes) + self.n_single
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """The first element of each piece, and the one behind it."""
+        size = prod(self.block)
+        step = self.most_blocks * size
+        span = self.list_blocks * size
+        for first in range(0, self.n_elements, span):
+            for start in range(first, first + span, step):
+                yield start, min(start + step, first + span)
+
+    def before(self, element: int) -> bytes:
+        """What stands before the piece that begins with *element*."""
+        if not element:
+            return b"[" * self.depth
+        return _separator(sum(element % size == 0 for size in self.sizes) + self.n_single)
+
+
+# Strings
+
+
+class StringForm(Enum):
+    """How an element of BYTES is written: a string of text, one in base64, or an object with one in base64."""
+
+    TEXT = "text"
+    BASE64 = "base64"
+    B64_OBJECT = "b64"
+
+    @property
+    def opening(self) -> bytes:
+        """What stands before the text."""
+        return b'{"b64":"' if self is StringForm.B64_OBJECT else b'"'
+
+    @property
+    def closing(self) -> bytes:
+        """What stands behind the text."""
+        return b'"}' if self is StringForm.B64_OBJECT else b'"'
+
+
+def nested_string_pieces(blob: memoryview, shape: tuple[int, ...], form: StringForm) -> Iterator[bytes | bytearray]:
+    """The elements of *blob* as nested JSON of *shape*, which `check_nestable` has approved; UTF-8 for a text."""
+    if 0 in shape:
+        yield _empty(shape)
+        return
+    if shape:
+        yield b"[" * len(shape)
+    print_all = string_printing.text_pieces if form is StringForm.TEXT else string_printing.base64_pieces
+    yield from print_all(blob, _Lists(shape, form))
+    if shape:
+        yield b"]" * len(shape)
+
+
+class _Lists(string_printing.Separators):
+    """What stands between strings that are nested: more where lists end and others begin.
+
+    The lists around n elements begin with every n-th element. A *kind* of separator is how many of these sizes divide
+    an element's number: kind 0 is inside a list, and there are no more than 32 others, as elements have less than 2^32
+    bytes and a shape's larger sizes are multiples of its smaller ones.
+    """
+
+    def __init__(self, shape: tuple[int, ...], form: StringForm) -> None:
+        self.closing = form.closing
+        self._opening = form.opening
+        self._sizes: list[int] = []
+        n_lists = [0]
+        for size, group in groupby(prod(shape[axis:]) for axis in range(len(shape) - 1, 0, -1)):
+            self._sizes.append(size)
+            n_lists.append(n_lists[-1] + len(list(group)))
+        self._texts = [form.closing + _separator(n) + form.opening for n in n_lists]
+        self._words = np.array(
+            [LENGTH.unpack(b'", "' if n == 0 else b'"] ' + bytes([kind]))[0] for kind, n in enumerate(n_lists)], "<u4"
+        )
+        # the quote and a bracket are in the word
+        self._rests = [text[2:] for text in self._texts]
+        always = n_lists[1] if 1 in self._sizes else 0
+        self.most_elements = RUN_STEP_ELEMENTS // (1 + always // _BRACKETS_PER_ELEMENT)
+
+    def words(self, first: int, n_elements: int) -> npt.NDArray[np.uint32]:
+        """See `Separators.words`."""
+        return self._words.take(self._kinds(first, n_elements))
+
+    def finish(self, text: bytearray, first: int) -> bytes | bytearray:
+        """See `Separators.finish`."""
+        for kind, rest in enumerate(self._rests):
+            if kind and text.find(kind) >= 0:
+                text = text.replace(bytes([kind]), rest)
+        return text if first else text[3:]
+
+    def join_strings(self, elements: list[bytes], first: int) -> bytes:
+        """See `Separators.join_strings`."""
+        texts = self.before(first, len(elements))
+        strings = [orjson.dumps(str(element, "utf-8"))[1:-1] for element in elements]
+        return b"".join(chain.from_iterable(zip(texts, strings, strict=True)))
+
+    def before(self, first: int, n_elements: int) -> list[bytes]:
+        """See `Separators.before`."""
+        texts = [self._texts[kind] for kind in self._kinds(first, n_elements).tolist()]
+        if not first:
+            texts[0] = self._opening
+        return texts
+
+    def _kinds(self, first: int, n_elements: int) -> npt.NDArray[np.uint8]:
+        kinds = np.zeros(n_elements, np.uint8)
+        for size in self._sizes:
+            kinds[-first % size :: size] += 1
+        if not first:
+            kinds[0] = 0
+        return kinds

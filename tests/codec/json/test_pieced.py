@@ -1,0 +1,40 @@
+"""Documents that are made in pieces."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gateway.codec import run
+from gateway.codec.json.pieced import PIECE_SEGMENTS, Piece, PiecedJson, joined
+from gateway.codec.tensors.pieces import PIECE_BYTES
+
+
+@dataclass
+class Document(PiecedJson):
+    texts: list[Piece]
+
+    @property
+    def is_small(self) -> bool:
+        return False
+
+    def json_pieces(self) -> Iterator[Piece]:
+        return joined(self.texts)
+
+
+def test_short_texts_are_joined_and_long_ones_are_not_copied() -> None:
+    long = bytes(PIECE_BYTES)
+    texts: list[Piece] = [b"a", b"b", long, *[b"c"] * PIECE_SEGMENTS, b"d"]
+    pieces = list(Document(texts).json_pieces())
+    assert pieces == [b"ab", long, b"c" * PIECE_SEGMENTS, b"d"]
+    assert pieces[1] is long
+
+
+def test_empty_text_ends_a_step() -> None:
+    pieces = list(Document([b"a", b"", b"", b"b", b"c", b""]).json_pieces())
+    assert pieces == [b"a", b"", b"bc"]
+
+
+def test_whole_document_and_its_length_are_those_of_its_pieces() -> None:
+    document = Document([b"a", bytearray(PIECE_BYTES), memoryview(b"b")])
+    assert run(document.whole_json()) == b"a" + bytes(PIECE_BYTES) + b"b"
+    assert run(document.json_bytes()) == PIECE_BYTES + 2
+    assert run(Document([]).whole_json()) == b""
