@@ -5,13 +5,13 @@ Not here: running state. What is in flight, connections, the memory budget and d
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.codec import HEADER_LENGTH, Framing, HeaderLimits, TensorPolicy
+from gateway.codec import HEADER_LENGTH, Framing, HeaderLimits, ModelDescription, TensorPolicy
 from gateway.config import Backend, Compression, Config, Limits
 from gateway.config.tokens import read_tokens
 from gateway.errors import ErrorKind, GatewayError
@@ -44,6 +44,12 @@ class BackendPlan:
     """How many processes share the gateway's limits."""
     base_paths: tuple[str, ...] = ()
     """What its endpoints' URLs put before every path."""
+    dialect: str = "v2"
+    """What it speaks, or `auto`: that has to be found out."""
+    binary: str = "never"
+    """Whether binary requests are passed on as they are: `never`, `auto` (if it says that it reads them), `always`."""
+    models: Mapping[str, ModelDescription] = field(default_factory=dict)
+    """What the configuration says of its models, by pattern: see `configured_for`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,9 @@ class Plan:
                 _fingerprint(backend, settings),
                 config.workers,
                 tuple({path for url in settings.endpoints if (path := urlsplit(url).path)}),
+                settings.dialect,
+                settings.binary,
+                {pattern: model.description for pattern, model in settings.models.items()},
             )
             for backend, settings in config.backends.items()
         }
@@ -124,9 +133,18 @@ class Plan:
             if match.target != target:
                 access.check(match.path)
             for backend in match.destination.weights:
-                for base in self.backends[backend].base_paths:
-                    access.check(base + match.path)
+                self._check_below(match.path, self.backends[backend])
         return match
+
+    def check_path(self, path: str, backend: BackendPlan) -> None:
+        """Raise `GatewayError` if no client may use *path* of *backend*, which it gets in place of the client's."""
+        if self.access.denies_paths:
+            self.access.check(path)
+            self._check_below(path, backend)
+
+    def _check_below(self, path: str, backend: BackendPlan) -> None:
+        for base in backend.base_paths:
+            self.access.check(base + path)
 
 
 class HeadNotes(msgspec.Struct, eq=False):

@@ -16,6 +16,7 @@ import aiohttp
 import numpy.typing as npt
 import pytest
 
+from gateway.codec.dialects import outputs
 from gateway.codec.v2 import short_answer, short_request
 from gateway.config import parse
 from gateway.demo import JsonServer
@@ -33,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in ("no_proxy", "NO_PROXY"):  # a proxy of this machine is for packages; what tests talk to is on loopback
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost,::1"]))
     if config.getoption("--long-way"):
-        short_request.SHORT_BODY_BYTES = short_answer.SHORT_ANSWER_BYTES = 0
+        short_request.SHORT_BODY_BYTES = short_answer.SHORT_ANSWER_BYTES = outputs.SHORT_BYTES = 0
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -164,8 +165,8 @@ class Connection:
                 await self.reader.readexactly(2)
             await self.reader.readexactly(2)
             self.body = b"".join(pieces)
-        elif b"content-length: " in lower:
-            length = int(lower.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        elif b"\r\ncontent-length: " in lower:
+            length = int(lower.partition(b"\r\ncontent-length: ")[2].partition(b"\r\n")[0])
             self.body = await self.reader.readexactly(length)
 
     def pause_reading(self) -> None:

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import config
+from gateway.codec import DATATYPES, ModelDescription, TensorDescription
 from gateway.config import (
-    NOT_YET,
     SET_BY_GATEWAY,
     Config,
     Duration,
+    Model,
     Shutdown,
     Size,
     decode,
@@ -25,6 +26,8 @@ from gateway.config import (
     load,
     parse,
 )
+from gateway.config.schema import FORMATS, ModelTensor
+from gateway.config.structure import choices_of, without_none
 from gateway.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
@@ -75,15 +78,11 @@ def test_the_documented_file_has_every_key_with_its_default() -> None:
     assert load(path) == minimal
 
 
-@pytest.mark.parametrize("type_", [config.Health, config.ListenerTls, config.Route, config.Tracing])
+@pytest.mark.parametrize("type_", [config.Health, config.ListenerTls, Model, ModelTensor, config.Route, config.Tracing])
 def test_the_documented_file_names_the_keys_of_what_it_leaves_out(type_: Any) -> None:
     text = (ROOT / "config" / "gateway.yaml").read_text()
     for item in msgspec.structs.fields(type_):
         assert re.search(rf"[{{ ]{item.encode_name}: ", text) or f"`{item.encode_name}: " in text, item.encode_name
-
-
-def test_keys_that_are_not_built_yet_are_keys_that_do_not_exist() -> None:
-    assert not NOT_YET & keys(Config)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +110,65 @@ def test_keys_that_are_not_built_yet_are_keys_that_do_not_exist() -> None:
             "limits.in_flight_bytes: expected at least `limits.request_body`",
         ),
         ("limits: {concurrent_requests: 0}\n" + MINIMAL, "limits.concurrent_requests: expected at least 1"),
-        ("backends: {a: {endpoints: ['http://x'], dialect: v2}}", "backends.a.dialect: not available yet"),
+        (
+            one_backend("dialect: tensorfow"),
+            "backends.a.dialect: expected v2, tensorflow, mlflow or auto, got 'tensorfow', did you mean `tensorflow`?",
+        ),
+        (one_backend("dialect: tensorflow, leave_out: [id]"), "backends.a.leave_out: this is for servers of V2, and"),
+        (one_backend("dialect: mlflow, binary: auto"), "a.binary: this is for servers of V2, and `dialect` is mlflow"),
+        (
+            one_backend("leave_out: [ids]"),
+            "a.leave_out[0]: expected id, outputs or parameters, got 'ids', did",
+        ),
+        (one_backend("leave_out: [id, outputs, id]"), "backends.a.leave_out: duplicate member"),
+        (one_backend("models: {m: {outputs: {y: {datatype: fp32}}}}"), "got 'fp32', did you mean `FP32`?"),
+        (
+            one_backend("models: {m: {outputs: {y: {datatyp: FP32}}}}"),
+            "y.datatyp: unknown key, did you mean `data",
+        ),
+        (one_backend("models: {m: {output: {y: {datatype: FP32}}}}"), "a.models.m.output: unknown key, did you mean"),
+        (one_backend("models: {m: {inputs: {x: {shape: [-2, 1]}}}}"), "a.models.m.inputs.x.shape: expected at most 64"),
+        (one_backend("models: {m: {inputs: {x: {shape: [1.5]}}}}"), "x.shape[0]: expected a whole number, got 1.5"),
+        (one_backend("models: {m: {inputs: {x: {shape: 4}}}}"), "models.m.inputs.x.shape: expected a list, got 4"),
+        (
+            one_backend(f"models: {{m: {{inputs: {{x: {{shape: {[1] * 65}}}}}}}}}"),
+            "x.shape: expected at most 64",
+        ),
+        (one_backend("models: {a/b: {}}"), "backends.a.models.a/b: never matches: a model's name is not empty"),
+        (one_backend("models: {'': {}}"), "backends.a.models.: never matches"),
+        (
+            one_backend("models: {m: {format: row}}"),
+            "m.format: this is for other dialects, and `dialect` is v2",
+        ),
+        (
+            one_backend("dialect: mlflow, models: {m: {format: row}}"),
+            "models.m.format: expected inputs, instances or dataframe_split, because `dialect` is mlflow",
+        ),
+        (
+            one_backend("dialect: tensorflow, models: {m: {format: inputs}}"),
+            "models.m.format: expected columnar or row, because `dialect` is tensorflow",
+        ),
+        (
+            one_backend("dialect: auto, models: {m: {format: cols}}"),
+            "m.format: expected columnar, row, inputs, ",
+        ),
+        (one_backend("dialect: mlflow, models: {m: {signature: s}}"), "m.signature: only models of TensorFlow have"),
+        (one_backend("models: {m: {signature: s}}"), "m.signature: only models of TensorFlow have signatures, and"),
+        (one_backend("dialect: tensorflow, models: {m: {signature: ''}}"), "models.m.signature: expected a name"),
+        (one_backend("models: {m: {inputs: {'': {}}}}"), "m.inputs: expected a name: only MLflow's format `inputs`"),
+        (
+            one_backend("dialect: mlflow, models: {m: {format: instances, inputs: {'': {}}}}"),
+            "m.inputs: expected a name: only MLflow's format `inputs`",
+        ),
+        (
+            one_backend("dialect: mlflow, models: {m: {inputs: {'': {}, x: {}}}}"),
+            "m.inputs: expected a name for each of them: only a single input may have none",
+        ),
+        (one_backend("dialect: auto, models: {m: {outputs: {'': {}}}}"), "m.outputs: expected a name for each of them"),
+        (
+            one_backend("dialect: mlflow, models: {m: {outputs: {y: {shape: [1]}}}}"),
+            "a.models.m.outputs.y: expected its `datatype`: MLflow's server does not say it, nor do its answers",
+        ),
         (
             "backends: {a: {endpoints: ['http://x'], nonfinite: asnull}}",
             "backends.a.nonfinite: expected reject, as_null or literal, got 'asnull', did you mean `as_null`?",
@@ -283,23 +340,39 @@ def test_mistakes_are_named(text: str, message: str) -> None:
     assert "\n" not in str(caught.value), "one mistake, one line"
 
 
+def test_what_is_said_of_models_reaches_the_codec() -> None:
+    text = (
+        "dialect: auto, models: {m: {inputs: {x: {datatype: BF16, shape: [-1, 4]}}, outputs: {y: {}, z: {shape: []}}, "
+    )
+    backend = parse(one_backend(f"{text} format: row, signature: s}}, '*': {{}}}}")).backends["a"]
+    assert {pattern: model.description for pattern, model in backend.models.items()} == {
+        "m": ModelDescription(
+            inputs=(TensorDescription("x", DATATYPES["BF16"], (-1, 4)),),
+            outputs=(TensorDescription("y"), TensorDescription("z", None, ())),
+            format="row",
+            signature="s",
+        ),
+        "*": ModelDescription(),
+    }
+
+
+def test_datatypes_of_models_are_those_of_the_protocol() -> None:
+    assert choices_of(without_none(msgspec.structs.fields(ModelTensor)[0].type)[0]) == list(DATATYPES)
+
+
+def test_forms_of_requests_are_those_of_some_dialect() -> None:
+    formats = next(item for item in msgspec.structs.fields(Model) if item.name == "format")
+    assert choices_of(without_none(formats.type)[0]) == [each for forms in FORMATS.values() for each in forms]
+
+
+def test_members_that_are_left_out_are_a_policy_of_the_codec() -> None:
+    assert parse(one_backend("leave_out: [id, outputs]")).backends["a"].tensor_policy.leave_out == {"id", "outputs"}
+
+
 def test_units_are_read() -> None:
     text = "limits: {request_body: 3MiB}\nshutdown: {delay: 250ms, grace: 1.5m}\n" + MINIMAL
     read = parse(text)
     assert [read.limits.request_body, read.shutdown.delay, read.shutdown.grace] == [Size(3 * 1024**2), 0.25, 90.0]
-
-
-@pytest.mark.parametrize("path", sorted(NOT_YET))
-def test_planned_keys_are_refused_as_not_available_yet(path: str) -> None:
-    tree: Any = {"backends": {"a": {"endpoints": ["http://x:1"]}}, "routes": [{"name": "r", "backend": "a"}]}
-    inner = tree
-    *parts, last = path.replace("*", "a").split(".")
-    for part in parts:
-        inner = inner["routes"][0] if part == "routes[]" else inner.setdefault(part, {})
-    inner[last] = {}
-    with pytest.raises(ConfigError) as caught:
-        parse(yaml.safe_dump(tree))
-    assert str(caught.value) == f"{path.replace('*', 'a').replace('[]', '[0]')}: not available yet"
 
 
 @pytest.mark.parametrize("text", ["300h", "1ms", "0.001ms", "333.333ms", "9ms", "0.3s", "1.1m", "99999999999s", "0s"])

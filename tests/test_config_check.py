@@ -163,6 +163,49 @@ def warnings(text: str) -> list[str]:
     return [f"{warning.key}: {warning.reason}" for warning in found.warnings]
 
 
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        ("dialect: mlflow", "backends.a.dialect: every inference gets 502: set the datatypes of the outputs"),
+        ("dialect: mlflow, models: {m: {format: inputs}}", "backends.a.dialect: every inference gets 502"),
+        ("dialect: tensorflow, half_precision: promote", "backends.a.half_precision: without effect: requests name no"),
+        ("dialect: auto, health: {}", "backends.a.health: asks /v2/health/ready, which only servers of V2 answer"),
+        ("dialect: tensorflow, health: {path: /v2/health/ready}", "health.path: most servers that do not speak V2"),
+        (
+            "binary: always, bytes: base64",
+            "backends.a.bytes: without effect on inferences, which are passed on as they",
+        ),
+        ("binary: always, leave_out: [id]", "backends.a.leave_out: without effect on inferences"),
+        ("models: {'r*': {}, resnet: {}}", "backends.a.models.resnet: never matches: 'r*' before it does"),
+    ],
+)
+def test_what_does_nothing_for_servers_of_a_dialect_is_warned_of(extra: str, expected: str) -> None:
+    (warning,) = warnings(f"backends: {{a: {{endpoints: ['http://x:1'], {extra}}}}}\n")
+    assert expected in warning
+
+
+def test_what_does_something_is_not_warned_of() -> None:
+    models = "{m: {outputs: {y: {datatype: FP32}}}, '*': {outputs: {y: {datatype: FP32}}}}"
+    for extra in (
+        f"dialect: mlflow, health: {{}}, models: {models}",
+        "dialect: tensorflow, health: {}",
+        "dialect: tensorflow, health: {path: /v1/models/m}, bytes: base64, nonfinite: literal",
+        "dialect: auto, health: {path: /ping}, binary: auto, leave_out: [id]",
+        "binary: auto, half_precision: promote, health: {}",
+    ):
+        assert warnings(f"backends: {{a: {{endpoints: ['http://x:1'], {extra}}}}}\n") == []
+
+
+@pytest.mark.parametrize(
+    ("dialect", "url"),
+    [("tensorflow", "http://x:8501/v1"), ("mlflow", "http://x:5000/invocations"), ("v2", "http://x:1/v2/y")],
+)
+def test_the_path_of_an_endpoint_that_requests_have_already_is_warned_of(dialect: str, url: str) -> None:
+    models = "{m: {outputs: {y: {datatype: FP32}}}}"
+    (warning,) = warnings(f"backends: {{a: {{endpoints: ['{url}'], dialect: {dialect}, models: {models}}}}}\n")
+    assert warning.startswith("backends.a.endpoints[0]: its path is put before that of every request")
+
+
 def test_a_sound_file_has_no_warnings() -> None:
     assert warnings(MINIMAL) == []
     assert warnings("listen: 0.0.0.0:8080\nadmin: localhost:9090\n" + MINIMAL) == []

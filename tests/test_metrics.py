@@ -90,6 +90,7 @@ class OneByOne:
                 self.observe("upstream_queue_seconds", attempt.queue_s, backend)
             if attempt.repeated_for:
                 self.inc("retries", backend, attempt.repeated_for)
+        self.inc("header_recovered", by=exchange.header_recovered)
         if exchange.error is not None:
             self.inc("errors", route, exchange.error.label, blame_of(exchange.error, exchange.status).value)
         if exchange.is_transcoded:
@@ -102,7 +103,6 @@ class OneByOne:
         for datatype in exchange.input_datatypes:
             self.inc("tensors", "request", datatype)
         self.inc("nonfinite_values", "request", by=exchange.request_nonfinite)
-        self.inc("header_recovered", by=exchange.header_recovered)
         if exchange.client_format is Format.BINARY and exchange.error is None:
             avoided = max(0, exchange.attempts[-1].request_bytes - exchange.client_request_bytes)
             self.inc("json_bytes_avoided", "request", by=avoided)

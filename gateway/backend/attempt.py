@@ -240,6 +240,14 @@ class Answer:
         length = self.headers.get("content-length")
         return int(length) if length.isdecimal() and "transfer-encoding" not in self.headers else None
 
+    def limit(self, max_bytes: int, name: str) -> None:
+        """Let the body have *max_bytes* at most, a limit called *name*.
+
+        Raises `GatewayError` if the answer announces more; else reading it does, when more has come.
+        """
+        self._exchange.max_bytes, self._exchange.max_name = max_bytes, name
+        self._exchange.check_length(self.content_length or 0)
+
     def refuse_encoded(self) -> None:
         """Raise `GatewayError` if the body is compressed: the gateway has asked for one that is not."""
         if self._known is not None:
@@ -270,6 +278,10 @@ class Sent:
     """Whether the connection was given back or closed."""
     has_begun_body = False
     """Whether a streamed body was opened, so that one that cannot be repeated is lost."""
+    max_bytes: int | None = None
+    """The most that the answer's body may have; None: as much as it likes."""
+    max_name = ""
+    """How messages name that limit."""
 
     def __init__(
         self, backend: str, request: BackendRequest, lease: Lease, deadlines: Deadlines, attempt: Attempt
@@ -444,6 +456,8 @@ class Sent:
         self._deadlines.enter("gateway")
         if chunk:
             self._attempt.response_bytes += len(chunk)
+            if self.max_bytes is not None:
+                self.check_length(self._attempt.response_bytes)
             return chunk
         if ends_with_connection and wire.was_reset:
             raise self._closed()  # such a body ends with the stream, not with a reset
@@ -457,7 +471,14 @@ class Sent:
             self._deadlines.enter("gateway")
             self._attempt.response_bytes += len(whole)
             self._end()
+            if self.max_bytes is not None:
+                self.check_length(len(whole))
         return whole
+
+    def check_length(self, n_bytes: int) -> None:
+        """Raise `GatewayError` for an answer whose body has *n_bytes* if that is more than `max_bytes`."""
+        if self.max_bytes is not None and n_bytes > self.max_bytes:
+            raise self._malformed(f"answered with a body larger than {self.max_name}, {self.max_bytes} bytes")
 
     def _end(self) -> None:
         """The answer was read to its end: the connection is kept, unless the request is still being sent."""

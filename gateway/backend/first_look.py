@@ -14,18 +14,29 @@ import ipaddress
 import logging
 import os
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from enum import IntEnum
 from typing import NamedTuple
 
-import msgspec
-
 from gateway import __version__
 from gateway.backend.connections import Connections, UnreachableError
 from gateway.backend.endpoints import Endpoint, EndpointSet
+from gateway.backend.questions import (
+    ANY_MODEL,
+    EXTENSION,
+    MLFLOW,
+    TENSORFLOW,
+    Answer,
+    Questioner,
+    is_version,
+    lists_v1_models,
+    read_metadata,
+    refuses_in_v1,
+)
 from gateway.backend.resolving import Names, look_up, usable_addresses
+from gateway.backend.speaking import AUTO, NEVER
 from gateway.backend.wire import LostError, NotHttpError
 from gateway.certificates import TlsContext, uses_tls
 from gateway.config import Backend, Config
@@ -42,9 +53,6 @@ TRY_S = 1.0
 AT_ONCE = 8
 """How many endpoints are looked at at the same time."""
 
-MAX_BODY_BYTES = 64 * 1024
-"""How much of an answer's body is read."""
-
 MAX_SHOWN = 3
 """The most endpoints that one line names."""
 
@@ -53,8 +61,6 @@ USER_AGENT = f"tensor-gateway/{__version__} (first look)"
 
 _CONTAINER = ("/.dockerenv", "/run/.containerenv")
 """Files that Docker and Podman put into every container."""
-
-EXTENSION = "binary_tensor_data"
 
 # What an HTTP/2 client sends first, and then an empty SETTINGS frame (RFC 9113 section 3.4).
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -78,35 +84,6 @@ class Finding(NamedTuple):
 
     level: Level
     words: str
-
-
-class Answer(NamedTuple):
-    """An endpoint's answer to a GET."""
-
-    status: int
-    reason: str
-    media_type: str
-    """In lower case, without parameters."""
-    location: str
-    body: bytes
-
-    @property
-    def status_line(self) -> str:
-        """Status and reason, as a log line may show them."""
-        return shortened(f"{self.status} {self.reason}".strip())
-
-    @property
-    def is_html(self) -> bool:
-        """Whether a person was meant to read it."""
-        return "html" in self.media_type or self.body[:100].lstrip().lower().startswith((b"<!doctype", b"<html"))
-
-
-class _Metadata(msgspec.Struct):
-    """A server's metadata, as far as it is looked at."""
-
-    name: str
-    version: str = ""
-    extensions: list[str] = []
 
 
 class FirstLook:
@@ -176,6 +153,15 @@ class FirstLook:
                 await asked.close()
 
 
+async def look_once(name: str, backend: Backend, url: str) -> Finding | None:
+    """What is found at *url*, an endpoint of *backend*, which is called *name*; None if there is nothing to say.
+
+    Raises `ConfigError` for certificates that cannot be used.
+    """
+    tls = await asyncio.to_thread(TlsContext, f"backends.{name}.tls", backend.tls) if uses_tls([url]) else None
+    return await FirstLook("tensor-gateway")._look(name, backend, Endpoint.parse(url, tls))
+
+
 def _bad(words: str) -> Finding:
     return Finding(Level.BAD, words)
 
@@ -188,8 +174,7 @@ class _Asked:
         self._backend = backend
         self._endpoint = endpoint
         headers = BackendHeaders(backend.headers.set, backend.headers.remove).probing(USER_AGENT)
-        fields = [("Host", endpoint.authority), *headers, ("Via", via), ("Connection", "close")]
-        self._head_lines = [f"{key}: {value}" for key, value in fields]
+        self._fields = [*headers, ("Via", via)]
         self._connections = Connections(name, Names(name, EndpointSet()))
         self._connections.configure(
             max_connections=1,
@@ -216,7 +201,10 @@ class _Asked:
             return None
         except (LostError, NotHttpError) as error:
             return _bad(await self._why_not_http(str(error)))
-        finding = judge(answer, self._endpoint.base_path)
+        configured = self._backend.dialect
+        if configured in (TENSORFLOW, MLFLOW):
+            return await self._as_configured(configured, answer)
+        finding = judge(answer, self._endpoint.base_path, self._backend.binary)
         if finding is not None:
             return finding
         if answer.status == 400 and await self._speaks_tls():
@@ -238,20 +226,7 @@ class _Asked:
 
     async def _get(self, path: str) -> Answer:
         """The answer to `GET` *path*. Raises `GatewayError`, `LostError` and `NotHttpError`."""
-        wire = await self._connections.connect(self._endpoint)
-        try:
-            wire.begin("GET")
-            lines = [f"GET {self._endpoint.base_path}{path} HTTP/1.1", *self._head_lines, "", ""]
-            wire.send_first("\r\n".join(lines).encode())
-            message, reader = await wire.read_final_head()
-            body = bytearray()
-            while len(body) < MAX_BODY_BYTES and (chunk := await wire.read_body(reader)):
-                body += chunk
-        finally:
-            wire.abort()
-        headers = {key.lower(): value.decode("latin-1") for key, value in message.raw_headers}
-        media_type = headers.get(b"content-type", "").partition(";")[0].strip().lower()
-        return Answer(message.code, message.reason, media_type, headers.get(b"location", ""), bytes(body))
+        return await Questioner(self._connections, self._endpoint, self._fields).get(path)
 
     def _why_unreachable(self, reason: str) -> str:
         if reason != os.strerror(errno.ECONNREFUSED):
@@ -301,24 +276,36 @@ class _Asked:
                     writer.transport.abort()
         return b""
 
+    async def _as_configured(self, dialect: str, answer: Answer) -> Finding:
+        """What is found where *dialect* is configured, which is not V2; *answer* is that to `GET /v2`."""
+        with suppress(GatewayError, LostError, NotHttpError):
+            if dialect in {other.dialect for other in _OTHERS if other.fits(await self._get(other.path))}:
+                return Finding(Level.GOOD, f"answers as a server with `dialect: {dialect}` does")
+        finding = judge(answer, self._endpoint.base_path) or await self._why_no_metadata(answer)
+        return _bad(f"{finding.words}; its `dialect` is {dialect}")
+
     async def _why_no_metadata(self, answer: Answer) -> Finding:
         """Why `GET /v2` got *answer*, which a server of the V2 protocol does not give."""
         path = f"{self._endpoint.base_path}/v2"
         says = f"answers GET {path} with {answer.status_line}"
-        try:
+        with suppress(GatewayError, LostError, NotHttpError):
             if (await self._get("/v2/health/live")).status == 200:
                 return Finding(Level.GOOD, f"answers probes of {path}/health/live, but GET {path} with {answer.status}")
-            for other, words in _OTHERS.items():
-                if words_of := words(await self._get(other)):
-                    return _bad(f"{says}: not a server of the V2 protocol; {words_of}")
-        except (GatewayError, LostError, NotHttpError):
-            pass
+            for other in _OTHERS:
+                if other.fits(await self._get(other.path)):
+                    return self._speaks_other(other, says)
         base_path = self._endpoint.base_path
         where = f"; `{base_path}` of its URL is put before every path" if base_path else ""
         return _bad(
             f"{says}: not a server of the V2 (Open Inference) protocol? If only its metadata is missing, inferences "
             f"pass{where}"
         )
+
+    def _speaks_other(self, other: "_Other", says: str) -> Finding:
+        if other.dialect and self._backend.dialect == AUTO:
+            return Finding(Level.GOOD, f"answers; {other.words}: `dialect: auto` finds {other.dialect}")
+        what_to_do = f": set `dialect: {other.dialect}`" if other.dialect else ""
+        return _bad(f"{says}: not a server of the V2 protocol; {other.words}{what_to_do}")
 
 
 def _client_hello(server_name: str) -> bytes:
@@ -330,8 +317,11 @@ def _client_hello(server_name: str) -> bytes:
     return sent.read()
 
 
-def judge(answer: Answer, base_path: str = "") -> Finding | None:
-    """What *answer* to `GET /v2` says about the server; None if more has to be asked."""
+def judge(answer: Answer, base_path: str = "", binary: str = NEVER) -> Finding | None:
+    """What *answer* to `GET /v2` says about the server; None if more has to be asked.
+
+    *binary* is the backend's key.
+    """
     says = f"answers GET {base_path}/v2 with"
     if answer.status in (401, 403):
         return Finding(Level.GOOD, f"answers, and needs credentials ({answer.status_line}): clients send theirs")
@@ -345,8 +335,6 @@ def judge(answer: Answer, base_path: str = "") -> Finding | None:
             "TorchServe answers; it has no metadata of the V2 protocol, and reads its inferences with "
             "service_envelope=kservev2",
         )
-    if answer.status == 404 and b"Malformed request: GET /v2" in answer.body:
-        return _bad(f"{says} 404 in the words of TensorFlow Serving, which does not speak the V2 protocol")
     if 300 <= answer.status < 400:
         target = f" to {shortened(answer.location)}" if answer.location else ""
         return _bad(f"{says} a redirect{target}, which the gateway does not follow: name the place that it leads to")
@@ -355,40 +343,53 @@ def judge(answer: Answer, base_path: str = "") -> Finding | None:
             f"{says} {answer.status_line}: is it still starting, or is this a proxy without a server behind it?"
         )
     if answer.status == 200:
-        return _judge_metadata(answer, says)
+        return _judge_metadata(answer, says, binary)
     return None
 
 
-def _judge_metadata(answer: Answer, says: str) -> Finding:
+def _judge_metadata(answer: Answer, says: str, binary: str) -> Finding:
     if answer.is_html:
         return _bad(f"{says} an HTML page: this is a web site, or a server's page for people")
-    try:
-        metadata = msgspec.json.decode(answer.body, type=_Metadata)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    metadata = read_metadata(answer)
+    if metadata is None:
         return _bad(
             f"{says} something else than a server's metadata: not a server of the V2 (Open Inference) protocol?"
         )
     named = shortened(f"{metadata.name} {metadata.version}".strip()) or "a server without a name"
-    if EXTENSION in metadata.extensions:
-        return Finding(
-            Level.GOOD,
-            f"{named} answers, and says that it speaks the binary extension itself ({EXTENSION}): its clients could "
-            "use it directly",
-        )
-    return Finding(Level.GOOD, f"{named} answers")
+    if not metadata.is_binary:
+        said = f", and does not say {EXTENSION}: it gets JSON" if binary == AUTO else ""
+        return Finding(Level.GOOD, f"{named} answers{said}")
+    meant = "with `binary: auto` its inferences would pass" if binary == NEVER else "its inferences pass"
+    return Finding(
+        Level.GOOD,
+        f"{named} answers, and says that it speaks the binary extension itself ({EXTENSION}): {meant} through as they "
+        "come",
+    )
 
 
-def _as_v1(answer: Answer) -> str:
-    if answer.status == 200 and b'"models"' in answer.body:
-        return "it has /v1/models, as servers of the V1 protocol do (KServe, TensorFlow Serving)"
-    if answer.status == 200 and b'"data"' in answer.body:
-        return "it has /v1/models, as servers of language models with OpenAI's interface do"
-    return ""
+class _Other(NamedTuple):
+    """How a server that does not speak V2 is recognized."""
+
+    path: str
+    fits: Callable[[Answer], bool]
+    """Whether this is its answer to `GET` *path*."""
+    words: str
+    dialect: str = ""
+    """Its name in the configuration; empty if there is none for it."""
 
 
-def _as_invocations(answer: Answer) -> str:
-    return "it has /invocations, as MLflow's own server does, whose JSON is another" if answer.status == 405 else ""
+def _lists_openai_models(answer: Answer) -> bool:
+    return answer.status == 200 and b'"data"' in answer.body
 
 
-_OTHERS = {"/v1/models": _as_v1, "/invocations": _as_invocations}
-"""How other servers are recognized: a path, and what makes words of its answer, or nothing if it is not theirs."""
+def _takes_posts_only(answer: Answer) -> bool:
+    return answer.status == 405
+
+
+_OTHERS = (
+    _Other("/v1/models", lists_v1_models, "it has /v1/models, as servers of the V1 protocol do (KServe)", TENSORFLOW),
+    _Other("/v1/models", _lists_openai_models, "it has /v1/models, as servers with OpenAI's interface do"),
+    _Other(f"/v1/models/{ANY_MODEL}", refuses_in_v1, "it refuses models as TensorFlow Serving does", TENSORFLOW),
+    _Other("/version", is_version, "it tells its version, as MLflow's own server does", MLFLOW),
+    _Other("/invocations", _takes_posts_only, "it has /invocations, as MLflow's own server does", MLFLOW),
+)

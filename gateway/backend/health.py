@@ -17,6 +17,7 @@ from gateway import __version__
 from gateway.backend.connections import Connections, UnreachableError
 from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
 from gateway.backend.wire import LostError, NotHttpError, Wire
+from gateway.codec import Dialect
 from gateway.config import Health
 from gateway.errors import GatewayError
 from gateway.policy.crossing import BackendHeaders
@@ -27,6 +28,9 @@ USER_AGENT = f"tensor-gateway/{__version__} (health probe)"
 
 MAX_BODY_BYTES = 64 * 1024
 """How much of an answer's body is read; whatever follows does not matter."""
+
+V2_PATH = "/v2/health/ready"
+"""What servers of V2 are asked by default, and those of which it is not known what they speak (`dialect: auto`)."""
 
 SHOWN_CHARACTERS = 200
 """The most of a reason that a log line repeats; parts of it come from the endpoint."""
@@ -44,15 +48,24 @@ class HealthProbes:
         self._settings: Health | None = None
         self._path = ""
         """The path that the conditions are about."""
+        self._dialect: Dialect | None = None
+        """Judges the answers; None: their status does."""
         self._head_lines: list[str] = []
         self._connections: Connections | None = None
         self._conditions: dict[EndpointState, Condition] = {}
         self._tasks: dict[EndpointState, asyncio.Task[None]] = {}
         self._ended: set[asyncio.Task[None]] = set()
 
-    def start(self, settings: Health | None, headers: BackendHeaders, connections: Connections) -> None:
+    def start(
+        self,
+        settings: Health | None,
+        headers: BackendHeaders,
+        connections: Connections,
+        dialect: Dialect | None = None,
+    ) -> None:
         """Probe as *settings* say, over connections as *connections* opens them; None: all endpoints are up.
 
+        Where they have no path, servers of a *dialect*, None for V2, are asked what tells there that they run.
         May be called again, with other settings: what is known of the endpoints is kept.
         """
         self.stop()
@@ -66,11 +79,14 @@ class HealthProbes:
                     log.info("backend %r: %s counts as up, because `health` is not set", self._backend, state.url)
             self._conditions.clear()
             return
+        # a path of the file's own is judged by its status alone
+        self._dialect = dialect if settings.path is None else None
+        path = settings.path or (dialect.live_path if dialect is not None else V2_PATH)
         fields = headers.probing(USER_AGENT)
         self._head_lines = [f"{name}: {value}" for name, value in [*fields, ("Connection", "close")]]
-        if settings.path != self._path:
+        if path != self._path:
             self._conditions = {state: known.for_another_path() for state, known in self._conditions.items()}
-            self._path = settings.path
+            self._path = path
         self.follow()
 
     def follow(self) -> None:
@@ -129,18 +145,18 @@ class HealthProbes:
             log.warning(
                 "backend %r: %s answers %s to probes of %s (health.path): without that path the probes say nothing "
                 "about its health, and it counts as up",
-                *(self._backend, state.url, words, settings.path),
+                *(self._backend, state.url, words, self._path),
             )
         if before.is_up and not now.is_up:
             state.note_health(words)
             n_probes = f"{settings.unhealthy_after} probes" if settings.unhealthy_after > 1 else "a probe"
             log.warning(
                 "backend %r: %s is down: %s of %s failed, the last: %s",
-                *(self._backend, state.url, n_probes, settings.path, words[:SHOWN_CHARACTERS]),
+                *(self._backend, state.url, n_probes, self._path, words[:SHOWN_CHARACTERS]),
             )
         elif now.is_up and not before.is_up:
             state.note_health(f"probes get {words}")
-            log.info("backend %r: %s is up again: probes of %s get %s", self._backend, state.url, settings.path, words)
+            log.info("backend %r: %s is up again: probes of %s get %s", self._backend, state.url, self._path, words)
 
     async def _probe(self, endpoint: Endpoint, settings: Health) -> tuple[Finding, str]:
         """Probe once: the finding and its reason. Raises `GatewayError` if this machine cannot open a connection."""
@@ -149,7 +165,7 @@ class HealthProbes:
         try:
             async with asyncio.timeout(settings.timeout):
                 wire = await self._connections.connect(endpoint)
-                return await self._ask(wire, endpoint, settings.path)
+                return await self._ask(wire, endpoint, self._path)
         except TimeoutError:
             return Finding.FAILED, f"no answer within {settings.timeout:g} s (health.timeout)"
         except UnreachableError as error:
@@ -171,8 +187,11 @@ class HealthProbes:
         wire.begin("GET")
         wire.send_first("".join(f"{line}\r\n" for line in [*lines, ""]).encode())
         message, reader = await wire.read_final_head()
-        n_bytes = 0
-        while n_bytes < MAX_BODY_BYTES and (chunk := await wire.read_body(reader)):
-            n_bytes += len(chunk)
+        body = b""
+        while len(body) < MAX_BODY_BYTES and (chunk := await wire.read_body(reader)):
+            body += chunk
         reason = message.reason if message.reason.isascii() and message.reason.isprintable() else ""
-        return Finding.of(message.code), f"{message.code:03} {reason}".strip()[:SHOWN_CHARACTERS]
+        finding = Finding.of(message.code)
+        if self._dialect is not None and self._dialect.is_live(message.code, body):
+            finding = Finding.HEALTHY
+        return finding, f"{message.code:03} {reason}".strip()[:SHOWN_CHARACTERS]

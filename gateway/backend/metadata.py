@@ -1,12 +1,14 @@
 """What backends say about their models (`GET` on a model).
 
-Raw binary requests need it, and promoted outputs. An answer is kept for a short time, for clients that send the same
-headers; requests that need the same answer at the same time wait for one call. Not here: what it means (`codec`).
+Raw binary requests need it, promoted outputs, and every request to servers whose answers do not say it. An answer is
+kept for a short time, for clients that send the same headers; requests that need the same answer at the same time wait
+for one call. Not here: what it means (`codec`).
 """
 
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -27,6 +29,8 @@ KEPT_BYTES = 1024
 MAX_BYTES = 1024 * 1024
 """How much metadata, of a server (`GET /v2`) or of a model, is read."""
 
+
+T = TypeVar("T")
 
 _LATER = frozenset({408, 425, 429})  # statuses of 4xx that say that the same question may be answered later
 
@@ -65,19 +69,26 @@ def is_undescribed(error: GatewayError) -> bool:
     return error.kind is ErrorKind.MALFORMED_RESPONSE
 
 
-class ModelMetadata:
-    """Answers by model, version and headers; each is asked for once in `LIFE_S`."""
+class ModelMetadata(Generic[T]):
+    """What is made of answers, by model, version and headers; each is asked for once in `LIFE_S`."""
 
     def __init__(self) -> None:
-        self._answers: dict[Key, tuple[float, asyncio.Task[tuple[bytes, bool]]]] = {}
+        self._answers: dict[Key, tuple[float, asyncio.Task[tuple[T, int]]]] = {}
         self._kept_bytes: dict[Key, int] = {}
         """What each answer that has come takes, and its question."""
         self._sum_bytes = 0
 
-    async def get(self, key: Key, fetch: Callable[[], Awaitable[tuple[bytes, bool]]]) -> bytes:
+    def known(self, key: Key) -> T | None:
+        """The answer for *key*; None if it has to be asked for or waited for."""
+        expires_s, task = self._answers.get(key, (0.0, None))
+        if task is None or not task.done() or expires_s <= asyncio.get_running_loop().time():
+            return None
+        return None if task.cancelled() or task.exception() is not None else task.result()[0]
+
+    async def get(self, key: Key, fetch: Callable[[], Awaitable[tuple[T, int]]]) -> T:
         """The answer for *key*, from *fetch* unless it is known or on its way. Raises what *fetch* raises.
 
-        *fetch* gives the text and whether it is worth keeping.
+        *fetch* gives it and the bytes that it takes; 0 if it is not worth keeping.
         """
         now = asyncio.get_running_loop().time()
         known = self._answers.get(key)
@@ -89,8 +100,8 @@ class ModelMetadata:
             task.add_done_callback(lambda done: self._keep(key, done))
             known = self._answers[key] = (now + LIFE_S, task)
         # shielded: a client that leaves must not take the answer away from the others
-        text, _ = await asyncio.shield(known[1])
-        return text
+        answer, _ = await asyncio.shield(known[1])
+        return answer
 
     def forget(self, backend: str, model_path: str) -> None:
         """Forget all versions of a model: it was loaded or unloaded."""
@@ -98,7 +109,7 @@ class ModelMetadata:
             if key[0] == backend and f"{key[1]}/".startswith(f"{model_path}/"):
                 self._drop(key)
 
-    def _keep(self, key: Key, task: asyncio.Task[tuple[bytes, bool]]) -> None:
+    def _keep(self, key: Key, task: asyncio.Task[tuple[T, int]]) -> None:
         """Keep the answer that *task* has brought if it is worth it, and forget the oldest ones that leave no room."""
         is_useless = task.cancelled() or task.exception() is not None or not task.result()[1]
         if self._answers.get(key, (0, None))[1] is not task:
@@ -107,7 +118,7 @@ class ModelMetadata:
             self._drop(key)
             return
         question_bytes = len(key[1]) + sum(sys.getsizeof(name) + sys.getsizeof(value) for name, value in key[2])
-        self._kept_bytes[key] = KEPT_BYTES + question_bytes + len(task.result()[0])
+        self._kept_bytes[key] = KEPT_BYTES + question_bytes + task.result()[1]
         self._sum_bytes += self._kept_bytes[key]
         while self._sum_bytes > MAX_KEPT_BYTES:
             self._drop(next(iter(self._kept_bytes)))
@@ -125,5 +136,5 @@ class ModelMetadata:
         self._sum_bytes = 0
 
 
-async def _call(fetch: Callable[[], Awaitable[tuple[bytes, bool]]]) -> tuple[bytes, bool]:
+async def _call(fetch: Callable[[], Awaitable[tuple[T, int]]]) -> tuple[T, int]:
     return await fetch()

@@ -10,13 +10,16 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
+from gateway import __version__
 from gateway.backend.attempt import Answer, BackendRequest, Sent, StaleConnectionError
 from gateway.backend.connections import Connections
 from gateway.backend.deadlines import Deadlines, DeadlineWatch
 from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
 from gateway.backend.health import HealthProbes
 from gateway.backend.resolving import Names
+from gateway.backend.speaking import Speaking, Spoken, configured
 from gateway.certificates import TlsContext, uses_tls
+from gateway.codec import DIALECTS
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from gateway.plan import BackendPlan
@@ -24,6 +27,9 @@ from gateway.policy.balancing import are_all_usable, candidates, least_in_flight
 from gateway.policy.ejection import FAILURES, EjectionRules, Trial
 from gateway.policy.retry import RecentCalls, RetryPolicy
 from gateway.policy.sticky import pick_sticky
+
+USER_AGENT = f"tensor-gateway/{__version__} (what it speaks)"
+"""How servers and their logs recognize a question about what they speak, unless `headers` says otherwise."""
 
 T = TypeVar("T")
 
@@ -66,6 +72,9 @@ class Upstream:
         self.probes: HealthProbes = HealthProbes(plan.name, self.endpoints) if before is None else before.probes
         self.connections: Connections = Connections(plan.name, self.names) if before is None else before.connections
         self.recent_calls: RecentCalls = RecentCalls() if before is None else before.recent_calls
+        self.speaking: Speaking = Speaking(plan.name, self.endpoints) if before is None else before.speaking
+        self.configured = configured(plan.dialect, plan.binary)
+        """What it speaks, if the configuration says so and no endpoint has to be asked."""
         if before is None:
             self.endpoints.on_replaced = self.connections.keep_only
             self.names.on_change = self.probes.follow
@@ -82,6 +91,9 @@ class Upstream:
             connect_timeout_s=settings.timeouts.connect,
             keep_alive_s=settings.keep_alive,
         )
+        fields = self._plan.headers.probing(USER_AGENT)
+        plan, total_s = self._plan, settings.timeouts.total
+        self.speaking.configure(plan.dialect, plan.binary, fields, self.connections, total_s)
         if not self.ejection_rules.failures:
             for state in self.endpoints.states:
                 if state.is_ejected:
@@ -91,7 +103,8 @@ class Upstream:
     async def start(self) -> None:
         """Take over from the one before, and start looking up names and probing."""
         self._take_over()
-        self.probes.start(self._plan.settings.health, self._plan.headers, self.connections)
+        plan = self._plan
+        self.probes.start(plan.settings.health, plan.headers, self.connections, DIALECTS.get(plan.dialect))
         await self.names.start()
 
     def retire(self) -> None:
@@ -104,6 +117,10 @@ class Upstream:
     def is_usable(self) -> bool:
         """Whether an endpoint is not known to be down."""
         return any(state.is_up for state in self.endpoints.states)
+
+    async def spoken(self) -> Spoken:
+        """What the endpoints speak: their dialect, and whether they take binary bodies. Raises `GatewayError`."""
+        return self.configured or await self.speaking.spoken()
 
     def call(
         self,
@@ -151,6 +168,7 @@ class Upstream:
         n_others = sum(1 for each in states if each is not state and each.is_up and not each.is_ejected)
         rules = self.ejection_rules
         now_s = asyncio.get_running_loop().time()
+        self.speaking.doubt(state.url)
         if state in states and state.ejection.fail(now_s, rules, trial, n_others, len(states)):
             state.note_ejection(reason)
             log.warning(
@@ -173,6 +191,7 @@ class Upstream:
         """Close every connection."""
         await self.names.close()
         await self.probes.close()
+        await self.speaking.close()
         await self.connections.close()
 
 

@@ -97,9 +97,7 @@ class ClientBody:
             self._coding = self._parse_coding()
         length = request.content_length
         if length is not None and length > self._max_bytes:
-            raise GatewayError(
-                ErrorKind.BODY_TOO_LARGE, f"the body has {length} bytes, limits.request_body is {self._max_bytes}"
-            )
+            raise self._too_large(length)
         is_plain = length is not None and self._coding is None
         self.admit(length if length is not None and is_plain else 0)
         if "expect" in first:
@@ -109,6 +107,25 @@ class ClientBody:
         whole = self._connection.read_arrived()
         self._exchange.client_request_bytes = len(whole)
         return memoryview(whole)
+
+    async def read(self) -> memoryview:
+        """The whole body, as `read_arrived` or else `read_rest` gives it. Raises `GatewayError`."""
+        body = self.read_arrived()
+        return await self.read_rest() if body is None else body
+
+    def check_length(self) -> None:
+        """Raise `GatewayError` if the body is known by now to be larger than `limits.request_body`."""
+        length, received = self._request.content_length, self._exchange.client_request_bytes
+        if length is not None and length > self._max_bytes:
+            raise self._too_large(length)
+        if received > self._max_bytes:
+            raise GatewayError(
+                ErrorKind.BODY_TOO_LARGE, f"the body is larger than limits.request_body, {self._max_bytes} bytes"
+            )
+
+    def _too_large(self, length: int) -> GatewayError:
+        words = f"the body has {length} bytes, limits.request_body is {self._max_bytes}"
+        return GatewayError(ErrorKind.BODY_TOO_LARGE, words)
 
     async def read_rest(self) -> memoryview:
         """The body in one buffer, inflated, within `limits.request_body` on the wire and after inflating.
@@ -162,12 +179,8 @@ class ClientBody:
 
     async def _limited_chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives, on the wire no longer than `limits.request_body`."""
-        limit = self._max_bytes
         async for chunk in self.chunks():
-            if self._exchange.client_request_bytes > limit:
-                raise GatewayError(
-                    ErrorKind.BODY_TOO_LARGE, f"the body is larger than limits.request_body, {limit} bytes"
-                )
+            self.check_length()
             yield chunk
 
     async def read_first(self, n_bytes: int) -> bytes:

@@ -1,7 +1,8 @@
 """Bytes to meaning and back, without I/O, clock or HTTP.
 
 `tensors` converts the values of tensors to JSON and back, `json` reads documents that arrive in pieces, `inference` is
-what an inference is in every dialect, `v2` reads and writes it as requests and answers of the V2 protocol.
+what an inference is in every dialect, `v2` reads and writes it as requests and answers of the V2 protocol, `dialects`
+writes and reads it for servers that speak something else.
 `compression` is what a body may be wrapped in.
 
 Long work is a generator that yields after every bounded step, so that a caller on an event loop can let others run;
@@ -19,6 +20,16 @@ from gateway.codec.compression import (
     inflated_beginning,
     parse_content_encoding,
 )
+from gateway.codec.dialects import DIALECTS
+from gateway.codec.dialects.description import (
+    ModelDescription,
+    TensorDescription,
+    configured_for,
+    missing_datatype,
+    v2_metadata,
+    v2_server_metadata,
+)
+from gateway.codec.dialects.dialect import Dialect
 from gateway.codec.inference import (
     BytesPolicy,
     HalfPrecision,
@@ -31,9 +42,11 @@ from gateway.codec.json.member_finder import MemberReplacer
 from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype
 from gateway.codec.v2.answer import InferAnswer, Reply
+from gateway.codec.v2.declarations import MAX_RANK
 from gateway.codec.v2.error_bodies import error_body
 from gateway.codec.v2.framing import HEADER_LENGTH, Framing, parse_framing
 from gateway.codec.v2.raw import half_precision_outputs
+from gateway.codec.v2.recovery import find_header_length
 from gateway.codec.v2.request import InferRequest
 from gateway.codec.v2.sequence import find_sequence_id
 from gateway.codec.v2.server_metadata import with_extension
@@ -44,12 +57,15 @@ T = TypeVar("T")
 
 __all__ = [
     "DATATYPES",
+    "DIALECTS",
     "HEADER_LENGTH",
     "HELD_PER_BYTE",
+    "MAX_RANK",
     "SHORT_ANSWER_BYTES",
     "BytesPolicy",
     "Coding",
     "Datatype",
+    "Dialect",
     "Framing",
     "HalfPrecision",
     "HeaderLimits",
@@ -57,22 +73,29 @@ __all__ = [
     "InferRequest",
     "Inflater",
     "MemberReplacer",
+    "ModelDescription",
     "NonFinite",
     "OutputSelection",
     "Reply",
     "ShortRequest",
+    "TensorDescription",
     "TensorPolicy",
     "choose_coding",
     "compressed",
+    "configured_for",
     "error_body",
+    "find_header_length",
     "find_sequence_id",
     "half_precision_outputs",
     "inflated_beginning",
+    "missing_datatype",
     "parse_content_encoding",
     "parse_framing",
     "read_short_answer",
     "read_short_request",
     "run",
+    "v2_metadata",
+    "v2_server_metadata",
     "with_extension",
 ]
 

@@ -14,7 +14,6 @@ from gateway.config.loading import (
     parse,
 )
 from gateway.config.schema import (
-    NOT_YET,
     SET_BY_GATEWAY,
     Access,
     Backend,
@@ -25,6 +24,7 @@ from gateway.config.schema import (
     Health,
     Limits,
     ListenerTls,
+    Model,
     Queue,
     Retry,
     Route,
@@ -35,7 +35,6 @@ from gateway.config.values import Address, Duration, Endpoint, FilePath, ProxyNe
 
 __all__ = [
     "MAX_FILE_BYTES",
-    "NOT_YET",
     "SET_BY_GATEWAY",
     "Access",
     "Address",
@@ -52,6 +51,7 @@ __all__ = [
     "Inspected",
     "Limits",
     "ListenerTls",
+    "Model",
     "ProxyNetwork",
     "Queue",
     "Retry",

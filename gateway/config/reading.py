@@ -1,7 +1,7 @@
 """The walk along a file's nodes and the types of `schema`, which finds all that is wrong in one run.
 
-Unknown keys are typing errors, and keys that are planned and not built yet are refused as such: nothing is ignored
-silently. A message never repeats credentials or a value from outside, and of a long value only the beginning.
+Unknown keys are typing errors: nothing is ignored silently. A message never repeats credentials or a value from
+outside, and of a long value only the beginning.
 Not here: what the values must satisfy together (`schema`), and where the text comes from (`loading`).
 """
 
@@ -17,7 +17,7 @@ import yaml
 
 from gateway.config.findings import Finding, Inspected, line_of_key, overlap
 from gateway.config.outside import Outside
-from gateway.config.schema import NOT_YET, Config, Part, Problem
+from gateway.config.schema import Config, Part, Problem
 from gateway.config.structure import (
     choices_of,
     fields_in_file,
@@ -28,7 +28,7 @@ from gateway.config.structure import (
     without_none,
     words_for,
 )
-from gateway.config.values import CHOICES, READERS, Endpoint, meant_endpoint, nearest, shortened, shown
+from gateway.config.values import CHOICES, READERS, SYNONYMS, Endpoint, meant_endpoint, nearest, shortened, shown
 from gateway.config.yaml_nodes import Document, NotYamlError, entries, line_of
 
 MAX_FINDINGS = 100
@@ -102,10 +102,10 @@ class Reader:
         if not isinstance(root, yaml.MappingNode):
             self._fail("", "expected keys and values, such as `listen: 127.0.0.1:8080`", line_of(root) if root else 1)
             return None
-        config: Config = self._struct(root, Config, "", "")
+        config: Config = self._struct(root, Config, "")
         return msgspec.structs.replace(config, hidden=self._hidden)
 
-    def _value(self, node: yaml.Node, type_: Any, path: str, pattern: str) -> Any:
+    def _value(self, node: yaml.Node, type_: Any, path: str) -> Any:
         """The value of *node* as *type_*, or `_INVALID`."""
         type_, is_optional = without_none(type_)
         try:
@@ -116,29 +116,26 @@ class Reader:
             return None
         origin = typing.get_origin(type_)
         if is_struct(type_):
-            return self._struct(node, type_, path, pattern)
+            return self._struct(node, type_, path)
         if origin is dict:
-            return self._mapping(node, typing.get_args(type_)[1], path, pattern)
+            return self._mapping(node, typing.get_args(type_)[1], path)
         if origin is list:
-            return self._list(node, typing.get_args(type_)[0], path, pattern)
+            return self._list(node, typing.get_args(type_)[0], path)
         return self._scalar(value, type_, path)
 
-    def _struct(self, node: yaml.Node, type_: Any, path: str, pattern: str) -> Any:
+    def _struct(self, node: yaml.Node, type_: Any, path: str) -> Any:
         if not isinstance(node, yaml.MappingNode):
             return self._fail(path, f"expected keys and values, got {self._shown(node)}")
         fields = fields_in_file(type_)
         values: dict[str, Any] = {}
-        pattern = f"{pattern}." if pattern else ""
         for key, inner, value_node in self._entries(node, path):
-            if f"{pattern}{key}" in NOT_YET:
-                self._fail(inner, "not available yet")
-            elif key not in fields:
+            if key not in fields:
                 near = nearest(key, list(fields))
                 hint = f", did you mean `{near}`?" if near else f"; known are {', '.join(fields)}"
                 self._misspelt += [join(path, near)] if near else []
                 self._fail(inner, f"unknown key{hint}")
             else:
-                value = self._value(value_node, fields[key].type, inner, f"{pattern}{key}")
+                value = self._value(value_node, fields[key].type, inner)
                 if value is not _INVALID:
                     values[fields[key].name] = value
                 elif fields[key].required:
@@ -150,12 +147,12 @@ class Reader:
                 values[item.name] = placeholder(item.type)
         return type_(**values)
 
-    def _mapping(self, node: yaml.Node, type_: Any, path: str, pattern: str) -> Any:
+    def _mapping(self, node: yaml.Node, type_: Any, path: str) -> Any:
         if not isinstance(node, yaml.MappingNode):
             return self._fail(path, f"expected keys and values, got {self._shown(node)}")
         values = {}
         for key, inner, value_node in self._entries(node, path):
-            value = self._value(value_node, type_, inner, f"{pattern}.*")
+            value = self._value(value_node, type_, inner)
             values[key] = placeholder(type_) if value is _INVALID else value
         return values
 
@@ -174,14 +171,14 @@ class Reader:
             else:
                 yield entry.key, inner, entry.value
 
-    def _list(self, node: yaml.Node, type_: Any, path: str, pattern: str) -> Any:
+    def _list(self, node: yaml.Node, type_: Any, path: str) -> Any:
         if not isinstance(node, yaml.SequenceNode):
             return self._fail(path, f"expected a list, got {self._shown(node)}")
         values = []
         for index, item in enumerate(node.value):
             inner = f"{path}[{index}]"
             self._lines[inner] = line_of(item)
-            value = self._value(item, type_, inner, f"{pattern}[]")
+            value = self._value(item, type_, inner)
             # an item that cannot be read keeps its place, so that the others keep theirs
             values.append(placeholder(type_) if value is _INVALID else value)
         return values
@@ -240,7 +237,11 @@ def _meant(value: Any, type_: Any) -> str | None:
     """What was probably meant by *value*, which is not a valid *type_*; None if there is no good guess."""
     if type_ is Endpoint:
         return meant_endpoint(value)
-    return nearest(value, choices_of(type_) or CHOICES.get(type_, [])) if isinstance(value, str) else None
+    if not isinstance(value, str):
+        return None
+    choices = choices_of(type_) or CHOICES.get(type_, [])
+    synonym = SYNONYMS.get(value.lower().removeprefix("dt_"))
+    return synonym if synonym in choices else nearest(value, choices)
 
 
 def _check_path_from_file(endpoint: Endpoint, text: str) -> None:

@@ -14,8 +14,17 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from gateway.codec import BytesPolicy, HalfPrecision, NonFinite, TensorPolicy
-from gateway.config.shadowing import first_cover
+from gateway.codec import (
+    DATATYPES,
+    MAX_RANK,
+    BytesPolicy,
+    HalfPrecision,
+    ModelDescription,
+    NonFinite,
+    TensorDescription,
+    TensorPolicy,
+)
+from gateway.config.shadowing import covers_pattern, first_cover
 from gateway.config.values import (
     HEADER_NAME,
     Address,
@@ -34,16 +43,6 @@ from gateway.policy.paths import find_path_fault
 UNADMITTED_CONNECTIONS = 16
 """Connections to a backend beside those for `limits.concurrent_requests`: for GET and HEAD, such as health checks,
 which are served also when everything else is refused."""
-
-NOT_YET = frozenset(
-    {
-        "backends.*.dialect",
-        "backends.*.binary",
-        "backends.*.leave_out",
-        "backends.*.models",
-    }
-)
-"""Keys that are planned and not built: they are refused as such. `*` is any name, `[]` any place in a list."""
 
 SET_BY_GATEWAY = frozenset(
     {
@@ -72,6 +71,9 @@ TOKEN_HEADERS = frozenset({"authorization", "x-api-key"})
 
 MAX_SUGGESTED = 100
 """The most names among which a misspelt one is looked for."""
+
+FORMATS = {"tensorflow": ("columnar", "row"), "mlflow": ("inputs", "instances", "dataframe_split")}
+"""The forms that requests of a dialect may have, its default first."""
 
 MAX_COMPARED_PATTERNS = 2000
 """The most routes, each counted as often as it has models, for which `check` says whether they can match: each is
@@ -270,7 +272,8 @@ class Retry(Part, frozen=True):
 class Health(Part, frozen=True):
     """Probes that find out which endpoints are up."""
 
-    path: str = "/v2/health/ready"
+    path: str | None = None
+    """None: the one that tells whether a server of the dialect runs."""
     interval: Duration = Duration(5)
     timeout: Duration = Duration(2)
     unhealthy_after: int = 3
@@ -278,7 +281,7 @@ class Health(Part, frozen=True):
 
     def problems(self) -> Iterator[Problem]:
         """A path, and time to answer."""
-        if not _PATH.fullmatch(self.path):
+        if self.path is not None and not _PATH.fullmatch(self.path):
             yield "path", "expected a path that starts with /, of printable ASCII characters without spaces"
         yield from self._positive("interval", "timeout")
         yield from self._at_least_1("unhealthy_after", "healthy_after")
@@ -356,14 +359,88 @@ class Headers(Part, frozen=True):
                 yield f"remove[{index}]", "invalid header name"
 
 
+class ModelTensor(Part, frozen=True):
+    """What is known of an input or output of a model."""
+
+    datatype: (
+        typing.Literal[
+            "BOOL",
+            "UINT8",
+            "UINT16",
+            "UINT32",
+            "UINT64",
+            "INT8",
+            "INT16",
+            "INT32",
+            "INT64",
+            "FP16",
+            "FP32",
+            "FP64",
+            "BF16",
+            "BYTES",
+        ]
+        | None
+    ) = None
+    shape: list[int] | None = None
+    """-1 is a variable dimension."""
+
+    def problems(self) -> Iterator[Problem]:
+        """A shape is one that a server could have."""
+        if self.shape is not None and (len(self.shape) > MAX_RANK or any(size < -1 for size in self.shape)):
+            yield "shape", f"expected at most {MAX_RANK} numbers, each at least 0, or -1 for a variable dimension"
+
+
+class Model(Part, frozen=True):
+    """What is known of the models that a pattern matches; it is merged with what their server says, and wins."""
+
+    inputs: dict[str, ModelTensor] = {}
+    outputs: dict[str, ModelTensor] = {}
+    format: typing.Literal["columnar", "row", "inputs", "instances", "dataframe_split"] | None = None
+    """The form of requests; None: the first of the dialect's in `FORMATS`."""
+    signature: str | None = None
+    """Of TensorFlow's models; None: `serving_default`."""
+
+    @property
+    def description(self) -> ModelDescription:
+        """The same for the codec."""
+        return ModelDescription(
+            _described(self.inputs), _described(self.outputs), self.format or "", self.signature or ""
+        )
+
+    def problems(self) -> Iterator[Problem]:
+        """Only a single input may have no name."""
+        if "" in self.outputs:
+            yield "outputs", "expected a name for each of them"
+        if "" in self.inputs and len(self.inputs) > 1:
+            yield "inputs", "expected a name for each of them: only a single input may have none"
+        if self.signature == "":
+            yield "signature", "expected a name, such as serving_default"
+
+
+def _described(tensors: dict[str, ModelTensor]) -> tuple[TensorDescription, ...]:
+    return tuple(
+        TensorDescription(
+            name,
+            DATATYPES[tensor.datatype] if tensor.datatype is not None else None,
+            tuple(tensor.shape) if tensor.shape is not None else None,
+        )
+        for name, tensor in tensors.items()
+    )
+
+
 class Backend(Part, frozen=True):
     """One JSON-only server, or several that give the same answers."""
 
     endpoints: list[Endpoint]
+    dialect: typing.Literal["v2", "tensorflow", "mlflow", "auto"] = "v2"
+    binary: typing.Literal["never", "auto", "always"] = "never"
+    """Whether binary requests are passed on as they are; `auto`: to servers that say that they read them."""
     framing: typing.Literal["chunked", "content-length"] = "chunked"
     nonfinite: NonFinite = NonFinite.REJECT
     bytes: BytesPolicy = BytesPolicy.UTF8
     half_precision: HalfPrecision = HalfPrecision.NATIVE
+    leave_out: list[typing.Literal["id", "outputs", "parameters"]] = []
+    """Members of requests that the server refuses."""
     timeouts: Timeouts = Timeouts()
     keep_alive: Duration = Duration(4)
     max_connections: int | None = None
@@ -377,6 +454,8 @@ class Backend(Part, frozen=True):
     eject: Eject = Eject()
     headers: Headers = Headers()
     tls: BackendTls = BackendTls()
+    models: dict[str, Model] = {}
+    """By pattern, the first that matches a model's name."""
 
     @property
     def has_one_endpoint(self) -> bool:
@@ -386,7 +465,7 @@ class Backend(Part, frozen=True):
     @property
     def tensor_policy(self) -> TensorPolicy:
         """How its tensors are written as JSON."""
-        return TensorPolicy(self.nonfinite, self.bytes, self.half_precision)
+        return TensorPolicy(self.nonfinite, self.bytes, self.half_precision, leave_out=frozenset(self.leave_out))
 
     def problems(self) -> Iterator[Problem]:
         """There is an endpoint, and each of them once."""
@@ -400,21 +479,84 @@ class Backend(Part, frozen=True):
         yield from self._positive("keep_alive", "dns_refresh")
         if self.max_connections is not None:
             yield from self._at_least_1("max_connections")
+        yield from self._dialect_problems()
+        yield from self._model_problems()
+
+    def _dialect_problems(self) -> Iterator[Problem]:
+        """What only servers of V2 can do."""
+        if self.dialect in FORMATS:
+            only = f"this is for servers of V2, and `dialect` is {self.dialect}"
+            if self.binary != "never":
+                yield "binary", only
+            if self.leave_out:
+                yield "leave_out", only
+        if len(set(self.leave_out)) < len(self.leave_out):
+            yield "leave_out", "duplicate member"
+
+    def _model_problems(self) -> Iterator[Problem]:
+        """A model is described as its dialect needs it."""
+        for pattern, model in self.models.items():
+            key = f"models.{shortened(pattern)}"
+            if not pattern or ("/" in pattern and "[" not in pattern):
+                yield key, "never matches: a model's name is not empty and has no slash"
+            formats = FORMATS.get(self.dialect, ())
+            if model.format is not None and self.dialect == "v2":
+                yield f"{key}.format", "this is for other dialects, and `dialect` is v2"
+            elif model.format is not None and formats and model.format not in formats:
+                expected = f"{', '.join(formats[:-1])} or {formats[-1]}"
+                yield f"{key}.format", f"expected {expected}, because `dialect` is {self.dialect}"
+            if model.signature is not None and self.dialect not in ("tensorflow", "auto"):
+                yield f"{key}.signature", f"only models of TensorFlow have signatures, and `dialect` is {self.dialect}"
+            if "" in model.inputs and (self.dialect not in ("mlflow", "auto") or model.format not in (None, "inputs")):
+                yield f"{key}.inputs", "expected a name: only MLflow's format `inputs` has an input without one"
+            for name, tensor in model.outputs.items():
+                if self.dialect == "mlflow" and tensor.datatype is None:
+                    yield (
+                        f"{key}.outputs.{shortened(name)}",
+                        "expected its `datatype`: MLflow's server does not say it, nor do its answers",
+                    )
 
     def warnings(self) -> Iterator[Problem]:
-        """What has no effect with these endpoints."""
+        """What has no effect with this server and these endpoints."""
+        yield from self._dialect_warnings()
         if self.tls != BackendTls() and not any(endpoint.startswith("https:") for endpoint in self.endpoints):
             yield "tls", "without effect: no endpoint's URL begins with https"
         if self.queue.length and self.queue.timeout > self.timeouts.total:
             yield "queue.timeout", "longer than `timeouts.total`, which ends the call first"
+        first = _FIRST_SEGMENTS[self.dialect]
         for index, endpoint in enumerate(self.endpoints):
-            if "v2" in urlsplit(endpoint).path.split("/"):
+            if first in urlsplit(endpoint).path.split("/"):
                 yield (
                     f"endpoints[{index}]",
-                    "its path is put before that of every request, which begins with /v2 already",
+                    f"its path is put before that of every request, which begins with /{first} already",
                 )
             if urlsplit(endpoint).hostname in ("0.0.0.0", "::"):  # noqa: S104  compared with, not listened on
                 yield f"endpoints[{index}]", "this address is for listening; to reach this machine: 127.0.0.1"
+
+    def _dialect_warnings(self) -> Iterator[Problem]:
+        """Keys that do nothing for such a server, or less than they seem to."""
+        if self.dialect == "mlflow" and not any(model.outputs for model in self.models.values()):
+            yield "dialect", "every inference gets 502: set the datatypes of the outputs in `models`"
+        if self.dialect in FORMATS and self.half_precision is HalfPrecision.PROMOTE:
+            yield "half_precision", f"without effect: requests name no datatypes, because `dialect` is {self.dialect}"
+        if self.dialect == "auto" and self.health is not None and self.health.path is None:
+            yield "health", "asks /v2/health/ready, which only servers of V2 answer: set `path`"
+        if self.dialect in FORMATS and self.health is not None and (self.health.path or "").startswith("/v2/"):
+            yield "health.path", "most servers that do not speak V2 answer 404 there, which tells nothing"
+        if self.binary == "always":
+            is_default = {"nonfinite": NonFinite.REJECT, "bytes": BytesPolicy.UTF8, "leave_out": []}
+            for key, default in (is_default | {"half_precision": HalfPrecision.NATIVE}).items():
+                if getattr(self, key) != default:
+                    yield key, "without effect on inferences, which are passed on as they are: `binary` is always"
+        patterns = list(self.models)[:MAX_SUGGESTED]
+        for index, pattern in enumerate(patterns):
+            wide = next((each for each in patterns[:index] if covers_pattern(each, pattern)), None)
+            if wide is not None:
+                yield f"models.{shortened(pattern)}", f"never matches: {shortened(wide)!r} before it does"
+
+
+_FIRST_SEGMENTS = {"v2": "v2", "auto": "v2", "tensorflow": "v1", "mlflow": "invocations"}
+"""How the paths of inferences begin."""
 
 
 class Route(Part, frozen=True):

@@ -67,7 +67,7 @@ def _covers_host(wide: str | None, narrow: str | None) -> bool:
     # a pattern without a port matches all ports; IPv6 addresses, which have colons and brackets, have to be equal
     name, colon, port = narrow.partition(":")
     is_plain = ":" not in wide and "[" not in wide + narrow and not (colon and ":" in port)
-    return is_plain and _covers_pattern(wide.removesuffix("."), name.removesuffix("."))
+    return is_plain and covers_pattern(wide.removesuffix("."), name.removesuffix("."))
 
 
 def _covers_model(wide: Rule, narrow: Rule, model: str | None) -> bool:
@@ -77,11 +77,12 @@ def _covers_model(wide: Rule, narrow: Rule, model: str | None) -> bool:
     return (
         model is not None
         and _before_protocol(_prefix(wide)) == _before_protocol(_prefix(narrow))
-        and any(_covers_pattern(pattern, model) for pattern in wide.models)
+        and any(covers_pattern(pattern, model) for pattern in wide.models)
     )
 
 
-def _covers_pattern(wide: str, narrow: str) -> bool:
+def covers_pattern(wide: str, narrow: str) -> bool:
+    """Whether the pattern *wide* certainly matches every name that *narrow* does."""
     if wide in ("*", narrow):
         return True
     if not _SPECIAL.search(narrow):

@@ -49,6 +49,8 @@ def placeholder(type_: Any) -> Any:
         return type_(**{item.name: placeholder(item.type) for item in required})
     if type_ is Endpoint:
         return Endpoint("http://unknown.invalid")
+    if typing.get_origin(type_) is typing.Literal:
+        return choices_of(type_)[0]
     return (typing.get_origin(type_) or type_)()
 
 

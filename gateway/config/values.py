@@ -76,9 +76,10 @@ def _cut(text: str) -> str:
 
 
 def nearest(text: str, names: list[str]) -> str | None:
-    """The one of *names* that *text* was probably meant to be."""
-    near = difflib.get_close_matches(_cut(text), names, n=1)
-    return near[0] if near else None
+    """The one of *names* that *text* was probably meant to be, in any case of letters."""
+    by_lower = {name.lower(): name for name in reversed(names)}
+    near = difflib.get_close_matches(_cut(text).lower(), by_lower, n=1)
+    return by_lower[near[0]] if near else None
 
 
 class Duration(float):
@@ -332,3 +333,24 @@ Raises `ValueError`: what was expected; never the value.
 CHOICES = {Sticky: ["none", "sequence_id", "header:"], Workers: ["auto"]}
 """Words that stand for themselves in values of some kinds: one that is misspelt was probably meant to be one of these.
 """
+
+SYNONYMS = {
+    "float": "FP32",
+    "float32": "FP32",
+    "double": "FP64",
+    "float64": "FP64",
+    "half": "FP16",
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "string": "BYTES",
+    "str": "BYTES",
+    "object": "BYTES",
+    "tf": "tensorflow",
+    "tf-serving": "tensorflow",
+    "v1": "tensorflow",
+    "oip": "v2",
+    "kserve": "v2",
+    "triton": "v2",
+    "mlserver": "v2",
+}
+"""Other names for values of some keys, in lower case: those of numpy and TensorFlow, and of servers."""

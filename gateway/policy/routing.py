@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -21,6 +21,7 @@ _MODELS = "/v2/models/"
 _REPOSITORY_MODELS = "/v2/repository/models/"
 _INFER_VERSION = re.compile(r"/versions/[^/]+/infer")
 _RELOADED_PATH = re.compile(r"(.*)/v2/repository/models/([^/]+)/(?:load|unload)")
+_V2_PATH = re.compile(r"(.*?)/v2(?:/models/([^/]+)(?:/versions/([^/]+))?)?(/.*)?", re.DOTALL)
 _HOST = re.compile(r"(\[[^\]]*:[^\]]*\]|[^:]*)(?::([^:]*))?")
 _SERVER_PATHS = ("/v2", "/v2/")
 
@@ -117,6 +118,19 @@ class Destination:
         return next(reversed(self.weights))  # rounding
 
 
+class V2Path(NamedTuple):
+    """A path of the protocol, taken apart."""
+
+    before: str
+    """What a route puts before the protocol's own path."""
+    model: str | None
+    """Decoded, as the backend knows it."""
+    version: str | None
+    """Decoded."""
+    asked: str
+    """What is asked of the model, or else of the server: `/infer`, `/health/live`; empty for the metadata."""
+
+
 class Match(msgspec.Struct):
     """What a route makes of a request. A msgspec struct is made in a third of the time of a dataclass."""
 
@@ -134,6 +148,14 @@ class Match(msgspec.Struct):
     def path(self) -> str:
         """The path for the backend, without the query."""
         return self.target.partition("?")[0]
+
+    @property
+    def v2_path(self) -> V2Path:
+        """The path for the backend, taken apart; its `kind` is not OTHER."""
+        read = _V2_PATH.fullmatch(self.path)
+        assert read is not None, self.path
+        before, model, version, asked = read.groups()
+        return V2Path(before, model and unquote(model), version and unquote(version), (asked or "").rstrip("/"))
 
     def naming_key(self, method: str) -> str:
         """The member that names the model at the top of the answer: of metadata, which GET asks for, and of others."""

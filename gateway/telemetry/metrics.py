@@ -320,7 +320,7 @@ class Metrics:
         for format_ in Format if is_matched else (Format.OTHER,):
             yield self._client_request, (route, format_)
             yield self._client_response, (route, format_)
-        for format_ in (Format.JSON, Format.OTHER) if is_matched else ():
+        for format_ in Format if is_matched else ():
             yield self._upstream_request, (route, format_)
             yield self._upstream_response, (route, format_)
         for (reason, blame), kind in _ERRORS.items():
@@ -419,6 +419,9 @@ class Metrics:
         upstream, by_backend = (route, one.upstream_format), (backend,)
         self._client_request[route, one.client_format].extend(_each("client_request_bytes", group))
         self._client_response[route, one.reply_format].extend(_each("client_response_bytes", group))
+        n_recovered = sum(_each("header_recovered", group))
+        if n_recovered:
+            self._recovered[()] += n_recovered
         if one.error is not None:
             for status, count in Tally(_each("status", group)).items():
                 self._errors[route, one.error.label, blame_of(one.error, status).value] += count
@@ -446,9 +449,6 @@ class Metrics:
         for datatype, count in Tally(chain.from_iterable(_each("input_datatypes", group))).items():
             self._tensors["request", datatype] += count
         self._nonfinite[_REQUEST] += sum(_each("request_nonfinite", group))
-        n_recovered = sum(_each("header_recovered", group))
-        if n_recovered:
-            self._recovered[()] += n_recovered
         if one.error is not None:
             return
         if one.client_format is Format.BINARY:

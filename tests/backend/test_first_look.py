@@ -60,8 +60,8 @@ def all_levels(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
         ({"name": "a\nb", "version": "1"}, r"a\nb 1 answers"),
         (
             {"name": "triton", "version": "2.51.0", "extensions": ["x", "binary_tensor_data"]},
-            "triton 2.51.0 answers, and says that it speaks the binary extension itself (binary_tensor_data): its "
-            "clients could use it directly",
+            "triton 2.51.0 answers, and says that it speaks the binary extension itself (binary_tensor_data): with "
+            "`binary: auto` its inferences would pass through as they come",
         ),
     ],
 )
@@ -148,9 +148,24 @@ def by_path(answers: dict[str, tuple[str, bytes]]) -> Script:
     ("answers", "level", "words"),
     [
         ({"/v2/health/live": ("200 OK", b"")}, "INFO", "answers probes of /v2/health/live, but GET /v2 with 404"),
-        ({"/v1/models": ("200 OK", b'{"models": []}')}, "WARNING", "as servers of the V1 protocol do"),
+        (
+            {"/v1/models": ("200 OK", b'{"models": []}')},
+            "WARNING",
+            "as servers of the V1 protocol do (KServe): set `dialect: tensorflow`",
+        ),
         ({"/v1/models": ("200 OK", b'{"object": "list", "data": []}')}, "WARNING", "with OpenAI's interface"),
-        ({"/invocations": ("405 Method Not Allowed", b"")}, "WARNING", "as MLflow's own server does"),
+        (
+            {"/v1/models/any": ("404 Not Found", b'{"error": "Could not find any versions of model any"}')},
+            "WARNING",
+            "as TensorFlow Serving does: set `dialect: tensorflow`",
+        ),
+        ({"/v1/models/any": ("404 Not Found", b'{"error": {"code": 404}}')}, "WARNING", "not a server of the V2"),
+        ({"/version": ("200 OK", b"3.17.0")}, "WARNING", "as MLflow's own server does: set `dialect: mlflow`"),
+        (
+            {"/invocations": ("405 Method Not Allowed", b"")},
+            "WARNING",
+            "as MLflow's own server does: set `dialect: mlflow`",
+        ),
     ],
 )
 async def test_a_server_of_another_protocol_is_told_by_what_it_has(
@@ -160,6 +175,49 @@ async def test_a_server_of_another_protocol_is_told_by_what_it_has(
         await look(liar.url)
     ((found, text),) = said(caplog)
     assert found == level
+    assert words in text
+
+
+@pytest.mark.parametrize(
+    ("dialect", "answers", "level", "words"),
+    [
+        ("tensorflow", {"/v1/models": ("200 OK", b'{"models": ["m"]}')}, "INFO", "with `dialect: tensorflow` does"),
+        ("tensorflow", {"/v1/models/any": ("404 Not Found", b'{"error": "no"}')}, "INFO", "with `dialect: tensorflow`"),
+        (
+            "tensorflow",
+            {"/v2": ("200 OK", b'{"name": "kserve"}'), "/v1/models": ("200 OK", b'{"models": ["m"]}')},
+            "INFO",
+            "answers as a server with `dialect: tensorflow` does",
+        ),
+        ("mlflow", {"/version": ("200 OK", b"3.17.0")}, "INFO", "answers as a server with `dialect: mlflow` does"),
+        ("mlflow", {"/v2": ("200 OK", b'{"name": "triton"}')}, "WARNING", "triton answers; its `dialect` is mlflow"),
+        ("auto", {"/version": ("200 OK", b"3.17.0")}, "INFO", "`dialect: auto` finds mlflow"),
+        ("auto", {"/v2": ("200 OK", b'{"name": "triton"}')}, "INFO", "triton answers"),
+    ],
+)
+async def test_the_look_knows_the_dialect_that_is_configured(
+    caplog: pytest.LogCaptureFixture, dialect: str, answers: dict[str, tuple[str, bytes]], level: str, words: str
+) -> None:
+    async with lying(by_path(answers)) as liar:
+        await look(liar.url, backend=f", dialect: {dialect}")
+    ((found, text),) = said(caplog)
+    assert found == level
+    assert words in text
+
+
+@pytest.mark.parametrize(
+    ("extensions", "words"),
+    [
+        ('["binary_tensor_data"]', "triton answers, and says that it speaks the binary extension itself "),
+        ("null", "triton answers, and does not say binary_tensor_data: it gets JSON"),
+    ],
+)
+async def test_the_look_says_what_becomes_of_binary_bodies(
+    caplog: pytest.LogCaptureFixture, extensions: str, words: str
+) -> None:
+    async with lying(answering(b'{"name": "triton", "extensions": %b}' % extensions.encode())) as liar:
+        await look(liar.url, backend=", binary: auto")
+    ((_, text),) = said(caplog)
     assert words in text
 
 

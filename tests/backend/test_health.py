@@ -140,6 +140,41 @@ async def test_an_endpoint_that_answers_wrongly_goes_down_and_comes_up_again(
     assert up == f"backend 'main': {server.url} is up again: probes of /ready get 200 OK"
 
 
+@pytest.mark.parametrize(
+    ("dialect", "path", "alive"),
+    [
+        ("v2", "/v2/health/ready", OK),
+        ("auto", "/v2/health/ready", OK),
+        ("mlflow", "/ping", b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n\n"),
+        ("tensorflow", "/v1/models", OK),  # KServe
+        # TensorFlow Serving: there is no path for the whole server
+        (
+            "tensorflow",
+            "/v1/models",
+            b'HTTP/1.1 400 Bad Request\r\nContent-Length: 26\r\n\r\n{"error": "Missing model"}',
+        ),
+    ],
+)
+async def test_without_a_path_the_endpoint_is_asked_what_tells_in_its_dialect_that_it_runs(
+    dialect: str, path: str, alive: bytes
+) -> None:
+    async with serving() as server, probing(server.url, f"dialect: {dialect}", path="null") as (_, state):
+        server.answer = alive
+        await server.answers(4)
+        assert state.is_up
+        assert server.heads[-1].startswith(f"GET {path} HTTP/1.1\r\n")
+        server.answer = b"HTTP/1.1 400 Bad Request" + EMPTY
+        await until(lambda: not state.is_up)
+        server.answer = alive
+        await until(lambda: state.is_up)
+
+
+async def test_a_path_of_the_configuration_is_judged_by_its_status_alone() -> None:
+    async with serving() as server, probing(server.url, "dialect: tensorflow", path="/v1/models") as (_, state):
+        server.answer = b'HTTP/1.1 400 Bad Request\r\nContent-Length: 14\r\n\r\n{"error": "x"}'
+        await until(lambda: not state.is_up)
+
+
 async def test_an_endpoint_that_is_stopped_and_started_again_is_down_in_between(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -16,10 +16,10 @@ class Models:
         self.asked = 0
         self._n_bytes = n_bytes
 
-    def fetch(self, *, is_worth_keeping: bool = True) -> Callable[[], Awaitable[tuple[bytes, bool]]]:
-        async def fetch() -> tuple[bytes, bool]:
+    def fetch(self, *, is_worth_keeping: bool = True) -> Callable[[], Awaitable[tuple[bytes, int]]]:
+        async def fetch() -> tuple[bytes, int]:
             self.asked += 1
-            return bytes(self._n_bytes), is_worth_keeping
+            return bytes(self._n_bytes), self._n_bytes if is_worth_keeping else 0
 
         return fetch
 
@@ -28,7 +28,7 @@ def key_of(number: int, value: str = "") -> Key:
     return "main", "/v2/models/m", (("X-Client", str(number)), ("X-Other", value))
 
 
-async def n_kept(metadata: ModelMetadata, keys: list[Key]) -> int:
+async def n_kept(metadata: ModelMetadata[bytes], keys: list[Key]) -> int:
     """How many of *keys* are answered without asking; each is asked for once, from the newest on."""
     models = Models(0)
     for key in keys:
@@ -43,7 +43,7 @@ async def n_kept(metadata: ModelMetadata, keys: list[Key]) -> int:
 )
 async def test_what_is_kept_of_metadata_has_a_limit_in_bytes(text_bytes: int, value: str) -> None:
     """A thousand clients' headers, or one client that changes a header, kept up to a gigabyte for good."""
-    metadata = ModelMetadata()
+    metadata = ModelMetadata[bytes]()
     models = Models(text_bytes)
     keys = [key_of(number, value) for number in range(40)]
     for key in keys:
@@ -55,7 +55,7 @@ async def test_what_is_kept_of_metadata_has_a_limit_in_bytes(text_bytes: int, va
 
 
 async def test_metadata_that_is_forgotten_makes_room() -> None:
-    metadata = ModelMetadata()
+    metadata = ModelMetadata[bytes]()
     models = Models(MAX_BYTES)
     for number in range(10):
         await metadata.get(key_of(number), models.fetch())

@@ -1,9 +1,12 @@
 """A backend that costs next to nothing: it reads a request, looks at its model's name, and sends a ready answer.
 
 `python -m tests.bench.backend FOLDER` with the folder of all cases; to a model of `traffic` it sends the answers of
-that model one after another, with the request's id or a new one, head and body in two writes, as uvicorn does. A
-request with the header `x-bench-check` is compared; if its `data` is not what it has to be, the answer is a 422. For
-a model of `traffic` that header has the number of the exchange, whose answer is sent. It is ready for health probes.
+that model one after another, with the request's id or a new one, head and body in two writes, as uvicorn does. To a
+binary request it sends the case's binary reply, as servers do that speak the extension themselves, and to one of
+another dialect (`dialects`) the case's numbers as that dialect has them. It describes no model.
+
+A request with the header `x-bench-check` is compared; if it is not what it has to be, the answer is a 422. For a model
+of `traffic` that header has the number of the exchange, whose answer is sent. It is ready for health probes.
 """
 
 import asyncio
@@ -15,16 +18,18 @@ import orjson
 
 from tests.bench import traffic
 from tests.bench.cases import Case, WrongBytesError
+from tests.bench.dialects import DIALECTS, Dialect
 from tests.bench.traffic import Exchange
 
 BUFFER_BYTES = 256 * 1024
 SMALL_BYTES = 64 * 1024
 LINE_BYTES = 1024
 
-_MODEL = re.compile(rb"\S+ \S*/models/([^/ ]+)/")
+_MODEL = re.compile(rb"\S+ \S*/models/([^/ :]+)[/:](\S*)")
 _CHECK = re.compile(rb"\r\nx-bench-check: *(\d+)")
 _ID = re.compile(rb'"id":"([^"]*)"')
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)")
+_HEADER_LENGTH = b"\r\ninference-header-content-length:"
 
 
 class Model:
@@ -64,6 +69,8 @@ class CannedAnswers(asyncio.BufferedProtocol):
         self._line = b""
         self._left = 0
         self._is_chunked = False
+        self._is_binary = False
+        self._dialect: Dialect | None = None
         self._case: Case | Model
         self._kept: bytearray | None = None
         self._check: int | None = None
@@ -101,11 +108,16 @@ class CannedAnswers(asyncio.BufferedProtocol):
         if model is None:
             self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")  # a health probe
             return rest
+        if head.startswith(b"GET "):
+            self._transport.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
+            return rest
+        self._dialect = DIALECTS.get(model[2].decode())
         self._case = self._find(model[1].decode())
         head = head.lower()
         check = _CHECK.search(head)
         self._check = int(check[1]) if check is not None else None
         self._kept = bytearray() if check is not None or isinstance(self._case, Model) else None
+        self._is_binary = _HEADER_LENGTH in head
         self._is_chunked = b"\r\ntransfer-encoding: chunked" in head
         if self._is_chunked:
             self._step = self._read_chunk_size
@@ -159,7 +171,7 @@ class CannedAnswers(asyncio.BufferedProtocol):
 
     def _answer(self) -> None:
         self._step = self._read_head
-        status, body = b"200 OK", memoryview(b"")
+        status, body, type_ = b"200 OK", memoryview(b""), b"application/json"
         try:
             if isinstance(self._case, Model):
                 assert self._kept is not None
@@ -167,18 +179,33 @@ class CannedAnswers(asyncio.BufferedProtocol):
                     self._transport.write(part)
                 return
             if self._kept is not None:
-                _compare(self._case, memoryview(self._kept))
-            body = self._case.backend_answer
+                self._compare(self._case, memoryview(self._kept))
+            if self._dialect is not None:
+                body = self._dialect.answer(self._case)
+            elif self._is_binary:
+                type_ = b"application/octet-stream%s %d" % (_HEADER_LENGTH, self._case.header_bytes[1])
+                body = self._case.client_reply
+            else:
+                body = self._case.backend_answer
         except WrongBytesError as error:
             text = f"the backend got other numbers than were sent: {error}"
             status, body = b"422 Wrong", memoryview(orjson.dumps({"error": text}))
         finally:
             self._kept = None
-        head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
+        head = b"HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n" % (status, type_, len(body))
         first = body[:SMALL_BYTES]
         self._transport.write(head + first)
         self._unsent = body[len(first) :]
         self._send()
+
+    def _compare(self, case: Case, body: memoryview) -> None:
+        """Compare what came with what was sent. Raises `WrongBytesError`."""
+        if self._dialect is not None:
+            self._dialect.check(case, body)
+        elif not self._is_binary:
+            _compare_json(case, body)
+        elif body != case.client_request:
+            raise WrongBytesError(case.name)
 
     def _send(self) -> None:
         while self._unsent and not self._is_paused:
@@ -193,7 +220,7 @@ class CannedAnswers(asyncio.BufferedProtocol):
         self._send()
 
 
-def _compare(case: Case, body: memoryview) -> None:
+def _compare_json(case: Case, body: memoryview) -> None:
     """Compare the numbers that came with those that were sent. Raises `WrongBytesError`."""
     expected = case.request_data
     key = b'"data":'

@@ -131,9 +131,11 @@ def start_backends(cases: Path, folder: Path) -> Iterator[list[str]]:
         yield [one.url, other.url]
 
 
-def start_relay(cases: Path, backend_url: str, folder: Path, *, wrapper: Sequence[str | Path] = ()) -> Process:
+def start_relay(
+    cases: Path, backend_url: str, folder: Path, *options: str, wrapper: Sequence[str | Path] = ()
+) -> Process:
     command = [*wrapper, "tests.bench.relay"] if wrapper else python("tests.bench.relay")
-    return Process("relay", [*command, cases, backend_url], folder)
+    return Process("relay", [*command, cases, backend_url, *options], folder)
 
 
 def start_gateway(
@@ -142,15 +144,18 @@ def start_gateway(
     *,
     small_endpoints: Sequence[str] = (),
     access_log: str = "none",
+    backend: str = "health: {}",
     extra: str = "",
     wrapper: Sequence[str | Path] = (),
 ) -> Process:
     """The gateway with health probes, retry and ejection. Its access log, if there is one, goes to a file.
 
-    Models called `small*` go to *small_endpoints* if there are any. *extra* is more YAML. *wrapper* takes the place
-    of `python -m` in the command, for profilers.
+    Models called `small*` go to *small_endpoints* if there are any. *backend* and *extra* are more YAML, of the backend
+    and of the top level. *wrapper* takes the place of `python -m` in the command, for profilers.
     """
-    config = configure(endpoints, folder, small_endpoints=small_endpoints, access_log=access_log, extra=extra)
+    config = configure(
+        endpoints, folder, small_endpoints=small_endpoints, access_log=access_log, backend=backend, extra=extra
+    )
     command = [*wrapper, "gateway"] if wrapper else python("gateway")
     return Process("gateway", [*command, "serve", "--config", config], folder, gateway_checkout())
 
@@ -161,12 +166,13 @@ def configure(
     *,
     small_endpoints: Sequence[str] = (),
     access_log: str = "none",
+    backend: str = "health: {}",
     extra: str = "",
 ) -> Path:
     """Write a configuration file. Retry and ejection are on by default."""
     config = folder / f"gateway-{time.monotonic_ns()}.yaml"
     text = f"listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nlogging: {{level: warning, access: {access_log}}}\n"
-    text += f"limits: {{request_body: 320MiB}}\nbackends:\n  main: {{endpoints: {[*endpoints]}, health: {{}}}}\n"
+    text += f"limits: {{request_body: 320MiB}}\nbackends:\n  main: {{endpoints: {[*endpoints]}, {backend}}}\n"
     if small_endpoints:
         text += f"  small: {{endpoints: {[*small_endpoints]}, health: {{}}}}\nroutes:\n"
         text += "  - {name: small, models: ['small*'], backend: small}\n  - {name: main, backend: main}\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.bench import processes, sizes, small, trips
+from tests.bench import dialects, processes, sizes, small, trips
 from tests.bench.cases import WIRE, Case, WrongBytesError, numbers, strings
 from tests.bench.client import Connection
 from tests.bench.measuring import MIB, Bench, Result, against_yardsticks, processor_ns, us
@@ -46,6 +46,28 @@ def nested(bench: Bench) -> Iterator[Result]:
             result.samples.append(spent["nested"][-1] / spent["flat"][-1])
         result.absolute = f"nested {us(spent['nested'])}, flat {us(spent['flat'])}"
         yield result
+
+
+def passed(bench: Bench) -> Iterator[Result]:
+    """Row 2b. Binary bodies that pass through / a bare relay of the same bytes."""
+    scale = bench.scale
+    with ExitStack() as stack:
+        backend = "health: {}, binary: always"
+        gateway = stack.enter_context(processes.start_gateway(bench.endpoints, bench.folder, backend=backend))
+        relay = stack.enter_context(processes.start_relay(bench.cases, bench.endpoints[0], bench.folder, "binary"))
+        for case, shape, requests, target in (
+            (bench.image_case(), list(scale.image), scale.image_requests, 1.3),
+            (bench.small_case(), [1, 16], scale.small_requests, None),
+        ):
+            result = Result("2b", f"FP32 {shape}, passed through / bare relay of the same", "ratio", target)
+            spent: dict[Process, list[float]] = {gateway: [], relay: []}
+            for index in range(scale.rounds):
+                bench.tick(f"row 2b, {result.what}: round {index + 1} of {scale.rounds}")
+                for process, found in spent.items():
+                    found.append(processor_ns(process, case, requests))
+                result.samples.append(spent[gateway][-1] / spent[relay][-1])
+            result.absolute = f"gateway {us(spent[gateway])}, relay {us(spent[relay])}"
+            yield result
 
 
 def image_without_simdjson(bench: Bench) -> Iterator[Result]:
@@ -279,6 +301,8 @@ ROWS: dict[str, Callable[[Bench], Iterator[Result]]] = {
     "1t": small.types,
     "2": image,
     "2n": nested,
+    "2b": passed,
+    "2d": dialects.rows,
     "2p": image_without_simdjson,
     "3": datatypes,
     "4": text,

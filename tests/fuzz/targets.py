@@ -1,11 +1,14 @@
 """What is fuzzed, and the invariant of each target in its first line."""
 
+import base64
 import json
+import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
+from unittest import mock
 
 import numpy as np
 
@@ -20,6 +23,9 @@ from gateway.codec import (
     run,
 )
 from gateway.codec.compression import Coding, Inflater
+from gateway.codec.dialects import outputs
+from gateway.codec.dialects.answer import AnswerForm, DialectAnswer
+from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.tensors.datatypes import Kind
 from gateway.errors import CodecError
 from tests.codec.walk import parse_request, read_answer
@@ -157,6 +163,116 @@ def decode(selection: OutputSelection, text: bytes, cuts: list[int]) -> tuple[by
     return b"".join(reply.header), b"".join(bytes(blob) for blob in reply.blobs)
 
 
+def fuzz_dialects(data: Provider) -> None:
+    """Any answer of a dialect is a reply or a CodecError, however it is cut; a reply has what Python reads in it.
+
+    Short values come to the same without their short way.
+    """
+    form = FORMS[data.ConsumeIntInRange(0, len(FORMS) - 1)]
+    description = DESCRIPTIONS[data.ConsumeIntInRange(0, len(DESCRIPTIONS) - 1)]
+    selection = OutputSelection(data.ConsumeBool(), {"y": True} if data.ConsumeBool() else {})
+    cuts = [data.ConsumeIntInRange(1, 40) for _ in range(3)]
+    text = rest(data)
+    whole = read_dialect(form, description, selection, text, [len(text) or 1])
+    with mock.patch.object(outputs, "SHORT_BYTES", 0):
+        pieces = read_dialect(form, description, selection, text, cuts)
+    assert whole == pieces, (text, cuts)
+    if whole is None:
+        return
+    header, octets = json.loads(whole[0]), whole[1]
+    expected = values_by_name(text, form, description)
+    for entry in header["outputs"]:
+        name, shape = entry["name"], entry["shape"]
+        datatype = DATATYPES[entry["datatype"]]
+        value = expected.pop(name)
+        leaves = list(leaves_of(value))
+        assert shape == shape_of(value), (shape, value)
+        assert len(leaves) == math.prod(shape)
+        if "data" in entry:
+            assert len(entry["data"]) == len(leaves)
+            continue
+        size = entry["parameters"]["binary_data_size"]
+        blob, octets = octets[:size], octets[size:]
+        if datatype.kind is Kind.BYTES:
+            elements = [base64.b64decode(leaf["b64"]) if isinstance(leaf, dict) else leaf.encode() for leaf in leaves]
+            assert blob == b"".join(len(element).to_bytes(4, "little") + element for element in elements)
+        else:
+            numbers = [math.nan if leaf is None else float(leaf) if isinstance(leaf, str) else leaf for leaf in leaves]
+            assert size == len(leaves) * datatype.item_bytes
+            if datatype.name != "FP32":  # which numpy would round twice
+                assert np.array(numbers).astype(datatype.wire).tobytes() == blob
+    assert not octets
+    assert not [name for name in expected if selection.is_wanted(name)]
+
+
+FORMS = [AnswerForm(("outputs", "predictions"), b64_objects=True), AnswerForm(("predictions",))]
+DESCRIPTIONS = [
+    ModelDescription(outputs=tuple(TensorDescription(name, DATATYPES[datatype]) for name, datatype in outputs.items()))
+    for outputs in ({"y": "FP32"}, {"y": "INT64", "s": "BYTES"}, {"y": "BYTES"}, {"y": "FP64", "b64": "UINT8"})
+]
+
+
+def read_dialect(
+    form: AnswerForm, description: ModelDescription, selection: OutputSelection, text: bytes, cuts: list[int]
+) -> tuple[bytes, bytes] | None:
+    """Header and blobs of the reply, None if the answer is refused; *text* is fed in pieces of *cuts*, in turn."""
+    answer = DialectAnswer(form, description, selection, model="m", request_id=b"")
+    try:
+        start = turn = 0
+        while start < len(text):
+            size = cuts[turn % len(cuts)]
+            for _ in answer.feed(text[start : start + size]):
+                pass
+            start += size
+            turn += 1
+        reply = run(answer.finish())
+    except CodecError as error:
+        assert str(error)
+        return None
+    return b"".join(reply.header), b"".join(bytes(blob) for blob in reply.blobs)
+
+
+def values_by_name(text: bytes, form: AnswerForm, description: ModelDescription) -> dict[str, Any]:
+    """The outputs in an answer, as Python's parser reads it."""
+    value = [value for name, value in json.loads(text, object_pairs_hook=list_of_pairs) if name in form.members][-1]
+    value = with_objects(value)
+    rows = value if isinstance(value, list) else [value]
+    is_by_name = bool(rows) and isinstance(rows[0], dict) and not is_element(rows[0], form, description)
+    if not is_by_name:
+        return {tensor.name: value for tensor in description.outputs}
+    if value is not rows:
+        return dict(value)
+    return {name: [row[name] for row in rows] for name in rows[0] if all(name in row for row in rows)}
+
+
+class list_of_pairs(list[Any]):  # noqa: N801  a hook of the parser: the members of an object in their order
+    pass
+
+
+def with_objects(value: Any) -> Any:
+    if isinstance(value, list_of_pairs):
+        return {name: with_objects(item) for name, item in value}
+    return [with_objects(item) for item in value] if isinstance(value, list) else value
+
+
+def is_element(value: dict[str, Any], form: AnswerForm, description: ModelDescription) -> bool:
+    return form.b64_objects and next(iter(value), "") == "b64" and description.output("b64") is None
+
+
+def shape_of(value: Any) -> list[int]:
+    if not isinstance(value, list):
+        return []
+    return [len(value), *(shape_of(value[0]) if value else [])]
+
+
+def leaves_of(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        for item in value:
+            yield from leaves_of(item)
+    else:
+        yield value
+
+
 def fuzz_short(data: Provider) -> None:
     """The short way of any request or answer comes to the bytes of the long way, or leaves it to the long way."""
     is_request = data.ConsumeBool()
@@ -194,9 +310,19 @@ TARGETS: dict[str, Callable[[Provider], None]] = {
     "request": fuzz_request,
     "tensors": fuzz_tensors,
     "answer": fuzz_answer,
+    "dialects": fuzz_dialects,
     "short": fuzz_short,
     "inflate": fuzz_inflate,
 }
+
+DIALECT_ANSWERS = [
+    '{"predictions":[[0.1,2],[3,4e0]]}',
+    '{"outputs":0.5}',
+    '{"outputs":{"y":[1,2],"s":["a"]}}',
+    '{"predictions":[{"y":1,"s":"a"},{"s":{"b64":"YWI="},"y":2}]}',
+    '{"predictions":["a",{"b64":"YWI="}]}',
+    '{"outputs":[],"outputs":[[1]]}',
+]
 
 _TOKENS = {
     "request": [
@@ -214,6 +340,11 @@ _TOKENS = {
         "true",
         '"content_type":"base64"', '"datatype":"INT64"', '"datatype":"UINT8"', '"datatype":"BF16"', "\\ud83d\\ude00",
     ],
+    "dialects": [
+        *DIALECT_ANSWERS, '"predictions":[', '{"b64":"YWI="}', '"b64":', '"error":"no"', '{"y":', ',"y":', ',"s":',
+        "[{", "},{", "}]", "[[", "]]", "NaN", "-Infinity", "null", "true", "-0", "1e39", '"NaN"', "\\u0079",
+        "\\ud83d\\ude00", " ", "9007199254740993",
+    ],
 }  # fmt: skip
 _TOKENS["short"] = [*_TOKENS["request"], *_TOKENS["answer"]]
 
@@ -230,6 +361,11 @@ def options(name: str) -> list[str]:
 
 def seeds(name: str, folder: Path) -> None:
     """Fill *folder* with the small ones of the codec's pairs; atheris takes the choices from the end of an input."""
+    if name == "dialects":
+        for number, text in enumerate(DIALECT_ANSWERS):
+            for description in range(len(DESCRIPTIONS)):
+                choices = bytes((5, 7, 9, 0, 1, description, 0))
+                (folder / f"{number}-{description}").write_bytes(text.encode() + choices)
     patterns = {
         "request": {"requests/*.bin": b"\x01\x00"},
         "answer": {"answers/*.json": b"\x05\x07\x09\x00\x01"},

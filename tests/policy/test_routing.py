@@ -166,6 +166,35 @@ def test_a_reloaded_model_is_named_as_its_backend_does(path: str, reloaded: str 
     assert match.reloaded_path == reloaded
 
 
+@pytest.mark.parametrize(
+    ("path", "read"),
+    [
+        ("/v2", ("", None, None, "")),
+        ("/v2/", ("", None, None, "")),
+        ("/v2/health/live", ("", None, None, "/health/live")),
+        ("/v2/models", ("", None, None, "/models")),
+        ("/v2/models/", ("", None, None, "/models")),
+        ("/v2/models/n", ("", "n", None, "")),
+        ("/v2/models/n/", ("", "n", None, "")),
+        ("/v2/models/n/ready", ("", "n", None, "/ready")),
+        ("/v2/models/a%20b/versions/1%20/infer", ("", "a b", "1 ", "/infer")),
+        ("/v2/models/n/versions/1", ("", "n", "1", "")),
+        ("/v2/models/n/versions", ("", "n", None, "/versions")),
+        ("/v2/models//n", ("", None, None, "/models//n")),
+        ("/v2/repository/models/n/load", ("", None, None, "/repository/models/n/load")),
+        ("/test/v2/models/m/infer", ("/test", "m-v2", None, "/infer")),
+        ("/prod/v2/models/m/infer", ("", "m-v2", None, "/infer")),
+        ("/v2/models/n/\n", ("", "n", None, "/\n")),
+    ],
+)
+def test_a_path_of_the_protocol_is_taken_apart_as_its_backend_gets_it(
+    path: str, read: tuple[str, str | None, str | None, str]
+) -> None:
+    match = Router(PREFIXED, STICKIES).match("h", path, "?a")
+    assert match is not None
+    assert match.v2_path == read
+
+
 def split(**weights: int) -> Destination:
     """The destination of a split among sticky and other backends."""
     routes = [Route(name="split", split=weights)]
@@ -232,5 +261,7 @@ def test_every_path_that_is_made_of_the_words_of_the_protocol_has_the_kind_that_
         match = plain.match("h", path)
         assert match is not None
         assert (match.model, match.kind) == kind_of(path), path
+        if match.kind is not PathKind.OTHER and "\n" not in path:
+            assert (match.v2_path.model or match.model) == match.model, path
         seen.add(match.kind)
     assert seen == set(PathKind)

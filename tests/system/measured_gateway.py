@@ -1,8 +1,9 @@
-"""A gateway that measures itself: `python -m tests.system.measured_gateway BACKEND_URL`.
+"""A gateway that measures itself: `python -m tests.system.measured_gateway BACKEND_URL [SETTINGS]`.
 
-It runs as ever, with two changes. The processor time of each callback of the event loop is taken, and the longest is
-printed at the end, in seconds: processor time, because a busy machine makes the clock on the wall meaningless. And a
-request whose path ends in `HELD` holds the loop, to prove that such a thing is seen.
+SETTINGS are those of the backend, as YAML in one line. It runs as ever, with two changes. The processor time of each
+callback of the event loop is taken, and the longest is printed at the end, in seconds: processor time, because a busy
+machine makes the clock on the wall meaningless. And a request whose path ends in `HELD` holds the loop, to prove that
+such a thing is seen.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import time
 
 from gateway.app import settle
 from gateway.client.request import ClientRequest
-from gateway.config import for_backend
+from gateway.config import for_backend, parse
 from gateway.handlers import Gateway
 from gateway.process.application import Application
 
@@ -51,7 +52,12 @@ def hold_when_asked() -> None:
 
 async def main() -> None:
     global longest_s  # noqa: PLW0603
-    application = await Application.start(for_backend(sys.argv[1], "127.0.0.1:0", "127.0.0.1:0"))
+    url, settings = (*sys.argv[1:], "")[:2]
+    config = parse(
+        f"listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nlogging: {{access: none}}\n"
+        f"backends: {{main: {{endpoints: ['{url}'], {settings}}}}}\n"
+    )
+    application = await Application.start(config if settings else for_backend(url, "127.0.0.1:0", "127.0.0.1:0"))
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     settle()

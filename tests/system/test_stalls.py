@@ -35,33 +35,40 @@ def answer_of(name: str, array: npt.NDArray[Any], datatype: str, shape: list[int
     )
 
 
+SMALL = answer_of("x", np.zeros(4, np.float32), "FP32", [4])
+
 Exercise = Callable[[aiohttp.ClientSession, str], Awaitable[None]]
 
 
-async def longest_callback(answer: bytes, exercise: Exercise) -> float:
+async def longest_callback(answer: bytes, exercise: Exercise, small: bytes = SMALL, settings: str = "") -> float:
     """The longest callback in seconds while *exercise* runs against a gateway whose backend gives *answer*.
+
+    *small* is its answer to small requests, *settings* are those of the backend.
 
     Of the calmest of up to `ROUNDS` rounds: a stall that belongs to the work is there in each of them, the time that
     a busy host takes away from this machine in the middle of a callback is not.
     """
     calmest = float("inf")
     for _ in range(ROUNDS):
-        calmest = min(calmest, await one_round(answer, exercise))
+        calmest = min(calmest, await one_round(answer, exercise, small, settings))
         if calmest < LONGEST_S:
             break
     return calmest
 
 
-async def one_round(answer: bytes, exercise: Exercise) -> float:
+async def one_round(answer: bytes, exercise: Exercise, small: bytes = SMALL, settings: str = "") -> float:
     async def script(connection: Connection) -> None:
         while True:
             await connection.read_request()
-            large = len(connection.body) > 100_000
-            await connection.answer(answer if large else answer_of("x", np.zeros(4, np.float32), "FP32", [4]))
+            if connection.head.startswith(b"GET"):
+                await connection.answer(b"{}", "404 Not Found")
+            else:
+                await connection.answer(answer if len(connection.body) > 100_000 else small)
 
     async with lying(script) as liar:
         gateway = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.system.measured_gateway", liar.url), stdout=asyncio.subprocess.PIPE
+            *(sys.executable, "-m", "tests.system.measured_gateway", liar.url, *filter(None, [settings])),
+            stdout=asyncio.subprocess.PIPE,
         )
         assert gateway.stdout is not None
         url = (await gateway.stdout.readline()).decode().strip()
@@ -75,7 +82,14 @@ async def one_round(answer: bytes, exercise: Exercise) -> float:
         return printed
 
 
-async def longest_callback_beside(header: dict[str, Any], blob: bytes, answer: bytes, expected: bytes) -> float:
+async def longest_callback_beside(
+    header: dict[str, Any],
+    blob: bytes,
+    answer: bytes,
+    expected: bytes,
+    small_answer: bytes = SMALL,
+    settings: str = "",
+) -> float:
     """Carry one large request through, twice at once, with `BESIDE` small ones one after the other."""
 
     async def exercise(session: aiohttp.ClientSession, path: str) -> None:
@@ -97,7 +111,7 @@ async def longest_callback_beside(header: dict[str, Any], blob: bytes, answer: b
         for task in large:
             assert await task == expected
 
-    return await longest_callback(answer, exercise)
+    return await longest_callback(answer, exercise, small_answer, settings)
 
 
 async def test_a_callback_that_holds_the_loop_is_seen() -> None:
@@ -121,6 +135,25 @@ async def test_large_tensors_do_not_hold_the_loop(datatype: str) -> None:
     header = {"inputs": [tensor("x", array, datatype)], "parameters": {"binary_data_output": True}}
     answer = answer_of("x", array, datatype, [count])
     assert await longest_callback_beside(header, array.tobytes(), answer, array.tobytes()) < LONGEST_S
+
+
+DIALECTS = {
+    "columnar": ("dialect: tensorflow", "", b'{"outputs":%b}', b'{"outputs":[0,0,0,0]}'),
+    "row": ("dialect: tensorflow", "format: row, ", b'{"predictions":%b}', b'{"predictions":[0,0,0,0]}'),
+    "mlflow": ("dialect: mlflow", "", b'{"predictions":{"x":%b}}', b'{"predictions":{"x":[0,0,0,0]}}'),
+}
+
+
+@pytest.mark.parametrize("form", DIALECTS)
+@pytest.mark.parametrize("shape", [(-1, 4), (1, 3, 1024, -1)], ids=["short rows", "long rows"])
+async def test_large_tensors_of_other_dialects_do_not_hold_the_loop(form: str, shape: tuple[int, ...]) -> None:
+    dialect, format_, large, small = DIALECTS[form]
+    array = np.random.default_rng(5).standard_normal(3 * 1024 * 1024, dtype=np.float32).reshape(shape)
+    header = {"inputs": [tensor("x", array, "FP32")], "parameters": {"binary_data_output": True}}
+    settings = f"{dialect}, models: {{'*': {{{format_}outputs: {{x: {{datatype: FP32}}}}}}}}"
+    answer = large % orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+    blob = array.tobytes()
+    assert await longest_callback_beside(header, blob, answer, blob, small, settings) < LONGEST_S
 
 
 async def test_large_strings_do_not_hold_the_loop() -> None:

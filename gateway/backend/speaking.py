@@ -1,0 +1,252 @@
+"""What a backend's servers speak: their dialect, for `dialect: auto`, and the binary extension, for `binary: auto`.
+
+Each endpoint is asked when a request needs to know. It is asked again after it was down or has failed, and, whether it
+speaks the binary extension, every half minute. What a backend speaks is what all its endpoints say that get requests:
+binary bodies pass through only while each of them says that it takes them, since all of them can read JSON.
+
+Not here: the questions and what their answers mean (`questions`), and what a request makes of it (`passing`).
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gateway.backend.connections import Connections
+from gateway.backend.endpoints import Change, EndpointSet, EndpointState
+from gateway.backend.questions import EXTENSION, V2, Questioner, Said, ask_dialect, ask_v2
+from gateway.backend.wire import LostError, NotHttpError
+from gateway.config.values import shortened
+from gateway.errors import ErrorKind, GatewayError
+from gateway.policy.crossing import Fields
+
+ASK_S = 3.0
+"""How long one endpoint may take for all questions, and the longest that a request waits for those to all of them."""
+
+AGAIN_S = 1.0
+"""An endpoint without an answer that can be used is asked again after this time."""
+
+DUE_S = 20.0
+"""What an endpoint has said of the binary extension is asked again, beside the requests, from this age on."""
+
+BELIEVED_S = 30.0
+"""From this age on it is believed no more, and requests wait for the answer."""
+
+DOUBT_S = 0.1
+"""Failures lead to new questions no more often than this: whoever sends bad requests shall not make them a flood."""
+
+AT_ONCE = 8
+"""How many endpoints of a backend are asked at the same time."""
+
+AUTO, ALWAYS, NEVER = "auto", "always", "never"
+
+log = logging.getLogger("gateway")
+
+
+class Spoken(NamedTuple):
+    """What a backend speaks."""
+
+    dialect: str
+    """`v2`, `tensorflow` or `mlflow`."""
+    binary: bool
+    """Whether infer requests pass through as they come, since the servers speak the binary extension themselves."""
+
+
+def configured(dialect: str, binary: str) -> Spoken | None:
+    """What the configuration says that a backend speaks; None if its servers have to be asked."""
+    if dialect == AUTO or (binary == AUTO and dialect == V2):
+        return None
+    return Spoken(dialect, binary == ALWAYS and dialect == V2)
+
+
+class _Speech:
+    """What one endpoint has said."""
+
+    def __init__(self, state: EndpointState) -> None:
+        self.state = state
+        self.said = Said("")
+        self.heard_s: float | None = None
+        """When it said so; None: it has not, or it may have changed since."""
+        self.failure: tuple[ErrorKind, str] | None = None
+        """Why the last questions got no answer that can be used; None if they did, or if there were none."""
+        self.failed_s = 0.0
+        self.asking: asyncio.Task[None] | None = None
+        self._change: Change | None = None
+        self._doubted_s = -math.inf
+
+    def is_heard(self, now_s: float, max_age_s: float) -> bool:
+        """Whether it has said so less than *max_age_s* ago."""
+        return self.heard_s is not None and now_s - self.heard_s < max_age_s
+
+    def doubt(self, now_s: float) -> None:
+        """A request to it has failed."""
+        if now_s - self._doubted_s >= DOUBT_S:
+            self._doubted_s = now_s
+            self.heard_s = None
+
+    def notice(self) -> None:
+        """Doubt what it has said if it was down or ejected since."""
+        change = self.state.last_change
+        if change is not self._change:
+            self._change = change
+            self.heard_s = None
+
+
+class Speaking:
+    """Asks the endpoints of one backend, and keeps what they say. It outlives the plans that name the backend."""
+
+    def __init__(self, backend: str, endpoints: EndpointSet) -> None:
+        """`configure` must be called before `spoken`."""
+        self._backend = backend
+        self._endpoints = endpoints
+        self._dialect, self._binary = AUTO, AUTO
+        self._fields: Fields = []
+        self._connections: Connections
+        self._wait_s = ASK_S
+        self._speeches: dict[EndpointState, _Speech] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._free = asyncio.Semaphore(AT_ONCE)
+        self._last: Spoken | None = None
+
+    def configure(
+        self, dialect: str, binary: str, fields: Fields, connections: Connections, total_s: float = math.inf
+    ) -> None:
+        """Ask what a plan wants to know from now on, with header *fields*, over new connections of *connections*.
+
+        *total_s*: the longest that a request may take.
+        """
+        self._dialect, self._binary = dialect, binary
+        self._fields = fields
+        self._wait_s = min(ASK_S, total_s)
+        self._connections = connections
+        for speech in self._speeches.values():
+            speech.heard_s = speech.failure = None
+
+    async def spoken(self) -> Spoken:
+        """What the backend speaks. Waits `ASK_S` at most, if its endpoints have to be asked first.
+
+        Raises `GatewayError` if their answers fit no dialect, or several, or if there are none.
+        """
+        speeches = self._counted()
+        now_s = asyncio.get_running_loop().time()
+        if waited := [task for speech in speeches if (task := self._asked(speech, now_s)) is not None]:
+            await asyncio.wait(waited, timeout=self._wait_s)  # they go on if this request ends
+            speeches = self._counted()
+        spoken = self._agreed(speeches)
+        if spoken != self._last:
+            self._last = spoken
+            self._tell(spoken)
+        return spoken
+
+    def doubt(self, url: str) -> None:
+        """A request to *url* has failed: the endpoints there may have changed."""
+        now_s = asyncio.get_running_loop().time()
+        for state, speech in self._speeches.items():
+            if state.url == url:
+                speech.doubt(now_s)
+
+    async def close(self) -> None:
+        """Give up what is being asked."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _counted(self) -> Sequence[_Speech]:
+        """Of the endpoints that get requests: those that are neither down nor ejected, or all if there are none."""
+        states = self._endpoints.states
+        if self._speeches.keys() != set(states):
+            self._speeches = {state: self._speeches.get(state) or _Speech(state) for state in states}
+        speeches = self._speeches.values()
+        for speech in speeches:
+            speech.notice()
+        return [each for each in speeches if each.state.is_up and not each.state.is_ejected] or list(speeches)
+
+    def _asked(self, speech: _Speech, now_s: float) -> "asyncio.Task[None] | None":
+        """The questions to an endpoint, if a request has to wait for the answers. They begin here when it is time."""
+        max_age_s, due_s = (BELIEVED_S, DUE_S) if self._binary == AUTO else (math.inf, math.inf)
+        if speech.is_heard(now_s, due_s):
+            return None
+        if speech.asking is None and (speech.failure is None or now_s - speech.failed_s >= AGAIN_S):
+            speech.asking = asyncio.ensure_future(self._ask(speech))
+            self._tasks.add(speech.asking)
+            speech.asking.add_done_callback(self._tasks.discard)
+        # one that did not answer holds up nobody, as long as something is known without it
+        is_needed = speech.failure is None or not self._knows_dialect
+        return speech.asking if is_needed and not speech.is_heard(now_s, max_age_s) else None
+
+    @property
+    def _knows_dialect(self) -> bool:
+        return self._dialect != AUTO or any(speech.said.dialect for speech in self._speeches.values())
+
+    async def _ask(self, speech: _Speech) -> None:
+        """Ask one endpoint what there is to know."""
+        loop = asyncio.get_running_loop()
+        url = speech.state.url
+        failure: tuple[ErrorKind, str]
+        try:
+            async with self._free, asyncio.timeout(ASK_S):
+                questioner = Questioner(self._connections, speech.state.endpoint, self._fields)
+                ask = ask_dialect if self._dialect == AUTO else ask_v2
+                said = await ask(questioner.get)
+            if said.dialect:
+                speech.said, speech.heard_s, speech.failure = said, loop.time(), None
+                return
+            failure = ErrorKind.MALFORMED_RESPONSE, f"{url}: {said.answers}"
+        except TimeoutError:
+            failure = ErrorKind.TIMEOUT, f"{url} gave no answer within {ASK_S:g} s"
+        except GatewayError as error:
+            failure = error.kind, error.message
+        except LostError:
+            failure = ErrorKind.UPSTREAM_CLOSED, f"{url} closed the connection before its answer was complete"
+        except NotHttpError as error:
+            failure = ErrorKind.MALFORMED_RESPONSE, f"{url} does not speak HTTP: {shortened(str(error))}"
+        except Exception:
+            log.exception("backend %r: asking %s failed inside the gateway", self._backend, url)
+            failure = ErrorKind.INTERNAL, f"{url} could not be asked"
+        finally:
+            speech.asking = None
+        speech.failure, speech.failed_s = failure, loop.time()
+
+    def _agreed(self, speeches: Sequence[_Speech]) -> Spoken:
+        """What all of them say. Raises `GatewayError`."""
+        dialect = self._dialect
+        if dialect == AUTO:
+            urls = {speech.said.dialect: speech.state.url for speech in speeches if speech.said.dialect}
+            if not urls:
+                raise self._unknown(speeches)
+            if len(urls) > 1:
+                differing = ", ".join(f"{url} {name}" for name, url in urls.items())
+                words = f"the endpoints of backend {self._backend!r} speak different dialects: {differing}"
+                raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words, sent=False)
+            (dialect,) = urls
+        if dialect != V2 or self._binary != AUTO:
+            return Spoken(dialect, dialect == V2 and self._binary == ALWAYS)
+        now_s = asyncio.get_running_loop().time()
+        return Spoken(dialect, all(each.said.is_binary and each.is_heard(now_s, BELIEVED_S) for each in speeches))
+
+    def _unknown(self, speeches: Sequence[_Speech]) -> GatewayError:
+        """Why no dialect is known: an answer that fits none says more than none at all."""
+        failures = [speech.failure for speech in speeches if speech.failure is not None]
+        for kind, words in failures:
+            if kind is ErrorKind.MALFORMED_RESPONSE:
+                begin = f"what backend {self._backend!r} speaks could not be found out (`dialect: auto`)"
+                return GatewayError(kind, f"{begin}: {words}", sent=False)
+        if failures:
+            kind, words = failures[0]
+            return GatewayError(kind, words, sent=False)
+        within = f"within {self._wait_s:g} s"
+        words = f"backend {self._backend!r}: no endpoint has said {within} what it speaks (`dialect: auto`)"
+        return GatewayError(ErrorKind.TIMEOUT, words, sent=False)
+
+    def _tell(self, spoken: Spoken) -> None:
+        """Log what the backend speaks from now on."""
+        if self._binary == AUTO and spoken.dialect == V2:
+            does = (
+                f"all endpoints say {EXTENSION}: inferences pass through as they come"
+                if spoken.binary
+                else f"not all endpoints say {EXTENSION}: they get JSON"
+            )
+            log.info("backend %r: %s", self._backend, does)
+        else:
+            log.info("backend %r speaks the dialect %s", self._backend, spoken.dialect)

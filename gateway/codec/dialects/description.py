@@ -1,0 +1,161 @@
+"""What is known of a model: its inputs and outputs, and how its server wants to be asked.
+
+Answers in other dialects than V2 say neither the datatype of an output nor, with only one output, its name. Both come
+from here: from the server's own description, and from `models` in the configuration.
+"""
+
+import fnmatch
+import re
+from collections.abc import Mapping
+
+import msgspec
+from msgspec import structs
+
+from gateway.codec.inference import OutputSelection, label_of
+from gateway.codec.tensors.datatypes import Datatype
+
+NAMELESS_INPUT = "input"
+"""What V2's metadata calls an input without a name."""
+
+SOME_OUTPUT = "NAME"
+"""What stands for the name of an output of which nothing is known."""
+
+MAX_NAMED = 20
+"""The most outputs that an error names."""
+
+_PLAIN_KEY = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
+_YAML_WORDS = frozenset(("null", "true", "false", "yes", "no", "on", "off", "y", "n"))
+
+
+class TensorDescription(msgspec.Struct, frozen=True):
+    """One input or output; None is not known."""
+
+    name: str
+    datatype: Datatype | None = None
+    shape: tuple[int, ...] | None = None
+    """-1 is a variable dimension."""
+
+
+class ModelDescription(msgspec.Struct, frozen=True):
+    """A model; what is empty is not known, or left to the dialect."""
+
+    inputs: tuple[TensorDescription, ...] = ()
+    outputs: tuple[TensorDescription, ...] = ()
+    format: str = ""
+    """Which of the dialect's forms requests have."""
+    signature: str = ""
+    """Which of the model's signatures is used, only where the configuration says so."""
+    versions: tuple[str, ...] = ()
+    platform: str = ""
+    """As in V2's metadata: what the model was made with."""
+
+    @property
+    def has_nameless_input(self) -> bool:
+        """Whether its only input has no name."""
+        return len(self.inputs) == 1 and not self.inputs[0].name
+
+    def output(self, name: str) -> TensorDescription | None:
+        """The output called *name*; None if it is not known."""
+        return next((tensor for tensor in self.outputs if tensor.name == name), None)
+
+    def merged(self, configured: "ModelDescription") -> "ModelDescription":
+        """This description of a server's with what is *configured*, which wins."""
+        return structs.replace(
+            self,
+            inputs=_merged(self.inputs, configured.inputs),
+            outputs=_merged(self.outputs, configured.outputs),
+            format=configured.format or self.format,
+            signature=configured.signature or self.signature,
+        )
+
+
+UNKNOWN = ModelDescription()
+"""A model of which nothing is known."""
+
+
+def configured_for(models: Mapping[str, ModelDescription], model: str) -> ModelDescription:
+    """What *models*, patterns of names, say of *model*: the first that matches; `UNKNOWN` if none does."""
+    for pattern, description in models.items():
+        if fnmatch.fnmatchcase(model, pattern):
+            return description
+    return UNKNOWN
+
+
+def missing_datatype(
+    description: ModelDescription, selection: OutputSelection, *, dialect: str, backend: str, model: str
+) -> str | None:
+    """Why a request of *selection* cannot be sent, and what to set: a datatype is not known; None if all are.
+
+    *backend* and *model* are the names by which the configuration knows them.
+    """
+    wanted = selection.named or [tensor.name for tensor in description.outputs] or [SOME_OUTPUT]
+    unknown = []
+    for name in wanted:
+        tensor = description.output(name)
+        if tensor is None or tensor.datatype is None:
+            unknown.append(name)
+    if not unknown:
+        return None
+    others = [tensor.name for tensor in description.outputs if tensor.name not in unknown]
+    what = (
+        "the datatypes of its outputs are not known"
+        if unknown == [SOME_OUTPUT]
+        else f"the datatype of {', '.join(label_of('output', name) for name in unknown[:MAX_NAMED])} is not known"
+    )
+    known = f" (known outputs are {', '.join(others[:MAX_NAMED])})" if others else ""
+    outputs = ", ".join(f"{_yaml_key(name)}: {{datatype: FP32}}" for name in unknown[:MAX_NAMED])
+    is_described = description.platform or description.format
+    form = "format: row, " if dialect == "tensorflow" and not is_described else ""
+    hint = "; format: row is for KServe, leave it out for TensorFlow Serving" if form else ""
+    return (
+        f"model {model!r}: {what}{known}, and answers of the dialect {dialect} do not say it. Add to the backend "
+        f"{backend!r} in the configuration, with the real names and datatypes{hint}: "
+        f"models: {{{_yaml_key(model)}: {{{form}outputs: {{{outputs}}}}}}}"
+    )
+
+
+def v2_metadata(model: str, description: ModelDescription) -> bytes:
+    """The answer to `GET /v2/models/MODEL`, made of the *description*.
+
+    A shape that is not known is one variable dimension, an input without a name is called `input`; a datatype that is
+    not known is left out.
+    """
+    metadata: dict[str, object] = {"name": model}
+    if description.versions:
+        metadata["versions"] = description.versions
+    metadata["platform"] = description.platform
+    for section, tensors in (("inputs", description.inputs), ("outputs", description.outputs)):
+        metadata[section] = [_v2_tensor(tensor) for tensor in tensors]
+    return msgspec.json.encode(metadata)
+
+
+def v2_server_metadata(name: str) -> bytes:
+    """The answer to `GET /v2` for a server called *name*, of which nothing else is known."""
+    return msgspec.json.encode({"name": name, "version": "", "extensions": ["binary_tensor_data"]})
+
+
+def _v2_tensor(tensor: TensorDescription) -> dict[str, object]:
+    entry: dict[str, object] = {"name": tensor.name or NAMELESS_INPUT}
+    if tensor.datatype is not None:
+        entry["datatype"] = tensor.datatype.name
+    return {**entry, "shape": (-1,) if tensor.shape is None else tensor.shape}
+
+
+def _yaml_key(name: str) -> str:
+    """*name* as a key of YAML, in quotes where it needs them."""
+    return (
+        name if _PLAIN_KEY.fullmatch(name) and name.lower() not in _YAML_WORDS else msgspec.json.encode(name).decode()
+    )
+
+
+def _merged(
+    said: tuple[TensorDescription, ...], configured: tuple[TensorDescription, ...]
+) -> tuple[TensorDescription, ...]:
+    """Tensors in the server's order, then those that only the configuration has."""
+    wins = {tensor.name: tensor for tensor in configured}
+    merged = []
+    for tensor in said:
+        other = wins.pop(tensor.name, tensor)
+        shape = tensor.shape if other.shape is None else other.shape
+        merged.append(TensorDescription(tensor.name, other.datatype or tensor.datatype, shape))
+    return (*merged, *wins.values())

@@ -1,0 +1,78 @@
+"""MLflow's scoring server: one model, which has no name, no versions and no description.
+
+Facts from the source of MLflow 3.17 (`mlflow.pyfunc.scoring_server`).
+"""
+
+import re
+
+import msgspec
+
+from gateway.codec.dialects.answer import AnswerForm
+from gateway.codec.dialects.description import ModelDescription
+from gateway.codec.dialects.request import Writer, mlflow_dataframe_split, mlflow_inputs, mlflow_instances
+from gateway.errors import CodecError
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+    stack_trace: str = ""
+
+
+_ERROR = msgspec.json.Decoder(_Error)
+_REASON = re.compile(r"(?<![A-Za-z])Error: ")
+"""What MLflow puts before the reason, behind all the data of the request; not the end of `ValueError: `."""
+
+
+class MLflow:
+    """The dialect `mlflow`."""
+
+    name = "mlflow"
+    server_name = "mlflow"
+    live_path = "/ping"
+
+    def is_live(self, status: int, text: bytes) -> bool:
+        """An empty line with 200; 404 without a model."""
+        return status == 200
+
+    def infer_path(self, model: str, version: str | None) -> str | None:
+        """The same for every model: there is one."""
+        return "/invocations" if version is None else None
+
+    def ready_path(self, model: str, version: str | None) -> str | None:
+        """The model is ready when the server is."""
+        return self.live_path if version is None else None
+
+    def is_ready(self, text: bytes) -> bool:
+        """The status has said it."""
+        return True
+
+    def description_path(self, model: str, version: str | None) -> str | None:
+        """The model's signature is not served."""
+        return None
+
+    def read_description(self, text: bytes, signature: str) -> ModelDescription:
+        """Never asked for."""
+        raise CodecError("MLflow's scoring server does not describe its model")
+
+    def writer(self, description: ModelDescription) -> Writer:
+        """`inputs` unless the configuration says otherwise."""
+        match description.format:
+            case "instances":
+                return mlflow_instances()
+            case "dataframe_split":
+                return mlflow_dataframe_split()
+            case _:
+                return mlflow_inputs(description.has_nameless_input)
+
+    def answer_form(self, description: ModelDescription) -> AnswerForm:
+        """What the model returns: nested data, an object by name, or the rows of a table."""
+        return AnswerForm(("predictions",))
+
+    def error_words(self, text: bytes) -> str | None:
+        """The last line of the stack trace, or of the message, which says there what the matter is."""
+        try:
+            error = _ERROR.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        lines = (error.stack_trace.strip() or error.message.strip()).splitlines()
+        return _REASON.split(lines[-1])[-1].strip() or None if lines else None

@@ -1,0 +1,380 @@
+"""The outputs of one answer in another dialect, as values of their datatypes, while its text arrives.
+
+A value is nested data, whose shape is that of its nesting, or a scalar. In rows, each output has one value in each
+row; together these are one tensor. Most of them are short, so their texts wait until there are many, and are read as
+one array. The memory that waiting takes is bounded for all outputs together: with a thousand outputs, a sink that waits
+for a piece of its own for each of them would hold more text than the tensors.
+
+Not here: where in an answer the outputs stand (`answer`), and what the client gets of them.
+"""
+
+from itertools import chain
+
+import orjson
+
+from gateway.codec.dialects.description import ModelDescription
+from gateway.codec.inference import HeaderLimits, OutputSelection, label_of, shape_text
+from gateway.codec.json.arriving import STEP, ArrivingText, Reading, read_members, read_objects
+from gateway.codec.json.brackets import ARRAY, END_ARRAY, OBJECT, QUOTE, WALK_BYTES
+from gateway.codec.json.members import Members, restore_literals
+from gateway.codec.json.sinks import Sink, SkipSink, TextSink, labelling
+from gateway.codec.tensors.datatypes import Datatype, Kind
+from gateway.codec.tensors.elements import PREFIX_BYTES
+from gateway.codec.tensors.nesting import MAX_DEPTH
+from gateway.codec.tensors.number_reading import NumberSink, read_few, read_flat
+from gateway.codec.tensors.pieces import PIECE_BYTES, beginning
+from gateway.codec.tensors.string_reading import BytesSink
+from gateway.errors import CodecError
+
+WAITING_BYTES = 1024 * 1024
+"""How much text of rows may wait, of all outputs together, before it is read."""
+
+JOIN_BYTES = 64 * 1024
+"""Values that take less are joined, so that millions of rows are few buffers."""
+
+JOINED_BYTES = 1024 * 1024
+"""How much is joined in one buffer: what a `bytearray` copies at most when it grows."""
+
+SHORT_BYTES = 4 * 1024
+"""The longest value that is read in a few calls: a sink takes six times as long for sixteen numbers."""
+
+MAX_LISTED = 8
+"""The most names of outputs that stand in an error."""
+
+_SETTING = "`models` in the backend's configuration"
+
+
+class Value:
+    """A tensor as it stands in an answer, or the part of it in some rows."""
+
+    __slots__ = ("blobs", "nonfinite", "shape")
+
+    def __init__(self, shape: tuple[int, ...], blobs: list[memoryview], nonfinite: int) -> None:
+        self.shape = shape
+        self.blobs = blobs
+        self.nonfinite = nonfinite
+
+    @property
+    def n_bytes(self) -> int:
+        """Its size on the wire."""
+        return sum(map(len, self.blobs))
+
+
+class Output:
+    """An output that the client wants, and its values so far."""
+
+    def __init__(self, name: str, datatype: Datatype, described: tuple[int, ...] | None = None) -> None:
+        """*described* is the shape that the model's description says."""
+        self.name = name
+        self.datatype = datatype
+        self.label = f"{label_of('output', name)} ({datatype.name})"
+        self.nonfinite = 0
+        self.shape: tuple[int, ...] = (0,)
+        self.waiting = bytearray()
+        """The texts of values that have not been read, each with a bracket or a comma before it."""
+        self._described = described or ()
+        self._blobs: list[memoryview] = []
+        self._joined = bytearray()
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """The shape; of an empty tensor with the dimensions that its lists cannot show, where they are described."""
+        inner = self._described[len(self.shape) :]
+        return (*self.shape, *inner) if 0 in self.shape and min(inner, default=0) >= 0 else self.shape
+
+    @property
+    def n_bytes(self) -> int:
+        """The size on the wire of all values that have been read."""
+        return sum(map(len, self._blobs)) + len(self._joined)
+
+    def sink(self, *, b64_objects: bool) -> NumberSink | BytesSink:
+        """What reads a value of it."""
+        label = f"{self.label}: from row {self.shape[0]} on" if self.shape[:1] > (0,) else self.label
+        if self.datatype.kind is Kind.BYTES:
+            return BytesSink(label, None, b64_objects=b64_objects)
+        return NumberSink(label, self.datatype, None)
+
+    def wait(self, texts: bytes) -> int:
+        """Keep the *texts* of values, with commas between them, for later: how many bytes that takes."""
+        self.waiting += b"," if self.waiting else b"["
+        self.waiting += texts
+        return len(texts) + 1
+
+    def take(self, value: Value) -> None:
+        """Make *value* the whole of the output."""
+        self.shape = value.shape
+        self.nonfinite = value.nonfinite
+        self._blobs = value.blobs
+
+    def append(self, value: Value) -> None:
+        """Put the rows of *value* behind the others. Raises `CodecError` if they do not have the same shape."""
+        rows, row = value.shape[0], value.shape[1:]
+        if self.shape[0] and row != self.shape[1:]:
+            raise CodecError(
+                f"{self.label}: rows of different shapes: {shape_text(self.shape[1:])}, "
+                f"and from row {self.shape[0]} on {shape_text(row)}"
+            )
+        self.shape = (self.shape[0] + rows, *row)
+        self.nonfinite += value.nonfinite
+        for blob in value.blobs:
+            if len(blob) < JOIN_BYTES:
+                self._joined += blob
+            else:
+                self._end_joined()
+                self._blobs.append(blob)
+            if len(self._joined) >= JOINED_BYTES:
+                self._end_joined()
+
+    def blobs(self) -> list[memoryview]:
+        """All values on the wire, in one or several pieces."""
+        self._end_joined()
+        return self._blobs or [memoryview(b"")]
+
+    def released(self) -> list[memoryview]:
+        """As `blobs`, which are no longer held here."""
+        blobs, self._blobs = self.blobs(), []
+        return blobs
+
+    def _end_joined(self) -> None:
+        if self._joined:
+            self._blobs.append(memoryview(self._joined))
+            self._joined = bytearray()
+
+
+class Outputs:
+    """The outputs of one answer, in the order in which they come."""
+
+    def __init__(
+        self, description: ModelDescription, selection: OutputSelection, *, b64_objects: bool, limits: HeaderLimits
+    ) -> None:
+        self._described = {tensor.name: tensor for tensor in description.outputs}
+        self._selection = selection
+        self._b64_objects = b64_objects
+        self._limits = limits
+        self._found: dict[str, Output | None] = {}
+        self._rows = 0
+        self._sink: Sink | None = None
+        self._done_bytes = 0
+        self._waiting_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What the outputs take so far."""
+        return self._done_bytes + self._waiting_bytes + (self._sink.held_bytes if self._sink is not None else 0)
+
+    @property
+    def wanted(self) -> list[Output]:
+        """Those that the client wants."""
+        return [output for output in self._found.values() if output is not None]
+
+    def is_known(self, name: str) -> bool:
+        """Whether the model is known to have an output called *name*."""
+        return name in self._described
+
+    def released(self, output: Output) -> list[memoryview]:
+        """The values of *output*, which from now on are the caller's to hold."""
+        self._done_bytes -= output.n_bytes
+        return output.released()
+
+    def start_again(self) -> None:
+        """Forget all: the answer's outputs come a second time, and the last member of a name wins (protocol 1.6)."""
+        self._found.clear()
+        self._rows = self._done_bytes = self._waiting_bytes = 0
+
+    def read_named(self, name: str, text: ArrivingText) -> Reading[None]:
+        """Read the value of the output called *name*."""
+        output = self._open(name)
+        if output is None:
+            yield from text.pour(TextSink(label_of("output", name), None))
+        else:
+            output.take((yield from self._read_value(output, text)))
+
+    def read_unnamed(self, text: ArrivingText) -> Reading[None]:
+        """Read the value of the model's only output; no rows at all are those of every output."""
+        names = list(self._described)
+        if len(names) == 1:
+            yield from self.read_named(names[0], text)
+        elif (yield from text.first()) == ARRAY and (yield from text.first(1)) == END_ARRAY:
+            text.drop(2)
+            for name in names:
+                self._open(name)
+        elif names:
+            listed = ", ".join(map(repr, names[:MAX_LISTED]))
+            raise CodecError(f"an output without a name, but the model has {len(names)} ({listed})")
+        else:
+            raise CodecError(f"an output without a name; {_SETTING} can give it one")
+
+    def read_rows(self, text: ArrivingText) -> Reading[None]:
+        """Read rows: an array of objects, each with a value for every output."""
+        yield from read_objects(text, self._add_rows, lambda: self._read_row(text))
+        for output in self.wanted:
+            yield from self._convert(output)
+
+    def _add_rows(self, rows: list[Members], marker: bytes) -> Reading[None]:
+        """Take some short *rows*; *marker* stands for literals in them."""
+        if not self._rows:
+            for name in rows[0]:
+                self._open(name)
+        for output in self.wanted:
+            try:
+                text = b",".join([row[output.name] for row in rows])
+            except KeyError:
+                lacking = next(index for index, row in enumerate(rows, self._rows) if output.name not in row)
+                raise CodecError(f"{output.label}: row {lacking} does not have it") from None
+            self._waiting_bytes += output.wait(restore_literals(text, marker))
+        self._rows += len(rows)
+        for row in rows:
+            if len(row) > len(self._found):
+                for name in row:
+                    self._column(name)
+        yield from self._convert_if_full()
+
+    def _read_row(self, text: ArrivingText) -> Reading[None]:
+        """Read a row that is too long to be parsed in one step: its short values wait, the others are read at once."""
+        row: dict[str, bytes | Value] = {}
+
+        def read_run(members: Members) -> "Reading[None]":
+            for name in row.keys() & members.keys():
+                forget(name)
+            if members.keys() <= self._found.keys():
+                row.update(members)
+            else:
+                row.update((name, value) for name, value in members.items() if self._column(name) is not None)
+            yield STEP
+
+        def read_long(name: str) -> "Reading[None]":
+            output = self._column(name)
+            if output is None:
+                yield from text.pour(TextSink(label_of("output", name), None))
+                return
+            forget(name)
+            row[name] = yield from self._read_value(output, text)
+
+        def forget(name: str) -> None:
+            value = row.pop(name, None)
+            self._done_bytes -= value.n_bytes if isinstance(value, Value) else 0
+
+        yield from read_members(text, read_run, read_long)
+        for output in self.wanted:
+            value = row.pop(output.name, None)
+            if value is None:
+                raise CodecError(f"{output.label}: row {self._rows} does not have it")
+            if isinstance(value, bytes):
+                self._waiting_bytes += output.wait(value)
+            else:
+                yield from self._convert(output)
+                value.shape = (1, *value.shape)
+                output.append(value)
+        self._rows += 1
+        yield from self._convert_if_full()
+
+    def _column(self, name: str) -> Output | None:
+        """The output to which a row has a value under *name*; None if the client does not want it."""
+        if name in self._found:
+            return self._found[name]
+        if not self._rows:
+            return self._open(name)
+        if self._selection.named:
+            return None
+        raise CodecError(f"{label_of('output', name)}: some rows have it, but row 0 does not")
+
+    def _convert_if_full(self) -> Reading[None]:
+        if self._waiting_bytes >= WAITING_BYTES:
+            for output in self.wanted:
+                yield from self._convert(output)
+
+    def _convert(self, output: Output) -> Reading[None]:
+        """Read the texts of *output* that wait, as one array."""
+        if output.waiting:
+            waiting, output.waiting = output.waiting, bytearray()
+            self._waiting_bytes -= len(waiting)
+            waiting += b"]"
+            output.append((yield from self._read_value(output, ArrivingText.of_value(waiting))))
+
+    def _read_value(self, output: Output, text: ArrivingText) -> Reading[Value]:
+        """Read the value that comes next in *text*, nested data or a scalar."""
+        value = None
+        if text.is_value and len(text.buffer) <= SHORT_BYTES:
+            value = short_value(bytes(text.buffer), output.datatype)
+            yield STEP
+        if value is None:
+            sink = output.sink(b64_objects=self._b64_objects)
+            self._sink = sink
+            if (yield from text.first()) == ARRAY:
+                yield from text.pour(sink)
+                shape = sink.shape
+            else:
+                yield from _pour_scalar(text, sink)
+                shape = sink.shape[1:]
+            self._sink = None
+            value = Value(shape, sink.blobs(), sink.nonfinite if isinstance(sink, NumberSink) else 0)
+        self._done_bytes += value.n_bytes
+        return value
+
+    def _open(self, name: str) -> Output | None:
+        """A new output called *name*, None if the client does not want it. Raises `CodecError` if it is not known."""
+        described = self._described.get(name)
+        if not self._selection.is_wanted(name):
+            output = None
+        elif described is None or described.datatype is None:
+            raise CodecError(f"{label_of('output', name)}: its datatype is not known; {_SETTING} can say it")
+        else:
+            output = Output(name, described.datatype, described.shape)
+        replaced = self._found.get(name)
+        self._done_bytes -= replaced.n_bytes if replaced is not None else 0
+        self._found[name] = output
+        if len(self._found) > self._limits.max_tensors:
+            raise CodecError(
+                f"more than {self._limits.max_tensors} outputs, which is the most that `limits.tensors` allows"
+            )
+        return output
+
+
+def short_value(text: bytes, datatype: Datatype) -> Value | None:
+    """The value that *text* is, in a few calls; None for one that the sinks have to look at more closely."""
+    try:
+        level = [orjson.loads(text)]
+    except orjson.JSONDecodeError:
+        return None
+    shape: list[int] = []
+    while (types := set(map(type, level))) == {list}:
+        lengths = set(map(len, level))
+        if len(lengths) > 1 or 0 in lengths or len(shape) == MAX_DEPTH:
+            return None
+        shape += lengths
+        level = list(chain.from_iterable(level))
+    if list in types:
+        return None
+    if datatype.kind is not Kind.BYTES:
+        flat = b"[%b]" % text.translate(None, b"[]")
+        blob = read_few(flat, datatype, len(level)) or read_flat(flat, datatype, len(level))
+    elif types == {str}:
+        elements = map(str.encode, level)
+        blob = b"".join([len(element).to_bytes(PREFIX_BYTES, "little") + element for element in elements])
+    else:
+        blob = None
+    return Value(tuple(shape), [memoryview(blob)], 0) if blob else None
+
+
+def _pour_scalar(text: ArrivingText, sink: NumberSink | BytesSink) -> Reading[None]:
+    """Let *sink* take the value that comes next, which is no array, as the only element of one."""
+    scalar = SkipSink(sink.label)
+    # where the value has strings, all that the sink is given is searched for the ends of some
+    window_bytes = WALK_BYTES if text.buffer[0] in (QUOTE, OBJECT) else PIECE_BYTES
+    inside = bytearray(b"[")
+    while not scalar.done:
+        with labelling(scalar):
+            taken = scalar.step(text.buffer[:window_bytes])
+        if not taken:
+            yield from text.more(sink.label, PIECE_BYTES)
+            continue
+        inside += memoryview(text.buffer)[:taken]
+        text.drop(taken)
+        if scalar.done:
+            inside += b"]"
+        with labelling(sink):
+            while inside and (taken := sink.step(inside)):
+                del inside[:taken]
+                yield STEP
+    if not sink.done:  # the word that ended has a bracket in it: 0[1
+        raise CodecError(f"{sink.label}: expected a value, got {beginning(inside[1:])}")

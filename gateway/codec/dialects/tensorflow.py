@@ -1,0 +1,202 @@
+"""TensorFlow Serving's REST API, and the V1 protocol of KServe, which is its row form without versions and metadata.
+
+Facts from TensorFlow Serving's documentation and source (`api_rest.md`, `http_rest_api_util.cc`, `json_tensor.cc`),
+and from KServe 0.21.
+"""
+
+from typing import TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from gateway.codec.dialects.answer import AnswerForm
+from gateway.codec.dialects.description import ModelDescription, TensorDescription
+from gateway.codec.dialects.request import Writer, tensorflow_columnar, tensorflow_row
+from gateway.codec.inference import label_of
+from gateway.codec.tensors.datatypes import DATATYPES
+from gateway.codec.v2.declarations import MAX_RANK
+from gateway.errors import CodecError
+
+T = TypeVar("T")
+
+DEFAULT_SIGNATURE = "serving_default"
+"""The signature that a request means if it names none."""
+
+MAX_NAMED = 10
+"""The most signatures that an error names."""
+
+DTYPES = {
+    "DT_BOOL": "BOOL",
+    "DT_UINT8": "UINT8",
+    "DT_UINT16": "UINT16",
+    "DT_UINT32": "UINT32",
+    "DT_UINT64": "UINT64",
+    "DT_INT8": "INT8",
+    "DT_INT16": "INT16",
+    "DT_INT32": "INT32",
+    "DT_INT64": "INT64",
+    "DT_HALF": "FP16",
+    "DT_FLOAT": "FP32",
+    "DT_DOUBLE": "FP64",
+    "DT_BFLOAT16": "BF16",
+    "DT_STRING": "BYTES",
+}
+"""TensorFlow's datatypes by the names in its metadata. TensorFlow Serving itself reads and writes no JSON of DT_UINT16,
+DT_HALF and DT_BFLOAT16: it answers 501 and 400."""
+
+
+class _Dimension(msgspec.Struct, frozen=True):
+    size: str | int = 0  # protobuf writes integers of 64 bits as strings
+
+
+class _Shape(msgspec.Struct, frozen=True):
+    dim: list[_Dimension] = []
+    unknown_rank: bool = False
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    dtype: str = ""
+    tensor_shape: _Shape = _Shape()
+
+
+class _Signature(msgspec.Struct, frozen=True):
+    inputs: dict[str, _Tensor] = {}
+    outputs: dict[str, _Tensor] = {}
+
+
+class _Signatures(msgspec.Struct, frozen=True):
+    signature_def: dict[str, msgspec.Raw]
+
+
+class _SignatureDef(msgspec.Struct, frozen=True):
+    signature_def: _Signatures
+
+
+class _ModelSpec(msgspec.Struct, frozen=True):
+    version: str = ""
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    metadata: _SignatureDef
+    model_spec: _ModelSpec = _ModelSpec()
+
+
+class _VersionStatus(msgspec.Struct, frozen=True):
+    state: str = ""
+
+
+class _Status(msgspec.Struct, frozen=True):
+    model_version_status: list[_VersionStatus] = []
+    ready: bool | str = False
+
+
+class _Error(msgspec.Struct, frozen=True):
+    error: str = ""
+
+
+_ERROR = msgspec.json.Decoder(_Error)
+_METADATA = msgspec.json.Decoder(_Metadata)
+_SIGNATURE = msgspec.json.Decoder(_Signature)
+_STATUS = msgspec.json.Decoder(_Status)
+
+
+class TensorFlow:
+    """The dialect `tensorflow`."""
+
+    name = "tensorflow"
+    server_name = "tensorflow"
+    live_path = "/v1/models"
+
+    def is_live(self, status: int, text: bytes) -> bool:
+        """KServe answers with its models; TensorFlow Serving with 400 and an error, because it wants a model's name."""
+        if status == 400:
+            try:
+                return bool(_decoded(_ERROR, text).error)
+            except CodecError:
+                return False
+        return status == 200
+
+    def infer_path(self, model: str, version: str | None) -> str:
+        """A verb behind a colon."""
+        return f"{_path(model, version)}:predict"
+
+    def ready_path(self, model: str, version: str | None) -> str:
+        """The status of the model's versions, or of one."""
+        return _path(model, version)
+
+    def is_ready(self, text: bytes) -> bool:
+        """TensorFlow Serving: a version is available. KServe: `ready`, which older ones write as a string."""
+        try:
+            status = _decoded(_STATUS, text)
+        except CodecError:
+            return False
+        is_available = any(version.state == "AVAILABLE" for version in status.model_version_status)
+        return is_available or str(status.ready).lower() == "true"
+
+    def description_path(self, model: str, version: str | None) -> str:
+        """KServe has no such path."""
+        return f"{_path(model, version)}/metadata"
+
+    def read_description(self, text: bytes, signature: str) -> ModelDescription:
+        """The inputs and outputs of *signature*, in the order of their names: the server gives them in any order."""
+        metadata = _decoded(_METADATA, text)
+        signatures = metadata.metadata.signature_def.signature_def
+        name = signature or DEFAULT_SIGNATURE
+        if name not in signatures:
+            names = ", ".join(sorted(signatures)[:MAX_NAMED]) or "none"
+            raise CodecError(
+                f"the model has no {label_of('signature', name)}; set `signature` to one of these: {names}"
+            )
+        described = _decoded(_SIGNATURE, signatures[name])
+        version = metadata.model_spec.version
+        return ModelDescription(
+            _tensors(described.inputs),
+            _tensors(described.outputs),
+            versions=(version,) if version else (),
+            platform="tensorflow_savedmodel",
+        )
+
+    def writer(self, description: ModelDescription) -> Writer:
+        """Columnar unless the configuration says `row`."""
+        form = tensorflow_row if description.format == "row" else tensorflow_columnar
+        return form(description.signature)
+
+    def answer_form(self, description: ModelDescription) -> AnswerForm:
+        """As the request; but KServe answers `predictions` also where its model takes `inputs`."""
+        members = ("predictions",) if description.format == "row" else ("outputs", "predictions")
+        return AnswerForm(members, b64_objects=True)
+
+    def error_words(self, text: bytes) -> str | None:
+        """Errors have the member `error`, which is read as that of every server."""
+        return None
+
+
+def _path(model: str, version: str | None) -> str:
+    path = f"/v1/models/{quote(model, safe='')}"
+    return path if version is None else f"{path}/versions/{quote(version, safe='')}"
+
+
+def _tensors(described: dict[str, _Tensor]) -> tuple[TensorDescription, ...]:
+    tensors = []
+    for name, tensor in sorted(described.items()):
+        datatype = DTYPES.get(tensor.dtype.removesuffix("_REF"), "")
+        tensors.append(TensorDescription(name, DATATYPES.get(datatype), _shape(tensor.tensor_shape)))
+    return tuple(tensors)
+
+
+def _shape(shape: _Shape) -> tuple[int, ...] | None:
+    """None if it is not known, or none that a tensor can have."""
+    if shape.unknown_rank or len(shape.dim) > MAX_RANK:
+        return None
+    try:
+        sizes = tuple(int(dimension.size) for dimension in shape.dim)
+    except ValueError:
+        return None
+    return tuple(max(size, -1) for size in sizes)
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], text: bytes | msgspec.Raw) -> T:
+    try:
+        return decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CodecError(f"what the server says of the model cannot be read: {error}") from None

@@ -1,0 +1,134 @@
+"""What the gateway answers itself, where a server cannot: health, and what models and servers are (protocol 8).
+
+Servers of other dialects than V2 have none of the protocol's paths; servers of V2 may lack some. Not here: inferences
+(`handlers`, `translation`).
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+
+from gateway.backend.attempt import Answer
+from gateway.codec.dialects.description import configured_for, v2_metadata, v2_server_metadata
+from gateway.errors import ErrorKind, GatewayError
+from gateway.plan import BackendPlan
+from gateway.policy.routing import Match, V2Path
+from gateway.translation import Translation
+
+MAX_BYTES = 64 * 1024
+"""How much of an answer about health is read."""
+
+LACKING = frozenset({404, 405, 501})
+"""Statuses of servers that do not have a path, or not with this method."""
+
+JSON = ("Content-Type", "application/json")
+
+LIVE, READY = b'{"live":true}', b'{"ready":true}'
+"""What KServe's client reads; others look at the status alone."""
+
+
+async def answer(translation: Translation) -> None:
+    """Answer anything but an inference for a backend of another dialect. Raises `GatewayError`."""
+    request, path = translation.call.request, translation.path
+    known = _OF_SERVERS if path.model is None else _OF_MODELS
+    tell = known.get(path.asked) if request.method in ("GET", "HEAD") else None
+    if tell is None:
+        words = (
+            f"{request.method} {request.path.partition('?')[0]}: servers of dialect {translation.dialect.name!r} have "
+            "nothing like it; for these the gateway answers health, readiness, metadata and inferences"
+        )
+        raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=404)
+    await translation.call.reply.whole(200, [JSON], await tell(translation))
+
+
+async def _live(translation: Translation) -> bytes:
+    await _require_live(translation)
+    return LIVE
+
+
+async def _ready(translation: Translation) -> bytes:
+    await _require_live(translation)
+    return READY
+
+
+async def _server(translation: Translation) -> bytes:
+    await _require_live(translation)
+    return v2_server_metadata(translation.dialect.server_name)
+
+
+async def _require_live(translation: Translation) -> None:
+    """Raise `GatewayError` unless the server runs."""
+    dialect = translation.dialect
+
+    async def read(answer: Answer) -> None:
+        text = await answer.read_beginning(MAX_BYTES)
+        if not dialect.is_live(answer.status, text):
+            words = dialect.error_words(text) or f"the backend answered {answer.status} to GET {dialect.live_path}"
+            raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=max(answer.status, 400))
+
+    path = translation.path.before + dialect.live_path
+    await translation.call.question(translation.upstream, translation.backend, path, read)
+
+
+async def _model_ready(translation: Translation) -> bytes:
+    model = translation.call.match.model
+    if not await translation.is_ready():
+        # 4xx is the protocol's way of saying no
+        raise GatewayError(ErrorKind.BACKEND_ERROR, f"model {model!r} is not ready", status=400)
+    return msgspec.json.encode({"name": model, "ready": True})
+
+
+async def _model(translation: Translation) -> bytes:
+    """As far as anybody describes it. Raises `GatewayError`."""
+    dialect, (_, name, version, _) = translation.dialect, translation.path
+    model = name or ""
+    translation.path_of(dialect.description_path(model, version) or dialect.ready_path(model, version))
+    described = await translation.description()
+    if not described.by_server:
+        await translation.is_ready()  # a pattern of the configuration may match models that do not exist
+    description = described.model
+    if not (description.inputs or description.outputs):
+        words = (
+            f"nothing is known of model {model!r}: its server does not describe it, and neither does "
+            f"`backends.{translation.backend.name}.models` of the gateway's configuration"
+        )
+        raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=404)
+    return v2_metadata(translation.call.match.model or "", description)
+
+
+_OF_SERVERS: Mapping[str, Callable[[Translation], Awaitable[bytes]]] = {
+    "/health/live": _live,
+    "/health/ready": _ready,
+    "": _server,
+}
+_OF_MODELS: Mapping[str, Callable[[Translation], Awaitable[bytes]]] = {"/ready": _model_ready, "": _model}
+
+
+# For servers of V2
+
+
+def instead(match: Match, backend: BackendPlan, *, is_usable: bool) -> bytes | None:
+    """The answer to a GET that a server of V2 does not have; None if the gateway does not know it either.
+
+    *is_usable*: whether an endpoint of the backend is not known to be down.
+    """
+    path = match.v2_path
+    if path.model is None:
+        return {"/health/live": LIVE, "/health/ready": READY}.get(path.asked) if is_usable else None
+    return None if path.asked else configured_metadata(backend, match)
+
+
+def configured_metadata(backend: BackendPlan, match: Match) -> bytes | None:
+    """A model's metadata, as the configuration describes it, under its name for the client; None if it does not."""
+    description = configured_for(backend.models, match.v2_path.model or "")
+    if not (description.inputs or description.outputs):
+        return None
+    return v2_metadata(match.model or "", description)
+
+
+def hint(method: str, path: V2Path) -> str:
+    """What to add to a server's own words where it does not have *path*; empty for what every server should have."""
+    if path.asked in ("", "/ready", "/infer") or path.asked.startswith("/health/"):
+        return ""
+    whose = "/models/MODEL" if path.model else ""
+    return f" ({method} /v2{whose}{path.asked} is an extension that this server does not have)"

@@ -1,0 +1,193 @@
+"""Infer requests to servers that speak the binary extension themselves: they pass through as they come.
+
+Bodies stream in both directions. Only where a request says too little for the server is its body read first: one that
+is compressed is inflated, which few servers do, and of one without header length that is found (protocol section 6).
+The limits of bodies hold; how tensors are written is between client and server.
+
+Not here: whether a server speaks the extension (`backend.speaking`).
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+
+from gateway.backend.attempt import Answer, Body, Sending
+from gateway.backend.upstream import Upstream
+from gateway.call import Call
+from gateway.codec import HEADER_LENGTH, Framing, MemberReplacer, find_header_length
+from gateway.errors import ErrorKind, GatewayError, blaming
+from gateway.exchange import Format
+from gateway.plan import BackendPlan
+from gateway.policy.crossing import Fields, relayed_to_client, renamed_to_client
+
+UPLOAD_BYTES = 64 * 1024
+"""A relayed upload takes a connection to its backend when so much of it, or all of it, is there to be sent."""
+
+_HEADER_LENGTH = HEADER_LENGTH.lower()
+_DIGITS = re.compile("[0-9]{1,18}", re.ASCII)
+# What says how the body is to be read, and what describes a compressed one.
+_REPLACED = frozenset({_HEADER_LENGTH, "content-type"})
+_REPLACED_INFLATED = _REPLACED | {"content-digest", "content-encoding", "content-md5", "digest", "repr-digest"}
+
+
+async def pass_through(
+    call: Call, upstream: Upstream, backend: BackendPlan, framing: Framing, body: memoryview | None
+) -> None:
+    """Send the request as it came, and the answer as it comes back. Raises `GatewayError`.
+
+    *body* is None if it was not read yet; then it streams if nothing in it has to be known or changed.
+    """
+    exchange = call.exchange
+    is_coded = "content-encoding" in call.request.headers.first
+    header_length = framing.header_length
+    is_missing = header_length is None and call.plan.recover_header_length
+    if body is None and (is_coded or is_missing):
+        body = await call.body.read()
+    if body is None:
+        call.body.check_length()
+        sent = await upload(call, backend, call.body.check_length)
+    else:
+        if is_missing:
+            header_length = await _find_header_length(call, body)
+        sent = Body.of(body)
+    exchange.client_format = exchange.upstream_format = Format.JSON if header_length is None else Format.BINARY
+    fields = _fields(call, backend, header_length, _REPLACED_INFLATED if is_coded else _REPLACED)
+
+    async def read(answer: Answer) -> None:
+        if answer.status >= 300:
+            raise await call.backend_error(answer)
+        await _pass_back(call, answer, framing)
+
+    try:
+        await call.ask(upstream, call.with_own(fields), sent, read)
+    except GatewayError as error:
+        if error.kind is ErrorKind.BACKEND_ERROR:  # it may not take binary bodies any more
+            upstream.speaking.doubt(exchange.attempts[-1].endpoint)
+        raise
+
+
+async def _find_header_length(call: Call, body: memoryview) -> int | None:
+    """Where the JSON of *body* ends, if it has blobs behind it. Raises `GatewayError`."""
+    with blaming(ErrorKind.MALFORMED_REQUEST):
+        found = await call.pacer.run(find_header_length(body, call.plan.header_limits, reserve=call.body.reserve))
+    if found is not None:
+        call.note_recovered()
+    return found
+
+
+def _fields(call: Call, backend: BackendPlan, header_length: int | None, replaced: frozenset[str]) -> Fields:
+    """The client's headers, with what says how the server has to read the body put right."""
+    request, headers = call.request, backend.headers
+    # the name of the model in an answer can only be replaced where that is not compressed
+    relayed = headers.relayed_uncoded(request) if call.match.is_renamed else headers.relayed(request)
+    fields = [field for field in relayed if field[0].lower() not in replaced]
+    if header_length is not None:
+        fields.append((HEADER_LENGTH, str(header_length)))
+    fields.append(("Content-Type", _content_type(request.headers.get("content-type"), header_length)))
+    return fields
+
+
+def _content_type(said: str, header_length: int | None) -> str:
+    """What the client has *said*, unless that is nothing, or JSON for a binary body: FastAPI's servers decide by it."""
+    if header_length is None:
+        return said or "application/json"
+    return said if said and "json" not in said.lower() else "application/octet-stream"
+
+
+async def _pass_back(call: Call, answer: Answer, framing: Framing) -> None:
+    """Pass an answer on as it arrives. Raises `GatewayError`."""
+    answer.limit(int(call.plan.limits.response_body), "limits.response_body")
+    text = answer.headers.get(_HEADER_LENGTH)
+    if not _DIGITS.fullmatch(text):
+        call.exchange.reply_format = Format.JSON
+        await call.stream(answer)
+        return
+    call.exchange.reply_format = Format.BINARY
+    header_length = int(text)
+    if call.match.is_renamed:
+        await _pass_back_renamed(call, answer, header_length, framing)
+    else:
+        await call.stream(answer, _said_as_asked(relayed_to_client(answer.headers), header_length, framing))
+
+
+async def _pass_back_renamed(call: Call, answer: Answer, header_length: int, framing: Framing) -> None:
+    """As `_pass_back`, with the client's name of the model in the JSON before the blobs."""
+    answer.refuse_encoded()
+    max_bytes = call.plan.header_limits.max_header_bytes
+    if header_length > max_bytes:
+        words = f"the answer has {header_length} bytes of JSON, limits.header is {max_bytes}"
+        raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
+    chunks = answer.chunks_for_client()
+    begun = bytearray()
+    while len(begun) < header_length:
+        chunk = await anext(chunks, b"")
+        if not chunk:
+            words = f"the answer ends inside of its JSON, which has {header_length} bytes ({HEADER_LENGTH})"
+            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
+        begun += chunk
+    replacer = MemberReplacer(call.match.naming_key(call.request.method), call.match.model or "")
+    pieces = replacer.feed(bytes(begun[:header_length]))
+    header = bytearray()
+    while (piece := await call.pacer.next(pieces)) is not None:
+        header += piece
+    header += replacer.finish()
+    headers = [field for field in renamed_to_client(answer.headers) if field[0].lower() != _HEADER_LENGTH]
+    headers.append((HEADER_LENGTH, str(len(header))))
+    length = answer.content_length
+    if length is not None:
+        length += len(header) - header_length
+    reply = call.reply
+    await reply.begin(answer.status, _said_as_asked(headers, len(header), framing), length, answer.reason)
+    await reply.write(header)
+    await reply.write(memoryview(begun)[header_length:])
+    async for chunk in chunks:
+        await reply.write(chunk)
+    await reply.end()
+
+
+def _said_as_asked(headers: Fields, header_length: int, framing: Framing) -> Fields:
+    """*headers*, with the vendor's content type if the client asked by one (protocol section 6)."""
+    if framing.media_type is None:
+        return headers
+    others = [field for field in headers if field[0].lower() != "content-type"]
+    return [*others, ("Content-Type", framing.content_type(header_length))]
+
+
+def _any_length() -> None:
+    pass
+
+
+async def upload(call: Call, backend: BackendPlan, check: Callable[[], None] = _any_length) -> Body:
+    """A body that streams: whole if it is small, and so can be sent again if a connection turns out to be dead.
+
+    Its beginning is waited for here, so that a client that sends nothing holds no connection of a backend. *check* is
+    called after each part that has come, and may raise `GatewayError`.
+    """
+    body = call.body
+    length = call.request.content_length
+    body.admit(UPLOAD_BYTES if length is None else min(length, UPLOAD_BYTES))
+    body.invite()
+    total_s = backend.settings.timeouts.total
+    call.total_at = asyncio.get_running_loop().time() + total_s
+    try:
+        async with asyncio.timeout_at(call.total_at):
+            first = await body.read_first(UPLOAD_BYTES)
+    except TimeoutError:
+        words = f"the client kept the request open for more than {total_s:g} s (timeouts.total)"
+        raise GatewayError(ErrorKind.SLOW_CLIENT, words) from None
+    check()
+    if body.at_end:
+        return Body(whole=first)
+
+    async def pieces(sending: Sending) -> AsyncIterator[bytes]:
+        sending.piece(len(first))
+        yield first
+        sending.paused()
+        async for chunk in body.chunks():
+            check()
+            sending.piece(len(chunk))
+            yield chunk
+            sending.paused()
+        sending.done()
+
+    return Body(open=pieces, length=length, can_be_repeated=False)

@@ -1,0 +1,184 @@
+"""Requests to backends that speak another dialect than V2: what is described, sent, and made of the answer.
+
+Here: the order of these steps. Not here: what the dialects are (`codec.dialects`), and what a backend speaks
+(`backend.speaking`).
+"""
+
+import time
+from collections.abc import Generator, Iterable
+
+from gateway.backend.attempt import Answer
+from gateway.backend.metadata import MAX_BYTES, is_undescribed
+from gateway.backend.upstream import Upstream
+from gateway.call import Call, Described
+from gateway.codec import SHORT_ANSWER_BYTES, Framing
+from gateway.codec import Reply as InferReply
+from gateway.codec.dialects.answer import DialectAnswer
+from gateway.codec.dialects.description import ModelDescription, configured_for, missing_datatype, v2_metadata
+from gateway.codec.dialects.dialect import Dialect
+from gateway.codec.dialects.request import DialectRequest
+from gateway.codec.inference import MAX_NAME, OutputSelection, label_of
+from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
+from gateway.headers import HeaderLines
+from gateway.plan import BackendPlan
+from gateway.policy.crossing import Fields
+
+MAX_NAMED = 20
+"""The most outputs that an error names."""
+
+
+class Translation:
+    """One request of a client to a backend of a *dialect*."""
+
+    def __init__(self, call: Call, upstream: Upstream, backend: BackendPlan, dialect: Dialect) -> None:
+        self.call = call
+        self.upstream = upstream
+        self.backend = backend
+        self.dialect = dialect
+        self.path = call.match.v2_path
+        """What the client asks for."""
+
+    async def infer(self, body: memoryview, framing: Framing) -> None:
+        """Describe, parse, send, decode, reply. Raises `GatewayError`."""
+        call, dialect = self.call, self.dialect
+        path = self.path_of(dialect.infer_path(self.path.model or "", self.path.version))
+        described = await self.description()
+        description = described.model
+        request = await self._parse(body, framing, description)
+        self._require_datatypes(described, request.selection)
+        with blaming(ErrorKind.MALFORMED_REQUEST):
+            written = request.bound(dialect.writer(description))
+        call.note(request)
+        json_body = await call.json_body(written, self.backend)
+        lines, fields = call.transcoded_headers(self.backend, framing)
+        target = path + call.match.target[len(call.match.path) :]
+
+        async def read(answer: Answer) -> tuple[InferReply, HeaderLines | Fields]:
+            if answer.status >= 300:
+                raise await self.error(answer, json_bytes=call.exchange.attempts[-1].request_bytes)
+            return await self._decode(answer, request, description), answer.transcoded_lines()
+
+        answered, crossing = await call.ask(
+            self.upstream, fields, json_body, read, target=target, lines=lines, is_read_whole=True
+        )
+        await call.answer_inference(answered, crossing, framing)
+
+    async def _parse(self, body: memoryview, framing: Framing, description: ModelDescription) -> DialectRequest:
+        """The request, proved right. Raises `GatewayError`."""
+        call = self.call
+        limits, reserve, policy = call.plan.header_limits, call.body.reserve, self.backend.tensor_policy
+        steps: Generator[None, None, DialectRequest]
+        if framing.header_length == 0:
+            metadata = v2_metadata(self.path.model or "", description)
+            steps = DialectRequest.parse_raw(body, metadata, policy, limits, reserve=reserve)
+        else:
+            recover = call.plan.recover_header_length
+            steps = DialectRequest.parse(body, framing.header_length, policy, limits, recover=recover, reserve=reserve)
+        call.exchange.request_codec_at_s = time.perf_counter()
+        try:
+            with blaming(ErrorKind.MALFORMED_REQUEST):
+                return await call.pacer.run(steps)
+        finally:
+            call.add_request_codec(call.pacer)
+
+    async def _decode(self, answer: Answer, request: DialectRequest, description: ModelDescription) -> InferReply:
+        """The reply, made of *answer*. Raises `GatewayError`."""
+        call = self.call
+        answer.refuse_encoded()
+        decoder = DialectAnswer(
+            self.dialect.answer_form(description),
+            description,
+            request.selection,
+            model=call.match.model or "",
+            request_id=request.id,
+            version=self.path.version,
+            limits=call.plan.header_limits,
+        )
+        answered = await call.decode(answer, answer.take_arrived(SHORT_ANSWER_BYTES), decoder)
+        call.exchange.output_datatypes = answered.datatypes
+        call.exchange.response_nonfinite = answered.nonfinite
+        return answered
+
+    async def description(self) -> Described:
+        """What the configuration and the server say of the model; maybe nothing. Raises `GatewayError`.
+
+        What the configuration says is enough where the server says nothing. A server that does not have the model says
+        so in its error.
+        """
+        dialect, path = self.dialect, self.path
+        configured = configured_for(self.backend.models, path.model or "")
+        alone = Described(configured, by_server=False)
+        described_at = dialect.description_path(path.model or "", path.version)
+        if described_at is None:
+            return alone
+
+        async def read(answer: Answer) -> tuple[Described, int]:
+            if answer.status >= 300:
+                error = await self.error(answer)
+                if configured.outputs and is_undescribed(error):
+                    return alone, 1
+                raise error
+            answer.refuse_encoded()
+            text = await answer.read_whole(MAX_BYTES, "the model's description")
+            try:
+                return Described(dialect.read_description(text, configured.signature).merged(configured)), len(text)
+            except CodecError as error:  # no failure of the endpoint: the configuration may name a wrong signature
+                return Described(configured, by_server=False, fault=str(error)), 1
+
+        try:
+            described = await self.call.ask_once(
+                self.call.shared.descriptions, self.upstream, self.backend, path.before + described_at, read
+            )
+        except GatewayError as error:
+            if error.kind is not ErrorKind.BACKEND_ERROR or not is_undescribed(error) or not await self.is_ready():
+                raise
+            return alone
+        if described.fault and not configured.outputs:
+            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, f"model {path.model!r}: {described.fault}", sent=False)
+        return described
+
+    async def is_ready(self) -> bool:
+        """Whether the server says that the model is ready. Raises `GatewayError`, also where there is no such model."""
+        dialect = self.dialect
+        asked = self.path_of(dialect.ready_path(self.path.model or "", self.path.version))
+
+        async def read(answer: Answer) -> bool:
+            if answer.status >= 300:
+                raise await self.error(answer)
+            answer.refuse_encoded()
+            return dialect.is_ready(await answer.read_whole(MAX_BYTES, "the model's status"))
+
+        return await self.call.question(self.upstream, self.backend, asked, read)
+
+    def _require_datatypes(self, described: Described, selection: OutputSelection) -> None:
+        """Raise `GatewayError` if the answer could not be understood, or has no such output: nothing is sent then."""
+        model, names = described.model, {output.name for output in described.model.outputs}
+        unknown = next((name for name in selection.named if name not in names), None)
+        if described.by_server and unknown is not None:
+            words = f"{label_of('output', unknown)} was requested, but the model has {_listed(names)}"
+            raise GatewayError(ErrorKind.MALFORMED_REQUEST, words)
+        missing = missing_datatype(
+            model, selection, dialect=self.dialect.name, backend=self.backend.name, model=self.path.model or ""
+        )
+        if missing is not None:
+            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, missing, sent=False)
+
+    def path_of(self, path: str | None) -> str:
+        """*path* of the dialect, behind what the route puts before it.
+
+        Raises `GatewayError` for one that is denied to clients, and for None: the dialect has no such thing.
+        """
+        if path is None:
+            words = f"servers of dialect {self.dialect.name!r} have no versions of a model: leave the version out"
+            raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=404)
+        path = self.path.before + path
+        self.call.plan.check_path(path, self.backend)
+        return path
+
+    async def error(self, answer: Answer, *, json_bytes: int | None = None) -> GatewayError:
+        """A refusal of the backend's, in the shape of the protocol."""
+        return await self.call.backend_error(answer, json_bytes=json_bytes, words_in=self.dialect.error_words)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name[:MAX_NAME]) for name in sorted(names)[:MAX_NAMED]) or "none"

@@ -1,0 +1,85 @@
+"""What servers are asked, and how they are recognized by their answers."""
+
+import pytest
+
+from gateway.backend.questions import Answer, Said, ask_dialect, ask_v2
+
+JSON, TEXT, HTML = "application/json", "text/plain", "text/html"
+NOTHING = Answer(404, "Not Found", JSON, "", b'{"detail": "Not Found"}')
+
+
+def answer(body: bytes, status: int = 200, media_type: str = JSON) -> Answer:
+    return Answer(status, "OK" if status == 200 else "No", media_type, "", body)
+
+
+class Server:
+    """Answers by path, and everything else with 404."""
+
+    def __init__(self, answers: dict[str, Answer]) -> None:
+        self._answers = answers
+        self.asked: list[str] = []
+
+    async def get(self, path: str) -> Answer:
+        self.asked.append(path)
+        return self._answers.get(path, NOTHING)
+
+
+V2 = answer(b'{"name": "triton", "version": "2", "extensions": ["a", "binary_tensor_data"]}')
+V1_MODELS = answer(b'{"models": ["m"]}')
+TF_REFUSAL = answer(b'{\n "error": "Could not find any versions of model any"\n}', 404, TEXT)
+PING, VERSION = answer(b"\n", media_type=TEXT), answer(b"3.17.0\n", media_type=TEXT)
+
+
+@pytest.mark.parametrize(
+    ("answers", "said", "n_asked"),
+    [
+        ({"/v2": V2}, Said("v2", is_binary=True), 1),
+        ({"/v2": answer(b'{"name": "own"}')}, Said("v2"), 1),
+        ({"/v2": answer(b'{"name": "own", "extensions": null}')}, Said("v2"), 1),
+        ({"/v2": V2, "/v1/models": V1_MODELS}, Said("v2", is_binary=True), 1),
+        ({"/v1/models": V1_MODELS}, Said("tensorflow"), 2),
+        ({"/v1/models": answer(b'{"models": []}')}, Said("tensorflow"), 2),
+        ({"/v1/models/any": TF_REFUSAL}, Said("tensorflow"), 3),
+        ({"/v1/models/any": answer(b'{"error": "Malformed request"}', 400)}, Said("tensorflow"), 3),
+        ({"/ping": PING, "/version": VERSION}, Said("mlflow"), 5),
+    ],
+)
+async def test_a_server_is_recognized(answers: dict[str, Answer], said: Said, n_asked: int) -> None:
+    server = Server(answers)
+    assert await ask_dialect(server.get) == said
+    assert len(server.asked) == n_asked
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {},
+        {"/v2": answer(b'{"name": "own"}', 404)},
+        {"/v2": answer(b'{"name": 7}')},
+        {"/v2": answer(b'{"name": "own", "extensions": "binary_tensor_data"}')},
+        {"/v2": answer(b'["name"]')},
+        {"/v2": answer(b'{"name": "\xff"}')},
+        {"/v2": answer(b"[" * 60_000)},
+        {"/v2": answer(b"<html>", media_type=HTML)},
+        {"/v1/models": answer(b'{"object": "list", "data": []}')},  # OpenAI's interface
+        {"/v1/models/any": answer(b'{"error": {"message": "no such model"}}', 404)},
+        {"/v1/models/any": answer(b'{"error": "who are you?"}', 401)},
+        {"/v1/models/any": answer(b'{"error": "no route"}', 503)},
+        {"/ping": answer(b'{"status": "Healthy"}')},  # TorchServe
+        {"/ping": PING, "/version": answer(b"<html>", media_type=HTML)},
+        {"/ping": PING, "/version": answer(b'{"version": "1"}')},
+        {"/version": VERSION},
+    ],
+)
+async def test_an_answer_that_only_looks_like_one_fits_nothing(answers: dict[str, Answer]) -> None:
+    said = await ask_dialect(Server(answers).get)
+    assert said.dialect == ""
+    assert not said.is_binary
+    for path in ("/v2 got", "/v1/models", "/v1/models/any", "/ping"):
+        assert f"GET {path} " in said.answers
+
+
+async def test_for_the_binary_extension_one_question_is_enough() -> None:
+    server = Server({"/v1/models": V1_MODELS})
+    assert await ask_v2(server.get) == Said("", answers="GET /v2 got 404 Not Found")
+    assert server.asked == ["/v2"]

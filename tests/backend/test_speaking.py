@@ -1,0 +1,168 @@
+"""What a backend speaks, of the answers of its endpoints. With requests: `tests.system.test_passing`."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from gateway.backend import speaking
+from gateway.backend.connections import Connections
+from gateway.backend.endpoints import Endpoint, EndpointSet
+from gateway.backend.resolving import Names
+from gateway.backend.speaking import Speaking, Spoken, configured
+from gateway.errors import ErrorKind, GatewayError
+from tests.conftest import Connection, lying
+
+DEADLINE_S = 20
+
+
+@pytest.mark.parametrize(
+    ("dialect", "binary", "spoken"),
+    [
+        ("v2", "never", Spoken("v2", binary=False)),
+        ("v2", "always", Spoken("v2", binary=True)),
+        ("tensorflow", "never", Spoken("tensorflow", binary=False)),
+        ("mlflow", "auto", Spoken("mlflow", binary=False)),
+        ("v2", "auto", None),
+        ("auto", "never", None),
+        ("auto", "always", None),
+    ],
+)
+def test_what_the_configuration_says_is_not_asked(dialect: str, binary: str, spoken: Spoken | None) -> None:
+    assert configured(dialect, binary) == spoken
+
+
+class Server:
+    """Says what it is told to."""
+
+    def __init__(self, *, is_binary: bool = True) -> None:
+        self.is_binary = is_binary
+        self.asked = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def serve(self, connection: Connection) -> None:
+        await connection.read_request()
+        self.asked += 1
+        await self.may_answer.wait()
+        said = b'["binary_tensor_data"]' if self.is_binary else b"[]"
+        await connection.answer(b'{"name": "x", "extensions": %b}' % said)
+
+
+@asynccontextmanager
+async def asking(
+    servers: Sequence[Server], dialect: str = "v2", binary: str = "auto"
+) -> AsyncIterator[tuple[Speaking, EndpointSet]]:
+    """What asks *servers*, and their endpoints."""
+    endpoints = EndpointSet()
+    connections = Connections("main", Names("main", endpoints))
+    connections.configure(
+        max_connections=1, queue_length=0, queue_timeout_s=0.0, connect_timeout_s=5.0, keep_alive_s=0.0
+    )
+    asker = Speaking("main", endpoints)
+    asker.configure(dialect, binary, [], connections)
+    async with AsyncExitStack() as stack:
+        urls = [(await stack.enter_async_context(lying(server.serve))).url for server in servers]
+        endpoints.replace([Endpoint.parse(url, None) for url in urls])
+        try:
+            yield asker, endpoints
+        finally:
+            await asker.close()
+            await connections.close()
+
+
+async def test_an_endpoint_that_is_down_has_no_say_and_is_asked_anew_when_it_is_up() -> None:
+    servers = [Server(), Server()]
+    async with asking(servers) as (asker, endpoints):
+        assert (await asker.spoken()).binary
+        down = endpoints.states[1]
+        servers[1].is_binary = False
+        down.is_up = False
+        down.note_health("503")
+        assert (await asker.spoken()).binary
+        assert servers[1].asked == 1
+        down.is_up = True
+        down.note_health("200")
+        assert not (await asker.spoken()).binary
+        assert [server.asked for server in servers] == [1, 2]
+
+
+async def test_if_all_are_down_all_have_a_say() -> None:
+    async with asking([Server(), Server(is_binary=False)]) as (asker, endpoints):
+        for state in endpoints.states:
+            state.is_up = False
+        assert not (await asker.spoken()).binary
+
+
+async def test_endpoints_that_come_are_asked_and_those_that_go_are_forgotten() -> None:
+    servers = [Server(), Server(is_binary=False)]
+    async with asking(servers) as (asker, endpoints):
+        one, other = (state.endpoint for state in endpoints.states)
+        assert not (await asker.spoken()).binary
+        endpoints.replace([one])
+        assert (await asker.spoken()).binary
+        endpoints.replace([one, other])
+        assert not (await asker.spoken()).binary
+        assert [server.asked for server in servers] == [1, 2]
+
+
+async def test_so_many_are_asked_at_once() -> None:
+    servers = [Server() for _ in range(speaking.AT_ONCE + 3)]
+    for server in servers:
+        server.may_answer.clear()
+    async with asking(servers) as (asker, _), asyncio.timeout(DEADLINE_S):
+        waiting = asyncio.ensure_future(asker.spoken())
+        while sum(server.asked for server in servers) < speaking.AT_ONCE:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert sum(server.asked for server in servers) == speaking.AT_ONCE
+        for server in servers:
+            server.may_answer.set()
+        assert (await waiting).binary
+        assert [server.asked for server in servers] == [1] * len(servers)
+
+
+async def test_a_request_that_ends_does_not_end_the_question() -> None:
+    server = Server()
+    server.may_answer.clear()
+    async with asking([server]) as (asker, _), asyncio.timeout(DEADLINE_S):
+        leaving = asyncio.ensure_future(asker.spoken())
+        while not server.asked:
+            await asyncio.sleep(0.01)
+        leaving.cancel()
+        staying = asyncio.ensure_future(asker.spoken())
+        await asyncio.sleep(0)
+        server.may_answer.set()
+        assert (await staying).binary
+        assert server.asked == 1
+
+
+async def test_a_dialect_is_asked_once_and_again_after_a_failure() -> None:
+    server = Server()
+    async with asking([server], "auto", "never") as (asker, endpoints):
+        for _ in range(3):
+            assert await asker.spoken() == Spoken("v2", binary=False)
+        assert server.asked == 1
+        asker.doubt(endpoints.states[0].url)
+        await asker.spoken()
+        assert server.asked == 2
+
+
+async def test_a_dialect_that_was_known_is_kept_while_the_server_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speaking, "ASK_S", 0.2)
+    server = Server()
+    async with asking([server], "auto", "always") as (asker, endpoints):
+        assert await asker.spoken() == Spoken("v2", binary=True)
+        server.may_answer.clear()
+        asker.doubt(endpoints.states[0].url)
+        assert await asker.spoken() == Spoken("v2", binary=True)
+
+
+async def test_a_dialect_that_was_never_known_is_an_error_with_the_reason(unused_tcp_port: int) -> None:
+    async with asking([], "auto") as (asker, endpoints):
+        endpoints.replace([Endpoint.parse(f"http://127.0.0.1:{unused_tcp_port}", None)])
+        for _ in range(2):
+            with pytest.raises(GatewayError, match="cannot be reached") as raised:
+                await asker.spoken()
+            assert (raised.value.kind, raised.value.sent) == (ErrorKind.UNREACHABLE, False)

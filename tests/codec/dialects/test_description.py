@@ -1,0 +1,170 @@
+"""What is known of a model: merging, patterns, what is missing, and V2's metadata."""
+
+import json
+
+import pytest
+import yaml
+
+from gateway.codec.dialects.description import (
+    MAX_NAMED,
+    UNKNOWN,
+    ModelDescription,
+    TensorDescription,
+    configured_for,
+    missing_datatype,
+    v2_metadata,
+    v2_server_metadata,
+)
+from gateway.codec.inference import OutputSelection
+from gateway.codec.tensors.datatypes import DATATYPES
+from gateway.config import parse
+
+FP32, INT64 = DATATYPES["FP32"], DATATYPES["INT64"]
+EVERYTHING = OutputSelection()
+
+
+def outputs(*tensors: TensorDescription) -> ModelDescription:
+    return ModelDescription(outputs=tensors)
+
+
+def test_what_is_configured_wins_member_by_member_and_the_rest_stays() -> None:
+    said = ModelDescription(
+        inputs=(TensorDescription("x", FP32, (-1, 4)),),
+        outputs=(TensorDescription("a", FP32, (-1,)), TensorDescription("b", INT64, (-1, 2))),
+        versions=("3",),
+        platform="tensorflow_savedmodel",
+    )
+    configured = ModelDescription(
+        inputs=(TensorDescription("x", None, (1, 4)),),
+        outputs=(TensorDescription("c", INT64), TensorDescription("b", FP32)),
+        format="row",
+        signature="other",
+    )
+    assert said.merged(configured) == ModelDescription(
+        inputs=(TensorDescription("x", FP32, (1, 4)),),
+        outputs=(
+            TensorDescription("a", FP32, (-1,)),
+            TensorDescription("b", FP32, (-1, 2)),
+            TensorDescription("c", INT64),
+        ),
+        format="row",
+        signature="other",
+        versions=("3",),
+        platform="tensorflow_savedmodel",
+    )
+
+
+def test_a_block_that_says_nothing_changes_nothing() -> None:
+    said = ModelDescription(outputs=(TensorDescription("y", FP32, ()),), format="row", signature="s")
+    assert said.merged(UNKNOWN) == said
+
+
+def test_a_configured_scalar_is_no_missing_shape() -> None:
+    said = outputs(TensorDescription("y", FP32, (-1,)))
+    assert said.merged(outputs(TensorDescription("y", None, ()))) == outputs(TensorDescription("y", FP32, ()))
+
+
+def test_the_first_pattern_that_matches_counts() -> None:
+    models = {"iris": ModelDescription(format="row"), "ir*": ModelDescription(format="columnar"), "*": UNKNOWN}
+    assert [configured_for(models, name).format for name in ("iris", "iron", "other")] == ["row", "columnar", ""]
+    assert configured_for({}, "iris") == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("described", "selection"),
+    [
+        (outputs(TensorDescription("y", FP32)), EVERYTHING),
+        (outputs(TensorDescription("y", FP32)), OutputSelection(named={"y": True})),
+        (outputs(TensorDescription("y", FP32), TensorDescription("z")), OutputSelection(named={"y": False})),
+    ],
+)
+def test_nothing_is_missing_where_every_wanted_datatype_is_known(
+    described: ModelDescription, selection: OutputSelection
+) -> None:
+    assert missing_datatype(described, selection, dialect="mlflow", backend="b", model="m") is None
+
+
+@pytest.mark.parametrize(
+    ("described", "selection", "what", "block"),
+    [
+        (
+            UNKNOWN,
+            EVERYTHING,
+            "model 'm': the datatypes of its outputs are not known, and answers of the dialect mlflow do not say it.",
+            {"m": {"outputs": {"NAME": {"datatype": "FP32"}}}},
+        ),
+        (
+            outputs(TensorDescription("y", FP32), TensorDescription("no: 1")),
+            EVERYTHING,
+            "model 'm': the datatype of output 'no: 1' is not known (known outputs are y), and",
+            {"m": {"outputs": {"no: 1": {"datatype": "FP32"}}}},
+        ),
+        (
+            outputs(TensorDescription("y")),
+            OutputSelection(named={"y": True, "Yes": True}),
+            "model 'm': the datatype of output 'y', output 'Yes' is not known, and",
+            {"m": {"outputs": {"y": {"datatype": "FP32"}, "Yes": {"datatype": "FP32"}}}},
+        ),
+    ],
+)
+def test_what_is_missing_is_said_with_lines_that_load(
+    described: ModelDescription, selection: OutputSelection, what: str, block: dict[str, object]
+) -> None:
+    words = missing_datatype(described, selection, dialect="mlflow", backend="b", model="m")
+    assert words is not None
+    assert what in words
+    assert "\n" not in words
+    _, _, lines = words.partition("names and datatypes: ")
+    assert yaml.safe_load(lines) == {"models": block}
+    assert parse(f"backends: {{b: {{endpoints: ['http://x'], dialect: mlflow, {lines}}}}}").backends["b"].models
+
+
+def test_a_server_that_describes_nothing_may_be_a_kserve_which_wants_rows() -> None:
+    words = missing_datatype(UNKNOWN, EVERYTHING, dialect="tensorflow", backend="b", model="*")
+    assert words is not None
+    _, _, lines = words.partition("TensorFlow Serving: ")
+    assert yaml.safe_load(lines) == {"models": {"*": {"format": "row", "outputs": {"NAME": {"datatype": "FP32"}}}}}
+    for known in (ModelDescription(format="columnar"), ModelDescription(platform="tensorflow_savedmodel")):
+        words = missing_datatype(known, EVERYTHING, dialect="tensorflow", backend="b", model="m")
+        assert words is not None
+        assert "row" not in words
+
+
+def test_words_about_many_outputs_are_bounded() -> None:
+    many = outputs(*(TensorDescription(f"{index}" * 1000) for index in range(1000)))
+    words = missing_datatype(many, EVERYTHING, dialect="mlflow", backend="b", model="m")
+    assert words is not None
+    assert len(words) < MAX_NAMED * 5000
+
+
+def test_v2_metadata_has_what_clients_look_for() -> None:
+    described = ModelDescription(
+        inputs=(TensorDescription("", FP32, (-1, 4)), TensorDescription("b")),
+        outputs=(TensorDescription("y", INT64), TensorDescription("s", FP32, ())),
+        versions=("1", "2"),
+        platform="tensorflow_savedmodel",
+    )
+    assert json.loads(v2_metadata('m"', described)) == {
+        "name": 'm"',
+        "versions": ["1", "2"],
+        "platform": "tensorflow_savedmodel",
+        "inputs": [{"name": "input", "datatype": "FP32", "shape": [-1, 4]}, {"name": "b", "shape": [-1]}],
+        "outputs": [
+            {"name": "y", "datatype": "INT64", "shape": [-1]},
+            {"name": "s", "datatype": "FP32", "shape": []},
+        ],
+    }
+    assert json.loads(v2_metadata("m", UNKNOWN)) == {"name": "m", "platform": "", "inputs": [], "outputs": []}
+
+
+def test_the_metadata_of_a_server_names_the_binary_extension() -> None:
+    metadata = json.loads(v2_server_metadata("mlflow"))
+    assert metadata == {"name": "mlflow", "version": "", "extensions": ["binary_tensor_data"]}
+
+
+def test_only_a_single_input_may_have_no_name() -> None:
+    nameless, named = TensorDescription("", FP32), TensorDescription("x", FP32)
+    found = [
+        ModelDescription(inputs=inputs).has_nameless_input for inputs in ((), (nameless,), (named,), (nameless, named))
+    ]
+    assert found == [False, True, False, False]

@@ -1,0 +1,212 @@
+"""Values of outputs while they are read: the text that waits is bounded, and so is each step."""
+
+import gc
+import tracemalloc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.codec import DATATYPES, OutputSelection, run
+from gateway.codec.dialects.answer import AnswerForm, DialectAnswer
+from gateway.codec.dialects.description import ModelDescription, TensorDescription
+from gateway.codec.dialects.outputs import JOIN_BYTES, JOINED_BYTES, WAITING_BYTES, Output, Value, short_value
+from gateway.codec.json.arriving import ArrivingText
+from gateway.codec.json.items import RUN_BYTES
+from gateway.errors import CodecError
+from tests.codec.test_properties import PROFILE
+from tests.codec.v2.test_header_steps import check_steps
+from tests.codec.walk import cut
+
+FORM = AnswerForm(("outputs", "predictions"), b64_objects=True)
+CHUNK_BYTES = 64 * 1024
+
+
+def described(names: dict[str, str]) -> ModelDescription:
+    return ModelDescription(outputs=tuple(TensorDescription(name, DATATYPES[names[name]]) for name in names))
+
+
+def answer_for(description: ModelDescription, *, binary: bool = True) -> DialectAnswer:
+    return DialectAnswer(FORM, description, OutputSelection(binary), model="m", request_id=b"")
+
+
+def value_of(numbers: Any, nonfinite: int = 0) -> Value:
+    array = np.array(numbers, "<i8")
+    return Value(array.shape, [array.view("u1").data.cast("B")] if array.size else [], nonfinite)
+
+
+def test_rows_are_put_behind_each_other_and_small_ones_are_joined() -> None:
+    output = Output("y", DATATYPES["INT64"])
+    large = list(range(JOIN_BYTES // 8))
+    for rows in ([[1]], [[2], [3]], [[number] for number in large], [[4]]):
+        output.append(value_of(rows, 1))
+    assert output.shape == (4 + len(large), 1)
+    assert output.nonfinite == 4
+    assert output.n_bytes == 8 * (4 + len(large))
+    blobs = output.blobs()
+    assert [len(blob) for blob in blobs] == [24, JOIN_BYTES, 8]
+    assert b"".join(blobs) == np.array([1, 2, 3, *large, 4], "<i8").tobytes()
+    assert output.n_bytes == sum(map(len, blobs))
+    assert output.released() == blobs and output.n_bytes == 0
+
+
+def test_what_is_joined_is_bounded() -> None:
+    output = Output("y", DATATYPES["INT64"])
+    rows = 1000
+    for _ in range(300):
+        output.append(value_of([5] * rows))
+    assert output.shape == (300 * rows,)
+    blobs = output.blobs()
+    assert sum(map(len, blobs)) == 300 * rows * 8
+    assert max(map(len, blobs)) < JOINED_BYTES + rows * 8
+    assert len(blobs) == -(-300 * rows * 8 // JOINED_BYTES)
+
+
+def test_rows_of_another_shape_are_refused() -> None:
+    output = Output("y", DATATYPES["INT64"])
+    output.append(value_of([[1, 2]]))
+    for other in ([1], [[1]], [[[1, 2]]], [[1, 2, 3]]):
+        with pytest.raises(
+            CodecError, match="output 'y' \\(INT64\\): rows of different shapes: \\[2\\], and from row 1"
+        ):
+            output.append(value_of(other))
+
+
+def test_output_without_values_is_an_empty_piece() -> None:
+    assert Output("y", DATATYPES["INT64"]).blobs() == [memoryview(b"")]
+
+
+def wide_rows(count: int, item: str, rows: int) -> bytes:
+    row = ",".join(f'"o{number}":{item}' for number in range(count))
+    return f'{{"predictions":[{",".join([f"{{{row}}}"] * rows)}]}}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (wide_rows(1000, "12345678", 400), {f"o{number}": "INT8" for number in range(1000)}),
+        (wide_rows(1000, '"%s"' % ("x" * 700), 10), {f"o{number}": "BYTES" for number in range(1000)}),
+        (wide_rows(1, "1.5", 400_000), {"o0": "FP32"}),
+        (wide_rows(2, "[%s1]" % ("1," * 20_000), 60), {"o0": "FP32", "o1": "INT8"}),
+        (b'{"predictions":[%b]}' % b",".join([b"[%b1]" % (b"1," * 500)] * 4000), {"y": "INT8"}),
+        (b'{"outputs":{"y":"%b"}}' % (b"x" * 4_000_000), {"y": "BYTES"}),
+        (b'{"outputs":{"b64":"%b"}}' % (b"YWJj" * 1_000_000), {"y": "BYTES"}),
+    ],
+    ids=["a thousand numbers", "a thousand strings", "tiny rows", "huge rows", "nested", "a string", "base64"],
+)
+def test_memory_is_the_tensors_and_a_bounded_text(text: bytes, names: dict[str, str]) -> None:
+    text = text.replace(b"12345678", b"1" + b" " * 7)
+    chunks = cut(text, CHUNK_BYTES)
+    answer = answer_for(described(names))
+    tracemalloc.start()
+    try:
+        most_waiting = 0
+        for chunk in chunks:
+            for _ in answer.feed(chunk):
+                pass
+            most_waiting = max(most_waiting, answer._outputs._waiting_bytes)
+        reply = run(answer.finish())
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    tensor_bytes = sum(map(len, reply.blobs))
+    assert most_waiting <= WAITING_BYTES + 1000 * RUN_BYTES
+    assert answer.held_bytes == tensor_bytes
+    assert peak_bytes < 1.3 * tensor_bytes + 2 * WAITING_BYTES + len(names) * 2500
+
+
+def test_nothing_of_a_finished_or_an_abandoned_answer_waits_for_the_garbage_collector() -> None:
+    texts = [
+        '{"outputs":{"y":[1,2]}}',
+        '{"predictions":[{"y":1},{"y":2}]}',
+        '{"predictions":[{"y":1},{"y":',
+        '{"outputs":[1,',
+    ]
+    gc.collect()
+    gc.disable()
+    try:
+        for text in texts:
+            answer = answer_for(described({"y": "FP32"}))
+            for _ in answer.feed(text.encode()):
+                pass
+            outputs = weakref.ref(answer._outputs)
+            if text.endswith("}"):
+                run(answer.finish())
+            assert outputs() is not None
+            del answer
+            assert outputs() is None, text
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (wide_rows(1000, "1", 100), {f"o{number}": "INT8" for number in range(1000)}),
+        (b'{"predictions":[%b]}' % b",".join([b'{"y":1}'] * 60_000), {"y": "FP32"}),
+        (b'{"predictions":[%b]}' % b",".join([b'{"y":NaN}'] * 60_000), {"y": "FP32"}),
+        (b'{"predictions":[%b]}' % b",".join([b"{}"] * 150_000), {"y": "FP32"}),
+        (
+            b'{"outputs":{%b}}' % b",".join(b'"o%d":[%b1]' % (number, b"1," * 2100) for number in range(1000)),
+            {f"o{n}": "INT8" for n in range(1000)},
+        ),
+        (b'{"outputs":[1],%b}' % b",".join(b'"%x":1' % number for number in range(60_000)), {"y": "FP32"}),
+        (b'{"outputs":[%b{"b64":"YQ=="}]}' % (b'{"b64":"YQ=="},' * 30_000), {"y": "BYTES"}),
+    ],
+    ids=[
+        "wide",
+        "tiny rows",
+        "NaN",
+        "empty rows",
+        "named",
+        "beside",
+        "base64",
+    ],
+)
+@pytest.mark.parametrize("binary", [True, False])
+def test_answer_is_read_in_short_steps(text: bytes, names: dict[str, str], binary: bool) -> None:
+    answer = answer_for(described(names), binary=binary)
+
+    def steps() -> Iterator[None]:
+        for chunk in cut(text, CHUNK_BYTES):
+            yield from answer.feed(chunk)
+        yield from answer.finish()
+
+    check_steps(steps(), None)  # type: ignore[arg-type]
+
+
+@PROFILE
+@given(
+    datatype=st.sampled_from(list(DATATYPES)),
+    text=st.one_of(
+        st.text('[],-01.eE"auefl \\', max_size=20),
+        st.lists(
+            st.sampled_from(["[", "]", "[1,2]", "1", "-0", "1.5", '"a"', "true", ",", "null", "1e39"]), max_size=12
+        ).map("".join),
+    ),
+)
+def test_short_value_is_what_a_sink_makes_of_it_or_left_to_the_sink(datatype: str, text: str) -> None:
+    text = f"[{text}]"
+    short = short_value(text.encode(), DATATYPES[datatype])
+    sink = Output("y", DATATYPES[datatype]).sink(b64_objects=False)
+    try:
+        for _ in ArrivingText.of_value(bytearray(text.encode())).pour(sink):
+            pass
+    except CodecError:
+        assert short is None
+        return
+    assert short is None or (short.shape, b"".join(short.blobs)) == (sink.shape, b"".join(sink.blobs()))
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+def test_short_values_of_every_datatype_are_read_in_a_few_calls(datatype: str) -> None:
+    item = {"BYTES": '"é"', "BOOL": "true"}.get(datatype, "1")
+    for shape, text in (((), item), ((1, 2), f"[[{item}, {item}]]"), ((2, 1, 1), f"[[[{item}]],[[{item}]]]")):
+        value = short_value(text.encode(), DATATYPES[datatype])
+        assert value is not None and value.shape == shape
+    assert short_value(b"[[1],[1,1]]", DATATYPES[datatype]) is None
+    assert short_value(b"[]", DATATYPES[datatype]) is None

@@ -1,0 +1,179 @@
+"""Real inference servers, each as a process of its own on a free port of the loopback interface.
+
+    with serving(KServe(tmp_path)) as server:
+        ...  # server.url
+
+| class | what runs | where it comes from |
+|---|---|---|
+| `KServe` | kserve's own server: one model for both protocols, one for V1 alone, one that fails | KSERVE_PYTHON |
+| `Mlflow` | `mlflow models serve` with one of the models of `programs/mlflow_model.py` | MLFLOW_PYTHON |
+| `Triton` | the Triton of nvidia-pytriton with `tests/clients/programs/triton_server.py`'s models | TRITON_PYTHON |
+| `FastApi` | the server of docs/servers.md, or its strict form | KSERVE_PYTHON, which has FastAPI |
+
+Each variable names the interpreter of an environment of its own: `pip install kserve==0.21.0`, `mlflow==3.17.2`,
+`nvidia-pytriton==0.7.0`. Without it the tests are skipped; in CI they fail. MLServer is in `tests.system.programs`.
+"""
+
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tests.system.programs import free_ports
+
+START_S = 180
+STOP_S = 20
+
+_HERE = Path(__file__).parent / "programs"
+_TRITON = Path(__file__).parent.parent / "clients" / "programs" / "triton_server.py"
+
+
+def interpreter(variable: str) -> str:
+    """The Python that the environment variable *variable* names; skips without it, fails in CI."""
+    python = os.environ.get(variable)
+    if not python:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{variable} is not set: see {Path(__file__).parent}")
+    return python
+
+
+class Server:
+    """A server as a process, with all that it starts itself."""
+
+    ready_path = "/"
+    """What answers 200 as soon as the models are served."""
+
+    def __init__(self, folder: Path) -> None:
+        """Its files and its output are kept in *folder*, which may be missing."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        (self.port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def command(self) -> list[str]:
+        """What starts it."""
+        raise NotImplementedError
+
+    @property
+    def log(self) -> str:
+        """What it has printed."""
+        return (self.folder / "server.log").read_text(errors="replace")
+
+    def start(self) -> None:
+        """Start it; it takes seconds until it serves."""
+        command = self.command()
+        # what the server starts by name, such as uvicorn, is beside its interpreter
+        environment = {**os.environ, "PATH": f"{Path(command[0]).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+        environment.pop("PYTHONPATH", None)
+        with (self.folder / "server.log").open("ab") as output:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+            )
+
+    def is_ready(self) -> bool:
+        """Whether it serves its models."""
+        try:
+            with urllib.request.urlopen(self.url + self.ready_path, timeout=1) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+    def wait_until_ready(self) -> None:
+        """Wait until it serves its models."""
+        deadline_s = time.monotonic() + START_S
+        while not self.is_ready():
+            assert self._process is not None and self._process.poll() is None, self.log
+            assert time.monotonic() < deadline_s, self.log
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        """End it and all that it has started."""
+        if self._process is None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):  # the group is gone with its last process
+                os.killpg(self._process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_S)
+        self._process = None
+
+
+_Server = TypeVar("_Server", bound=Server)
+
+
+@contextmanager
+def serving(server: _Server) -> Iterator[_Server]:
+    """*server* while it serves its models."""
+    try:
+        server.start()
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.stop()
+
+
+class KServe(Server):
+    """kserve's own server.
+
+    `identity` speaks V2 and V1 and returns what it gets, `v1` speaks V1 alone, `fails` raises an error.
+    """
+
+    ready_path = "/v1/models/v1"
+
+    def command(self) -> list[str]:
+        """See `Server`."""
+        return [interpreter("KSERVE_PYTHON"), str(_HERE / "kserve_server.py"), "--http_port", str(self.port)]
+
+
+class Mlflow(Server):
+    """`mlflow models serve` with *model*, one of those in `programs/mlflow_model.py` or by another program."""
+
+    ready_path = "/ping"
+
+    def __init__(self, folder: Path, model: str = "identity", program: Path | None = None) -> None:
+        """See `Server`. *program* saves the model of that name into the folder in which it runs."""
+        super().__init__(folder)
+        self._model = model
+        self._save = [str(program)] if program is not None else [str(_HERE / "mlflow_model.py"), model, model]
+
+    def command(self) -> list[str]:
+        """See `Server`; the model is saved first."""
+        python = interpreter("MLFLOW_PYTHON")
+        saved = self.folder / self._model
+        if not saved.exists():
+            done = subprocess.run([python, *self._save], check=False, capture_output=True, text=True, cwd=self.folder)
+            assert done.returncode == 0, done.stderr
+        serve = [python, "-m", "mlflow", "models", "serve", "--model-uri", str(saved), "--env-manager", "local"]
+        return [*serve, "--host", "127.0.0.1", "--port", str(self.port)]
+
+
+class Triton(Server):
+    """NVIDIA's Triton on the processor, with identity models: one of each datatype in lower case, and some others."""
+
+    ready_path = "/v2/health/ready"
+
+    def command(self) -> list[str]:
+        """See `Server`."""
+        return [interpreter("TRITON_PYTHON"), str(_TRITON), str(self.folder), str(self.port)]
+
+
+class FastApi(Server):
+    """A server of one file, as people write them: *kind* is `strict` or `plain`, see `programs/fastapi_server.py`."""
+
+    ready_path = "/v2/health/ready"
+
+    def __init__(self, folder: Path, kind: str = "strict") -> None:
+        """See `Server`."""
+        super().__init__(folder)
+        self._kind = kind
+
+    def command(self) -> list[str]:
+        """See `Server`."""
+        return [interpreter("KSERVE_PYTHON"), str(_HERE / "fastapi_server.py"), self._kind, str(self.port)]

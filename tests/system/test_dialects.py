@@ -1,0 +1,479 @@
+"""Clients of V2 before servers that speak another dialect: what a server says, and what the client gets of it.
+
+The servers here are scripted, for what no real one does on demand; real ones and the stand-in for TensorFlow Serving
+are in `test_dialect_servers`.
+"""
+
+import io
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tests.conftest import HEADER_LENGTH, Client, Reply, access_lines, running, tensor
+from tests.system.scripted import CountingBackend, Seen, counting, total
+
+X = np.array([[1.5, -2, 0.1, 3e38]], np.float32)
+TENSORFLOW, MLFLOW = "dialect: tensorflow\n", "dialect: mlflow\n"
+ONE = "models: {m: {outputs: {y: {datatype: FP32}}}}\n"
+TWO = "models: {m: {outputs: {y: {datatype: FP32}, n: {datatype: INT64}}}}\n"
+
+
+def described(**outputs: str) -> bytes:
+    """TensorFlow Serving's metadata of a model with an input `x` and *outputs* by name, each with its dtype."""
+    dim = [{"size": "-1", "name": ""}, {"size": "4", "name": ""}]
+    shape = {"dim": dim, "unknown_rank": False}
+    tensors = {name: {"dtype": dtype, "tensor_shape": shape, "name": f"{name}:0"} for name, dtype in outputs.items()}
+    signature = {
+        "inputs": {"x": {"dtype": "DT_FLOAT", "tensor_shape": shape, "name": "x:0"}},
+        "outputs": tensors,
+        "method_name": "tensorflow/serving/predict",
+    }
+    definition = {"signature_def": {"serving_default": signature}}
+    spec = {"name": "m", "signature_name": "", "version": "7"}
+    return json.dumps({"model_spec": spec, "metadata": {"signature_def": definition}}).encode()
+
+
+@dataclass
+class Scripted:
+    """A server of another dialect that answers what it is told to."""
+
+    inference: bytes = b"{}"
+    status: str = "200 OK"
+    paths: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    """Status and body of the answers to GET; all others are 404."""
+
+    async def behave(self, seen: Seen) -> bool:
+        """Answer."""
+        if seen.method == "POST":
+            await seen.answer(self.inference, self.status, "Content-Type: text/plain\r\n")
+        else:
+            status, body = self.paths.get(seen.target, ("404 Not Found", b'{"error": "nothing here"}'))
+            await seen.answer(body, status)
+        return True
+
+
+def tensorflow(inference: bytes = b"{}", status: str = "200 OK", **outputs: str) -> Scripted:
+    """One that speaks TensorFlow Serving's REST API; without *outputs* it does not describe its model."""
+    available = {"version": "7", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
+    paths = {
+        "/v1/models": ("400 Bad Request", b'{"error": "Missing model name in request."}'),
+        "/v1/models/m": ("200 OK", json.dumps({"model_version_status": [available]}).encode()),
+    }
+    if outputs:
+        paths["/v1/models/m/metadata"] = paths["/v1/models/m/versions/7/metadata"] = ("200 OK", described(**outputs))
+    return Scripted(inference, status, paths)
+
+
+@dataclass
+class Stage:
+    """A client of a gateway before a scripted server."""
+
+    client: Client
+    backend: CountingBackend
+
+    async def infer(
+        self, array: npt.NDArray[Any] = X, datatype: str = "FP32", *, path: str = "/v2/models/m/infer", **top: object
+    ) -> Reply:
+        """Send *array* as input `x`, binary, and ask for binary outputs unless *top* says otherwise."""
+        header = {"inputs": [tensor("x", array, datatype)], "parameters": {"binary_data_output": True}, **top}
+        text = json.dumps(header).encode()
+        return await self.client.request(
+            "POST", path, data=io.BytesIO(text + array.tobytes()), headers={HEADER_LENGTH: str(len(text))}
+        )
+
+    @property
+    def sent(self) -> list[Seen]:
+        """The inferences that the server got."""
+        return [seen for seen in self.backend.seen if seen.method == "POST"]
+
+    @property
+    def body(self) -> Any:
+        """The JSON of the only one."""
+        (seen,) = self.sent
+        return json.loads(seen.body)
+
+
+@asynccontextmanager
+async def before(server: Scripted, settings: str, extra: str = "") -> AsyncIterator[Stage]:
+    """*server* behind a gateway with *settings* of its backend."""
+    async with counting(server.behave) as backend, running(backend.url, extra, settings) as client:
+        yield Stage(client, backend)
+
+
+def error_of(reply: Reply, status: int) -> str:
+    """The words of an error with *status*."""
+    assert reply.status == status, reply.body
+    return str(reply.json["error"])
+
+
+# Inferences
+
+
+async def test_binary_tensors_become_nested_json_and_nested_json_becomes_binary_tensors() -> None:
+    server = tensorflow(b'{"outputs": [[1.5, 2], [3, 4.25]]}', y="DT_FLOAT")
+    async with before(server, TENSORFLOW) as stage:
+        reply = await stage.infer(id="7")
+        assert (reply.status, reply.headers["Content-Type"]) == (200, "application/octet-stream"), reply.body
+        assert np.frombuffer(reply.binary, np.float32).tolist() == [1.5, 2, 3, 4.25]
+        (output,) = reply.json["outputs"]
+        assert (output["name"], output["datatype"], output["shape"]) == ("y", "FP32", [2, 2])
+        assert (reply.json["model_name"], reply.json["id"]) == ("m", "7")
+        assert stage.body == {"inputs": {"x": [[1.5, -2.0, 0.1, 3e38]]}}
+        assert stage.sent[0].target == "/v1/models/m:predict"
+        assert stage.sent[0].values("Content-Type") == ["application/json"]
+        assert not stage.sent[0].values(HEADER_LENGTH)
+
+
+async def test_json_tensors_are_read_and_nested() -> None:
+    server = tensorflow(b'{"outputs": [1, 2]}', y="DT_INT64")
+    async with before(server, TENSORFLOW) as stage:
+        entry = {"name": "x", "datatype": "INT64", "shape": [2, 2], "data": [1, 2, 3, 2**63 - 1]}
+        reply = await stage.client.request("POST", "/v2/models/m/infer", json={"inputs": [entry]})
+        assert (reply.status, reply.headers["Content-Type"]) == (200, "application/json"), reply.body
+        (output,) = reply.json["outputs"]
+        assert (output["name"], output["datatype"], output["shape"]) == ("y", "INT64", [2])
+        assert output["data"] == [1, 2]
+        assert stage.body == {"inputs": {"x": [[1, 2], [3, 2**63 - 1]]}}
+
+
+async def test_versions_queries_and_prefixes_reach_the_server() -> None:
+    routes = "routes: [{name: all, backend: main, path_prefix: /prod, rename: {mine: m}}]\n"
+    server = tensorflow(b'{"outputs": [1]}', y="DT_FLOAT")
+    server.paths["/prod/v1/models/m/versions/7/metadata"] = server.paths["/v1/models/m/metadata"]
+    async with before(server, TENSORFLOW, routes) as stage:
+        reply = await stage.infer(path="/prod/v2/models/mine/versions/7/infer?key=1")
+        assert (reply.status, reply.json["model_name"]) == (200, "mine"), reply.body
+        assert stage.sent[0].target == "/prod/v1/models/m/versions/7:predict?key=1"
+
+
+async def test_a_raw_request_is_read_by_the_servers_description() -> None:
+    async with before(tensorflow(b'{"outputs": [1]}', y="DT_FLOAT"), TENSORFLOW) as stage:
+        path = "/v2/models/m/infer"
+        reply = await stage.client.request("POST", path, data=X.tobytes() * 2, headers={HEADER_LENGTH: "0"})
+        assert reply.status == 200, reply.body
+        assert reply.binary == np.ones(1, np.float32).tobytes()
+        assert np.shape(stage.body["inputs"]["x"]) == (2, 4)
+
+
+async def test_a_binary_body_without_header_length_is_recovered() -> None:
+    async with before(tensorflow(b'{"outputs": [1]}', y="DT_FLOAT"), TENSORFLOW) as stage:
+        text = json.dumps({"inputs": [tensor("x", X, "FP32")]}).encode()
+        reply = await stage.client.request("POST", "/v2/models/m/infer", data=text + X.tobytes())
+        assert (reply.status, reply.json["outputs"][0]["data"]) == (200, [1]), reply.body
+        assert total(await stage.client.metrics(), "header_recovered_total") == 1
+
+
+async def test_outputs_are_chosen_and_each_has_its_form() -> None:
+    answer = b'{"outputs": {"n": [3, 9007199254740993], "y": [[0.5]], "unknown": "?"}}'
+    async with before(tensorflow(answer, y="DT_FLOAT", n="DT_INT64"), TENSORFLOW) as stage:
+        outputs = [{"name": "n"}, {"name": "y", "parameters": {"binary_data": True}}]
+        reply = await stage.infer(outputs=outputs, parameters={})
+        assert reply.status == 200, reply.body
+        by_name = {output["name"]: output for output in reply.json["outputs"]}
+        assert by_name["n"]["data"] == [3, 9007199254740993]
+        assert by_name["y"]["parameters"] == {"binary_data_size": 4}
+        assert reply.binary == np.array([0.5], np.float32).tobytes()
+        reply = await stage.infer(outputs=[{"name": "y"}], parameters={})
+        assert [output["name"] for output in reply.json["outputs"]] == ["y"]
+
+
+async def test_a_large_tensor_goes_through_in_pieces_both_ways() -> None:
+    big = np.random.default_rng(0).standard_normal((1, 300, 1000), dtype=np.float32)
+
+    async def echo(seen: Seen) -> bool:
+        if seen.method == "GET":
+            await seen.answer(described(x="DT_FLOAT"))
+        else:
+            await seen.answer(json.dumps({"outputs": json.loads(seen.body)["inputs"]["x"]}).encode())
+        return True
+
+    async with counting(echo) as backend, running(backend.url, backend=TENSORFLOW) as client:
+        stage = Stage(client, backend)
+        reply = await stage.infer(big)
+        assert (reply.status, reply.json["outputs"][0]["shape"]) == (200, [1, 300, 1000])
+        assert reply.binary == big.tobytes()
+        assert stage.sent[0].values("Transfer-Encoding") == ["chunked"]
+
+
+async def test_framing_by_length_holds_for_nested_json() -> None:
+    big = np.ones((300, 100), np.float32)
+    async with before(tensorflow(b'{"outputs": [1]}', y="DT_FLOAT"), TENSORFLOW + "framing: content-length\n") as stage:
+        assert (await stage.infer(big)).status == 200
+        assert stage.sent[0].values("Content-Length") == [str(len(stage.sent[0].body))]
+
+
+# Descriptions
+
+
+async def test_a_model_is_described_once_for_many_requests() -> None:
+    async with before(tensorflow(b'{"outputs": [1]}', y="DT_FLOAT"), TENSORFLOW) as stage:
+        for _ in range(3):
+            assert (await stage.infer()).status == 200
+        assert [seen.target for seen in stage.backend.seen if seen.method == "GET"] == ["/v1/models/m/metadata"]
+
+
+async def test_the_configuration_is_enough_where_the_server_describes_nothing() -> None:
+    async with before(tensorflow(b'{"predictions": [1]}'), TENSORFLOW + ONE) as stage:
+        for _ in range(3):
+            reply = await stage.infer()
+            assert (reply.status, reply.json["outputs"][0]["name"]) == (200, "y"), reply.body
+        assert [seen.target for seen in stage.backend.seen if seen.method == "GET"] == ["/v1/models/m/metadata"]
+
+
+async def test_the_configuration_wins_over_the_servers_description() -> None:
+    settings = TENSORFLOW + "models: {'*': {outputs: {y: {datatype: FP64}}}}\n"
+    async with before(tensorflow(b'{"outputs": [0.1]}', y="DT_FLOAT"), settings) as stage:
+        reply = await stage.infer()
+        assert (reply.json["outputs"][0]["datatype"], reply.binary) == ("FP64", np.array([0.1]).tobytes())
+
+
+@pytest.mark.parametrize("settings", [TENSORFLOW, MLFLOW], ids=["tensorflow", "mlflow"])
+async def test_without_a_datatype_nothing_is_sent_and_the_error_says_what_to_set(settings: str) -> None:
+    async with before(tensorflow(), settings) as stage:
+        words = error_of(await stage.infer(), 502)
+        assert all(part in words for part in ("'m'", "'main'", "models:", "datatype"))
+        assert not stage.sent
+        words = error_of(await stage.infer(outputs=[{"name": "scores"}]), 502)
+        assert "scores: {datatype: FP32}" in words
+
+
+async def test_a_model_that_the_server_does_not_have_is_its_own_404() -> None:
+    async with before(tensorflow(y="DT_FLOAT"), TENSORFLOW) as stage:
+        assert error_of(await stage.infer(path="/v2/models/nobody/infer"), 404) == "nothing here"
+        assert error_of(await stage.client.request("GET", "/v2/models/nobody"), 404) == "nothing here"
+
+
+async def test_a_description_that_cannot_be_read_is_no_description() -> None:
+    server = tensorflow(b'{"outputs": [1]}')
+    server.paths["/v1/models/m/metadata"] = ("200 OK", b'{"metadata": {}}')
+    async with before(server, TENSORFLOW) as stage:
+        assert "what the server says of the model cannot be read" in error_of(await stage.infer(), 502)
+        assert not stage.sent
+    async with before(server, TENSORFLOW + ONE) as stage:
+        assert (await stage.infer()).status == 200
+
+
+async def test_a_server_that_cannot_describe_its_model_now_is_asked_again() -> None:
+    server = tensorflow(b'{"outputs": [1]}', y="DT_FLOAT")
+    good = server.paths["/v1/models/m/metadata"]
+    server.paths["/v1/models/m/metadata"] = ("503 Service Unavailable", b'{"error": "loading"}')
+    async with before(server, TENSORFLOW) as stage:
+        assert error_of(await stage.infer(), 503) == "loading"
+        server.paths["/v1/models/m/metadata"] = good
+        assert (await stage.infer()).status == 200
+
+
+# Errors
+
+
+async def test_a_refusal_keeps_its_status_and_its_words() -> None:
+    server = tensorflow(b'{"error": "Input x is 2D, not 3D"}', "400 Bad Request", y="DT_FLOAT")
+    async with before(server, TENSORFLOW) as stage:
+        reply = await stage.infer()
+        assert error_of(reply, 400).startswith("Input x is 2D, not 3D")
+        assert reply.headers["Content-Type"] == "application/json"
+
+
+async def test_mlflows_reason_comes_first() -> None:
+    trace = "Traceback (most recent call last):\n  File ...\nValueError: the weights are made of paper\n"
+    error = {"error_code": "BAD_REQUEST", "message": "Encountered an unexpected error", "stack_trace": trace}
+    server = Scripted(json.dumps(error).encode(), "400 Bad Request")
+    async with before(server, MLFLOW + ONE) as stage:
+        assert error_of(await stage.infer(), 400).startswith("ValueError: the weights are made of paper")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"", "without a body"),
+        (b"{", ""),
+        (b'{"outputs": [[1, 2], [3]]}', "output 'y'"),
+        (b'{"outputs": [1, "a"]}', "output 'y'"),
+        (b'{"outputs": [1, null]', ""),
+        (b'{"outputs": [1]} x', "more follows"),
+        (b'{"outputs": {"z": [1]}}', "output 'y'"),
+        (b'{"error": "out of memory"}', "out of memory"),
+        (b'{"something": [1]}', "outputs"),
+        (b"[1]", ""),
+        (b'{"outputs": [1e39]}', "output 'y'"),
+    ],
+)
+async def test_a_malformed_answer_is_a_502_that_names_the_output(answer: bytes, words: str) -> None:
+    async with before(tensorflow(answer, y="DT_FLOAT"), TENSORFLOW) as stage:
+        reply = await stage.infer(outputs=[{"name": "y", "parameters": {"binary_data": True}}])
+        assert words in error_of(reply, 502)
+        # the connection is usable for the next one
+        stage_reply = await stage.client.request("GET", "/v2/health/live")
+        assert stage_reply.status == 200
+
+
+@pytest.mark.parametrize(
+    ("array", "datatype", "settings", "words"),
+    [
+        (np.array([[np.nan]], np.float32), "FP32", "", "element 0 is nan"),
+        (np.zeros((0, 4), np.float32), "FP32", "", "[0, 4]"),
+        (np.float32(1).reshape(()), "FP32", "models: {m: {format: row}}\n", "input 'x'"),
+    ],
+)
+async def test_what_the_form_cannot_say_is_refused_before_it_is_sent(
+    array: npt.NDArray[Any], datatype: str, settings: str, words: str
+) -> None:
+    async with before(tensorflow(b'{"outputs": [1]}', y="DT_FLOAT"), TENSORFLOW + settings) as stage:
+        assert words in error_of(await stage.infer(array, datatype), 400)
+        assert not stage.sent
+
+
+async def test_a_version_of_mlflows_only_model_does_not_exist() -> None:
+    async with before(Scripted(b'{"predictions": [1]}'), MLFLOW + ONE) as stage:
+        assert "no versions" in error_of(await stage.infer(path="/v2/models/m/versions/1/infer"), 404)
+        assert "no versions" in error_of(await stage.client.request("GET", "/v2/models/m/versions/1"), 404)
+        assert not stage.sent
+
+
+async def test_a_signature_that_the_model_does_not_have_ejects_no_endpoint() -> None:
+    settings = TENSORFLOW + "models: {m: {signature: wrong}}\neject: {failures: 1}\n"
+    async with before(tensorflow(b'{"outputs": [1]}', y="DT_FLOAT"), settings) as stage:
+        for _ in range(3):
+            words = error_of(await stage.infer(), 502)
+            assert "'wrong'" in words
+            assert "serving_default" in words
+        assert total(await stage.client.metrics(), "endpoint_ejected") == 0
+
+
+async def test_another_endpoint_gets_the_same_body_made_anew() -> None:
+    big = np.arange(40_000, dtype=np.float32).reshape(100, 400)
+    good = tensorflow(b'{"outputs": [1]}', y="DT_FLOAT")
+    lost: list[Seen] = []
+
+    async def behave(seen: Seen) -> bool:
+        if seen.method == "GET" or lost:
+            return await good.behave(seen)
+        lost.append(seen)
+        return False
+
+    async with counting(behave) as one, counting(behave) as other:
+        settings = TENSORFLOW + "retry: {attempts: 2, resend_after_sent: true}\n"
+        async with running(f"{one.url}', '{other.url}", backend=settings) as client:
+            assert (await Stage(client, one).infer(big)).status == 200
+        posts = [seen for seen in one.seen + other.seen if seen.method == "POST"]
+        assert [json.loads(seen.body) for seen in posts] == [{"inputs": {"x": big.tolist()}}] * 2
+
+
+async def test_a_denied_path_is_denied_also_where_the_gateway_would_ask_for_it() -> None:
+    extra = "access: {deny: ['/v1/models/secret*']}\n"
+    server = tensorflow(b'{"outputs": [1]}', y="DT_FLOAT")
+    for path in ("", "/metadata"):
+        server.paths[f"/v1/models/secret{path}"] = server.paths[f"/v1/models/m{path}"]
+    async with before(server, TENSORFLOW, extra) as stage:
+        assert (await stage.infer()).status == 200
+        assert "access.deny" in error_of(await stage.infer(path="/v2/models/secret/infer"), 403)
+        assert "access.deny" in error_of(await get(stage, "/v2/models/secret/ready"), 403)
+        assert "access.deny" in error_of(await get(stage, "/v2/models/secret"), 403)
+        assert not [seen for seen in stage.backend.seen if "secret" in seen.target]
+
+
+async def test_metrics_and_log_tell_what_was_converted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "gateway.access")
+    logging = "logging: {access: json}\n"
+    async with before(tensorflow(b'{"outputs": [1, 2]}', y="DT_INT64"), TENSORFLOW, logging) as stage:
+        assert (await stage.infer()).status == 200
+        samples = await stage.client.metrics()
+        assert total(samples, "tensors_total", direction="request", datatype="FP32") == 1
+        assert total(samples, "tensors_total", direction="response", datatype="INT64") == 1
+        assert total(samples, "upstream_request_bytes_count", format="json") >= 1
+        assert total(samples, "requests_total", model="m", code="200") == 1
+    (line,) = [json.loads(each) for each in access_lines(caplog)]
+    assert (line["attempts"], line["model"], line["status"]) == (1, "m", 200)
+    assert line["upstream_request_bytes"] > len(stage.sent[0].body) - 1
+
+
+# What the gateway answers itself
+
+
+async def get(stage: Stage, path: str) -> Reply:
+    return await stage.client.request("GET", path)
+
+
+async def test_health_and_metadata_of_tensorflow_serving() -> None:
+    async with before(tensorflow(y="DT_FLOAT"), TENSORFLOW) as stage:
+        assert (await get(stage, "/v2/health/live")).json == {"live": True}
+        assert (await get(stage, "/v2/health/ready")).json == {"ready": True}
+        assert (await get(stage, "/v2/models/m/ready")).json == {"name": "m", "ready": True}
+        metadata = (await get(stage, "/v2")).json
+        assert metadata["name"] == "tensorflow"
+        assert metadata["extensions"] == ["binary_tensor_data"]
+        assert (await get(stage, "/v2/")).json == metadata
+        model = (await get(stage, "/v2/models/m")).json
+        shape = [-1, 4]
+        assert model["inputs"] == [{"name": "x", "datatype": "FP32", "shape": shape}]
+        assert model["outputs"] == [{"name": "y", "datatype": "FP32", "shape": shape}]
+        assert (await get(stage, "/v2/models/m/versions/7")).json["outputs"] == model["outputs"]
+        head = await stage.client.request("HEAD", "/v2/health/live")
+        assert (head.status, head.body) == (200, b"")
+
+
+async def test_a_model_that_is_loading_is_not_ready() -> None:
+    server = tensorflow()
+    status = b'{"model_version_status": [{"version": "7", "state": "LOADING"}]}'
+    server.paths["/v1/models/m"] = ("200 OK", status)
+    async with before(server, TENSORFLOW) as stage:
+        assert error_of(await get(stage, "/v2/models/m/ready"), 400) == "model 'm' is not ready"
+        assert error_of(await get(stage, "/v2/models/nobody/ready"), 404) == "nothing here"
+
+
+async def test_health_and_metadata_of_mlflow() -> None:
+    server = Scripted(paths={"/ping": ("200 OK", b"\n")})
+    async with before(server, MLFLOW + TWO) as stage:
+        for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/m/ready"):
+            assert (await get(stage, path)).status == 200
+        assert (await get(stage, "/v2")).json["name"] == "mlflow"
+        names = [output["name"] for output in (await get(stage, "/v2/models/m")).json["outputs"]]
+        assert names == ["y", "n"]
+        assert "nothing is known of model 'other'" in error_of(await get(stage, "/v2/models/other"), 404)
+        server.paths["/ping"] = ("500 Internal Server Error", b"")
+        assert "/ping" in error_of(await get(stage, "/v2/health/ready"), 500)
+
+
+@pytest.mark.parametrize("settings", [TENSORFLOW, MLFLOW], ids=["tensorflow", "mlflow"])
+async def test_a_server_that_is_not_there_is_neither_alive_nor_ready(settings: str) -> None:
+    async with before(Scripted(), settings) as stage:
+        url = stage.backend.url
+    async with running(url, backend=settings) as client:
+        for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/m/ready"):
+            assert (await client.request("GET", path)).status == 503
+
+
+OTHERS: Sequence[tuple[str, str]] = (
+    ("GET", "/v2/models/m/config"),
+    ("GET", "/v2/models/m/stats"),
+    ("GET", "/v2/models/m/infer"),
+    ("GET", "/v2/health/other"),
+    ("GET", "/v2/models"),
+    ("POST", "/v2/repository/index"),
+    ("POST", "/v2/repository/models/m/load"),
+    ("GET", "/v2/trace/setting"),
+    ("POST", "/v2/models/m/generate"),
+    ("DELETE", "/v2/models/m"),
+)
+
+
+@pytest.mark.parametrize("settings", [TENSORFLOW, MLFLOW], ids=["tensorflow", "mlflow"])
+async def test_what_such_servers_do_not_have_is_a_404_with_words(settings: str) -> None:
+    async with before(tensorflow(y="DT_FLOAT"), settings) as stage:
+        for method, path in OTHERS:
+            words = error_of(await stage.client.request(method, path), 404)
+            assert words.startswith(f"{method} {path}: "), words
+        assert not stage.backend.seen
+
+
+async def test_the_servers_own_paths_are_relayed() -> None:
+    async with before(tensorflow(b'{"own": 1}', y="DT_FLOAT"), TENSORFLOW) as stage:
+        assert (await get(stage, "/v1/models/m")).json["model_version_status"][0]["version"] == "7"
+        reply = await stage.client.request("POST", "/v1/models/m:predict", data=b"{}")
+        assert reply.body == b'{"own": 1}'
