@@ -1,4 +1,4 @@
-"""The command line: `serve`, `check`, `schema`, `demo`.
+"""The command line: `serve`, `check`, `schema`, `doctor`, `demo`.
 
 Exit codes: 0 success, 1 a failure at run time (such as an address in use), 2 a wrong command or configuration.
 Not here: how the gateway is put together (`app`) and run (`process`).
@@ -32,6 +32,7 @@ from gateway.config import (
     parse,
 )
 from gateway.config.values import shortened
+from gateway.doctor import examine
 from gateway.errors import ConfigError
 from gateway.process import ports
 from gateway.process.application import Application
@@ -90,6 +91,7 @@ def _fail(reason: object, code: int) -> int:
 _EXAMPLES = """\
 examples:
   tensor-gateway demo                                  see it work, with a server of its own
+  tensor-gateway doctor http://127.0.0.1:8000          what a server speaks, and what to set for it
   tensor-gateway serve --backend http://127.0.0.1:8000 in front of one server
   tensor-gateway check gateway.yaml                    check a configuration, and
   tensor-gateway serve --config gateway.yaml           serve what it says
@@ -109,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
         "--print-completion", action=_PrintCompletion, choices=("bash", "zsh", "tcsh"), help="completion for this shell"
     )
     parser.set_defaults(run=None)
-    commands = parser.add_subparsers(title="commands", metavar="{serve,check,schema,demo}")
+    commands = parser.add_subparsers(title="commands", metavar="{serve,check,schema,doctor,demo}")
 
     serve = commands.add_parser(
         "serve",
@@ -175,6 +177,22 @@ def parser() -> argparse.ArgumentParser:
     )
     schema.set_defaults(run=_schema)
 
+    doctor = commands.add_parser(
+        "doctor",
+        help="find out what a server speaks, and what to set for it",
+        description="Ask a running server everything that decides how the gateway is put in front of it, with trial "
+        "inferences straight and through a gateway on a free port. Exit code 0: it works as it is; 1: with what is "
+        "named; 2: it cannot be reached, or is no server that the gateway can stand in front of.",
+    )
+    doctor.add_argument("url", metavar="URL", help="the server, such as http://127.0.0.1:8000")
+    doctor.add_argument(
+        "--model", metavar="M", default="", help="what to try; without it the only model, if there is one"
+    )
+    doctor.add_argument(
+        "--yaml", action="store_true", help="print the configuration and nothing else; findings go to standard error"
+    )
+    doctor.set_defaults(run=_doctor)
+
     demonstration = commands.add_parser(
         "demo",
         help="see one binary inference, step by step",
@@ -228,6 +246,10 @@ def _prove(found: Inspected) -> None:
 def _schema(options: argparse.Namespace) -> int:
     print(msgspec.json.format(msgspec.json.encode(json_schema()), indent=2).decode())
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    return asyncio.run(examine(options.url, options.model, only_yaml=options.yaml))
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -53,7 +53,8 @@ def run_here(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str
 
 def test_help_names_the_commands_and_their_options(run_here: Callable[..., tuple[int, str, str]]) -> None:
     for arguments, words in [
-        (["--help"], ("serve", "check", "schema", "demo")),
+        (["--help"], ("serve", "check", "schema", "doctor", "demo")),
+        (["doctor", "--help"], ("--model", "--yaml")),
         (["serve", "--help"], ("--config", "--backend", "--listen", "--admin")),
         (["demo", "--help"], ("--once",)),
     ]:

@@ -8,6 +8,7 @@ A comment before a fenced block says what is done with it:
     <!-- run: demo; with: kserve -->   the same with the interpreter that KSERVE_PYTHON names
     <!-- file: server.py -->     it is the program of that name
     <!-- prints -->              what the block before it prints
+    <!-- doctor: NAME -->        what the doctor printed; tests/test_doctor.py compares it
 
 The gateway gets the configuration that the page shows under the same heading, if there is one. Ports of the loopback
 interface are replaced by those in use.
@@ -32,13 +33,14 @@ import pytest
 import yaml
 
 from gateway import cli, config, demo
-from gateway.config import NOT_YET, Backend, Config
+from gateway.config import Backend, Config
 from gateway.config.structure import fields_in_file, is_struct, without_none
 from gateway.errors import ErrorKind
 from gateway.process.application import Application
 from gateway.telemetry.access_log import AccessLine
 from tests.clients.processes import output_of
 from tests.conftest import require_tool
+from tests.servers import Mlflow, serving
 from tests.system.programs import MlServer, free_ports
 
 ROOT = Path(__file__).parent.parent
@@ -134,7 +136,7 @@ def test_notes_before_blocks_are_known(page: Path) -> None:
     for block in blocks_of(page):
         known["run"] |= {block.notes["file"]} if "file" in block.notes else set()
         for key, value in block.notes.items():
-            assert key in {*known, "file", "bench", "end of trip"} or key.startswith("end of"), block.name
+            assert key in {*known, "file", "doctor", "bench", "end of trip"} or key.startswith("end of"), block.name
             assert value in known.get(key, {value}), block.name
 
 
@@ -235,11 +237,6 @@ def key_of(span: str) -> str | None:
     return next((key for key in candidates if any(key == each or each.startswith(f"{key}.") for each in KEYS)), None)
 
 
-def is_planned(key: str) -> bool:
-    """Whether *key*, or the part that it is in, is known and not built yet."""
-    return any(key == planned or key.startswith(f"{planned}.") for planned in NOT_YET)
-
-
 @each_page
 def test_every_key_that_is_named_exists(page: Path) -> None:
     dotted = re.compile(r"[a-z_]+(?:\[\]|\.\*)?(?:\.[a-z_]+)+")
@@ -247,7 +244,7 @@ def test_every_key_that_is_named_exists(page: Path) -> None:
     keys = {span.partition(": ")[0] for span in spans(page)}
     named = {key for key in keys if dotted.fullmatch(key) and re.split(r"[.\[]", key)[0] in tops}
     named = {key for key in named if not key.endswith((".py", ".yaml", ".md"))}
-    assert {key for key in named if key_of(key) is None and not is_planned(key)} == set()
+    assert {key for key in named if key_of(key) is None} == set()
 
 
 def test_every_key_is_explained_by_topic_and_stands_in_the_reference() -> None:
@@ -373,8 +370,12 @@ async def backend(block: Block, folder: Path) -> AsyncIterator[str]:
     else:
         program = next(each for each in blocks_of(block.page) if each.notes.get("file") == kind)
         (folder / kind).write_text(program.text)
-        async with served(folder / kind) as url:
-            yield url
+        if "mlflow.pyfunc" in program.text:
+            with serving(Mlflow(folder, "double", folder / kind)) as mlflow:  # nothing else runs meanwhile
+                yield mlflow.url
+        else:
+            async with served(folder / kind) as url:
+                yield url
 
 
 @asynccontextmanager

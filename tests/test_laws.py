@@ -87,7 +87,7 @@ def test_every_pure_module_has_its_test_module(module: str) -> None:
 def test_only_one_file_knows_the_http_client_and_only_the_clients_side_the_server() -> None:
     theirs = {"aiohttp", "multidict", "yarl"}
     users = {name for name, path in MODULES.items() if {each.split(".")[0] for each in imports_of(path)} & theirs}
-    server = {"process.admin", "client.server", "client.listeners", "demo"}
+    server = {"process.admin", "client.server", "client.listeners", "demo", "doctor.asking"}
     assert users == {f"gateway.{name}" for name in (*server, "backend.wire")}
 
 

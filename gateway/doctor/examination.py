@@ -1,0 +1,249 @@
+"""The order in which the doctor asks, and what it makes of the answers. Not here: the questions themselves."""
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import NamedTuple
+from urllib.parse import quote
+
+from gateway import __version__
+from gateway.backend.questions import MLFLOW, TENSORFLOW, V2
+from gateway.config import Address, Endpoint, parse
+from gateway.demo import free_port_or
+from gateway.doctor.asking import Asker, NoAnswerError
+from gateway.doctor.dialect_trials import DialectTrials
+from gateway.doctor.reaching import meant_by, reach
+from gateway.doctor.recognizing import THE_MODEL, Server, choose_model, recognize
+from gateway.doctor.report import HopelessError, Report, configuration
+from gateway.doctor.through import ROUNDS, ThroughTrials, ask_calls, cost, gateway
+from gateway.doctor.trials import (
+    Model,
+    RefusedError,
+    Taken,
+    Trials,
+    V2Trials,
+    Variant,
+    as_described,
+    describe,
+)
+
+WORKS, WORKS_WITH, HOPELESS = 0, 1, 2
+"""Exit codes: as it is; with what was named; not reachable, or nothing that the gateway can stand in front of."""
+
+LISTEN_PORTS = (8080, 8090, 8070, 8060)
+ADMIN_PORTS = (9090, 9091, 9092, 9093)
+"""What the configuration may listen on: the first that is free, and is not beside the ports of the server."""
+
+_PORTS_OF_ONE_SERVER = 3
+"""Servers that listen on 8080 have the next two as well, for gRPC and metrics."""
+
+
+async def examine(url: str, model: str, *, only_yaml: bool) -> int:
+    """Examine the server at *url*, with *model* for the trials if it is not empty; the exit code.
+
+    Findings go to standard output; with *only_yaml* to standard error, and the configuration alone to standard output.
+    Raises `ConfigError` if *url* is not that of a server.
+    """
+    meant = meant_by(url)
+    report = Report(sys.stderr if only_yaml else sys.stdout)
+    report.title(f"{meant.url}, examined by tensor-gateway {__version__}")
+    if meant.left_out:
+        report.problem(
+            f"{meant.left_out} at the end of the URL belongs to each request and not to the server's address: "
+            f"give {meant.url}"
+        )
+    try:
+        file = await _examined(meant.url, model or meant.model, report)
+    except HopelessError as error:
+        report.problem(str(error))
+        return HOPELESS
+    except NoAnswerError as error:
+        report.problem(f"{error}, where it had answered before")
+        return HOPELESS
+    parse(file)  # a file that `check` refuses must never be given out
+    if only_yaml:
+        sys.stdout.write(file)
+    else:
+        report.heading("A configuration for it")
+        report.block(file)
+    return WORKS if report.works_as_it_is else WORKS_WITH
+
+
+async def _examined(url: str, asked_for: str, report: Report) -> str:
+    """Ask everything; the configuration that was found."""
+    asker, first = await reach(url, report)
+    try:
+        server = await recognize(asker, first, asked_for, report)
+        model = choose_model(server, asked_for, report)
+        await _find_health(asker, model, server, report)
+        if model:
+            await _try(asker, url, model, server, report)
+        else:
+            async with _through(url, report) as through:
+                await ask_calls(through, "", report)
+    finally:
+        await asker.close()
+    report.table("What clients can do through the gateway", report.abilities)
+    return _file(url, server, report)
+
+
+async def _find_health(asker: Asker, model: str, server: Server, report: Report) -> None:
+    """Which path tells that the server is ready."""
+    usual = {V2: "/v2/health/ready", MLFLOW: "/ping"}.get(server.dialect, "")
+    of_model = f"/v1/models/{quote(model, safe='')}" if model else "/v1/models"
+    for path in filter(None, (usual, "/ping", of_model)):
+        answer = await asker.get(path)
+        if answer.status == 200 and not answer.as_answer.is_html:
+            report.set("health", {} if path == usual else {"path": path}, _WHY_HEALTH, is_needed=False)
+            return
+
+
+_WHY_HEALTH = "probes: /-/ready of the gateway tells whether the server is up"
+
+
+async def _try(asker: Asker, url: str, model: str, server: Server, report: Report) -> None:
+    """Try *model*, straight and through a gateway."""
+    report.heading("Its model" if model == THE_MODEL else f"Model {model}")
+    try:
+        tried = await (_try_v2 if server.dialect == V2 else _try_dialect)(asker, model, server, report)
+    except RefusedError as error:
+        report.problem(str(error))
+        tried = None
+    async with _through(url, report) as through:
+        await ask_calls(through, model, report)
+        if tried is None:
+            report.can("infer", "not found out: no trial inference was answered")
+            return
+        trial = ThroughTrials(through, Model(model), report)
+        if not await trial.compare(tried.by_client):
+            return
+        straight, crossed = asker.keeping(), through.keeping()
+        try:
+            ways = [
+                cost(way, [await each.infer(taken.samples, asker=kept) for _ in range(1 + ROUNDS)][1:])
+                for way, each, taken, kept in (
+                    ("JSON, straight", tried.trials, tried.taken, straight),
+                    ("binary, through the gateway", trial, tried.by_client, crossed),
+                )
+            ]
+        finally:
+            await straight.close()
+            await crossed.close()
+        report.table("What this small inference takes: the median of five", ways)
+        await trial.rows(tried.by_client, tried.variants)
+
+
+class _Tried(NamedTuple):
+    """An inference that the server answers, as it is sent straight and by a client of the gateway."""
+
+    trials: Trials
+    taken: Taken
+    by_client: Taken
+    variants: list[Variant]
+
+
+async def _try_v2(asker: Asker, model: str, server: Server, report: Report) -> _Tried:
+    """Find out what a V2 server takes. Raises `RefusedError`."""
+    described = await describe(asker, model, report)
+    trials = V2Trials(asker, described, report)
+    try:
+        taken = await trials.first()
+    except RefusedError:
+        tried = await _try_v1(asker, model, server, report)
+        if tried is None:
+            raise
+        return tried
+    report.ok("a trial inference straight in JSON was answered")
+    if not described.has_metadata:
+        report.note(
+            "clients ask for the metadata, so `models` gives it to them: names, datatypes and shapes are those of the "
+            "trial, to be corrected"
+        )
+        report.set("models", {model: as_described(taken)}, "for the server has no metadata; correct it to the model's")
+    if not await _reads_binary(trials, taken, server, report):
+        report.heading("What it takes in JSON")
+        await trials.find_settings(taken)
+    return _Tried(trials, taken, taken, await trials.variants(taken))
+
+
+async def _try_v1(asker: Asker, model: str, server: Server, report: Report) -> _Tried | None:
+    """Find out whether *model* speaks the V1 protocol, where its server says V2; None if it does not."""
+    answer = (await asker.get(f"/v1/models/{quote(model, safe='')}")).json
+    if not isinstance(answer, dict) or "ready" not in answer:
+        return None
+    trials = DialectTrials(asker, TENSORFLOW, model, report)
+    try:
+        taken = await trials.first()
+    except RefusedError:
+        return None
+    report.problem(
+        "the server says that it speaks V2, but this model refuses it and answers V1 (/v1/models/...:predict): "
+        "`dialect: tensorflow`"
+    )
+    report.set("dialect", TENSORFLOW, "the server says V2 of itself, but the model only speaks V1")
+    await _find_health(asker, model, server._replace(dialect=TENSORFLOW), report)
+    return await _tried(trials, taken, report)
+
+
+async def _try_dialect(asker: Asker, model: str, server: Server, report: Report) -> _Tried:
+    """Find out what a server of another dialect takes. Raises `RefusedError`."""
+    trials = DialectTrials(asker, server.dialect, model, report)
+    return await _tried(trials, await trials.first(), report)
+
+
+async def _tried(trials: DialectTrials, taken: Taken, report: Report) -> _Tried:
+    trials.describe(taken)
+    report.ok("a trial inference straight in JSON was answered")
+    report.heading("What it takes in JSON")
+    await trials.find_settings(taken)
+    by_client = trials.for_clients(taken)
+    return _Tried(trials, taken, by_client, await trials.variants(by_client))
+
+
+async def _reads_binary(trials: V2Trials, taken: Taken, server: Server, report: Report) -> bool:
+    """Whether the server needs no conversion at all; says so and sets it."""
+    if not await trials.reads_binary(taken):
+        if server.says_binary:
+            report.problem("it says that it reads binary tensors, and refuses them or answers something else")
+        else:
+            report.ok("it refuses binary tensors: this is what the gateway is for")
+        return False
+    if server.says_binary:
+        report.set("binary", "auto", "binary passes through as it is, as long as the server says that it reads it")
+    else:
+        report.note(
+            "it reads binary tensors itself, though it does not say so: clients can use it without a gateway, or the "
+            "gateway passes them through: `binary: always`"
+        )
+        report.set("binary", "always", "it reads binary itself, though it does not say so")
+    return True
+
+
+@asynccontextmanager
+async def _through(url: str, report: Report) -> AsyncIterator[Asker]:
+    """What asks a gateway that has been started for it."""
+    report.heading("Through a gateway, started for this")
+    async with gateway(url, report) as through:
+        yield through
+
+
+def _file(url: str, server: Server, report: Report) -> str:
+    """The configuration, which can be served at once."""
+    today = datetime.now(UTC)
+    return configuration(
+        url,
+        report.settings,
+        _address(url, LISTEN_PORTS),
+        _address(url, ADMIN_PORTS),
+        f"In front of {server.title or 'a server'} at {url}, as `tensor-gateway doctor` found it on {today:%Y-%m-%d}",
+    )
+
+
+def _address(url: str, ports: tuple[int, ...]) -> str:
+    """A loopback address to listen on that is free now and that is none of the server's."""
+    for port in ports:
+        taken = (Address(f"127.0.0.1:{port - beside}") for beside in range(_PORTS_OF_ONE_SERVER))
+        if free_port_or(port) and not any(address.is_reached_by(Endpoint(url)) for address in taken):
+            return f"127.0.0.1:{port}"
+    return f"127.0.0.1:{ports[-1]}"

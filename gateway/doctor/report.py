@@ -1,0 +1,152 @@
+"""What the doctor has found, as it is printed: findings, the table of what clients can do, and the configuration.
+
+Not here: finding anything out.
+"""
+
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple, TextIO
+
+import yaml
+
+WIDTH = 110
+"""Longer lines are wrapped."""
+
+
+class Level(Enum):
+    """How serious a finding is."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "problem"
+
+
+class Setting(NamedTuple):
+    """A key of the backend that should be set."""
+
+    value: Any
+    why: str
+    """A few words, for the comment in the file."""
+    is_needed: bool = True
+    """Whether clients would miss something without it."""
+
+
+class HopelessError(Exception):
+    """There is nothing more to be found out; the message, a finding, says why."""
+
+
+@dataclass
+class Report:
+    """Prints findings as they come, and remembers what to do about them."""
+
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    settings: dict[str, Setting] = field(default_factory=dict)
+    """Keys of the backend, such as `nonfinite`."""
+    abilities: list[tuple[str, str]] = field(default_factory=list)
+    """What clients can do: what, and whether."""
+    has_problem: bool = False
+
+    def title(self, text: str) -> None:
+        """What this is about: the first line."""
+        self._print(text)
+
+    def heading(self, text: str) -> None:
+        """Begin a group of findings."""
+        self._print(f"\n{text}")
+
+    def ok(self, words: str) -> None:
+        """Something is as it should be."""
+        self._find(Level.OK, words)
+
+    def note(self, words: str) -> None:
+        """Something to know, that stops nothing."""
+        self._find(Level.NOTE, words)
+
+    def problem(self, words: str) -> None:
+        """Something that does not work, or works only as the words say."""
+        self.has_problem = True
+        self._find(Level.PROBLEM, words)
+
+    def set(self, key: str, value: Any, why: str, *, is_needed: bool = True) -> None:
+        """The backend's *key* should have *value*."""
+        self.settings[key] = Setting(value, why, is_needed)
+
+    def can(self, what: str, words: str) -> None:
+        """A row of the table."""
+        self.abilities.append((what, words))
+
+    def table(self, heading: str, rows: Sequence[tuple[str, ...]]) -> None:
+        """Print *rows* in columns; the last one is not padded."""
+        self.heading(heading)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)]
+            self._print_wrapped("  " + "  ".join([*cells, ""]), row[-1])
+
+    def block(self, text: str) -> None:
+        """Print *text* as it is, indented."""
+        self._print(textwrap.indent(text.rstrip("\n"), "  "))
+
+    @property
+    def works_as_it_is(self) -> bool:
+        """Whether nothing was found that needs anybody's hand."""
+        return not self.has_problem and not any(setting.is_needed for setting in self.settings.values())
+
+    def _find(self, level: Level, words: str) -> None:
+        self._print_wrapped(f"  {level.value:<7}  ", words)
+
+    def _print_wrapped(self, begin: str, words: str) -> None:
+        self._print(
+            textwrap.fill(
+                words,
+                WIDTH,
+                initial_indent=begin,
+                subsequent_indent=" " * len(begin),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )
+
+    def _print(self, text: str) -> None:
+        print(text, file=self.out, flush=True)
+
+
+def configuration(endpoint: str, settings: dict[str, Setting], listen: str, admin: str, found: str) -> str:
+    """The file that puts the gateway in front of *endpoint*; *found* says what that is, for its first line."""
+    lines = [f"# {found}", f"listen: {listen}"]
+    if admin:
+        lines.append(f"admin: {admin}")
+    lines += ["backends:", "  default:", f"    endpoints: [{_scalar(endpoint)}]"]
+    for key, setting in settings.items():
+        lines.append(f"    # {setting.why}")
+        if key == "models":
+            lines += ["    models:", *(f"      {line}" for line in _models(setting.value))]
+        else:
+            lines.append(f"    {key}: {as_yaml(setting.value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _models(models: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """The lines of `models`: each key of a model on one, each input and output on one."""
+    for pattern, block in models.items():
+        yield f"{as_yaml(pattern)}:"
+        for key, value in block.items():
+            if not isinstance(value, dict):
+                yield f"  {key}: {as_yaml(value)}"
+                continue
+            yield f"  {key}:"
+            for name, described in value.items():
+                yield f"    {_scalar(name)}: {as_yaml(described)}"
+
+
+def _scalar(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def as_yaml(value: Any) -> str:
+    """*value* as it stands in a file, on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=sys.maxsize)
+    return text.strip().removesuffix("...").strip()

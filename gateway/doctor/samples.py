@@ -1,0 +1,213 @@
+"""Tensors for the doctor's trials, and what comes back for them, as JSON and in binary.
+
+This is written for tensors of a few numbers, and on purpose without the gateway's codec, whose work the trials are to
+judge. Not here: sending anything.
+"""
+
+import base64
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gateway.codec.tensors.datatypes import DATATYPES, Kind
+from gateway.doctor.asking import HEADER_LENGTH, Reply
+
+MAX_ELEMENTS = 4_000_000
+"""A model whose input is larger is not tried."""
+
+SIZES = (4, 1, 16, 32, 224)
+"""What variable dimensions are set to: the first of these that the model takes. A batch stays 1."""
+
+
+class UnreadableError(Exception):
+    """An answer that is no inference; the message says what is wrong."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An input or output as the model's metadata declares it."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+    @property
+    def words(self) -> str:
+        """Such as `x FP32 [-1, 4]`."""
+        return f"{self.name or '(no name)'} {self.datatype} {list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A tensor to send: its *values* are Python's, flat."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    values: tuple[Any, ...]
+
+    @property
+    def blob(self) -> bytes:
+        """The values on the wire."""
+        return blob_of(self.datatype, self.values)
+
+    def as_member(self, **parameters: Any) -> dict[str, Any]:
+        """The tensor in a V2 request, without its values."""
+        member = {"name": self.name, "shape": list(self.shape), "datatype": self.datatype}
+        return {**member, "parameters": parameters} if parameters else member
+
+    @property
+    def nested(self) -> Any:
+        """The values as nested lists."""
+        return nested(self.values, self.shape)
+
+
+def sample(name: str, datatype: str, shape: Sequence[int]) -> Sample:
+    """A tensor of small values, which any model should survive, and each of which the datatype holds exactly."""
+    count = math.prod(shape)
+    kind = DATATYPES[datatype].kind
+    each: Iterator[Any]
+    if kind is Kind.BYTES:
+        each = (f"text {number}" for number in range(count))
+    elif kind is Kind.BOOL:
+        each = (number % 2 == 0 for number in range(count))
+    elif kind is Kind.INTEGER:
+        each = (number % 4 for number in range(count))
+    elif DATATYPES[datatype].item_bytes == 2:
+        each = (number % 16 / 16 for number in range(count))
+    else:  # tenths, which are no sums of powers of two, show whether values stay what they are
+        tenths = np.arange(10) / np.float64(10)
+        each = itertools.islice(itertools.cycle(map(float, tenths)), count)
+    return Sample(name, datatype, tuple(shape), tuple(each))
+
+
+def shapes(declared: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Shapes to try for a model that declares this one: the likeliest first."""
+    variable = [index for index, size in enumerate(declared) if size < 0]
+    seen = set()
+    for other in SIZES:
+        shape = list(declared)
+        for index in variable:
+            shape[index] = 1 if index == 0 and len(declared) > 1 else other
+        if tuple(shape) not in seen:
+            seen.add(tuple(shape))
+            yield tuple(shape)
+
+
+def nested(values: Sequence[Any], shape: Sequence[int]) -> Any:
+    """*values* as lists inside of lists; a scalar is itself."""
+    if not shape:
+        return values[0]
+    step = math.prod(shape[1:])
+    return [nested(values[begin * step : (begin + 1) * step], shape[1:]) for begin in range(shape[0])]
+
+
+def flat(data: Any) -> list[Any]:
+    """The values inside of nested lists."""
+    if not isinstance(data, list):
+        return [data]
+    return [value for item in data for value in flat(item)]
+
+
+def blob_of(datatype: str, values: Sequence[Any]) -> bytes:
+    """*values* as bytes on the wire. Raises `UnreadableError` where they are none of the datatype."""
+    row = DATATYPES[datatype]
+    try:
+        if row.kind is Kind.BYTES:
+            texts = [_text(value) for value in values]
+            return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+        if row.kind is Kind.FLOAT:
+            numbers = np.array([math.nan if value is None else value for value in values], np.float64)
+            with np.errstate(over="ignore"):
+                return row.narrow(numbers).astype(row.wire).tobytes()
+        return np.array([int(value) for value in values], row.wire).tobytes()
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UnreadableError(f"values that are no {datatype}: {error}") from None
+
+
+def _text(value: Any) -> bytes:
+    """The bytes of a string, of bytes, or of TensorFlow's `{"b64": ...}`."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, dict) and list(value) == ["b64"]:
+        return base64.b64decode(value["b64"], validate=True)
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r}")
+    return value.encode()
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of an answer."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    blob: bytes
+    is_base64: bool = False
+
+
+def binary_request(samples: Sequence[Sample], **members: Any) -> tuple[bytes, int]:
+    """The body of a V2 request with binary inputs that asks for binary outputs, and its header length."""
+    inputs = [each.as_member(binary_data_size=len(each.blob)) for each in samples]
+    header = json.dumps({**members, "inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+    return header + b"".join(each.blob for each in samples), len(header)
+
+
+def outputs_of(reply: Reply) -> list[Output]:
+    """The outputs of a V2 answer, JSON or binary. Raises `UnreadableError`."""
+    try:
+        length = int(reply.headers.get(HEADER_LENGTH, len(reply.body)))
+        header = json.loads(reply.body[:length])
+    except (ValueError, RecursionError):
+        raise UnreadableError("what is no JSON") from None
+    outputs = header.get("outputs") if isinstance(header, dict) else None
+    if not isinstance(outputs, list) or not outputs or not all(isinstance(output, dict) for output in outputs):
+        raise UnreadableError("JSON without `outputs`")
+    blobs = reply.body[length:]
+    found = []
+    for output in outputs:
+        try:
+            read, blobs = _read_output(output, blobs)
+        except (TypeError, AttributeError, KeyError):
+            raise UnreadableError("an output in another form than V2's") from None
+        found.append(read)
+    return found
+
+
+def _read_output(output: dict[str, Any], blobs: bytes) -> tuple[Output, bytes]:
+    """One output of an answer, and what follows it in *blobs*. Raises `UnreadableError`; of other forms any error."""
+    missing = [key for key in ("name", "datatype", "shape") if key not in output]
+    if missing:
+        raise UnreadableError(f"an output without {' and '.join(f'`{key}`' for key in missing)}")
+    if output["datatype"] not in DATATYPES:
+        raise UnreadableError(f"an output of the unknown datatype {output['datatype']!r}")
+    parameters = output.get("parameters") or {}
+    size = parameters.get("binary_data_size")
+    if size is None:
+        blob = blob_of(output["datatype"], flat(output.get("data", [])))
+    else:
+        blob, blobs = blobs[:size], blobs[size:]
+    is_base64 = parameters.get("content_type") == "base64"
+    return Output(output["name"], output["datatype"], tuple(output["shape"]), blob, is_base64), blobs
+
+
+def same(one: Sequence[Output], other: Sequence[Output]) -> bool:
+    """Whether the outputs of two answers are the same, whatever their order."""
+    return _by_name(one) == _by_name(other)
+
+
+def _by_name(outputs: Sequence[Output]) -> Mapping[str, tuple[str, tuple[int, ...], bytes]]:
+    return {output.name: (output.datatype, output.shape, output.blob) for output in outputs}
+
+
+def has_nan(outputs: Sequence[Output]) -> bool:
+    """Whether NaN is among the values of an answer."""
+    rows = [(DATATYPES[output.datatype], output.blob) for output in outputs]
+    floats = [row.widen(np.frombuffer(blob, row.wire)) for row, blob in rows if row.kind is Kind.FLOAT]
+    return any(bool(np.isnan(numbers).any()) for numbers in floats)

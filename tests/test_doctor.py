@@ -1,0 +1,627 @@
+"""`tensor-gateway doctor` as a user types it: against servers with habits, against none, and against real ones."""
+
+import asyncio
+import contextlib
+import datetime
+import json
+import os
+import re
+import socket
+import ssl
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+import yaml
+from aiohttp import web
+
+from gateway.demo import JsonServer
+from tests.certificates import Authority
+from tests.conftest import Connection, Script, answering, lying, running
+from tests.servers import FastApi, KServe, Mlflow, Server, Triton, serving
+from tests.system.programs import MlServer
+from tests.test_cli import COMMAND, process, run, url_in_line
+from tests.tf_serving import tf_serving
+
+SERVERS = Path(__file__).parent.parent / "docs" / "servers.md"
+GRPC_SETTINGS = bytes.fromhex("000018040000000000000400400000000500400000000600004000fe0300000001")
+
+
+class Examined(NamedTuple):
+    """What the doctor has said."""
+
+    code: int
+    printed: str
+    """Standard output, with lines that were wrapped put together."""
+    complained: str
+
+    def findings(self, level: str) -> list[str]:
+        """The words of the findings of *level*."""
+        return re.findall(rf"^  {level} +(.*)$", self.printed, re.MULTILINE)
+
+    @property
+    def table(self) -> dict[str, str]:
+        """What clients can do, and whether."""
+        _, _, rows = self.printed.partition("What clients can do through the gateway\n")
+        return dict(re.findall(r"^  (\S.*?)  +(.*)$", rows.partition("\n\n")[0], re.MULTILINE))
+
+    @property
+    def backend(self) -> dict[str, Any]:
+        """The keys of the backend in the configuration, without its endpoint."""
+        _, _, file = self.printed.partition("A configuration for it\n")
+        backend: dict[str, Any] = yaml.safe_load(file)["backends"]["default"]
+        del backend["endpoints"]
+        return backend
+
+
+def unwrapped(text: str) -> str:
+    """*text* with lines that were wrapped put together; the file at its end is as it is."""
+    findings, heading, file = text.partition("A configuration for it\n")
+    return re.sub(r"\n {10,}(?=\S)", " ", findings) + heading + file
+
+
+def comparable(text: str) -> set[str]:
+    """The lines of the doctor's *text* without what differs from run to run: ports, times, the date."""
+    text = re.sub(r"127\.0\.0\.1:\d+", "ADDRESS", unwrapped(text))
+    text = re.sub(r"\d+(\.\d+)? ms\b *", "TIME ", re.sub(r"\d{4}-\d\d-\d\d", "DATE", text))
+    return {" ".join(line.split()) for line in text.splitlines()}
+
+
+def missing_from(found: "Examined", name: str) -> set[str]:
+    """The lines of the block *name* of docs/servers.md that the doctor has not printed."""
+    match = re.search(rf"<!-- doctor: {name} -->\n```text\n(.*?)```", SERVERS.read_text(), re.DOTALL)
+    assert match is not None
+    return comparable(match[1]) - comparable(found.printed)
+
+
+async def doctor(*arguments: str, environment: dict[str, str] | None = None) -> Examined:
+    """What `tensor-gateway doctor` says with these *arguments*."""
+    examining = await asyncio.create_subprocess_exec(
+        *COMMAND,
+        "doctor",
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **(environment or {})},
+    )
+    try:
+        printed, complained = await asyncio.wait_for(examining.communicate(), 120)
+    finally:
+        if examining.returncode is None:
+            examining.kill()
+            await examining.wait()
+    assert examining.returncode is not None
+    return Examined(examining.returncode, unwrapped(printed.decode()), complained.decode())
+
+
+# No server, or none that it could stand in front of
+
+
+async def grpc(connection: Connection) -> None:
+    await connection.send(GRPC_SETTINGS)
+    await connection.reader.read()
+
+
+async def silent(connection: Connection) -> None:
+    await connection.read_request()
+    await connection.reader.read()
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (grpc, "this is a gRPC port, and the gateway needs the server's HTTP port"),
+        (silent, "no answer to GET /v2 within 5 s"),
+        (answering(b"", "302 Found", "Location: https://x/login\r\n"), "a redirect to https://x/login"),
+        (answering(b"<html>", headers="Content-Type: text/html\r\n"), "an HTML page: this is a web site"),
+        (answering(b"", "503 Service Unavailable"), "is it still starting"),
+        (answering(b"{}", "401 Unauthorized"), "it answers, and needs credentials"),
+        (answering(b"nothing", "404 Not Found"), "GET /v2 got 404 Not Found"),
+        (answering(b'{"data": []}'), "OpenAI's interface"),
+    ],
+)
+async def test_what_is_no_server_that_it_knows_ends_with_2_and_one_problem(script: Script, words: str) -> None:
+    async with lying(script) as liar:
+        found = await doctor(liar.url)
+    (problem,) = found.findings("problem")
+    assert words in problem
+    assert (found.code, found.complained) == (2, "")
+
+
+async def test_a_port_on_which_nothing_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    found = await doctor(f"http://127.0.0.1:{port}")
+    (problem,) = found.findings("problem")
+    assert f"nothing listens on port {port} there" in problem
+    assert found.code == 2
+
+
+async def test_a_name_that_does_not_exist() -> None:
+    found = await doctor("http://nobody.invalid:8000")
+    (problem,) = found.findings("problem")
+    assert problem.startswith("the name nobody.invalid cannot be looked up: ")
+    assert found.code == 2
+
+
+async def test_a_gateway_is_recognized_at_both_of_its_listeners(server: JsonServer) -> None:
+    async with running(server.url) as gateway:
+        clients, admin = await asyncio.gather(doctor(gateway.url), doctor(gateway.admin))
+    assert clients.findings("problem") == ["this is a tensor-gateway: name the inference server behind it"]
+    assert admin.findings("problem") == ["this is the admin listener of a tensor-gateway: name the inference server"]
+    assert (clients.code, admin.code) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("grpc://x:8001", "not of its gRPC port"),
+        ("http://user:secret@x", "without user, query and fragment"),
+        ("http://x:99999", "expected a URL of scheme, host and port"),
+    ],
+)
+def test_what_is_no_url_of_a_server_is_said_as_check_says_it(url: str, words: str) -> None:
+    result = run("doctor", url)
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("tensor-gateway: ")
+    assert words in line
+    assert "secret" not in line
+
+
+# TLS
+
+
+@asynccontextmanager
+async def with_tls(context: ssl.SSLContext) -> AsyncIterator[str]:
+    """The URL of a V2 server that speaks TLS, and answers nothing but `GET /v2` and its health."""
+    bodies = {
+        b"/v2": b'{"name": "sealed", "version": "1", "extensions": []}',
+        b"/v2/health/ready": b"",
+        b"/v2/health/live": b"",
+    }
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                body = bodies.get(head.split()[1])
+                status = b"404 Not Found" if body is None else b"200 OK"
+                answer = b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s"
+                writer.write(answer % (status, len(body or b""), body or b""))
+                await writer.drain()
+        writer.close()
+
+    sealed = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    async with sealed:
+        yield f"https://127.0.0.1:{sealed.sockets[0].getsockname()[1]}"
+
+
+async def test_a_certificate_that_is_trusted_is_named_with_its_end(authority: Authority) -> None:
+    async with with_tls(authority.issue().server_context()) as url:
+        found = await doctor(url, environment={"SSL_CERT_FILE": str(authority.path)})
+    assert any("certificate is accepted, and valid until 3000-01-01" in words for words in found.findings("ok"))
+    assert found.code == 0, found
+
+
+async def test_a_certificate_that_expires_soon_is_pointed_out(authority: Authority) -> None:
+    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=5, hours=1)
+    async with with_tls(authority.issue(not_after=soon).server_context()) as url:
+        found = await doctor(url, environment={"SSL_CERT_FILE": str(authority.path)})
+    assert any("which is in 5 days: renew it soon" in words for words in found.findings("note"))
+
+
+async def test_a_certificate_that_is_not_trusted_is_a_problem_and_the_rest_is_found_out(authority: Authority) -> None:
+    async with with_tls(authority.issue().server_context()) as url:
+        found = await doctor(url)
+    (problem,) = found.findings("problem")
+    assert "set `tls.ca`" in problem
+    assert any("sealed 1" in words for words in found.findings("ok"))
+    assert found.backend == {"tls": {"verify": False}, "health": {}}
+    assert found.code == 1
+
+
+async def test_http_and_https_exchanged(authority: Authority, server: JsonServer) -> None:
+    async with with_tls(authority.issue().server_context()) as url:
+        found = await doctor(url.replace("https", "http"))
+    assert [words for words in found.findings("problem") if "https://" in words], found
+    assert found.code == 2
+    found = await doctor(server.url.replace("http", "https"))
+    assert len(found.findings("problem")) == 1
+    assert found.code == 2
+
+
+# Servers with habits
+
+
+class Habits(NamedTuple):
+    """How a V2 server of the tests differs from one that does everything."""
+
+    refused: tuple[str, ...] = ()
+    """Members of the request."""
+    is_chunked_refused: bool = False
+    nan: str = "both"
+    """What it takes: both, null, literal, none."""
+    datatypes: tuple[str, ...] = ("FP32", "FP64", "FP16", "BF16", "BYTES")
+    input_type: str = "FP32"
+    decodes: bool = False
+    without: tuple[str, ...] = ()
+    """Members that its outputs lack."""
+    is_nested: bool = False
+    has_metadata: bool = True
+    has_health: bool = True
+    """Without it there is `/ping`."""
+    says_models: bool = True
+
+
+@asynccontextmanager
+async def server_with(habits: Habits) -> AsyncIterator[str]:
+    """The URL of a server that returns the input `x` as `y`."""
+
+    async def metadata(request: web.Request) -> web.Response:
+        return web.json_response({"name": "habits", "version": "1", "extensions": []})
+
+    async def index(request: web.Request) -> web.Response:
+        return web.json_response([{"name": "m", "state": "READY"}]) if habits.says_models else refuse(404, "no list")
+
+    async def model(request: web.Request) -> web.Response:
+        tensor = {"datatype": habits.input_type, "shape": [-1, 4]}
+        described = {"name": "m", "inputs": [{"name": "x", **tensor}], "outputs": [{"name": "y", **tensor}]}
+        return web.json_response(described) if habits.has_metadata else refuse(404, "no such path")
+
+    async def ready(request: web.Request) -> web.Response:
+        return web.Response()
+
+    def refuse(status: int, words: str) -> web.Response:
+        return web.json_response({"error": words}, status=status)
+
+    async def infer(request: web.Request) -> web.Response:
+        if habits.is_chunked_refused and request.headers.get("Transfer-Encoding"):
+            return refuse(411, "Content-Length required")
+        text = await request.read()
+        try:
+            asked = json.loads(text)
+        except ValueError:
+            return refuse(400, "not JSON")
+        if unknown := [member for member in habits.refused if member in asked]:
+            return refuse(422, f"unknown member {unknown[0]}")
+        (tensor,) = asked["inputs"]
+        if tensor["datatype"] not in habits.datatypes:
+            return refuse(400, f"unknown datatype {tensor['datatype']}")
+        if "data" not in tensor:
+            return refuse(400, "no data")
+        form = "null" if None in tensor["data"] else "literal" if b"NaN" in text else "both"
+        if habits.nan != "both" and form not in ("both", habits.nan):
+            return refuse(400, f"a number cannot be {form}")
+        data: Any = tensor["data"]
+        if habits.is_nested and tensor["datatype"] != "BYTES":
+            data = np.array(data, object).reshape(tensor["shape"]).tolist()
+        output = {"name": "y", "shape": tensor["shape"], "datatype": tensor["datatype"], "data": data}
+        if habits.decodes and "parameters" in tensor:
+            output["parameters"] = {"content_type": "base64"}
+        for member in habits.without:
+            del output[member]
+        return web.Response(body=json.dumps({"outputs": [output]}).encode(), content_type="application/json")
+
+    application = web.Application()
+    application.router.add_get("/v2", metadata)
+    application.router.add_post("/v2/repository/index", index)
+    application.router.add_get("/v2/models/m", model)
+    health = ("/v2/health/live", "/v2/health/ready", "/v2/models/m/ready")
+    for path in health if habits.has_health else ("/ping",):
+        application.router.add_get(path, ready)
+    application.router.add_post("/v2/models/m/infer", infer)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+MORE = "send an id, list outputs"
+PLAIN = {"health": {}, "nonfinite": "as_null"}
+
+
+@pytest.mark.parametrize(
+    ("habits", "settings", "works"),
+    [
+        (Habits(), PLAIN, "infer in binary"),
+        (Habits(is_nested=True), PLAIN, "infer in binary"),
+        (Habits(is_chunked_refused=True), {**PLAIN, "framing": "content-length"}, "infer in binary"),
+        (Habits(nan="null"), PLAIN, "send NaN"),
+        (Habits(nan="literal"), {**PLAIN, "nonfinite": "literal"}, "send NaN"),
+        (Habits(nan="none"), {"health": {}}, "infer in JSON"),
+        (
+            Habits(refused=("id", "parameters")),
+            {**PLAIN, "leave_out": ["id", "parameters"]},
+            "send an id, list outputs",
+        ),
+        (Habits(refused=("outputs",)), {**PLAIN, "leave_out": ["outputs"]}, "send an id, list outputs"),
+        (Habits(datatypes=("FP32", "FP64", "FP16")), {**PLAIN, "half_precision": "promote"}, "send BF16"),
+        (Habits(datatypes=("FP16", "BYTES"), input_type="FP16"), PLAIN, "send FP16"),
+        (Habits(input_type="BYTES", decodes=True), {"health": {}, "bytes": "base64"}, "send BYTES that are no text"),
+        (Habits(input_type="BYTES"), {"health": {}}, "send BYTES that are text"),
+    ],
+)
+async def test_what_a_server_refuses_is_found_out_and_works_with_what_is_set(
+    habits: Habits, settings: dict[str, Any], works: str
+) -> None:
+    async with server_with(habits) as url:
+        found = await doctor(url)
+    assert found.backend == settings, found.printed
+    assert found.table[works].startswith("yes"), found.printed
+    assert found.table["infer in binary"] == "yes, with the same values as straight in JSON"
+    assert found.findings("problem") == []
+    assert found.code == (0 if set(settings) == {"health"} else 1)
+
+
+async def test_a_model_of_another_datatype_is_no_reason_to_promote() -> None:
+    async with server_with(Habits(datatypes=("FP32",))) as url:
+        found = await doctor(url)
+    assert found.backend == PLAIN
+    assert "send BF16" not in found.table
+
+
+async def test_what_a_server_does_not_have_the_gateway_answers_from_what_was_found() -> None:
+    async with server_with(Habits(has_metadata=False, has_health=False)) as url:
+        found = await doctor(url)
+    tensor = {"datatype": "FP32", "shape": [-1, 4]}
+    described = {"inputs": {"x": tensor}, "outputs": {"y": tensor}}
+    assert found.backend["models"] == {"m": described}
+    assert found.backend["health"] == {"path": "/ping"}
+    for what in (
+        "ask for live",
+        "ask for ready",
+        "ask for model metadata",
+        "send raw bytes (curl)",
+    ):
+        assert found.table[what] == "yes", found.printed
+    assert (found.code, found.findings("problem")) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        (None, "JSON without `outputs`"),
+        ([1], "JSON without `outputs`"),
+        ([{"name": "y", "datatype": "FP33", "shape": [1]}], "unknown datatype 'FP33'"),
+        ([{"name": "y", "datatype": "FP32", "shape": 4, "data": [1]}], "another form than V2's"),
+        ([{"name": "y", "datatype": "FP32", "shape": [1], "data": ["a"]}], "values that are no FP32"),
+    ],
+)
+async def test_answers_that_are_none_are_a_problem(outputs: Any, words: str) -> None:
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.read_request()
+            is_inference = connection.head.startswith(b"POST")
+            await connection.answer(json.dumps({"outputs": outputs} if is_inference else {"name": "x"}).encode())
+
+    async with lying(script) as liar:
+        found = await doctor(liar.url, "--model", "m")
+    (problem,) = found.findings("problem")
+    assert words in problem
+    assert found.code == 1
+
+
+@pytest.mark.parametrize("member", ["shape", "datatype"])
+async def test_answers_that_lack_something_are_a_problem(member: str) -> None:
+    async with server_with(Habits(without=(member,))) as url:
+        found = await doctor(url)
+    (problem,) = found.findings("problem")
+    assert f"an output without `{member}`" in problem
+    assert found.code == 1
+
+
+async def test_models_are_asked_for_by_name_where_they_are_not_listed() -> None:
+    async with server_with(Habits(says_models=False)) as url:
+        without, with_name, with_path = await asyncio.gather(
+            doctor(url), doctor(url, "--model", "m"), doctor(f"{url}/v2/models/m/infer")
+        )
+    assert any("to try one, name it with --model" in words for words in without.findings("note"))
+    assert (without.code, with_name.code, with_path.code) == (0, 1, 1)
+    assert "infer in binary" not in without.table
+    assert with_name.table == with_path.table
+    (problem,) = with_path.findings("problem")
+    assert problem.startswith("/v2/models/m/infer at the end of the URL belongs to each request")
+
+
+async def test_a_model_that_is_not_there_is_a_problem_with_the_name_that_was_meant() -> None:
+    async with server_with(Habits()) as url:
+        found = await doctor(url, "--model", "mm")
+    assert found.findings("problem") == ["it has no model 'mm', did you mean 'm'? Its models: m"]
+    assert found.code == 1
+
+
+# Other dialects
+
+
+@pytest.fixture(scope="module")
+def tensorflow() -> Iterator[str]:
+    with tf_serving() as url:
+        yield url
+
+
+@pytest.mark.parametrize(
+    ("model", "models", "works"),
+    [
+        ("half_plus_two", None, "infer in binary"),
+        ("pair", None, "infer in binary"),
+        ("string", None, "send BYTES that are text"),
+        ("no_default", {"signature": "custom"}, "infer in binary"),
+    ],
+)
+async def test_tensorflow_serving_describes_its_models_itself(
+    tensorflow: str, model: str, models: dict[str, Any] | None, works: str
+) -> None:
+    found = await doctor(tensorflow, "--model", model)
+    assert found.backend["dialect"] == "tensorflow"
+    assert found.backend["health"] == {"path": f"/v1/models/{model}"}
+    assert found.backend.get("models") == (None if models is None else {model: models})
+    assert found.table["infer in binary"] == "yes, with the same values as straight in JSON", found.printed
+    assert found.table[works].startswith("yes"), found.printed
+    assert (found.code, found.findings("problem")) == (1, [])
+
+
+@pytest.mark.parametrize(("model", "words"), [("broken", "The server's words"), ("nobody", "The server's words")])
+async def test_a_model_that_answers_no_trial_is_a_problem_in_the_servers_words(
+    tensorflow: str, model: str, words: str
+) -> None:
+    found = await doctor(tensorflow, "--model", model)
+    (problem,) = found.findings("problem")
+    assert words in problem
+    assert found.table["infer"] == "not found out: no trial inference was answered"
+    assert found.code == 1
+
+
+# The file
+
+
+async def test_the_file_alone_is_on_standard_output_is_valid_and_works_at_once(
+    tmp_path: Path, server: JsonServer
+) -> None:
+    found = await doctor(server.url, "--model", "simple", "--yaml")
+    assert "What clients can do" in found.complained
+    file = tmp_path / "gateway.yaml"
+    file.write_text(found.printed)
+    result = await asyncio.to_thread(run, "check", str(file))
+    assert (result.returncode, result.stderr) == (0, ""), result
+    async with process("serve", str(file)) as gateway:
+        url = await url_in_line(gateway.stderr)
+        assert f"listen: {url.removeprefix('http://')}\n" in found.printed
+        assert await asyncio.to_thread(added, url) == [[5] * 16]
+
+
+def added(url: str) -> Any:
+    with triton.InferenceServerClient(url.removeprefix("http://")) as client:
+        inputs = []
+        for name, value in (("INPUT0", 2), ("INPUT1", 3)):
+            tensor = triton.InferInput(name, [1, 16], "INT32")
+            tensor.set_data_from_numpy(np.full((1, 16), value, np.int32))
+            inputs.append(tensor)
+        return client.infer("simple", inputs).as_numpy("OUTPUT0").tolist()
+
+
+async def test_nothing_is_on_standard_output_if_there_is_no_file() -> None:
+    async with lying(answering(b"nothing", "404 Not Found")) as liar:
+        found = await doctor(liar.url, "--yaml")
+    assert (found.code, found.printed) == (2, "")
+    assert "problem  " in found.complained
+
+
+# Real servers
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+async def examined(server: Server, *arguments: str) -> Examined:
+    with serving(server):
+        return await doctor(server.url, *arguments)
+
+
+@pytest.mark.slow
+async def test_mlserver(folder: Path) -> None:
+    server = MlServer(folder / "mlserver")
+    try:
+        server.start()
+        await asyncio.to_thread(server.wait_until_ready)
+        found = await doctor(server.url)
+    finally:
+        server.stop()
+    assert any("mlserver 1.7.1" in words for words in found.findings("ok"))
+    assert found.backend == {
+        "health": {},
+        "nonfinite": "as_null",
+        "half_precision": "promote",
+        "bytes": "base64",
+    }
+    calls = ("live", "ready", "model ready", "model metadata")
+    assert {found.table[f"ask for {call}"] for call in calls} == {"yes"}
+    assert found.table["ask for model configuration"] == "no"
+    for what in ("infer in binary", "send NaN", "send FP16", "send BF16", "send BYTES that are no text"):
+        assert found.table[what].startswith("yes"), found.printed
+    assert (found.code, found.findings("problem")) == (1, [])
+    assert missing_from(found, "MLSERVER") == set()
+
+
+@pytest.mark.slow
+async def test_kserve_reads_binary_though_it_does_not_say_so(folder: Path) -> None:
+    found = await examined(KServe(folder / "kserve"), "--model", "identity")
+    assert any("kserve 0.21.0" in words for words in found.findings("ok"))
+    assert found.backend == {"health": {}, "binary": "always"}
+    assert found.table["infer in binary"].startswith("yes")
+    assert (found.code, found.findings("problem")) == (1, [])
+    assert missing_from(found, "KSERVE") == set()
+
+
+@pytest.mark.slow
+async def test_triton_says_that_it_reads_binary(folder: Path) -> None:
+    found = await examined(Triton(folder / "triton"), "--model", "rows")
+    assert any("triton 2." in words for words in found.findings("ok"))
+    assert found.backend == {"health": {}, "binary": "auto"}
+    assert found.table["ask for model configuration"] == "yes"
+    assert (found.code, found.findings("problem")) == (1, [])
+    assert missing_from(found, "TRITON") == set()
+
+
+@pytest.mark.slow
+async def test_a_strict_server_of_ones_own(folder: Path) -> None:
+    found = await examined(FastApi(folder / "strict"))
+    assert found.backend["leave_out"] == ["id", "outputs", "parameters"]
+    assert found.table["send an id, list outputs"].startswith("yes")
+    assert (found.code, found.findings("problem")) == (1, [])
+    assert missing_from(found, "FASTAPI") == set()
+
+
+@pytest.mark.slow
+async def test_kserve_with_a_model_that_only_speaks_v1(folder: Path) -> None:
+    found = await examined(KServe(folder / "kserve-v1"), "--model", "v1")
+    tensor = {"datatype": "FP32", "shape": [-1, 4]}
+    assert found.backend == {
+        "dialect": "tensorflow",
+        "health": {"path": "/v1/models/v1"},
+        "models": {"v1": {"format": "row", "inputs": {"input": tensor}, "outputs": {"output": tensor}}},
+        "nonfinite": "as_null",
+    }
+    assert found.table["infer in binary"] == "yes, with the same values as straight in JSON"
+    (problem,) = found.findings("problem")
+    assert "`dialect: tensorflow`" in problem
+    assert found.code == 1
+    assert missing_from(found, "KSERVEV1") == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "inputs", "outputs"),
+    [
+        ("identity", {"": ("FP32", [-1, 4])}, {"output": ("FP32", [-1, 4])}),
+        (
+            "signed",
+            {"x": ("FP32", [-1, 4]), "n": ("INT64", [-1])},
+            {"y": ("FP32", [-1, 4]), "m": ("INT64", [-1])},
+        ),
+        ("unnamed", {"": ("FP32", [-1, 4])}, {"output": ("FP32", [-1, 4])}),
+    ],
+)
+async def test_mlflow(folder: Path, model: str, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+    found = await examined(Mlflow(folder / f"mlflow-{model}", model))
+    block = {
+        side: {name: {"datatype": datatype, "shape": shape} for name, (datatype, shape) in tensors.items()}
+        for side, tensors in (("inputs", inputs), ("outputs", outputs))
+    }
+    assert any("MLflow 3.17" in words for words in found.findings("ok"))
+    assert found.backend == {"dialect": "mlflow", "health": {}, "models": {"*": block}, "nonfinite": "as_null"}
+    assert found.table["infer in binary"] == "yes, with the same values as straight in JSON"
+    assert (found.code, found.findings("problem")) == (1, [])
+    if model == "signed":
+        assert missing_from(found, "MLFLOW") == set()
