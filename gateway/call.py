@@ -24,13 +24,13 @@ from gateway.codec import (
     Coding,
     Framing,
     MemberReplacer,
+    ModelDescription,
     choose_coding,
     compressed,
     error_body,
     inflated_beginning,
 )
 from gateway.codec import Reply as InferReply
-from gateway.codec.dialects.description import ModelDescription
 from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
 from gateway.exchange import Exchange, Format
 from gateway.headers import HeaderLines

@@ -20,6 +20,7 @@ from gateway.backend.upstream import Upstream
 from gateway.call import Call, Described
 from gateway.client.request import ClientRequest, request_id
 from gateway.codec import (
+    DIALECTS,
     HELD_PER_BYTE,
     SHORT_ANSWER_BYTES,
     Framing,
@@ -34,7 +35,6 @@ from gateway.codec import (
     with_extension,
 )
 from gateway.codec import Reply as InferReply
-from gateway.codec.dialects import DIALECTS
 from gateway.errors import ErrorKind, GatewayError, blaming
 from gateway.exchange import Exchange, Format
 from gateway.headers import HeaderLines, Headers

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from gateway.backend.attempt import Answer
-from gateway.codec.dialects.description import configured_for, v2_metadata, v2_server_metadata
+from gateway.codec import configured_for, v2_metadata, v2_server_metadata
 from gateway.errors import ErrorKind, GatewayError
 from gateway.plan import BackendPlan
 from gateway.policy.routing import Match, V2Path

@@ -5,26 +5,30 @@ Here: the order of these steps. Not here: what the dialects are (`codec.dialects
 """
 
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 
 from gateway.backend.attempt import Answer
 from gateway.backend.metadata import MAX_BYTES, is_undescribed
 from gateway.backend.upstream import Upstream
 from gateway.call import Call, Described
-from gateway.codec import SHORT_ANSWER_BYTES, Framing
+from gateway.codec import (
+    SHORT_ANSWER_BYTES,
+    Dialect,
+    DialectAnswer,
+    DialectRequest,
+    Framing,
+    ModelDescription,
+    OutputSelection,
+    configured_for,
+    missing_datatype,
+    unknown_output,
+    v2_metadata,
+)
 from gateway.codec import Reply as InferReply
-from gateway.codec.dialects.answer import DialectAnswer
-from gateway.codec.dialects.description import ModelDescription, configured_for, missing_datatype, v2_metadata
-from gateway.codec.dialects.dialect import Dialect
-from gateway.codec.dialects.request import DialectRequest
-from gateway.codec.inference import MAX_NAME, OutputSelection, label_of
 from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
 from gateway.headers import HeaderLines
 from gateway.plan import BackendPlan
 from gateway.policy.crossing import Fields
-
-MAX_NAMED = 20
-"""The most outputs that an error names."""
 
 
 class Translation:
@@ -152,14 +156,11 @@ class Translation:
 
     def _require_datatypes(self, described: Described, selection: OutputSelection) -> None:
         """Raise `GatewayError` if the answer could not be understood, or has no such output: nothing is sent then."""
-        model, names = described.model, {output.name for output in described.model.outputs}
-        unknown = next((name for name in selection.named if name not in names), None)
-        if described.by_server and unknown is not None:
-            words = f"{label_of('output', unknown)} was requested, but the model has {_listed(names)}"
-            raise GatewayError(ErrorKind.MALFORMED_REQUEST, words)
-        missing = missing_datatype(
-            model, selection, dialect=self.dialect.name, backend=self.backend.name, model=self.path.model or ""
-        )
+        model, dialect, backend = self.path.model or "", self.dialect.name, self.backend.name
+        unknown = unknown_output(described.model, selection) if described.by_server else None
+        if unknown is not None:
+            raise GatewayError(ErrorKind.MALFORMED_REQUEST, unknown)
+        missing = missing_datatype(described.model, selection, dialect=dialect, backend=backend, model=model)
         if missing is not None:
             raise GatewayError(ErrorKind.MALFORMED_RESPONSE, missing, sent=False)
 
@@ -178,7 +179,3 @@ class Translation:
     async def error(self, answer: Answer, *, json_bytes: int | None = None) -> GatewayError:
         """A refusal of the backend's, in the shape of the protocol."""
         return await self.call.backend_error(answer, json_bytes=json_bytes, words_in=self.dialect.error_words)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(repr(name[:MAX_NAME]) for name in sorted(names)[:MAX_NAMED]) or "none"

@@ -21,15 +21,19 @@ from gateway.codec.compression import (
     parse_content_encoding,
 )
 from gateway.codec.dialects import DIALECTS
+from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.description import (
     ModelDescription,
     TensorDescription,
     configured_for,
     missing_datatype,
+    unknown_output,
     v2_metadata,
     v2_server_metadata,
 )
 from gateway.codec.dialects.dialect import Dialect
+from gateway.codec.dialects.request import DialectRequest
+from gateway.codec.dialects.tensorflow import DEFAULT_SIGNATURE
 from gateway.codec.inference import (
     BytesPolicy,
     HalfPrecision,
@@ -40,7 +44,7 @@ from gateway.codec.inference import (
 )
 from gateway.codec.json.member_finder import MemberReplacer
 from gateway.codec.json.members import HELD_PER_BYTE
-from gateway.codec.tensors.datatypes import DATATYPES, Datatype
+from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind
 from gateway.codec.v2.answer import InferAnswer, Reply
 from gateway.codec.v2.declarations import MAX_RANK
 from gateway.codec.v2.error_bodies import error_body
@@ -57,6 +61,7 @@ T = TypeVar("T")
 
 __all__ = [
     "DATATYPES",
+    "DEFAULT_SIGNATURE",
     "DIALECTS",
     "HEADER_LENGTH",
     "HELD_PER_BYTE",
@@ -66,12 +71,15 @@ __all__ = [
     "Coding",
     "Datatype",
     "Dialect",
+    "DialectAnswer",
+    "DialectRequest",
     "Framing",
     "HalfPrecision",
     "HeaderLimits",
     "InferAnswer",
     "InferRequest",
     "Inflater",
+    "Kind",
     "MemberReplacer",
     "ModelDescription",
     "NonFinite",
@@ -94,6 +102,7 @@ __all__ = [
     "read_short_answer",
     "read_short_request",
     "run",
+    "unknown_output",
     "v2_metadata",
     "v2_server_metadata",
     "with_extension",

@@ -40,11 +40,6 @@ class HalfPrecision(Enum):
     PROMOTE = "promote"
 
 
-LEAVABLE = frozenset(("id", "outputs", "parameters"))
-"""The members of a V2 request that strict servers may refuse, and that the gateway can do without: it knows what the
-client asked for."""
-
-
 @dataclass(frozen=True, slots=True)
 class TensorPolicy:
     """How one backend wants the values that JSON, or the server, cannot carry as they are."""
@@ -53,7 +48,8 @@ class TensorPolicy:
     bytes: BytesPolicy = BytesPolicy.UTF8
     half_precision: HalfPrecision = HalfPrecision.NATIVE
     leave_out: frozenset[str] = frozenset()
-    """Members of a V2 request that the backend does not get, of `LEAVABLE`."""
+    """Members of a V2 request that the backend does not get, of `id`, `outputs` and `parameters`: strict servers refuse
+    them, and the gateway, which knows what the client asked for, can do without them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from gateway.config.loading import (
     parse,
 )
 from gateway.config.schema import (
+    FORMATS,
     SET_BY_GATEWAY,
     Access,
     Backend,
@@ -34,6 +35,7 @@ from gateway.config.schema import (
 from gateway.config.values import Address, Duration, Endpoint, FilePath, ProxyNetwork, Size, Sticky, Workers
 
 __all__ = [
+    "FORMATS",
     "MAX_FILE_BYTES",
     "SET_BY_GATEWAY",
     "Access",

@@ -16,7 +16,7 @@ import yarl
 
 from gateway import __version__
 from gateway.backend import questions
-from gateway.codec.v2.error_bodies import error_body
+from gateway.codec import HEADER_LENGTH, error_body, run
 from gateway.config.values import shortened
 
 ASK_S = 5.0
@@ -36,8 +36,6 @@ CHUNK_BYTES = 1024
 
 USER_AGENT = f"tensor-gateway/{__version__} (doctor)"
 """How servers and their logs recognize it."""
-
-HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 class NoAnswerError(Exception):
@@ -72,13 +70,7 @@ class Reply(NamedTuple):
         """Status and, of an error, what the server says went wrong."""
         if self.status == 200:
             return "200"
-        reading = error_body(self.body[: questions.MAX_BODY_BYTES], self.status, self.reason)
-        while True:
-            try:
-                next(reading)
-            except StopIteration as done:
-                words = str(done.value[1])
-                break
+        _, words = run(error_body(self.body[: questions.MAX_BODY_BYTES], self.status, self.reason))
         if words.startswith("the backend answered"):
             return str(self.status)
         words = " ".join(words.split())

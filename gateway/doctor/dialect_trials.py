@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gateway.backend.questions import MLFLOW
-from gateway.codec.dialects import DIALECTS
-from gateway.codec.dialects.description import TensorDescription
-from gateway.codec.dialects.tensorflow import DEFAULT_SIGNATURE
+from gateway.codec import DEFAULT_SIGNATURE, DIALECTS, TensorDescription
+from gateway.config import FORMATS
 from gateway.doctor.asking import Asker, Reply
 from gateway.doctor.report import Report
 from gateway.doctor.samples import Declared, Output, Sample, UnreadableError, blob_of, flat, sample
@@ -249,10 +248,6 @@ class DialectTrials(Trials):
             if schema is not None:
                 return Known(_declared_in(schema[1]))
         return Known()
-
-
-FORMATS = {"tensorflow": ("columnar", "row"), "mlflow": ("inputs", "instances", "dataframe_split")}
-"""The forms of each dialect; the first is what the gateway takes without being told."""
 
 
 def _another_signature(metadata: Any) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from gateway.codec.tensors.datatypes import DATATYPES, Kind
-from gateway.doctor.asking import HEADER_LENGTH, Reply
+from gateway.codec import DATATYPES, HEADER_LENGTH, Kind
+from gateway.doctor.asking import Reply
 
 MAX_ELEMENTS = 4_000_000
 """A model whose input is larger is not tried."""

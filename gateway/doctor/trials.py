@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from gateway.codec.tensors.datatypes import DATATYPES, Kind
+from gateway.codec import DATATYPES, Kind
 from gateway.doctor.asking import Asker, NoAnswerError, Reply
 from gateway.doctor.report import Report
 from gateway.doctor.samples import (

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import structs
 
-from gateway.codec.inference import OutputSelection, label_of
+from gateway.codec.inference import MAX_NAME, OutputSelection, label_of
 from gateway.codec.tensors.datatypes import Datatype
 
 NAMELESS_INPUT = "input"
@@ -79,6 +79,16 @@ def configured_for(models: Mapping[str, ModelDescription], model: str) -> ModelD
         if fnmatch.fnmatchcase(model, pattern):
             return description
     return UNKNOWN
+
+
+def unknown_output(description: ModelDescription, selection: OutputSelection) -> str | None:
+    """Why *selection* cannot be answered by a model all of whose outputs are in *description*; None if it can."""
+    names = {tensor.name for tensor in description.outputs}
+    unknown = next((name for name in selection.named if name not in names), None)
+    if unknown is None:
+        return None
+    listed = ", ".join(repr(name[:MAX_NAME]) for name in sorted(names)[:MAX_NAMED]) or "none"
+    return f"{label_of('output', unknown)} was requested, but the model has {listed}"
 
 
 def missing_datatype(

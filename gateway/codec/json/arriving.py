@@ -161,7 +161,7 @@ def read_members(
     *read_run* gets some whole members at a time, *read_long* the name of a member that it reads the value of from
     *text*. Of two members with one name the last comes last; in one run it is the only one. Raises `CodecError`.
     """
-    code = yield from _open(text, END_OBJECT)
+    code = yield from _open(text)
     while code != END_OBJECT:
         if code != QUOTE:
             raise CodecError(f"malformed JSON: expected a member, got {excerpt(bytes(text.buffer[:256]))}")
@@ -194,7 +194,7 @@ def read_objects(
     *read_run* gets some whole objects at a time, and the marker that stands for literals in them (`protect_literals`);
     *read_long* reads an object that is longer from *text*. Raises `CodecError`.
     """
-    code = yield from _open(text, END_ARRAY)
+    code = yield from _open(text)
     while code != END_ARRAY:
         if code != OBJECT:
             raise CodecError(f"expected an object, got {excerpt(bytes(text.buffer[:256]))}")
@@ -208,8 +208,8 @@ def read_objects(
     text.drop(1)
 
 
-def _open(text: ArrivingText, closing: int) -> Reading[int]:
-    """The first byte behind the bracket that *text* begins with: of an item, or the *closing* bracket."""
+def _open(text: ArrivingText) -> Reading[int]:
+    """The first byte behind the bracket that *text* begins with: of an item, or the closing bracket."""
     text.drop(1)
     return (yield from text.first())
 

@@ -97,39 +97,6 @@ class Nesting:
         if self._elements and depth > 1 and element % self._sizes[depth - 1]:
             self._fail()
 
-    def full_depth(self, element: int) -> int:
-        """How many lists are open before *element*, and behind the comma before it, in data that is nested in full."""
-        if element in (0, self._elements):
-            return 0
-        return 1 + sum(element % size > 0 for size in self._sizes[1 : len(self._shape)])
-
-    def n_lists_in_full(self, tree: Any, element: int, n_values: int) -> int:
-        """How many lists data has that is nested in full; 0 if those of *tree* do not have the lengths that it has.
-
-        *tree* is a piece as it was parsed, between brackets for the lists that are open before and behind it: lists of
-        lists with *n_values* values in all, of which *element* is the first. Whether the innermost have lists in place
-        of values is for the caller to see.
-        """
-        if not n_values:
-            return 0
-        end = element + n_values
-        length_of = type(tree).__len__  # refuses what is no list
-        n_lists = 0
-        level = [tree]
-        for dimension, size in zip(self._shape, self._sizes[1:], strict=False):
-            if n_lists:
-                level = list(chain.from_iterable(level))
-            n_lists += len(level)
-            first, behind = element // size, -(-end // size)
-            head = min(dimension - first % dimension, behind - first)
-            n_full, tail = divmod(behind - first - head, dimension)
-            try:
-                if list(map(length_of, level)) != [head, *[dimension] * n_full, *[tail] * (tail > 0)]:
-                    return 0
-            except TypeError:
-                return 0
-        return n_lists
-
     def open_full(self, element: int, end: int) -> None:
         """`open` for the lists that begin with the elements from *element* to *end*, in data that is nested in full."""
         for depth, size in enumerate(self._sizes[: len(self._shape)]):

@@ -331,13 +331,6 @@ def _is_gap(text: bytes, n_lists: int) -> bool:
     return text.translate(None, b" \t\r\n") == b"]" * n_lists + b"," + b"[" * n_lists
 
 
-def _blocks(
-    text: bytes | bytearray, start: int, shape: tuple[int, ...], strides: tuple[int, int]
-) -> npt.NDArray[np.uint8]:
-    """The bytes of *text* from *start* on, in rows of blocks that begin *strides* bytes after one another."""
-    return np.ndarray(shape, np.uint8, text, start, (*strides, 1))
-
-
 def _without_brackets(text: bytes, run: Run) -> bytes:
     """The strings of *run*, which is the front of *text*, with blanks in place of the brackets between them."""
     copy = bytearray(memoryview(text)[: run.ends[-1] + 1])
