@@ -174,6 +174,15 @@ class Call:
         is_from_proxy = request.is_from_proxy
         return HeadNotes(self.plan, self.match, framing, backend, request.scheme, is_from_proxy, lines, names)
 
+    async def parse(self, steps: Generator[None, None, T]) -> T:
+        """The client's request, which *steps* parse. Raises `GatewayError`."""
+        self.exchange.request_codec_at_s = time.perf_counter()
+        try:
+            with blaming(ErrorKind.MALFORMED_REQUEST):
+                return await self.pacer.run(steps)
+        finally:
+            self.add_request_codec(self.pacer)
+
     def add_request_codec(self, pacer: Pacer) -> None:
         """Record the steps of the request's codec that *pacer* has just run."""
         self.exchange.request_codec_s += pacer.take_seconds()

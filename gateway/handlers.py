@@ -1,8 +1,10 @@
 """What happens to a request, in which order, from its head to the last byte of its reply.
 
-`Gateway.handle` finds the backend; then `_Call` does one of three things: `infer`, `server_metadata` or `relay`. Here
-is only the order of the steps. Not here: how they are done. `client` reads from the client and writes to it, `codec`
-converts bytes, `policy` decides, `backend` calls backends, and `telemetry` reads the finished exchange.
+`Gateway.handle` finds the backend; then `_Call` does one of three things: `infer`, `server_metadata` or `relay`. Three
+modules do it in another way: `translation` and `own_answers` for backends of another dialect, `passing` for those that
+read binary themselves. Here is only the order of the steps. Not here: how they are done. `client` reads from the client
+and writes to it, `codec` converts bytes, `policy` decides, `backend` calls backends, and `telemetry` reads the finished
+exchange.
 """
 
 import asyncio
@@ -265,12 +267,7 @@ class _Call(Call):
                 reserve=reserve,
                 recover=self.plan.recover_header_length,
             )
-        self.exchange.request_codec_at_s = time.perf_counter()
-        try:
-            with blaming(ErrorKind.MALFORMED_REQUEST):
-                return await self.pacer.run(steps)
-        finally:
-            self.add_request_codec(self.pacer)
+        return await self.parse(steps)
 
     async def _metadata(self, upstream: Upstream, backend: BackendPlan) -> bytes:
         """The model's metadata. Raises `GatewayError`."""

@@ -4,7 +4,6 @@ Here: the order of these steps. Not here: what the dialects are (`codec.dialects
 (`backend.speaking`).
 """
 
-import time
 from collections.abc import Generator
 
 from gateway.backend.attempt import Answer
@@ -78,12 +77,7 @@ class Translation:
         else:
             recover = call.plan.recover_header_length
             steps = DialectRequest.parse(body, framing.header_length, policy, limits, recover=recover, reserve=reserve)
-        call.exchange.request_codec_at_s = time.perf_counter()
-        try:
-            with blaming(ErrorKind.MALFORMED_REQUEST):
-                return await call.pacer.run(steps)
-        finally:
-            call.add_request_codec(call.pacer)
+        return await call.parse(steps)
 
     async def _decode(self, answer: Answer, request: DialectRequest, description: ModelDescription) -> InferReply:
         """The reply, made of *answer*. Raises `GatewayError`."""

@@ -23,6 +23,7 @@ from gateway.codec.compression import (
 from gateway.codec.dialects import DIALECTS
 from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.description import (
+    NAMELESS_INPUT,
     ModelDescription,
     TensorDescription,
     configured_for,
@@ -66,6 +67,7 @@ __all__ = [
     "HEADER_LENGTH",
     "HELD_PER_BYTE",
     "MAX_RANK",
+    "NAMELESS_INPUT",
     "SHORT_ANSWER_BYTES",
     "BytesPolicy",
     "Coding",

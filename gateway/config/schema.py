@@ -544,9 +544,9 @@ class Backend(Part, frozen=True):
         if self.dialect in FORMATS and self.health is not None and (self.health.path or "").startswith("/v2/"):
             yield "health.path", "most servers that do not speak V2 answer 404 there, which tells nothing"
         if self.binary == "always":
-            is_default = {"nonfinite": NonFinite.REJECT, "bytes": BytesPolicy.UTF8, "leave_out": []}
-            for key, default in (is_default | {"half_precision": HalfPrecision.NATIVE}).items():
-                if getattr(self, key) != default:
+            default = Backend(self.endpoints)
+            for key in ("nonfinite", "bytes", "half_precision", "leave_out"):
+                if getattr(self, key) != getattr(default, key):
                     yield key, "without effect on inferences, which are passed on as they are: `binary` is always"
         patterns = list(self.models)[:MAX_SUGGESTED]
         for index, pattern in enumerate(patterns):

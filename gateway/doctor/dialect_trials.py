@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gateway.backend.questions import MLFLOW
-from gateway.codec import DEFAULT_SIGNATURE, DIALECTS, TensorDescription
+from gateway.codec import DEFAULT_SIGNATURE, DIALECTS, NAMELESS_INPUT, TensorDescription
 from gateway.config import FORMATS
 from gateway.doctor.asking import Asker, Reply
 from gateway.doctor.report import Report
@@ -24,9 +24,6 @@ from gateway.errors import CodecError
 
 OUTPUT = "output"
 """What the only output of a model is called that gives it no name."""
-
-INPUT = "input"
-"""The same for an input, as clients may call it."""
 
 UNDESCRIBED = ((1, 4), (1, 1), (1, 16), (1,))
 """Shapes that are tried with a model of which nothing is known."""
@@ -183,7 +180,7 @@ class DialectTrials(Trials):
         if not self._is_described:
             names = self._names or tuple(each.name for each in taken.samples)
             if self._form != "inputs":  # the only one in which an input may be without a name
-                names = tuple(name or INPUT for name in names)
+                names = tuple(name or NAMELESS_INPUT for name in names)
             block["inputs"] = {
                 name: {"datatype": each.datatype, "shape": _variable(each.shape)}
                 for name, each in zip(names, taken.samples, strict=True)
@@ -213,7 +210,7 @@ class DialectTrials(Trials):
 
     def for_clients(self, taken: Taken) -> Taken:
         """The inference as a client sends it to the gateway: its inputs have names."""
-        samples = tuple(replace(each, name=each.name or INPUT) for each in taken.samples)
+        samples = tuple(replace(each, name=each.name or NAMELESS_INPUT) for each in taken.samples)
         return replace(taken, samples=samples)
 
     def _candidates(self) -> Iterator[tuple[Sample, ...]]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from gateway.codec.dialects.description import ModelDescription
+from gateway.codec.dialects.description import OCTETS_SUFFIX, ModelDescription
 from gateway.codec.dialects.outputs import Output, Outputs
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, label_of
 from gateway.codec.json.arriving import ArrivingText, Reading, read_members
@@ -33,9 +33,6 @@ from gateway.codec.tensors.pieces import SPACE
 from gateway.codec.v2.answer import Reply, ReplyText
 from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
 from gateway.errors import CodecError, TooLargeError
-
-B64_NAME = "_bytes"
-"""How the names of outputs end whose elements TensorFlow Serving always writes in base64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +146,9 @@ class DialectAnswer:
 
     def _print(self, output: Output, text: ReplyText) -> Generator[None, None, None]:
         """Add an output that the client wants in JSON to *text*; its values go as they are printed."""
-        is_base64 = self._form.b64_objects and output.datatype.kind is Kind.BYTES and output.name.endswith(B64_NAME)
+        is_base64 = (
+            self._form.b64_objects and output.datatype.kind is Kind.BYTES and output.name.endswith(OCTETS_SUFFIX)
+        )
         text.add(_entry(output, {"content_type": "base64"} if is_base64 else {})[:-1])
         text.add(b',"data":[')
         blobs = self._outputs.released(output)

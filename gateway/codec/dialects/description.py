@@ -17,6 +17,9 @@ from gateway.codec.tensors.datatypes import Datatype
 NAMELESS_INPUT = "input"
 """What V2's metadata calls an input without a name."""
 
+OCTETS_SUFFIX = "_bytes"
+"""How the names of BYTES tensors end that TensorFlow Serving takes for octets, which it writes in base64."""
+
 SOME_OUTPUT = "NAME"
 """What stands for the name of an output of which nothing is known."""
 

@@ -12,7 +12,7 @@ from itertools import chain
 
 import orjson
 
-from gateway.codec.dialects.description import ModelDescription
+from gateway.codec.dialects.description import MAX_NAMED, ModelDescription
 from gateway.codec.inference import HeaderLimits, OutputSelection, label_of, shape_text
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading, read_members, read_objects
 from gateway.codec.json.brackets import ARRAY, END_ARRAY, OBJECT, QUOTE, WALK_BYTES
@@ -37,9 +37,6 @@ JOINED_BYTES = 1024 * 1024
 
 SHORT_BYTES = 4 * 1024
 """The longest value that is read in a few calls: a sink takes six times as long for sixteen numbers."""
-
-MAX_LISTED = 8
-"""The most names of outputs that stand in an error."""
 
 _SETTING = "`models` in the backend's configuration"
 
@@ -199,7 +196,7 @@ class Outputs:
             for name in names:
                 self._open(name)
         elif names:
-            listed = ", ".join(map(repr, names[:MAX_LISTED]))
+            listed = ", ".join(map(repr, names[:MAX_NAMED]))
             raise CodecError(f"an output without a name, but the model has {len(names)} ({listed})")
         else:
             raise CodecError(f"an output without a name; {_SETTING} can give it one")

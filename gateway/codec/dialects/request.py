@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import orjson
 
+from gateway.codec.dialects.description import OCTETS_SUFFIX
 from gateway.codec.inference import (
     DEFAULT_LIMITS,
     BytesPolicy,
@@ -46,9 +47,6 @@ from gateway.codec.v2.framing import Cursor
 from gateway.codec.v2.request import check_finite, framed_raw
 from gateway.codec.v2.request_reading import RequestReader, Reserve, announced, cost_of, reserve_nothing
 from gateway.errors import CodecError
-
-OCTETS_SUFFIX = "_bytes"
-"""How TensorFlow Serving marks the names of BYTES tensors that are octets, not text."""
 
 Writer = Callable[["DialectRequest"], Iterator[Piece]]
 """Makes the body of a request in one form, in pieces; an empty one ends a step of work.

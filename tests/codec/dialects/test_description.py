@@ -12,6 +12,7 @@ from gateway.codec.dialects.description import (
     TensorDescription,
     configured_for,
     missing_datatype,
+    unknown_output,
     v2_metadata,
     v2_server_metadata,
 )
@@ -135,6 +136,17 @@ def test_words_about_many_outputs_are_bounded() -> None:
     words = missing_datatype(many, EVERYTHING, dialect="mlflow", backend="b", model="m")
     assert words is not None
     assert len(words) < MAX_NAMED * 5000
+
+
+def test_an_output_that_the_model_does_not_have_is_named_with_those_that_it_has() -> None:
+    described = outputs(TensorDescription("b"), TensorDescription("a"))
+    assert unknown_output(described, EVERYTHING) is None
+    assert unknown_output(described, OutputSelection(False, {"a": True})) is None
+    selection = OutputSelection(False, {"a": True, "c": True})
+    assert unknown_output(described, selection) == "output 'c' was requested, but the model has 'a', 'b'"
+    assert unknown_output(UNKNOWN, selection) == "output 'a' was requested, but the model has none"
+    many = outputs(*(TensorDescription(f"y{index}") for index in range(MAX_NAMED + 5)))
+    assert (unknown_output(many, selection) or "").count("'y") == MAX_NAMED
 
 
 def test_v2_metadata_has_what_clients_look_for() -> None:
