@@ -79,7 +79,7 @@ async def _model_ready(translation: Translation) -> bytes:
 
 
 async def _model(translation: Translation) -> bytes:
-    """As far as anybody describes it. Raises `GatewayError`."""
+    """A model's metadata, from what its server and the configuration say. Raises `GatewayError` if neither does."""
     dialect, (_, name, version, _) = translation.dialect, translation.path
     model = name or ""
     translation.path_of(dialect.description_path(model, version) or dialect.ready_path(model, version))

@@ -393,7 +393,7 @@ async def test_what_a_server_does_not_have_the_gateway_answers_from_what_was_fou
         ([1], "JSON without `outputs`"),
         ([{"name": "y", "datatype": "FP33", "shape": [1]}], "unknown datatype 'FP33'"),
         ([{"name": "y", "datatype": "FP32", "shape": 4, "data": [1]}], "another form than V2's"),
-        ([{"name": "y", "datatype": "FP32", "shape": [1], "data": ["a"]}], "values that are no FP32"),
+        ([{"name": "y", "datatype": "FP32", "shape": [1], "data": ["a"]}], "values that are not FP32"),
     ],
 )
 async def test_answers_that_are_none_are_a_problem(outputs: Any, words: str) -> None:

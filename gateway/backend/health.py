@@ -187,11 +187,11 @@ class HealthProbes:
         wire.begin("GET")
         wire.send_first("".join(f"{line}\r\n" for line in [*lines, ""]).encode())
         message, reader = await wire.read_final_head()
-        body = b""
+        body = bytearray()
         while len(body) < MAX_BODY_BYTES and (chunk := await wire.read_body(reader)):
             body += chunk
         reason = message.reason if message.reason.isascii() and message.reason.isprintable() else ""
         finding = Finding.of(message.code)
-        if self._dialect is not None and self._dialect.is_live(message.code, body):
+        if self._dialect is not None and self._dialect.is_live(message.code, bytes(body)):
             finding = Finding.HEALTHY
         return finding, f"{message.code:03} {reason}".strip()[:SHOWN_CHARACTERS]

@@ -1,7 +1,7 @@
 """Questions that the gateway asks a server for itself, and how it recognizes a server by its answers.
 
 Each is a GET over a connection of its own, which takes no slot and is counted nowhere. Not here: when a server is
-asked (`first_look`, `speaking`), and what a request makes of the answers.
+asked, and how long its answers are waited for (`first_look`, `speaking`), and what a request makes of them.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -64,7 +64,7 @@ class Questioner:
         self._head_lines = [f"{name}: {value}" for name, value in all_fields]
 
     async def get(self, path: str) -> Answer:
-        """The answer to `GET` *path*. Raises `GatewayError`, `LostError` and `NotHttpError`."""
+        """The answer to `GET` *path*, however long it takes. Raises `GatewayError`, `LostError` and `NotHttpError`."""
         wire = await self._connections.connect(self._endpoint)
         try:
             wire.begin("GET")

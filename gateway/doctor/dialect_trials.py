@@ -132,7 +132,7 @@ class DialectTrials(Trials):
         """See `Trials`. Datatypes that the server does not say are guessed from the values."""
         answer = reply.json
         if not isinstance(answer, dict):
-            raise UnreadableError("no JSON object")
+            raise UnreadableError("something that is not a JSON object")
         value = answer.get("outputs", answer.get("predictions"))
         if value is None:
             raise UnreadableError("neither `outputs` nor `predictions`")
@@ -144,7 +144,7 @@ class DialectTrials(Trials):
             try:
                 datatype = said.get(name) or guessed(values)
             except (TypeError, OverflowError):
-                raise UnreadableError(f"values of {name} that are no tensor") from None
+                raise UnreadableError(f"values of {name} that do not form a tensor") from None
             outputs.append(Output(name, datatype, _shape_of(data), blob_of(datatype, values)))
         return outputs
 

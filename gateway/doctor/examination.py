@@ -15,7 +15,7 @@ from gateway.doctor.asking import Asker, NoAnswerError
 from gateway.doctor.dialect_trials import DialectTrials
 from gateway.doctor.reaching import meant_by, reach
 from gateway.doctor.recognizing import THE_MODEL, Server, choose_model, recognize
-from gateway.doctor.report import HopelessError, Report, configuration
+from gateway.doctor.report import Report, UnusableServerError, configuration
 from gateway.doctor.through import ROUNDS, ThroughTrials, ask_calls, cost, gateway
 from gateway.doctor.trials import (
     Model,
@@ -28,7 +28,7 @@ from gateway.doctor.trials import (
     describe,
 )
 
-WORKS, WORKS_WITH, HOPELESS = 0, 1, 2
+WORKS, WORKS_WITH, UNUSABLE = 0, 1, 2
 """Exit codes: as it is; with what was named; not reachable, or nothing that the gateway can stand in front of."""
 
 LISTEN_PORTS = (8080, 8090, 8070, 8060)
@@ -55,12 +55,12 @@ async def examine(url: str, model: str, *, only_yaml: bool) -> int:
         )
     try:
         file = await _examined(meant.url, model or meant.model, report)
-    except HopelessError as error:
+    except UnusableServerError as error:
         report.problem(str(error))
-        return HOPELESS
+        return UNUSABLE
     except NoAnswerError as error:
         report.problem(f"{error}, where it had answered before")
-        return HOPELESS
+        return UNUSABLE
     parse(file)  # a file that `check` refuses must never be given out
     if only_yaml:
         sys.stdout.write(file)

@@ -18,7 +18,7 @@ from gateway.certificates import TlsContext, expiry_of
 from gateway.config import BackendTls, for_backend
 from gateway.config.values import shortened
 from gateway.doctor.asking import ASK_S, Asker, NoAnswerError, Reply
-from gateway.doctor.report import HopelessError, Report
+from gateway.doctor.report import Report, UnusableServerError
 from gateway.errors import ConfigError
 from gateway.policy.paths import find_path_fault
 
@@ -65,7 +65,7 @@ def meant_by(url: str) -> Meant:
 
 
 async def reach(url: str, report: Report) -> tuple[Asker, Reply]:
-    """What asks the server at *url* from now on, and its answer to `GET /v2`. Raises `HopelessError`."""
+    """What asks the server at *url* from now on, and its answer to `GET /v2`. Raises `UnusableServerError`."""
     report.heading("The way to it")
     parts = urlsplit(url)
     assert parts.hostname is not None
@@ -78,7 +78,7 @@ async def reach(url: str, report: Report) -> tuple[Asker, Reply]:
         await asker.close()
         why = await _why_none(url) or str(error)
         if not error.is_certificate:
-            raise HopelessError(why) from None
+            raise UnusableServerError(why) from None
         report.problem(
             f"{why}. For the rest of this examination its certificate is not judged; in operation, set `tls.ca` to the "
             "file of the authority that has signed it, or `tls.server_name` if it has another name"
@@ -89,7 +89,7 @@ async def reach(url: str, report: Report) -> tuple[Asker, Reply]:
             answer = await asker.get("/v2")
         except NoAnswerError as again:
             await asker.close()
-            raise HopelessError(str(again)) from None
+            raise UnusableServerError(str(again)) from None
     try:
         await _judge(asker, answer)
     except BaseException:
@@ -110,10 +110,10 @@ async def _resolve(host: str, report: Report) -> None:
         async with asyncio.timeout(ASK_S):
             found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except TimeoutError:
-        raise HopelessError(f"the name {host} could not be looked up within {ASK_S:g} s") from None
+        raise UnusableServerError(f"the name {host} could not be looked up within {ASK_S:g} s") from None
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no name for a host"
-        raise HopelessError(f"the name {host} cannot be looked up: {reason}") from None
+        raise UnusableServerError(f"the name {host} cannot be looked up: {reason}") from None
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     more = f" and {len(addresses) - MAX_SHOWN} more" if len(addresses) > MAX_SHOWN else ""
     report.ok(f"{host} is {', '.join(addresses[:MAX_SHOWN])}{more}")
@@ -127,22 +127,22 @@ async def _why_none(url: str) -> str | None:
 
 
 async def _judge(asker: Asker, answer: Reply) -> None:
-    """Raise `HopelessError` if *answer* to `GET /v2` comes from what can be no inference server."""
+    """Raise `UnusableServerError` if *answer* to `GET /v2` comes from what can be no inference server."""
     refusal = None
     with suppress(NoAnswerError):
         refusal = await asker.get(_REFUSED_BY_A_GATEWAY)
     fault = find_path_fault(_REFUSED_BY_A_GATEWAY)
     if refusal is not None and fault is not None and refusal.status == 400 and fault in refusal.words:
-        raise HopelessError("this is a tensor-gateway: name the inference server behind it")
+        raise UnusableServerError("this is a tensor-gateway: name the inference server behind it")
     if answer.status in (401, 403):
-        raise HopelessError(
+        raise UnusableServerError(
             f"it answers, and needs credentials ({answer.words}), without which nothing can be found out. Clients send "
             "theirs through the gateway; or the gateway sends them all the same ones: `headers.set`"
         )
     finding = first_look.judge(answer.as_answer, urlsplit(asker.url).path)
     is_other = (answer.status >= 300 and answer.status not in (400, 404, 405)) or answer.as_answer.is_html
     if finding is not None and finding.level is first_look.Level.BAD and (is_other or b"/-/live" in answer.body):
-        raise HopelessError(f"it {finding.words}" if finding.words.startswith("answers") else finding.words)
+        raise UnusableServerError(f"it {finding.words}" if finding.words.startswith("answers") else finding.words)
 
 
 async def _look_at_certificate(host: str, port: int, context: ssl.SSLContext, report: Report) -> None:

@@ -11,7 +11,7 @@ from gateway.backend import questions
 from gateway.backend.questions import MLFLOW, TENSORFLOW, V2
 from gateway.config.values import nearest, shortened
 from gateway.doctor.asking import Asker, NoAnswerError, Reply
-from gateway.doctor.report import HopelessError, Report
+from gateway.doctor.report import Report, UnusableServerError
 
 MAX_MODELS = 1000
 """The most models of a server that are looked at."""
@@ -38,7 +38,7 @@ class Server(NamedTuple):
 
 
 async def recognize(asker: Asker, first: Reply, model: str, report: Report) -> Server:
-    """Which server answers; *first* is its answer to `GET /v2`. Raises `HopelessError` and `NoAnswerError`."""
+    """Which server answers; *first* is its answer to `GET /v2`. Raises `UnusableServerError` and `NoAnswerError`."""
     report.heading("The server")
     server = await _v2(asker, first) or await _other(asker, model)
     server = server._replace(models=await _models(asker, server))
@@ -75,7 +75,7 @@ async def _v2(asker: Asker, first: Reply) -> Server | None:
 
 
 async def _other(asker: Asker, model: str) -> Server:
-    """What a server is that has nothing below `/v2`. Raises `HopelessError` if it is none that is known."""
+    """What a server is that has nothing below `/v2`. Raises `UnusableServerError` if it is none that is known."""
 
     async def get(path: str) -> questions.Answer:
         return (await asker.get(path)).as_answer
@@ -92,7 +92,7 @@ async def _other(asker: Asker, model: str) -> Server:
     what = ""
     if isinstance(listed, dict) and "data" in listed:
         what = "; it lists models in OpenAI's interface, as servers of language models do, which is another"
-    raise HopelessError(f"it is no server that the gateway can stand in front of: {said.answers}{what}")
+    raise UnusableServerError(f"it is no server that the gateway can stand in front of: {said.answers}{what}")
 
 
 async def _models(asker: Asker, server: Server) -> tuple[str, ...]:

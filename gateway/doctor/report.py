@@ -34,8 +34,8 @@ class Setting(NamedTuple):
     """Whether clients would miss something without it."""
 
 
-class HopelessError(Exception):
-    """There is nothing more to be found out; the message, a finding, says why."""
+class UnusableServerError(Exception):
+    """The gateway cannot stand in front of this server, or it cannot be reached; the message, a finding, says why."""
 
 
 @dataclass

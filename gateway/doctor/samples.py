@@ -127,7 +127,7 @@ def blob_of(datatype: str, values: Sequence[Any]) -> bytes:
                 return row.narrow(numbers).astype(row.wire).tobytes()
         return np.array([int(value) for value in values], row.wire).tobytes()
     except (TypeError, ValueError, OverflowError) as error:
-        raise UnreadableError(f"values that are no {datatype}: {error}") from None
+        raise UnreadableError(f"values that are not {datatype}: {error}") from None
 
 
 def _text(value: Any) -> bytes:
@@ -165,7 +165,7 @@ def outputs_of(reply: Reply) -> list[Output]:
         length = int(reply.headers.get(HEADER_LENGTH, len(reply.body)))
         header = json.loads(reply.body[:length])
     except (ValueError, RecursionError):
-        raise UnreadableError("what is no JSON") from None
+        raise UnreadableError("something that is not JSON") from None
     outputs = header.get("outputs") if isinstance(header, dict) else None
     if not isinstance(outputs, list) or not outputs or not all(isinstance(output, dict) for output in outputs):
         raise UnreadableError("JSON without `outputs`")

@@ -8,6 +8,7 @@ import base64
 import itertools
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -110,7 +111,7 @@ class RefusedError(Exception):
     """No trial inference was answered as one; the message says why."""
 
 
-class Trials:
+class Trials(ABC):
     """Asks one model of a server for inferences, in JSON. What depends on the dialect is in the two classes of it."""
 
     def __init__(self, asker: Asker, model: Model, report: Report) -> None:
@@ -119,6 +120,7 @@ class Trials:
         self._model = model
         self._report = report
 
+    @abstractmethod
     async def infer(
         self,
         samples: Sequence[Sample],
@@ -129,11 +131,10 @@ class Trials:
         **members: Any,
     ) -> Reply:
         """The answer to a request. *data* stands in for the first tensor's values, if it is given."""
-        raise NotImplementedError
 
+    @abstractmethod
     def outputs_of(self, reply: Reply) -> list[Output]:
         """The outputs in an answer. Raises `UnreadableError`."""
-        raise NotImplementedError
 
     async def variants(self, taken: Taken) -> list[Variant]:
         """What clients may want to send besides, as far as the model may get it."""
@@ -398,7 +399,7 @@ def _without_base64(blob: bytes) -> bytes:
         try:
             text = base64.b64decode(blob[at + 4 : end], validate=True)
         except ValueError:
-            raise UnreadableError("base64 that is none") from None
+            raise UnreadableError("invalid base64") from None
         decoded.append(len(text).to_bytes(4, "little") + text)
         at = end
     return b"".join(decoded)

@@ -19,7 +19,7 @@ class Dialect(Protocol):
 
     @property
     def server_name(self) -> str:
-        """The `name` in the answer to `GET /v2`: this is as much as is known of such servers."""
+        """The `name` in the answer to `GET /v2`, which says nothing else of such servers."""
 
     @property
     def live_path(self) -> str:

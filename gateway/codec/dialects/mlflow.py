@@ -43,7 +43,7 @@ class MLflow:
         return self.live_path if version is None else None
 
     def is_ready(self, text: bytes) -> bool:
-        """The status has said it."""
+        """Always: the server has answered with 200."""
         return True
 
     def description_path(self, model: str, version: str | None) -> str | None:
@@ -51,7 +51,7 @@ class MLflow:
         return None
 
     def read_description(self, text: bytes, signature: str) -> ModelDescription:
-        """Never asked for."""
+        """Raises `CodecError`: there is no `description_path`."""
         raise CodecError("MLflow's scoring server does not describe its model")
 
     def writer(self, description: ModelDescription) -> Writer:

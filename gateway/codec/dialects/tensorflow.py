@@ -117,7 +117,7 @@ class TensorFlow:
         return status == 200
 
     def infer_path(self, model: str, version: str | None) -> str:
-        """A verb behind a colon."""
+        """The model's path, or that of a version, with `:predict` behind it."""
         return f"{_path(model, version)}:predict"
 
     def ready_path(self, model: str, version: str | None) -> str:
