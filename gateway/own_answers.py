@@ -15,7 +15,7 @@ from gateway.plan import BackendPlan
 from gateway.policy.routing import Match, V2Path
 from gateway.translation import Translation
 
-MAX_BYTES = 64 * 1024
+HEALTH_BYTES = 64 * 1024
 """How much of an answer about health is read."""
 
 LACKING = frozenset({404, 405, 501})
@@ -61,7 +61,7 @@ async def _require_live(translation: Translation) -> None:
     dialect = translation.dialect
 
     async def read(answer: Answer) -> None:
-        text = await answer.read_beginning(MAX_BYTES)
+        text = await answer.read_beginning(HEALTH_BYTES)
         if not dialect.is_live(answer.status, text):
             words = dialect.error_words(text) or f"the backend answered {answer.status} to GET {dialect.live_path}"
             raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=max(answer.status, 400))

@@ -7,7 +7,8 @@ Here: the order of these steps. Not here: what the dialects are (`codec.dialects
 from collections.abc import Generator
 
 from gateway.backend.attempt import Answer
-from gateway.backend.metadata import MAX_BYTES, is_undescribed
+from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
+from gateway.backend.metadata import is_undescribed
 from gateway.backend.upstream import Upstream
 from gateway.call import Call, Described
 from gateway.codec import (
@@ -117,7 +118,7 @@ class Translation:
                     return alone, 1
                 raise error
             answer.refuse_encoded()
-            text = await answer.read_whole(MAX_BYTES, "the model's description")
+            text = await answer.read_whole(METADATA_BYTES, "the model's description")
             try:
                 return Described(dialect.read_description(text, configured.signature).merged(configured)), len(text)
             except CodecError as error:  # no failure of the endpoint: the configuration may name a wrong signature
@@ -144,7 +145,7 @@ class Translation:
             if answer.status >= 300:
                 raise await self.error(answer)
             answer.refuse_encoded()
-            return dialect.is_ready(await answer.read_whole(MAX_BYTES, "the model's status"))
+            return dialect.is_ready(await answer.read_whole(METADATA_BYTES, "the model's status"))
 
         return await self.call.question(self.upstream, self.backend, asked, read)
 

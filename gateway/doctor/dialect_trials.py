@@ -117,7 +117,6 @@ class DialectTrials(Trials):
         *,
         asker: Asker | None = None,
         is_chunked: bool = False,
-        data: Any = None,
         **members: Any,
     ) -> Reply:
         """See `Trials`."""

@@ -127,10 +127,9 @@ class Trials(ABC):
         *,
         asker: Asker | None = None,
         is_chunked: bool = False,
-        data: Any = None,
         **members: Any,
     ) -> Reply:
-        """The answer to a request. *data* stands in for the first tensor's values, if it is given."""
+        """The answer to a request with these samples and further *members*."""
 
     @abstractmethod
     def outputs_of(self, reply: Reply) -> list[Output]:
@@ -217,7 +216,7 @@ class V2Trials(Trials):
         data: Any = None,
         **members: Any,
     ) -> Reply:
-        """See `Trials`."""
+        """See `Trials`. *data*: what stands in place of the first input's values, and maybe beside them."""
         inputs = [{**each.as_member(), "data": list(each.values)} for each in samples]
         if data is not None:
             inputs[0] |= data
