@@ -174,8 +174,8 @@ class Call:
         is_from_proxy = request.is_from_proxy
         return HeadNotes(self.plan, self.match, framing, backend, request.scheme, is_from_proxy, lines, names)
 
-    async def parse(self, steps: Generator[None, None, T]) -> T:
-        """The client's request, which *steps* parse. Raises `GatewayError`."""
+    async def run_parser(self, steps: Generator[None, None, T]) -> T:
+        """The client's request, which *steps* parse. Raises `GatewayError` if it is malformed."""
         self.exchange.request_codec_at_s = time.perf_counter()
         try:
             with blaming(ErrorKind.MALFORMED_REQUEST):

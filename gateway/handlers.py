@@ -267,7 +267,7 @@ class _Call(Call):
                 reserve=reserve,
                 recover=self.plan.recover_header_length,
             )
-        return await self.parse(steps)
+        return await self.run_parser(steps)
 
     async def _metadata(self, upstream: Upstream, backend: BackendPlan) -> bytes:
         """The model's metadata. Raises `GatewayError`."""

@@ -78,7 +78,7 @@ class Translation:
         else:
             recover = call.plan.recover_header_length
             steps = DialectRequest.parse(body, framing.header_length, policy, limits, recover=recover, reserve=reserve)
-        return await call.parse(steps)
+        return await call.run_parser(steps)
 
     async def _decode(self, answer: Answer, request: DialectRequest, description: ModelDescription) -> InferReply:
         """The reply, made of *answer*. Raises `GatewayError`."""
