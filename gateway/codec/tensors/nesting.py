@@ -146,6 +146,11 @@ class Layout:
         return 0 not in self._sizes[2 : self.rank + 1]
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the innermost lists have no elements, as far as is read."""
+        return self._is_empty
+
+    @property
     def n_known(self) -> int:
         """Of how many depths, from the innermost, the length of lists is known; all but the outermost may be."""
         return next((self.rank - depth for depth in range(self.rank, 1, -1) if not self._sizes[depth]), self.rank - 1)

@@ -409,6 +409,7 @@ class NumberSink:
             return self.step(buffer)
         if brackets.deepest > 1 or self._layout.rank > 1:
             self._layout.read(piece[:end], brackets, first, len(values))
+            self._may_be_known &= not self._layout.is_empty  # where there are no elements, none tell where lists end
         elif first == 0:
             self._layout.begin(1)
             self._layout.take(0, self._filled)

@@ -468,3 +468,17 @@ def test_array_is_held_as_far_as_it_is_filled() -> None:
 def test_array_that_the_machine_has_no_room_for_is_refused_by_name(shape: tuple[int, ...]) -> None:
     with pytest.raises(CodecError, match="^output 'y': there is no memory for [0-9]+ elements of 8 bytes$"):
         NumberSink("output 'y'", DATATYPES["FP64"], shape)
+
+
+@pytest.mark.parametrize("shape", [None, (20_001, 0), (0,)])
+@pytest.mark.parametrize("lists", [b"[]", b"[ ]", b"[[],[]]"])
+def test_lists_without_elements_are_read_many_at_a_time(lists: bytes, shape: tuple[int, ...] | None) -> None:
+    n_lists = 20_000
+    buffer = bytearray(b"[" + (lists + b",") * n_lists + lists + b"]}")
+    sink = NumberSink("output 'y'", DATATYPES["FP32"], shape)
+    steps = 0
+    while not sink.done:
+        del buffer[: sink.step(buffer)]
+        steps += 1
+    assert sink.shape == (shape or (n_lists + 1, *[2] * lists.count(b","), 0))
+    assert steps < 50
