@@ -93,7 +93,12 @@ class Translation:
             version=self.path.version,
             limits=call.plan.header_limits,
         )
-        answered = await call.decode(answer, answer.take_arrived(SHORT_ANSWER_BYTES), decoder)
+        try:
+            answered = await call.decode(answer, answer.take_arrived(SHORT_ANSWER_BYTES), decoder)
+        except GatewayError as error:
+            if error.kind is ErrorKind.MALFORMED_RESPONSE:
+                self._forget_description()
+            raise
         call.exchange.output_datatypes = answered.datatypes
         call.exchange.response_nonfinite = answered.nonfinite
         return answered
@@ -135,6 +140,12 @@ class Translation:
         if described.fault and not configured.outputs:
             raise GatewayError(ErrorKind.MALFORMED_RESPONSE, f"model {path.model!r}: {described.fault}", sent=False)
         return described
+
+    def _forget_description(self) -> None:
+        """Ask for it again with the next request: the server may have loaded another version of the model."""
+        described_at = self.dialect.description_path(self.path.model or "", self.path.version)
+        if described_at is not None:
+            self.call.shared.descriptions.forget(self.backend.fingerprint, self.path.before + described_at)
 
     async def is_ready(self) -> bool:
         """Whether the server says that the model is ready. Raises `GatewayError`, also where there is no such model."""

@@ -183,6 +183,17 @@ async def test_outputs_are_chosen_and_each_has_its_form() -> None:
         assert [output["name"] for output in reply.json["outputs"]] == ["y"]
 
 
+async def test_a_description_that_an_answer_does_not_fit_is_asked_for_again() -> None:
+    server = tensorflow(b'{"outputs": [1]}', y="DT_FLOAT")
+    async with before(server, TENSORFLOW) as stage:
+        assert (await stage.infer()).status == 200
+        server.paths["/v1/models/m/metadata"] = ("200 OK", described(y="DT_FLOAT", n="DT_INT64"))
+        server.inference = b'{"outputs": {"y": [1], "n": [2]}}'
+        assert "output 'n': its datatype is not known" in error_of(await stage.infer(), 502)
+        reply = await stage.infer()
+        assert [output["datatype"] for output in reply.json["outputs"]] == ["FP32", "INT64"], reply.body
+
+
 async def test_a_large_tensor_goes_through_in_pieces_both_ways() -> None:
     big = np.random.default_rng(0).standard_normal((1, 300, 1000), dtype=np.float32)
 
