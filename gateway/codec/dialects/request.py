@@ -155,7 +155,9 @@ def _parsed(
     framed, is_recovered = yield from reader.frame(entries, header_bytes)
     cursor = Cursor(framed if blobs is None else blobs)
     parameters = yield from sliced_parameters(top.get("parameters", b"null"), "")
-    selection = yield from reader.select((yield from reader.entries(top, "outputs")), parameters)
+    requested = yield from reader.entries(top, "outputs")
+    selection = yield from reader.select(requested, parameters)
+    yield from _refuse_extensions(requested or [], reader)
     inputs: list[Tensor] = []
     unread: dict[int, tuple[memoryview, bool]] = {}
     for index, entry in enumerate(entries):
@@ -203,6 +205,21 @@ def _parsed(
         octets,
         policy,
     )
+
+
+def _refuse_extensions(requested: list[Members], reader: RequestReader) -> Generator[None, None, None]:
+    """Raise `CodecError` for *requested* outputs in a form that only a server of V2 could give them."""
+    for index, entry in enumerate(requested):
+        if "parameters" not in entry:
+            continue
+        if reader.steps.is_full_with(cost_of(entry)):
+            yield
+        label = label_of("output", name_of(entry, f"output {index}"))
+        own = yield from sliced_parameters(entry["parameters"], f"{label}: ")
+        if own.get("shared_memory_region", b"null") != b"null":
+            raise CodecError(f"{label}: this backend cannot write into shared memory; ask for its values")
+        if own.get("classification", b"0") not in (b"null", b"0"):
+            raise CodecError(f"{label}: this backend has no classification; ask for its values")
 
 
 def _read(tensor: Tensor, data: memoryview, reserve: Reserve, *, is_base64: bool) -> Generator[None, None, Tensor]:

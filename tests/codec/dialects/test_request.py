@@ -377,6 +377,20 @@ def json_request_with(limits: HeaderLimits, request_id: str) -> DialectRequest:
 # what else is known of a request
 
 
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"shared_memory_region": "r", "shared_memory_byte_size": 4}, "output 'y': .*shared memory"),
+        ({"classification": 3}, "output 'y': .*classification"),
+        ({"binary_data": True, "classification": 3}, "output 'y': .*classification"),
+    ],
+)
+def test_outputs_that_only_a_server_of_v2_could_give_are_refused_by_name(parameters: Any, words: str) -> None:
+    with pytest.raises(CodecError, match=words):
+        json_request(X, outputs=[{"name": "z"}, {"name": "y", "parameters": parameters}])
+    assert json_request(X, outputs=[{"name": "y", "parameters": dict.fromkeys(parameters)}]).selection.named
+
+
 def test_request_says_what_the_client_asked_for() -> None:
     outputs = [{"name": "y", "parameters": {"binary_data": True}}, {"name": "z"}]
     header = header_of(N, entry(datatype="FP16", size=8), id="7", outputs=outputs, parameters={"a": math.nan})
