@@ -23,7 +23,7 @@ from .walk import LAYOUTS, backend_json, nearest_bits, parse_request, read_answe
 IN_CI = bool(os.environ.get("CI"))
 settings.register_profile(
     "codec",
-    max_examples=500 if IN_CI else 60,
+    max_examples=200 if IN_CI else 60,
     derandomize=not os.environ.get("NEW_EXAMPLES"),
     deadline=None,
     database=None,
