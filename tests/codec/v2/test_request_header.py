@@ -19,6 +19,7 @@ from gateway.codec import (
     run,
 )
 from gateway.codec.json.members import HELD_PER_BYTE
+from gateway.codec.v2 import short_request
 from gateway.errors import CodecError, TooLargeError
 from tests.codec.v2.requests import entry, header_of, parsed, sent
 from tests.codec.walk import backend_json, parse_request
@@ -610,7 +611,8 @@ def test_members_that_are_left_out_reach_the_client_but_not_the_backend(left_out
         top["other"] = kept["other"] = {"id": 1}
     header = header_of(entry(), **top)
     policy = TensorPolicy(leave_out=frozenset(left_out))
-    assert (read_short_request(header + bytes(16), len(header), policy, HeaderLimits()) is not None) == is_common
+    is_short = is_common and short_request.SHORT_BODY_BYTES > 0  # with --long-way nothing is
+    assert (read_short_request(header + bytes(16), len(header), policy, HeaderLimits()) is not None) == is_short
     body = sent(header, bytes(16), policy)
     assert body.pop("inputs")[0]["data"] == [0.0] * 4
     assert body == {key: value for key, value in kept.items() if key not in left_out}
