@@ -29,7 +29,7 @@ from gateway.codec.inference import (
 )
 from gateway.codec.json.members import Members, restore_literals
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson, joined
-from gateway.codec.json.sinks import labelling
+from gateway.codec.json.sinks import pour
 from gateway.codec.tensors.datatypes import DATATYPES, Array, Kind, element_count
 from gateway.codec.tensors.elements import WINDOW_BYTES, check_elements
 from gateway.codec.tensors.nested_printing import (
@@ -234,18 +234,8 @@ def _read(tensor: Tensor, data: memoryview, reserve: Reserve, *, is_base64: bool
     else:
         reserve(n_elements * tensor.datatype.item_bytes)
         sink = NumberSink(str(tensor), tensor.datatype, tensor.shape)
-    buffer = bytearray()
-    for start in range(0, len(data), NATIVE_PIECE_BYTES):
-        buffer += data[start : start + NATIVE_PIECE_BYTES]
-        while buffer and not sink.done:
-            with labelling(sink):
-                taken = sink.step(buffer)
-            if not taken:
-                break
-            del buffer[:taken]
-            yield
-    if not sink.done:
-        raise CodecError(f"{tensor}: data is cut off")
+    starts = range(0, len(data), NATIVE_PIECE_BYTES)
+    yield from pour((data[start : start + NATIVE_PIECE_BYTES] for start in starts), sink)
     (blob,) = sink.blobs()
     if is_base64 and isinstance(sink, BytesSink):
         blob = memoryview((yield from from_base64(sink.elements, str(tensor))))

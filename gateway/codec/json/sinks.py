@@ -4,7 +4,7 @@ Here are the ones for values that stay JSON, and what all drivers of sinks need.
 `codec.tensors`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Protocol
 
@@ -66,15 +66,21 @@ class labelling:  # noqa: N801  reads as a verb: with labelling(sink)
             raise CodecError(f"{self._sink.label}: {error}") from None
 
 
-def pour(pieces: list[bytes], sink: Sink) -> Iterator[None]:
-    """Feed a whole value, which was kept in *pieces*, into *sink*; yields after each step of work.
-
-    Each piece is taken out of the list, so that it is gone when it is read. Raises `CodecError` with the label.
-    """
-    buffer = bytearray()
+def taken_out(pieces: list[bytes]) -> Iterator[bytes]:
+    """The *pieces*, each taken out of the list, so that it is gone when it is read."""
     pieces.reverse()
     while pieces:
-        buffer += pieces.pop()
+        yield pieces.pop()
+
+
+def pour(pieces: Iterable[bytes | memoryview], sink: Sink) -> Iterator[None]:
+    """Feed a whole value, which is in *pieces*, into *sink*; yields after each step of work.
+
+    Raises `CodecError` with the label.
+    """
+    buffer = bytearray()
+    for piece in pieces:
+        buffer += piece
         while buffer and not sink.done:
             with labelling(sink):
                 taken = sink.step(buffer)

@@ -32,7 +32,7 @@ from gateway.codec.json.members import (
     sliced_protect,
 )
 from gateway.codec.json.scanner import Scanner
-from gateway.codec.json.sinks import Sink, TextSink, pour
+from gateway.codec.json.sinks import Sink, TextSink, pour, taken_out
 from gateway.codec.tensors.datatypes import Datatype, Kind, element_count
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink, from_base64
@@ -154,7 +154,7 @@ class _Values:
         """Make binary of a *value* whose text was kept because its datatype and shape were not known."""
         kept_bytes = value.sink.held_bytes
         self._open_binary(value, entry, name)
-        yield from pour(value.text, value.sink)
+        yield from pour(taken_out(value.text), value.sink)
         if value is not self.opened[-1]:
             self._done_bytes += value.sink.held_bytes - kept_bytes
 
