@@ -72,7 +72,7 @@ class DialectRequest:
     datatypes: list[str]
     """The datatype of each binary input."""
     in_json: frozenset[str]
-    """The inputs whose values came as JSON."""
+    """The inputs whose values came as JSON, strings as they are and not in base64."""
     octets: Mapping[str, CodecError]
     """The BYTES inputs that are not all text, each with the error that names the element."""
     policy: TensorPolicy
@@ -201,7 +201,7 @@ def _parsed(
         is_recovered,
         nonfinite,
         [tensor.datatype.name for index, tensor in enumerate(inputs) if index not in unread],
-        frozenset(inputs[index].name for index in unread),
+        frozenset(inputs[index].name for index, (_, is_base64) in unread.items() if not is_base64),
         octets,
         policy,
     )

@@ -1,5 +1,6 @@
 """Requests in other dialects: what is accepted, what the backend gets, what is refused before anything is sent."""
 
+import base64
 import json
 import math
 import random
@@ -194,6 +195,47 @@ def test_json_strings_that_say_base64_are_decoded() -> None:
     said["data"] = ["no base64"]
     with pytest.raises(CodecError, match="input 's'.*element 0 is not base64"):
         json_request(said)
+
+
+@pytest.mark.parametrize("policy", BytesPolicy)
+@given(data=st.data(), source=st.sampled_from(["binary", "text", "base64"]), name=st.sampled_from(["s", "s_bytes"]))
+@PROFILE
+def test_strings_reach_the_backend_however_they_came_or_are_refused(
+    policy: BytesPolicy, data: st.DataObject, source: str, name: str
+) -> None:
+    values = data.draw(st.lists(UNICODE.map(str.encode) if source == "text" else st.binary(max_size=4), min_size=1))
+    if source == "binary":
+        blob = blob_of(values)
+        request = request_of(
+            header_of(entry(name, "BYTES", [len(values)], len(blob))), blob, TensorPolicy(bytes=policy)
+        )
+    else:
+        texts = [value.decode() if source == "text" else base64.b64encode(value).decode() for value in values]
+        parameters = {"content_type": "base64"} if source == "base64" else {}
+        said = json_input(name, "BYTES", [len(values)], texts, parameters=parameters)
+        request = json_request(said, policy=TensorPolicy(bytes=policy))
+    for dialect, writer in (("tensorflow", tensorflow_row("")), ("mlflow", mlflow_instances())):
+        try:
+            strings = body_of(request, writer)["instances"]
+        except CodecError:
+            assert (dialect, policy) == ("mlflow", BytesPolicy.UTF8)
+            assert not all(map(is_text, values))
+            continue
+        if dialect == "mlflow" and policy is BytesPolicy.BASE64 and source != "text":
+            strings = [{"b64": string} for string in strings]
+        assert [octets_of(string) for string in strings] == values
+
+
+def is_text(value: bytes) -> bool:
+    with suppress(UnicodeDecodeError):
+        value.decode()
+        return True
+    return False
+
+
+def octets_of(string: Any) -> bytes:
+    """The element of BYTES that *string*, as TensorFlow Serving reads it, is."""
+    return base64.b64decode(string["b64"], validate=True) if isinstance(string, dict) else string.encode()
 
 
 # what is not finite
