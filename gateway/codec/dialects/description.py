@@ -5,6 +5,7 @@ from here: from the server's own description, and from `models` in the configura
 """
 
 import fnmatch
+import glob
 import re
 from collections.abc import Mapping
 
@@ -123,7 +124,7 @@ def missing_datatype(
     return (
         f"model {model!r}: {what}{known}, and answers of the dialect {dialect} do not say it. Add to the backend "
         f"{backend!r} in the configuration, with the real names and datatypes{hint}: "
-        f"models: {{{_yaml_key(model)}: {{{form}outputs: {{{outputs}}}}}}}"
+        f"models: {{{_yaml_key(glob.escape(model))}: {{{form}outputs: {{{outputs}}}}}}}"
     )
 
 
@@ -156,9 +157,11 @@ def _v2_tensor(tensor: TensorDescription) -> dict[str, object]:
 
 def _yaml_key(name: str) -> str:
     """*name* as a key of YAML, in quotes where it needs them."""
-    return (
-        name if _PLAIN_KEY.fullmatch(name) and name.lower() not in _YAML_WORDS else msgspec.json.encode(name).decode()
-    )
+    if _PLAIN_KEY.fullmatch(name) and name.lower() not in _YAML_WORDS:
+        return name
+    quoted = msgspec.json.encode(name).decode()
+    # JSON leaves characters as they are that YAML refuses, or takes for the end of a line
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in quoted)
 
 
 def _merged(

@@ -4,6 +4,8 @@ import json
 
 import pytest
 import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from gateway.codec.dialects.description import (
     MAX_NAMED,
@@ -19,6 +21,7 @@ from gateway.codec.dialects.description import (
 from gateway.codec.inference import OutputSelection
 from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.config import parse
+from tests.codec.test_properties import PROFILE
 
 FP32, INT64 = DATATYPES["FP32"], DATATYPES["INT64"]
 EVERYTHING = OutputSelection()
@@ -124,11 +127,29 @@ def test_a_server_that_describes_nothing_may_be_a_kserve_which_wants_rows() -> N
     words = missing_datatype(UNKNOWN, EVERYTHING, dialect="tensorflow", backend="b", model="*")
     assert words is not None
     _, _, lines = words.partition("TensorFlow Serving: ")
-    assert yaml.safe_load(lines) == {"models": {"*": {"format": "row", "outputs": {"NAME": {"datatype": "FP32"}}}}}
+    assert yaml.safe_load(lines) == {"models": {"[*]": {"format": "row", "outputs": {"NAME": {"datatype": "FP32"}}}}}
     for known in (ModelDescription(format="columnar"), ModelDescription(platform="tensorflow_savedmodel")):
         words = missing_datatype(known, EVERYTHING, dialect="tensorflow", backend="b", model="m")
         assert words is not None
         assert "row" not in words
+
+
+NAMES = st.text(
+    st.sampled_from("ab []{}*?!#:,'\"\\\n\x00\x7f\x85\u2028\ufeff\U0001f600é-.~|>%@`&=0eyn"), min_size=1, max_size=6
+)
+
+
+@given(model=NAMES, named=st.lists(NAMES, min_size=1, max_size=3, unique=True))
+@example(model="[x]", named=["y"])
+@PROFILE
+def test_the_lines_for_any_names_make_the_request_possible(model: str, named: list[str]) -> None:
+    selection = OutputSelection(named=dict.fromkeys(named, True))
+    words = missing_datatype(UNKNOWN, selection, dialect="mlflow", backend="b", model=model)
+    assert words is not None
+    _, _, lines = words.partition("names and datatypes: ")
+    models = parse(f"backends: {{b: {{endpoints: ['http://x'], dialect: mlflow, {lines}}}}}").backends["b"].models
+    described = configured_for({pattern: each.description for pattern, each in models.items()}, model)
+    assert missing_datatype(described, selection, dialect="mlflow", backend="b", model=model) is None
 
 
 def test_words_about_many_outputs_are_bounded() -> None:
