@@ -432,6 +432,7 @@ class Call:
     async def backend_error(
         self,
         answer: Answer,
+        text: bytes | None = None,
         *,
         json_bytes: int | None = None,
         words_in: Callable[[bytes], str | None] = _no_words,
@@ -439,14 +440,15 @@ class Call:
     ) -> GatewayError:
         """A backend's refusal in the shape of the protocol, with its status and its words (protocol 4.9).
 
-        *json_bytes*: how much JSON the gateway made of a request that it transcoded. *words_in* finds the reason in a
-        body where the server has it in a place of its own. *hint*: see `error_body`.
+        *text*: the body, or its beginning, where it has been read. *json_bytes*: how much JSON the gateway made of a
+        request that it transcoded. *words_in* finds the reason in a body where the server has it in a place of its own.
+        *hint*: see `error_body`.
         """
         if answer.status < 400:
             status = f"{answer.status} {answer.reason}".strip()
-            words = f"the backend answered {status}, a redirect, instead of an inference"
+            words = f"the backend answered {status}, a redirect, which the gateway does not follow{hint}"
             return GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
-        text = await answer.read_beginning(ERROR_BYTES)
+        text = await answer.read_beginning(ERROR_BYTES) if text is None else text
         text = inflated_beginning(text, answer.headers.joined("content-encoding"), ERROR_BYTES)
         steps = error_body(text, answer.status, answer.reason, json_bytes, own_words=words_in(text), hint=hint)
         body, words = await self.pacer.run(steps)

@@ -63,8 +63,7 @@ async def _require_live(translation: Translation) -> None:
     async def read(answer: Answer) -> None:
         text = await answer.read_beginning(HEALTH_BYTES)
         if not dialect.is_live(answer.status, text):
-            words = dialect.error_words(text) or f"the backend answered {answer.status} to GET {dialect.live_path}"
-            raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=max(answer.status, 400))
+            raise await translation.error(answer, text, hint=f" (GET {dialect.live_path})")
 
     path = translation.path.before + dialect.live_path
     await translation.call.question(translation.upstream, translation.backend, path, read)

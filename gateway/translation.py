@@ -182,6 +182,10 @@ class Translation:
         self.call.plan.check_path(path, self.backend)
         return path
 
-    async def error(self, answer: Answer, *, json_bytes: int | None = None) -> GatewayError:
-        """A refusal of the backend's, in the shape of the protocol."""
-        return await self.call.backend_error(answer, json_bytes=json_bytes, words_in=self.dialect.error_words)
+    async def error(
+        self, answer: Answer, text: bytes | None = None, *, json_bytes: int | None = None, hint: str = ""
+    ) -> GatewayError:
+        """A refusal of the backend's, in the shape of the protocol. The arguments are those of `Call.backend_error`."""
+        return await self.call.backend_error(
+            answer, text, json_bytes=json_bytes, words_in=self.dialect.error_words, hint=hint
+        )

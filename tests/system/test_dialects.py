@@ -460,6 +460,29 @@ async def test_a_server_that_is_not_there_is_neither_alive_nor_ready(settings: s
             assert (await client.request("GET", path)).status == 503
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "expected", "words"),
+    [
+        ("500 Internal Server Error", b'{"error": "no disk"}', 500, "no disk"),
+        ("503 Service Unavailable", b"loading", 503, "loading (GET {path})"),
+        ("404 Not Found", b"", 404, "the backend answered 404 Not Found (GET {path})"),
+        (
+            "302 Found",
+            b"",
+            502,
+            "the backend answered 302 Found, a redirect, which the gateway does not follow (GET {path})",
+        ),
+    ],
+)
+@pytest.mark.parametrize(("settings", "path"), [(TENSORFLOW, "/v1/models"), (MLFLOW, "/ping")])
+async def test_a_server_that_is_not_well_says_why(
+    settings: str, path: str, status: str, body: bytes, expected: int, words: str
+) -> None:
+    async with before(Scripted(paths={path: (status, body)}), settings) as stage:
+        for asked in ("/v2/health/live", "/v2/health/ready", "/v2"):
+            assert error_of(await get(stage, asked), expected).startswith(words.format(path=path))
+
+
 OTHERS: Sequence[tuple[str, str]] = (
     ("GET", "/v2/models/m/config"),
     ("GET", "/v2/models/m/stats"),

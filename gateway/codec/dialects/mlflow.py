@@ -32,7 +32,7 @@ class MLflow:
 
     def is_live(self, status: int, text: bytes) -> bool:
         """An empty line with 200; 404 without a model."""
-        return status == 200
+        return status // 100 == 2
 
     def infer_path(self, model: str, version: str | None) -> str | None:
         """The same for every model: there is one."""

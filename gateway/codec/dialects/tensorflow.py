@@ -114,7 +114,7 @@ class TensorFlow:
                 return bool(_decoded(_ERROR, text).error)
             except CodecError:
                 return False
-        return status == 200
+        return status // 100 == 2
 
     def infer_path(self, model: str, version: str | None) -> str:
         """The model's path, or that of a version, with `:predict` behind it."""
