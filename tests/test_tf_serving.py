@@ -66,6 +66,7 @@ def test_what_json_does_not_have_is_written_as_tensorflow_serving_does(server: s
     assert b"".join(text.split()) == b'{"predictions":[NaN,-Infinity,Infinity,123456792.0,1e-07]}'
     _, text = ask(f"{server}/v1/models/text:predict", '{"instances": [{"b64": "/w=="}]}')
     assert b'"text": "\xff"' in text
+    assert b'"raw_bytes": {\n            "b64": "/w=="\n        }' in text
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,34 @@ def test_what_json_does_not_have_is_written_as_tensorflow_serving_does(server: s
         ("/v1/models/pair:predict", "{}", 400, "Missing 'inputs' or 'instances' key"),
         ("/v1/models/pair:predict", '{"inputs": {"a": [[1, 2]]}}', 400, "Missing named input: b in 'inputs' object."),
         ("/v1/models/pair:predict", '{"inputs": [1]}', 400, "inputs is a plain value/list"),
-        ("/v1/models/pair:predict", '{"instances": [{"a": [1, 2]}]}', 400, "must only have keys: a,b"),
+        ("/v1/models/pair:predict", '{"instances": [{"a": [1, 2]}]}', 400, "keys must be equal to: a,b"),
+        (
+            "/v1/models/pair:predict",
+            '{"instances": [{"c": 1}]}',
+            400,
+            "key: c of 'instances' list. Error: INVALID",
+        ),
+        (
+            "/v1/models/pair:predict",
+            '{"instances": [[1]]}',
+            400,
+            "instances is a plain list, but expecting list",
+        ),
+        (
+            "/v1/models/float:predict",
+            '{"instances": [1, {"x": 1}]}',
+            400,
+            "Expecting value/list but got object at item",
+        ),
+        ("/v1/models/float:predict", '{"instances": [{"x": 1}, 1]}', 400, "Expecting object but got list at item 1"),
+        (
+            "/v1/models/float:predict",
+            '{"instances": [[1], [1, 2]]}',
+            400,
+            "Error: INVALID_ARGUMENT: Expecting tensor",
+        ),
+        ("/v1/models/float:predict", '{"instances": [[1], [[1]]]}', 400, "Expecting shape [1] but got: [1,1]"),
+        ("/v1/models/half:predict", '{"instances": [1.0]}', 400, "Error: UNIMPLEMENTED: Conversion of JSON Value: 1.0"),
         ("/v1/models/pair:predict", '{"instances": []}', 400, "No values in 'instances' array"),
         ("/v1/models/no_default:predict", '{"inputs": [1]}', 400, '"serving_default" not found in signature def'),
         ("/v1/models/float:predict", '{"inputs": [[1], [2, 3]]}', 400, "Encountered list at unexpected size: 2"),

@@ -3,8 +3,10 @@
 It follows the documentation (`g3doc/api_rest.md`) and the source of TensorFlow Serving (`http_rest_api_util.cc`,
 `json_tensor.cc`, commit 9d981c5) in what it accepts, in the words and statuses of its errors, and in how it writes
 JSON: numbers in six digits if these are exact, one on a line in columnar form, NaN and infinities as literals, strings
-without a check of their UTF-8. Where it differs, it is stricter: shapes of fixed size are checked, and integers that
-do not fit their datatype are refused.
+without a check of their UTF-8. Where it differs, it is stricter: shapes of fixed size are checked, integers that do not
+fit their datatype are refused, and so are floats, and integers for floats, that lose precision: versions before 2.5 did
+that, later ones make them infinite or round them. FP64 is read exactly; TensorFlow Serving's parser (RapidJSON without
+`kParseFullPrecisionFlag`) may be wrong by three units in the last place.
 
 `with tf_serving() as url` runs it as a process of its own, `python -m tests.tf_serving` in the foreground. The models
 are in `MODELS`.
@@ -60,6 +62,10 @@ _PREDICT = re.compile(r"(?i)/v1/models/([^/:]+)(?:/versions/(\d+))?:(classify|re
 _STATUS = re.compile(r"(?i)/v1/models(?:/([^/:]+))?(?:/versions/(\d+))?(?:/(metadata))?")
 _INTEGERS = {"uint8", "uint32", "uint64", "int8", "int16", "int32", "int64"}
 _EXACT_IN = {"float": 2**24 - 1, "double": 2**53 - 1}
+
+
+CODES = {400: "INVALID_ARGUMENT", 501: "UNIMPLEMENTED"}
+"""What TensorFlow calls the errors that have these statuses."""
 
 
 class RefusedError(Exception):
@@ -208,7 +214,7 @@ def predict(name: str, version: str | None, body: bytes) -> bytes:
 
 def row_inputs(instances: Any, described: Mapping[str, Tensor]) -> Arrays:
     if not isinstance(instances, list):
-        raise invalid("JSON Value: ... Excepting 'instances' to be an list/array")
+        raise invalid("JSON Value: ... Expecting 'instances' to be an list/array")
     if not instances:
         raise invalid("JSON Value: ... No values in 'instances' array")
     if not isinstance(instances[0], dict) and len(described) > 1:
@@ -217,31 +223,40 @@ def row_inputs(instances: Any, described: Mapping[str, Tensor]) -> Arrays:
             "tensorinfo_map"
         )
     are_objects = is_named(instances[0])
-    rows: dict[str, list[Any]] = {name: [] for name in described}
+    rows: dict[str, list[Array]] = {name: [] for name in described}
     for index, row in enumerate(instances):
         if are_objects != is_named(row):
-            got = "list" if are_objects else "object"
-            expected = "object" if are_objects else "value/list"
-            raise invalid(f"Expecting {expected} but got {got} at item {index} of input list")
-        if are_objects and row.keys() != described.keys():
+            words = "object but got list" if are_objects else "value/list but got object"
+            raise invalid(f"Expecting {words} at item {index} of input list")
+        named = row if are_objects else {next(iter(described)): row}
+        for name, value in named.items():
+            key = f" key: {name}" if are_objects else ""
+            try:
+                add_row(rows, name, value, described)
+            except RefusedError as error:
+                code = CODES[error.status]
+                words = f"Failed to process element: {index}{key} of 'instances' list. Error: {code}: {error}"
+                raise invalid(words) from None
+        if named.keys() != described.keys():
             raise invalid(
-                f"Failed to process element: {index} of 'instances' list. JSON object: ... must only have keys: "
-                f"{','.join(sorted(described))}"
+                f"Failed to process element: {index} of 'instances' list. JSON object: {json.dumps(row)[:256]} keys "
+                f"must be equal to: {','.join(sorted(described))}"
             )
-        for name, values in rows.items():
-            values.append(row[name] if are_objects else row)
-    arrays = {}
-    for name, values in rows.items():
-        first = shape_of(values[0])
-        for index, value in enumerate(values):
-            if shape_of(value) != first:
-                shapes = [f"[{','.join(map(str, each))}]" for each in (first, shape_of(value))]
-                raise invalid(
-                    f"Failed to process element: {index} key: {name} of 'instances' list. Error: INVALID_ARGUMENT: "
-                    f"Expecting shape {shapes[0]} but got: {shapes[1]}"
-                )
-        arrays[name] = array_of(values, name, described[name])
-    return arrays
+    return {name: checked(np.stack(values), name, described[name]) for name, values in rows.items()}
+
+
+def add_row(rows: dict[str, list[Array]], name: str, value: Any, described: Mapping[str, Tensor]) -> None:
+    """Read *value* as the next row of input *name*."""
+    if name not in rows:
+        raise invalid(f"JSON object: does not have named input: {name}")
+    row = array_of(value, described[name])
+    rows[name].append(row)
+    first = rows[name][0]
+    if row.size != first.size:
+        raise invalid(f"Expecting tensor size: {first.size} but got: {row.size}")
+    if row.shape != first.shape:
+        shapes = [f"[{','.join(map(str, each.shape))}]" for each in (first, row)]
+        raise invalid(f"Expecting shape {shapes[0]} but got: {shapes[1]}")
 
 
 def columnar_inputs(inputs: Any, described: Mapping[str, Tensor]) -> Arrays:
@@ -252,11 +267,11 @@ def columnar_inputs(inputs: Any, described: Mapping[str, Tensor]) -> Arrays:
                 "tensorinfo_map"
             )
         name = next(iter(described))
-        return {name: array_of(inputs, name, described[name])}
+        return {name: checked(array_of(inputs, described[name]), name, described[name])}
     for name in described:
         if name not in inputs:
             raise invalid(f"Missing named input: {name} in 'inputs' object.")
-    return {name: array_of(inputs[name], name, tensor) for name, tensor in described.items()}
+    return {name: checked(array_of(inputs[name], tensor), name, tensor) for name, tensor in described.items()}
 
 
 def is_named(value: Any) -> bool:
@@ -279,18 +294,24 @@ def shape_of(value: Any) -> list[int]:
     return shape
 
 
-def array_of(value: Any, name: str, tensor: Tensor) -> Array:
+def array_of(value: Any, tensor: Tensor) -> Array:
     shape = shape_of(value)
     values: list[Any] = []
     read(value, 0, shape, tensor.dtype, values)
     array: Array = np.empty(len(values), NUMPY.get(tensor.dtype, np.object_))
     array[:] = values
-    if tensor.shape is not None and any(size > 1 for size in tensor.shape) and not fits(shape, tensor.shape):
-        raise invalid(f"Cannot feed value of shape {shape} for Tensor {name}:0, which has shape {list(tensor.shape)}")
     return array.reshape(shape)
 
 
-def fits(shape: list[int], expected: tuple[int, ...]) -> bool:
+def checked(array: Array, name: str, tensor: Tensor) -> Array:
+    """*array*, if the model takes its shape."""
+    if tensor.shape is not None and any(size > 1 for size in tensor.shape) and not fits(array.shape, tensor.shape):
+        words = f"Cannot feed value of shape {list(array.shape)} for Tensor {name}:0, which has shape "
+        raise invalid(f"{words}{list(tensor.shape)}")
+    return array
+
+
+def fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     return len(shape) == len(expected) and all(size in (-1, got) for size, got in zip(expected, shape, strict=True))
 
 
@@ -412,7 +433,7 @@ def decimal(text: str) -> bytes:
 
 def string_text(value: bytes, is_base64: bool) -> bytes:
     if is_base64:
-        return b'{ "b64": "%b" }' % base64.b64encode(value)
+        return b'{\n            "b64": "%b"\n        }' % base64.b64encode(value)
     # bytes that are no UTF-8 go out as they are
     return json.dumps(value.decode("latin-1"), ensure_ascii=False).encode("latin-1")
 
@@ -466,6 +487,14 @@ def metadata_text(name: str, version: str | None) -> bytes:
             "defaults": {},
         }
         for signature_name, signature in model.versions[number].items()
+    }
+    # what TensorFlow 2 saves beside the model's own signatures
+    started = {"dtype": "DT_INVALID", "tensor_shape": {"dim": [], "unknown_rank": True}, "name": "NoOp"}
+    signatures["__saved_model_init_op"] = {
+        "inputs": {},
+        "outputs": {"__saved_model_init_op": started},
+        "method_name": "",
+        "defaults": {},
     }
     spec = {"name": name, "signature_name": "", "version": str(number)}
     return b'{\n"model_spec":%b,\n"metadata": {"signature_def": %b}\n}\n' % (
