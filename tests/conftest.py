@@ -16,7 +16,7 @@ import aiohttp
 import numpy.typing as npt
 import pytest
 
-from gateway.codec.dialects import outputs
+from gateway.codec.dialects import outputs, request
 from gateway.codec.v2 import short_answer, short_request
 from gateway.config import parse
 from gateway.demo import JsonServer
@@ -35,6 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost,::1"]))
     if config.getoption("--long-way"):
         short_request.SHORT_BODY_BYTES = short_answer.SHORT_ANSWER_BYTES = outputs.SHORT_BYTES = 0
+        request.FEW_ELEMENTS = 0
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

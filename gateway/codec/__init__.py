@@ -21,7 +21,7 @@ from gateway.codec.compression import (
     parse_content_encoding,
 )
 from gateway.codec.dialects import DIALECTS
-from gateway.codec.dialects.answer import DialectAnswer
+from gateway.codec.dialects.answer import AnswerForm, DialectAnswer
 from gateway.codec.dialects.description import (
     NAMELESS_INPUT,
     ModelDescription,
@@ -33,7 +33,9 @@ from gateway.codec.dialects.description import (
     v2_server_metadata,
 )
 from gateway.codec.dialects.dialect import Dialect
-from gateway.codec.dialects.request import DialectRequest
+from gateway.codec.dialects.request import DialectRequest, Writer
+from gateway.codec.dialects.short_answer import read_short_answer as read_short_dialect_answer
+from gateway.codec.dialects.short_request import read_short_request as read_short_dialect_request
 from gateway.codec.dialects.tensorflow import DEFAULT_SIGNATURE
 from gateway.codec.inference import (
     BytesPolicy,
@@ -69,6 +71,7 @@ __all__ = [
     "MAX_RANK",
     "NAMELESS_INPUT",
     "SHORT_ANSWER_BYTES",
+    "AnswerForm",
     "BytesPolicy",
     "Coding",
     "Datatype",
@@ -90,6 +93,7 @@ __all__ = [
     "ShortRequest",
     "TensorDescription",
     "TensorPolicy",
+    "Writer",
     "choose_coding",
     "compressed",
     "configured_for",
@@ -102,6 +106,8 @@ __all__ = [
     "parse_content_encoding",
     "parse_framing",
     "read_short_answer",
+    "read_short_dialect_answer",
+    "read_short_dialect_request",
     "read_short_request",
     "run",
     "unknown_output",

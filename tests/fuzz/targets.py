@@ -15,11 +15,14 @@ import numpy as np
 from gateway.codec import (
     DATATYPES,
     BytesPolicy,
+    HeaderLimits,
     InferAnswer,
     InferRequest,
     NonFinite,
     OutputSelection,
+    Reply,
     TensorPolicy,
+    read_short_dialect_answer,
     run,
 )
 from gateway.codec.compression import Coding, Inflater
@@ -28,6 +31,7 @@ from gateway.codec.dialects.answer import AnswerForm, DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.tensors.datatypes import Kind
 from gateway.errors import CodecError
+from tests.codec.dialects import both_ways
 from tests.codec.walk import parse_request, read_answer
 
 POLICIES = [TensorPolicy(nonfinite, bytes_) for nonfinite in NonFinite for bytes_ in BytesPolicy]
@@ -160,13 +164,13 @@ def decode(selection: OutputSelection, text: bytes, cuts: list[int]) -> tuple[by
     except CodecError as error:
         assert str(error)
         return None
-    return b"".join(reply.header), b"".join(bytes(blob) for blob in reply.blobs)
+    return header_and_blobs(reply)
 
 
 def fuzz_dialects(data: Provider) -> None:
     """Any answer of a dialect is a reply or a CodecError, however it is cut; a reply has what Python reads in it.
 
-    Short values come to the same without their short way.
+    Short values come to the same without their short way, and so do short answers.
     """
     form = FORMS[data.ConsumeIntInRange(0, len(FORMS) - 1)]
     description = DESCRIPTIONS[data.ConsumeIntInRange(0, len(DESCRIPTIONS) - 1)]
@@ -174,6 +178,10 @@ def fuzz_dialects(data: Provider) -> None:
     cuts = [data.ConsumeIntInRange(1, 40) for _ in range(3)]
     text = rest(data)
     whole = read_dialect(form, description, selection, text, [len(text) or 1])
+    short = read_short_dialect_answer(
+        text, form, description, selection, model="m", request_id=b"", limits=HeaderLimits()
+    )
+    assert short is None or whole == header_and_blobs(short), text
     with mock.patch.object(outputs, "SHORT_BYTES", 0):
         pieces = read_dialect(form, description, selection, text, cuts)
     assert whole == pieces, (text, cuts)
@@ -229,6 +237,10 @@ def read_dialect(
     except CodecError as error:
         assert str(error)
         return None
+    return header_and_blobs(reply)
+
+
+def header_and_blobs(reply: Reply) -> tuple[bytes, bytes]:
     return b"".join(reply.header), b"".join(bytes(blob) for blob in reply.blobs)
 
 
@@ -280,11 +292,15 @@ def fuzz_short(data: Provider) -> None:
     length = data.ConsumeIntInRange(0, 4096) if is_request else 0
     body = rest(data)
     selection = [OutputSelection(), OutputSelection(True), OutputSelection(False, {"y": True})][choice % 3]
-    with suppress(CodecError):  # what both ways come to is compared by these two
-        if is_request:
-            parse_request(body, min(length, len(body)), POLICIES[choice])
-        else:
+    # what both ways come to is compared by these
+    if not is_request:
+        with suppress(CodecError):
             read_answer([body], selection)
+        return
+    length = min(length, len(body))
+    for parse in (parse_request, both_ways.parse_request):
+        with suppress(CodecError):
+            parse(body, length, POLICIES[choice])
 
 
 def fuzz_inflate(data: Provider) -> None:

@@ -123,19 +123,14 @@ class DialectAnswer:
     def _reply(self, outputs: list[Output]) -> Generator[None, None, Reply]:
         """The outputs as the client wants each of them, in V2's words and order (protocol 4.1, 4.4, 4.6)."""
         text = ReplyText()
-        text.add(b'{"model_name":' + orjson.dumps(self._model))
-        if self._version is not None:
-            text.add(b',"model_version":' + orjson.dumps(self._version))
-        if self._request_id:
-            text.add(b',"id":' + self._request_id)
-        text.add(b',"outputs":[')
+        text.add(reply_beginning(self._model, self._version, self._request_id))
         blobs: list[memoryview] = []
         datatypes: list[str] = []
         for index, output in enumerate(outputs):
             if index:
                 text.add(b",")
             if self._selection.is_binary(output.name):
-                text.add(_entry(output, {"binary_data_size": output.n_bytes}))
+                text.add(entry_text(output, {"binary_data_size": output.n_bytes}))
                 blobs += output.blobs()
                 datatypes.append(output.datatype.name)
                 yield
@@ -146,21 +141,10 @@ class DialectAnswer:
 
     def _print(self, output: Output, text: ReplyText) -> Generator[None, None, None]:
         """Add an output that the client wants in JSON to *text*; its values go as they are printed."""
-        is_base64 = (
-            self._form.b64_objects and output.datatype.kind is Kind.BYTES and output.name.endswith(OCTETS_SUFFIX)
-        )
-        text.add(_entry(output, {"content_type": "base64"} if is_base64 else {})[:-1])
-        text.add(b',"data":[')
-        blobs = self._outputs.released(output)
-        separator = b""
-        while blobs:
-            for piece in _pieces(output, blobs.pop(0), is_base64=is_base64):
-                text.add(separator + piece)
-                self._reply_bytes += len(piece)
-                separator = b""
-                yield
-            separator = b","
-        text.add(b"]}")
+        for piece in json_pieces(output, self._outputs.released(output), self._form):
+            text.add(piece)
+            self._reply_bytes += len(piece)
+            yield
 
 
 def _read_document(text: ArrivingText, form: AnswerForm, outputs: Outputs, beside: "_Beside") -> Reading[None]:
@@ -257,10 +241,33 @@ class _Beside:
             )
 
 
-def _entry(output: Output, parameters: Mapping[str, object]) -> bytes:
+def reply_beginning(model: str, version: str | None, request_id: bytes) -> bytes:
+    """A reply up to its first output, as `DialectAnswer` gets what is in it (protocol 4.6)."""
+    said = b"" if version is None else b',"model_version":' + orjson.dumps(version)
+    identity = b',"id":' + request_id if request_id else b""
+    return b'{"model_name":%b%b%b,"outputs":[' % (orjson.dumps(model), said, identity)
+
+
+def entry_text(output: Output, parameters: Mapping[str, object]) -> bytes:
     """An output without its data, as the client gets it (protocol 4.4)."""
     entry = {"name": output.name, "shape": output.whole_shape, "datatype": output.datatype.name}
     return orjson.dumps({**entry, "parameters": parameters} if parameters else entry)
+
+
+def json_pieces(output: Output, blobs: list[memoryview], form: AnswerForm) -> Iterator[bytes]:
+    """An output that the client wants in JSON, with its values in *blobs*, from which each is taken when it is printed.
+
+    Raises `CodecError` for BYTES that are no text.
+    """
+    is_base64 = form.b64_objects and output.datatype.kind is Kind.BYTES and output.name.endswith(OCTETS_SUFFIX)
+    yield entry_text(output, {"content_type": "base64"} if is_base64 else {})[:-1] + b',"data":['
+    separator = b""
+    while blobs:
+        for piece in _pieces(output, blobs.pop(0), is_base64=is_base64):
+            yield separator + piece
+            separator = b""
+        separator = b","
+    yield b"]}"
 
 
 def _pieces(output: Output, blob: memoryview, *, is_base64: bool) -> Iterator[bytes | bytearray]:

@@ -35,8 +35,9 @@ JOIN_BYTES = 64 * 1024
 JOINED_BYTES = 1024 * 1024
 """How much is joined in one buffer: what a `bytearray` copies at most when it grows."""
 
-SHORT_BYTES = 4 * 1024
-"""The longest value that is read in a few calls: a sink takes six times as long for sixteen numbers."""
+SHORT_BYTES = 8 * 1024
+"""The longest value that is read in a few calls: a sink takes six times as long for sixteen numbers, and three times
+for a thousand."""
 
 _SETTING = "`models` in the backend's configuration"
 

@@ -42,14 +42,18 @@ MAX_SHORT_BRACKETS = MAX_TEXT_DEPTH
 """How many brackets may open in JSON that takes the short way; so nothing is nested too deep for the long way."""
 
 _BASE64 = b'"parameters":{"content_type":"base64"},'  # protocol 3.5
-_FLAGS = {b"true": True, b"false": False}
+
+FLAGS = {b"true": True, b"false": False}
+"""What a flag may be."""
 
 
 class _InputParameters(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     binary_data_size: int
 
 
-class _Input(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class Input(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """One of its inputs."""
+
     name: str
     datatype: str
     shape: Raw
@@ -66,15 +70,19 @@ class _Output(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     parameters: _OutputParameters | UnsetType = UNSET
 
 
-class _Header(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    inputs: list[_Input]
+class Header(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """The JSON of a request in its common form."""
+
+    inputs: list[Input]
     outputs: list[_Output] | UnsetType = UNSET
     parameters: dict[str, Raw] | UnsetType = UNSET
     id: Raw | UnsetType = UNSET
 
 
-_HEADER = msgspec.json.Decoder(_Header)
-_UNLISTED = {by_default: OutputSelection(by_default) for by_default in (False, True)}
+_HEADER = msgspec.json.Decoder(Header)
+
+UNLISTED = {by_default: OutputSelection(by_default) for by_default in (False, True)}
+"""What is selected by a request that lists no outputs."""
 
 
 class ShortRequest(msgspec.Struct, frozen=True, gc=False):
@@ -118,13 +126,9 @@ def read_short_request(
     text = body[:header_bytes]
     if header_length is None and b'"binary_data' not in text:
         return None
-    if b"\\" in text or has_many_brackets(text):
-        return None
     try:
-        if not text.isascii():
-            text.decode()  # msgspec does not look into the strings of a Raw
-        header = _HEADER.decode(text)
-        if header_bytes > limits.max_header_bytes or len(header.inputs) > limits.max_tensors:
+        header = read_header(text, limits)
+        if header is None:
             return None
         members = []
         request_id = b""
@@ -139,15 +143,13 @@ def read_short_request(
         if parameters is not UNSET:
             flag = parameters.pop("binary_data_output", None)
             if flag is not None:
-                by_default = _FLAGS[bytes(flag)]
+                by_default = FLAGS[bytes(flag)]
                 is_extended = True
             if (flag is None or parameters) and "parameters" not in leave_out:  # protocol 3.2
                 members.append(b'"parameters":{%b}' % members_text(parameters))
         members.append(_inputs_text(header.inputs, body, header_bytes, policy))
-        selection = _UNLISTED[by_default]
+        selection = UNLISTED[by_default]
         if header.outputs is not UNSET:
-            if len(header.outputs) > limits.max_tensors:
-                return None
             named = {}
             texts = []
             for output in header.outputs:
@@ -175,6 +177,19 @@ def read_short_request(
     )
 
 
+def read_header(text: bytes, limits: HeaderLimits) -> Header | None:
+    """The JSON of a request, if it is in its common form. Raises `ValueError` or `RecursionError` if it is not JSON."""
+    if b"\\" in text or has_many_brackets(text):
+        return None
+    if not text.isascii():
+        text.decode()  # msgspec does not look into the strings of a Raw
+    header = _HEADER.decode(text)
+    n_outputs = 0 if header.outputs is UNSET else len(header.outputs)
+    if len(text) > limits.max_header_bytes or max(len(header.inputs), n_outputs) > limits.max_tensors:
+        return None
+    return header
+
+
 def has_many_brackets(text: bytes) -> bool:
     """Whether *text* could be nested too deep."""
     return len(text) > MAX_SHORT_BRACKETS and text.count(b"{") + text.count(b"[") > MAX_SHORT_BRACKETS
@@ -189,7 +204,7 @@ class _UncommonError(Exception):
     """The request is for the long way."""
 
 
-def _inputs_text(entries: list[_Input], body: bytes, offset: int, policy: TensorPolicy) -> bytes:
+def _inputs_text(entries: list[Input], body: bytes, offset: int, policy: TensorPolicy) -> bytes:
     """`inputs` with the values of the blobs, which begin at *offset* and fill the body."""
     texts = []
     for entry in entries:
@@ -222,7 +237,7 @@ def _inputs_text(entries: list[_Input], body: bytes, offset: int, policy: Tensor
     return b'"inputs":[%b]' % b",".join(texts)
 
 
-def _json_input_text(entry: _Input, shape_text: bytes) -> bytes:
+def _json_input_text(entry: Input, shape_text: bytes) -> bytes:
     """An input whose `data` is JSON, which crosses as it came (protocol 2.7)."""
     if entry.data is UNSET:
         raise _UncommonError

@@ -19,6 +19,7 @@ from gateway.codec.dialects.description import ModelDescription, TensorDescripti
 from gateway.codec.dialects.outputs import JOIN_BYTES
 from gateway.codec.v2.answer import Reply
 from gateway.errors import CodecError, TooLargeError
+from tests.codec.dialects.both_ways import read_answer
 from tests.codec.make_pairs import WIRE, blob_of, nested
 from tests.codec.test_properties import DICE, PROFILE, SHAPES, UNICODE, Number, chunks_of, scrambled
 from tests.codec.walk import cut
@@ -53,13 +54,9 @@ def read(
     version: str | None = None,
 ) -> Reply:
     """The reply that becomes of an answer, which may come in chunks."""
-    answer = DialectAnswer(
-        form, description, selection, model="m", request_id=request_id, version=version, limits=limits or HeaderLimits()
-    )
-    for chunk in [text.encode()] if isinstance(text, str) else [text] if isinstance(text, bytes) else text:
-        for _ in answer.feed(chunk):
-            pass
-    return run(answer.finish())
+    chunks = [text.encode()] if isinstance(text, str) else [text] if isinstance(text, bytes) else text
+    limits = limits or HeaderLimits()
+    return read_answer(chunks, form, description, selection, request_id=request_id, version=version, limits=limits)
 
 
 def tensors_of(reply: Reply) -> dict[str, tuple[str, list[int], Any]]:

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from gateway.codec import DATATYPES, BytesPolicy, HeaderLimits, InferRequest, NonFinite, TensorPolicy, run
 from gateway.codec.dialects.description import ModelDescription, TensorDescription, v2_metadata
 from gateway.codec.dialects.request import (
+    FEW_DIMENSIONS,
+    FEW_ELEMENTS,
     DialectRequest,
     Writer,
     mlflow_dataframe_split,
@@ -26,7 +28,9 @@ from gateway.codec.dialects.request import (
     tensorflow_row,
 )
 from gateway.codec.json.members import HELD_PER_BYTE
+from gateway.codec.tensors.datatypes import Kind
 from gateway.errors import CodecError, TooLargeError
+from tests.codec.dialects.both_ways import WRITERS, json_or_error, parse_request
 from tests.codec.make_pairs import WIRE, blob_of, nested
 from tests.codec.test_properties import NUMERIC, PROFILE, SHAPES, UNICODE, bits_of, finite_tensors
 from tests.codec.v2.requests import entry, header_of
@@ -40,6 +44,8 @@ LITERAL = TensorPolicy(nonfinite=NonFinite.LITERAL)
 
 def request_of(header: bytes, blobs: bytes = b"", policy: TensorPolicy = DEFAULT, **options: Any) -> DialectRequest:
     length = options.pop("length", len(header))
+    if not options:
+        return parse_request(header + blobs, length, policy)
     return run(DialectRequest.parse(memoryview(header + blobs), length, policy, recover=True, **options))
 
 
@@ -506,3 +512,22 @@ def test_steps_and_pieces_are_bounded_for_large_and_for_many_inputs() -> None:
 def test_small_bodies_are_those_whose_json_is_small() -> None:
     assert json_request(X).bound(tensorflow_row("")).is_small
     assert not json_request(json_input("x", "UINT8", [2000, *[1] * 40], [1] * 2000)).bound(tensorflow_row("")).is_small
+
+
+@pytest.mark.parametrize("datatype", NUMERIC)
+@pytest.mark.parametrize("shape", [(FEW_ELEMENTS,), (1, 16), (2, 3, 4), (5, 1), (1,) * FEW_DIMENSIONS, (1,) * 40])
+def test_few_numbers_are_printed_as_many_are(
+    datatype: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_float = DATATYPES[datatype].kind is Kind.FLOAT
+    blob = blob_of((np.arange(math.prod(shape)) * (0.1 if is_float else 1)).astype(WIRE[datatype]))
+    request = request_of(header_of(entry("x", datatype, list(shape), len(blob))), blob)
+
+    def printed() -> list[str]:
+        texts = [json_or_error(request, writer, is_short=False) for writer in WRITERS]
+        # tables of 8 bits leave blanks
+        return [text if isinstance(text, str) else text.decode().replace(" ", "") for text in texts]
+
+    few = printed()
+    monkeypatch.setattr("gateway.codec.dialects.request.FEW_ELEMENTS", 0)
+    assert printed() == few
