@@ -14,7 +14,7 @@ the answer are passed over.
 Not here: how a value is read (`outputs`), and what answers a request gets that is not sent.
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Container, Generator, Iterator, Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -69,6 +69,7 @@ class DialectAnswer:
         reply. *limits* bound the JSON beside the outputs and their number.
         """
         self._form = form
+        self._description = description
         self._model = model
         self._version = version
         self._request_id = request_id
@@ -102,10 +103,9 @@ class DialectAnswer:
         self._text.end()
         yield from self._read_on()
         outputs = self._outputs.wanted
-        names = {output.name for output in outputs}
-        missing = [name for name in self._selection.named if name not in names]
-        if missing:  # protocol 4.5
-            raise CodecError(f"{label_of('output', missing[0])} was requested, but the answer does not have it")
+        missing = missing_output({output.name for output in outputs}, self._selection, self._description)
+        if missing is not None:
+            raise CodecError(missing)
         return (yield from self._reply(outputs))
 
     def _read_on(self) -> Iterator[None]:
@@ -239,6 +239,20 @@ class _Beside:
                 f"the JSON beside the outputs is longer than {self._max_bytes} bytes, "
                 "which is the most that `limits.header` allows"
             )
+
+
+def missing_output(found: Container[str], selection: OutputSelection, description: ModelDescription) -> str | None:
+    """Why outputs with the names *found* are not all that the client is to get; None if they are.
+
+    It gets what it has selected (protocol 4.5), or else all that the model is said to have.
+    """
+    for name in selection.named:
+        if name not in found:
+            return f"{label_of('output', name)} was requested, but the answer does not have it"
+    for tensor in () if selection.named else description.outputs:
+        if tensor.name not in found:
+            return f"{label_of('output', tensor.name)}: the answer does not have it, but the model's description does"
+    return None
 
 
 def reply_beginning(model: str, version: str | None, request_id: bytes) -> bytes:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.codec.dialects import outputs
-from gateway.codec.dialects.answer import AnswerForm, entry_text, json_pieces, reply_beginning
+from gateway.codec.dialects.answer import AnswerForm, entry_text, json_pieces, missing_output, reply_beginning
 from gateway.codec.dialects.description import ModelDescription
 from gateway.codec.dialects.outputs import Output, short_value
 from gateway.codec.inference import HeaderLimits, OutputSelection
@@ -58,7 +58,7 @@ def read_short_answer(
         if not text.isascii():
             text.decode()  # msgspec does not look into the strings of a Raw
         values = _values(text, form, description)
-        if len(values) > min(MAX_OUTPUTS, limits.max_tensors) or not selection.named.keys() <= values.keys():
+        if len(values) > min(MAX_OUTPUTS, limits.max_tensors) or missing_output(values, selection, description):
             return None
         blobs: list[memoryview] = []
         datatypes: list[str] = []

@@ -118,16 +118,15 @@ class ArrivingText:
             yield from self.more()
 
     def run(self, closing: int) -> Reading[bytes]:
-        """As many whole items as one step parses, up to a comma or the *closing* bracket, which stay.
+        """As many whole items as one step parses, up to a comma or the *closing* bracket; they stay.
 
-        Empty, with nothing taken, if the first is too long for that.
+        Empty if the first is too long for that.
         """
         while True:
             window = bytes(memoryview(self.buffer)[:RUN_BYTES])
             items = _ITEMS.match(window)
             end = items.end() - 1 if items else end_of_run(window, 0, closing)
             if end:
-                self.drop(end)
                 return window[:end]
             if len(window) == RUN_BYTES or self._is_whole:
                 yield STEP
@@ -159,17 +158,24 @@ def read_members(
     """Read the object that *text* begins with.
 
     *read_run* gets some whole members at a time, *read_long* the name of a member that it reads the value of from
-    *text*. Of two members with one name the last comes last; in one run it is the only one. Raises `CodecError`.
+    *text*, also where a short one is malformed, so that the error says which. Of two members with one name the last
+    comes last; in one run it is the only one. Raises `CodecError`.
     """
     code = yield from _open(text)
+    read_singly_to = 0
     while code != END_OBJECT:
         if code != QUOTE:
             raise CodecError(f"malformed JSON: expected a member, got {excerpt(bytes(text.buffer[:256]))}")
-        run = yield from text.run(END_OBJECT)
-        if run:
-            run, marker = protect_literals(run)
-            members = parse_object(b"{%b}" % run)
-            yield from read_run({name: restore_literals(value, marker) for name, value in members.items()})
+        members: Members = {}
+        if text.consumed >= read_singly_to:
+            run = yield from text.run(END_OBJECT)
+            try:
+                members = _members_of(run)
+                text.drop(len(run))
+            except CodecError:
+                read_singly_to = text.consumed + len(run)
+        if members:
+            yield from read_run(members)
         else:
             name = yield from text.string()
             if not name:
@@ -192,20 +198,35 @@ def read_objects(
     """Read the array of objects that *text* begins with.
 
     *read_run* gets some whole objects at a time, and the marker that stands for literals in them (`protect_literals`);
-    *read_long* reads an object that is longer from *text*. Raises `CodecError`.
+    *read_long* reads an object that is longer, or malformed, from *text*. Raises `CodecError`.
     """
     code = yield from _open(text)
+    read_singly_to = 0
     while code != END_ARRAY:
         if code != OBJECT:
             raise CodecError(f"expected an object, got {excerpt(bytes(text.buffer[:256]))}")
-        run = yield from text.run(END_ARRAY)
-        if run:
-            run, marker = protect_literals(run)
-            yield from read_run(parse_objects(b"[%b]" % run), marker)
+        objects: list[Members] = []
+        marker = b""
+        if text.consumed >= read_singly_to:
+            run = yield from text.run(END_ARRAY)
+            try:
+                protected, marker = protect_literals(run)
+                objects = parse_objects(b"[%b]" % protected)
+                text.drop(len(run))
+            except CodecError:
+                read_singly_to = text.consumed + len(run)
+        if objects:
+            yield from read_run(objects, marker)
         else:
             yield from read_long()
         code = yield from _next(text, END_ARRAY)
     text.drop(1)
+
+
+def _members_of(run: bytes) -> Members:
+    """The members that *run* is, with commas between them. Raises `CodecError`."""
+    run, marker = protect_literals(run)
+    return {name: restore_literals(value, marker) for name, value in parse_object(b"{%b}" % run).items()}
 
 
 def _open(text: ArrivingText) -> Reading[int]:

@@ -85,6 +85,16 @@ def test_members_of_an_object_are_found_however_it_is_cut(document: str, n_long:
     assert found.text.consumed == len(document)
 
 
+@pytest.mark.parametrize("document", ['{"a":1,"b":[1,],"c":2}', '{"a":1,"b":nul,"c":2}', '{"a":1,"b":"\\ud800"}'])
+@pytest.mark.parametrize("chunk_bytes", [None, 1, 7])
+def test_short_member_that_is_malformed_is_read_as_a_long_one(document: str, chunk_bytes: int | None) -> None:
+    found = Found()
+    with pytest.raises(CodecError, match="value: "):
+        found.members_of_object(cut(document.encode(), chunk_bytes))
+    assert found.members == [("a", 1)]
+    assert found.n_long >= 1
+
+
 WRONG = [
     "{",
     '{"a"',
