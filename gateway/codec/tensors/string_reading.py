@@ -30,7 +30,15 @@ from gateway.codec.tensors.elements import (
 )
 from gateway.codec.tensors.nesting import MAX_DEPTH, Nesting
 from gateway.codec.tensors.pieces import PIECE_BYTES, beginning, string_part
-from gateway.codec.tensors.string_runs import PARSED_BYTES, Rows, append_octets, append_strings, rows_of, take_run
+from gateway.codec.tensors.string_runs import (
+    PARSED_BYTES,
+    Rows,
+    append_octets,
+    append_strings,
+    end_of_lists,
+    rows_of,
+    take_run,
+)
 from gateway.errors import CodecError
 
 _STEP_VALUES = 512  # bounds a step over deeply nested strings, where each bracket is looked at
@@ -159,7 +167,7 @@ class BytesSink:
         text = window[start:]
         if self._learned is not None and self._learned.n_unknown:
             # not beyond the end of the first list whose length is not known
-            text = text[: text.find(b'"' + b"]" * (self._depth - self._learned.n_unknown)) + 1] or text
+            text = text[: end_of_lists(text, self._depth - self._learned.n_unknown)]
         n_strings, end = take_run(self.elements, text, self._count, rows)
         if n_strings:
             self._add_run(n_strings, rows)

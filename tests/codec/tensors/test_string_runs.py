@@ -237,7 +237,7 @@ def test_run_ends_before_the_first_gap_that_is_another(odd: bytes) -> None:
         assert run is not None
         assert len(run.ends) == 2 * n_rows
         elements = bytearray()
-        assert append_run(elements, text, run)
+        assert append_run(elements, run)
         assert elements == blob_of([text for index in range(n_rows) for text in (str(index), "b")])
 
 
