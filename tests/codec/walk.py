@@ -111,8 +111,9 @@ def one_output(data: str | bytes, datatype: str = "FP32", shape: str = "[1]", *,
 
 def only_blob(answer: bytes, chunk_bytes: int | None = None) -> bytes:
     """The bytes of the one output of *answer*."""
-    (blob,) = read_answer(cut(answer, chunk_bytes)).blobs
-    return bytes(blob)
+    reply = read_answer(cut(answer, chunk_bytes))
+    assert len(reply.datatypes) == 1
+    return b"".join(reply.blobs)
 
 
 def cut(text: bytes, chunk_bytes: int | None) -> list[bytes]:

@@ -41,7 +41,7 @@ from gateway.codec.tensors.nested_printing import (
 )
 from gateway.codec.tensors.number_reading import NATIVE_PIECE_BYTES, NumberSink
 from gateway.codec.tensors.row_printing import Column, NumberColumn, StringColumn, row_pieces
-from gateway.codec.tensors.string_reading import BytesSink, from_base64
+from gateway.codec.tensors.string_reading import BytesSink, from_base64, joined_blobs
 from gateway.codec.v2.declarations import datatype_of, name_of, shape_of, sliced_parameters, text_of
 from gateway.codec.v2.framing import Cursor
 from gateway.codec.v2.request import check_finite, framed_raw
@@ -244,10 +244,11 @@ def _read(tensor: Tensor, data: memoryview, reserve: Reserve, *, is_base64: bool
         sink = NumberSink(str(tensor), tensor.datatype, tensor.shape)
     starts = range(0, len(data), NATIVE_PIECE_BYTES)
     yield from pour((data[start : start + NATIVE_PIECE_BYTES] for start in starts), sink)
-    (blob,) = sink.blobs()
-    if is_base64 and isinstance(sink, BytesSink):
-        blob = memoryview((yield from from_base64(sink.elements, str(tensor))))
-    return Tensor(tensor.name, tensor.datatype, tensor.shape, blob)
+    blobs = sink.blobs()
+    del sink  # which holds them
+    if is_base64 and tensor.datatype.kind is Kind.BYTES:
+        blobs = yield from from_base64(blobs, str(tensor))
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, (yield from joined_blobs(blobs)))
 
 
 def _check_strings(tensor: Tensor) -> Generator[None, None, CodecError | None]:

@@ -153,7 +153,7 @@ def _escaped_marked(text: bytearray, bounds: npt.NDArray[np.int64]) -> tuple[byt
 
 def _one_by_one(bounds: npt.NDArray[np.int64], index: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
     """*bounds* in parts of as many elements as one step works on one by one, with the number of each part's first."""
-    step = STEP_ELEMENTS // 2  # printing costs more than finding them
+    step = STEP_ELEMENTS // 4  # printing costs more than finding them
     return ((index + first, bounds[first : first + step + 1]) for first in range(0, len(bounds) - 1, step))
 
 

@@ -20,6 +20,8 @@ import json
 import re
 from collections.abc import Generator, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 
 from gateway.codec.tensors.datatypes import element_count
@@ -40,6 +42,13 @@ from gateway.codec.tensors.string_runs import (
     take_run,
 )
 from gateway.errors import CodecError
+
+BLOB_BYTES = 1024 * 1024
+"""Behind so many bytes of elements the next ones go into another blob.
+
+As one, a large tensor would grow over the size from which on the C library asks the kernel for memory (4 MiB, see
+`app.settle`), and be copied there in a single step, which takes 2 ms.
+"""
 
 _STEP_VALUES = 512  # bounds a step over deeply nested strings, where each bracket is looked at
 _BLANKS = re.compile(rb"[ \t\r\n]*+")
@@ -64,7 +73,9 @@ class BytesSink:
         an object `{"b64": "..."}`, TensorFlow's form for octets, beside strings.
         """
         self.done = False
-        self.elements = bytearray()
+        self._elements = bytearray()
+        self._full_blobs: list[bytearray] = []
+        self._full_bytes = 0
         self.label = label
         self._b64_objects = b64_objects
         self._n_elements = element_count(shape) if shape is not None else None
@@ -83,7 +94,7 @@ class BytesSink:
     @property
     def held_bytes(self) -> int:
         """The elements so far."""
-        return len(self.elements)
+        return self._full_bytes + len(self._elements)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -92,7 +103,7 @@ class BytesSink:
 
     def blobs(self) -> list[memoryview]:
         """The elements, each with its length before it, as they are on the wire: one or several pieces, in order."""
-        return [memoryview(self.elements)]
+        return [memoryview(blob) for blob in (*self._full_blobs, self._elements) if blob] or [memoryview(b"")]
 
     def step(self, buffer: bytearray) -> int:
         """See `Sink.step`. Raises `CodecError` for what does not fit the datatype or the shape (protocol 4.7)."""
@@ -100,6 +111,10 @@ class BytesSink:
             return self._continue_element(buffer, self._long_element_at)
         if self._object_is_open:
             return self._end_object(bytes(memoryview(buffer)[:PIECE_BYTES]))
+        if len(self._elements) >= BLOB_BYTES:
+            self._full_blobs.append(self._elements)
+            self._full_bytes += len(self._elements)
+            self._elements = bytearray()
         window = bytes(memoryview(buffer)[:WINDOW_BYTES])
         position = 0
         may_be_run = True  # on irregular data, many attempts would make the cost quadratic
@@ -168,7 +183,7 @@ class BytesSink:
         if self._learned is not None and self._learned.n_unknown:
             # not beyond the end of the first list whose length is not known
             text = text[: end_of_lists(text, self._depth - self._learned.n_unknown)]
-        n_strings, end = take_run(self.elements, text, self._count, rows)
+        n_strings, end = take_run(self._elements, text, self._count, rows)
         if n_strings:
             self._add_run(n_strings, rows)
         return start + end
@@ -185,13 +200,13 @@ class BytesSink:
             strings = orjson.loads(b"[%b]" % text)
         except orjson.JSONDecodeError as error:
             raise CodecError(f"a string near element {self._count} is not JSON: {error}") from None
-        append_strings(self.elements, strings)
+        append_strings(self._elements, strings)
         self._add(len(strings))
 
     def _begin_element(self) -> int:
         """Begin a string that is longer than a piece: its quote is taken."""
-        self._long_element_at = len(self.elements)
-        self.elements += bytes(PREFIX_BYTES)
+        self._long_element_at = len(self._elements)
+        self._elements += bytes(PREFIX_BYTES)
         return 1
 
     def _append_objects(self, window: bytes, start: int) -> int:
@@ -212,7 +227,7 @@ class BytesSink:
             texts = [self._b64_member(window[start:end])]
         else:
             texts = _B64_TEXT.findall(window, start, end)
-        append_octets(self.elements, [_octets_of(text, index) for index, text in enumerate(texts, self._count)])
+        append_octets(self._elements, [_octets_of(text, index) for index, text in enumerate(texts, self._count)])
         self._add(len(texts))
         return end
 
@@ -265,13 +280,13 @@ class BytesSink:
         if self._long_base64 is not None:
             self._object_is_open = is_closed
             text = self._decoded_part(text, is_closed)
-        self.elements += text
+        self._elements += text
         if not is_closed:
             return len(part)
-        size = len(self.elements) - element_at - PREFIX_BYTES
+        size = len(self._elements) - element_at - PREFIX_BYTES
         if size > MAX_ELEMENT_BYTES:
             raise CodecError(f"element {self._count} has {size} bytes, more than a BYTES element can have")
-        self.elements[element_at : element_at + PREFIX_BYTES] = size.to_bytes(PREFIX_BYTES, "little")
+        self._elements[element_at : element_at + PREFIX_BYTES] = size.to_bytes(PREFIX_BYTES, "little")
         self._long_element_at = None
         self._wants_value = self._just_opened = False
         self._add(1)
@@ -414,14 +429,25 @@ def _octets_of(text: bytes | memoryview, index: int, *, goes_on: bool = False) -
     return octets
 
 
-def from_base64(elements: bytearray, label: str) -> Generator[None, None, bytearray]:
-    """*elements* (length-prefixed base64) decoded, length-prefixed again (protocol 4.8); yields between steps.
+def from_base64(blobs: list[memoryview], label: str) -> Generator[None, None, list[memoryview]]:
+    """The elements of *blobs* (length-prefixed base64) decoded, length-prefixed again (protocol 4.8).
 
-    Raises `CodecError` naming *label* and the element.
+    Yields between steps. Raises `CodecError` naming *label* and the element.
     """
+    decoded: list[memoryview] = []
+    first = 0
+    for blob in blobs:
+        elements, n_elements = yield from _decoded_elements(blob, label, first)
+        decoded.append(memoryview(elements))
+        first += n_elements
+    return decoded
+
+
+def _decoded_elements(view: memoryview, label: str, first: int) -> Generator[None, None, tuple[bytearray, int]]:
+    """Those of *view*, the first of which is number *first*, and how many they are; see `from_base64`."""
     decoded = bytearray()
-    view = memoryview(elements)
-    offset = index = worked = 0
+    offset = worked = 0
+    index = first
     while offset < len(view):
         start = offset + PREFIX_BYTES
         offset = start + int.from_bytes(view[offset:start], "little")
@@ -443,7 +469,21 @@ def from_base64(elements: bytearray, label: str) -> Generator[None, None, bytear
         if worked > PIECE_BYTES:
             worked = 0
             yield
-    return decoded
+    return decoded, index - first
+
+
+def joined_blobs(blobs: list[memoryview]) -> Generator[None, None, memoryview]:
+    """All of *blobs*, which are taken out of the list, as one; yields between steps."""
+    if len(blobs) == 1:
+        return blobs[0]
+    whole: npt.NDArray[np.uint8] = np.empty(sum(map(len, blobs)), np.uint8)
+    end = len(whole)
+    while blobs:
+        blob = blobs.pop()
+        end -= len(blob)
+        whole[end : end + len(blob)] = blob
+        yield
+    return whole.data
 
 
 def _string_end(window: bytes, start: int) -> int:

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from gateway.codec.tensors.elements import PREFIX_BYTES, RUN_ELEMENTS, STEP_ELEMENTS, words_of
+from gateway.codec.tensors.elements import PREFIX_BYTES, RUN_ELEMENTS, RUN_STEP_ELEMENTS, STEP_ELEMENTS, words_of
 
 PARSED_BYTES = 32 * 1024
 """How much text of short strings is parsed in one step; where they are only copied, a step takes a window."""
@@ -111,8 +111,8 @@ def take_run(elements: bytearray, text: bytes, first: int, rows: Sequence[Rows])
     that must be parsed, only as many are taken as one step may.
     """
     has_escapes = b"\\" in text
-    if has_escapes and len(text) > PARSED_BYTES and n_quotes(text) > 2 * STEP_ELEMENTS:
-        text = text[:PARSED_BYTES]
+    if has_escapes:
+        text = _parsed_at_once(text)
     if has_escapes and not (rows and text.find(b'"]', 0, MIN_LIST_BYTES) > 0):
         taken = _parse(elements, text, first, rows)
         if taken[0] or not rows:
@@ -123,7 +123,7 @@ def take_run(elements: bytearray, text: bytes, first: int, rows: Sequence[Rows])
             return taken
     run = find_run(text, first, rows)
     if run is None:
-        return _parse(elements, text, first, rows)
+        return _parse(elements, _parsed_at_once(text), first, rows)
     if not append_run(elements, run):
         if run.end > PARSED_BYTES and len(run.ends) > STEP_ELEMENTS:
             run = run.front(int(np.searchsorted(run.ends, PARSED_BYTES)))
@@ -139,10 +139,10 @@ def find_run(text: bytes, first: int, rows: Sequence[Rows]) -> Run | None:
     """The strings at the front of *text* as far as they are nested in full; None if these are few.
 
     *text* begins with the quote of element number *first*. *rows* are the inner lists as far as they are known, none
-    for flat data.
+    for flat data. At most `RUN_STEP_ELEMENTS`.
     """
     codes = np.frombuffer(text, np.uint8)
-    quotes = (codes == _QUOTE).nonzero()[0]
+    quotes = (codes == _QUOTE).nonzero()[0][: 2 * RUN_STEP_ELEMENTS]
     if b"\\" in text:
         quotes = _without_escaped(quotes, text)
     n_strings = len(quotes) // 2
@@ -348,6 +348,11 @@ def _write_blanks(run: Run) -> None:
     """Write blanks in place of the brackets between the strings of *run*."""
     blanks = [gap._replace(text=gap.text.translate(_WITHOUT_BRACKETS)) for gap in run.gaps if b"]" in gap.text]
     _write_gaps(run.text, run.ends[:-1], blanks)
+
+
+def _parsed_at_once(text: bytes) -> bytes:
+    """As much of *text* as one step may parse."""
+    return text[:PARSED_BYTES] if len(text) > PARSED_BYTES and n_quotes(text) > 2 * STEP_ELEMENTS else text
 
 
 def _parse(elements: bytearray, text: bytes, first: int, rows: Sequence[Rows]) -> tuple[int, int]:

@@ -270,10 +270,10 @@ class InferAnswer:
                 outputs.add((yield from self._entry(entry, parameters)))
             elif self._selection.is_binary(name):
                 value = self._values.opened[int(number)]
-                blob = yield from self._blob(value, entry, parameters, name)
-                blobs.append(blob)
+                own = yield from self._blobs(value, entry, parameters, name)
+                blobs += own
                 datatypes.append(value.datatype.name if value.datatype else "")
-                parameters["binary_data_size"] = b"%d" % len(blob)
+                parameters["binary_data_size"] = b"%d" % sum(map(len, own))
                 outputs.add((yield from self._entry(entry, parameters)))
             else:
                 value = self._values.opened[int(number)]
@@ -327,8 +327,10 @@ class InferAnswer:
             return restore_literals(text, self._marker)
         return (yield from sliced_restore(text, self._marker))
 
-    def _blob(self, value: _Value, entry: Members, parameters: Members, name: str) -> Generator[None, None, memoryview]:
-        """The bytes of a binary output."""
+    def _blobs(
+        self, value: _Value, entry: Members, parameters: Members, name: str
+    ) -> Generator[None, None, list[memoryview]]:
+        """The bytes of a binary output, in one or several pieces."""
         if value.datatype is None:
             yield from self._values.read_kept(value, entry, name)
         elif value.said != (entry.get("datatype"), entry.get("shape")):
@@ -338,12 +340,11 @@ class InferAnswer:
         sink = value.sink
         if isinstance(sink, NumberSink):
             self._nonfinite += sink.nonfinite
-            (blob,) = sink.blobs()
-            return blob
+            return sink.blobs()
         assert isinstance(sink, BytesSink)
         if text_of(parameters, "content_type") == "base64":  # protocol 4.8
-            return memoryview((yield from from_base64(sink.elements, sink.label)))
-        return memoryview(sink.elements)
+            return (yield from from_base64(sink.blobs(), sink.label))
+        return sink.blobs()
 
     def _header(self, top: Members, outputs: "ReplyText") -> Generator[None, None, list[bytes]]:
         """The JSON of the reply, with the *outputs* in it."""

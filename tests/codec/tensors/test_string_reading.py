@@ -3,15 +3,19 @@
 import base64
 import json
 import random
+from collections.abc import Generator
+from itertools import chain
+from typing import TypeVar
 
 import pytest
+from tritonclient.utils import deserialize_bytes_tensor
 
 from gateway.codec import BytesPolicy, TensorPolicy
 from gateway.codec.tensors import string_reading, string_runs
 from gateway.codec.tensors.elements import WINDOW_BYTES
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.tensors.string_printing import text_pieces
-from gateway.codec.tensors.string_reading import BytesSink, from_base64
+from gateway.codec.tensors.string_reading import BLOB_BYTES, BytesSink, from_base64, joined_blobs
 from gateway.codec.tensors.string_runs import append_strings
 from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of
@@ -27,6 +31,8 @@ from tests.codec.walk import (
     read_answer,
     with_odd_text,
 )
+
+T = TypeVar("T")
 
 
 def strings_sent(blob: bytes, n_elements: int) -> list[str]:
@@ -238,13 +244,46 @@ def test_short_strings_that_must_be_parsed_are_few_in_each_step(
         del buffer[: sink.step(buffer)]
         most = max(most, len(parsed) - before)
         before = len(parsed)
-    assert sink.elements == blob_of(texts)
+    assert b"".join(sink.blobs()) == blob_of(texts)
     assert most <= 32 * 1024 // len('"",')
 
 
 def test_base64_is_decoded_in_steps() -> None:
-    elements = bytearray(blob_of([base64.b64encode(b"x" * 600)] * 1000))
-    assert sum(1 for _ in from_base64(elements, "x")) >= 600_000 // PIECE_BYTES
+    elements = memoryview(blob_of([base64.b64encode(b"x" * 600)] * 1000))
+    assert sum(1 for _ in from_base64([elements], "x")) >= 600_000 // PIECE_BYTES
+
+
+def value_of(steps: Generator[None, None, T]) -> T:
+    """What *steps* return when they have been run to their end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+
+
+@pytest.mark.parametrize("sizes", [[10], [50, 100, 150], [1000, 300_000], [3 * BLOB_BYTES, 3]])
+def test_large_tensor_is_several_blobs_of_whole_elements(sizes: list[int]) -> None:
+    """As one that grows, it would be copied in a step that takes 2 ms."""
+    n_rounds = 3 * BLOB_BYTES // sum(sizes) + 1
+    texts = [bytes([97 + index % 26]) * size for index in range(n_rounds) for size in sizes]
+    in_base64 = [base64.b64encode(text).decode() for text in texts]
+    buffer = bytearray(json.dumps(in_base64).encode())
+    sink = BytesSink("y", None)
+    while not sink.done:
+        del buffer[: sink.step(buffer)]
+    blobs = sink.blobs()
+    decoded = value_of(from_base64(blobs, "y"))
+    for found, expected in ((blobs, in_base64), (decoded, texts)):
+        assert len(found) >= 2
+        elements = [deserialize_bytes_tensor(bytes(blob)).tolist() for blob in found]  # raises if one is cut
+        assert blob_of(list(chain.from_iterable(elements))) == blob_of(expected)
+        assert all(len(blob) < BLOB_BYTES + 2 * WINDOW_BYTES + 4 * max(sizes) for blob in found)
+    assert sink.held_bytes == len(blob_of(in_base64))
+    whole = value_of(joined_blobs(blobs))
+    assert whole == blob_of(in_base64)
+    assert not blobs
 
 
 @pytest.mark.parametrize("separator", [",", ", ", ",\n", " ,", ",\n  "])
@@ -291,14 +330,14 @@ def test_broken_string_in_a_long_run_is_refused(odd: bytes, words: str) -> None:
 @pytest.mark.parametrize("size", [0, 1, PIECE_BYTES // 4 * 3, PIECE_BYTES, 1_000_000])
 def test_long_element_in_base64_is_decoded_in_parts(size: int) -> None:
     octets = bytes(range(256)) * (size // 256 + 1)
-    elements = bytearray(blob_of([base64.b64encode(octets[:size]), base64.b64encode(b"z")]))
-    steps = from_base64(elements, "x")
+    elements = memoryview(blob_of([base64.b64encode(octets[:size]), base64.b64encode(b"z")]))
+    steps = from_base64([elements], "x")
     n_steps = 0
     while True:
         try:
             next(steps)
         except StopIteration as stop:
-            assert stop.value == blob_of([octets[:size], b"z"])
+            assert b"".join(stop.value) == blob_of([octets[:size], b"z"])
             break
         n_steps += 1
     assert n_steps >= size // PIECE_BYTES
@@ -310,7 +349,7 @@ def test_long_element_with_something_else_inside_is_not_base64(broken: bytes) ->
         text = bytearray(b"A" * (3 * PIECE_BYTES))
         text[place : place + len(broken)] = broken
         with pytest.raises(CodecError, match="^x: element 0 is not base64"):
-            for _ in from_base64(bytearray(blob_of([bytes(text)])), "x"):
+            for _ in from_base64([memoryview(blob_of([bytes(text)]))], "x"):
                 pass
 
 
@@ -377,4 +416,4 @@ def test_strings_are_read_as_by_another_parser_also_when_damaged(seed: int) -> N
         else:
             assert (sink.done and not bytes(buffer).strip()) == (expected is not None)
             if expected is not None:
-                assert sink.elements == blob_of(expected)
+                assert b"".join(sink.blobs()) == blob_of(expected)

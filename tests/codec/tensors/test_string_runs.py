@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.tensors.elements import WINDOW_BYTES
+from gateway.codec.tensors.elements import RUN_STEP_ELEMENTS, WINDOW_BYTES
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.tensors.string_reading import BytesSink
 from gateway.codec.tensors.string_runs import MIN_STRINGS, Rows, append_equally_long, append_run, find_run, rows_of
@@ -239,6 +239,20 @@ def test_run_ends_before_the_first_gap_that_is_another(odd: bytes) -> None:
         elements = bytearray()
         assert append_run(elements, run)
         assert elements == blob_of([text for index in range(n_rows) for text in (str(index), "b")])
+
+
+@pytest.mark.parametrize("strings", [[b'""', b'"a"'], [b'""', b'"a" '], [b'"\\n"', b'"a"']])
+@pytest.mark.parametrize("front", [b"", b'"' + b"b" * 200_000 + b'",'])
+def test_one_step_reads_so_many_strings_at_most(front: bytes, strings: list[bytes]) -> None:
+    buffer = bytearray(b"[%b%b]" % (front, b",".join(strings * 60_000)))
+    sink = BytesSink("y", None)
+    most = held = 0
+    while not sink.done:
+        del buffer[: sink.step(buffer)]
+        if held:
+            most = max(most, (sink.held_bytes - held) // 4)
+        held = sink.held_bytes
+    assert most <= 2 * RUN_STEP_ELEMENTS  # an element takes five bytes at most
 
 
 def test_few_strings_are_no_run() -> None:
