@@ -54,6 +54,7 @@ _STEP_VALUES = 512  # bounds a step over deeply nested strings, where each brack
 _BLANKS = re.compile(rb"[ \t\r\n]*+")
 _WHOLE_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _STRINGS_AND_COMMAS = re.compile(rb'(?:[ \t\r\n]*+"(?:[^"\\]++|\\.)*+"[ \t\r\n]*+,)+', re.DOTALL)
+_EMPTY_LISTS = re.compile(rb"(?:\[\],[ \t\r\n]*+)+")
 
 _B64_OBJECT = rb'\{[ \t\r\n]*+"b64"[ \t\r\n]*+:[ \t\r\n]*+"([^"\\]*+)"[ \t\r\n]*+\}'
 _B64_OBJECTS = re.compile(rb"%b(?>(?:[ \t\r\n]*+,[ \t\r\n]*+%b)*)" % (_B64_OBJECT, _B64_OBJECT))
@@ -133,6 +134,8 @@ class BytesSink:
                         f"expected a comma or a bracket after element {self._count - 1}, got {beginning(code)}"
                     )
                 position += 1
+            elif window.startswith(b"[],", position) and self._depth:
+                position = self._take_empty_lists(window, position)
             elif code == b"[":
                 self._open()
                 position += 1
@@ -175,6 +178,16 @@ class BytesSink:
             else:
                 raise CodecError(f"data must be an array, got {beginning(window[position:])}")
         return position
+
+    def _take_empty_lists(self, window: bytes, start: int) -> int:
+        """Take the lists without elements from *start* on, each with a comma behind it: where they end."""
+        end = _end(_EMPTY_LISTS, window, start, start + PARSED_BYTES)
+        self._open()
+        self._close()
+        if self._learned is not None:
+            self._learned.add_alike(window.count(b"]", start, end) - 1)
+        self._wants_value = True
+        return end
 
     def _take_run(self, window: bytes, start: int) -> int:
         """Store many of the strings from *start* on: where they end; *start* itself if they are few or broken."""
@@ -380,6 +393,10 @@ class LearnedShape:
             raise CodecError(f"data is ragged: a value stands at depth {depth}, and lists at depth {self.rank}")
         self._has_values = True
         self._taken[-1] += n_values
+
+    def add_alike(self, n_lists: int) -> None:
+        """As many lists more stand in the innermost open one that are like the last in it."""
+        self._taken[-1] += n_lists
 
     def add_full(self, n_values: int) -> None:
         """As many values stand in lists that are as long as the first."""

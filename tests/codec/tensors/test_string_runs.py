@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from gateway.codec.tensors.elements import RUN_STEP_ELEMENTS, WINDOW_BYTES
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.tensors.string_reading import BytesSink
-from gateway.codec.tensors.string_runs import MIN_STRINGS, Rows, append_equally_long, append_run, find_run, rows_of
+from gateway.codec.tensors.string_runs import (
+    MIN_STRINGS,
+    PARSED_BYTES,
+    Rows,
+    append_equally_long,
+    append_run,
+    find_run,
+    rows_of,
+)
 from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of, nested
 from tests.codec.test_properties import DICE, PROFILE, chunks_of, scrambled
@@ -132,6 +140,34 @@ def test_damaged_lists_are_read_as_by_another_parser(seed: int) -> None:
             assert expected is None or expected[0] != tuple(shape)
         else:  # lists may be left out where the shape is known
             assert found == (tuple(shape), blob_of(leaves(data)))
+
+
+@pytest.mark.parametrize("separator", [b",", b", "])
+def test_many_empty_lists_are_taken_at_once(separator: bytes) -> None:
+    """One by one they take a microsecond each."""
+    for inner, shape in ((b"[]", (100_000, 0)), (b"[[],[],[],[],[]]", (100_000, 5, 0))):
+        data = b"[%b]" % separator.join([inner.replace(b",", separator)] * 100_000)
+        for known in (None, shape):
+            assert read(cut(data, 65536), known) == (shape, b"")
+    sink = BytesSink("y", None)
+    buffer = bytearray(b"[%b]" % separator.join([b"[]"] * 100_000))
+    n_bytes = len(buffer)
+    n_steps = 0
+    while not sink.done:
+        del buffer[: sink.step(buffer)]
+        n_steps += 1
+    assert n_steps <= n_bytes / PARSED_BYTES + 2
+
+
+@pytest.mark.parametrize("odd", ["[", "]", "[[]]", '["a"]', '"a"', "[],", "", "{}"])
+@pytest.mark.parametrize("place", [0, 1, 500, 999])
+def test_odd_one_of_many_empty_lists_is_found(odd: str, place: int) -> None:
+    items = ["[]"] * 1000
+    items[place] = odd
+    with pytest.raises((CodecError, EOFError)):
+        read([f"[{','.join(items)}]".encode()], None)
+    items[place] = "[] \n"
+    assert read([f"[{','.join(items)}]".encode()], None) == ((1000, 0), b"")
 
 
 @pytest.mark.parametrize("chunk_bytes", [None, 1, 7])
