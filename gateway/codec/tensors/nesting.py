@@ -8,6 +8,7 @@ list, about which there is nothing to check.
 """
 
 import math
+import re
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from gateway.codec.tensors.pieces import SPACE
 from gateway.errors import CodecError
 
 MAX_DEPTH = 64
@@ -23,8 +25,13 @@ MAX_DEPTH = 64
 FEW_BRACKETS = 16
 """Up to here, looking at one after the other costs less than calls of numpy."""
 
+LONG_LIST = 64
+"""The lengths of lists of so many elements are taken from the parser; in shorter ones, commas are looked for."""
+
 _CLOSING_BYTES = 256  # where more stand between a value and the comma behind it, it is only slower
 _COMMA, _OPEN, _CLOSE, _BLANK = b",[] "
+_OPENING = re.compile(rb"[\[ \t\r\n]*+")
+_BRACKET_OR_SPACE = b"]" + SPACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +74,22 @@ class Brackets:
         return max(int(self.after.max()), self.depth_before) if len(self.after) else self.depth_before
 
 
-def n_closed(text: bytes | bytearray, end: int) -> int:
-    """How many lists are closed where text[:end] ends, with blanks between the brackets or none."""
+def opening(text: bytearray) -> bytes:
+    """The brackets, and blanks, that *text* begins with."""
+    found = _OPENING.match(text)
+    assert found is not None  # it matches anything
+    return found[0]
+
+
+def n_opening(text: bytes) -> int:
+    """How many lists *text* opens. `bytes.count` takes ten times as long."""
+    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == _OPEN))
+
+
+def closing(text: bytearray, end: int) -> bytearray:
+    """The brackets, and blanks, that text[:end] ends with; no more than `_CLOSING_BYTES`."""
     tail = text[max(end - _CLOSING_BYTES, 0) : end]
-    return tail.count(b"]", len(tail.rstrip(b"] \t\r\n")))
+    return tail[len(tail.rstrip(_BRACKET_OR_SPACE)) :]
 
 
 class Nesting:
@@ -141,46 +160,15 @@ class Layout:
             self._sizes[2 : rank + 1] = (self._size_in_shape(depth) for depth in range(2, rank + 1))
 
     @property
-    def is_known(self) -> bool:
-        """Whether the lengths of all lists are known but for the outermost."""
-        return 0 not in self._sizes[2 : self.rank + 1]
-
-    @property
     def is_empty(self) -> bool:
         """Whether the innermost lists have no elements, as far as is read."""
         return self._is_empty
-
-    @property
-    def n_known(self) -> int:
-        """Of how many depths, from the innermost, the length of lists is known; all but the outermost may be."""
-        return next((self.rank - depth for depth in range(self.rank, 1, -1) if not self._sizes[depth]), self.rank - 1)
-
-    @property
-    def inner_length(self) -> int:
-        """How many elements each of the innermost lists has; 0 if not known."""
-        return self._sizes[self.rank]
 
     def depth_before(self, element: int) -> int:
         """How many lists are open before *element* and the brackets that it may be behind."""
         if not element:
             return 0
         return 1 + sum(not size or element % size > 0 for size in self._sizes[2 : self.rank + 1])
-
-    def first_unknown(self, text: bytearray, limit: int) -> int:
-        """Where the first list ends in text[:limit] of those whose lengths are not known; -1 if none does.
-
-        It may miss one where there are blanks between brackets.
-        """
-        if self.is_known:
-            return -1
-        n_known = self.n_known
-        if not n_known:
-            return text.find(b"]", 0, limit)
-        is_close = np.frombuffer(text, np.uint8, limit) == _CLOSE
-        for _ in range(n_known):
-            is_close = is_close[1:] & is_close[:-1]
-        place = int(is_close.argmax()) if len(is_close) else 0
-        return place if is_close[place : place + 1].any() else -1
 
     def read(self, text: bytes, brackets: Brackets, element: int, n_values: int) -> None:
         """Take the *brackets* of *text*, a piece with *n_values* numbers, of which *element* is the first.
@@ -230,75 +218,108 @@ class Layout:
             if size > 1 and (at_depth // size * size != at_depth).any():
                 self._fail()
 
-    def is_in_one_list(self, first: int, end: int) -> bool:
-        """Whether the elements from *first* to the one before *end* are in one of the lists around the innermost."""
-        size = self._sizes[self.rank - 1] if self.rank > 2 else 0
-        return not size or first // size == (end - 1) // size
+    def has_long_lists(self, text: bytearray, limit: int, element: int) -> bool:
+        """Whether the innermost lists have `LONG_LIST` elements or more; if not known, the first in text[:limit] tells.
 
-    def skeleton(self, first: int, end: int, element: bytes = b"") -> bytes:
-        """The brackets and commas between element *first* and the one before *end*, with *element* for each of them."""
-        return self._inside(1, first, end, element)
-
-    def _inside(self, depth: int, first: int, end: int, element: bytes) -> bytes:
-        """As `skeleton`, without what opens and closes lists of *depth*, in which elements are counted."""
-        if depth == self.rank:
-            return (element + b",") * (end - first - 1) + element
-        size = self._sizes[depth + 1]
-        if not size:
-            return self._inside(depth + 1, first, end, element)
-        before, behind = first // size, (end - 1) // size
-        first -= before * size
-        end -= behind * size
-        if before == behind:
-            return self._inside(depth + 1, first, end, element)
-        between = b"]" * (self.rank - depth) + b"," + b"[" * (self.rank - depth)
-        whole = self._inside(depth + 1, 0, size, element) + between if behind - before > 1 else b""
-        head = self._inside(depth + 1, first, size, element)
-        return b"".join((head, between, whole * (behind - before - 1), self._inside(depth + 1, 0, end, element)))
-
-    def fits(self, tree: Any, element: int, n_values: int) -> int:
-        """How many lists *tree* has; 0 if their lengths are not those that are known.
-
-        *tree* is a piece as it was parsed, between brackets for the lists that are open before and behind it: lists of
-        lists with *n_values* values in all, of which *element* is the first. Whether the innermost have lists in place
-        of values is for the caller to see.
+        *text* begins with *element*, or the brackets before it.
         """
-        end = element + n_values
+        length = self._sizes[self.rank]
+        if length or self.rank == 1:
+            return length >= LONG_LIST
+        end = text.find(b"]", 0, limit)
+        return end < 0 or element + text.count(b",", 0, end) + 1 >= LONG_LIST
+
+    def flatten(self, text: bytearray, end: int, element: int, depth: int) -> bytearray | None:
+        """The piece text[:end] as one list, if its lists begin and end where they have to; None if that is not seen.
+
+        The piece begins with *element* and the brackets before it, and *depth* lists are open behind it. Lengths that
+        are not known are learned from the first lists that end in it. There may be a blank behind each comma, as in
+        `[[1, 2], [3, 4]]`, or none. What is neither bracket nor comma is for the parser to judge; it refuses commas
+        without a number beside them, too.
+        """
+        head, tail = opening(text), closing(text, end)
+        n_open = self.depth_before(element)
+        if n_open + head.count(b"[") != self.rank or depth + tail.count(b"]") != self.rank:
+            return None
+        # the blank is for brackets that are looked for behind a comma without a number
+        flat = bytearray().join((b"[", memoryview(text)[len(head) : end - len(tail)], b" ]"))
+        if self.rank > 1:
+            codes = np.frombuffer(flat, np.uint8)
+            commas = np.flatnonzero(codes == _COMMA)
+            gap = int(flat.startswith(b", ", int(commas[0]) if len(commas) else 0))
+            end_element = element + len(commas) + 1
+            sizes = self._sizes[: self.rank + 1]
+            size = 1  # of what ends before each of the commas: first numbers, then lists, from the innermost outward
+            for n_brackets, list_depth in enumerate(range(self.rank, 1, -1), 1):
+                n_before = element // size
+                if not sizes[list_depth]:
+                    ends = np.flatnonzero(codes[commas - n_brackets] == _CLOSE)
+                    if len(ends):
+                        sizes[list_depth] = (n_before + int(ends[0]) + 1) * size
+                    elif depth < list_depth:
+                        sizes[list_depth] = end_element
+                    else:
+                        break
+                if sizes[list_depth] % size:
+                    return None
+                n_items = sizes[list_depth] // size
+                commas = commas[(-n_before - 1) % n_items :: n_items]
+                size = sizes[list_depth]
+                if len(commas):
+                    closing_places, opening_places = commas - n_brackets, commas + (gap + n_brackets)
+                    if (codes[closing_places] != _CLOSE).any() or (codes[opening_places] != _OPEN).any():
+                        return None
+                    codes[closing_places] = codes[opening_places] = _BLANK
+            if not self._settle(sizes, end_element, depth):
+                return None
+        return None if flat.find(b"[", 1) >= 0 else flat
+
+    def fits(self, tree: Any, n_lists: int, element: int, n_values: int, depth: int) -> bool:
+        """Whether lists begin and end where they have to in *tree*, a piece as it was parsed.
+
+        It has brackets for the lists that are open before it and for the *depth* ones that are behind it. There are
+        *n_lists* lists and *n_values* numbers in it, of which *element* is the first. Lengths that are not known are
+        learned from the first lists that end in it.
+        """
         length_of = type(tree).__len__  # refuses what is no list
-        n_lists = 0
         level = [tree]
-        for depth in range(1, self.rank + 1):
-            if n_lists:
+        try:
+            lengths = [list(map(length_of, level))]
+            for _ in range(1, self.rank):
                 level = list(chain.from_iterable(level))
-            n_lists += len(level)
-            size, inner = self._sizes[depth], self._sizes[depth + 1]
-            first, behind = (element // inner, -(-end // inner)) if inner else (0, 1)
-            head, n_full, tail = behind - first, 0, 0
-            if size:
-                length = size // inner
+                lengths.append(list(map(length_of, level)))
+        except TypeError:
+            return False
+        if n_lists != sum(map(len, lengths)):
+            return False
+        end = element + n_values
+        sizes = self._sizes[: self.rank + 1]
+        size = 1
+        for list_depth in range(self.rank, 0, -1):
+            found = lengths[list_depth - 1]
+            first, behind = (element // size, -(-end // size)) if size else (0, 1)
+            if list_depth > 1 and not sizes[list_depth] and (len(found) > 1 or depth < list_depth):
+                sizes[list_depth] = (first + found[0]) * size
+            head, n_full, tail, length = behind - first, 0, 0, 0
+            if sizes[list_depth]:
+                length = sizes[list_depth] // size
                 head = min(length - first % length, head)
                 n_full, tail = divmod(behind - first - head, length)
-            lengths = [head, *[size // (inner or 1)] * n_full, *[tail] * (tail > 0)]
-            try:
-                if list(map(length_of, level)) != lengths:
-                    return 0
-            except TypeError:
-                return 0
-        return n_lists
+            if found != [head, *[length] * n_full, *[tail] * (tail > 0)]:
+                return False
+            size = sizes[list_depth]
+        return self._settle(sizes, end, depth)
 
-    def learn(self, tree: Any) -> None:
-        """Take the first lists of *tree*, which is all data as it was parsed, for those whose lengths all have.
-
-        Raises `CodecError` if their lengths are not those of the shape.
-        """
-        lengths = [len(tree)]
-        for _ in range(1, self.rank):
-            tree = tree[0]
-            lengths.append(len(tree))
-        for depth in range(2, self.rank + 1):
-            size = math.prod(lengths[depth - 1 :])
-            if size:
-                self._learn(depth, size)
+    def _settle(self, sizes: list[int], end: int, depth: int) -> bool:
+        """Keep the *sizes* of lists, by depth, if with these *depth* are open behind the elements before *end*."""
+        if 1 + sum(not size or end % size > 0 for size in sizes[2:]) != max(depth, 1):
+            return False
+        if self._shape is not None:
+            for list_depth in range(2, self.rank + 1):
+                if sizes[list_depth] and sizes[list_depth] != self._size_in_shape(list_depth):
+                    return False
+        self._sizes[: self.rank + 1] = sizes
+        return True
 
     def take(self, element: int, end: int) -> None:
         """The lists of the elements from *element* to *end* are as they should be."""
@@ -336,29 +357,3 @@ class Layout:
         if self._shape is not None:
             raise CodecError(f"data is nested, but not like the shape {list(self._shape)}")
         raise CodecError("data is ragged: lists at the same depth have different lengths")
-
-
-def n_opening(text: bytes) -> int:
-    """How many lists *text* opens. `bytes.count` takes ten times as long."""
-    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == _OPEN))
-
-
-def without_single_lists(text: bytes) -> tuple[bytes, int] | None:
-    """*text* as one list, and how many numbers are in it, each in lists of its own if all is well.
-
-    *text* begins and ends with a number: without what opens lists before it and closes them behind it. None if a
-    bracket is not between two of the numbers as in `1],[2` or `1], [2`. What stands between brackets or commas must be
-    one number, which is for the parser to see; it also sees commas without brackets, as there are more numbers then.
-    """
-    codes = np.frombuffer(text, dtype=np.uint8)
-    is_open, is_close, is_comma = codes == _OPEN, codes == _CLOSE, codes == _COMMA
-    width = 2 if b"], [" in text[:_CLOSING_BYTES] else 1
-    is_between = is_close[: -1 - width] & is_comma[1:-width]
-    is_between &= is_open[1 + width :]
-    n_between = int(np.count_nonzero(is_between))
-    if not n_between == np.count_nonzero(is_open) == np.count_nonzero(is_close):
-        return None
-    blanks = is_open.view(np.uint8) * np.uint8(_OPEN ^ _BLANK)
-    blanks ^= is_close.view(np.uint8) * np.uint8(_CLOSE ^ _BLANK)
-    blanks ^= codes
-    return b"".join((b"[", blanks.data, b"]")), n_between + 1

@@ -47,7 +47,7 @@ import numpy.typing as npt
 import orjson
 
 from gateway.codec.tensors.datatypes import Array, Datatype, Kind, element_count
-from gateway.codec.tensors.nesting import MAX_DEPTH, Brackets, Layout, n_closed, n_opening, without_single_lists
+from gateway.codec.tensors.nesting import MAX_DEPTH, Brackets, Layout, closing, n_opening, opening
 from gateway.codec.tensors.pieces import NOT_SPACE, SPACE, beginning, check_cut
 from gateway.errors import CodecError
 
@@ -62,14 +62,8 @@ NATIVE_PIECE_BYTES = 128 * 1024
 BRACKETED_PIECE_BYTES = 64 * 1024
 """The same of nested numbers, where every bracket is looked at."""
 
-KNOWN_PIECE_BYTES = 4 * 1024
-"""Where there is less, it is not worth to ask whether its lists are known."""
-
 LIST_PIECE_BYTES = 32 * 1024
 """How much text orjson works on in one step: it is two to four times slower than simdjson."""
-
-LONG_LIST = 12
-"""Lists with as many numbers are measured one by one; of shorter ones, all brackets and commas are compared."""
 
 TOLERANT_PIECE_BYTES = 4 * 1024
 """How much text the tolerant path works on in one step: it is ten times slower than orjson."""
@@ -91,7 +85,7 @@ _PARSED_DTYPE = {"d": np.dtype("<f8"), "i": np.dtype("<i8"), "u": np.dtype("<u8"
 _PARSER = simdjson.Parser() if simdjson is not None else None
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 
-_END_OBJECT, _MINUS, _ZERO, _TRUE, _OPEN = b"}-0t["
+_END_OBJECT, _MINUS, _ZERO, _TRUE, _FALSE = b"}-0tf"
 _ENDS_NUMBER = np.isin(np.arange(256), list(b",] \t\r\n"))
 _TAIL_BYTES = 16  # more blanks than these are behind a bracket hardly ever, and then it is only slower
 _LAYOUTS = {
@@ -104,10 +98,7 @@ _FLOAT64 = _PARSED_DTYPE["d"]
 _LOW_BYTES_OF_TIE = b"\0\0\0"
 """A float64 between two neighbours of FP32 has at most 25 significant bits, also below the smallest normal number. So
 the low 28 of its 52 are zero, and of FP16 and BF16 more."""
-_OPENING = re.compile(rb"[\[ \t\r\n]*+")
-_CLOSING = b"]" + SPACE
-_BESIDE_LISTS = bytes(code for code in range(256) if code not in b"[],")
-_FALSE_AS_TRUE = bytes.maketrans(b"f", b"t")
+_BESIDE_LETTERS = b"[]rueals," + SPACE
 _NO_INDEX = np.empty(0, np.int64)
 # A run of quoted non-finite numbers and what stands between them; a key would be followed by a colon.
 _QUOTED_NONFINITE = re.compile(rb'(?:(?<![-\w."])"(?:NaN|-?Infinity)"(?=[ \t\r\n]*[,\]])[^"}]*+)+')
@@ -146,7 +137,7 @@ class NumberSink:
         self._filled = 0
         self._depth = 0
         self._most_bytes = NATIVE_PIECE_BYTES if _PARSER is not None else LIST_PIECE_BYTES
-        self._may_be_known = True
+        self._is_regular = True
         self._window_bytes = self._most_bytes
 
     @property
@@ -185,11 +176,8 @@ class NumberSink:
             limit = found if found >= 0 else limit
         if limit == window < self._window_bytes and not _may_be_end(buffer, window):
             return 0
-        if self._may_be_known:
-            taken = self._step_known(buffer, limit, can_cut=limit < window or window == self._window_bytes)
-            if taken:
-                return taken
-            taken = self._step_to_learn(buffer, limit)
+        if self._is_regular:
+            taken = self._step_regular(buffer, limit, can_cut=limit < window or window == self._window_bytes)
             if taken:
                 return taken
         if limit > BRACKETED_PIECE_BYTES:
@@ -261,41 +249,33 @@ class NumberSink:
         self._window_bytes = min(self._most_bytes, 2 * window)
         return comma + 1
 
-    def _step_known(self, buffer: bytearray, limit: int, *, can_cut: bool) -> int:
-        """Store a piece of lists whose lengths are known; 0 if not possible.
+    def _step_regular(self, buffer: bytearray, limit: int, *, can_cut: bool) -> int:
+        """Store a piece whose lists begin and end where those before it make it expected; 0 if not possible.
 
-        Where they must begin and end is known then. *can_cut*: no more has to arrive before the piece may end at a
-        comma.
+        *can_cut*: no more has to arrive before the piece may end at a comma.
         """
         layout, first = self._layout, self._filled
         if not self._depth:
-            rank = _opening(buffer).count(b"[")
+            rank = opening(buffer).count(b"[")
             if not 0 < rank <= MAX_DEPTH:
                 return 0
             layout.begin(rank)
+        elif self._depth != layout.depth_before(first):
+            return 0
         end = buffer.rfind(b"]", 0, limit) + 1
-        depth = layout.rank - n_closed(buffer, end)
-        unknown = -1
-        if limit < KNOWN_PIECE_BYTES and not layout.is_known:
-            if depth or self._depth or self._datatype.kind is Kind.BOOL:
-                return 0  # else this is all: its lists are learned and compared at once
-        else:
-            unknown = layout.first_unknown(buffer, limit)
-            if 0 <= unknown < KNOWN_PIECE_BYTES:
-                return 0
-        if depth or unknown >= 0:
-            end = buffer.rfind(b",", 0, limit if unknown < 0 else unknown)
-            depth = layout.rank - n_closed(buffer, end)
-            if end <= 0 or depth <= 0 or not (can_cut or unknown >= 0):
+        depth = layout.rank - closing(buffer, end).count(b"]")
+        if depth:
+            end = buffer.rfind(b",", 0, limit)
+            depth = layout.rank - closing(buffer, max(end, 0)).count(b"]")
+            if end < 0 or depth <= 0 or not can_cut:
                 return 0
         try:
-            text = b"".join((b"[" * self._depth, memoryview(buffer)[:end], b"]" * depth))
-            parsed = self._parse_known(text, depth)
+            parsed = self._parse_regular(buffer, end, depth)
             if parsed is None:
                 return 0
             self._append(*parsed)
         except _UnlikeLayoutError:
-            self._may_be_known = not layout.is_known
+            self._is_regular = False
             return 0
         except _ManyTiesError:
             self._window_bytes = TIED_PIECE_BYTES
@@ -308,80 +288,24 @@ class NumberSink:
         self._finish()
         return end
 
-    def _step_to_learn(self, buffer: bytearray, limit: int) -> int:
-        """Store the few numbers up to the first list that ends at a depth where none has ended yet; 0 if none does."""
-        ends = self._layout.first_unknown(buffer, limit)
-        comma = buffer.find(b",", ends, limit)
-        if ends < 0 or comma < 0:
-            return 0
-        piece = bytes(memoryview(buffer)[: comma + 1])
-        brackets = Brackets.of(piece, self._depth)
-        return self._convert(buffer, piece, brackets.before(comma)) if 0 < brackets.depth <= MAX_DEPTH else 0
+    def _parse_regular(self, buffer: bytearray, end: int, depth: int) -> tuple[Array, bytes | bytearray] | None:
+        """The numbers in buffer[:end], behind which *depth* lists are open, and the text that they were parsed from.
 
-    def _parse_known(self, text: bytes, depth: int) -> tuple[Array, bytes] | None:
-        """The numbers in *text*, and the text that they were parsed from.
-
-        *text* is a piece with a bracket for each list that is open before it, and the *depth* that are behind it. None
-        if it cannot be parsed. Raises `_UnlikeLayoutError` if the lists are not those that are known.
+        None if it cannot be parsed. Raises `_UnlikeLayoutError` if its lists are not those that are expected.
         """
         layout, first = self._layout, self._filled
-        opening = _opening(text)
-        if self._depth != layout.depth_before(first) or opening.count(b"[") != layout.rank or depth > layout.rank:
-            raise _UnlikeLayoutError
-        if self._datatype.kind is Kind.BOOL:
-            parsed = self._parse_words(text)
-        elif layout.inner_length == 1:
-            parsed = self._parse_single_lists(text[len(opening) :]) or self._parse_short_lists(text)
-        elif 0 < layout.inner_length < LONG_LIST:
-            parsed = self._parse_short_lists(text)
-        else:
-            parsed = self._parse_long_lists(text, is_all=not self._depth and not depth)
-        if parsed is not None:
-            n_values = len(parsed[0])
-            if not n_values or (depth or 1) != layout.depth_before(first + n_values):
+        if not layout.has_long_lists(buffer, end, first):
+            flat = layout.flatten(buffer, end, first, depth)
+            if flat is None:
                 raise _UnlikeLayoutError
-        return parsed
-
-    def _parse_words(self, text: bytes) -> tuple[Array, bytes] | None:
-        """`_parse_known` for booleans: the words without brackets, and the brackets and commas around their ends."""
-        flat = b"[%b]" % text.translate(None, b"[]")
-        values = _parse_fast(flat, self._datatype)
-        if values is None or values.dtype != np.bool_:
-            return None
-        self._compare(text.translate(_FALSE_AS_TRUE, b"rulas" + SPACE), len(values), b"te")
-        return values, flat
-
-    def _parse_single_lists(self, text: bytes) -> tuple[Array, bytes] | None:
-        """`_parse_known` for lists of one number; *text* begins with a number. None where this is not enough."""
-        single = without_single_lists(text.rstrip(_CLOSING))
-        if single is None or not self._layout.is_in_one_list(self._filled, self._filled + single[1]):
-            return None
-        flat, n_values = single
-        values = _parse_fast(flat, self._datatype)
-        return (values, flat) if values is not None and len(values) == n_values else None
-
-    def _parse_short_lists(self, text: bytes) -> tuple[Array, bytes] | None:
-        """`_parse_known` for lists of some numbers: all but brackets and commas is deleted."""
-        values = _parse_fast(text, self._datatype)
-        if values is None:
-            return None
-        self._compare(text.translate(None, _BESIDE_LISTS), len(values))
-        return values, text
-
-    def _compare(self, skeleton: bytes, n_values: int, element: bytes = b"") -> None:
-        rank, first = self._layout.rank, self._filled
-        if skeleton != b"".join((b"[" * rank, self._layout.skeleton(first, first + n_values, element), b"]" * rank)):
-            raise _UnlikeLayoutError
-
-    def _parse_long_lists(self, text: bytes, *, is_all: bool) -> tuple[Array, bytes] | None:
-        """`_parse_known` for lists of many numbers: the parser knows how many are in each."""
+            values = _parse_fast(flat, self._datatype)
+            return (values, flat) if values is not None and len(values) else None
+        text = b"".join((b"[" * self._depth, memoryview(buffer)[:end], b"]" * depth))
         parsed = _parse(text, self._datatype)
-        if parsed is None:
+        if parsed is None or not len(parsed[0]):
             return None
         values, tree = parsed
-        if is_all and not self._layout.is_known:
-            self._layout.learn(tree)
-        if n_opening(text) != self._layout.fits(tree, self._filled, len(values)):
+        if not layout.fits(tree, n_opening(text), first, len(values), depth):
             raise _UnlikeLayoutError
         return values, text
 
@@ -409,7 +333,7 @@ class NumberSink:
             return self.step(buffer)
         if brackets.deepest > 1 or self._layout.rank > 1:
             self._layout.read(piece[:end], brackets, first, len(values))
-            self._may_be_known &= not self._layout.is_empty  # where there are no elements, none tell where lists end
+            self._is_regular &= not self._layout.is_empty  # where there are no elements, none tell where lists end
         elif first == 0:
             self._layout.begin(1)
             self._layout.take(0, self._filled)
@@ -418,7 +342,7 @@ class NumberSink:
         self._depth = depth
         return len(piece)
 
-    def _append(self, values: Array, text: bytes) -> None:
+    def _append(self, values: Array, text: bytes | bytearray) -> None:
         """Check, round and store *values* (float64, int64 or uint64, shape [n]), which were parsed from *text*."""
         first = self._filled
         end = first + len(values)
@@ -488,13 +412,6 @@ class NumberSink:
         raise CodecError(f"element {index}: expected {datatype.name}, got {got}")
 
 
-def _opening(text: bytes | bytearray) -> bytes:
-    """The brackets, and blanks, that *text* begins with."""
-    found = _OPENING.match(text)
-    assert found is not None  # it matches anything
-    return found[0]
-
-
 def _may_be_end(buffer: bytearray, end: int) -> bool:
     """Whether the data may end before *end*, where no more has arrived: it would end there, but for blanks."""
     tail = bytes(memoryview(buffer)[max(end - _TAIL_BYTES, 0) : end]).rstrip(SPACE)
@@ -509,28 +426,33 @@ def _may_become_nonfinite(text: bytes) -> bool:
     return False
 
 
-def _parse_fast(text: bytes, datatype: Datatype) -> Array | None:
+def _parse_fast(text: bytes | bytearray, datatype: Datatype) -> Array | None:
     """The numbers in *text* (one JSON array, at most `MAX_DEPTH` deep), exactly; None if they need the tolerant path.
 
     As float64, int64 or uint64, shape [n]; booleans as `bool`, or as 1 and 0.
     """
-    if datatype.kind is Kind.BOOL:
-        # Keep each word's first letter (t or f), print the result back, compare: equality proves the text.
-        letters = np.frombuffer(text.translate(None, b"[]rueals,"), dtype=np.uint8)
-        truth: npt.NDArray[np.bool_] = letters == _TRUE
+    if datatype.kind is Kind.BOOL and b" " not in text:
+        # Print the words back, compare: equality proves the text, and costs less than parsing it.
+        truth: npt.NDArray[np.bool_] = _letters(text) == _TRUE
         if orjson.dumps(truth, option=_OPTIONS) == text:
             return truth
+    parsed = _parse(text, datatype)
+    return parsed[0] if parsed is not None else None
+
+
+def _parse(text: bytes | bytearray, datatype: Datatype) -> tuple[Array, Any] | None:
+    """`_parse_fast`, and the lists that the parser made of *text*."""
+    if datatype.kind is Kind.BOOL:
+        letters = _letters(text)
+        truth = letters == _TRUE
+        if np.count_nonzero(truth) + np.count_nonzero(letters == _FALSE) == len(letters):
+            lists = _load(text)  # in JSON, nothing but words leaves these letters
+            return (truth, lists) if lists is not None else None
         # simdjson's buffers have no booleans. A 1 or 0 in place of a word cannot join its neighbours into another
         # valid 0 or 1, except behind a minus sign.
         if b"-" in text:
             return None
         text = text.replace(b"true", b"1").replace(b"false", b"0")
-    parsed = _parse(text, datatype)
-    return parsed[0] if parsed is not None else None
-
-
-def _parse(text: bytes, datatype: Datatype) -> tuple[Array, Any] | None:
-    """`_parse_fast` for numbers, and the lists that the parser made of *text*."""
     parsed = _parse_as_list(text, datatype) if _PARSER is None else _parse_natively(_PARSER, text, datatype)
     if parsed is None or datatype.kind is not Kind.FLOAT or b"-" not in text:
         return parsed
@@ -540,7 +462,20 @@ def _parse(text: bytes, datatype: Datatype) -> tuple[Array, Any] | None:
     return None if _has_negative_zero(text) else parsed
 
 
-def _parse_natively(parser: "simdjson.Parser", text: bytes, datatype: Datatype) -> tuple[Array, Any] | None:
+def _letters(text: bytes | bytearray) -> npt.NDArray[np.uint8]:
+    """The first letters of the words in *text*, an array of booleans; more characters if there is anything else."""
+    return np.frombuffer(text.translate(None, _BESIDE_LETTERS), dtype=np.uint8)
+
+
+def _load(text: bytes | bytearray) -> Any:
+    """The lists in *text*; None if it is no JSON."""
+    try:
+        return orjson.loads(text) if _PARSER is None else _PARSER.parse(text)
+    except (ValueError, RuntimeError):
+        return None
+
+
+def _parse_natively(parser: "simdjson.Parser", text: bytes | bytearray, datatype: Datatype) -> tuple[Array, Any] | None:
     """`_parse` by simdjson, which must not parse again while its lists live."""
     try:
         lists = parser.parse(text)
@@ -551,7 +486,7 @@ def _parse_natively(parser: "simdjson.Parser", text: bytes, datatype: Datatype) 
     return np.frombuffer(buffer, _PARSED_DTYPE[datatype.parsed]), lists  # a keyword takes twice as long
 
 
-def _parse_as_list(text: bytes, datatype: Datatype) -> tuple[Array, Any] | None:
+def _parse_as_list(text: bytes | bytearray, datatype: Datatype) -> tuple[Array, Any] | None:
     """`_parse` by orjson, through Python's numbers.
 
     `struct` is as strict as the datatype: it takes no float or null for an integer, and no integer beyond 64 bits,
@@ -569,7 +504,7 @@ def _parse_as_list(text: bytes, datatype: Datatype) -> tuple[Array, Any] | None:
     return np.frombuffer(packed, dtype=_PARSED_DTYPE[datatype.parsed]), lists
 
 
-def _has_negative_zero(text: bytes) -> bool:
+def _has_negative_zero(text: bytes | bytearray) -> bool:
     """Whether *text* (JSON numbers) has one that is written `-0`.
 
     Searching for `-0,` and its like takes as long as parsing it all, because `-0` begins every `-0.5`.
@@ -581,14 +516,14 @@ def _has_negative_zero(text: bytes) -> bool:
 
 
 class _UnlikeLayoutError(Exception):
-    """The lists of this piece are not those that are known, or it cannot be told for little."""
+    """The lists of this piece are not those that are expected, or it is not seen that they are."""
 
 
 class _ManyTiesError(Exception):
     """Looking up the ties of this piece would take too long for one step."""
 
 
-def _rounded(values: Array, text: bytes, datatype: Datatype, first: int = 0) -> Array:
+def _rounded(values: Array, text: bytes | bytearray, datatype: Datatype, first: int = 0) -> Array:
     """*values* (float64, int64 or uint64), which were parsed from *text*, as what *datatype* can hold.
 
     Floats become the nearest of the datatype; integers stay as they are, for numpy to narrow when they are stored.
@@ -638,7 +573,7 @@ def _tied(values: Array, magnitudes: Array, datatype: Datatype) -> Array:
     return np.union1d(tied, small[steps - np.floor(steps) == 0.5])
 
 
-def _moved_off_ties(values: Array, tied: Array, text: bytes) -> Array:
+def _moved_off_ties(values: Array, tied: Array, text: bytes | bytearray) -> Array:
     """float64 *values*, with those at the indices *tied* moved to the side on which their decimal in *text* lies.
 
     Of the shortest texts of all 2^32 FP32 one pair needs it: 7.038531e-26 and its negative.

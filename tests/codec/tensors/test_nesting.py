@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.tensors import nesting, number_reading
+from gateway.codec.tensors import nesting
 from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
@@ -20,16 +20,14 @@ from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of
 from tests.codec.test_properties import DICE, NUMERIC, PROFILE, finite_tensors
 
-WAYS = {"": {}, "lists measured": {"LONG_LIST": 1}, "brackets compared": {"LONG_LIST": 100}}
-"""How lists are read whose lengths are known: as they are in short texts, and in the ways of long ones."""
+WAYS = {"all measured": 1, "some measured": 3, "brackets looked for": 1000}
+"""From which length on lists are taken for long ones."""
 
 
 @pytest.fixture(autouse=True, params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in WAYS[request.param].items():
-        monkeypatch.setattr(number_reading, name, value)
-        monkeypatch.setattr(number_reading, "KNOWN_PIECE_BYTES", 1)
-        monkeypatch.setattr(nesting, "FEW_BRACKETS", 2)
+    monkeypatch.setattr(nesting, "LONG_LIST", WAYS[request.param])
+    monkeypatch.setattr(nesting, "FEW_BRACKETS", 2)
 
 
 def read(shape: tuple[int, ...], data: Any, chunk: int, as_strings: bool) -> int:
