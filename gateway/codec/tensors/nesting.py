@@ -245,7 +245,7 @@ class Layout:
         flat = bytearray().join((b"[", memoryview(text)[len(head) : end - len(tail)], b" ]"))
         if self.rank > 1:
             codes = np.frombuffer(flat, np.uint8)
-            commas = np.flatnonzero(codes == _COMMA)
+            commas = _places(codes, _COMMA)
             gap = int(flat.startswith(b", ", int(commas[0]) if len(commas) else 0))
             end_element = element + len(commas) + 1
             sizes = self._sizes[: self.rank + 1]
@@ -357,3 +357,14 @@ class Layout:
         if self._shape is not None:
             raise CodecError(f"data is nested, but not like the shape {list(self._shape)}")
         raise CodecError("data is ragged: lists at the same depth have different lengths")
+
+
+def _places(codes: npt.NDArray[np.uint8], code: int) -> npt.NDArray[np.int64]:
+    """Where *code* stands in *codes*, if not twice in a row.
+
+    Numpy looks for every tenth byte with a branch for each, which is guessed wrong; for every fifth pair of bytes without.
+    """
+    is_here = np.zeros(len(codes) + len(codes) % 2, np.bool_)
+    np.equal(codes, code, out=is_here[: len(codes)])
+    places = np.flatnonzero(is_here.view(np.uint16) != 0) * 2
+    return places + is_here.take(places + 1)
