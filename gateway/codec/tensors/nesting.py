@@ -32,6 +32,7 @@ _CLOSING_BYTES = 256  # where more stand between a value and the comma behind it
 _COMMA, _OPEN, _CLOSE, _BLANK = b",[] "
 _OPENING = re.compile(rb"[\[ \t\r\n]*+")
 _BRACKET_OR_SPACE = b"]" + SPACE
+_NO_PLACES = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +224,14 @@ class Layout:
 
         *text* begins with *element*, or the brackets before it.
         """
-        length = self._sizes[self.rank]
-        if length or self.rank == 1:
-            return length >= LONG_LIST
+        length = self._inner_length(text, limit, element)
+        return self.rank > 1 and not 0 < length < LONG_LIST
+
+    def _inner_length(self, text: bytearray, limit: int, element: int) -> int:
+        if self._sizes[self.rank]:
+            return self._sizes[self.rank]
         end = text.find(b"]", 0, limit)
-        return end < 0 or element + text.count(b",", 0, end) + 1 >= LONG_LIST
+        return element + text.count(b",", 0, end) + 1 if end >= 0 else 0
 
     def flatten(self, text: bytearray, end: int, element: int, depth: int) -> bytearray | None:
         """The piece text[:end] as one list, if its lists begin and end where they have to; None if that is not seen.
@@ -245,12 +249,21 @@ class Layout:
         flat = bytearray().join((b"[", memoryview(text)[len(head) : end - len(tail)], b" ]"))
         if self.rank > 1:
             codes = np.frombuffer(flat, np.uint8)
-            commas = _places(codes, _COMMA)
-            gap = int(flat.startswith(b", ", int(commas[0]) if len(commas) else 0))
-            end_element = element + len(commas) + 1
+            gap = int(flat.startswith(b", ", flat.find(b",")))
             sizes = self._sizes[: self.rank + 1]
+            sizes[-1] = self._inner_length(text, end, element)
+            is_single = sizes[-1] == 1
+            n_commas = _blank_single_lists(codes, gap) if is_single else 0
+            if n_commas is None:
+                return None
+            commas = _NO_PLACES
+            if not is_single or flat.find(b"[", 1) >= 0:  # else no other lists begin in it
+                commas = _places(codes, _COMMA)
+                n_commas = len(commas)
+            end_element = element + n_commas + 1
             size = 1  # of what ends before each of the commas: first numbers, then lists, from the innermost outward
-            for n_brackets, list_depth in enumerate(range(self.rank, 1, -1), 1):
+            for list_depth in range(self.rank - is_single, 1, -1):
+                n_brackets = self.rank - list_depth + 1
                 n_before = element // size
                 if not sizes[list_depth]:
                     ends = np.flatnonzero(codes[commas - n_brackets] == _CLOSE)
@@ -362,9 +375,22 @@ class Layout:
 def _places(codes: npt.NDArray[np.uint8], code: int) -> npt.NDArray[np.int64]:
     """Where *code* stands in *codes*, if not twice in a row.
 
-    Numpy looks for every tenth byte with a branch for each, which is guessed wrong; for every fifth pair of bytes without.
+    Numpy finds every tenth byte with branches, which are guessed wrong, but every fifth pair of bytes without.
     """
     is_here = np.zeros(len(codes) + len(codes) % 2, np.bool_)
     np.equal(codes, code, out=is_here[: len(codes)])
     places = np.flatnonzero(is_here.view(np.uint16) != 0) * 2
     return places + is_here.take(places + 1)
+
+
+def _blank_single_lists(codes: npt.NDArray[np.uint8], gap: int) -> int | None:
+    """Replace the brackets on both sides of all commas with blanks: how many commas; None if some have no brackets."""
+    is_comma = codes == _COMMA
+    n_commas = int(np.count_nonzero(is_comma))
+    is_closed = is_comma[1:] & (codes[:-1] == _CLOSE)
+    is_opened = is_comma[: -1 - gap] & (codes[1 + gap :] == _OPEN)
+    if not n_commas == np.count_nonzero(is_closed) == np.count_nonzero(is_opened):
+        return None
+    codes[:-1] -= is_closed.view(np.uint8) * np.uint8(_CLOSE - _BLANK)
+    codes[1 + gap :] -= is_opened.view(np.uint8) * np.uint8(_OPEN - _BLANK)
+    return n_commas
