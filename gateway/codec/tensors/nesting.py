@@ -1,10 +1,12 @@
-"""Whether nested `data` is nested the way its shape says (protocol 4.7).
+"""How nested `data` is nested: as a shape says (protocol 4.7), or in a way that says the shape.
 
-Brackets that merely balance can still be ragged: `[[1, 2, 3], [4]]` has as many elements as shape [2, 2]. In data of
-the right shape, a list at depth d (1 is the outermost) holds shape[d-1] x shape[d] x ... elements. So each of its
-brackets stands at a multiple of that number, counted in elements from the front, and there are as many such lists as
-the tensor has elements, divided by that number. Both are checked; neither needs to hold the lists. Flat data has one
-list, about which there is nothing to check.
+Brackets that merely balance can still be ragged: `[[1, 2, 3], [4]]` has as many elements as shape [2, 2]. In data of a
+shape, a list at depth d (1 is the outermost) holds shape[d-1] x shape[d] x ... elements. So each of its brackets stands
+at a multiple of that number, counted in elements from the front, and there are as many such lists as the tensor has
+elements, divided by that number. Both are checked; neither needs to hold the lists. Flat data has one list, about which
+there is nothing to check. Where no shape is known, the first list that ends at each depth tells its number.
+
+`Nesting` counts one list after the other, for strings. `Layout` takes the numbers of a piece together.
 """
 
 import math
@@ -141,7 +143,9 @@ class Layout:
     multiple of that number, and there have to be as many as that takes: so no list has to be kept. Where there are no
     elements, as in `[[], []]`, the innermost lists are counted in their place.
 
-    `read` takes any text. `skeleton` and `fits` are for elements whose lists are known, and cost less.
+    `read` takes any text. `flatten` and `fits` cost less: they compare all lists of a piece with the lengths that are
+    expected, and learn those that are not known from the same piece. In short lists commas are counted, and brackets
+    have to stand at those where a list ends; the lengths of long lists are those that the parser found.
     """
 
     def __init__(self, shape: tuple[int, ...] | None) -> None:

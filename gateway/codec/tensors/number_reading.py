@@ -12,8 +12,7 @@ pieces are made into arrays:
 Where a number must not end, the parser says so; that brackets and commas are in their places is proved too, but for
 the commas at the cuts (`check_cut`) and lists of unequal lengths (`Layout`). A piece from the inside of one list is
 only searched for brackets; where it has some, numpy finds their places and counts the commas before each (`Brackets`).
-Where the lengths of lists are known, from the shape or from the first lists, less proves the same: the lengths of long
-lists as they were parsed, all brackets and commas without what is between them, or masks where each number has a list.
+Where all lists at a depth have one length, as they should, less proves the same (`Layout.flatten`, `Layout.fits`).
 
 The end of the data is found without reading numbers. Inside an array of numbers there is no quote and no brace, so
 the array ends at the last `]` before the first of these; if that `]` closes the outermost list, this is the end.
@@ -250,7 +249,7 @@ class NumberSink:
         return comma + 1
 
     def _step_regular(self, buffer: bytearray, limit: int, *, can_cut: bool) -> int:
-        """Store a piece whose lists begin and end where those before it make it expected; 0 if not possible.
+        """Store a piece whose lists have the lengths that are expected; 0 if not possible.
 
         *can_cut*: no more has to arrive before the piece may end at a comma.
         """
@@ -432,7 +431,7 @@ def _parse_fast(text: bytes | bytearray, datatype: Datatype) -> Array | None:
     As float64, int64 or uint64, shape [n]; booleans as `bool`, or as 1 and 0.
     """
     if datatype.kind is Kind.BOOL and b" " not in text:
-        # Print the words back, compare: equality proves the text, and costs less than parsing it.
+        # Keep each word's first letter (t or f), print the result back, compare: equality proves the text.
         truth: npt.NDArray[np.bool_] = _letters(text) == _TRUE
         if orjson.dumps(truth, option=_OPTIONS) == text:
             return truth
