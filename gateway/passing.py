@@ -58,12 +58,7 @@ async def pass_through(
             raise await call.backend_error(answer)
         await _pass_back(call, answer, framing)
 
-    try:
-        await call.ask(upstream, call.with_own(fields), sent, read)
-    except GatewayError as error:
-        if error.kind is ErrorKind.BACKEND_ERROR:  # it may not take binary bodies any more
-            upstream.speaking.doubt(exchange.attempts[-1].endpoint)
-        raise
+    await call.ask(upstream, call.with_own(fields), sent, read)
 
 
 async def _find_header_length(call: Call, body: memoryview) -> int | None:
@@ -80,7 +75,8 @@ def _fields(call: Call, backend: BackendPlan, header_length: int | None, replace
     request, headers = call.request, backend.headers
     # the name of the model in an answer can only be replaced where that is not compressed
     relayed = headers.relayed_uncoded(request) if call.match.is_renamed else headers.relayed(request)
-    fields = [field for field in relayed if field[0].lower() not in replaced]
+    # some servers do not tell `_` and `-` in names apart
+    fields = [field for field in relayed if field[0].lower().replace("_", "-") not in replaced]
     if header_length is not None:
         fields.append((HEADER_LENGTH, str(header_length)))
     fields.append(("Content-Type", _content_type(request.headers.get("content-type"), header_length)))

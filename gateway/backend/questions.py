@@ -81,17 +81,22 @@ class Questioner:
         return Answer(message.code, message.reason, media_type, headers.get(b"location", ""), bytes(body))
 
 
-class Metadata(msgspec.Struct):
+class Metadata(NamedTuple):
     """A V2 server's metadata, as far as it is looked at."""
 
     name: str
-    version: str = ""
-    extensions: list[str] | None = None
+    version: str
+    """Empty if it names none."""
+    is_binary: bool
+    """Whether the server says that it speaks the binary extension itself."""
 
-    @property
-    def is_binary(self) -> bool:
-        """Whether the server says that it speaks the binary extension itself."""
-        return EXTENSION in (self.extensions or ())
+
+class _Named(msgspec.Struct):
+    """What makes an object the metadata of a V2 server: a name. Servers are careless with its other members."""
+
+    name: str
+    version: object = None
+    extensions: object = None
 
 
 class _Models(msgspec.Struct):
@@ -117,7 +122,17 @@ def _read(answer: Answer, type_: type[T]) -> T | None:
 
 def read_metadata(answer: Answer) -> Metadata | None:
     """The metadata in *answer* to `GET /v2`; None if it is none, so that this is no V2 server."""
-    return _read(answer, Metadata) if answer.status == 200 else None
+    named = _read(answer, _Named) if answer.status == 200 else None
+    if named is None:
+        return None
+    version, extensions = named.version, named.extensions
+    is_binary = isinstance(extensions, list) and EXTENSION in extensions
+    return Metadata(named.name, version if isinstance(version, str) else "", is_binary)
+
+
+def is_no_answer(answer: Answer) -> bool:
+    """Whether *answer* says nothing of what the server has: it is starting or busy, or its proxy does not reach it."""
+    return answer.status in (429, 500, 502, 503, 504)
 
 
 def lists_v1_models(answer: Answer) -> bool:
@@ -152,17 +167,19 @@ V2, TENSORFLOW, MLFLOW = "v2", "tensorflow", "mlflow"
 
 async def ask_v2(get: Get) -> Said:
     """What a server says of itself as a V2 server: one question. Raises what *get* raises."""
-    answer = await get("/v2")
+    return _said_of_v2(await get("/v2"))
+
+
+def _said_of_v2(answer: Answer) -> Said:
     metadata = read_metadata(answer)
-    if metadata is None:
-        return Said("", answers=f"GET /v2 got {_in_words(answer)}")
-    return Said(V2, metadata.is_binary)
+    return Said("", answers=f"GET /v2 got {_in_words(answer)}") if metadata is None else Said(V2, metadata.is_binary)
 
 
 async def ask_dialect(get: Get) -> Said:
     """Which dialect a server speaks: up to five questions, one after the other. Raises what *get* raises."""
-    said = await ask_v2(get)
-    if said.dialect:
+    first = await get("/v2")
+    said = _said_of_v2(first)
+    if said.dialect or is_no_answer(first):
         return said
     came = [said.answers]
     for path, fits in (("/v1/models", lists_v1_models), (f"/v1/models/{ANY_MODEL}", refuses_in_v1)):

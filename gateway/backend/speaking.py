@@ -1,8 +1,9 @@
 """What a backend's servers speak: their dialect, for `dialect: auto`, and the binary extension, for `binary: auto`.
 
-Each endpoint is asked when a request needs to know. It is asked again after it was down or has failed, and, whether it
-speaks the binary extension, every half minute. What a backend speaks is what all its endpoints say that get requests:
-binary bodies pass through only while each of them says that it takes them, since all of them can read JSON.
+Each endpoint is asked when a request needs to know. It is asked again after it was down or a request to it has failed,
+and, whether it speaks the binary extension, every half minute. What a backend speaks is what all its endpoints say that
+may get the next request: binary bodies pass through only while each of them says that it takes them, since all of them
+can read JSON.
 
 Not here: the questions and what their answers mean (`questions`), and what a request makes of it (`passing`).
 """
@@ -19,6 +20,7 @@ from gateway.backend.questions import EXTENSION, V2, Questioner, Said, ask_diale
 from gateway.backend.wire import LostError, NotHttpError
 from gateway.config.values import shortened
 from gateway.errors import ErrorKind, GatewayError
+from gateway.policy.balancing import candidates
 from gateway.policy.crossing import Fields
 
 ASK_S = 3.0
@@ -34,7 +36,13 @@ BELIEVED_S = 30.0
 """From this age on it is believed no more, and requests wait for the answer."""
 
 DOUBT_S = 0.1
-"""Failures lead to new questions no more often than this: whoever sends bad requests shall not make them a flood."""
+"""Failed requests lead to new questions no more often than this: those of one client shall not make a flood of them."""
+
+TRUSTED_S = 30.0
+"""For so long after an endpoint was doubted and said the same again, doubts are settled beside the requests.
+
+The requests that failed were probably wrong themselves, and others shall not wait for questions because of them.
+"""
 
 AT_ONCE = 8
 """How many endpoints of a backend are asked at the same time."""
@@ -72,25 +80,36 @@ class _Speech:
         """Why the last questions got no answer that can be used; None if they did, or if there were none."""
         self.failed_s = 0.0
         self.asking: asyncio.Task[None] | None = None
+        self.is_doubted = False
+        """Whether a request to it has failed since it has said so."""
         self._change: Change | None = None
-        self._doubted_s = -math.inf
+        self._doubted_s = self._trusted_s = -math.inf
 
     def is_heard(self, now_s: float, max_age_s: float) -> bool:
         """Whether it has said so less than *max_age_s* ago."""
         return self.heard_s is not None and now_s - self.heard_s < max_age_s
 
+    def hear(self, said: Said, now_s: float) -> None:
+        """It has answered."""
+        if self.is_doubted:
+            self._trusted_s = now_s if said == self.said else -math.inf
+        self.said, self.heard_s, self.failure, self.is_doubted = said, now_s, None, False
+
     def doubt(self, now_s: float) -> None:
         """A request to it has failed."""
         if now_s - self._doubted_s >= DOUBT_S:
             self._doubted_s = now_s
-            self.heard_s = None
+            self.is_doubted = True
+            if now_s - self._trusted_s >= TRUSTED_S:
+                self.heard_s = None
 
     def notice(self) -> None:
-        """Doubt what it has said if it was down or ejected since."""
+        """Forget when it has said so if it was down or ejected since."""
         change = self.state.last_change
         if change is not self._change:
             self._change = change
             self.heard_s = None
+            self._trusted_s = -math.inf
 
 
 class Speaking:
@@ -128,12 +147,13 @@ class Speaking:
 
         Raises `GatewayError` if their answers fit no dialect, or several, or if there are none.
         """
-        speeches = self._counted()
         now_s = asyncio.get_running_loop().time()
+        speeches = self._counted(now_s)
         if waited := [task for speech in speeches if (task := self._asked(speech, now_s)) is not None]:
             await asyncio.wait(waited, timeout=self._wait_s)  # they go on if this request ends
-            speeches = self._counted()
-        spoken = self._agreed(speeches)
+            now_s = asyncio.get_running_loop().time()
+            speeches = self._counted(now_s)
+        spoken = self._agreed(speeches, now_s)
         if spoken != self._last:
             self._last = spoken
             self._tell(spoken)
@@ -152,20 +172,19 @@ class Speaking:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _counted(self) -> Sequence[_Speech]:
-        """Of the endpoints that get requests: those that are neither down nor ejected, or all if there are none."""
+    def _counted(self, now_s: float) -> Sequence[_Speech]:
+        """Of the endpoints that may get a request, also to find out whether they work again."""
         states = self._endpoints.states
         if self._speeches.keys() != set(states):
             self._speeches = {state: self._speeches.get(state) or _Speech(state) for state in states}
-        speeches = self._speeches.values()
-        for speech in speeches:
+        for speech in self._speeches.values():
             speech.notice()
-        return [each for each in speeches if each.state.is_up and not each.state.is_ejected] or list(speeches)
+        return [self._speeches[state] for state in candidates(states, (), now_s)]
 
     def _asked(self, speech: _Speech, now_s: float) -> "asyncio.Task[None] | None":
         """The questions to an endpoint, if a request has to wait for the answers. They begin here when it is time."""
         max_age_s, due_s = (BELIEVED_S, DUE_S) if self._binary == AUTO else (math.inf, math.inf)
-        if speech.is_heard(now_s, due_s):
+        if speech.is_heard(now_s, due_s) and not speech.is_doubted:
             return None
         if speech.asking is None and (speech.failure is None or now_s - speech.failed_s >= AGAIN_S):
             speech.asking = asyncio.ensure_future(self._ask(speech))
@@ -190,7 +209,7 @@ class Speaking:
                 ask = ask_dialect if self._dialect == AUTO else ask_v2
                 said = await ask(questioner.get)
             if said.dialect:
-                speech.said, speech.heard_s, speech.failure = said, loop.time(), None
+                speech.hear(said, loop.time())
                 return
             failure = ErrorKind.MALFORMED_RESPONSE, f"{url}: {said.answers}"
         except TimeoutError:
@@ -208,7 +227,7 @@ class Speaking:
             speech.asking = None
         speech.failure, speech.failed_s = failure, loop.time()
 
-    def _agreed(self, speeches: Sequence[_Speech]) -> Spoken:
+    def _agreed(self, speeches: Sequence[_Speech], now_s: float) -> Spoken:
         """What all of them say. Raises `GatewayError`."""
         dialect = self._dialect
         if dialect == AUTO:
@@ -222,7 +241,6 @@ class Speaking:
             (dialect,) = urls
         if dialect != V2 or self._binary != AUTO:
             return Spoken(dialect, dialect == V2 and self._binary == ALWAYS)
-        now_s = asyncio.get_running_loop().time()
         return Spoken(dialect, all(each.said.is_binary and each.is_heard(now_s, BELIEVED_S) for each in speeches))
 
     def _unknown(self, speeches: Sequence[_Speech]) -> GatewayError:

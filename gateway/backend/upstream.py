@@ -386,5 +386,7 @@ class _Call(Generic[T]):
             self._has_failed = True
             self._tried = (*self._tried, state)
             self._upstream.note_failure(state, self._trial, error.message)
-        elif (is_redirect or error.kind is ErrorKind.BACKEND_ERROR) and self._trial is not None:
-            self._upstream.note_success(state, self._trial)
+        elif is_redirect or error.kind is ErrorKind.BACKEND_ERROR:
+            self._upstream.speaking.doubt(state.url)  # another kind of server may have taken its place
+            if self._trial is not None:
+                self._upstream.note_success(state, self._trial)

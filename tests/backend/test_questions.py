@@ -25,6 +25,7 @@ class Server:
 
 
 V2 = answer(b'{"name": "triton", "version": "2", "extensions": ["a", "binary_tensor_data"]}')
+BINARY = Said("v2", is_binary=True)
 V1_MODELS = answer(b'{"models": ["m"]}')
 TF_REFUSAL = answer(b'{\n "error": "Could not find any versions of model any"\n}', 404, TEXT)
 PING, VERSION = answer(b"\n", media_type=TEXT), answer(b"3.17.0\n", media_type=TEXT)
@@ -36,6 +37,9 @@ PING, VERSION = answer(b"\n", media_type=TEXT), answer(b"3.17.0\n", media_type=T
         ({"/v2": V2}, Said("v2", is_binary=True), 1),
         ({"/v2": answer(b'{"name": "own"}')}, Said("v2"), 1),
         ({"/v2": answer(b'{"name": "own", "extensions": null}')}, Said("v2"), 1),
+        ({"/v2": answer(b'{"name": "own", "extensions": "binary_tensor_data"}')}, Said("v2"), 1),
+        ({"/v2": answer(b'{"name": "own", "version": null, "extensions": {}}')}, Said("v2"), 1),
+        ({"/v2": answer(b'{"name": "own", "version": 2, "extensions": [null, "binary_tensor_data"]}')}, BINARY, 1),
         ({"/v2": V2, "/v1/models": V1_MODELS}, Said("v2", is_binary=True), 1),
         ({"/v1/models": V1_MODELS}, Said("tensorflow"), 2),
         ({"/v1/models": answer(b'{"models": []}')}, Said("tensorflow"), 2),
@@ -56,7 +60,6 @@ async def test_a_server_is_recognized(answers: dict[str, Answer], said: Said, n_
         {},
         {"/v2": answer(b'{"name": "own"}', 404)},
         {"/v2": answer(b'{"name": 7}')},
-        {"/v2": answer(b'{"name": "own", "extensions": "binary_tensor_data"}')},
         {"/v2": answer(b'["name"]')},
         {"/v2": answer(b'{"name": "\xff"}')},
         {"/v2": answer(b"[" * 60_000)},
@@ -77,6 +80,14 @@ async def test_an_answer_that_only_looks_like_one_fits_nothing(answers: dict[str
     assert not said.is_binary
     for path in ("/v2 got", "/v1/models", "/v1/models/any", "/ping"):
         assert f"GET {path} " in said.answers
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+async def test_nothing_is_concluded_while_a_server_starts_or_its_proxy_does_not_reach_it(status: int) -> None:
+    refused = answer(b'{"error": "starting"}', status)
+    server = Server({"/v2": refused, "/v1/models/any": answer(b'{"error": "Not Found"}', 404)})
+    assert await ask_dialect(server.get) == Said("", answers=f"GET /v2 got {status} No")
+    assert server.asked == ["/v2"]
 
 
 async def test_for_the_binary_extension_one_question_is_enough() -> None:

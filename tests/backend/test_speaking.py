@@ -8,10 +8,11 @@ import pytest
 
 from gateway.backend import speaking
 from gateway.backend.connections import Connections
-from gateway.backend.endpoints import Endpoint, EndpointSet
+from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
 from gateway.backend.resolving import Names
 from gateway.backend.speaking import Speaking, Spoken, configured
 from gateway.errors import ErrorKind, GatewayError
+from gateway.policy.ejection import EjectionRules
 from tests.conftest import Connection, lying
 
 DEADLINE_S = 20
@@ -88,6 +89,19 @@ async def test_an_endpoint_that_is_down_has_no_say_and_is_asked_anew_when_it_is_
         assert [server.asked for server in servers] == [1, 2]
 
 
+async def test_an_ejected_endpoint_has_a_say_again_when_a_request_may_try_it() -> None:
+    servers = [Server(), Server(is_binary=False)]
+    async with asking(servers) as (asker, endpoints):
+        now_s = asyncio.get_running_loop().time()
+        ejection = endpoints.states[1].ejection
+        for for_s, has_a_say in ((60.0, False), (-60.0, True)):
+            ejection.clear()
+            assert ejection.fail(now_s, EjectionRules(1, 60.0, for_s, 0.0), None, 1, 2)
+            assert (await asker.spoken()).binary is not has_a_say
+        assert ejection.begin_trial(now_s) is not None  # by the request that tries it; others go elsewhere
+        assert (await asker.spoken()).binary
+
+
 async def test_if_all_are_down_all_have_a_say() -> None:
     async with asking([Server(), Server(is_binary=False)]) as (asker, endpoints):
         for state in endpoints.states:
@@ -147,6 +161,47 @@ async def test_a_dialect_is_asked_once_and_again_after_a_failure() -> None:
         asker.doubt(endpoints.states[0].url)
         await asker.spoken()
         assert server.asked == 2
+
+
+async def test_requests_wait_for_one_answer_of_a_server_that_is_doubted_without_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client whose requests are wrong does not make all others wait."""
+    monkeypatch.setattr(speaking, "DOUBT_S", 0.0)
+    server = Server()
+    async with asking([server]) as (asker, endpoints), asyncio.timeout(DEADLINE_S):
+        (state,) = endpoints.states
+
+        async def doubted_while_it_is_slow() -> "asyncio.Task[Spoken]":
+            server.may_answer.clear()
+            asker.doubt(state.url)
+            asked = server.asked
+            waiting = asyncio.ensure_future(asker.spoken())
+            while server.asked == asked:
+                await asyncio.sleep(0.01)
+            return waiting
+
+        assert (await asker.spoken()).binary
+        waiting = await doubted_while_it_is_slow()
+        assert not waiting.done()
+        server.may_answer.set()
+        assert (await waiting).binary
+        for _ in range(2):  # it has said the same again: from now on it is asked beside the requests
+            assert (await doubted_while_it_is_slow()).done()
+            server.may_answer.set()
+            while is_doubted(asker, state):
+                await asyncio.sleep(0.01)
+        server.is_binary = False
+        assert (await doubted_while_it_is_slow()).done()
+        server.may_answer.set()
+        while (await asker.spoken()).binary:
+            await asyncio.sleep(0.01)
+        assert not (await doubted_while_it_is_slow()).done()  # it has changed, and may change again
+        server.may_answer.set()
+
+
+def is_doubted(asker: Speaking, state: EndpointState) -> bool:
+    return asker._speeches[state].is_doubted
 
 
 async def test_a_dialect_that_was_known_is_kept_while_the_server_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,6 +204,16 @@ async def test_the_content_type_is_put_right_for_servers_that_decide_by_it(
     assert f"\r\ncontent-type: {arrives}\r\n" in head
 
 
+async def test_names_that_some_servers_take_for_those_of_the_gateway_do_not_pass() -> None:
+    server, header = Server(), request()
+    headers = {"Inference_Header_Content_Length": "3", "Content_Type": "text/plain", "X_A": "b"}
+    async with passing(server) as client:
+        await client.infer(header + ARRAY.tobytes(), len(header), headers=headers)
+    (asked,) = server.inferences
+    assert asked.values("Inference_Header_Content_Length") == asked.values("Content_Type") == []
+    assert asked.values("X_A") == ["b"]
+
+
 @pytest.mark.parametrize("array", [ARRAY, LARGE])
 async def test_a_missing_header_length_is_put_right(array: Any, caplog: pytest.LogCaptureFixture) -> None:
     server, header = Server(), request(array)
@@ -602,6 +612,29 @@ async def test_an_endpoint_that_is_ejected_has_no_say(unused_tcp_port: int) -> N
     assert is_binary(replies[-1])
 
 
+async def test_an_endpoint_that_comes_back_from_ejection_gets_no_binary_unless_it_says_so() -> None:
+    servers, header = [Server(), Server(is_binary=False)], request()
+    is_broken = True
+
+    async def serve(connection: Connection) -> None:
+        if is_broken:
+            await connection.read_request()
+        else:
+            await servers[1].serve(connection)
+
+    backend = "binary: auto\nretry: {attempts: 2, resend_after_sent: true}\neject: {failures: 1, for: 200ms}"
+    async with lying(servers[0].serve) as one, lying(serve) as other:
+        async with running(f"{one.url}', '{other.url}", "", f"{backend}\nbalance: round_robin") as client:
+            for _ in range(4):
+                assert (await client.infer(header + ARRAY.tobytes(), len(header))).status == 200
+            is_broken = False
+            async with asyncio.timeout(DEADLINE_S):
+                while not servers[1].inferences:
+                    assert (await client.infer(header + ARRAY.tobytes(), len(header))).status == 200
+                    await asyncio.sleep(0.02)
+    assert servers[1].inferences[0].values(HEADER_LENGTH) == []
+
+
 async def test_a_detection_that_hangs_delays_one_request_and_then_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speaking, "ASK_S", 2.0)
     monkeypatch.setattr(speaking, "AGAIN_S", 0.0)
@@ -677,6 +710,29 @@ async def test_a_server_that_comes_up_later_is_found_by_the_first_request_then(
 
         async with await asyncio.start_server(serve, "127.0.0.1", unused_tcp_port):
             assert is_binary(await client.infer(header + ARRAY.tobytes(), len(header)))
+
+
+async def test_another_kind_of_server_at_the_same_address_is_found_after_the_first_failure() -> None:
+    described = "models: {'*': {inputs: {x: {datatype: FP32, shape: [4]}}, outputs: {x: {datatype: FP32}}}}"
+    server, header = Server(is_binary=False), request()
+    is_mlflow = False
+
+    async def serve(connection: Connection) -> None:
+        if not is_mlflow:
+            await server.serve(connection)
+        await connection.read_request()
+        found = {"/ping": b"\n", "/version": b"3.17.0", "/invocations": b'{"predictions": [0, 1, 2, 3]}'}.get(
+            connection.head.decode().split()[1]
+        )
+        await connection.answer(found or b'{"detail": "Not Found"}', "404 Not Found" if found is None else "200 OK")
+
+    async with lying(serve) as liar, running(liar.url, "", f"dialect: auto\nkeep_alive: 1ms\n{described}") as client:
+        assert (await client.infer(header + ARRAY.tobytes(), len(header))).status == 200
+        is_mlflow = True
+        await asyncio.sleep(0.01)  # longer than connections are kept
+        assert (await client.infer(header + ARRAY.tobytes(), len(header))).status == 404
+        reply = await client.infer(header + ARRAY.tobytes(), len(header))
+        assert (reply.status, reply.json["outputs"][0]["data"]) == (200, [0, 1, 2, 3])
 
 
 async def test_a_detection_that_hangs_ends_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
