@@ -406,9 +406,7 @@ class _Call(Call):
         method = self.request.method
         if answer.status not in own_answers.LACKING:
             raise await self.backend_error(answer)
-        text = None
-        if method in ("GET", "HEAD"):
-            text = own_answers.instead(self.match, backend, is_usable=upstream.is_usable)
+        text = own_answers.instead(self.match, backend, method, answer.status, is_usable=upstream.is_usable)
         if text is None:
             raise await self.backend_error(answer, hint=own_answers.hint(method, self.match.v2_path))
         await self.reply.whole(200, [own_answers.JSON], text)

@@ -106,11 +106,14 @@ _OF_MODELS: Mapping[str, Callable[[Translation], Awaitable[bytes]]] = {"/ready":
 # For servers of V2
 
 
-def instead(match: Match, backend: BackendPlan, *, is_usable: bool) -> bytes | None:
-    """The answer to a GET that a server of V2 does not have; None if the gateway does not know it either.
+def instead(match: Match, backend: BackendPlan, method: str, status: int, *, is_usable: bool) -> bytes | None:
+    """What the gateway answers where a server of V2 says with *status* that it lacks a path; None if it knows nothing.
 
     *is_usable*: whether an endpoint of the backend is not known to be down.
     """
+    # 405 to HEAD says that the path is there; with a slash at its end another one was asked for
+    if method not in ("GET", "HEAD") or (method == "HEAD" and status == 405) or match.path.endswith("/"):
+        return None
     path = match.v2_path
     if path.model is None:
         return {"/health/live": LIVE, "/health/ready": READY}.get(path.asked) if is_usable else None
