@@ -257,7 +257,9 @@ class Connections:
         holder still has the slot.
         """
         pool = self._pool(endpoint)
-        if self._in_use + self._n_idle() > self._max_connections:
+        if pool.idle:  # the request must not go over a kept one: without this, each such request would leave one more
+            pool.idle.popleft().abort()
+        elif self._in_use + self._n_idle() > self._max_connections:
             self._close_longest_idle()
         wire = await self.connect(endpoint)
         pool.busy += 1

@@ -484,6 +484,17 @@ async def test_a_client_that_sends_nothing_takes_no_connection() -> None:
     assert server.asked == []
 
 
+async def test_the_connections_of_uploads_do_not_pile_up() -> None:
+    server, header = Server(), request(LARGE)
+    async with lying(server.serve) as liar, running(liar.url, "", "binary: always") as client:
+        for _ in range(3):
+            await asyncio.gather(*(client.infer(header + LARGE.tobytes(), len(header)) for _ in range(2)))
+        connections = client.gateway.data_plane.gateway.serving.upstreams["main"].connections
+        (endpoint,) = connections._pools
+        assert connections.counts(endpoint) == (0, 2)
+        await until(lambda: sum(not each.ended.is_set() for each in liar.connections) == 2)
+
+
 async def test_expect_is_answered_by_the_gateway() -> None:
     server, header = Server(), request()
     async with passing(server) as client:
