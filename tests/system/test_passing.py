@@ -18,6 +18,7 @@ from gateway.passing import UPLOAD_BYTES
 from tests.conftest import HEADER_LENGTH, Client, Connection, Reply, lying, running, tensor
 
 ARRAY = np.arange(4, dtype=np.float32)
+IMAGE = np.arange(3 * 224 * 224, dtype=np.float32)
 LARGE = np.arange(1_000_000, dtype=np.float32)
 PATH = "/v2/models/m/infer"
 DEADLINE_S = 20
@@ -495,6 +496,16 @@ async def test_the_connections_of_uploads_do_not_pile_up() -> None:
         await until(lambda: sum(not each.ended.is_set() for each in liar.connections) == 2)
 
 
+@pytest.mark.parametrize(("array", "n_connections"), [(ARRAY, 1), (IMAGE, 1), (LARGE, 3)])
+async def test_only_what_is_streamed_needs_new_connections(array: Any, n_connections: int) -> None:
+    server, header = Server(), request(array)
+    async with lying(server.serve) as liar, running(liar.url, "", "binary: always") as client:
+        for _ in range(3):
+            assert (await client.infer(header + array.tobytes(), len(header))).binary == array.tobytes()
+        assert len(liar.connections) == n_connections
+        assert client.gateway.data_plane.gateway.admission.held_bytes == 0
+
+
 async def test_expect_is_answered_by_the_gateway() -> None:
     server, header = Server(), request()
     async with passing(server) as client:
@@ -521,8 +532,8 @@ class Closing:
         await connection.reader.readexactly(self.n_bytes)
 
 
-@pytest.mark.parametrize(("array", "is_repeated"), [(ARRAY, True), (LARGE, False)])
-async def test_only_a_body_that_is_small_and_whole_is_sent_again(array: Any, is_repeated: bool) -> None:
+@pytest.mark.parametrize(("array", "is_repeated"), [(ARRAY, True), (IMAGE, True), (LARGE, False)])
+async def test_only_a_body_that_was_read_whole_is_sent_again(array: Any, is_repeated: bool) -> None:
     closing, server, header = Closing(10), Server(), request(array)
     backend = "binary: always\nretry: {attempts: 2, resend_after_sent: true}\nbalance: round_robin"
     async with lying(closing.serve) as liar, lying(server.serve) as other:
