@@ -89,6 +89,10 @@ class _Speech:
         """Whether it has said so less than *max_age_s* ago."""
         return self.heard_s is not None and now_s - self.heard_s < max_age_s
 
+    def is_binary(self, now_s: float) -> bool:
+        """Whether it has said that it speaks the binary extension, and is believed."""
+        return self.said.is_binary and self.is_heard(now_s, BELIEVED_S)
+
     def hear(self, said: Said, now_s: float) -> None:
         """It has answered."""
         if self.is_doubted:
@@ -156,7 +160,7 @@ class Speaking:
         spoken = self._agreed(speeches, now_s)
         if spoken != self._last:
             self._last = spoken
-            self._tell(spoken)
+            self._tell(spoken, speeches, now_s)
         return spoken
 
     def doubt(self, url: str) -> None:
@@ -241,7 +245,7 @@ class Speaking:
             (dialect,) = urls
         if dialect != V2 or self._binary != AUTO:
             return Spoken(dialect, dialect == V2 and self._binary == ALWAYS)
-        return Spoken(dialect, all(each.said.is_binary and each.is_heard(now_s, BELIEVED_S) for each in speeches))
+        return Spoken(dialect, all(each.is_binary(now_s) for each in speeches))
 
     def _unknown(self, speeches: Sequence[_Speech]) -> GatewayError:
         """Why no dialect is known: an answer that fits none says more than none at all."""
@@ -257,14 +261,13 @@ class Speaking:
         words = f"backend {self._backend!r}: no endpoint has said {within} what it speaks (`dialect: auto`)"
         return GatewayError(ErrorKind.TIMEOUT, words, sent=False)
 
-    def _tell(self, spoken: Spoken) -> None:
+    def _tell(self, spoken: Spoken, speeches: Sequence[_Speech], now_s: float) -> None:
         """Log what the backend speaks from now on."""
-        if self._binary == AUTO and spoken.dialect == V2:
-            does = (
-                f"all endpoints say {EXTENSION}: inferences pass through as they come"
-                if spoken.binary
-                else f"not all endpoints say {EXTENSION}: they get JSON"
-            )
-            log.info("backend %r: %s", self._backend, does)
-        else:
+        if self._binary != AUTO or spoken.dialect != V2:
             log.info("backend %r speaks the dialect %s", self._backend, spoken.dialect)
+        elif spoken.binary:
+            log.info("backend %r: all endpoints say %s: inferences pass through", self._backend, EXTENSION)
+        else:
+            other = next(each for each in speeches if not each.is_binary(now_s))
+            why = f"{other.state.url} does not say {EXTENSION}" if other.failure is None else other.failure[1]
+            log.info("backend %r: inferences become JSON: %s", self._backend, why)

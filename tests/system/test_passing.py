@@ -570,8 +570,8 @@ async def test_a_server_that_stops_saying_so_gets_json_after_the_first_failure(
             assert (reply.status, reply.json["outputs"][0]["data"]) == (200, [0, 1, 2, 3])
         assert server.questions == 2
         server.is_binary = True
-    assert "all endpoints say binary_tensor_data: inferences pass through as they come" in caplog.text
-    assert "not all endpoints say binary_tensor_data: they get JSON" in caplog.text
+    assert "all endpoints say binary_tensor_data: inferences pass through" in caplog.text
+    assert "does not say binary_tensor_data" in caplog.text
 
 
 async def test_a_failure_while_others_are_in_flight_does_not_touch_them() -> None:
@@ -610,7 +610,8 @@ async def test_what_a_server_says_is_asked_again_after_a_while(monkeypatch: pyte
         assert not is_binary(await client.infer(header + ARRAY.tobytes(), len(header)))
 
 
-async def test_endpoints_that_differ_all_get_json() -> None:
+async def test_endpoints_that_differ_all_get_json(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     servers, header = [Server(), Server(is_binary=False)], request()
     async with passing(*servers, backend="binary: auto\nbalance: round_robin") as client:
         for _ in range(4):
@@ -619,6 +620,8 @@ async def test_endpoints_that_differ_all_get_json() -> None:
         assert [len(server.inferences) for server in servers] == [2, 2]
         servers[1].is_binary = True
         upstream = client.gateway.data_plane.gateway.serving.upstreams["main"]
+        url = upstream.endpoints.states[1].url
+        assert f"backend 'main': inferences become JSON: {url} does not say binary_tensor_data" in caplog.text
         upstream.speaking.doubt(upstream.endpoints.states[1].url)
         assert is_binary(await client.infer(header + ARRAY.tobytes(), len(header)))
 
