@@ -51,6 +51,7 @@ async def pass_through(
     is_small = length is not None and length <= WHOLE_BYTES
     if body is None and (is_coded or is_missing or is_small):
         body = await call.body.read()
+    _check_header_length(header_length, length if body is None else len(body))
     if body is None:
         call.body.check_length()
         sent = await upload(call, backend, call.body.check_length)
@@ -67,6 +68,16 @@ async def pass_through(
         await _pass_back(call, answer, framing)
 
     await call.ask(upstream, call.with_own(fields), sent, read)
+
+
+def _check_header_length(header_length: int | None, n_bytes: int | None) -> None:
+    """Raise `GatewayError` for more JSON than the body's *n_bytes*, if it is known how many it has (protocol 1.2).
+
+    A server that breaks at it would be blamed, and ejected.
+    """
+    if header_length is not None and n_bytes is not None and header_length > n_bytes:
+        words = f"{HEADER_LENGTH} is {header_length}, but the whole body has {n_bytes} bytes"
+        raise GatewayError(ErrorKind.MALFORMED_REQUEST, words)
 
 
 async def _find_header_length(call: Call, body: memoryview) -> int | None:

@@ -254,11 +254,14 @@ async def test_two_equal_header_lengths_go_on_as_one() -> None:
     assert server.inferences[0].values(HEADER_LENGTH) == [str(len(header))]
 
 
-async def test_a_header_length_that_is_no_number_is_refused() -> None:
+@pytest.mark.parametrize("n_bytes", [2, 2_000_000])
+@pytest.mark.parametrize("more", [None, 1, 10**12])
+async def test_a_header_length_that_cannot_be_is_refused(n_bytes: int, more: int | None) -> None:
     server = Server()
     async with passing(server) as client:
-        reply = await client.infer(b"{}", "abc")
-    assert reply.status == 400
+        reply = await client.infer(b"{" * n_bytes, "abc" if more is None else n_bytes + more)
+        assert reply.status == 400
+        assert HEADER_LENGTH in reply.error
     assert server.inferences == []
 
 
