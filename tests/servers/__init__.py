@@ -8,12 +8,15 @@
 | `KServe` | kserve's own server: one model for both protocols, one for V1 alone, one that fails | KSERVE_PYTHON |
 | `Mlflow` | `mlflow models serve` with one of the models of `programs/mlflow_model.py` | MLFLOW_PYTHON |
 | `Triton` | the Triton of nvidia-pytriton with `tests/clients/programs/triton_server.py`'s models | TRITON_PYTHON |
+| `TorchServe` | TorchServe with the model of `programs/torchserve_handler.py` | TORCHSERVE_PYTHON |
 | `FastApi` | the server of docs/servers.md, or its strict form | KSERVE_PYTHON, which has FastAPI |
 
 Each variable names the interpreter of an environment of its own: `pip install kserve==0.21.0`, `mlflow==3.17.2`,
-`nvidia-pytriton==0.7.0`. Without it the tests are skipped; in CI they fail. MLServer is in `tests.system.programs`.
+`nvidia-pytriton==0.7.0`; for TorchServe, which needs Java, what `.ci/run` installs. Without it the tests are skipped;
+in CI they fail. MLServer is in `tests.system.programs`.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -55,7 +58,14 @@ class Server:
         self.folder = folder
         (self.port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
+        self.environment: dict[str, str] = {}
+        """Variables that it gets besides those of the tests."""
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a request must have to be answered."""
+        return {}
 
     def command(self) -> list[str]:
         """What starts it."""
@@ -70,17 +80,25 @@ class Server:
         """Start it; it takes seconds until it serves."""
         command = self.command()
         # what the server starts by name, such as uvicorn, is beside its interpreter
-        environment = {**os.environ, "PATH": f"{Path(command[0]).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+        path = f"{Path(command[0]).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        environment = {**os.environ, "PATH": path, **self.environment}
         environment.pop("PYTHONPATH", None)
         with (self.folder / "server.log").open("ab") as output:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                cwd=self.folder,
+                start_new_session=True,
             )
 
     def is_ready(self) -> bool:
         """Whether it serves its models."""
         try:
-            with urllib.request.urlopen(self.url + self.ready_path, timeout=1) as response:
+            request = urllib.request.Request(self.url + self.ready_path, headers=self.headers)
+            with urllib.request.urlopen(request, timeout=1) as response:
                 return bool(response.status == 200)
         except OSError:
             return False
@@ -162,6 +180,53 @@ class Triton(Server):
     def command(self) -> list[str]:
         """See `Server`."""
         return [interpreter("TRITON_PYTHON"), str(_TRITON), str(self.folder), str(self.port)]
+
+
+class TorchServe(Server):
+    """TorchServe with one model, `double`; *envelope* is its `service_envelope`, *has_tokens* that it asks for them."""
+
+    ready_path = "/ping"
+
+    def __init__(self, folder: Path, envelope: str = "kservev2", *, has_tokens: bool = False) -> None:
+        """See `Server`."""
+        super().__init__(folder)
+        self._envelope = envelope
+        self._has_tokens = has_tokens
+        self.environment = {"TMPDIR": str(folder)}  # where it notes that it runs: another one must not see that
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """See `Server`."""
+        keys = self.folder / "key_file.json"  # which it writes into the folder in which it runs
+        if not self._has_tokens or not keys.exists():
+            return {}
+        return {"Authorization": f"Bearer {json.loads(keys.read_text())['inference']['key']}"}
+
+    def command(self) -> list[str]:
+        """See `Server`; the model is archived first."""
+        python = interpreter("TORCHSERVE_PYTHON")
+        archive = ["--model-name", "double", "--version", "1.0", "--handler", str(_HERE / "torchserve_handler.py")]
+        archiver = [str(Path(python).with_name("torch-model-archiver")), *archive, "--export-path", str(self.folder)]
+        done = subprocess.run([*archiver, "--force"], check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        management, metrics, grpc, grpc_management, workers = free_ports(5)
+        settings = {
+            "inference_address": self.url,
+            "management_address": f"http://127.0.0.1:{management}",
+            "metrics_address": f"http://127.0.0.1:{metrics}",
+            "grpc_inference_port": grpc,
+            "grpc_management_port": grpc_management,
+            "initial_worker_port": workers,  # in the names of sockets in /tmp
+            "default_workers_per_model": 1,
+            "disable_token_authorization": "false" if self._has_tokens else "true",
+            "model_store": self.folder,
+            "load_models": "double.mar",
+        }
+        if self._envelope:
+            settings["service_envelope"] = self._envelope
+        file = self.folder / "config.properties"
+        file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        return [str(Path(python).with_name("torchserve")), "--start", "--foreground", "--ts-config", str(file)]
 
 
 class FastApi(Server):

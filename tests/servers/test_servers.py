@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers import FastApi, KServe, Mlflow, Server, Triton, serving
+from tests.servers import FastApi, KServe, Mlflow, Server, TorchServe, Triton, serving
 
 # each starts a server of its own, some of which take a quarter of a minute
 pytestmark = pytest.mark.slow
@@ -72,6 +72,17 @@ def test_triton_says_that_it_reads_binary(tmp_path: Path) -> None:
         tensor = {"name": "x", "datatype": "INT32", "shape": [4], "data": [1, 2, 3, 4]}
         status, answer = ask(server, "/v2/models/row/infer", {"inputs": [tensor]})
         assert (status, answer["outputs"][0]["data"]) == (200, [1, 2, 3, 4])
+
+
+def test_torchserve_has_no_health_and_no_metadata_below_v2(tmp_path: Path) -> None:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0.5, 2, 3, 4]}
+    with serving(TorchServe(tmp_path)) as server:
+        status, answer = ask(server, "/v2/models/double/infer", {"inputs": [tensor], "id": "7"})
+        (output,) = answer["outputs"]
+        assert (status, answer["id"], output["data"]) == (200, "7", [1, 4, 6, 8])
+        assert output["shape"] == [4]  # whatever the shape of the array was
+        for path in ("/v2", "/v2/health/live", "/v2/models/double", "/v2/models/double/ready"):
+            assert ask(server, path)[1]["type"] == "ResourceNotFoundException"
 
 
 def test_fastapi_refuses_what_it_does_not_know_if_it_is_strict(tmp_path: Path) -> None:
