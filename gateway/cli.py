@@ -32,7 +32,7 @@ from gateway.config import (
     parse,
 )
 from gateway.config.values import shortened
-from gateway.doctor import examine
+from gateway.doctor import TLS_OPTIONS, Given, examine
 from gateway.errors import ConfigError
 from gateway.process import ports
 from gateway.process.application import Application
@@ -191,6 +191,25 @@ def parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--yaml", action="store_true", help="print the configuration and nothing else; findings go to standard error"
     )
+    doctor.add_argument(
+        "-H",
+        "--header",
+        metavar="'NAME: VALUE'",
+        action="append",
+        default=[],
+        help="sent with every question, for credentials; ${NAME} in it is taken from the environment, ${file:PATH} "
+        "from a file. May be repeated",
+    )
+    of_tls = {
+        "ca": ("FILE", "for https: who may have signed the server's certificate (default: those the system trusts)"),
+        "certificate": ("FILE", "for https: the certificate to show to the server"),
+        "key": ("FILE", "its key"),
+        "server_name": ("NAME", "for https: the name that the server's certificate has, if it is not the URL's"),
+    }
+    for key, (metavar, words) in of_tls.items():
+        file = doctor.add_argument(TLS_OPTIONS[key], metavar=metavar, help=words)
+        if metavar == "FILE":
+            file.complete = COMPLETE_FILES  # type: ignore[attr-defined]  # read by shtab
     doctor.set_defaults(run=_doctor)
 
     demonstration = commands.add_parser(
@@ -249,7 +268,8 @@ def _schema(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    return asyncio.run(examine(options.url, options.model, only_yaml=options.yaml))
+    tls = {key: value for key in TLS_OPTIONS if (value := getattr(options, key)) is not None}
+    return asyncio.run(examine(options.url, options.model, Given(options.header, tls), only_yaml=options.yaml))
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ import yaml
 from aiohttp import web
 
 from gateway.demo import JsonServer
+from gateway.doctor import Given, examine
 from tests.certificates import Authority
 from tests.conftest import Connection, Script, answering, lying, running
 from tests.servers import FastApi, KServe, Mlflow, Server, Triton, serving
@@ -120,7 +121,8 @@ async def silent(connection: Connection) -> None:
         (answering(b"", "302 Found", "Location: https://x/login\r\n"), "a redirect to https://x/login"),
         (answering(b"<html>", headers="Content-Type: text/html\r\n"), "an HTML page: this is a web site"),
         (answering(b"", "503 Service Unavailable"), "is it still starting"),
-        (answering(b"{}", "401 Unauthorized"), "it answers, and needs credentials"),
+        (answering(b"{}", "401 Unauthorized"), "it needs credentials (401): give them with --header 'Authorization:"),
+        (answering(b'{"type": "InvalidKeyException"}', "400 Bad Request"), 'it needs credentials (400: {"type": "Inv'),
         (answering(b"nothing", "404 Not Found"), "GET /v2 got 404 Not Found"),
         (answering(b'{"data": []}'), "OpenAI's interface"),
     ],
@@ -216,11 +218,43 @@ async def test_a_certificate_that_expires_soon_is_pointed_out(authority: Authori
     assert any("which is in 5 days: renew it soon" in words for words in found.findings("note"))
 
 
+async def test_the_authority_the_name_and_a_certificate_of_ones_own_can_be_given(
+    authority: Authority, tmp_path: Path
+) -> None:
+    own = authority.issue("gateway")
+    server = authority.issue("model.example").server_context(client_ca=authority.path)
+    ca = ("--ca", str(authority.path))
+    named = (*ca, "--server-name", "model.example")
+    async with with_tls(server) as url:
+        without_name, without_own, found = await asyncio.gather(
+            doctor(url, *ca),
+            doctor(url, *named),
+            doctor(url, *named, "--certificate", str(own.certificate), "--key", str(own.key)),
+        )
+    assert [words for words in without_name.findings("problem") if "--server-name NAME" in words]
+    (problem,) = without_own.findings("problem")
+    assert "a client certificate, set `tls.certificate` and `tls.key`" in problem
+    assert (without_own.code, found.code) == (2, 1)
+    files = {"ca": str(authority.path), "certificate": str(own.certificate), "key": str(own.key)}
+    assert found.backend == {"tls": {**files, "server_name": "model.example"}, "health": {}}
+    assert found.table["ask for ready"] == "yes"
+    assert any("its certificate is accepted" in words for words in found.findings("ok"))
+
+
+async def test_headers_are_not_sent_to_a_server_whose_certificate_is_not_trusted(authority: Authority) -> None:
+    async with with_tls(authority.issue().server_context()) as url:
+        found = await doctor(url, "-H", BEARER + "${TOKEN}", environment={"TOKEN": "s3cret"})
+    (problem,) = found.findings("problem")
+    assert "The headers that were given were not sent" in problem
+    assert "--ca" in problem
+    assert found.code == 2
+
+
 async def test_a_certificate_that_is_not_trusted_is_a_problem_and_the_rest_is_found_out(authority: Authority) -> None:
     async with with_tls(authority.issue().server_context()) as url:
         found = await doctor(url)
     (problem,) = found.findings("problem")
-    assert "set `tls.ca`" in problem
+    assert "--ca FILE gives the doctor the authority" in problem
     assert any("sealed 1" in words for words in found.findings("ok"))
     assert found.backend == {"tls": {"verify": False}, "health": {}}
     assert found.code == 1
@@ -234,6 +268,128 @@ async def test_http_and_https_exchanged(authority: Authority, server: JsonServer
     found = await doctor(server.url.replace("http", "https"))
     assert len(found.findings("problem")) == 1
     assert found.code == 2
+
+
+# What is given beside the URL
+
+
+@asynccontextmanager
+async def guarded(token: str, path: str = "/v2", prefix: str = "") -> AsyncIterator[str]:
+    """The URL of a server that answers nothing below *path* to whoever has no *token*; all is below *prefix*."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Any) -> web.StreamResponse:
+        if request.path.startswith(prefix + path) and request.headers.get("Authorization") != f"Bearer {token}":
+            return web.json_response({"error": "who is there?"}, status=401)
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
+    async with server_with(Habits(), guard, prefix=prefix) as url:
+        yield url + prefix
+
+
+BEARER = "Authorization: Bearer "
+
+
+async def test_credentials_from_the_environment_and_from_a_file_are_used_and_not_printed(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("s3cret\n")
+    async with guarded("s3cret") as url:
+        for reference in ("${TOKEN}", f"${{file:{tmp_path}/token}}"):
+            found = await doctor(url, "--header", BEARER + reference, environment={"TOKEN": "s3cret"})
+            assert found.backend == {**PLAIN, "headers": {"set": {"Authorization": f"Bearer {reference}"}}}, found
+            assert found.table["infer in binary"] == "yes, with the same values as straight in JSON"
+            assert (found.code, found.findings("problem")) == (1, [])
+            assert "s3cret" not in found.printed
+
+
+async def test_credentials_that_were_typed_are_no_part_of_the_file_which_names_what_has_them() -> None:
+    async with guarded("s3cret") as url:
+        found = await doctor(url, "-H", BEARER + "s3cret", "-H", "X-Tenant: a")
+    expected = {"Authorization": "${AUTHORIZATION}", "X-Tenant": "${X_TENANT}"}
+    assert found.backend == {**PLAIN, "headers": {"set": expected}}
+    assert "must have AUTHORIZATION, X_TENANT: the whole value" in found.printed
+    assert "s3cret" not in found.printed
+    assert found.table["infer in binary"] == "yes, with the same values as straight in JSON"
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments", "words", "code"),
+    [
+        ("/v2", [], "it needs credentials (401: who is there?): give them with --header 'Authorization: Bearer ${", 2),
+        ("/v2", ["-H", BEARER + "no"], "not accept the credentials that were given, Authorization (401: who is", 2),
+        ("/v2/models/m/infer", [], "it needs credentials (401: who is there?): give them with --header", 1),
+    ],
+)
+async def test_what_to_do_about_a_server_that_needs_credentials(
+    path: str, arguments: list[str], words: str, code: int
+) -> None:
+    async with guarded("s3cret", path) as url:
+        found = await doctor(url, *arguments)
+    (problem,) = found.findings("problem")
+    assert words in problem
+    assert found.code == code
+
+
+async def test_a_server_that_knows_the_credentials_may_not_allow_them() -> None:
+    async with lying(answering(b'{"error": "readers only"}', "403 Forbidden")) as liar:
+        found = await doctor(liar.url, "-H", BEARER + "${TOKEN}", environment={"TOKEN": "a"})
+    assert found.findings("problem") == [
+        "it does not allow this with the headers that were given, Authorization (403: readers only)"
+    ]
+    assert found.code == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "words"),
+    [
+        ("http://x", ["--header", "s3cret"], "--header: expected 'NAME: VALUE', such as 'Authorization: Bearer ${"),
+        ("http://x", ["--header", "A: ${NOT_SET_s}"], "--header A: the environment variable `NOT_SET_s` is not set"),
+        ("http://x", ["--header", "Host: a"], "--header Host: the gateway sets this header itself"),
+        ("http://x", ["--ca", "ca.pem"], "--ca: goes with a URL that begins with https"),
+        ("https://x", ["--ca", "nothing.pem"], "nothing.pem: cannot be read: No such file"),
+        ("https://x", ["--key", "key.pem"], "--key: expected together with `certificate`, which is missing"),
+        ("https://x", ["--server-name", "a b"], "--server-name: expected the name of a host"),
+        ("http://me:s3cret@x", [], "without user, query and fragment (credentials go to --header)"),
+    ],
+)
+def test_what_is_wrong_with_an_option_is_said_with_its_name(url: str, options: list[str], words: str) -> None:
+    result = run("doctor", url, *options)
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert words in line
+    assert "s3cret" not in line
+
+
+async def test_a_path_that_a_proxy_has_before_the_servers_own(tmp_path: Path) -> None:
+    async with guarded("s3cret", prefix="/team/a") as url:
+        found = await doctor(f"{url}/v2/models/m/infer", "-H", BEARER + "${TOKEN}", environment={"TOKEN": "s3cret"})
+        assert f'endpoints: ["{url}"]' in found.printed
+        assert found.table["infer in binary"] == "yes, with the same values as straight in JSON"
+        outside = await doctor(url.removesuffix("/a"))
+    assert outside.code == 2
+
+
+async def test_a_name_with_several_addresses_of_which_one_is_dead(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, since no name of this machine has two addresses."""
+    real = socket.getaddrinfo
+
+    def found(host: Any, port: Any, *arguments: Any, **options: Any) -> Any:
+        if host != "models.example":
+            return real(host, port, *arguments, **options)
+        entries = [real(address, port, type=socket.SOCK_STREAM)[0] for address in ("127.0.0.2", "127.0.0.1")]
+        return [entry for entry in entries if options.get("family") in (None, 0, entry[0])]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    async with server_with(Habits()) as url:
+        code = await examine(url.replace("127.0.0.1", "models.example"), "", Given(), only_yaml=False)
+    printed = unwrapped(capsys.readouterr().out)
+    assert "ok       models.example is 127.0.0.1, 127.0.0.2" in printed
+    assert "note     to the gateway these are 2 servers" in printed
+    assert "problem  no connection to 127.0.0.2: Connection refused. As long as that lasts" in printed
+    assert "ok       the trial inference gives the same values" in printed
+    assert code == 1
 
 
 # Servers with habits
@@ -260,8 +416,8 @@ class Habits(NamedTuple):
 
 
 @asynccontextmanager
-async def server_with(habits: Habits) -> AsyncIterator[str]:
-    """The URL of a server that returns the input `x` as `y`."""
+async def server_with(habits: Habits, *middlewares: Any, prefix: str = "") -> AsyncIterator[str]:
+    """The URL of a server that returns the input `x` as `y`; its paths are below *prefix*."""
 
     async def metadata(request: web.Request) -> web.Response:
         return web.json_response({"name": "habits", "version": "1", "extensions": []})
@@ -308,14 +464,14 @@ async def server_with(habits: Habits) -> AsyncIterator[str]:
             del output[member]
         return web.Response(body=json.dumps({"outputs": [output]}).encode(), content_type="application/json")
 
-    application = web.Application()
-    application.router.add_get("/v2", metadata)
-    application.router.add_post("/v2/repository/index", index)
-    application.router.add_get("/v2/models/m", model)
+    application = web.Application(middlewares=middlewares)
+    application.router.add_get(f"{prefix}/v2", metadata)
+    application.router.add_post(f"{prefix}/v2/repository/index", index)
+    application.router.add_get(f"{prefix}/v2/models/m", model)
     health = ("/v2/health/live", "/v2/health/ready", "/v2/models/m/ready")
     for path in health if habits.has_health else ("/ping",):
-        application.router.add_get(path, ready)
-    application.router.add_post("/v2/models/m/infer", infer)
+        application.router.add_get(prefix + path, ready)
+    application.router.add_post(f"{prefix}/v2/models/m/infer", infer)
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     try:

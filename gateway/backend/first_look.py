@@ -67,6 +67,8 @@ _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 
 _FRAME_HEAD_BYTES = 9
 _SETTINGS = 4
 
+_CLIENT_CERTIFICATE = "set `tls.certificate` and `tls.key` to one that it accepts"
+
 _TLS_ALERT, _TLS_HANDSHAKE = b"\x15\x03", b"\x16\x03"  # how records begin (RFC 8446 section 5.1)
 
 log = logging.getLogger("gateway")
@@ -253,7 +255,10 @@ class _Asked:
                 return "it speaks TLS there: write https:// in the endpoint"
         if reason:
             return f"the answer to GET {self._endpoint.base_path}/v2 is not HTTP: {shortened(reason)}"
-        return f"it closed the connection without an answer to GET {self._endpoint.base_path}/v2"
+        closed = f"it closed the connection without an answer to GET {self._endpoint.base_path}/v2"
+        if self._endpoint.tls is not None:  # many servers end such a handshake without saying why
+            return f"{closed}; if it wants a client certificate, {_CLIENT_CERTIFICATE}"
+        return closed
 
     async def _speaks_http2(self) -> bool:
         """Whether the server begins with the frame that begins every connection of HTTP/2, which gRPC uses."""
@@ -317,14 +322,26 @@ def _client_hello(server_name: str) -> bytes:
     return sent.read()
 
 
+def needs_credentials(answer: Answer) -> bool:
+    """Whether *answer* refuses whoever has no credentials, or the wrong ones; TorchServe does so with 400."""
+    return answer.status in (401, 403) or (answer.status == 400 and b'"InvalidKeyException"' in answer.body)
+
+
+def _wants_certificate(answer: Answer) -> bool:
+    """Whether *answer* is that of nginx to whoever has shown no certificate, or one that it does not accept."""
+    return answer.status == 400 and b"SSL certificate" in answer.body
+
+
 def judge(answer: Answer, base_path: str = "", binary: str = NEVER) -> Finding | None:
     """What *answer* to `GET /v2` says about the server; None if more has to be asked.
 
     *binary* is the backend's key.
     """
     says = f"answers GET {base_path}/v2 with"
-    if answer.status in (401, 403):
+    if needs_credentials(answer):
         return Finding(Level.GOOD, f"answers, and needs credentials ({answer.status_line}): clients send theirs")
+    if _wants_certificate(answer):
+        return _bad(f"{says} {answer.status_line}, since it wants a client certificate: {_CLIENT_CERTIFICATE}")
     if answer.status == 508 and b"passed through this gateway" in answer.body:
         return _bad("this is the gateway's own listener, an endless loop: name the inference server")
     if answer.status == 404 and b"/-/live" in answer.body:

@@ -6,5 +6,6 @@ Not here: anything that the gateway needs to serve.
 """
 
 from gateway.doctor.examination import examine
+from gateway.doctor.given import TLS_OPTIONS, Given
 
-__all__ = ["examine"]
+__all__ = ["TLS_OPTIONS", "Given", "examine"]

@@ -6,16 +6,18 @@ what the answers mean.
 
 import asyncio
 import json
-import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple
 
 import aiohttp
+import multidict
 import yarl
 
 from gateway import __version__
 from gateway.backend import questions
+from gateway.backend.first_look import needs_credentials
+from gateway.certificates import TlsContext
 from gateway.codec import HEADER_LENGTH, error_body, run
 from gateway.config.values import shortened
 
@@ -33,6 +35,12 @@ MAX_WORDS = 300
 
 CHUNK_BYTES = 1024
 """The size of the pieces of a body that is sent chunked."""
+
+HOW_TO_GIVE = (
+    "give them with --header 'Authorization: Bearer ${TOKEN}', which takes TOKEN from the environment; ${file:PATH} "
+    "takes a file"
+)
+"""What a user does about credentials that are missing."""
 
 USER_AGENT = f"tensor-gateway/{__version__} (doctor)"
 """How servers and their logs recognize it."""
@@ -87,29 +95,45 @@ class Reply(NamedTuple):
 class Asker:
     """Asks one server. Must be closed."""
 
-    def __init__(self, url: str, context: ssl.SSLContext | None = None, *, keeps: bool = False) -> None:
-        """*url* is scheme, host, port and maybe a path; *context* is used for https. Needs a running event loop.
+    def __init__(
+        self, url: str, headers: Mapping[str, str] | None = None, tls: TlsContext | None = None, *, keeps: bool = False
+    ) -> None:
+        """*url* is scheme, host, port and maybe a path; *tls* is used for https. Needs a running event loop.
 
         Each question has a connection of its own, because servers close them after an error without saying so; with
         *keeps* they share one, as those of a client do.
         """
         self.url = url
-        self._context = context
-        tls = context if context is not None else True
+        self.headers = headers or {}
+        """What each question has besides its own."""
+        self.tls = tls
+        own = multidict.CIMultiDict({"User-Agent": USER_AGENT, "Accept-Encoding": "identity"})
+        own.update(self.headers)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=tls, limit=1, force_close=not keeps),
-            headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity"},
+            connector=aiohttp.TCPConnector(ssl=True if tls is None else tls.context, limit=1, force_close=not keeps),
+            headers=own,
             skip_auto_headers=["Content-Type"],
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 
     def keeping(self) -> "Asker":
         """What asks the same server over one connection. Must be closed, too."""
-        return Asker(self.url, self._context, keeps=True)
+        return Asker(self.url, self.headers, self.tls, keeps=True)
 
     async def close(self) -> None:
         """Close what is open."""
         await self._session.close()
+
+    def why_unauthorized(self, reply: Reply) -> str:
+        """In words that *reply* refuses for the want of credentials, and what to do; empty if it does not."""
+        if not needs_credentials(reply.as_answer):
+            return ""
+        if not self.headers:
+            return f"it needs credentials ({reply.words}): {HOW_TO_GIVE}"
+        given = ", ".join(self.headers)
+        if reply.status == 403:
+            return f"it does not allow this with the headers that were given, {given} ({reply.words})"
+        return f"it does not accept the credentials that were given, {given} ({reply.words}): wrong, or expired?"
 
     async def get(self, path: str) -> Reply:
         """The answer to `GET` *path*, which is raw. Raises `NoAnswerError`."""
@@ -132,7 +156,12 @@ class Asker:
         try:
             async with asyncio.timeout(timeout_s):
                 async with self._session.request(
-                    method, url, data=body, headers=headers, allow_redirects=False
+                    method,
+                    url,
+                    data=body,
+                    headers=headers,
+                    allow_redirects=False,
+                    server_hostname=self.tls.server_name if self.tls is not None else None,
                 ) as response:
                     text = await _read(response)
                     took_s = time.perf_counter() - began_s

@@ -9,10 +9,12 @@ from urllib.parse import quote
 
 from gateway import __version__
 from gateway.backend.questions import MLFLOW, TENSORFLOW, V2
-from gateway.config import Address, Endpoint, parse
+from gateway.certificates import TlsContext
+from gateway.config import Address, Backend, Endpoint
 from gateway.demo import free_port_or
 from gateway.doctor.asking import Asker, NoAnswerError
 from gateway.doctor.dialect_trials import DialectTrials
+from gateway.doctor.given import TLS_OPTIONS, Given, backend_of, tls_of
 from gateway.doctor.reaching import meant_by, reach
 from gateway.doctor.recognizing import THE_MODEL, Server, choose_model, recognize
 from gateway.doctor.report import Report, UnusableServerError, configuration
@@ -27,6 +29,7 @@ from gateway.doctor.trials import (
     as_described,
     describe,
 )
+from gateway.errors import ConfigError
 
 WORKS, WORKS_WITH, UNUSABLE = 0, 1, 2
 """Exit codes: as it is; with what was named; not reachable, or nothing that the gateway can stand in front of."""
@@ -39,14 +42,18 @@ _PORTS_OF_ONE_SERVER = 3
 """Servers that listen on 8080 have the next two as well, for gRPC and metrics."""
 
 
-async def examine(url: str, model: str, *, only_yaml: bool) -> int:
+async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int:
     """Examine the server at *url*, with *model* for the trials if it is not empty; the exit code.
 
     Findings go to standard output; with *only_yaml* to standard error, and the configuration alone to standard output.
-    Raises `ConfigError` if *url* is not that of a server.
+    Raises `ConfigError` if *url* is not that of a server, or if what is *given* cannot be used.
     """
     meant = meant_by(url)
-    report = Report(sys.stderr if only_yaml else sys.stdout)
+    if given.tls and not meant.url.startswith("https:"):
+        raise ConfigError(f"{', '.join(TLS_OPTIONS[key] for key in given.tls)}: goes with a URL that begins with https")
+    report = Report(sys.stderr if only_yaml else sys.stdout, given.settings())
+    backend = backend_of(meant.url, report.settings)
+    tls = tls_of(backend) if meant.url.startswith("https:") else None
     report.title(f"{meant.url}, examined by tensor-gateway {__version__}")
     if meant.left_out:
         report.problem(
@@ -54,14 +61,15 @@ async def examine(url: str, model: str, *, only_yaml: bool) -> int:
             f"give {meant.url}"
         )
     try:
-        file = await _examined(meant.url, model or meant.model, report)
+        server = await _examined(meant.url, model or meant.model, backend, tls, report)
     except UnusableServerError as error:
         report.problem(str(error))
         return UNUSABLE
     except NoAnswerError as error:
         report.problem(f"{error}, where it had answered before")
         return UNUSABLE
-    parse(file)  # a file that `check` refuses must never be given out
+    backend_of(meant.url, report.settings)  # a file that `check` refuses must never be given out
+    file = _file(meant.url, server, report)
     if only_yaml:
         sys.stdout.write(file)
     else:
@@ -70,9 +78,9 @@ async def examine(url: str, model: str, *, only_yaml: bool) -> int:
     return WORKS if report.works_as_it_is else WORKS_WITH
 
 
-async def _examined(url: str, asked_for: str, report: Report) -> str:
-    """Ask everything; the configuration that was found."""
-    asker, first = await reach(url, report)
+async def _examined(url: str, asked_for: str, backend: Backend, tls: TlsContext | None, report: Report) -> Server:
+    """Ask everything; which server it is."""
+    asker, first = await reach(url, backend, tls, report)
     try:
         server = await recognize(asker, first, asked_for, report)
         model = choose_model(server, asked_for, report)
@@ -85,7 +93,7 @@ async def _examined(url: str, asked_for: str, report: Report) -> str:
     finally:
         await asker.close()
     report.table("What clients can do through the gateway", report.abilities)
-    return _file(url, server, report)
+    return server
 
 
 async def _find_health(asker: Asker, model: str, server: Server, report: Report) -> None:
@@ -233,7 +241,7 @@ def _file(url: str, server: Server, report: Report) -> str:
     today = datetime.now(UTC)
     return configuration(
         url,
-        report.settings,
+        report.printable,
         _address(url, LISTEN_PORTS),
         _address(url, ADMIN_PORTS),
         f"In front of {server.title or 'a server'} at {url}, as `tensor-gateway doctor` found it on {today:%Y-%m-%d}",

@@ -5,19 +5,25 @@ the server speaks (`recognizing`).
 """
 
 import asyncio
+import os
 import re
 import socket
-import ssl
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+import msgspec
+
 from gateway.backend import first_look
+from gateway.backend.endpoints import Endpoint
+from gateway.backend.resolving import at_addresses, look_up, usable_addresses
 from gateway.certificates import TlsContext, expiry_of
-from gateway.config import BackendTls, for_backend
+from gateway.config import Backend, for_backend
 from gateway.config.values import shortened
 from gateway.doctor.asking import ASK_S, Asker, NoAnswerError, Reply
+from gateway.doctor.given import tls_of
 from gateway.doctor.report import Report, UnusableServerError
 from gateway.errors import ConfigError
 from gateway.policy.paths import find_path_fault
@@ -60,31 +66,39 @@ def meant_by(url: str) -> Meant:
     try:
         for_backend(meant, "127.0.0.1:0", "127.0.0.1:0")
     except ConfigError as error:
-        raise ConfigError(f"{shortened(url)}: {str(error).partition(': ')[2]}") from None
+        reason = str(error).partition(": ")[2].replace("`headers.set`", "--header")
+        raise ConfigError(f"{shortened(url)}: {reason}") from None
     return Meant(meant, unquote(model[1]) if model else "", parts.path[len(base) :] if match else "")
 
 
-async def reach(url: str, report: Report) -> tuple[Asker, Reply]:
-    """What asks the server at *url* from now on, and its answer to `GET /v2`. Raises `UnusableServerError`."""
-    report.heading("The way to it")
+async def reach(url: str, backend: Backend, tls: TlsContext | None, report: Report) -> tuple[Asker, Reply]:
+    """What asks the server at *url* from now on, and its answer to `GET /v2`.
+
+    *backend* has the headers and the TLS settings that were given, *tls* is what they come to where *url* begins with
+    https. Raises `UnusableServerError`.
+    """
     parts = urlsplit(url)
+    report.heading("The way to it")
     assert parts.hostname is not None
-    await _resolve(parts.hostname, report)
-    context = TlsContext("backends.default.tls", BackendTls()).context if parts.scheme == "https" else None
-    asker = Asker(url, context)
+    await _resolve(parts.hostname, url, report)
+    asker = Asker(url, backend.headers.set, tls)
     try:
         answer = await asker.get("/v2")
     except NoAnswerError as error:
         await asker.close()
-        why = await _why_none(url) or str(error)
+        why = await _why_none(url, backend) or str(error)
         if not error.is_certificate:
             raise UnusableServerError(why) from None
-        report.problem(
-            f"{why}. For the rest of this examination its certificate is not judged; in operation, set `tls.ca` to the "
-            "file of the authority that has signed it, or `tls.server_name` if it has another name"
-        )
-        report.set("tls", {"verify": False}, "any certificate is taken: better is ca, the file of its authority")
-        asker = Asker(url, TlsContext("backends.default.tls", BackendTls(verify=False)).context)
+        how = "--ca FILE gives the doctor the authority that has signed it, --server-name NAME the name that it has"
+        if backend.headers.set:
+            unsent = "The headers that were given were not sent, because this may be another server"
+            raise UnusableServerError(f"{why}. {unsent}: {how}") from None
+        report.problem(f"{why}. For the rest of this examination its certificate is not judged: {how}")
+        given = report.settings["tls"].value if "tls" in report.settings else {}
+        why = "any certificate is taken: better is ca, the file of its authority"
+        report.set("tls", {**given, "verify": False}, why)
+        backend = msgspec.structs.replace(backend, tls=msgspec.structs.replace(backend.tls, verify=False))
+        asker = Asker(url, backend.headers.set, tls_of(backend))
         try:
             answer = await asker.get("/v2")
         except NoAnswerError as again:
@@ -96,33 +110,65 @@ async def reach(url: str, report: Report) -> tuple[Asker, Reply]:
         await asker.close()
         raise
     report.ok(f"{parts.netloc} answers in HTTP, the first time within {answer.seconds * 1000:.0f} ms")
-    if context is not None and "tls" not in report.settings:
-        await _look_at_certificate(parts.hostname, parts.port or 443, context, report)
+    if tls is not None and asker.tls is tls:
+        await _look_at_certificate(parts.hostname, parts.port or 443, tls, report)
     return asker, answer
 
 
-async def _resolve(host: str, report: Report) -> None:
-    """Look *host* up and say so, if it is a name."""
+async def _resolve(host: str, url: str, report: Report) -> None:
+    """Look *host*, that of *url*, up and say so, if it is a name. Raises `UnusableServerError`."""
     with suppress(OSError):
         socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
         return
     try:
         async with asyncio.timeout(ASK_S):
-            found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            addresses = usable_addresses(str(entry[4][0]) for entry in await look_up(host))
     except TimeoutError:
         raise UnusableServerError(f"the name {host} could not be looked up within {ASK_S:g} s") from None
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no name for a host"
         raise UnusableServerError(f"the name {host} cannot be looked up: {reason}") from None
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    report.ok(f"{host} is {_listed(addresses)}")
+    endpoints = at_addresses(Endpoint.parse(url, None), addresses)
+    if len(endpoints) == 1:
+        return
+    report.note(
+        f"to the gateway these are {len(endpoints)} servers, each with connections and probes of its own. It is one of "
+        "them that is examined here"
+    )
+    reasons = await asyncio.gather(*(_why_unreachable(endpoint) for endpoint in endpoints))
+    dead: dict[str, list[str]] = {}
+    for address, reason in zip(addresses, reasons, strict=True):
+        if reason:
+            dead.setdefault(reason, []).append(address)
+    if len(list(filter(None, reasons))) < len(endpoints):  # with none that answers, the next question says why
+        for reason, those in dead.items():
+            report.problem(
+                f"no connection to {_listed(those)}: {reason}. As long as that lasts, the gateway asks the others"
+            )
+
+
+def _listed(addresses: Sequence[str]) -> str:
     more = f" and {len(addresses) - MAX_SHOWN} more" if len(addresses) > MAX_SHOWN else ""
-    report.ok(f"{host} is {', '.join(addresses[:MAX_SHOWN])}{more}")
+    return f"{', '.join(addresses[:MAX_SHOWN])}{more}"
 
 
-async def _why_none(url: str) -> str | None:
+async def _why_unreachable(endpoint: Endpoint) -> str:
+    """Why there is no connection to the address of *endpoint*; empty if there is one."""
+    try:
+        async with asyncio.timeout(ASK_S):
+            _, writer = await asyncio.open_connection(endpoint.addresses[0], endpoint.port)
+    except TimeoutError:
+        return f"none within {ASK_S:g} s"
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno is not None else str(error)
+    writer.transport.abort()
+    return ""
+
+
+async def _why_none(url: str, backend: Backend) -> str | None:
     """In the words of the first look, why there is no answer."""
-    config = for_backend(url, "127.0.0.1:0", "127.0.0.1:0")
-    finding = await first_look.look_once("default", config.backends["default"], url)
+    finding = await first_look.look_once("default", backend, url)
     return finding.words if finding is not None and finding.level is first_look.Level.BAD else None
 
 
@@ -134,22 +180,21 @@ async def _judge(asker: Asker, answer: Reply) -> None:
     fault = find_path_fault(_REFUSED_BY_A_GATEWAY)
     if refusal is not None and fault is not None and refusal.status == 400 and fault in refusal.words:
         raise UnusableServerError("this is a tensor-gateway: name the inference server behind it")
-    if answer.status in (401, 403):
-        raise UnusableServerError(
-            f"it answers, and needs credentials ({answer.words}), without which nothing can be found out. Clients send "
-            "theirs through the gateway; or the gateway sends them all the same ones: `headers.set`"
-        )
+    if unauthorized := asker.why_unauthorized(answer):
+        raise UnusableServerError(unauthorized)
     finding = first_look.judge(answer.as_answer, urlsplit(asker.url).path)
     is_other = (answer.status >= 300 and answer.status not in (400, 404, 405)) or answer.as_answer.is_html
     if finding is not None and finding.level is first_look.Level.BAD and (is_other or b"/-/live" in answer.body):
         raise UnusableServerError(f"it {finding.words}" if finding.words.startswith("answers") else finding.words)
 
 
-async def _look_at_certificate(host: str, port: int, context: ssl.SSLContext, report: Report) -> None:
+async def _look_at_certificate(host: str, port: int, tls: TlsContext, report: Report) -> None:
     """Say until when the server's certificate, which was accepted, is valid."""
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(ASK_S):
-            _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=host)
+            _, writer = await asyncio.open_connection(
+                host, port, ssl=tls.context, server_hostname=tls.server_name or host
+            )
             certificate = writer.get_extra_info("peercert") or {}
             writer.transport.abort()
         expires_at = expiry_of(certificate)

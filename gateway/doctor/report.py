@@ -5,7 +5,7 @@ Not here: finding anything out.
 
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, TextIO
@@ -32,6 +32,8 @@ class Setting(NamedTuple):
     """A few words, for the comment in the file."""
     is_needed: bool = True
     """Whether clients would miss something without it."""
+    printed: Any = None
+    """What stands in the file in the place of a value that is secret."""
 
 
 class UnusableServerError(Exception):
@@ -95,6 +97,14 @@ class Report:
         """Whether nothing was found that needs anybody's hand."""
         return not self.has_problem and not any(setting.is_needed for setting in self.settings.values())
 
+    @property
+    def printable(self) -> dict[str, Setting]:
+        """The settings without what is secret."""
+        return {
+            key: each if each.printed is None else each._replace(value=each.printed)
+            for key, each in self.settings.items()
+        }
+
     def _find(self, level: Level, words: str) -> None:
         self._print_wrapped(f"  {level.value:<7}  ", words)
 
@@ -114,7 +124,7 @@ class Report:
         print(text, file=self.out, flush=True)
 
 
-def configuration(endpoint: str, settings: dict[str, Setting], listen: str, admin: str, found: str) -> str:
+def configuration(endpoint: str, settings: Mapping[str, Setting], listen: str, admin: str, found: str) -> str:
     """The file that puts the gateway in front of *endpoint*; *found* says what that is, for its first line."""
     lines = [f"# {found}", f"listen: {listen}"]
     if admin:

@@ -172,6 +172,8 @@ class Trials(ABC):
                     raise RefusedError(
                         f"a trial inference was answered with {error}: the gateway cannot read that, nor can clients"
                     ) from None
+            if unauthorized := self._asker.why_unauthorized(reply):
+                raise RefusedError(unauthorized)
             sent = ", ".join(f"{each.name} {each.datatype} {list(each.shape)}" for each in samples)
             why = f"every trial inference was refused; the last one sent {sent}. The server's words: {reply.words}"
         raise RefusedError(why)
