@@ -14,7 +14,7 @@ import ipaddress
 import logging
 import os
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from enum import IntEnum
@@ -24,16 +24,14 @@ from gateway import __version__
 from gateway.backend.connections import Connections, UnreachableError
 from gateway.backend.endpoints import Endpoint, EndpointSet
 from gateway.backend.questions import (
-    ANY_MODEL,
     EXTENSION,
     MLFLOW,
     TENSORFLOW,
     Answer,
     Questioner,
-    is_version,
-    lists_v1_models,
+    ask_other_dialect,
+    lists_openai_models,
     read_metadata,
-    refuses_in_v1,
 )
 from gateway.backend.resolving import Names, look_up, usable_addresses
 from gateway.backend.speaking import AUTO, NEVER
@@ -66,6 +64,11 @@ _CONTAINER = ("/.dockerenv", "/run/.containerenv")
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _FRAME_HEAD_BYTES = 9
 _SETTINGS = 4
+
+_AS = {TENSORFLOW: "TensorFlow Serving and KServe's V1 protocol do", MLFLOW: "MLflow's scoring server does"}
+"""Like which server one with that dialect answers."""
+
+_MORE = "`tensor-gateway doctor URL` tells more"
 
 _CLIENT_CERTIFICATE = "set `tls.certificate` and `tls.key` to one that it accepts"
 
@@ -284,7 +287,7 @@ class _Asked:
     async def _as_configured(self, dialect: str, answer: Answer) -> Finding:
         """What is found where *dialect* is configured, which is not V2; *answer* is that to `GET /v2`."""
         with suppress(GatewayError, LostError, NotHttpError):
-            if dialect in {other.dialect for other in _OTHERS if other.fits(await self._get(other.path))}:
+            if (await ask_other_dialect(self._get)).dialect == dialect:
                 return Finding(Level.GOOD, f"answers as a server with `dialect: {dialect}` does")
         finding = judge(answer, self._endpoint.base_path) or await self._why_no_metadata(answer)
         return _bad(f"{finding.words}; its `dialect` is {dialect}")
@@ -296,21 +299,18 @@ class _Asked:
         with suppress(GatewayError, LostError, NotHttpError):
             if (await self._get("/v2/health/live")).status == 200:
                 return Finding(Level.GOOD, f"answers probes of {path}/health/live, but GET {path} with {answer.status}")
-            for other in _OTHERS:
-                if other.fits(await self._get(other.path)):
-                    return self._speaks_other(other, says)
+            if dialect := (await ask_other_dialect(self._get)).dialect:
+                if self._backend.dialect == AUTO:
+                    return Finding(Level.GOOD, f"answers as {_AS[dialect]}: `dialect: auto` finds {dialect}")
+                return _bad(f"{says}, and otherwise as {_AS[dialect]}: set `dialect: {dialect}`; {_MORE}")
+            if lists_openai_models(await self._get("/v1/models")):
+                return _bad(f"{says}; it has /v1/models, as servers with OpenAI's interface do, which is another")
         base_path = self._endpoint.base_path
         where = f"; `{base_path}` of its URL is put before every path" if base_path else ""
         return _bad(
             f"{says}: not a server of the V2 (Open Inference) protocol? If only its metadata is missing, inferences "
-            f"pass{where}"
+            f"pass{where}; {_MORE}"
         )
-
-    def _speaks_other(self, other: "_Other", says: str) -> Finding:
-        if other.dialect and self._backend.dialect == AUTO:
-            return Finding(Level.GOOD, f"answers; {other.words}: `dialect: auto` finds {other.dialect}")
-        what_to_do = f": set `dialect: {other.dialect}`" if other.dialect else ""
-        return _bad(f"{says}: not a server of the V2 protocol; {other.words}{what_to_do}")
 
 
 def _client_hello(server_name: str) -> bytes:
@@ -382,31 +382,3 @@ def _judge_metadata(answer: Answer, says: str, binary: str) -> Finding:
         f"{named} answers, and says that it speaks the binary extension itself ({EXTENSION}): {meant} through as they "
         "come",
     )
-
-
-class _Other(NamedTuple):
-    """How a server that does not speak V2 is recognized."""
-
-    path: str
-    fits: Callable[[Answer], bool]
-    """Whether this is its answer to `GET` *path*."""
-    words: str
-    dialect: str = ""
-    """Its name in the configuration; empty if there is none for it."""
-
-
-def _lists_openai_models(answer: Answer) -> bool:
-    return answer.status == 200 and b'"data"' in answer.body
-
-
-def _takes_posts_only(answer: Answer) -> bool:
-    return answer.status == 405
-
-
-_OTHERS = (
-    _Other("/v1/models", lists_v1_models, "it has /v1/models, as servers of the V1 protocol do (KServe)", TENSORFLOW),
-    _Other("/v1/models", _lists_openai_models, "it has /v1/models, as servers with OpenAI's interface do"),
-    _Other(f"/v1/models/{ANY_MODEL}", refuses_in_v1, "it refuses models as TensorFlow Serving does", TENSORFLOW),
-    _Other("/version", is_version, "it tells its version, as MLflow's own server does", MLFLOW),
-    _Other("/invocations", _takes_posts_only, "it has /invocations, as MLflow's own server does", MLFLOW),
-)

@@ -140,6 +140,11 @@ def lists_v1_models(answer: Answer) -> bool:
     return answer.status == 200 and _read(answer, _Models) is not None
 
 
+def lists_openai_models(answer: Answer) -> bool:
+    """Whether *answer* to `GET /v1/models` is that of a server with OpenAI's interface."""
+    return answer.status == 200 and b'"data"' in answer.body
+
+
 def refuses_in_v1(answer: Answer) -> bool:
     """Whether *answer* to `GET /v1/models/any` is one of TensorFlow Serving, or of a KServe that speaks V1."""
     return answer.status in (400, 404) and _read(answer, _Error) is not None
@@ -181,7 +186,13 @@ async def ask_dialect(get: Get) -> Said:
     said = _said_of_v2(first)
     if said.dialect or is_no_answer(first):
         return said
-    came = [said.answers]
+    other = await ask_other_dialect(get)
+    return other if other.dialect else Said("", answers=f"{said.answers}, {other.answers}")
+
+
+async def ask_other_dialect(get: Get) -> Said:
+    """Which dialect a server speaks that does not speak V2: up to four questions. Raises what *get* raises."""
+    came = []
     for path, fits in (("/v1/models", lists_v1_models), (f"/v1/models/{ANY_MODEL}", refuses_in_v1)):
         answer = await get(path)
         if fits(answer):
@@ -198,4 +209,6 @@ async def ask_dialect(get: Get) -> Said:
 
 
 def _in_words(answer: Answer) -> str:
-    return f"{answer.status_line}, an HTML page" if answer.is_html and answer.status == 200 else answer.status_line
+    if answer.status != 200:
+        return answer.status_line
+    return f"{answer.status_line}, an HTML page" if answer.is_html else f"{answer.status_line} with something else"

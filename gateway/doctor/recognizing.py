@@ -88,9 +88,8 @@ async def _other(asker: Asker, model: str) -> Server:
         return Server(said.dialect, "")
     if model and (await asker.get(_path(model))).status == 200:
         return Server(V2, "")
-    listed = (await asker.get("/v1/models")).json
     what = ""
-    if isinstance(listed, dict) and "data" in listed:
+    if questions.lists_openai_models(await get("/v1/models")):
         what = "; it lists models in OpenAI's interface, as servers of language models do, which is another"
     raise UnusableServerError(f"it is no server that the gateway can stand in front of: {said.answers}{what}")
 

@@ -144,6 +144,9 @@ def by_path(answers: dict[str, tuple[str, bytes]]) -> Script:
     return script
 
 
+MLFLOW = {"/ping": ("200 OK", b""), "/version": ("200 OK", b"3.17.0")}
+
+
 @pytest.mark.parametrize(
     ("answers", "level", "words"),
     [
@@ -151,21 +154,23 @@ def by_path(answers: dict[str, tuple[str, bytes]]) -> Script:
         (
             {"/v1/models": ("200 OK", b'{"models": []}')},
             "WARNING",
-            "as servers of the V1 protocol do (KServe): set `dialect: tensorflow`",
+            "otherwise as TensorFlow Serving and KServe's V1 protocol do: set `dialect: tensorflow`",
         ),
         ({"/v1/models": ("200 OK", b'{"object": "list", "data": []}')}, "WARNING", "with OpenAI's interface"),
         (
             {"/v1/models/any": ("404 Not Found", b'{"error": "Could not find any versions of model any"}')},
             "WARNING",
-            "as TensorFlow Serving does: set `dialect: tensorflow`",
+            "KServe's V1 protocol do: set `dialect: tensorflow`; `tensor-gateway doctor URL` tells more",
+        ),
+        (
+            {"/v2": ("400 Bad Request", b"<html>No required SSL certificate was sent</html>")},
+            "WARNING",
+            "since it wants a client certificate: set `tls.certificate` and `tls.key`",
         ),
         ({"/v1/models/any": ("404 Not Found", b'{"error": {"code": 404}}')}, "WARNING", "not a server of the V2"),
-        ({"/version": ("200 OK", b"3.17.0")}, "WARNING", "as MLflow's own server does: set `dialect: mlflow`"),
-        (
-            {"/invocations": ("405 Method Not Allowed", b"")},
-            "WARNING",
-            "as MLflow's own server does: set `dialect: mlflow`",
-        ),
+        (MLFLOW, "WARNING", "otherwise as MLflow's scoring server does: set `dialect: mlflow`"),
+        ({"/version": ("200 OK", b"3.17.0")}, "WARNING", "not a server of the V2"),
+        ({}, "WARNING", "If only its metadata is missing, inferences pass; `tensor-gateway doctor URL` tells more"),
     ],
 )
 async def test_a_server_of_another_protocol_is_told_by_what_it_has(
@@ -189,9 +194,9 @@ async def test_a_server_of_another_protocol_is_told_by_what_it_has(
             "INFO",
             "answers as a server with `dialect: tensorflow` does",
         ),
-        ("mlflow", {"/version": ("200 OK", b"3.17.0")}, "INFO", "answers as a server with `dialect: mlflow` does"),
+        ("mlflow", MLFLOW, "INFO", "answers as a server with `dialect: mlflow` does"),
         ("mlflow", {"/v2": ("200 OK", b'{"name": "triton"}')}, "WARNING", "triton answers; its `dialect` is mlflow"),
-        ("auto", {"/version": ("200 OK", b"3.17.0")}, "INFO", "`dialect: auto` finds mlflow"),
+        ("auto", MLFLOW, "INFO", "`dialect: auto` finds mlflow"),
         ("auto", {"/v2": ("200 OK", b'{"name": "triton"}')}, "INFO", "triton answers"),
     ],
 )
