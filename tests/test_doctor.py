@@ -12,24 +12,27 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import tritonclient.http as triton
 import yaml
 from aiohttp import web
+from tritonclient.utils import np_to_triton_dtype
 
 from gateway.demo import JsonServer
 from gateway.doctor import Given, examine
 from tests.certificates import Authority
 from tests.conftest import Connection, Script, answering, lying, running
-from tests.servers import FastApi, KServe, Mlflow, Server, Triton, serving
+from tests.servers import FastApi, KServe, Mlflow, Server, TorchServe, Triton, serving
 from tests.system.programs import MlServer
 from tests.test_cli import COMMAND, process, run, url_in_line
 from tests.tf_serving import tf_serving
 
 SERVERS = Path(__file__).parent.parent / "docs" / "servers.md"
+Array = npt.NDArray[Any]
 GRPC_SETTINGS = bytes.fromhex("000018040000000000000400400000000500400000000600004000fe0300000001")
 
 
@@ -208,7 +211,7 @@ async def test_a_certificate_that_is_trusted_is_named_with_its_end(authority: Au
     async with with_tls(authority.issue().server_context()) as url:
         found = await doctor(url, environment={"SSL_CERT_FILE": str(authority.path)})
     assert any("certificate is accepted, and valid until 3000-01-01" in words for words in found.findings("ok"))
-    assert found.code == 0, found
+    assert (found.code, found.findings("problem")) == (1, [])  # there is no model to try
 
 
 async def test_a_certificate_that_expires_soon_is_pointed_out(authority: Authority) -> None:
@@ -581,8 +584,8 @@ async def test_models_are_asked_for_by_name_where_they_are_not_listed() -> None:
             doctor(url), doctor(url, "--model", "m"), doctor(f"{url}/v2/models/m/infer")
         )
     assert any("to try one, name it with --model" in words for words in without.findings("note"))
-    assert (without.code, with_name.code, with_path.code) == (0, 1, 1)
-    assert "infer in binary" not in without.table
+    assert (without.code, with_name.code, with_path.code) == (1, 1, 1)
+    assert without.table["infer"] == "not found out: no model was tried"
     assert with_name.table == with_path.table
     (problem,) = with_path.findings("problem")
     assert problem.startswith("/v2/models/m/infer at the end of the URL belongs to each request")
@@ -673,6 +676,8 @@ async def test_nothing_is_on_standard_output_if_there_is_no_file() -> None:
 
 # Real servers
 
+GUESSED = "yes, with the same values as straight in JSON, if the datatypes that were guessed are right"
+
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
@@ -680,9 +685,55 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-async def examined(server: Server, *arguments: str) -> Examined:
+class Running(Protocol):
+    """A real server."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+
+
+async def examined(
+    server: Server, *arguments: str, infer: tuple[str, dict[str, Array]] | None = None, **environment: str
+) -> Examined:
+    """What the doctor says; *infer*, a model and its inputs, works at once with the file that it gives."""
     with serving(server):
-        return await doctor(server.url, *arguments)
+        found = await doctor(server.url, *arguments, environment=environment)
+        if infer is not None:
+            await works_at_once(server, *infer, *arguments, **environment)
+        return found
+
+
+async def works_at_once(
+    server: Running, model: str, inputs: dict[str, Array], *arguments: str, **environment: str
+) -> None:
+    """`--yaml` gives a file that `check` accepts, and with which `serve` lets an unmodified client infer."""
+    found = await doctor(server.url, *arguments, "--yaml", environment=environment)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "gateway.yaml"
+        file.write_text(re.sub(r"^((?:listen|admin): 127.0.0.1):\d+$", r"\1:0", found.printed, flags=re.MULTILINE))
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            result = await asyncio.to_thread(run, "check", str(file))
+            assert result.returncode == 0, result
+            async with process("serve", str(file)) as gateway:
+                await asyncio.to_thread(infer_with_client, await url_in_line(gateway.stderr), model, inputs)
+
+
+def infer_with_client(url: str, model: str, inputs: dict[str, Array]) -> None:
+    with triton.InferenceServerClient(url.removeprefix("http://"), network_timeout=60) as client:
+        assert client.is_server_live()
+        sent = []
+        for name, array in inputs.items():
+            tensor = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+            tensor.set_data_from_numpy(array)
+            sent.append(tensor)
+        result = client.infer(model, sent)
+        assert [result.as_numpy(output["name"]).size for output in result.get_response()["outputs"]]
+
+
+X = {"x": np.array([[0.5, 1, 2, 3]], np.float32)}
 
 
 @pytest.mark.slow
@@ -692,6 +743,7 @@ async def test_mlserver(folder: Path) -> None:
         server.start()
         await asyncio.to_thread(server.wait_until_ready)
         found = await doctor(server.url)
+        await works_at_once(server, "identity", X)
     finally:
         server.stop()
     assert any("mlserver 1.7.1" in words for words in found.findings("ok"))
@@ -712,7 +764,7 @@ async def test_mlserver(folder: Path) -> None:
 
 @pytest.mark.slow
 async def test_kserve_reads_binary_though_it_does_not_say_so(folder: Path) -> None:
-    found = await examined(KServe(folder / "kserve"), "--model", "identity")
+    found = await examined(KServe(folder / "kserve"), "--model", "identity", infer=("identity", X))
     assert any("kserve 0.21.0" in words for words in found.findings("ok"))
     assert found.backend == {"health": {}, "binary": "always"}
     assert found.table["infer in binary"].startswith("yes")
@@ -722,7 +774,9 @@ async def test_kserve_reads_binary_though_it_does_not_say_so(folder: Path) -> No
 
 @pytest.mark.slow
 async def test_triton_says_that_it_reads_binary(folder: Path) -> None:
-    found = await examined(Triton(folder / "triton"), "--model", "rows")
+    found = await examined(
+        Triton(folder / "triton"), "--model", "rows", infer=("rows", {"x": np.ones((2, 4), np.int32)})
+    )
     assert any("triton 2." in words for words in found.findings("ok"))
     assert found.backend == {"health": {}, "binary": "auto"}
     assert found.table["ask for model configuration"] == "yes"
@@ -732,7 +786,7 @@ async def test_triton_says_that_it_reads_binary(folder: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_strict_server_of_ones_own(folder: Path) -> None:
-    found = await examined(FastApi(folder / "strict"))
+    found = await examined(FastApi(folder / "strict"), infer=("double", X))
     assert found.backend["leave_out"] == ["id", "outputs", "parameters"]
     assert found.table["send an id, list outputs"].startswith("yes")
     assert (found.code, found.findings("problem")) == (1, [])
@@ -741,17 +795,18 @@ async def test_a_strict_server_of_ones_own(folder: Path) -> None:
 
 @pytest.mark.slow
 async def test_kserve_with_a_model_that_only_speaks_v1(folder: Path) -> None:
-    found = await examined(KServe(folder / "kserve-v1"), "--model", "v1")
-    tensor = {"datatype": "FP32", "shape": [-1, 4]}
+    found = await examined(KServe(folder / "kserve-v1"), "--model", "v1", infer=("v1", X))
+    tensor, double = ({"datatype": datatype, "shape": [-1, 4]} for datatype in ("FP32", "FP64"))
     assert found.backend == {
         "dialect": "tensorflow",
         "health": {"path": "/v1/models/v1"},
-        "models": {"v1": {"format": "row", "inputs": {"input": tensor}, "outputs": {"output": tensor}}},
+        "models": {"v1": {"format": "row", "inputs": {"input": tensor}, "outputs": {"output": double}}},
         "nonfinite": "as_null",
     }
-    assert found.table["infer in binary"] == "yes, with the same values as straight in JSON"
-    (problem,) = found.findings("problem")
+    assert found.table["infer in binary"] == GUESSED
+    problem, guess = found.findings("problem")
     assert "`dialect: tensorflow`" in problem
+    assert "Guessed from one answer: output FP64" in guess
     assert found.code == 1
     assert missing_from(found, "KSERVEV1") == set()
 
@@ -760,7 +815,7 @@ async def test_kserve_with_a_model_that_only_speaks_v1(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "inputs", "outputs"),
     [
-        ("identity", {"": ("FP32", [-1, 4])}, {"output": ("FP32", [-1, 4])}),
+        ("identity", {"": ("FP32", [-1, 4])}, {"output": ("FP64", [-1, 4])}),
         (
             "signed",
             {"x": ("FP32", [-1, 4]), "n": ("INT64", [-1])},
@@ -770,14 +825,71 @@ async def test_kserve_with_a_model_that_only_speaks_v1(folder: Path) -> None:
     ],
 )
 async def test_mlflow(folder: Path, model: str, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-    found = await examined(Mlflow(folder / f"mlflow-{model}", model))
+    sent = {**X, "n": np.array([7])} if model == "signed" else X
+    found = await examined(Mlflow(folder / f"mlflow-{model}", model), infer=("any", sent))
     block = {
         side: {name: {"datatype": datatype, "shape": shape} for name, (datatype, shape) in tensors.items()}
         for side, tensors in (("inputs", inputs), ("outputs", outputs))
     }
     assert any("MLflow 3.17" in words for words in found.findings("ok"))
     assert found.backend == {"dialect": "mlflow", "health": {}, "models": {"*": block}, "nonfinite": "as_null"}
-    assert found.table["infer in binary"] == "yes, with the same values as straight in JSON"
-    assert (found.code, found.findings("problem")) == (1, [])
+    assert found.table["infer in binary"] == GUESSED
+    (problem,) = found.findings("problem")
+    assert "numbers do not tell. Guessed from one answer" in problem
+    assert "# GUESSED from the numbers of one answer" in found.printed
+    assert found.code == 1
     if model == "signed":
         assert missing_from(found, "MLFLOW") == set()
+
+
+@pytest.mark.slow
+async def test_mlflow_with_a_signature_of_columns(folder: Path) -> None:
+    sent = {"a": np.array([0.5, 1]), "b": np.array([3, 4])}
+    found = await examined(Mlflow(folder / "mlflow-columns", "columns"), infer=("any", sent))
+    (block,) = found.backend["models"].values()
+    assert block["inputs"] == {
+        "a": {"datatype": "FP64", "shape": [-1]},
+        "b": {"datatype": "INT64", "shape": [-1]},
+    }
+    assert block["format"] == "dataframe_split"
+    assert [each["datatype"] for each in block["outputs"].values()] == ["FP64"]
+    assert found.table["infer in binary"] == GUESSED
+
+
+@pytest.mark.slow
+async def test_torchserve_has_neither_health_nor_metadata(folder: Path) -> None:
+    without = await examined(TorchServe(folder / "torchserve-1"))
+    assert (without.code, without.backend) == (1, {"health": {"path": "/ping"}})
+    assert missing_from(without, "TORCHSERVE WITHOUT MODEL") == set()
+    found = await examined(TorchServe(folder / "torchserve-2"), "--model", "double", infer=("double", X))
+    x = {"datatype": "FP32", "shape": [-1, 4]}
+    described = {"inputs": {"x": x}, "outputs": {"x": {"datatype": "FP32", "shape": [-1]}}}
+    assert found.backend == {"health": {"path": "/ping"}, "models": {"double": described}, "nonfinite": "as_null"}
+    for call, answered in {"live": "yes", "ready": "yes", "model metadata": "yes", "model ready": "no"}.items():
+        assert found.table[f"ask for {call}"] == answered
+    assert (found.code, found.findings("problem")) == (1, [])
+    assert missing_from(found, "TORCHSERVE") == set()
+
+
+@pytest.mark.slow
+async def test_torchserve_without_its_envelope_and_with_that_of_v1(folder: Path) -> None:
+    found = await examined(TorchServe(folder / "torchserve-3", ""), "--model", "double")
+    (problem,) = found.findings("problem")
+    assert problem.endswith("Has its config.properties service_envelope=kservev2?")
+    found = await examined(TorchServe(folder / "torchserve-4", "kserve"), "--model", "double")
+    assert (found.backend["dialect"], found.backend["models"]["double"]["format"]) == ("tensorflow", "row")
+    assert found.table["infer in binary"] == GUESSED
+
+
+@pytest.mark.slow
+async def test_torchserve_with_tokens(folder: Path) -> None:
+    server = TorchServe(folder / "torchserve-5", has_tokens=True)
+    with serving(server):
+        without = await doctor(server.url, "--model", "double")
+        token = {"TOKEN": server.headers["Authorization"].removeprefix("Bearer ")}
+        arguments = ("--model", "double", "--header", BEARER + "${TOKEN}")
+        found = await doctor(server.url, *arguments, environment=token)
+        await works_at_once(server, "double", X, *arguments, **token)
+    assert "it needs credentials (400: Token Authorization failed" in without.findings("problem")[0]
+    assert (without.code, found.code, found.findings("problem")) == (2, 1, [])
+    assert found.backend["headers"] == {"set": {"Authorization": "Bearer ${TOKEN}"}}

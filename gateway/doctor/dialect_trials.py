@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gateway.backend.questions import MLFLOW
+from gateway.backend.questions import MLFLOW, TENSORFLOW
 from gateway.codec import DEFAULT_SIGNATURE, DIALECTS, NAMELESS_INPUT, TensorDescription
 from gateway.config import FORMATS
 from gateway.doctor.asking import Asker, Reply
 from gateway.doctor.report import Report
 from gateway.doctor.samples import Declared, Output, Sample, UnreadableError, blob_of, flat, sample
-from gateway.doctor.trials import Model, RefusedError, Taken, Trials, candidates
+from gateway.doctor.trials import AS_TRIED, Model, RefusedError, Taken, Trials, candidates
 from gateway.errors import CodecError
 
 OUTPUT = "output"
@@ -27,6 +27,10 @@ OUTPUT = "output"
 
 UNDESCRIBED = ((1, 4), (1, 1), (1, 16), (1,))
 """Shapes that are tried with a model of which nothing is known."""
+
+_GUESSED = "GUESSED from the numbers of one answer: put the datatypes that the model computes"
+_PLACEHOLDER = "PLACEHOLDER, since no trial was answered: put the outputs that the model has"
+"""Comments beside outputs."""
 
 _WRONG_NAME = json.dumps({"inputs": {"tensor-gateway doctor": [0]}}).encode()
 _WRONG_RANK = json.dumps({"inputs": [[[[[[0]]]]]]}).encode()
@@ -141,7 +145,7 @@ class DialectTrials(Trials):
         for name, data in _by_name(value, only).items():
             values = flat(data)
             try:
-                datatype = said.get(name) or guessed(values)
+                datatype = said.get(name) or guessed(values, is_double=self._gets_doubles)
             except (TypeError, OverflowError):
                 raise UnreadableError(f"values of {name} that do not form a tensor") from None
             outputs.append(Output(name, datatype, _shape_of(data), blob_of(datatype, values)))
@@ -160,13 +164,26 @@ class DialectTrials(Trials):
                 why = why or str(error)
         raise RefusedError(why)
 
-    def describe(self, taken: Taken) -> None:
-        """Say what the model is, and set `models` to what the server does not say itself."""
+    @property
+    def knows_inputs(self) -> bool:
+        """See `Trials`."""
+        return bool(self._known.inputs)
+
+    @property
+    def _gets_doubles(self) -> bool:
+        return any(declared.datatype == "FP64" for declared in self._known.inputs)
+
+    def describe(self, taken: Taken) -> bool:
+        """Say what the model is, and set `models` to what the server does not say itself; whether any is guessed."""
         if self._known.inputs:
             words = [", ".join(each.words for each in side) for side in self._known if side]
             self._report.ok("; outputs: ".join([f"inputs: {words[0]}", *words[1:]]))
         else:
-            self._report.note("the server does not say what the model's inputs and outputs are")
+            sent = ", ".join(f"{each.datatype} {list(each.shape)}" for each in taken.samples)
+            self._report.note(
+                f"the server does not say what the model's inputs and outputs are; it took {sent}. Name, datatype and "
+                "shape of the input under `models` are the trial's and not known to be the model's"
+            )
         block: dict[str, Any] = {}
         said = {declared.name for declared in self._known.outputs}
         if self._form != FORMATS[self._dialect.name][0]:
@@ -193,14 +210,33 @@ class DialectTrials(Trials):
             block["outputs"] = outputs
             shown = ", ".join(f"{name} {output['datatype']}" for name, output in outputs.items())
             unnamed = "what its output is called and " if OUTPUT in outputs else ""
-            self._report.note(
-                f"its answers do not say {unnamed}of which datatype outputs are. Guessed from one answer: {shown}. "
-                "Correct it under `models` to what the model computes: clients get what stands there"
+            self._report.problem(
+                f"its answers do not say {unnamed}of which datatype outputs are, and numbers do not tell. Guessed from "
+                f"one answer: {shown}. Put what the model computes under `models`: clients get what stands there"
             )
         if block:
-            pattern = "*" if self._dialect.name == MLFLOW else self._model.name
-            why = "the model, as one answer looked: correct it, above all the datatypes of outputs"
-            self._report.set("models", {pattern: block}, why if outputs else "how the model wants to be asked")
+            comments = {} if self._known.inputs else {"inputs": AS_TRIED}
+            if outputs:
+                comments["outputs"] = _GUESSED
+            why = "what the server does not say of its model" if outputs else "how the model wants to be asked"
+            self._set_models(block, why, comments)
+        return bool(outputs)
+
+    def describe_untried(self) -> None:
+        """Set `models` to what the gateway needs to know of a model that has answered no trial."""
+        if self._is_described:
+            return
+        block: dict[str, Any] = {"format": "row"} if self._dialect.name == TENSORFLOW else {}
+        if self._known.inputs:
+            block["inputs"] = {
+                each.name: {"datatype": each.datatype, "shape": list(each.shape)} for each in self._known.inputs
+            }
+        block["outputs"] = {OUTPUT: {"datatype": "FP32"}}
+        self._set_models(block, "what the server does not say of its model", {"outputs": _PLACEHOLDER})
+
+    def _set_models(self, block: dict[str, Any], why: str, comments: Mapping[str, str]) -> None:
+        pattern = "*" if self._dialect.name == MLFLOW else self._model.name
+        self._report.set("models", {pattern: block}, why, comments=comments)
 
     @property
     def _is_described(self) -> bool:
@@ -286,8 +322,11 @@ def _by_name(value: Any, only: str) -> dict[str, Any]:
     return {only: value}
 
 
-def guessed(values: Sequence[Any]) -> str:
-    """The datatype that *values* of JSON could have: of those that hold them all the likeliest."""
+def guessed(values: Sequence[Any], *, is_double: bool = False) -> str:
+    """The datatype that *values* of JSON could have: of those that lose nothing of them the likeliest.
+
+    *is_double*: floats are FP64 even if FP32 would hold them.
+    """
     known = [value for value in values if value is not None]
     if any(isinstance(value, str | dict) for value in known):
         return "BYTES"
@@ -296,13 +335,13 @@ def guessed(values: Sequence[Any]) -> str:
     if known and len(known) == len(values) and all(isinstance(value, int) for value in known):
         return "INT64"
     with np.errstate(over="ignore"):
-        return "FP32" if all(map(_is_single, known)) else "FP64"
+        return "FP32" if not is_double and all(map(_is_single, known)) else "FP64"
 
 
 def _is_single(value: float) -> bool:
-    """Whether *value* is an FP32, printed as itself or as the FP64 that it equals; NaN is one."""
+    """Whether *value* is an FP32; NaN is one. One that was printed short, as 0.1, is taken for an FP64, too."""
     single = np.float32(value)
-    return float(single) == value or float(str(single)) == value or bool(np.isnan(single))
+    return float(single) == value or bool(np.isnan(single))
 
 
 def _shape_of(data: Any) -> tuple[int, ...]:

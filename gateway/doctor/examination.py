@@ -16,10 +16,11 @@ from gateway.doctor.asking import Asker, NoAnswerError
 from gateway.doctor.dialect_trials import DialectTrials
 from gateway.doctor.given import TLS_OPTIONS, Given, backend_of, tls_of
 from gateway.doctor.reaching import meant_by, reach
-from gateway.doctor.recognizing import THE_MODEL, Server, choose_model, recognize
+from gateway.doctor.recognizing import THE_MODEL, TORCHSERVE, Server, choose_model, recognize
 from gateway.doctor.report import Report, UnusableServerError, configuration
 from gateway.doctor.through import ROUNDS, ThroughTrials, ask_calls, cost, gateway
 from gateway.doctor.trials import (
+    AS_TRIED,
     Model,
     RefusedError,
     Taken,
@@ -55,6 +56,7 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     backend = backend_of(meant.url, report.settings)
     tls = tls_of(backend) if meant.url.startswith("https:") else None
     report.title(f"{meant.url}, examined by tensor-gateway {__version__}")
+    report.heading("The way to it")
     if meant.left_out:
         report.problem(
             f"{meant.left_out} at the end of the URL belongs to each request and not to the server's address: "
@@ -88,8 +90,11 @@ async def _examined(url: str, asked_for: str, backend: Backend, tls: TlsContext 
         if model:
             await _try(asker, url, model, server, report)
         else:
+            if server.says_binary:
+                report.set("binary", "auto", _WHY_AUTO)
             async with _through(url, report) as through:
                 await ask_calls(through, "", report)
+            report.can("infer", "not found out: no model was tried")
     finally:
         await asker.close()
     report.table("What clients can do through the gateway", report.abilities)
@@ -106,7 +111,11 @@ async def _find_health(asker: Asker, model: str, server: Server, report: Report)
             report.set("health", {} if path == usual else {"path": path}, _WHY_HEALTH, is_needed=False)
             return
 
+    if server.dialect == TENSORFLOW:  # it answers for any model that it has none, which tells that it runs
+        report.set("health", {}, _WHY_HEALTH, is_needed=False)
 
+
+_WHY_AUTO = "binary passes through as it is, as long as the server says that it reads it"
 _WHY_HEALTH = "probes: /-/ready of the gateway tells whether the server is up"
 
 
@@ -124,7 +133,7 @@ async def _try(asker: Asker, url: str, model: str, server: Server, report: Repor
             report.can("infer", "not found out: no trial inference was answered")
             return
         trial = ThroughTrials(through, Model(model), report)
-        if not await trial.compare(tried.by_client):
+        if not await trial.compare(tried.by_client, tried.caveat):
             return
         straight, crossed = asker.keeping(), through.keeping()
         try:
@@ -149,6 +158,8 @@ class _Tried(NamedTuple):
     taken: Taken
     by_client: Taken
     variants: list[Variant]
+    caveat: str = ""
+    """What has to be right besides, for clients to get right values."""
 
 
 async def _try_v2(asker: Asker, model: str, server: Server, report: Report) -> _Tried:
@@ -157,18 +168,25 @@ async def _try_v2(asker: Asker, model: str, server: Server, report: Report) -> _
     trials = V2Trials(asker, described, report)
     try:
         taken = await trials.first()
-    except RefusedError:
+    except RefusedError as error:
         tried = await _try_v1(asker, model, server, report)
-        if tried is None:
-            raise
-        return tried
+        if tried is not None:
+            return tried
+        if server.title == TORCHSERVE:
+            raise RefusedError(f"{error}. Has its config.properties service_envelope=kservev2?") from None
+        raise
     report.ok("a trial inference straight in JSON was answered")
     if not described.has_metadata:
         report.note(
             "clients ask for the metadata, so `models` gives it to them: names, datatypes and shapes are those of the "
-            "trial, to be corrected"
+            "trial, which the server took. They are not known to be the model's: correct them"
         )
-        report.set("models", {model: as_described(taken)}, "for the server has no metadata; correct it to the model's")
+        report.set(
+            "models",
+            {model: as_described(taken)},
+            "for the server has no metadata, which clients ask for",
+            comments={"inputs": AS_TRIED, "outputs": "as they came back: correct the shapes"},
+        )
     if not await _reads_binary(trials, taken, server, report):
         report.heading("What it takes in JSON")
         await trials.find_settings(taken)
@@ -178,7 +196,8 @@ async def _try_v2(asker: Asker, model: str, server: Server, report: Report) -> _
 async def _try_v1(asker: Asker, model: str, server: Server, report: Report) -> _Tried | None:
     """Find out whether *model* speaks the V1 protocol, where its server says V2; None if it does not."""
     answer = (await asker.get(f"/v1/models/{quote(model, safe='')}")).json
-    if not isinstance(answer, dict) or "ready" not in answer:
+    is_kserve = isinstance(answer, dict) and "ready" in answer
+    if not is_kserve and server.title != TORCHSERVE:
         return None
     trials = DialectTrials(asker, TENSORFLOW, model, report)
     try:
@@ -186,10 +205,10 @@ async def _try_v1(asker: Asker, model: str, server: Server, report: Report) -> _
     except RefusedError:
         return None
     report.problem(
-        "the server says that it speaks V2, but this model refuses it and answers V1 (/v1/models/...:predict): "
+        "the model does not answer V2, though its server speaks it, but V1 (/v1/models/...:predict): "
         "`dialect: tensorflow`"
     )
-    report.set("dialect", TENSORFLOW, "the server says V2 of itself, but the model only speaks V1")
+    report.set("dialect", TENSORFLOW, "the server speaks V2, but the model only V1")
     await _find_health(asker, model, server._replace(dialect=TENSORFLOW), report)
     return await _tried(trials, taken, report)
 
@@ -197,16 +216,21 @@ async def _try_v1(asker: Asker, model: str, server: Server, report: Report) -> _
 async def _try_dialect(asker: Asker, model: str, server: Server, report: Report) -> _Tried:
     """Find out what a server of another dialect takes. Raises `RefusedError`."""
     trials = DialectTrials(asker, server.dialect, model, report)
-    return await _tried(trials, await trials.first(), report)
+    try:
+        taken = await trials.first()
+    except RefusedError:
+        trials.describe_untried()
+        raise
+    return await _tried(trials, taken, report)
 
 
 async def _tried(trials: DialectTrials, taken: Taken, report: Report) -> _Tried:
-    trials.describe(taken)
+    caveat = ", if the datatypes that were guessed are right" if trials.describe(taken) else ""
     report.ok("a trial inference straight in JSON was answered")
     report.heading("What it takes in JSON")
     await trials.find_settings(taken)
     by_client = trials.for_clients(taken)
-    return _Tried(trials, taken, by_client, await trials.variants(by_client))
+    return _Tried(trials, taken, by_client, await trials.variants(by_client), caveat)
 
 
 async def _reads_binary(trials: V2Trials, taken: Taken, server: Server, report: Report) -> bool:
@@ -218,7 +242,7 @@ async def _reads_binary(trials: V2Trials, taken: Taken, server: Server, report: 
             report.ok("it refuses binary tensors: this is what the gateway is for")
         return False
     if server.says_binary:
-        report.set("binary", "auto", "binary passes through as it is, as long as the server says that it reads it")
+        report.set("binary", "auto", _WHY_AUTO)
     else:
         report.note(
             "it reads binary tensors itself, though it does not say so: clients can use it without a gateway, or the "

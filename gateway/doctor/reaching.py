@@ -39,6 +39,11 @@ _OF_A_SERVER = re.compile(r"(?P<base>.*?)/(?:v2(?=/|$)|v1/models(?=/|$)|invocati
 
 _MODEL = re.compile(r"/v[12]/models/([^/:]+)")
 
+_TLS = "it speaks TLS there"
+"""In the words of the first look."""
+
+_HOW_TO_TRUST = "--ca FILE gives the doctor the authority that has signed it, --server-name NAME the name that it has"
+
 _REFUSED_BY_A_GATEWAY = "/v2/models/a%2Fb"
 """No other server refuses this path in the words of the gateway."""
 
@@ -58,7 +63,12 @@ def meant_by(url: str) -> Meant:
     """What *url* stands for. Raises `ConfigError` if that is not a server's URL."""
     if "://" not in url:
         url = f"http://{url}"
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ConfigError(f"{shortened(url)}: not a URL, such as http://127.0.0.1:8000") from None
+    if not parts.netloc:
+        raise ConfigError("expected the URL of a server, such as http://127.0.0.1:8000")
     match = _OF_A_SERVER.fullmatch(parts.path)
     model = _MODEL.search(parts.path)
     base = match["base"] if match else parts.path
@@ -78,7 +88,6 @@ async def reach(url: str, backend: Backend, tls: TlsContext | None, report: Repo
     https. Raises `UnusableServerError`.
     """
     parts = urlsplit(url)
-    report.heading("The way to it")
     assert parts.hostname is not None
     await _resolve(parts.hostname, url, report)
     asker = Asker(url, backend.headers.set, tls)
@@ -89,14 +98,15 @@ async def reach(url: str, backend: Backend, tls: TlsContext | None, report: Repo
         why = await _why_none(url, backend) or str(error)
         if not error.is_certificate:
             raise UnusableServerError(why) from None
-        how = "--ca FILE gives the doctor the authority that has signed it, --server-name NAME the name that it has"
+        is_expired = "has expired" in why
+        how = "it has to be renewed" if is_expired else _HOW_TO_TRUST
         if backend.headers.set:
             unsent = "The headers that were given were not sent, because this may be another server"
             raise UnusableServerError(f"{why}. {unsent}: {how}") from None
         report.problem(f"{why}. For the rest of this examination its certificate is not judged: {how}")
         given = report.settings["tls"].value if "tls" in report.settings else {}
-        why = "any certificate is taken: better is ca, the file of its authority"
-        report.set("tls", {**given, "verify": False}, why)
+        better = "that the server renews its own" if is_expired else "ca, the file of its authority"
+        report.set("tls", {**given, "verify": False}, f"any certificate is taken: better is {better}")
         backend = msgspec.structs.replace(backend, tls=msgspec.structs.replace(backend.tls, verify=False))
         asker = Asker(url, backend.headers.set, tls_of(backend))
         try:
@@ -105,7 +115,7 @@ async def reach(url: str, backend: Backend, tls: TlsContext | None, report: Repo
             await asker.close()
             raise UnusableServerError(str(again)) from None
     try:
-        await _judge(asker, answer)
+        await _judge(asker, answer, backend)
     except BaseException:
         await asker.close()
         raise
@@ -172,7 +182,7 @@ async def _why_none(url: str, backend: Backend) -> str | None:
     return finding.words if finding is not None and finding.level is first_look.Level.BAD else None
 
 
-async def _judge(asker: Asker, answer: Reply) -> None:
+async def _judge(asker: Asker, answer: Reply, backend: Backend) -> None:
     """Raise `UnusableServerError` if *answer* to `GET /v2` comes from what can be no inference server."""
     refusal = None
     with suppress(NoAnswerError):
@@ -182,6 +192,8 @@ async def _judge(asker: Asker, answer: Reply) -> None:
         raise UnusableServerError("this is a tensor-gateway: name the inference server behind it")
     if unauthorized := asker.why_unauthorized(answer):
         raise UnusableServerError(unauthorized)
+    if answer.status == 400 and asker.tls is None and (why := await _why_none(asker.url, backend)) and _TLS in why:
+        raise UnusableServerError(why)
     finding = first_look.judge(answer.as_answer, urlsplit(asker.url).path)
     is_other = (answer.status >= 300 and answer.status not in (400, 404, 405)) or answer.as_answer.is_html
     if finding is not None and finding.level is first_look.Level.BAD and (is_other or b"/-/live" in answer.body):

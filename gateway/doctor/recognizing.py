@@ -3,7 +3,9 @@
 Not here: whether it works (`trials`), and what `dialect: auto` concludes from the same answers (`backend.questions`).
 """
 
+import json
 import re
+from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -18,6 +20,9 @@ MAX_MODELS = 1000
 
 MAX_SHOWN = 10
 """The most models that a line names."""
+
+TORCHSERVE = "TorchServe"
+"""It says neither its version nor anything else below `/v2`."""
 
 THE_MODEL = "model"
 """What the only model of a server is called that gives it no name."""
@@ -40,13 +45,15 @@ class Server(NamedTuple):
 async def recognize(asker: Asker, first: Reply, model: str, report: Report) -> Server:
     """Which server answers; *first* is its answer to `GET /v2`. Raises `UnusableServerError` and `NoAnswerError`."""
     report.heading("The server")
-    server = await _v2(asker, first) or await _other(asker, model)
+    server = await _v2(asker, first) or await _other(asker, first, model)
     server = server._replace(models=await _models(asker, server))
     words = {
         V2: "it speaks the V2 (Open Inference) protocol",
         TENSORFLOW: "it speaks the REST API of TensorFlow Serving, which is KServe's V1 protocol",
         MLFLOW: "it is MLflow's scoring server",
     }[server.dialect]
+    if server.title == TORCHSERVE:
+        words = "with service_envelope=kservev2 in its config.properties it speaks the V2 (Open Inference) protocol"
     report.ok(f"{server.title}: {words}" if server.title else words)
     if server.says_binary:
         report.note(
@@ -64,7 +71,7 @@ async def _v2(asker: Asker, first: Reply) -> Server | None:
     if metadata is not None:
         return Server(V2, shortened(f"{metadata.name} {metadata.version}".strip()), metadata.is_binary)
     if b"ResourceNotFoundException" in first.body:
-        return Server(V2, "TorchServe")
+        return Server(V2, TORCHSERVE)
     if first.status == 200:  # it may answer everything with 200
         return None
     for path in ("/v2/health/live", "/v2/health/ready"):
@@ -74,7 +81,7 @@ async def _v2(asker: Asker, first: Reply) -> Server | None:
     return Server(V2, "") if await _paths_of_v2(asker) else None
 
 
-async def _other(asker: Asker, model: str) -> Server:
+async def _other(asker: Asker, first: Reply, model: str) -> Server:
     """What a server is that has nothing below `/v2`. Raises `UnusableServerError` if it is none that is known."""
 
     async def get(path: str) -> questions.Answer:
@@ -86,12 +93,40 @@ async def _other(asker: Asker, model: str) -> Server:
         return Server(MLFLOW, f"MLflow {shortened(version)}")
     if said.dialect:
         return Server(said.dialect, "")
-    if model and (await asker.get(_path(model))).status == 200:
-        return Server(V2, "")
+    if model:
+        if (await asker.get(_path(model))).status == 200:
+            return Server(V2, "")
+        if dialect := await _takes_inferences(asker, model):
+            return Server(dialect, "")
     what = ""
     if questions.lists_openai_models(await get("/v1/models")):
         what = "; it lists models in OpenAI's interface, as servers of language models do, which is another"
-    raise UnusableServerError(f"it is no server that the gateway can stand in front of: {said.answers}{what}")
+    elif not model:
+        what = ". If it has nothing but inference, name the model with --model"
+    named = f" Its answers name {shortened(first.headers['Server'])}." if "Server" in first.headers else ""
+    raise UnusableServerError(f"it is no server that the gateway can stand in front of: {said.answers}{what}.{named}")
+
+
+async def _takes_inferences(asker: Asker, model: str) -> str:
+    """The dialect in which a server that answers nothing else reads inferences of *model*; empty if there is none.
+
+    Raises `UnusableServerError` if it needs credentials.
+    """
+    rows = [[0.1, 0.2, 0.3, 0.4]]
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": rows[0]}
+    questions_by_dialect = {
+        V2: (f"{_path(model)}/infer", {"inputs": [tensor]}),
+        TENSORFLOW: (f"/v1/models/{quote(model, safe='')}:predict", {"instances": rows}),
+        MLFLOW: ("/invocations", {"inputs": rows}),
+    }
+    for dialect, (path, question) in questions_by_dialect.items():
+        with suppress(NoAnswerError):
+            reply = await asker.post(path, json.dumps(question).encode())
+            if unauthorized := asker.why_unauthorized(reply):
+                raise UnusableServerError(unauthorized)
+            if reply.status not in (404, 405, 501) and isinstance(reply.json, dict):
+                return dialect
+    return ""
 
 
 async def _models(asker: Asker, server: Server) -> tuple[str, ...]:

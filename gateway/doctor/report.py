@@ -16,6 +16,10 @@ WIDTH = 110
 """Longer lines are wrapped."""
 
 
+MAX_CHARACTERS = 2000
+"""The most that one finding has; more is some server's fault."""
+
+
 class Level(Enum):
     """How serious a finding is."""
 
@@ -34,6 +38,8 @@ class Setting(NamedTuple):
     """Whether clients would miss something without it."""
     printed: Any = None
     """What stands in the file in the place of a value that is secret."""
+    comments: Mapping[str, str] = {}
+    """Of `models`: what is said beside the `inputs` and the `outputs`, above all that they are guessed."""
 
 
 class UnusableServerError(Exception):
@@ -50,6 +56,8 @@ class Report:
     abilities: list[tuple[str, str]] = field(default_factory=list)
     """What clients can do: what, and whether."""
     has_problem: bool = False
+    infers: bool = False
+    """Whether an inference has crossed the gateway."""
 
     def title(self, text: str) -> None:
         """What this is about: the first line."""
@@ -57,7 +65,7 @@ class Report:
 
     def heading(self, text: str) -> None:
         """Begin a group of findings."""
-        self._print(f"\n{text}")
+        self._print(f"\n{_shown(text)}")
 
     def ok(self, words: str) -> None:
         """Something is as it should be."""
@@ -72,9 +80,11 @@ class Report:
         self.has_problem = True
         self._find(Level.PROBLEM, words)
 
-    def set(self, key: str, value: Any, why: str, *, is_needed: bool = True) -> None:
+    def set(
+        self, key: str, value: Any, why: str, *, is_needed: bool = True, comments: Mapping[str, str] | None = None
+    ) -> None:
         """The backend's *key* should have *value*."""
-        self.settings[key] = Setting(value, why, is_needed)
+        self.settings[key] = Setting(value, why, is_needed, comments=comments or {})
 
     def can(self, what: str, words: str) -> None:
         """A row of the table."""
@@ -94,8 +104,8 @@ class Report:
 
     @property
     def works_as_it_is(self) -> bool:
-        """Whether nothing was found that needs anybody's hand."""
-        return not self.has_problem and not any(setting.is_needed for setting in self.settings.values())
+        """Whether it was tried, and nothing was found that needs anybody's hand."""
+        return self.infers and not self.has_problem and not any(setting.is_needed for setting in self.settings.values())
 
     @property
     def printable(self) -> dict[str, Setting]:
@@ -111,7 +121,7 @@ class Report:
     def _print_wrapped(self, begin: str, words: str) -> None:
         self._print(
             textwrap.fill(
-                words,
+                _shown(words),
                 WIDTH,
                 initial_indent=begin,
                 subsequent_indent=" " * len(begin),
@@ -133,27 +143,37 @@ def configuration(endpoint: str, settings: Mapping[str, Setting], listen: str, a
     for key, setting in settings.items():
         lines.append(f"    # {setting.why}")
         if key == "models":
-            lines += ["    models:", *(f"      {line}" for line in _models(setting.value))]
+            lines += ["    models:", *(f"      {line}" for line in _models(setting))]
         else:
             lines.append(f"    {key}: {as_yaml(setting.value)}")
     return "\n".join(lines) + "\n"
 
 
-def _models(models: dict[str, dict[str, Any]]) -> Iterator[str]:
+def _models(setting: Setting) -> Iterator[str]:
     """The lines of `models`: each key of a model on one, each input and output on one."""
-    for pattern, block in models.items():
+    for pattern, block in setting.value.items():
         yield f"{as_yaml(pattern)}:"
         for key, value in block.items():
             if not isinstance(value, dict):
                 yield f"  {key}: {as_yaml(value)}"
                 continue
-            yield f"  {key}:"
+            yield f"  {key}:  # {setting.comments[key]}" if key in setting.comments else f"  {key}:"
             for name, described in value.items():
                 yield f"    {_scalar(name)}: {as_yaml(described)}"
 
 
 def _scalar(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return '"' + _printable(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
+
+
+def _printable(text: str) -> str:
+    """*text* without what a terminal would obey, which is escaped as Python and YAML do it."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def _shown(text: str) -> str:
+    """*text* as it is printed: cut, and printable."""
+    return _printable(text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}...")
 
 
 def as_yaml(value: Any) -> str:

@@ -42,7 +42,7 @@ async def gateway(endpoint: str, report: Report) -> AsyncIterator[Asker]:
 
 async def ask_calls(asker: Asker, model: str, report: Report) -> None:
     """Ask what clients ask beside inferences, and report what they get."""
-    paths = {"live": "/v2/health/live", "ready": "/v2/health/ready"}
+    paths = {"live": "/v2/health/live", "ready": "/v2/health/ready", "server metadata": "/v2"}
     if model:
         base = Model(model).path
         paths |= {"model ready": f"{base}/ready", "model metadata": base, "model configuration": f"{base}/config"}
@@ -94,8 +94,8 @@ class ThroughTrials:
         inputs = [{**each.as_member(), "data": list(each.values)} for each in samples]
         return await self._asker.post(f"{self._model.path}/infer", json.dumps({"inputs": inputs}).encode())
 
-    async def compare(self, taken: Taken) -> bool:
-        """Whether the trial inference gives the same through the gateway; says so."""
+    async def compare(self, taken: Taken, caveat: str) -> bool:
+        """Whether the trial inference crosses the gateway; says so, and if it gives the same, but for the *caveat*."""
         reply = await self.infer(taken.samples)
         if reply.status != 200:
             self._report.problem(f"in binary through the gateway it was refused: {reply.words}")
@@ -106,9 +106,10 @@ class ThroughTrials:
         except UnreadableError as error:
             self._report.problem(f"in binary through the gateway the answer cannot be read: {error}")
             return False
+        self._report.infers = True
         if same(outputs, taken.outputs):
             self._report.ok("the trial inference gives the same values in binary through the gateway, bit for bit")
-            self._report.can("infer in binary", "yes, with the same values as straight in JSON")
+            self._report.can("infer in binary", f"yes, with the same values as straight in JSON{caveat}")
         else:
             self._report.note(
                 "the trial inference gives other values through the gateway than straight. If the model always "
@@ -125,7 +126,10 @@ class ThroughTrials:
         self._report.can("send an id, list outputs", _outcome(reply, self._with("leave_out")))
         if len(taken.samples) == 1 and taken.samples[0].datatype != "BYTES":
             reply = await self._asker.post(f"{self._model.path}/infer", taken.samples[0].blob, header_length=0)
-            self._report.can("send raw bytes (curl)", _outcome(reply))
+            outcome = _outcome(reply)
+            if reply.status == 400 and "metadata" in outcome:
+                outcome += ". `models` can describe them"
+            self._report.can("send raw bytes (curl)", outcome)
         for variant in variants:
             reply = await self.infer(variant.samples)
             self._report.can(variant.what, _outcome(reply, self._with(variant.key)))

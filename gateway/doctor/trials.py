@@ -8,7 +8,9 @@ import base64
 import itertools
 import json
 import math
+import re
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -31,8 +33,17 @@ from gateway.doctor.samples import (
     shapes,
 )
 
-MAX_TRIES = 6
+MAX_TRIES = 8
 """How many shapes are tried until the model takes one."""
+
+AS_TRIED = "what the trial sent, and the server took: put the model's names, datatypes and shapes"
+"""The comment beside inputs of which the server says nothing."""
+
+MAX_SIZES = 3
+"""How many numbers of one refusal are taken for sizes."""
+
+_SIZE = re.compile(r"(?<![\w.:])[1-9]\d{0,3}(?![\w.:])")
+"""What may be a size in the words of a refusal, as in `expecting 10 features`."""
 
 WITHOUT_METADATA = (Declared("x", "FP32", (-1, 4)), Declared("INPUT0", "FP32", (-1, 4)), Declared("x", "BYTES", (-1,)))
 """What is tried where a server does not say what a model takes."""
@@ -160,7 +171,13 @@ class Trials(ABC):
     async def try_all(self, candidates: Iterable[tuple[Sample, ...]]) -> Taken:
         """The first of *candidates* that the server answers. Raises `RefusedError`."""
         why = "its inputs are too large for a trial"
-        for samples in itertools.islice(candidates, MAX_TRIES):
+        waiting = deque(itertools.islice(candidates, MAX_TRIES))
+        tried: set[tuple[Sample, ...]] = set()
+        while waiting and len(tried) < MAX_TRIES:
+            samples = waiting.popleft()
+            if samples in tried:
+                continue
+            tried.add(samples)
             try:
                 reply = await self.infer(samples)
             except NoAnswerError as error:
@@ -174,9 +191,23 @@ class Trials(ABC):
                     ) from None
             if unauthorized := self._asker.why_unauthorized(reply):
                 raise RefusedError(unauthorized)
-            sent = ", ".join(f"{each.name} {each.datatype} {list(each.shape)}" for each in samples)
+            waiting.extendleft(reversed(list(self._of_sizes_in(reply.words, samples))))
+            sent = ", ".join(Declared(each.name, each.datatype, each.shape).words for each in samples)
             why = f"every trial inference was refused; the last one sent {sent}. The server's words: {reply.words}"
         raise RefusedError(why)
+
+    @property
+    @abstractmethod
+    def knows_inputs(self) -> bool:
+        """Whether the server says what the model takes."""
+
+    def _of_sizes_in(self, words: str, samples: tuple[Sample, ...]) -> Iterator[tuple[Sample, ...]]:
+        """*samples* with the sizes for their last dimension that a refusal's *words* may name."""
+        if self.knows_inputs or len(samples) != 1 or not samples[0].shape:
+            return
+        (one,) = samples
+        for size in list(dict.fromkeys(map(int, _SIZE.findall(words))))[:MAX_SIZES]:
+            yield (sample(one.name, one.datatype, (*one.shape[:-1], size)),)
 
     async def _find_nonfinite(self, taken: Taken) -> None:
         """What stands for NaN: `null` wins, which is JSON, unless only the literal comes out as NaN again."""
@@ -208,6 +239,11 @@ class Trials(ABC):
 
 class V2Trials(Trials):
     """The trials of a V2 server."""
+
+    @property
+    def knows_inputs(self) -> bool:
+        """See `Trials`."""
+        return bool(self._model.inputs)
 
     async def infer(
         self,
@@ -256,7 +292,8 @@ class V2Trials(Trials):
             if not await self.is_taken(taken.samples, **{member: value}):
                 refused.append(member)
         if refused:
-            words = " and ".join(f"`{member}`" for member in refused)
+            *others, last = [f"`{member}`" for member in refused]
+            words = f"{', '.join(others)} and {last}" if others else last
             self._report.note(f"it refuses requests with {words}: `leave_out: [{', '.join(refused)}]`")
             self._report.set("leave_out", refused, f"it refuses requests with {words}")
         else:

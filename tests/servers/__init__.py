@@ -197,10 +197,13 @@ class TorchServe(Server):
     @property
     def headers(self) -> dict[str, str]:
         """See `Server`."""
-        keys = self.folder / "key_file.json"  # which it writes into the folder in which it runs
-        if not self._has_tokens or not keys.exists():
+        if not self._has_tokens:
             return {}
-        return {"Authorization": f"Bearer {json.loads(keys.read_text())['inference']['key']}"}
+        try:  # written into the folder in which it runs, while it starts
+            keys = json.loads((self.folder / "key_file.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return {"Authorization": f"Bearer {keys['inference']['key']}"}
 
     def command(self) -> list[str]:
         """See `Server`; the model is archived first."""

@@ -5,6 +5,7 @@
 | identity | without a signature: arrays, arrays by name and data frames come back as they are; `fail` raises an error |
 | signed | inputs `x` FP32 [-1, 4] and `n` INT64 [-1], parameter `scale`: `y` = x * scale, `m` = n |
 | unnamed | one input without a name, FP32 [-1, 4], and one output without a name: twice the input |
+| columns | a data frame with the columns `a`, double, and `b`, long: their sums |
 """
 
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import mlflow
 import numpy as np
 from mlflow.models import ModelSignature
-from mlflow.types import ParamSchema, ParamSpec, Schema, TensorSpec
+from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
 
 
 class Identity(mlflow.pyfunc.PythonModel):
@@ -34,6 +35,11 @@ class Unnamed(mlflow.pyfunc.PythonModel):
         return 2 * model_input
 
 
+class Columns(mlflow.pyfunc.PythonModel):
+    def predict(self, context: Any, model_input: Any, params: dict[str, Any] | None = None) -> Any:
+        return (model_input["a"] + model_input["b"]).to_numpy()
+
+
 FOUR = (-1, 4)
 MODELS: dict[str, tuple[Any, ModelSignature | None]] = {
     "identity": (Identity(), None),
@@ -50,6 +56,10 @@ MODELS: dict[str, tuple[Any, ModelSignature | None]] = {
         ModelSignature(
             Schema([TensorSpec(np.dtype("float32"), FOUR)]), Schema([TensorSpec(np.dtype("float32"), FOUR)])
         ),
+    ),
+    "columns": (
+        Columns(),
+        ModelSignature(Schema([ColSpec("double", "a"), ColSpec("long", "b")]), Schema([ColSpec("double")])),
     ),
 }
 
