@@ -362,6 +362,8 @@ class _Call(Call):
         request = self.request
 
         async def read(answer: Answer) -> tuple[bytes, Fields] | None:
+            if answer.status >= 400:
+                raise await self.backend_error(answer)
             length = answer.content_length or 0
             if answer.status != 200 or length > METADATA_BYTES or "content-encoding" in answer.headers:
                 await self.stream(answer)

@@ -31,6 +31,7 @@ one that is streamed over a new connection, and 0.5 times with TLS; with 4 MB th
 """
 
 _HEADER_LENGTH = HEADER_LENGTH.lower()
+_BYTES = "application/octet-stream"
 _DIGITS = re.compile("[0-9]{1,18}", re.ASCII)
 # What says how the body is to be read, and what describes a compressed one.
 _REPLACED = frozenset({_HEADER_LENGTH, "content-type"})
@@ -103,10 +104,13 @@ def _fields(call: Call, backend: BackendPlan, header_length: int | None, replace
 
 
 def _content_type(said: str, header_length: int | None) -> str:
-    """What the client has *said*, unless that is nothing, or JSON for a binary body: FastAPI's servers decide by it."""
+    """What the client has *said*, unless it is nothing or contradicts the body: FastAPI's servers decide by it.
+
+    tritonclient's asyncio client calls JSON `application/octet-stream`, because that is aiohttp's default.
+    """
     if header_length is None:
-        return said or "application/json"
-    return said if said and "json" not in said.lower() else "application/octet-stream"
+        return said if said and said.lower() != _BYTES else "application/json"
+    return said if said and "json" not in said.lower() else _BYTES
 
 
 async def _pass_back(call: Call, answer: Answer, framing: Framing) -> None:

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
 
 from tests.conftest import HEADER_LENGTH, Client, running
 from tests.system.scripted import Seen, counting, total
@@ -57,21 +58,13 @@ async def test_a_server_that_says_it_is_not_ready_is_believed(status: str) -> No
         assert (reply.status, reply.error) == (int(status[:3]), "no")
 
 
-@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready", "/v2/models/m"])
-async def test_nothing_is_answered_for_a_server_that_has_the_path_but_not_in_this_form(path: str) -> None:
-    async def only_get(seen: Seen) -> bool:
-        if seen.method != "GET":
-            await seen.answer(b"", "405 Method Not Allowed")
-        elif seen.target == path:
-            await seen.answer(b'{"error":"not ready"}', "400 Bad Request")
-        else:
-            await seen.answer(b'{"detail":"Not Found"}', "404 Not Found")
-        return True
-
-    async with counting(only_get) as backend, running(backend.url, backend=MODELS) as client:
-        assert (await client.request("HEAD", path)).status == 405
-        assert (await client.request("GET", f"{path}/")).status == 404
-        assert (await client.request("GET", path)).error == "not ready"
+async def test_a_server_without_metadata_of_its_own_says_so_in_words_that_clients_read() -> None:
+    async with counting(only_inferences) as backend, running(backend.url) as client:
+        for path in ("/v2", "/v2/"):
+            reply = await client.request("GET", path)
+            assert (reply.status, reply.json) == (404, {"error": "Not Found", "detail": "Not Found"})
+        with pytest.raises(InferenceServerException, match=r"^\[404\] Not Found$"):
+            await asyncio.to_thread(ask, client, "get_server_metadata")
 
 
 async def test_a_server_that_is_not_there_is_not_alive() -> None:

@@ -188,6 +188,7 @@ async def test_a_raw_request_passes_without_asking_for_metadata() -> None:
         (2, "", "application/octet-stream"),
         (2, "text/plain", "text/plain"),
         (None, "", "application/json"),
+        (None, "application/octet-stream", "application/json"),
         (None, "text/plain", "text/plain"),
     ],
 )

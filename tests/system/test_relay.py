@@ -33,13 +33,11 @@ async def test_extension_is_named_exactly_once(metadata: dict[str, Any], extensi
         assert (await client.request("GET", "/v2")).json["extensions"] == extensions
 
 
-@pytest.mark.parametrize(
-    ("body", "status"), [(b'{"error":"no"}', "500 No"), (b"<html>", "200 OK"), (b"[]", "200 OK"), (b"", "200 OK")]
-)
-async def test_other_answers_for_server_metadata_are_untouched(body: bytes, status: str) -> None:
-    async with lying(answering(body, status, "Content-Type: text/x\r\n")) as liar, running(liar.url) as client:
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b""])
+async def test_other_answers_for_server_metadata_are_untouched(body: bytes) -> None:
+    async with lying(answering(body, "200 OK", "Content-Type: text/x\r\n")) as liar, running(liar.url) as client:
         reply = await client.request("GET", "/v2")
-    assert (reply.status, reply.body, reply.headers["Content-Type"]) == (int(status[:3]), body, "text/x")
+    assert (reply.status, reply.body, reply.headers["Content-Type"]) == (200, body, "text/x")
 
 
 @pytest.mark.parametrize(
