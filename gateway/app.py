@@ -205,6 +205,7 @@ class DataPlane:
                 *upstream.connections.counts(state.endpoint),
                 state.last_change.reason,
                 state.last_change.at_s,
+                str(upstream.configured or upstream.speaking.last or ""),
             )
             for upstream in self._upstreams
             for state in upstream.endpoints.states

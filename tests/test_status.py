@@ -511,6 +511,25 @@ async def test_a_gateway_tells_what_all_its_workers_do(tmp_path: Path, server: J
             assert "takes effect after a restart" in status["reload"]["words"]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_gateway_tells_what_its_backends_speak(tmp_path: Path, server: JsonServer, workers: int) -> None:
+    text = (
+        f"workers: {workers}\nbackends:\n"
+        f"  asked: {{endpoints: ['{server.url}'], dialect: auto}}\n"
+        f"  plain: {{endpoints: ['{server.url}']}}\n"
+        f"  tf: {{endpoints: ['{server.url}'], dialect: tensorflow}}\n"
+        f"  triton: {{endpoints: ['{server.url}'], binary: always}}\n"
+        "routes: [{name: all, split: {asked: 1, plain: 0, tf: 0, triton: 0}}]\n"
+    )
+    others = ["V2 in JSON", "tensorflow", "V2 in binary"]
+    async with gateway(tmp_path, text) as (_, client):
+        status = await status_when(client, lambda status: all(each["endpoints"] for each in status["backends"]))
+        assert [each["speaks"] for each in status["backends"]] == ["", *others]
+        assert (await client.infer_binary(HEADER, X.tobytes())).status == 200  # one worker knows it then
+        status = await status_when(client, lambda status: status["backends"][0]["speaks"])
+        assert [each["speaks"] for each in status["backends"]] == ["V2 in JSON", *others]
+
+
 async def test_an_ejected_endpoint_says_why_and_since_when(tmp_path: Path, server: JsonServer) -> None:
     async with JsonServer.on_port(0) as gone:
         await gone.stop()

@@ -148,6 +148,7 @@ async def test_the_page_renews_itself_and_says_when_the_gateway_is_gone(
         await page.until("document.querySelector('#headline').textContent === 'All backends answer'")
         assert (await page.value("document.title")).startswith("Healthy · tensor-gateway on ")
         assert await page.text("#more") == "1 request in the last minute, none failed"
+        assert " · speaks V2 in JSON · no health probes" in await page.text("#backends .muted")
         assert await page.value("document.querySelector('#stale').hidden")
         assert_calm(page, running.client.admin)
         os.kill(running.process.pid, signal.SIGSTOP)

@@ -60,6 +60,12 @@ class Spoken(NamedTuple):
     binary: bool
     """Whether infer requests pass through as they come, since the servers speak the binary extension themselves."""
 
+    def __str__(self) -> str:
+        """In words, for operators."""
+        if self.dialect != V2:
+            return self.dialect
+        return "V2 in binary" if self.binary else "V2 in JSON"
+
 
 def configured(dialect: str, binary: str) -> Spoken | None:
     """What the configuration says that a backend speaks; None if its servers have to be asked."""
@@ -162,6 +168,11 @@ class Speaking:
             self._last = spoken
             self._tell(spoken, speeches, now_s)
         return spoken
+
+    @property
+    def last(self) -> Spoken | None:
+        """What it spoke when a request asked the last time; None if none has."""
+        return self._last
 
     def doubt(self, url: str) -> None:
         """A request to *url* has failed: the endpoints there may have changed."""

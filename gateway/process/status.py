@@ -138,6 +138,8 @@ class BackendStatus(msgspec.Struct, frozen=True):
     name: str
     is_probed: bool
     max_connections: int
+    speaks: str
+    """See `EndpointReading`."""
     endpoints: list[EndpointStatus]
     stats: Stats
 
@@ -339,6 +341,7 @@ def _backends(
             name,
             settings.health is not None,
             config.max_connections(name),
+            next((each.speaks for seen in found[name].values() for each in seen if each.speaks), ""),
             [_endpoint(url, seen) for url, seen in found[name].items()],
             _stats(sums.get(name, Sums()), seconds),
         )

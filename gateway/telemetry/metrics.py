@@ -118,6 +118,8 @@ class EndpointReading(msgspec.Struct, frozen=True, array_like=True):
     """Why it is in this state, in words; empty if its state has never changed."""
     since_s: float = 0.0
     """Since when, in seconds since 1970."""
+    speaks: str = ""
+    """What its backend speaks, in words; empty if the servers were not asked yet."""
 
 
 class Reload(msgspec.Struct, frozen=True):
