@@ -45,6 +45,9 @@ from gateway.policy.trace_context import Trace
 ERROR_BYTES = 64 * 1024
 """How much of a backend's error is read and passed on."""
 
+MAX_LOCATION = 200
+"""The most characters of a redirect's address that stand in an error."""
+
 _JSON = ("Content-Type", "application/json")
 
 log = logging.getLogger("gateway")
@@ -446,7 +449,9 @@ class Call:
         """
         if answer.status < 400:
             status = f"{answer.status} {answer.reason}".strip()
-            words = f"the backend answered {status}, a redirect, which the gateway does not follow{hint}"
+            location = answer.headers.get("location")[:MAX_LOCATION]
+            where = f" to {location}" if location else ""
+            words = f"the backend answered {status}, a redirect{where}, which the gateway does not follow{hint}"
             return GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
         text = await answer.read_beginning(ERROR_BYTES) if text is None else text
         text = inflated_beginning(text, answer.headers.joined("content-encoding"), ERROR_BYTES)

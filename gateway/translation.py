@@ -36,6 +36,9 @@ from gateway.headers import HeaderLines
 from gateway.plan import BackendPlan
 from gateway.policy.crossing import Fields
 
+_UNTOLD = (401, 403)
+"""Statuses of servers that may describe a model to other clients."""
+
 
 class Translation:
     """One request of a client to a backend of a *dialect*."""
@@ -173,10 +176,11 @@ class Translation:
         described_at = dialect.description_path(path.model or "", path.version)
         if described_at is None:
             return alone
+        asked = path.before + described_at
 
         async def read(answer: Answer) -> tuple[Described, int]:
             if answer.status >= 300:
-                error = await self.error(answer)
+                error = await self.error(answer, hint=f" (GET {asked}, the model's description)")
                 if configured.outputs and is_undescribed(error):
                     return alone, 1
                 raise error
@@ -189,10 +193,12 @@ class Translation:
 
         try:
             described = await self.call.ask_once(
-                self.call.shared.descriptions, self.upstream, self.backend, path.before + described_at, read
+                self.call.shared.descriptions, self.upstream, self.backend, asked, read
             )
         except GatewayError as error:
-            if error.kind is not ErrorKind.BACKEND_ERROR or not is_undescribed(error) or not await self.is_ready():
+            if error.kind is not ErrorKind.BACKEND_ERROR or error.status in _UNTOLD or not is_undescribed(error):
+                raise
+            if not await self.is_ready():
                 raise
             return alone
         if described.fault and not configured.outputs:

@@ -280,7 +280,58 @@ async def test_a_server_that_cannot_describe_its_model_now_is_asked_again() -> N
         assert (await stage.infer()).status == 200
 
 
+@pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
+async def test_a_description_that_is_refused_is_refused_in_the_servers_words(status: str) -> None:
+    server = tensorflow(b'{"outputs": [1]}', y="DT_FLOAT")
+    server.paths["/v1/models/m/metadata"] = (status, b'{"error": "who are you?"}')
+    async with before(server, TENSORFLOW) as stage:
+        assert error_of(await stage.infer(), int(status[:3])) == "who are you?"
+        assert error_of(await get(stage, "/v2/models/m"), int(status[:3])) == "who are you?"
+        assert not stage.sent
+        server.paths["/v1/models/m/metadata"] = (status, b"no entry")
+        words = error_of(await stage.infer(), int(status[:3]))
+        assert words.startswith("no entry")
+        assert "GET /v1/models/m/metadata, the model's description" in words
+    async with before(server, TENSORFLOW + ONE) as stage:
+        assert (await stage.infer()).status == 200
+
+
+async def test_a_redirect_in_place_of_a_description_says_where_it_leads() -> None:
+    async def behave(seen: Seen) -> bool:
+        await seen.answer(b"", "302 Found", "Location: https://login.example/\r\n")
+        return True
+
+    async with counting(behave) as backend, running(backend.url, backend=TENSORFLOW) as client:
+        words = error_of(await Stage(client, backend).infer(), 502)
+        assert "302 Found, a redirect to https://login.example/" in words
+        assert "the model's description" in words
+
+
+@pytest.mark.parametrize("answer", [b'{"outputs": {}}', b'{"predictions": [{}, {}]}', b'{"outputs": {"n": [1]}}'])
+async def test_an_answer_without_an_output_of_the_model_is_a_502(answer: bytes) -> None:
+    async with before(tensorflow(answer, y="DT_FLOAT", n="DT_INT64"), TENSORFLOW) as stage:
+        assert "the answer does not have it" in error_of(await stage.infer(), 502)
+
+
 # Errors
+
+
+@pytest.mark.parametrize("settings", ["", "models: {m: {format: row}}\n"])
+async def test_a_request_of_a_sequence_is_refused_where_there_are_none(settings: str) -> None:
+    async with before(tensorflow(b'{"predictions": [1]}', y="DT_FLOAT"), TENSORFLOW + settings) as stage:
+        for identity in (5, "5"):
+            parameters = {"sequence_id": identity, "sequence_start": True}
+            words = error_of(await stage.infer(parameters=parameters), 400)
+            assert words.startswith(f"sequence_id is {json.dumps(identity)}, but this backend has no sequences")
+        assert not stage.sent
+        for harmless in ({"sequence_id": 0}, {"sequence_id": ""}, {"priority": 1, "timeout": 5}):
+            assert (await stage.infer(parameters=harmless)).status == 200
+
+
+async def test_parameters_go_to_mlflow() -> None:
+    async with before(Scripted(b'{"predictions": [1]}'), MLFLOW + ONE) as stage:
+        assert (await stage.infer(parameters={"sequence_id": 5, "priority": 1})).status == 200
+        assert stage.body["params"] == {"sequence_id": 5, "priority": 1}
 
 
 async def test_a_refusal_keeps_its_status_and_its_words() -> None:
@@ -307,6 +358,8 @@ async def test_mlflows_reason_comes_first() -> None:
         (b'{"outputs": [[1, 2], [3]]}', "output 'y'"),
         (b'{"outputs": [1, "a"]}', "output 'y'"),
         (b'{"outputs": [1, null]', ""),
+        (b'{"outputs": [1, nul]}', "output 'y'"),
+        (b'{"outputs": {"y": "\\ud800"}}', "output 'y'"),
         (b'{"outputs": [1]} x', "more follows"),
         (b'{"outputs": {"z": [1]}}', "output 'y'"),
         (b'{"error": "out of memory"}', "out of memory"),

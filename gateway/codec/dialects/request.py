@@ -27,7 +27,7 @@ from gateway.codec.inference import (
     count_text,
     label_of,
 )
-from gateway.codec.json.members import Members, restore_literals
+from gateway.codec.json.members import Members, excerpt, restore_literals
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson, joined
 from gateway.codec.json.sinks import pour
 from gateway.codec.tensors.datatypes import DATATYPES, Array, Kind, element_count
@@ -284,7 +284,12 @@ def tensorflow_row(signature: str) -> Writer:
 
 
 def _for_tensorflow(request: DialectRequest) -> DialectRequest:
-    """*request* with numbers as TensorFlow Serving takes them."""
+    """*request* with numbers as TensorFlow Serving takes them. Raises `CodecError` for one of a sequence."""
+    if (sequence := request.parameters.get("sequence_id", b"0")) not in _NO_SEQUENCE:
+        raise CodecError(
+            f"sequence_id is {excerpt(sequence)}, but this backend has no sequences: it would answer each request of "
+            "one as if it stood alone; leave sequence_id out if that is meant"
+        )
     inputs = [
         msgspec.structs.replace(tensor, datatype=_TENSORFLOW_FP32) if tensor.datatype is _FP32 else tensor
         for tensor in request.inputs
@@ -307,6 +312,7 @@ def _widen_largest(array: Array) -> Array:
     return wide
 
 
+_NO_SEQUENCE = (b"0", b'""', b"null")
 _FP32 = DATATYPES["FP32"]
 _TENSORFLOW_FP32 = replace(_FP32, widen=_widen_largest)
 

@@ -1,7 +1,7 @@
 """TensorFlow Serving and KServe's V1: paths, metadata, status.
 
-The shapes of the metadata were recorded from the files with which TensorFlow Serving tests its own, not from a running
-server.
+The metadata here are built after TensorFlow Serving's documentation and the files with which it tests its own; none of
+them came from a running server.
 """
 
 import json
