@@ -4,6 +4,7 @@ The servers here are scripted, for what no real one does on demand; real ones an
 are in `test_dialect_servers`.
 """
 
+import asyncio
 import io
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.conftest import HEADER_LENGTH, Client, Reply, access_lines, running, tensor
-from tests.system.scripted import CountingBackend, Seen, counting, total
+from tests.system.scripted import CountingBackend, Seen, counting, many_connections, total, until
 
 X = np.array([[1.5, -2, 0.1, 3e38]], np.float32)
 TENSORFLOW, MLFLOW = "dialect: tensorflow\n", "dialect: mlflow\n"
@@ -227,6 +228,37 @@ async def test_a_model_is_described_once_for_many_requests() -> None:
         for _ in range(3):
             assert (await stage.infer()).status == 200
         assert [seen.target for seen in stage.backend.seen if seen.method == "GET"] == ["/v1/models/m/metadata"]
+
+
+@pytest.mark.parametrize(
+    ("server", "expected"),
+    [
+        (tensorflow(b'{"outputs": [1]}', y="DT_FLOAT"), 200),
+        (tensorflow(b'{"outputs": [1]}'), 502),
+        (Scripted(paths={"/v1/models/m/metadata": ("500 Internal Server Error", b"no disk")}), 500),
+    ],
+    ids=["described", "not described", "failing"],
+)
+async def test_a_hundred_clients_at_once_lead_to_one_question_about_the_model(server: Scripted, expected: int) -> None:
+    all_came = asyncio.Event()
+
+    async def behave(seen: Seen) -> bool:
+        if seen.target == "/v1/models/m/metadata":
+            await all_came.wait()
+        return await server.behave(seen)
+
+    async def let_answers_begin(client: Client) -> None:
+        await until(client, "requests_in_flight", 100)
+        all_came.set()
+
+    async with counting(behave) as backend, running(backend.url, backend=TENSORFLOW) as client:
+        async with many_connections(client) as many:
+            stage = Stage(many, backend)
+            waiting = asyncio.ensure_future(let_answers_begin(client))
+            replies = await asyncio.gather(*(stage.infer() for _ in range(100)))
+            await waiting
+        assert [reply.status for reply in replies] == [expected] * 100
+        assert [seen.target for seen in backend.seen].count("/v1/models/m/metadata") == 1
 
 
 async def test_the_configuration_is_enough_where_the_server_describes_nothing() -> None:
