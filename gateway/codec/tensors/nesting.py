@@ -84,9 +84,9 @@ def opening(text: bytearray) -> bytes:
     return found[0]
 
 
-def n_opening(text: bytes) -> int:
-    """How many lists *text* opens. `bytes.count` takes ten times as long."""
-    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == _OPEN))
+def occurrences(text: bytes | bytearray, character: bytes) -> int:
+    """How often *text* has *character*. `bytes.count` takes ten times as long."""
+    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord(character)))
 
 
 def closing(text: bytearray, end: int) -> bytearray:

@@ -46,7 +46,7 @@ import numpy.typing as npt
 import orjson
 
 from gateway.codec.tensors.datatypes import Array, Datatype, Kind, element_count
-from gateway.codec.tensors.nesting import MAX_DEPTH, Brackets, Layout, closing, n_opening, opening
+from gateway.codec.tensors.nesting import MAX_DEPTH, Brackets, Layout, closing, occurrences, opening
 from gateway.codec.tensors.pieces import NOT_SPACE, SPACE, beginning, check_cut
 from gateway.errors import CodecError
 
@@ -137,6 +137,7 @@ class NumberSink:
         self._depth = 0
         self._most_bytes = NATIVE_PIECE_BYTES if _PARSER is not None else LIST_PIECE_BYTES
         self._is_regular = True
+        self._has_blanks = False
         self._window_bytes = self._most_bytes
 
     @property
@@ -293,18 +294,26 @@ class NumberSink:
         None if it cannot be parsed. Raises `_UnlikeLayoutError` if its lists are not those that are expected.
         """
         layout, first = self._layout, self._filled
-        if not layout.has_long_lists(buffer, end, first):
+        is_long = layout.has_long_lists(buffer, end, first)
+        if not is_long and not self._has_blanks:
             flat = layout.flatten(buffer, end, first, depth)
-            if flat is None:
-                raise _UnlikeLayoutError
-            values = _parse_fast(flat, self._datatype)
-            return (values, flat) if values is not None and len(values) else None
+            if flat is not None:
+                values = _parse_fast(flat, self._datatype)
+                return (values, flat) if values is not None and len(values) else None
+            self._has_blanks = True
         text = b"".join((b"[" * self._depth, memoryview(buffer)[:end], b"]" * depth))
         parsed = _parse(text, self._datatype)
         if parsed is None or not len(parsed[0]):
             return None
         values, tree = parsed
-        if not layout.fits(tree, n_opening(text), first, len(values), depth):
+        if is_long:
+            is_like = layout.fits(tree, occurrences(text, b"["), first, len(values), depth)
+        else:
+            # the parser has seen that blanks separate no numbers; empty lists it would have let through
+            squeezed = buffer[:end].translate(None, SPACE)
+            flat = layout.flatten(squeezed, len(squeezed), first, depth)
+            is_like = flat is not None and occurrences(flat, b",") + 1 == len(values)
+        if not is_like:
             raise _UnlikeLayoutError
         return values, text
 

@@ -221,19 +221,19 @@ def test_flat_nested_and_learned_are_the_same_bytes(datatype: str, data: st.Data
             assert sink.shape == tuple(shape or (1,))
 
 
-@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+@pytest.mark.parametrize("form", [{"separators": (",", ":")}, {}, {"indent": 2}])
 @pytest.mark.parametrize("datatype", ["FP32", "INT64", "BOOL"])
 @pytest.mark.parametrize(
     "shape", [(300,), (1, 200), (100, 1), (2, 100, 1), (50, 4), (3, 20, 5), (2, 3, 4, 6), (1, 2, 9, 1)]
 )
 def test_lists_of_equal_lengths_are_read_whole_pieces_at_a_time(
-    shape: tuple[int, ...], datatype: str, separators: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, ...], datatype: str, form: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not with a look at every bracket, which costs several times as much; with the spaces of `json.dumps` too."""
+    """Not with a look at every bracket, which costs several times as much; with the blanks of `json.dumps` too."""
     monkeypatch.setattr(NumberSink, "_convert", None)
     numbers = np.arange(np.prod(shape)).reshape(shape) % 2
     values = (numbers > 0).tolist() if datatype == "BOOL" else numbers.tolist()
-    text = json.dumps(values, separators=separators).encode()
+    text = json.dumps(values, **form).encode()
     for known in (shape, None):
         for window_bytes in (150, 100_000):
             sink = pour([text], datatype, known, window_bytes)
