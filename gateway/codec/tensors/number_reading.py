@@ -301,6 +301,7 @@ class NumberSink:
                 values = _parse_fast(flat, self._datatype)
                 return (values, flat) if values is not None and len(values) else None
             self._has_blanks = True
+            self._most_bytes = min(self._most_bytes, BRACKETED_PIECE_BYTES)
         text = b"".join((b"[" * self._depth, memoryview(buffer)[:end], b"]" * depth))
         parsed = _parse(text, self._datatype)
         if parsed is None or not len(parsed[0]):
