@@ -693,14 +693,12 @@ class Running(Protocol):
         """Where it listens."""
 
 
-async def examined(
-    server: Server, *arguments: str, infer: tuple[str, dict[str, Array]] | None = None, **environment: str
-) -> Examined:
+async def examined(server: Server, *arguments: str, infer: tuple[str, dict[str, Array]] | None = None) -> Examined:
     """What the doctor says; *infer*, a model and its inputs, works at once with the file that it gives."""
     with serving(server):
-        found = await doctor(server.url, *arguments, environment=environment)
+        found = await doctor(server.url, *arguments)
         if infer is not None:
-            await works_at_once(server, *infer, *arguments, **environment)
+            await works_at_once(server, *infer, *arguments)
         return found
 
 
@@ -774,9 +772,8 @@ async def test_kserve_reads_binary_though_it_does_not_say_so(folder: Path) -> No
 
 @pytest.mark.slow
 async def test_triton_says_that_it_reads_binary(folder: Path) -> None:
-    found = await examined(
-        Triton(folder / "triton"), "--model", "rows", infer=("rows", {"x": np.ones((2, 4), np.int32)})
-    )
+    sent = {"x": np.ones((2, 4), np.int32)}
+    found = await examined(Triton(folder / "triton"), "--model", "rows", infer=("rows", sent))
     assert any("triton 2." in words for words in found.findings("ok"))
     assert found.backend == {"health": {}, "binary": "auto"}
     assert found.table["ask for model configuration"] == "yes"

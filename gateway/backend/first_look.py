@@ -287,8 +287,14 @@ class _Asked:
     async def _as_configured(self, dialect: str, answer: Answer) -> Finding:
         """What is found where *dialect* is configured, which is not V2; *answer* is that to `GET /v2`."""
         with suppress(GatewayError, LostError, NotHttpError):
-            if (await ask_other_dialect(self._get)).dialect == dialect:
+            said = await ask_other_dialect(self._get)
+            if said.dialect == dialect:
                 return Finding(Level.GOOD, f"answers as a server with `dialect: {dialect}` does")
+            if not said.dialect and answer.status == 404:
+                return _bad(
+                    f"does not answer as a server with `dialect: {dialect}` does ({said.answers}); inferences may pass "
+                    f"all the same; {_MORE}"
+                )
         finding = judge(answer, self._endpoint.base_path) or await self._why_no_metadata(answer)
         return _bad(f"{finding.words}; its `dialect` is {dialect}")
 

@@ -196,6 +196,7 @@ async def test_a_server_of_another_protocol_is_told_by_what_it_has(
         ),
         ("mlflow", MLFLOW, "INFO", "answers as a server with `dialect: mlflow` does"),
         ("mlflow", {"/v2": ("200 OK", b'{"name": "triton"}')}, "WARNING", "triton answers; its `dialect` is mlflow"),
+        ("tensorflow", {}, "WARNING", "does (GET /v1/models 404 Not Found, GET /v1/models/any 404 Not Found,"),
         ("auto", MLFLOW, "INFO", "`dialect: auto` finds mlflow"),
         ("auto", {"/v2": ("200 OK", b'{"name": "triton"}')}, "INFO", "triton answers"),
     ],
