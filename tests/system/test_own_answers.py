@@ -34,6 +34,15 @@ def ask(client: Client, method: str, *arguments: object) -> object:
         return getattr(real, method)(*arguments)
 
 
+async def test_a_server_without_metadata_of_its_own_says_so_in_words_that_clients_read() -> None:
+    async with counting(only_inferences) as backend, running(backend.url) as client:
+        for path in ("/v2", "/v2/"):
+            reply = await client.request("GET", path)
+            assert (reply.status, reply.json) == (404, {"error": "Not Found", "detail": "Not Found"})
+        with pytest.raises(InferenceServerException, match=r"^\[404\] Not Found$"):
+            await asyncio.to_thread(ask, client, "get_server_metadata")
+
+
 async def test_clients_find_a_server_without_health_alive_and_ready() -> None:
     async with counting(only_inferences) as backend, running(backend.url) as client:
         assert await asyncio.to_thread(ask, client, "is_server_live") is True
@@ -56,15 +65,6 @@ async def test_a_server_that_says_it_is_not_ready_is_believed(status: str) -> No
     async with counting(failing) as backend, running(backend.url) as client:
         reply = await client.request("GET", "/v2/health/ready")
         assert (reply.status, reply.error) == (int(status[:3]), "no")
-
-
-async def test_a_server_without_metadata_of_its_own_says_so_in_words_that_clients_read() -> None:
-    async with counting(only_inferences) as backend, running(backend.url) as client:
-        for path in ("/v2", "/v2/"):
-            reply = await client.request("GET", path)
-            assert (reply.status, reply.json) == (404, {"error": "Not Found", "detail": "Not Found"})
-        with pytest.raises(InferenceServerException, match=r"^\[404\] Not Found$"):
-            await asyncio.to_thread(ask, client, "get_server_metadata")
 
 
 async def test_a_server_that_is_not_there_is_not_alive() -> None:
