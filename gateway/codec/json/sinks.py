@@ -25,6 +25,12 @@ from gateway.errors import CodecError
 MAX_LEVELS = 8
 """How deep lists of numbers are nested that are skipped together; each level is one more look at their brackets."""
 
+SKIP_BYTES = 512
+"""How much text is looked at first for the end of a value that is skipped, and each time twice as much.
+
+Many values are short, and what is looked at beyond their ends is looked at again for the next ones.
+"""
+
 _BESIDE_LISTS = bytes(byte for byte in range(256) if byte not in b"[]")
 
 
@@ -105,6 +111,7 @@ class SkipSink:
         self.label = label
         self._open = bytearray()
         self._inside_string = False
+        self._window_bytes = SKIP_BYTES
 
     def step(self, buffer: bytearray) -> int:
         """See `Sink.step`. Raises `CodecError` where brackets do not match."""
@@ -122,6 +129,8 @@ class SkipSink:
                 end = scalar_end(window, first.start())
                 self.done = end > 0
                 return end
+        window = window[: self._window_bytes]
+        self._window_bytes = min(2 * self._window_bytes, PIECE_BYTES)
         if self._open and self._skip_lists(window):
             return len(window)
         tokens = list(islice(STRING_OR_BRACKET.finditer(window), STEP_TOKENS))

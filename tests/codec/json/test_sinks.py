@@ -2,13 +2,15 @@
 
 import json
 import random
+import re
 from typing import Any
 
 import pytest
 
 from gateway.codec import InferAnswer, OutputSelection
 from gateway.codec.json import sinks
-from gateway.codec.json.sinks import SkipSink, TextSink, labelling, pour, taken_out
+from gateway.codec.json.brackets import walk
+from gateway.codec.json.sinks import SKIP_BYTES, SkipSink, TextSink, labelling, pour, taken_out
 from gateway.codec.tensors.number_reading import NATIVE_PIECE_BYTES
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.errors import CodecError
@@ -71,6 +73,7 @@ def test_value_is_skipped_to_its_end_in_windows_of_any_size(seed: int, monkeypat
     for _ in range(200):
         monkeypatch.setattr(sinks, "PIECE_BYTES", dice.choice([1, 3, 10, 40]))
         monkeypatch.setattr(sinks, "MAX_LEVELS", dice.choice([1, 2, 8]))
+        monkeypatch.setattr(sinks, "SKIP_BYTES", dice.choice([1, 5, 1000]))
         text = json.dumps([value(6)]).encode()
         sink = SkipSink("x")
         buffer = bytearray(text + b",2],[3")
@@ -118,6 +121,22 @@ def test_kept_text_is_poured_in_steps_and_given_back() -> None:
     assert not pieces
     assert b"".join(kept) == text
     assert sink.held_bytes == len(text)
+
+
+def test_what_follows_a_short_value_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a thousand short values, each of them would look at all others behind it."""
+    n_seen = 0
+
+    def counting(opened: bytearray, tokens: list[re.Match[bytes]]) -> int:
+        nonlocal n_seen
+        n_seen += len(tokens)
+        return walk(opened, tokens)
+
+    monkeypatch.setattr(sinks, "walk", counting)
+    sink = SkipSink("x")
+    assert sink.step(bytearray(b"[1,2]," * 10_000)) == 5
+    assert sink.done
+    assert n_seen <= SKIP_BYTES
 
 
 @pytest.mark.parametrize("unit", [b"x", b"\\\\", b'\\"', b"]},"])
