@@ -21,7 +21,8 @@ _MODELS = "/v2/models/"
 _REPOSITORY_MODELS = "/v2/repository/models/"
 _INFER_VERSION = re.compile(r"/versions/[^/]+/infer")
 _RELOADED_PATH = re.compile(r"(.*)/v2/repository/models/([^/]+)/(?:load|unload)")
-_V2_PATH = re.compile(r"(.*?)/v2(?:/models/([^/]+)(?:/versions/([^/]+))?)?(/.*)?", re.DOTALL)
+# /v2/models/stats asks for the statistics of all models
+_V2_PATH = re.compile(r"(.*?)/v2(?:/models/(?!stats/?\Z)([^/]+)(?:/versions/([^/]+))?)?(/.*)?", re.DOTALL)
 _HOST = re.compile(r"(\[[^\]]*:[^\]]*\]|[^:]*)(?::([^:]*))?")
 _SERVER_PATHS = ("/v2", "/v2/")
 

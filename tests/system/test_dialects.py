@@ -536,6 +536,15 @@ async def test_health_and_metadata_of_mlflow() -> None:
         assert "/ping" in error_of(await get(stage, "/v2/health/ready"), 500)
 
 
+async def test_statistics_of_all_models_are_no_model_called_stats() -> None:
+    server = Scripted(paths={"/ping": ("200 OK", b"\n")})
+    async with before(server, MLFLOW + "models: {'*': {outputs: {y: {datatype: FP32}}}}\n") as stage:
+        assert (await get(stage, "/v2/models/any")).status == 200
+        for method in ("GET", "HEAD"):
+            assert (await stage.client.request(method, "/v2/models/stats")).status == 404
+        assert "have nothing like it" in error_of(await get(stage, "/v2/models/stats"), 404)
+
+
 @pytest.mark.parametrize("settings", [TENSORFLOW, MLFLOW], ids=["tensorflow", "mlflow"])
 async def test_a_server_that_is_not_there_is_neither_alive_nor_ready(settings: str) -> None:
     async with before(Scripted(), settings) as stage:
