@@ -351,8 +351,9 @@ def test_what_is_said_of_models_reaches_the_codec() -> None:
             outputs=(TensorDescription("y"), TensorDescription("z", None, ())),
             format="row",
             signature="s",
+            has_output_order=True,
         ),
-        "*": ModelDescription(),
+        "*": ModelDescription(has_output_order=True),
     }
 
 

@@ -404,7 +404,11 @@ class Model(Part, frozen=True):
     def description(self) -> ModelDescription:
         """The same for the codec."""
         return ModelDescription(
-            _described(self.inputs), _described(self.outputs), self.format or "", self.signature or ""
+            _described(self.inputs),
+            _described(self.outputs),
+            self.format or "",
+            self.signature or "",
+            has_output_order=True,
         )
 
     def problems(self) -> Iterator[Problem]:

@@ -1,6 +1,7 @@
 """What is fuzzed, and the invariant of each target in its first line."""
 
 import base64
+import itertools
 import json
 import math
 import tempfile
@@ -213,9 +214,16 @@ def fuzz_dialects(data: Provider) -> None:
     assert not [name for name in expected if selection.is_wanted(name)]
 
 
-FORMS = [AnswerForm(("outputs", "predictions"), b64_objects=True), AnswerForm(("predictions",))]
+FORMS = [
+    AnswerForm(("outputs", "predictions"), b64_objects=True),
+    AnswerForm(("predictions",)),
+    AnswerForm(("predictions",), b64_objects=True, in_rows=True),
+]
 DESCRIPTIONS = [
-    ModelDescription(outputs=tuple(TensorDescription(name, DATATYPES[datatype]) for name, datatype in outputs.items()))
+    ModelDescription(
+        outputs=tuple(TensorDescription(name, DATATYPES[datatype]) for name, datatype in outputs.items()),
+        has_output_order=True,
+    )
     for outputs in ({"y": "FP32"}, {"y": "INT64", "s": "BYTES"}, {"y": "BYTES"}, {"y": "FP64", "b64": "UINT8"})
 ]
 
@@ -251,7 +259,11 @@ def values_by_name(text: bytes, form: AnswerForm, description: ModelDescription)
     rows = value if isinstance(value, list) else [value]
     is_by_name = bool(rows) and isinstance(rows[0], dict) and not is_element(rows[0], form, description)
     if not is_by_name:
-        return {tensor.name: value for tensor in description.outputs}
+        names = [tensor.name for tensor in description.outputs]
+        if len(names) == 1 or value == []:
+            return dict.fromkeys(names, value)
+        columns = zip(*value, strict=True) if form.in_rows else value
+        return {name: list(column) if form.in_rows else column for name, column in zip(names, columns, strict=True)}
     if value is not rows:
         return dict(value)
     return {name: [row[name] for row in rows] for name in rows[0] if all(name in row for row in rows)}
@@ -338,6 +350,9 @@ DIALECT_ANSWERS = [
     '{"predictions":[{"y":1,"s":"a"},{"s":{"b64":"YWI="},"y":2}]}',
     '{"predictions":["a",{"b64":"YWI="}]}',
     '{"outputs":[],"outputs":[[1]]}',
+    '{"predictions":[[1,2],["a","b"]]}',
+    '{"predictions":[[1,"a"],[2,{"b64":"YWI="}]]}',
+    '{"predictions":[[[1],[2]],[[3],[4]]]}',
 ]
 
 _TOKENS = {
@@ -379,9 +394,9 @@ def seeds(name: str, folder: Path) -> None:
     """Fill *folder* with the small ones of the codec's pairs; atheris takes the choices from the end of an input."""
     if name == "dialects":
         for number, text in enumerate(DIALECT_ANSWERS):
-            for description in range(len(DESCRIPTIONS)):
-                choices = bytes((5, 7, 9, 0, 1, description, 0))
-                (folder / f"{number}-{description}").write_bytes(text.encode() + choices)
+            for description, form in itertools.product(range(len(DESCRIPTIONS)), range(len(FORMS))):
+                choices = bytes((5, 7, 9, 0, 1, description, form))
+                (folder / f"{number}-{description}-{form}").write_bytes(text.encode() + choices)
     patterns = {
         "request": {"requests/*.bin": b"\x01\x00"},
         "answer": {"answers/*.json": b"\x05\x07\x09\x00\x01"},

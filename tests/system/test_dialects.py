@@ -269,6 +269,40 @@ async def test_the_configuration_is_enough_where_the_server_describes_nothing() 
         assert [seen.target for seen in stage.backend.seen if seen.method == "GET"] == ["/v1/models/m/metadata"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "answer"),
+    [
+        (TENSORFLOW + TWO.replace("{m: {", "{m: {format: row, "), b'{"predictions": [[[1.5, 2], 7], [[3, 4.25], 8]]}'),
+        (TENSORFLOW + TWO, b'{"outputs": [[[1.5, 2], [3, 4.25]], [7, 8]]}'),
+        (MLFLOW + TWO, b'{"predictions": [[[1.5, 2.0], [3.0, 4.25]], [7, 8]]}'),
+    ],
+    ids=["rows", "columnar", "mlflow"],
+)
+async def test_outputs_without_names_come_in_the_order_of_the_configuration(settings: str, answer: bytes) -> None:
+    server = tensorflow(answer)
+    async with before(server, settings) as stage:
+        reply = await stage.infer()
+        assert reply.status == 200, reply.body
+        assert [(entry["name"], entry["shape"]) for entry in reply.json["outputs"]] == [("y", [2, 2]), ("n", [2])]
+        assert reply.binary == np.array([1.5, 2, 3, 4.25], "<f4").tobytes() + np.array([7, 8], "<i8").tobytes()
+        server.inference = b'{"predictions": [[1]]}'
+        assert "expected a list with 2 values, one for each output ('y', 'n'), got 1" in error_of(
+            await stage.infer(), 502
+        )
+
+
+async def test_outputs_without_names_have_no_order_where_the_server_describes_some_that_are_not_configured() -> None:
+    server = tensorflow(b'{"outputs": [[1], [2]]}', n="DT_INT64", y="DT_FLOAT")
+    async with before(server, TENSORFLOW + ONE) as stage:
+        assert "the model has 2 ('n', 'y'); `models`" in error_of(await stage.infer(), 502)
+    async with before(server, TENSORFLOW + TWO) as stage:
+        reply = await stage.infer()
+        assert [(entry["name"], entry["datatype"]) for entry in reply.json["outputs"]] == [
+            ("y", "FP32"),
+            ("n", "INT64"),
+        ]
+
+
 async def test_the_configuration_wins_over_the_servers_description() -> None:
     settings = TENSORFLOW + "models: {'*': {outputs: {y: {datatype: FP64}}}}\n"
     async with before(tensorflow(b'{"outputs": [0.1]}', y="DT_FLOAT"), settings) as stage:

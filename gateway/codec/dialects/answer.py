@@ -1,10 +1,12 @@
 """A backend's answer in another dialect than V2: from its JSON, as it arrives, to the client's reply in V2.
 
-One member of the answer has the outputs, in one of four forms:
+One member of the answer has the outputs, in one of these forms:
 
     nested data or a scalar      {"predictions": [[0.1, 0.2], [0.3, 0.4]]}     the only output that the model has
     an object by name            {"outputs": {"y": [0.1, 0.2], "n": [1, 2]}}
     rows: objects by name        {"predictions": [{"y": 0.1, "n": 1}, {"y": 0.2, "n": 2}]}
+    a list in order              {"predictions": [[0.1, 0.2], [1, 2]]}         of several outputs, without their names
+    rows: lists in order         {"predictions": [[0.1, 1], [0.2, 2]]}         the same, where the dialect has rows
     no rows                      {"predictions": []}                           of every output
 
 Values become bytes of their datatypes while their text passes by, also those of outputs that the client wants in JSON:
@@ -40,13 +42,16 @@ class AnswerForm:
     """Where the answers of a dialect have their outputs, and how they write BYTES.
 
     The value of the member is nested data or a scalar (of the only output that the model has), an object with a value
-    for each output by name, or rows: an array of such objects.
+    for each output by name, rows: an array of such objects, or a list as `in_rows` says.
     """
 
     members: tuple[str, ...]
     """The members of an answer that may hold the outputs: `outputs`, `predictions`. One of them has to be there."""
     b64_objects: bool = False
     """Whether an element of BYTES may be written as `{"b64": "..."}`."""
+    in_rows: bool = False
+    """Whether several outputs without names are an array of rows, each a list with a value for every output; otherwise
+    they are one such list."""
 
 
 class DialectAnswer:
@@ -63,7 +68,7 @@ class DialectAnswer:
         version: str | None = None,
         limits: HeaderLimits = DEFAULT_LIMITS,
     ) -> None:
-        """*description* has the datatypes of the outputs, and the name of one that the answer does not name.
+        """*description* has the datatypes of the outputs, and the names of those that the answer does not name.
 
         *model* and *version* are those of the client's path, *request_id* is JSON text or empty: they go into the
         reply. *limits* bound the JSON beside the outputs and their number.
@@ -75,7 +80,9 @@ class DialectAnswer:
         self._request_id = request_id
         self._selection = selection
         self._text = ArrivingText()
-        self._outputs = Outputs(description, selection, b64_objects=form.b64_objects, limits=limits)
+        self._outputs = Outputs(
+            description, selection, b64_objects=form.b64_objects, in_rows=form.in_rows, limits=limits
+        )
         self._beside = _Beside(limits.max_header_bytes)
         # in a generator's frame, which nothing of what it refers to knows: no tensor waits for the garbage collector
         self._reading = _read_document(self._text, form, self._outputs, self._beside)
@@ -184,12 +191,7 @@ def _read_outputs(text: ArrivingText, form: AnswerForm, outputs: Outputs) -> Rea
     """Read the member that has the outputs."""
     code = yield from text.first()
     if code == OBJECT and not (yield from _is_b64_object(text, 0, form, outputs)):
-
-        def read_run(members: Members) -> "Reading[None]":
-            for name, value in members.items():
-                yield from outputs.read_named(name, ArrivingText.of_value(bytearray(value)))
-
-        yield from read_members(text, read_run, lambda name: outputs.read_named(name, text))
+        yield from outputs.read_by_name(text)
     elif (
         code == ARRAY
         and (yield from text.first(1)) == OBJECT

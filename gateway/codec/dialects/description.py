@@ -52,6 +52,9 @@ class ModelDescription(msgspec.Struct, frozen=True):
     versions: tuple[str, ...] = ()
     platform: str = ""
     """As in V2's metadata: what the model was made with."""
+    has_output_order: bool = False
+    """Whether the outputs stand in the order in which answers have them without their names. Only the configuration
+    can say that: servers that describe a model do so in any order."""
 
     @property
     def has_nameless_input(self) -> bool:
@@ -64,10 +67,12 @@ class ModelDescription(msgspec.Struct, frozen=True):
 
     def merged(self, configured: "ModelDescription") -> "ModelDescription":
         """This description of a server's with what is *configured*, which wins."""
+        outputs = _merged(self.outputs, configured.outputs)
         return structs.replace(
             self,
             inputs=_merged(self.inputs, configured.inputs),
-            outputs=_merged(self.outputs, configured.outputs),
+            outputs=outputs,
+            has_output_order=configured.has_output_order and len(outputs) == len(configured.outputs),
             format=configured.format or self.format,
             signature=configured.signature or self.signature,
         )
@@ -167,11 +172,13 @@ def _yaml_key(name: str) -> str:
 def _merged(
     said: tuple[TensorDescription, ...], configured: tuple[TensorDescription, ...]
 ) -> tuple[TensorDescription, ...]:
-    """Tensors in the server's order, then those that only the configuration has."""
-    wins = {tensor.name: tensor for tensor in configured}
+    """Tensors in the order of the configuration, if it has all of them; else the server's, and then all others."""
+    theirs = {tensor.name: tensor for tensor in said}
+    ours = {tensor.name: tensor for tensor in configured}
     merged = []
-    for tensor in said:
-        other = wins.pop(tensor.name, tensor)
-        shape = tensor.shape if other.shape is None else other.shape
-        merged.append(TensorDescription(tensor.name, other.datatype or tensor.datatype, shape))
-    return (*merged, *wins.values())
+    for name in ours if theirs.keys() <= ours.keys() else theirs | ours:
+        tensor = theirs.get(name) or ours[name]
+        wins = ours.get(name, tensor)
+        shape = tensor.shape if wins.shape is None else wins.shape
+        merged.append(TensorDescription(name, wins.datatype or tensor.datatype, shape))
+    return tuple(merged)

@@ -65,7 +65,7 @@ class MLflow:
                 return mlflow_inputs(description.has_nameless_input)
 
     def answer_form(self, description: ModelDescription) -> AnswerForm:
-        """What the model returns: nested data, an object by name, or the rows of a table."""
+        """What the model returns: nested data, several of them in a list, an object by name, or the rows of a table."""
         return AnswerForm(("predictions",))
 
     def error_words(self, text: bytes) -> str | None:

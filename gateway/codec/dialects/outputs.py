@@ -8,15 +8,16 @@ for a piece of its own for each of them would hold more text than the tensors.
 Not here: where in an answer the outputs stand (`answer`), and what the client gets of them.
 """
 
+from collections.abc import Callable
 from itertools import chain
 
 import orjson
 
 from gateway.codec.dialects.description import MAX_NAMED, ModelDescription
 from gateway.codec.inference import HeaderLimits, OutputSelection, label_of, shape_text
-from gateway.codec.json.arriving import STEP, ArrivingText, Reading, read_members, read_objects
+from gateway.codec.json.arriving import STEP, ArrivingText, ItemText, Reading, read_items, read_members, read_objects
 from gateway.codec.json.brackets import ARRAY, END_ARRAY, OBJECT, QUOTE, WALK_BYTES
-from gateway.codec.json.members import Members, restore_literals
+from gateway.codec.json.members import Members, excerpt, parse_list, parse_lists, restore_literals
 from gateway.codec.json.sinks import Sink, SkipSink, TextSink, labelling
 from gateway.codec.tensors.datatypes import Datatype, Kind
 from gateway.codec.tensors.elements import PREFIX_BYTES
@@ -40,6 +41,10 @@ SHORT_BYTES = 8 * 1024
 for a thousand."""
 
 _SETTING = "`models` in the backend's configuration"
+
+_ReadRun = Callable[[Members], Reading[None]]
+_ReadLong = Callable[[str, ArrivingText], Reading[None]]
+"""What gets some short values by name, and what reads a long one, which the text begins with."""
 
 
 class Value:
@@ -143,11 +148,21 @@ class Outputs:
     """The outputs of one answer, in the order in which they come."""
 
     def __init__(
-        self, description: ModelDescription, selection: OutputSelection, *, b64_objects: bool, limits: HeaderLimits
+        self,
+        description: ModelDescription,
+        selection: OutputSelection,
+        *,
+        b64_objects: bool,
+        in_rows: bool,
+        limits: HeaderLimits,
     ) -> None:
+        """*b64_objects* and *in_rows* are those of `AnswerForm`."""
         self._described = {tensor.name: tensor for tensor in description.outputs}
+        self._names = list(self._described)
+        self._has_order = description.has_output_order
         self._selection = selection
         self._b64_objects = b64_objects
+        self._in_rows = in_rows
         self._limits = limits
         self._found: dict[str, Output | None] = {}
         self._rows = 0
@@ -187,24 +202,101 @@ class Outputs:
         else:
             output.take((yield from self._read_value(output, text)))
 
+    def read_by_name(self, text: ArrivingText) -> Reading[None]:
+        """Read an object with a value for every output."""
+        yield from read_members(text, self._read_short, lambda name: self.read_named(name, text))
+
+    def _read_short(self, members: Members) -> Reading[None]:
+        for name, value in members.items():
+            yield from self.read_named(name, ArrivingText.of_value(bytearray(value)))
+
     def read_unnamed(self, text: ArrivingText) -> Reading[None]:
-        """Read the value of the model's only output; no rows at all are those of every output."""
-        names = list(self._described)
+        """Read the value of the model's only output, or those of several in the order of the description.
+
+        No rows at all are those of every output.
+        """
+        names = self._names
         if len(names) == 1:
             yield from self.read_named(names[0], text)
         elif (yield from text.first()) == ARRAY and (yield from text.first(1)) == END_ARRAY:
             text.drop(2)
             for name in names:
                 self._open(name)
-        elif names:
-            listed = ", ".join(map(repr, names[:MAX_NAMED]))
-            raise CodecError(f"an output without a name, but the model has {len(names)} ({listed})")
-        else:
+        elif not names:
             raise CodecError(f"an output without a name; {_SETTING} can give it one")
+        elif not self._has_order:
+            raise CodecError(
+                f"an output without a name, but the model has {len(names)} ({self._listed()}); {_SETTING} can list all "
+                "of them in the order of the server's answers"
+            )
+        elif not self._in_rows:
+            yield from self._read_list(text, self._read_short, self.read_named)
+        elif (yield from text.first()) == ARRAY:
+            yield from self._read_rows_of_lists(text)
+        else:
+            raise self._no_list(f"{excerpt(bytes(text.buffer[:256]))} in place of all rows", "each row: ")
+
+    def _read_list(self, text: ArrivingText, read_run: _ReadRun, read_long: _ReadLong) -> Reading[None]:
+        """Read a list with one value for each output, as `read_members` reads an object that has them by name."""
+        where = f"row {self._rows}: " if self._in_rows else ""
+        if (yield from text.first()) != ARRAY:
+            raise self._no_list(excerpt(bytes(text.buffer[:256])), where)
+        names = self._names
+        count = 0
+
+        def read_values(values: list[bytes], marker: bytes) -> "Reading[None]":
+            nonlocal count
+            start, count = count, count + len(values)
+            if count > len(names):
+                raise self._no_list("more", where)
+            texts = [restore_literals(value, marker) for value in values]
+            yield from read_run(dict(zip(names[start:count], texts, strict=True)))
+
+        def read_value() -> "Reading[None]":
+            nonlocal count
+            if count == len(names):
+                raise self._no_list("more", where)
+            name = names[count]
+            count += 1
+            item = ItemText(text, label_of("output", name))
+            yield from read_long(name, item)
+            item.check_read()
+
+        yield from read_items(text, parse_list, read_values, read_value)
+        if count < len(names):
+            raise self._no_list(str(count), where)
+
+    def _read_rows_of_lists(self, text: ArrivingText) -> Reading[None]:
+        """Read rows: an array of lists, each with one value for each output."""
+
+        def read_run(rows: list[list[bytes]], marker: bytes) -> "Reading[None]":
+            for index, row in enumerate(rows, self._rows):
+                if len(row) != len(self._names):
+                    raise self._no_list("more" if len(row) > len(self._names) else str(len(row)), f"row {index}: ")
+            yield from self._add_rows([dict(zip(self._names, row, strict=True)) for row in rows], marker)
+
+        yield from read_items(
+            text, parse_lists, read_run, lambda: self._read_row(lambda run, long: self._read_list(text, run, long))
+        )
+        for output in self.wanted:
+            yield from self._convert(output)
+
+    def _no_list(self, got: str, where: str) -> CodecError:
+        """What to raise where outputs without names are not what they should be."""
+        return CodecError(
+            f"{where}expected a list with {len(self._names)} values, one for each output ({self._listed()}), got {got}"
+        )
+
+    def _listed(self) -> str:
+        return ", ".join(map(repr, self._names[:MAX_NAMED]))
 
     def read_rows(self, text: ArrivingText) -> Reading[None]:
         """Read rows: an array of objects, each with a value for every output."""
-        yield from read_objects(text, self._add_rows, lambda: self._read_row(text))
+
+        def read(read_run: _ReadRun, read_long: _ReadLong) -> "Reading[None]":
+            return read_members(text, read_run, lambda name: read_long(name, text))
+
+        yield from read_objects(text, self._add_rows, lambda: self._read_row(read))
         for output in self.wanted:
             yield from self._convert(output)
 
@@ -213,6 +305,7 @@ class Outputs:
         if not self._rows:
             for name in rows[0]:
                 self._open(name)
+            yield STEP
         for output in self.wanted:
             try:
                 text = b",".join([row[output.name] for row in rows])
@@ -227,8 +320,8 @@ class Outputs:
                     self._column(name)
         yield from self._convert_if_full()
 
-    def _read_row(self, text: ArrivingText) -> Reading[None]:
-        """Read a row that is too long to be parsed in one step: its short values wait, the others are read at once."""
+    def _read_row(self, read: Callable[[_ReadRun, _ReadLong], Reading[None]]) -> Reading[None]:
+        """*read* a row that is too long to be parsed in one step: short values wait, the others are read at once."""
         row: dict[str, bytes | Value] = {}
 
         def read_run(members: Members) -> "Reading[None]":
@@ -240,7 +333,7 @@ class Outputs:
                 row.update((name, value) for name, value in members.items() if self._column(name) is not None)
             yield STEP
 
-        def read_long(name: str) -> "Reading[None]":
+        def read_long(name: str, text: ArrivingText) -> "Reading[None]":
             output = self._column(name)
             if output is None:
                 yield from text.pour(TextSink(label_of("output", name), None))
@@ -252,7 +345,7 @@ class Outputs:
             value = row.pop(name, None)
             self._done_bytes -= value.n_bytes if isinstance(value, Value) else 0
 
-        yield from read_members(text, read_run, read_long)
+        yield from read(read_run, read_long)
         for output in self.wanted:
             value = row.pop(output.name, None)
             if value is None:

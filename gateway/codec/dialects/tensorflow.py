@@ -163,8 +163,9 @@ class TensorFlow:
 
     def answer_form(self, description: ModelDescription) -> AnswerForm:
         """As the request; but KServe answers `predictions` also where its model takes `inputs`."""
-        members = ("predictions",) if description.format == "row" else ("outputs", "predictions")
-        return AnswerForm(members, b64_objects=True)
+        if description.format == "row":
+            return AnswerForm(("predictions",), b64_objects=True, in_rows=True)
+        return AnswerForm(("outputs", "predictions"), b64_objects=True)
 
     def error_words(self, text: bytes) -> str | None:
         """Errors have the member `error`, which is read as that of every server."""

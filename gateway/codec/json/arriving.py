@@ -4,7 +4,7 @@ A `Reading` yields `STEP` after each step of work and `MORE` where it cannot go 
 `ArrivingText` is what it reads from. So what is nested in a document is nested in the program as well: a function
 reads an object, and calls another one for a value in it.
 
-The members of an object, and the objects of an array, are mostly short. They are cut off in runs of whole ones and
+The members of an object, and the items of an array, are mostly short. They are cut off in runs of whole ones and
 parsed together (`items`). One that is too long for that is read by itself: its name first, and its value by whoever
 knows what to do with it, piece by piece. Which of both it is depends on the text alone, never on how it was cut.
 
@@ -26,7 +26,7 @@ from gateway.codec.json.members import (
     protect_literals,
     restore_literals,
 )
-from gateway.codec.json.sinks import Sink, labelling
+from gateway.codec.json.sinks import Sink, SkipSink, labelling
 from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES
 from gateway.errors import CodecError
 
@@ -152,6 +152,43 @@ class ArrivingText:
                 yield from self.more(sink.label, PIECE_BYTES)
 
 
+class ItemText(ArrivingText):
+    """The next item of an array that arrives, without what stands behind it.
+
+    Sinks of numbers take the last bracket before a quote or brace for the end of their data. Other lists may stand
+    before these in an array, so there the end has to be found first.
+    """
+
+    def __init__(self, array: ArrivingText, label: str) -> None:
+        """*array* begins with the item; *label* is for errors."""
+        super().__init__()
+        self._array = array
+        self._skip = SkipSink(label)
+
+    def more(self, label: str = "", enough: int = 0) -> Reading[None]:
+        """See `ArrivingText.more`. Waits for no more than the item."""
+        if self._skip.done:
+            raise CodecError(f"{self._skip.label}: malformed JSON")
+        size = len(self.buffer)
+        enough = max(size + size // 2, enough, size + 1)
+        while not self._skip.done and len(self.buffer) < enough:
+            with labelling(self._skip):
+                taken = self._skip.step(self._array.buffer)
+            if taken:
+                self.buffer += memoryview(self._array.buffer)[:taken]
+                self._array.drop(taken)
+                yield STEP
+            else:
+                yield from self._array.more(self._skip.label, PIECE_BYTES)
+        if self._skip.done:
+            self.buffer += b" "  # a number ends where something follows it
+
+    def check_read(self) -> None:
+        """Raise `CodecError` unless the whole item has been read."""
+        if not self._skip.done or self.buffer.strip():
+            raise CodecError(f"{self._skip.label}: malformed JSON")
+
+
 def read_members(
     text: ArrivingText, read_run: Callable[[Members], Reading[None]], read_long: Callable[[str], Reading[None]]
 ) -> Reading[None]:
@@ -195,28 +232,43 @@ def read_objects(
     read_run: Callable[[list[Members], bytes], Reading[None]],
     read_long: Callable[[], Reading[None]],
 ) -> Reading[None]:
-    """Read the array of objects that *text* begins with.
+    """Read the array of objects that *text* begins with, as `read_items` does; *read_long* gets nothing else."""
 
-    *read_run* gets some whole objects at a time, and the marker that stands for literals in them (`protect_literals`);
-    *read_long* reads an object that is longer, or malformed, from *text*. Raises `CodecError`.
+    def read_one() -> Reading[None]:
+        if (yield from text.first()) != OBJECT:
+            raise CodecError(f"expected an object, got {excerpt(bytes(text.buffer[:256]))}")
+        yield from read_long()
+
+    yield from read_items(text, parse_objects, read_run, read_one)
+
+
+def read_items(
+    text: ArrivingText,
+    parse: Callable[[bytes], list[T]],
+    read_run: Callable[[list[T], bytes], Reading[None]],
+    read_long: Callable[[], Reading[None]],
+) -> Reading[None]:
+    """Read the array that *text* begins with.
+
+    *parse* makes items of an array of short ones. *read_run* gets some of these at a time, and the marker that stands
+    for literals in them (`protect_literals`); *read_long* reads an item that is longer, or malformed, or none for
+    *parse*, from *text*. Raises `CodecError`.
     """
     code = yield from _open(text)
     read_singly_to = 0
     while code != END_ARRAY:
-        if code != OBJECT:
-            raise CodecError(f"expected an object, got {excerpt(bytes(text.buffer[:256]))}")
-        objects: list[Members] = []
+        items: list[T] = []
         marker = b""
         if text.consumed >= read_singly_to:
             run = yield from text.run(END_ARRAY)
             try:
                 protected, marker = protect_literals(run)
-                objects = parse_objects(b"[%b]" % protected)
+                items = parse(b"[%b]" % protected)
                 text.drop(len(run))
             except CodecError:
                 read_singly_to = text.consumed + len(run)
-        if objects:
-            yield from read_run(objects, marker)
+        if items:
+            yield from read_run(items, marker)
         else:
             yield from read_long()
         code = yield from _next(text, END_ARRAY)

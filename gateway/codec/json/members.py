@@ -44,6 +44,8 @@ EXCERPT_CHARACTERS = 64
 
 _OBJECT_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _OBJECTS_DECODER = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+_LIST_DECODER = msgspec.json.Decoder(list[msgspec.Raw])
+_LISTS_DECODER = msgspec.json.Decoder(list[list[msgspec.Raw]])
 _ANY_DECODER = msgspec.json.Decoder(msgspec.Raw)
 _NAME_DECODER = msgspec.json.Decoder(str)
 _COMMA = ord(",")
@@ -68,6 +70,16 @@ def parse_object(text: bytes) -> Members:
 def parse_objects(text: bytes) -> list[Members]:
     """The members of each object in the JSON array *text*. Raises `CodecError` as `parse_object` does."""
     return [{key: bytes(value) for key, value in item.items()} for item in _decode(_OBJECTS_DECODER, text)]
+
+
+def parse_list(text: bytes) -> list[bytes]:
+    """The text of each value in the JSON array *text*. Raises `CodecError` as `parse_object` does."""
+    return [bytes(value) for value in _decode(_LIST_DECODER, text)]
+
+
+def parse_lists(text: bytes) -> list[list[bytes]]:
+    """The texts of the values in each array in the JSON array *text*. Raises `CodecError` as `parse_object` does."""
+    return [[bytes(value) for value in item] for item in _decode(_LISTS_DECODER, text)]
 
 
 def check_json(text: bytes) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gateway.codec import DATATYPES, HeaderLimits, OutputSelection, run
 from gateway.codec.dialects.answer import AnswerForm, DialectAnswer
@@ -25,6 +26,7 @@ from tests.codec.test_properties import DICE, PROFILE, SHAPES, UNICODE, Number, 
 from tests.codec.walk import cut
 
 TENSORFLOW = AnswerForm(("outputs", "predictions"), b64_objects=True)
+ROWS = AnswerForm(("predictions",), b64_objects=True, in_rows=True)
 MLFLOW = AnswerForm(("predictions",))
 BINARY = OutputSelection(binary_by_default=True)
 JSON = OutputSelection()
@@ -39,8 +41,14 @@ def described(**outputs: str | tuple[str, tuple[int, ...]]) -> ModelDescription:
     return ModelDescription(outputs=tuple(tensors))
 
 
+def listed(**outputs: str | tuple[str, tuple[int, ...]]) -> ModelDescription:
+    """As `described`, by a configuration that lists *outputs* in the order of answers without their names."""
+    return structs.replace(described(**outputs), has_output_order=True)
+
+
 Y = described(y="FP32")
 TWO = described(y="FP32", n="INT64")
+LISTED = listed(y="FP32", n="INT64")
 
 
 def read(
@@ -479,6 +487,168 @@ def test_of_values_with_one_name_in_a_row_the_last_wins(size: int, lost: int) ->
         assert answer.held_bytes == sum(map(len, reply.blobs))
 
 
+# Outputs without names: of one list, or of rows that are lists.
+LISTS = [
+    (
+        '{"predictions":[[[1,2]],[3]]}',
+        LISTED,
+        TENSORFLOW,
+        {"y": ("FP32", [1, 2], fp32(1, 2)), "n": ("INT64", [1], int64(3))},
+    ),
+    ('{"outputs":[0.5,7]}', LISTED, TENSORFLOW, {"y": ("FP32", [], fp32(0.5)), "n": ("INT64", [], int64(7))}),
+    (
+        '{"predictions": [[NaN, -Infinity], 9007199254740993]}',
+        LISTED,
+        MLFLOW,
+        {"y": ("FP32", [2], fp32(math.nan, -math.inf)), "n": ("INT64", [], int64(2**53 + 1))},
+    ),
+    (
+        '\n{ "predictions" :\t[ [ 1 , 2 ] , 3 ] , "a" : NaN }\r ',
+        LISTED,
+        MLFLOW,
+        {"y": ("FP32", [2], fp32(1, 2)), "n": ("INT64", [], int64(3))},
+    ),
+    (
+        '{"outputs":["a",["b","c"]]}',
+        listed(y="BYTES", s="BYTES"),
+        TENSORFLOW,
+        {"y": ("BYTES", [], b"\1\0\0\0a"), "s": ("BYTES", [2], b"\1\0\0\0b\1\0\0\0c")},
+    ),
+    (
+        '{"outputs":[{"b64":"YWI="},[{"b64":""},"]"]]}',
+        listed(y="BYTES", s="BYTES"),
+        TENSORFLOW,
+        {"y": ("BYTES", [], b"\2\0\0\0ab"), "s": ("BYTES", [2], b"\0\0\0\0\1\0\0\0]")},
+    ),
+    (
+        '{"predictions":[[[0.5,2],-9223372036854775808],[[3,4],9223372036854775807]]}',
+        LISTED,
+        ROWS,
+        {"y": ("FP32", [2, 2], fp32(0.5, 2, 3, 4)), "n": ("INT64", [2], int64(-(2**63), 2**63 - 1))},
+    ),
+    (
+        '\n{ "predictions" : [ [ NaN , 1 ] , [ -Infinity , 2 ] ] }',
+        LISTED,
+        ROWS,
+        {"y": ("FP32", [2], fp32(math.nan, -math.inf)), "n": ("INT64", [2], int64(1, 2))},
+    ),
+    (
+        '{"predictions":[[{"b64":"YWI="},[true]],["],[",[false]]]}',
+        listed(y="BYTES", b="BOOL"),
+        ROWS,
+        {"y": ("BYTES", [2], b"\2\0\0\0ab\3\0\0\0],["), "b": ("BOOL", [2, 1], b"\1\0")},
+    ),
+    ('{"predictions":[[[],1],[[],2]]}', LISTED, ROWS, {"y": ("FP32", [2, 0], b""), "n": ("INT64", [2], int64(1, 2))}),
+    (
+        '{"predictions":[[1,2]],"predictions":[[3,4]]}',
+        LISTED,
+        ROWS,
+        {"y": ("FP32", [1], fp32(3)), "n": ("INT64", [1], int64(4))},
+    ),
+    ('{"predictions":[{"n":1,"y":2}]}', LISTED, ROWS, {"n": ("INT64", [1], int64(1)), "y": ("FP32", [1], fp32(2))}),
+    *(
+        ('{"predictions":[]}', LISTED, form, {"y": ("FP32", [0], b""), "n": ("INT64", [0], b"")})
+        for form in (TENSORFLOW, MLFLOW, ROWS)
+    ),
+    # of one output, what looks like a list of them is its value
+    ('{"predictions":[[1,2]]}', listed(y="FP32"), ROWS, {"y": ("FP32", [1, 2], fp32(1, 2))}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "description", "form", "expected"), LISTS)
+def test_outputs_without_names_come_in_the_order_of_the_configuration(
+    text: str, description: ModelDescription, form: AnswerForm, expected: Any
+) -> None:
+    octets = text.encode()
+    end = len(octets.rstrip())
+    assert tensors_of(read(octets, description, form=form)) == expected
+    assert tensors_of(read(cut(octets, 1), description, form=form)) == expected
+    for place in range(1, len(octets)):
+        assert tensors_of(read([octets[:place], octets[place:]], description, form=form)) == expected
+        if place < end:
+            with pytest.raises(CodecError):
+                read(octets[:place], description, form=form)
+
+
+ONE_EACH = "expected a list with 2 values, one for each output \\('y', 'n'\\), got "
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "words"),
+    [
+        ('{"outputs":[[1]]}', TENSORFLOW, f"^{ONE_EACH}1$"),
+        ('{"outputs":[1,2,3]}', TENSORFLOW, f"^{ONE_EACH}more$"),
+        ('{"outputs":[1,2,tru]}', TENSORFLOW, f"^{ONE_EACH}more$"),
+        ('{"outputs":0.5}', TENSORFLOW, f"^{ONE_EACH}0.5"),
+        ('{"outputs":{"b64":"YQ=="}}', TENSORFLOW, f'^{ONE_EACH}{{"b64'),
+        ('{"outputs":[[[1],[2,3]],1]}', TENSORFLOW, "^output 'y' \\(FP32\\).*ragged"),
+        ('{"outputs":[1,1.5]}', TENSORFLOW, "^output 'n' \\(INT64\\).*expected INT64, got 1.5"),
+        ('{"outputs":[1,[2,]]}', TENSORFLOW, "^output 'n'"),
+        ('{"outputs":[1,2,]}', TENSORFLOW, "malformed JSON"),
+        ('{"outputs":[,1]}', TENSORFLOW, "^output 'y'"),
+        ('{"outputs":[1 2]}', TENSORFLOW, "malformed JSON"),
+        ('{"outputs":[1,2}', TENSORFLOW, "malformed JSON"),
+        ('{"outputs":[1,{"y":1}]}', TENSORFLOW, "^output 'n'"),
+        ('{"predictions":[[1]]}', ROWS, f"^row 0: {ONE_EACH}1$"),
+        ('{"predictions":[[1,2],[]]}', ROWS, f"^row 1: {ONE_EACH}0$"),
+        ('{"predictions":[[1,2],[1,2,3]]}', ROWS, f"^row 1: {ONE_EACH}more$"),
+        ('{"predictions":[[1,2],3]}', ROWS, f"^row 1: {ONE_EACH}3"),
+        ('{"predictions":[[1,2],{"y":1,"n":2}]}', ROWS, f'^row 1: {ONE_EACH}{{"y"'),
+        ('{"predictions":[1,2]}', ROWS, f"^row 0: {ONE_EACH}1"),
+        ('{"predictions":0.5}', ROWS, f"^each row: {ONE_EACH}0.5.* in place of all rows$"),
+        ('{"predictions":[[1,2],[[1],2]]}', ROWS, "^output 'y' \\(FP32\\).*ragged"),
+        ('{"predictions":[[1,2],[1,"a"]]}', ROWS, "^output 'n' \\(INT64\\).*expected INT64"),
+        ('{"predictions":[[1,2],[1,nul]]}', ROWS, "^output 'n'"),
+        ('{"predictions":[[1,2],]}', ROWS, "malformed JSON"),
+        ('{"predictions":[[1,2][1,2]]}', ROWS, "malformed JSON"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("chunk_bytes", [None, 1, 7])
+def test_a_list_that_does_not_fit_the_outputs_is_refused(
+    text: str, form: AnswerForm, words: str, chunk_bytes: int | None
+) -> None:
+    with pytest.raises(CodecError, match=words):
+        read(cut(text.encode(), chunk_bytes), LISTED, form=form)
+
+
+@pytest.mark.parametrize("form", [TENSORFLOW, ROWS])
+def test_without_an_order_that_is_known_a_list_is_refused(form: AnswerForm) -> None:
+    for text in ('{"predictions":[[1,2]]}', '{"predictions":[1,2]}', '{"predictions":0.5}'):
+        with pytest.raises(CodecError, match="the model has 2 \\('y', 'n'\\); `models` .* can list all of them"):
+            read(text, TWO, form=form)
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1000])
+def test_of_a_list_only_what_is_wanted_is_kept(chunk_bytes: int | None) -> None:
+    ignored, selection = json.dumps([None, {"a": "]"}, *range(9000)]), OutputSelection(True, {"n": True})
+    rows = f'[{ignored},7],[0,8],["",9]'
+    for text, form, shape, blob in (
+        (f'{{"predictions":[{ignored},7]}}', MLFLOW, [], int64(7)),
+        (f'{{"predictions":[{rows}]}}', ROWS, [3], int64(7, 8, 9)),
+    ):
+        found = tensors_of(read(cut(text.encode(), chunk_bytes), LISTED, selection, form))
+        assert found == {"n": ("INT64", shape, blob)}
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 100, 5000, 70_000])
+def test_lists_and_rows_may_be_longer_than_a_step(chunk_bytes: int | None) -> None:
+    sizes = [2, 9000, 2, 2, 9000]
+    names = [f"y{index}" for index in range(len(sizes))]
+    description = listed(**dict.fromkeys(names, "INT64"))
+    text = json.dumps({"predictions": [list(range(size)) for size in sizes]}).encode()
+    found = tensors_of(read(cut(text, chunk_bytes), description, form=MLFLOW))
+    assert found == {name: ("INT64", [size], int64(*range(size))) for name, size in zip(names, sizes, strict=True)}
+    rows = [[number, "é" * number] for number in (1, 9000, 2, 3, 9000)]
+    text = json.dumps({"predictions": rows}).encode()
+    found = tensors_of(read(cut(text, chunk_bytes), listed(n="INT64", t="BYTES"), form=ROWS))
+    assert found["n"] == ("INT64", [5], int64(1, 9000, 2, 3, 9000))
+    assert found["t"] == ("BYTES", [5], blob_of([text for _, text in rows]))
+    for last, got in (([1, "x" * 9000, 0], "more"), ([list(range(9000))], "1")):
+        text = json.dumps({"predictions": [*rows, last]}).encode()
+        with pytest.raises(CodecError, match=f"^row 5: expected a list with 2 values.* got {got}$"):
+            read(cut(text, chunk_bytes), listed(n="INT64", t="BYTES"), form=ROWS)
+
+
 def test_many_tiny_rows_are_few_buffers() -> None:
     count = 200_000
     text = b'{"predictions":[%b]}' % b",".join(b'{"n":%d,"y":0.5}' % number for number in range(count))
@@ -544,7 +714,7 @@ def shape_of(shape: list[int]) -> list[int]:
     return shape[: shape.index(0) + 1] if 0 in shape else shape
 
 
-FORM_NAMES = ["alone", "by name", "rows"]
+FORM_NAMES = ["alone", "by name", "rows", "list", "rows of lists"]
 
 
 @pytest.mark.parametrize("form", FORM_NAMES)
@@ -552,23 +722,29 @@ FORM_NAMES = ["alone", "by name", "rows"]
 @given(data=st.data(), dice=DICE)
 def test_tensors_in_any_form_come_back_bit_for_bit(form: str, data: st.DataObject, dice: random.Random) -> None:
     """Python's json prints random tensors, in any layout and any chunks -> the same bytes and shapes."""
-    rows = data.draw(st.integers(1, 4)) if form == "rows" else None
+    rows = data.draw(st.integers(1, 4)) if form.startswith("rows") else None
     names = data.draw(st.lists(UNICODE, min_size=1, max_size=1 if form == "alone" else 4, unique=True))
     drawn = {name: data.draw(tensors(rows)) for name in names if name not in ("b64",)} or {
         "y": data.draw(tensors(rows))
     }
     description = ModelDescription(
-        outputs=tuple(TensorDescription(name, DATATYPES[tensor[0]]) for name, tensor in drawn.items())
+        outputs=tuple(TensorDescription(name, DATATYPES[tensor[0]]) for name, tensor in drawn.items()),
+        has_output_order=True,
     )
     values = {name: printed(whole(flat, shape), dice) for name, (_, shape, flat, _) in drawn.items()}
     value: Any = values
-    if form == "alone":
+    reading = ROWS if form == "rows of lists" else TENSORFLOW
+    if form == "alone" or (len(values) == 1 and form in ("list", "rows of lists")):
         (value,) = values.values()
     elif form == "rows":
         value = [{name: column[row] for name, column in values.items()} for row in range(rows or 0)]
-    answer = scrambled({dice.choice(TENSORFLOW.members): value, "model_spec": {"outputs": [1]}}, dice).encode()
+    elif form == "list":
+        value = list(values.values())
+    elif form == "rows of lists":
+        value = [[column[row] for column in values.values()] for row in range(rows or 0)]
+    answer = scrambled({dice.choice(reading.members): value, "model_spec": {"x": [1]}}, dice).encode()
     expected = {name: (datatype, shape_of(shape), blob) for name, (datatype, shape, _, blob) in drawn.items()}
-    found = tensors_of(read(chunks_of(answer, dice), description))
+    found = tensors_of(read(chunks_of(answer, dice), description, form=reading))
     assert found == expected
 
 

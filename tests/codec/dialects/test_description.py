@@ -58,6 +58,19 @@ def test_what_is_configured_wins_member_by_member_and_the_rest_stays() -> None:
     )
 
 
+def test_the_order_of_outputs_is_the_configurations_where_it_lists_all_of_them() -> None:
+    a, b, c = TensorDescription("a", FP32), TensorDescription("b", INT64), TensorDescription("c", FP32)
+
+    def configured(*tensors: TensorDescription) -> ModelDescription:
+        return ModelDescription(outputs=tensors, has_output_order=True)
+
+    assert outputs(a, b).merged(configured(b, a)) == configured(b, a)
+    assert outputs(a, b).merged(configured(c, b, a)) == configured(c, b, a)
+    assert outputs(a, b).merged(configured(b)) == outputs(a, b)
+    assert outputs(a, b).merged(configured(c, b)) == outputs(a, b, c)
+    assert outputs(a, b).merged(UNKNOWN) == outputs(a, b)
+
+
 def test_a_block_that_says_nothing_changes_nothing() -> None:
     said = ModelDescription(outputs=(TensorDescription("y", FP32, ()),), format="row", signature="s")
     assert said.merged(UNKNOWN) == said

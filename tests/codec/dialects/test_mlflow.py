@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from gateway.codec.dialects.answer import AnswerForm
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.dialects.mlflow import MLflow
 from gateway.errors import CodecError
@@ -81,4 +82,5 @@ def test_instances_are_rows() -> None:
 
 
 def test_answers_are_predictions() -> None:
-    assert MLFLOW.answer_form(ModelDescription()).members == ("predictions",)
+    for form in ("", "instances", "dataframe_split"):
+        assert MLFLOW.answer_form(ModelDescription(format=form)) == AnswerForm(("predictions",))

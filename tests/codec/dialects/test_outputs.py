@@ -23,15 +23,19 @@ from tests.codec.v2.test_header_steps import check_steps
 from tests.codec.walk import cut
 
 FORM = AnswerForm(("outputs", "predictions"), b64_objects=True)
+ROWS = AnswerForm(("predictions",), b64_objects=True, in_rows=True)
 CHUNK_BYTES = 64 * 1024
 
 
 def described(names: dict[str, str]) -> ModelDescription:
-    return ModelDescription(outputs=tuple(TensorDescription(name, DATATYPES[names[name]]) for name in names))
+    outputs = tuple(TensorDescription(name, DATATYPES[names[name]]) for name in names)
+    return ModelDescription(outputs=outputs, has_output_order=True)
 
 
-def answer_for(description: ModelDescription, *, binary: bool = True) -> DialectAnswer:
-    return DialectAnswer(FORM, description, OutputSelection(binary), model="m", request_id=b"")
+def answer_for(description: ModelDescription, text: bytes, *, binary: bool = True) -> DialectAnswer:
+    """For an answer that begins as *text*: `predictions` are rows."""
+    form = ROWS if text.startswith(b'{"predictions"') else FORM
+    return DialectAnswer(form, description, OutputSelection(binary), model="m", request_id=b"")
 
 
 def value_of(numbers: Any, nonfinite: int = 0) -> Value:
@@ -85,10 +89,19 @@ def wide_rows(count: int, item: str, rows: int) -> bytes:
     return f'{{"predictions":[{",".join([f"{{{row}}}"] * rows)}]}}'.encode()
 
 
+def rows_of_lists(count: int, item: str, rows: int) -> bytes:
+    row = ",".join([item] * count)
+    return f'{{"predictions":[{",".join([f"[{row}]"] * rows)}]}}'.encode()
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [
         (wide_rows(1000, "12345678", 400), {f"o{number}": "INT8" for number in range(1000)}),
+        (rows_of_lists(1000, "12345678", 400), {f"o{number}": "INT8" for number in range(1000)}),
+        (rows_of_lists(2, "[%s1]" % ("1," * 20_000), 60), {"o0": "FP32", "o1": "INT8"}),
+        (rows_of_lists(2, "1.5", 300_000), {"o0": "FP32", "o1": "FP64"}),
+        (b'{"outputs":[[%b1],[%b1]]}' % (b"1," * 1_000_000, b"1," * 1_000_000), {"o0": "FP32", "o1": "INT8"}),
         (wide_rows(1000, '"%s"' % ("x" * 700), 10), {f"o{number}": "BYTES" for number in range(1000)}),
         (wide_rows(1, "1.5", 400_000), {"o0": "FP32"}),
         (wide_rows(2, "[%s1]" % ("1," * 20_000), 60), {"o0": "FP32", "o1": "INT8"}),
@@ -96,12 +109,24 @@ def wide_rows(count: int, item: str, rows: int) -> bytes:
         (b'{"outputs":{"y":"%b"}}' % (b"x" * 4_000_000), {"y": "BYTES"}),
         (b'{"outputs":{"b64":"%b"}}' % (b"YWJj" * 1_000_000), {"y": "BYTES"}),
     ],
-    ids=["a thousand numbers", "a thousand strings", "tiny rows", "huge rows", "nested", "a string", "base64"],
+    ids=[
+        "a thousand numbers",
+        "a thousand numbers without names",
+        "huge rows without names",
+        "tiny rows without names",
+        "without names",
+        "a thousand strings",
+        "tiny rows",
+        "huge rows",
+        "nested",
+        "a string",
+        "base64",
+    ],
 )
 def test_memory_is_the_tensors_and_a_bounded_text(text: bytes, names: dict[str, str]) -> None:
     text = text.replace(b"12345678", b"1" + b" " * 7)
     chunks = cut(text, CHUNK_BYTES)
-    answer = answer_for(described(names))
+    answer = answer_for(described(names), text)
     tracemalloc.start()
     try:
         most_waiting = 0
@@ -125,12 +150,17 @@ def test_nothing_of_a_finished_or_an_abandoned_answer_waits_for_the_garbage_coll
         '{"predictions":[{"y":1},{"y":2}]}',
         '{"predictions":[{"y":1},{"y":',
         '{"outputs":[1,',
+        '{"outputs":[[1],[2]]}',
+        '{"outputs":[[1],[2,',
+        '{"predictions":[[1,2],[3,4]]}',
+        '{"predictions":[[1,2],[3,',
     ]
     gc.collect()
     gc.disable()
     try:
         for text in texts:
-            answer = answer_for(described({"y": "FP32"}))
+            names = {"y": "FP32", "n": "INT8"} if "[2" in text or "[1,2]," in text else {"y": "FP32"}
+            answer = answer_for(described(names), text.encode())
             for _ in answer.feed(text.encode()):
                 pass
             outputs = weakref.ref(answer._outputs)
@@ -147,6 +177,12 @@ def test_nothing_of_a_finished_or_an_abandoned_answer_waits_for_the_garbage_coll
     ("text", "names"),
     [
         (wide_rows(1000, "1", 100), {f"o{number}": "INT8" for number in range(1000)}),
+        (rows_of_lists(1000, "1", 200), {f"o{number}": "INT8" for number in range(1000)}),
+        (rows_of_lists(2, "1", 60_000), {"o0": "FP32", "o1": "INT8"}),
+        (rows_of_lists(2, "NaN", 60_000), {"o0": "FP32", "o1": "FP64"}),
+        (b'{"outputs":[%b]}' % b",".join([b"[%b1]" % (b"1," * 2100)] * 1000), {f"o{n}": "INT8" for n in range(1000)}),
+        (b'{"outputs":[%b]}' % b",".join([b"1"] * 1000), {f"o{n}": "INT8" for n in range(1000)}),
+        (b'{"predictions":[%b[1,nul]]}' % (b"[1,2]," * 1000), {"o0": "INT8", "y": "FP32"}),
         (b'{"predictions":[%b]}' % b",".join([b'{"y":1}'] * 60_000), {"y": "FP32"}),
         (b'{"predictions":[%b]}' % b",".join([b'{"y":NaN}'] * 60_000), {"y": "FP32"}),
         (b'{"predictions":[%b]}' % b",".join([b"{}"] * 150_000), {"y": "FP32"}),
@@ -164,6 +200,12 @@ def test_nothing_of_a_finished_or_an_abandoned_answer_waits_for_the_garbage_coll
     ],
     ids=[
         "wide",
+        "wide without names",
+        "tiny rows without names",
+        "NaN without names",
+        "without names",
+        "numbers without names",
+        "malformed without names",
         "tiny rows",
         "NaN",
         "empty rows",
@@ -176,7 +218,7 @@ def test_nothing_of_a_finished_or_an_abandoned_answer_waits_for_the_garbage_coll
 )
 @pytest.mark.parametrize("binary", [True, False])
 def test_answer_is_read_in_short_steps(text: bytes, names: dict[str, str], binary: bool) -> None:
-    answer = answer_for(described(names), binary=binary)
+    answer = answer_for(described(names), text, binary=binary)
 
     def steps() -> Iterator[None]:
         for chunk in cut(text, CHUNK_BYTES):

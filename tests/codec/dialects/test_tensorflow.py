@@ -167,6 +167,9 @@ def test_answers_have_the_form_of_the_request() -> None:
     assert TENSORFLOW.answer_form(ModelDescription()).members == ("outputs", "predictions")
     assert TENSORFLOW.answer_form(ModelDescription(format="row")).members == ("predictions",)
     assert TENSORFLOW.answer_form(ModelDescription()).b64_objects
+    assert TENSORFLOW.answer_form(ModelDescription(format="row")).b64_objects
+    assert TENSORFLOW.answer_form(ModelDescription(format="row")).in_rows
+    assert not TENSORFLOW.answer_form(ModelDescription()).in_rows
 
 
 def test_requests_are_columnar_unless_the_configuration_says_row() -> None:
