@@ -67,6 +67,23 @@ async def test_a_server_that_says_it_is_not_ready_is_believed(status: str) -> No
         assert (reply.status, reply.error) == (int(status[:3]), "no")
 
 
+@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready", "/v2/models/m"])
+async def test_nothing_is_answered_for_a_server_that_has_the_path_but_not_in_this_form(path: str) -> None:
+    async def only_get(seen: Seen) -> bool:
+        if seen.method != "GET":
+            await seen.answer(b"", "405 Method Not Allowed")
+        elif seen.target == path:
+            await seen.answer(b'{"error":"not ready"}', "400 Bad Request")
+        else:
+            await seen.answer(b'{"detail":"Not Found"}', "404 Not Found")
+        return True
+
+    async with counting(only_get) as backend, running(backend.url, backend=MODELS) as client:
+        assert (await client.request("HEAD", path)).status == 405
+        assert (await client.request("GET", f"{path}/")).status == 404
+        assert (await client.request("GET", path)).error == "not ready"
+
+
 async def test_a_server_that_is_not_there_is_not_alive() -> None:
     async with counting(only_inferences) as backend:
         url = backend.url
