@@ -432,6 +432,18 @@ class Habits(NamedTuple):
 
 
 @asynccontextmanager
+async def answered_by(application: web.Application) -> AsyncIterator[str]:
+    """The URL at which *application* answers."""
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
 async def server_with(habits: Habits, *middlewares: Any, prefix: str = "") -> AsyncIterator[str]:
     """The URL of a server that returns the input `x` as `y`; its paths are below *prefix*."""
 
@@ -488,13 +500,8 @@ async def server_with(habits: Habits, *middlewares: Any, prefix: str = "") -> As
     for path in health if habits.has_health else ("/ping",):
         application.router.add_get(prefix + path, ready)
     application.router.add_post(f"{prefix}/v2/models/m/infer", infer)
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with answered_by(application) as url:
+        yield url
 
 
 MORE = "send an id, list outputs"
@@ -624,13 +631,8 @@ async def inferring(path: str, answers: Callable[[Any], tuple[int, Any]]) -> Asy
 
     application = web.Application()
     application.router.add_post(path, infer)
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with answered_by(application) as url:
+        yield url
 
 
 async def test_a_server_that_has_nothing_but_inference_is_found_by_the_models_name() -> None:
