@@ -349,10 +349,12 @@ class Call:
         target: str | None = None,
         lines: str = "",
         is_read_whole: bool = False,
+        is_passed: bool = False,
     ) -> Awaitable[T]:
         """Ask the backend what the client asks, and *read* its answer, maybe again until the reply has begun.
 
-        *target* is the raw path and query where the backend has others than those of the protocol.
+        *target* is the raw path and query where the backend has others than those of the protocol; *is_read_whole* and
+        *is_passed* are those of `BackendRequest`.
         """
         request = self.request
         exchange, reply = self.exchange, self.reply
@@ -367,6 +369,7 @@ class Call:
             lines=lines,
             trace=trace,
             is_read_whole=is_read_whole,
+            is_passed=is_passed,
         )
         return upstream.call(
             asked,

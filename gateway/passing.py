@@ -68,7 +68,7 @@ async def pass_through(
             raise await call.backend_error(answer)
         await _pass_back(call, answer, framing)
 
-    await call.ask(upstream, call.with_own(fields), sent, read)
+    await call.ask(upstream, call.with_own(fields), sent, read, is_passed=True)
 
 
 def _check_header_length(header_length: int | None, n_bytes: int | None) -> None:

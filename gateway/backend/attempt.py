@@ -85,6 +85,8 @@ class BackendRequest(msgspec.Struct, frozen=True):
     """Of which each attempt is a span of its own."""
     is_read_whole: bool = False
     """Whether nothing is done with the answer's head before its body is there, so that small ones are waited for."""
+    is_passed: bool = False
+    """Whether it is an inference as it came, which only endpoints may get that speak the binary extension."""
 
 
 def header_lines(fields: Fields) -> str:

@@ -181,6 +181,16 @@ class Speaking:
             if state.url == url:
                 speech.doubt(now_s)
 
+    def may_get_binary(self, state: EndpointState) -> bool:
+        """Whether the endpoint takes binary bodies, as far as is known now: it may have changed since it was asked."""
+        if self._binary != AUTO:
+            return True
+        speech = self._speeches.get(state)
+        if speech is None:
+            return False
+        speech.notice()
+        return speech.said.is_binary and speech.heard_s is not None
+
     async def close(self) -> None:
         """Give up what is being asked."""
         for task in self._tasks:

@@ -147,11 +147,24 @@ class Upstream:
             total_at = now_s + self.deadlines.limits_s["total"]
         return _Call(self, request, attempts, read, total_at, sticky_key, self._turn).run(is_settled)
 
-    def pick(self, tried: Sequence[EndpointState], turn: int, sticky_key: str | None, now_s: float) -> EndpointState:
-        """The endpoint for the next attempt of a call that has *tried* some already."""
-        states = self.endpoints.states
+    def pick(
+        self,
+        tried: Sequence[EndpointState],
+        turn: int,
+        sticky_key: str | None,
+        now_s: float,
+        *,
+        is_passed: bool = False,
+    ) -> EndpointState:
+        """The endpoint for the next attempt of a call that has *tried* some already.
+
+        *is_passed*: see `BackendRequest`. An endpoint may come back after what the backend speaks was found out.
+        """
+        states: Sequence[EndpointState] = self.endpoints.states
         if len(states) == 1:
             return states[0]
+        if is_passed:
+            states = [state for state in states if self.speaking.may_get_binary(state)] or states
         if not tried and sticky_key is None and are_all_usable(states):
             return self._balance(states, turn)
         open_ = candidates(states, tried, now_s)
@@ -267,14 +280,15 @@ class _Call(Generic[T]):
         return delay_s
 
     def _pick(self, now_s: float) -> EndpointState:
-        return self._upstream.pick(self._tried, self._turn, self._sticky_key, now_s)
+        is_passed = self._request.is_passed
+        return self._upstream.pick(self._tried, self._turn, self._sticky_key, now_s, is_passed=is_passed)
 
     async def _attempt(self) -> T:
         """Try one endpoint, once, and judge it by the outcome. Raises `GatewayError`."""
         upstream = self._upstream
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
-        picked = upstream.pick(self._tried, self._turn, self._sticky_key, asked_s)
+        picked = self._pick(asked_s)
         self._note(picked, asked_s)
         deadlines = upstream.deadlines.begin(self._total_at, asked_s)
         has_expired = is_in_flight = False

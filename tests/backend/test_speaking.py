@@ -102,6 +102,30 @@ async def test_an_ejected_endpoint_has_a_say_again_when_a_request_may_try_it() -
         assert (await asker.spoken()).binary
 
 
+async def test_binary_may_go_to_endpoints_that_have_said_so_since_something_failed_there() -> None:
+    async with asking([Server(), Server(is_binary=False), Server()]) as (asker, endpoints):
+        speaks, does_not, failed = endpoints.states
+        assert not any(map(asker.may_get_binary, endpoints.states))  # none is asked yet
+        await asker.spoken()
+        assert list(map(asker.may_get_binary, endpoints.states)) == [True, False, True]
+        does_not.is_up = False
+        failed.is_up = False
+        failed.note_health("503")
+        assert (await asker.spoken()).binary
+        failed.is_up = True  # between the question and the choice of an endpoint
+        failed.note_health("200")
+        assert list(map(asker.may_get_binary, endpoints.states)) == [True, False, False]
+        assert (await asker.spoken()).binary
+        assert asker.may_get_binary(failed)
+        asker.doubt(speaks.url)
+        assert not asker.may_get_binary(speaks)
+
+
+async def test_binary_that_the_configuration_says_may_go_everywhere() -> None:
+    async with asking([Server(is_binary=False)], "v2", "always") as (asker, endpoints):
+        assert all(map(asker.may_get_binary, endpoints.states))
+
+
 async def test_if_all_are_down_all_have_a_say() -> None:
     async with asking([Server(), Server(is_binary=False)]) as (asker, endpoints):
         for state in endpoints.states:

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from gateway.backend import speaking
+from gateway.backend.speaking import Spoken
+from gateway.backend.upstream import Upstream
 from gateway.passing import UPLOAD_BYTES
 from tests.conftest import HEADER_LENGTH, Client, Connection, Reply, lying, running, tensor
 
@@ -641,9 +643,21 @@ async def test_an_endpoint_that_is_ejected_has_no_say(unused_tcp_port: int) -> N
     assert is_binary(replies[-1])
 
 
-async def test_an_endpoint_that_comes_back_from_ejection_gets_no_binary_unless_it_says_so() -> None:
+@pytest.mark.parametrize("delay_s", [0.0, 0.25])
+async def test_an_endpoint_that_comes_back_from_ejection_gets_no_binary_unless_it_says_so(
+    delay_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it comes back after what the backend speaks was found out, and before an endpoint is picked."""
     servers, header = [Server(), Server(is_binary=False)], request()
     is_broken = True
+    find_out = Upstream.spoken
+
+    async def late(upstream: Upstream) -> Spoken:
+        spoken = await find_out(upstream)
+        await asyncio.sleep(delay_s)
+        return spoken
+
+    monkeypatch.setattr(Upstream, "spoken", late)
 
     async def serve(connection: Connection) -> None:
         if is_broken:
