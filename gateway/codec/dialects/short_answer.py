@@ -1,7 +1,7 @@
 """The short way of a small answer in its common form, of servers of other dialects: the reply in a few calls.
 
 The counterpart of `v2.short_answer`, under the same rules: None for whatever is not common, which `DialectAnswer` then
-judges from its beginning, and otherwise the very bytes that it makes (tests/codec/dialects/test_short.py).
+judges from its beginning, and otherwise the very bytes that it makes (tests/codec/dialects/both_ways.py).
 
 Common are all forms of answers. Of a member that comes twice the last counts, but `DialectAnswer` may look at both; so
 the names of the members are counted in the text, where no escape may hide one.

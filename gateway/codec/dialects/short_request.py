@@ -2,7 +2,7 @@
 
 The counterpart of `v2.short_request`, which reads the JSON for both. What is not the common form, right or wrong, is
 None, and `DialectRequest.parse` judges it from its beginning. All else comes to the very value that it makes, so there
-is one way to write it for a server (tests/codec/dialects/test_short.py).
+is one way to write it for a server (tests/codec/dialects/both_ways.py).
 
 Not here: answers (`short_answer`), errors, and what large bodies need: steps.
 """
