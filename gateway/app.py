@@ -122,7 +122,7 @@ class DataPlane:
         self._tracing = _tracing(config, None)
         self.gateway = Gateway(Serving(plan, upstreams), self._record)
         self._trace_by(self._tracing)
-        self.server = Server(self.gateway.handle, self._record, config.limits)
+        self.server = Server(self.gateway.handle, self._record, config.limits, self.gateway.admission.hold_unread)
         tls = TlsContext("tls", config.tls) if config.tls is not None else None
         self._listener = ClientListener(self.server, tls=tls, handshake_timeout_s=config.limits.header_timeout)
         self._certificate_watch: asyncio.Task[None] | None = None

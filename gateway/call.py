@@ -13,12 +13,13 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from gateway.backend.attempt import Answer, BackendRequest, Body, Pieces, Sending, header_lines
+from gateway.backend.asking import BackendRequest, Body, Pieces, Sending
+from gateway.backend.attempt import Answer
 from gateway.backend.metadata import ModelMetadata
-from gateway.backend.upstream import Upstream
+from gateway.backend.upstream import Read, Transcode, Upstream
 from gateway.client.body import ClientBody
 from gateway.client.reply import JOIN_BYTES, Reply
-from gateway.client.request import ClientRequest, KnownHead
+from gateway.client.request import ClientRequest
 from gateway.codec import (
     HEADER_LENGTH,
     Coding,
@@ -35,7 +36,7 @@ from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
 from gateway.exchange import Exchange, Format
 from gateway.headers import HeaderLines
 from gateway.pacing import Pacer
-from gateway.plan import BackendPlan, HeadNotes, Plan
+from gateway.plan import BackendPlan, Plan
 from gateway.policy.admission import Admission
 from gateway.policy.crossing import Fields, may_name_model, relayed_to_client, renamed_to_client
 from gateway.policy.quiet import OncePerInterval
@@ -64,6 +65,10 @@ class Described(NamedTuple):
     """Whether its server describes it, and so names all of its outputs."""
     fault: str = ""
     """Why what its server says of it cannot be used."""
+
+
+Answered = tuple[InferReply, HeaderLines | Fields]
+"""What the client gets of an answer that was decoded, and what crosses of its head."""
 
 
 def _no_words(_: bytes) -> None:
@@ -145,6 +150,13 @@ class Call:
             request, exchange, body=self.body, is_draining=lambda: shared.is_draining, timing=plan.timing
         )
 
+    def own_id(self, backend: BackendPlan) -> bytes:
+        """The id, as JSON text, of a request to *backend* where the client has none; empty: it has none there either.
+
+        It is the value of `X-Request-Id`, which the server's log may have as well.
+        """
+        return msgspec.json.encode(self.exchange.request_id) if backend.settings.ids == "always" else b""
+
     def choose(self, upstreams: Mapping[str, Upstream], sequence_id: str | None = None) -> tuple[Upstream, BackendPlan]:
         """The backend that gets the request, which may have a *sequence_id*."""
         destination = self.match.destination
@@ -152,30 +164,12 @@ class Call:
         name = self.exchange.backend = destination.pick(self.sticky_key, random.random())  # noqa: S311  no secret
         return upstreams[name], self.plan.backends[name]
 
-    def transcoded_headers(self, backend: BackendPlan, framing: Framing) -> tuple[str, Fields]:
-        """The headers that *backend* gets: as lines that were made once for all heads like this, and as fields."""
-        request = self.request
-        head = request.head
-        own = ("X-Request-Id", self.exchange.request_id)
-        if head is None:
-            return "", [*backend.headers.transcoded(request), self.via, own]
-        notes = head.notes
-        if notes is None or not notes.hold_for(backend, request):
-            notes = self._notes(backend, framing, head)
-            if not self.plan.access.needs_token:
-                head.notes = notes
-        return notes.lines, [*notes.fields_of(request.headers), *backend.headers.hop(request), own]
-
-    def _notes(self, backend: BackendPlan, framing: Framing, head: KnownHead) -> HeadNotes:
-        """What this request has in common with all whose head is like *head*."""
-        request = self.request
-        # a field that the configuration sets is not the client's
-        varying = {name for name in head.varying if backend.headers.lets_pass(name)}
-        fields = [*backend.headers.transcoded_of_head(request), self.via]
-        lines = header_lines([field for field in fields if field[0].lower() not in varying])
-        names = [(name, name.lower()) for name, _ in fields if name.lower() in varying]
-        is_from_proxy = request.is_from_proxy
-        return HeadNotes(self.plan, self.match, framing, backend, request.scheme, is_from_proxy, lines, names)
+    def transcoded_headers(self, backend: BackendPlan) -> Fields:
+        """The headers that *backend* gets with JSON that the gateway has made."""
+        fields = backend.headers.transcoded(self.request)
+        fields.append(self.plan.via)
+        fields.append(("X-Request-Id", self.exchange.request_id))
+        return fields
 
     async def run_parser(self, steps: Generator[None, None, T]) -> T:
         """The client's request, which *steps* parse. Raises `GatewayError` if it is malformed."""
@@ -231,15 +225,19 @@ class Call:
             return self._question(upstream, backend, path, headers, read)
 
         # what is spent here is part of the client's time, also where it waits for another client's call
-        total_s = backend.settings.timeouts.total
-        if self.total_at is None:
-            self.total_at = asyncio.get_running_loop().time() + total_s
         try:
-            async with asyncio.timeout_at(self.total_at):
+            async with asyncio.timeout_at(self.begin_total(backend)):
                 return await known.get(key, fetch)
         except TimeoutError:
+            total_s = backend.settings.timeouts.total
             words = f"backend {upstream.name!r} took longer than {total_s:g} s (timeouts.total)"
             raise GatewayError(ErrorKind.TIMEOUT, words) from None
+
+    def begin_total(self, backend: BackendPlan) -> float:
+        """When `timeouts.total` is over, by the event loop's clock: it begins now, unless it has begun."""
+        if self.total_at is None:
+            self.total_at = asyncio.get_running_loop().time() + backend.settings.timeouts.total
+        return self.total_at
 
     def question(
         self, upstream: Upstream, backend: BackendPlan, path: str, read: Callable[[Answer], Awaitable[T]]
@@ -344,37 +342,56 @@ class Call:
         upstream: Upstream,
         fields: Fields,
         body: Body,
-        read: Callable[[Answer], Awaitable[T]],
+        read: Read[T],
         *,
         target: str | None = None,
-        lines: str = "",
+        is_read_whole: bool = False,
+    ) -> Awaitable[T]:
+        """Ask the backend what the client asks, and *read* its answer; see `asked` and `send`."""
+        asked = self.asked(upstream, fields, body, target=target, is_read_whole=is_read_whole)
+        return self.send(upstream, asked, read)
+
+    def asked(
+        self,
+        upstream: Upstream,
+        fields: Fields,
+        body: Body,
+        *,
+        target: str | None = None,
         is_read_whole: bool = False,
         is_passed: bool = False,
-    ) -> Awaitable[T]:
-        """Ask the backend what the client asks, and *read* its answer, maybe again until the reply has begun.
+    ) -> BackendRequest:
+        """What the backend is asked for the client.
 
         *target* is the raw path and query where the backend has others than those of the protocol; *is_read_whole* and
         *is_passed* are those of `BackendRequest`.
         """
-        request = self.request
-        exchange, reply = self.exchange, self.reply
-        trace = exchange.trace
+        trace = self.exchange.trace
         if trace is not None:
             trace = self.trace_for(self.plan.backends[upstream.name])
-        asked = BackendRequest(
-            request.method,
+        return BackendRequest(
+            self.request.method,
             self.match.target if target is None else target,
             fields,
             body,
-            lines=lines,
             trace=trace,
             is_read_whole=is_read_whole,
             is_passed=is_passed,
         )
+
+    def send(
+        self, upstream: Upstream, asked: BackendRequest, read: Read[T], transcode: Transcode[T] | None = None
+    ) -> Awaitable[T]:
+        """Send what is *asked*, and *read* the answer, maybe again until the reply has begun.
+
+        *transcode* is that of `Upstream.call`.
+        """
+        reply = self.reply
         return upstream.call(
             asked,
-            exchange.attempts,
+            self.exchange.attempts,
             read,
+            transcode=transcode,
             total_at=self.total_at,
             sticky_key=self.sticky_key,
             is_settled=lambda: reply.has_begun,
@@ -389,12 +406,7 @@ class Call:
 
     def with_own(self, headers: Fields) -> Fields:
         """*headers* and those that the gateway adds to every request to a backend."""
-        return [*headers, self.via, ("X-Request-Id", self.exchange.request_id)]
-
-    @property
-    def via(self) -> tuple[str, str]:
-        """The field that names this gateway."""
-        return "Via", f"1.1 {self.plan.name}"
+        return [*headers, self.plan.via, ("X-Request-Id", self.exchange.request_id)]
 
     async def stream(self, answer: Answer, headers: Fields | None = None) -> None:
         """Pass an answer on as it arrives, with the client's name of the model in place of the backend's.

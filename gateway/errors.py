@@ -61,6 +61,10 @@ class TooLargeError(CodecError):
     """A body that outgrew its limit while it was read."""
 
 
+class ForeignAnswerError(CodecError):
+    """An answer that says that it belongs to another request."""
+
+
 class ConfigError(ValueError):
     """A configuration that cannot be used. The message is a line for each error: file, line, key, reason."""
 
@@ -111,4 +115,7 @@ class blaming:  # noqa: N801  reads as a verb: with blaming(...)
         if isinstance(error, CodecError):
             is_too_large = isinstance(error, TooLargeError) and self._kind is ErrorKind.MALFORMED_REQUEST
             whose = "the backend's answer: " if self._kind is ErrorKind.MALFORMED_RESPONSE else ""
-            raise GatewayError(ErrorKind.BODY_TOO_LARGE if is_too_large else self._kind, f"{whose}{error}") from error
+            # whoever asks closes the connection of every answer that is refused; this one's is worth a word
+            closed = "; its connection was closed" if isinstance(error, ForeignAnswerError) else ""
+            kind = ErrorKind.BODY_TOO_LARGE if is_too_large else self._kind
+            raise GatewayError(kind, f"{whose}{error}{closed}") from error

@@ -74,8 +74,11 @@ class Exchange(msgspec.Struct, gc=False):
     client_format: Format = Format.OTHER
     reply_format: Format = Format.OTHER
     upstream_format: Format = Format.OTHER
+    """Of the last attempt: one may pass on what came, and the next one be transcoded."""
     client_request_bytes: int = 0
     client_response_bytes: int = 0
+    queue_s: float = 0.0
+    """Spent waiting until slow uploads made room for it (`policy.admission`); not in the queue of an attempt."""
     attempts: list[Attempt] = []
     is_transcoded: bool = False
     request_codec_s: float = 0.0

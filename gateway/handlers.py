@@ -13,13 +13,15 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from gateway import own_answers
-from gateway.backend.attempt import Answer, Body
+from gateway.backend.asking import BackendRequest, Body
+from gateway.backend.attempt import Answer
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
 from gateway.backend.metadata import ModelMetadata, is_undescribed, is_worth_keeping
-from gateway.backend.upstream import Upstream
-from gateway.call import Call, Described
+from gateway.backend.upstream import Read, Upstream
+from gateway.call import Answered, Call, Described
 from gateway.client.request import ClientRequest, request_id
 from gateway.codec import (
     DIALECTS,
@@ -39,7 +41,7 @@ from gateway.codec import (
 from gateway.codec import Reply as InferReply
 from gateway.errors import ErrorKind, GatewayError, blaming
 from gateway.exchange import Exchange, Format
-from gateway.headers import HeaderLines, Headers
+from gateway.headers import Headers
 from gateway.pacing import LOAD
 from gateway.passing import pass_through, upload
 from gateway.plan import BackendPlan, Plan
@@ -136,14 +138,10 @@ class Gateway:
 
     def _route(self, request: ClientRequest, plan: Plan, exchange: Exchange) -> Match:
         """Where the request goes, if its client may send it there. Raises `GatewayError`."""
-        notes = request.head.notes if request.head is not None else None
-        if notes is not None and notes.plan is plan:
-            match = notes.match
-        else:
-            request.headers = plan.access.authorize(request.headers)
-            if request.fault is not None:
-                raise request.fault
-            match = plan.route(request.method, request.host, request.path, request.headers)
+        request.headers = plan.access.authorize(request.headers)
+        if request.fault is not None:
+            raise request.fault
+        match = plan.route(request.method, request.host, request.path, request.headers)
         exchange.route = match.destination.route
         exchange.backend = match.destination.only or "none"
         exchange.model = match.model
@@ -193,55 +191,67 @@ class _Call(Call):
         exchange = self.exchange
         exchange.is_inference = True
         request = self.request
-        notes = request.head.notes if request.head is not None else None
-        if notes is not None and notes.plan is self.plan:
-            framing = notes.framing_of(request.headers)
-        else:
-            with blaming(ErrorKind.MALFORMED_REQUEST):
-                framing = parse_framing(
-                    request.headers.all("inference-header-content-length"), request.headers.get("content-type")
-                )
+        with blaming(ErrorKind.MALFORMED_REQUEST):
+            framing = parse_framing(
+                request.headers.all("inference-header-content-length"), request.headers.get("content-type")
+            )
         body = sequence_id = None
         if self.match.destination.sticky.by_sequence:
             body = await self.body.read()
             sequence_id = await self.pacer.run(find_sequence_id(body, framing.header_length))
         upstream, backend = self.choose(upstreams, sequence_id)
         if backend.binary != "never" and (await upstream.spoken()).binary:
-            await pass_through(self, upstream, backend, framing, body)
-            return
-        if body is None:
-            body = self.body.read_arrived()
+            transcode = partial(self._transcoded, upstream, backend, framing)
+            answered = await pass_through(self, upstream, backend, framing, body, transcode)
+        else:
             if body is None:
-                body = await self.body.read_rest()
+                body = self.body.read_arrived()
+                if body is None:
+                    body = await self.body.read_rest()
+            if backend.dialect != "v2" and (translation := await self._translation(upstream, backend)) is not None:
+                exchange.client_format = Format.JSON if framing.header_length is None else Format.BINARY
+                await translation.infer(body, framing)
+                return
+            asked, read = await self._transcoded(upstream, backend, framing, body)
+            answered = await self.send(upstream, asked, read)
+        if answered is not None:
+            await self.answer_inference(*answered, framing)
+
+    async def _transcoded(
+        self, upstream: Upstream, backend: BackendPlan, framing: Framing, body: memoryview
+    ) -> tuple[BackendRequest, Read[Answered | None]]:
+        """What the backend gets of *body* in JSON, and how its answer is read.
+
+        That gives the reply, or None for JSON that is passed on, whose reply is written while it is read. Raises
+        `GatewayError`.
+        """
+        exchange = self.exchange
         exchange.client_format = Format.JSON if framing.header_length is None else Format.BINARY
-        if backend.dialect != "v2" and (translation := await self._translation(upstream, backend)) is not None:
-            await translation.infer(body, framing)
-            return
         parsed: InferRequest | ShortRequest | None = self._parse_short(backend, body, framing)
         if parsed is None:
             parsed = await self._parse(upstream, backend, body, framing)
         if parsed is None:
-            await self._pass_on(upstream, backend, body)
-            return
+            return self._as_it_came(upstream, backend, body), self._pass_on
         self.note(parsed)
         declared = await self._declared_half_precision(upstream, backend) if parsed.promotes else {}
         json_body = (
             Body(whole=parsed.json) if isinstance(parsed, ShortRequest) else await self.json_body(parsed, backend)
         )
-        lines, fields = self.transcoded_headers(backend, framing)
+        fields = self.transcoded_headers(backend)
 
-        async def read(answer: Answer) -> tuple[InferReply, HeaderLines | Fields]:
+        async def read(answer: Answer) -> Answered:
             if answer.status >= 300:
                 raise await self.backend_error(answer, json_bytes=exchange.attempts[-1].request_bytes)
             return await self._decode(answer, parsed, declared), answer.transcoded_lines()
 
-        answered, crossing = await self.ask(upstream, fields, json_body, read, lines=lines, is_read_whole=True)
-        await self.answer_inference(answered, crossing, framing)
+        return self.asked(upstream, fields, json_body, is_read_whole=True), read
 
     def _parse_short(self, backend: BackendPlan, body: memoryview, framing: Framing) -> ShortRequest | None:
         """A small request in its common form, with the backend's JSON; None for any other. Raises `GatewayError`."""
         started = time.perf_counter()
-        parsed = read_short_request(body, framing.header_length, backend.tensor_policy, self.plan.header_limits)
+        parsed = read_short_request(
+            body, framing.header_length, backend.tensor_policy, self.plan.header_limits, self.own_id(backend)
+        )
         if parsed is not None:
             exchange = self.exchange
             exchange.request_codec_at_s = started
@@ -253,17 +263,19 @@ class _Call(Call):
         self, upstream: Upstream, backend: BackendPlan, body: memoryview, framing: Framing
     ) -> InferRequest | None:
         """The request, proved right; None if it is pure JSON. Raises `GatewayError`."""
-        limits, reserve = self.plan.header_limits, self.body.reserve
+        limits, reserve, own_id = self.plan.header_limits, self.body.reserve, self.own_id(backend)
         steps: Generator[None, None, InferRequest | None]
         if framing.header_length == 0:
             metadata = await self._metadata(upstream, backend)
-            steps = InferRequest.parse_raw(body, metadata, backend.tensor_policy, limits, reserve=reserve)
+            policy = backend.tensor_policy
+            steps = InferRequest.parse_raw(body, metadata, policy, limits, own_id=own_id, reserve=reserve)
         else:
             steps = InferRequest.parse(
                 body,
                 framing.header_length,
                 backend.tensor_policy,
                 limits,
+                own_id=own_id,
                 reserve=reserve,
                 recover=self.plan.recover_header_length,
             )
@@ -299,20 +311,20 @@ class _Call(Call):
             log.debug("no metadata for %s: %s", self.exchange.path, error.message)
             return {}
 
-    async def _pass_on(self, upstream: Upstream, backend: BackendPlan, body: memoryview) -> None:
-        """Pure JSON: byte for byte to the backend, and a 2xx answer byte for byte back (protocol 3.6)."""
+    def _as_it_came(self, upstream: Upstream, backend: BackendPlan, body: memoryview) -> BackendRequest:
+        """Pure JSON: byte for byte to the backend (protocol 3.6)."""
         request = self.request
         self.exchange.upstream_format = Format.JSON
         # what the gateway reads must not be compressed
         headers = backend.headers.transcoded(request) if self.match.is_renamed else backend.headers.inflated(request)
+        return self.asked(upstream, self.with_own(headers), Body.of(body))
 
-        async def read(answer: Answer) -> None:
-            if answer.status >= 300:
-                raise await self.backend_error(answer)
-            self.exchange.reply_format = Format.JSON
-            await self.stream(answer)
-
-        await self.ask(upstream, self.with_own(headers), Body.of(body), read)
+    async def _pass_on(self, answer: Answer) -> None:
+        """The answer to pure JSON: if it is a 2xx, byte for byte to the client (protocol 3.6)."""
+        if answer.status >= 300:
+            raise await self.backend_error(answer)
+        self.exchange.reply_format = Format.JSON
+        await self.stream(answer)
 
     async def _decode(
         self, answer: Answer, parsed: InferRequest | ShortRequest, declared: Mapping[str, str]
@@ -332,6 +344,7 @@ class _Call(Call):
                     model=self.match.model or "",
                     is_renamed=self.match.is_renamed,
                     request_id=parsed.id,
+                    sent_id=parsed.sent_id,
                     max_bytes=self.plan.limits.response_body,
                     limits=self.plan.header_limits,
                     declared=declared,
@@ -348,7 +361,7 @@ class _Call(Call):
         started = time.perf_counter()
         model, is_renamed, limits = self.match.model or "", self.match.is_renamed, self.plan.header_limits
         answered = read_short_answer(
-            text, parsed.selection, parsed.id, model=model, is_renamed=is_renamed, limits=limits
+            text, parsed.selection, parsed.id, parsed.sent_id, model=model, is_renamed=is_renamed, limits=limits
         )
         exchange = self.exchange
         exchange.response_codec_at_s = started
@@ -387,7 +400,7 @@ class _Call(Call):
         if request.has_body:
             body = await upload(self, backend)
         elif request.method not in ("GET", "HEAD"):
-            self.body.admit(0)
+            await self.body.admit(0)
         match, wanted = self.match, backend.headers
         headers = wanted.relayed_uncoded(request) if match.is_renamed else wanted.relayed(request)
 

@@ -17,13 +17,13 @@ class Headers:
     Names are compared in any case; the names given to the methods are in lower case, to save the conversion.
     """
 
-    __slots__ = ("_like", "_pairs", "_repeated", "first")
+    __slots__ = ("_repeated", "first", "pairs")
 
     def __init__(self, pairs: Pairs = ()) -> None:
         """*pairs* are names and values as they came."""
         pairs = tuple(pairs)
-        self._pairs: tuple[tuple[str, str], ...] | None = pairs
-        self._like: Headers  # has the names, where the pairs are not made yet
+        self.pairs: tuple[tuple[str, str], ...] = pairs
+        """Names and values as they came, in order."""
         first = {name.lower(): value for name, value in pairs}
         self._repeated: dict[str, list[str]] | None = None
         if len(first) < len(pairs):
@@ -34,27 +34,6 @@ class Headers:
             first = {name: values[0] for name, values in repeated.items()}
         self.first: Mapping[str, str] = first
         """The first value of each field by its name in lower case, in order: what costs least to look up."""
-
-    def with_values(self, values: Mapping[str, str]) -> "Headers":
-        """These fields with other *values* by their names in lower case; none of all fields may be repeated.
-
-        The pairs are made when they are asked for: small requests with a head that is known do not ask.
-        """
-        changed = Headers.__new__(Headers)
-        changed.first = {**self.first, **values}
-        changed._pairs = None
-        changed._repeated = None
-        changed._like = self
-        return changed
-
-    @property
-    def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Names and values as they came, in order."""
-        if self._pairs is None:
-            self._pairs = tuple(
-                (name, value) for (name, _), value in zip(self._like.pairs, self.first.values(), strict=True)
-            )
-        return self._pairs
 
     def get(self, name: str, default: str = "") -> str:
         """The first value of the field *name* (lower case), or *default*."""
@@ -72,13 +51,6 @@ class Headers:
         if self._repeated is not None:
             return ", ".join(self._repeated.get(name, ()))
         return self.first.get(name, "")
-
-    @property
-    def are_ascii(self) -> bool:
-        """Whether all values are ASCII."""
-        if self._repeated is not None:
-            return all(value.isascii() for _, value in self.pairs)
-        return "".join(self.first.values()).isascii()
 
     def __contains__(self, name: str) -> bool:
         return name in self.first

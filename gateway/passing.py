@@ -2,18 +2,22 @@
 
 Bodies stream in both directions. A request's body is read first where it is small, or says too little for the server:
 one that is compressed is inflated, which few servers do, and of one without header length that is found (protocol
-section 6). The limits of bodies hold; how tensors are written is between client and server.
+section 6). The limits of bodies hold; how tensors are written is between client and server. Before an attempt at an
+endpoint that has not said that it reads binary, the request is handed back to be transcoded (protocol 11.5).
 
 Not here: whether a server speaks the extension (`backend.speaking`).
 """
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
 
-from gateway.backend.attempt import Answer, Body, Sending
-from gateway.backend.upstream import Upstream
-from gateway.call import Call
+from gateway.backend.asking import BackendRequest, Body, Sending
+from gateway.backend.attempt import Answer
+from gateway.backend.upstream import Read, Upstream
+from gateway.call import Answered, Call
 from gateway.codec import HEADER_LENGTH, Framing, MemberReplacer, find_header_length
 from gateway.errors import ErrorKind, GatewayError, blaming
 from gateway.exchange import Format
@@ -30,6 +34,8 @@ Its body can be sent again, so it goes over a kept connection. An image of 600 K
 one that is streamed over a new connection, and 0.5 times with TLS; with 4 MB the difference is gone (measured).
 """
 
+T = TypeVar("T")
+
 _HEADER_LENGTH = HEADER_LENGTH.lower()
 _BYTES = "application/octet-stream"
 _DIGITS = re.compile("[0-9]{1,18}", re.ASCII)
@@ -39,11 +45,18 @@ _REPLACED_INFLATED = _REPLACED | {"content-digest", "content-encoding", "content
 
 
 async def pass_through(
-    call: Call, upstream: Upstream, backend: BackendPlan, framing: Framing, body: memoryview | None
-) -> None:
+    call: Call,
+    upstream: Upstream,
+    backend: BackendPlan,
+    framing: Framing,
+    body: memoryview | None,
+    transcode: Callable[[memoryview], Awaitable[tuple[BackendRequest, Read[Answered | None]]]],
+) -> Answered | None:
     """Send the request as it came, and the answer as it comes back. Raises `GatewayError`.
 
-    *body* is None if it was not read yet; then it streams if nothing in it has to be known or changed.
+    *body* is None if it was not read yet; then it streams if nothing in it has to be known or changed. *transcode*
+    makes of the whole body what an endpoint gets that has not said that it reads binary; then the reply is still to be
+    sent, and is returned. An endpoint that gets the first attempt has said so, unless that has changed meanwhile.
     """
     exchange = call.exchange
     is_coded = "content-encoding" in call.request.headers.first
@@ -54,12 +67,16 @@ async def pass_through(
         body = await call.body.read()
     _check_header_length(header_length, length if body is None else len(body))
     if body is None:
-        call.body.check_length()
-        sent = await upload(call, backend, call.body.check_length)
+        check = call.body.check_length
+        check()
+        first = await _begin_upload(call, backend, check)
+        sent = _streamed(call, first, check)
+        whole = partial(_read_all, call, backend, first)
     else:
         if is_missing:
             header_length = await _find_header_length(call, body)
         sent = Body.of(body)
+        whole = partial(_once_read, body)
     exchange.client_format = exchange.upstream_format = Format.JSON if header_length is None else Format.BINARY
     fields = _fields(call, backend, header_length, _REPLACED_INFLATED if is_coded else _REPLACED)
 
@@ -68,7 +85,16 @@ async def pass_through(
             raise await call.backend_error(answer)
         await _pass_back(call, answer, framing)
 
-    await call.ask(upstream, call.with_own(fields), sent, read, is_passed=True)
+    async def in_json() -> tuple[BackendRequest, Read[Answered | None]]:
+        return await transcode(await whole())
+
+    call.begin_total(backend)
+    asked = call.asked(upstream, call.with_own(fields), sent, is_passed=True)
+    return await call.send(upstream, asked, read, in_json)
+
+
+async def _once_read(body: memoryview) -> memoryview:
+    return body
 
 
 def _check_header_length(header_length: int | None, n_bytes: int | None) -> None:
@@ -179,22 +205,54 @@ def _any_length() -> None:
 async def upload(call: Call, backend: BackendPlan, check: Callable[[], None] = _any_length) -> Body:
     """A body that streams: whole if it is small, and so can be sent again if a connection turns out to be dead.
 
-    Its beginning is waited for here, so that a client that sends nothing holds no connection of a backend. *check* is
-    called after each part that has come, and may raise `GatewayError`.
+    Its beginning is waited for here, so that a client that sends nothing holds no slot and no connection of a backend.
+    *check* is called after each part that has come, and may raise `GatewayError`.
     """
+    return _streamed(call, await _begin_upload(call, backend, check), check)
+
+
+async def _begin_upload(call: Call, backend: BackendPlan, check: Callable[[], None]) -> bytes:
+    """What is there of the body when so much is there that it can go on. Raises `GatewayError`."""
     body = call.body
     length = call.request.content_length
-    body.admit(UPLOAD_BYTES if length is None else min(length, UPLOAD_BYTES))
+    await body.admit(UPLOAD_BYTES if length is None else min(length, UPLOAD_BYTES))
     body.invite()
-    total_s = backend.settings.timeouts.total
-    call.total_at = asyncio.get_running_loop().time() + total_s
-    try:
-        async with asyncio.timeout_at(call.total_at):
-            first = await body.read_first(UPLOAD_BYTES)
-    except TimeoutError:
-        words = f"the client kept the request open for more than {total_s:g} s (timeouts.total)"
-        raise GatewayError(ErrorKind.SLOW_CLIENT, words) from None
+    first = await _in_time(call, backend, body.read_first(UPLOAD_BYTES))
     check()
+    await body.take_slot()
+    return first
+
+
+async def _read_all(call: Call, backend: BackendPlan, first: bytes) -> memoryview:
+    """The whole body of an upload of which nothing was sent, and *first* was read. Raises `GatewayError`."""
+    body = call.body
+    body.reserve(max(0, len(first) - UPLOAD_BYTES))
+    whole = bytearray(first)
+
+    async def read() -> None:
+        async for chunk in body.chunks():
+            body.check_length()
+            body.reserve(len(chunk))
+            whole.extend(chunk)
+
+    if not body.at_end:
+        await _in_time(call, backend, read())
+    return memoryview(whole)
+
+
+async def _in_time(call: Call, backend: BackendPlan, reading: Coroutine[Any, Any, T]) -> T:
+    """What *reading* from the client gives. Raises `GatewayError` when `timeouts.total` is over."""
+    try:
+        async with asyncio.timeout_at(call.begin_total(backend)):
+            return await reading
+    except TimeoutError:
+        words = f"the client kept the request open for more than {backend.settings.timeouts.total:g} s (timeouts.total)"
+        raise GatewayError(ErrorKind.SLOW_CLIENT, words) from None
+
+
+def _streamed(call: Call, first: bytes, check: Callable[[], None]) -> Body:
+    """The body that begins with *first*, which was read."""
+    body = call.body
     if body.at_end:
         return Body(whole=first)
 
@@ -209,4 +267,4 @@ async def upload(call: Call, backend: BackendPlan, check: Callable[[], None] = _
             sending.paused()
         sending.done()
 
-    return Body(open=pieces, length=length, can_be_repeated=False)
+    return Body(open=pieces, length=call.request.content_length, can_be_repeated=False)

@@ -11,19 +11,23 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.codec import HEADER_LENGTH, Framing, HeaderLimits, ModelDescription, TensorPolicy
+from gateway.codec import HeaderLimits, ModelDescription, TensorPolicy
 from gateway.config import Backend, Compression, Config, Limits
 from gateway.config.tokens import read_tokens
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Exchange
 from gateway.headers import Headers
 from gateway.policy.access import Access
-from gateway.policy.crossing import Asking, BackendHeaders, Fields, went_through
+from gateway.policy.crossing import BackendHeaders, went_through
 from gateway.policy.paths import find_path_fault
 from gateway.policy.proxies import TrustedProxies
 from gateway.policy.routing import Match, Router
 from gateway.policy.trace_context import TRACE_HEADERS
 from gateway.telemetry.server_timing import server_timing
+
+KEPT_MATCHES = 1024
+KEPT_CHARACTERS = 512
+"""For how many pairs of host and target it is remembered where they lead, and how long such a pair may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,13 @@ class Plan:
     """Makes the `Server-Timing` of replies; None if they have none."""
     name: str
     """What this gateway calls itself in `Via`; all its workers have the same name, and no other gateway has it."""
+    matches: dict[tuple[str, str], Match] = field(default_factory=dict, compare=False)
+    """What `route` has found by host and target."""
+
+    @property
+    def via(self) -> tuple[str, str]:
+        """The field that names this gateway."""
+        return "Via", f"1.1 {self.name}"
 
     @classmethod
     def of(cls, config: Config, name: str) -> "Plan":
@@ -112,20 +123,25 @@ class Plan:
     def route(self, method: str, host: str, target: str, headers: Headers) -> Match:
         """Where a request goes that may be served at all; *target* is its raw path and query.
 
-        Raises `GatewayError`: before routing for paths that are read in several ways or denied, then without a route.
+        What host and target lead to is remembered, for `KEPT_MATCHES` of them. Raises `GatewayError`: before routing
+        for paths that are read in several ways or denied, then without a route.
         """
-        path, mark, query = target.partition("?")
-        if (reason := find_path_fault(path)) is not None:
-            raise GatewayError(ErrorKind.MALFORMED_REQUEST, reason)
+        match = self.matches.get((host, target))
+        path, mark, query = target.partition("?") if match is None else ("", "", "")
         access = self.access
-        if access.denies_paths:
-            access.check(path)
+        if match is None:
+            if (reason := find_path_fault(path)) is not None:
+                raise GatewayError(ErrorKind.MALFORMED_REQUEST, reason)
+            if access.denies_paths:
+                access.check(path)
         if "via" in headers.first and went_through(headers.all("via"), self.name):
             raise GatewayError(
                 ErrorKind.NO_ROUTE,
                 "this request has passed through this gateway before: one of its backends leads back to it",
                 status=508,
             )
+        if match is not None:
+            return match
         match = self.router.match(host, path, mark + query)
         if match is None:
             raise GatewayError(ErrorKind.NO_ROUTE, f"no route for {method} {path}")
@@ -134,6 +150,10 @@ class Plan:
                 access.check(match.path)
             for backend in match.destination.weights:
                 self._check_below(match.path, self.backends[backend])
+        if len(host) + len(target) <= KEPT_CHARACTERS:
+            if len(self.matches) >= KEPT_MATCHES:
+                self.matches.clear()
+            self.matches[host, target] = match
         return match
 
     def check_path(self, path: str, backend: BackendPlan) -> None:
@@ -145,41 +165,6 @@ class Plan:
     def _check_below(self, path: str, backend: BackendPlan) -> None:
         for base in backend.base_paths:
             self.access.check(base + path)
-
-
-class HeadNotes(msgspec.Struct, eq=False):
-    """What a plan makes of inferences with the same head: worked out for one of them, used for all that follow."""
-
-    plan: Plan
-    match: Match
-    framing: Framing
-    """Of one of them; where another's header length differs, `framing_of` says so."""
-    backend: BackendPlan
-    scheme: str
-    """`http` or `https`, as the requests came."""
-    is_from_proxy: bool
-    """Whether they came from a trusted proxy."""
-    lines: str
-    """What the backend gets of each such head, as text (`backend.attempt.header_lines`), with the gateway's `Via`."""
-    varying: list[tuple[str, str]]
-    """The names of the fields that it gets, too, but whose values are each request's own; and these in lower case."""
-
-    def hold_for(self, backend: BackendPlan, client: Asking) -> bool:
-        """Whether these are the headers for *backend*, of one plan, and for a request that came as *client*'s did."""
-        return self.backend is backend and self.scheme == client.scheme and self.is_from_proxy is client.is_from_proxy
-
-    def fields_of(self, headers: Headers) -> Fields:
-        """What the backend gets, besides `lines`, of the head with these *headers*."""
-        first = headers.first
-        return [(name, first[lower]) for name, lower in self.varying]
-
-    def framing_of(self, headers: Headers) -> Framing:
-        """The framing of the request with these *headers*, whose lengths are decimal numbers."""
-        length = headers.first.get(_HEADER_LENGTH)
-        return self.framing if length is None else Framing(int(length), self.framing.media_type)
-
-
-_HEADER_LENGTH = HEADER_LENGTH.lower()
 
 
 def _fingerprint(name: str, settings: Backend) -> str:

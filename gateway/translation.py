@@ -7,7 +7,8 @@ Here: the order of these steps. Not here: what the dialects are (`codec.dialects
 import time
 from collections.abc import Generator
 
-from gateway.backend.attempt import Answer, Body
+from gateway.backend.asking import Body
+from gateway.backend.attempt import Answer
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
 from gateway.backend.metadata import is_undescribed
 from gateway.backend.upstream import Upstream
@@ -67,7 +68,7 @@ class Translation:
             else:
                 json_body = await call.json_body(request.bound(writer), self.backend)
         call.note(request)
-        lines, fields = call.transcoded_headers(self.backend, framing)
+        fields = call.transcoded_headers(self.backend)
         target = path + call.match.target[len(call.match.path) :]
 
         async def read(answer: Answer) -> tuple[InferReply, HeaderLines | Fields]:
@@ -75,9 +76,7 @@ class Translation:
                 raise await self.error(answer, json_bytes=call.exchange.attempts[-1].request_bytes)
             return await self._decode(answer, request, description), answer.transcoded_lines()
 
-        answered, crossing = await call.ask(
-            self.upstream, fields, json_body, read, target=target, lines=lines, is_read_whole=True
-        )
+        answered, crossing = await call.ask(self.upstream, fields, json_body, read, target=target, is_read_whole=True)
         await call.answer_inference(answered, crossing, framing)
 
     def _parse_short(self, body: memoryview, framing: Framing) -> DialectRequest | None:

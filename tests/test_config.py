@@ -121,6 +121,9 @@ def test_the_documented_file_names_the_keys_of_what_it_leaves_out(type_: Any) ->
             "a.leave_out[0]: expected id, outputs or parameters, got 'ids', did",
         ),
         (one_backend("leave_out: [id, outputs, id]"), "backends.a.leave_out: duplicate member"),
+        (one_backend("ids: always, leave_out: [outputs, id]"), "backends.a.ids: expected client, because `leave_out`"),
+        (one_backend("dialect: tensorflow, ids: always"), "backends.a.ids: this is for servers of V2, and"),
+        (one_backend("ids: alway"), "a.ids: expected client or always, got 'alway', did you mean `always`?"),
         (one_backend("models: {m: {outputs: {y: {datatype: fp32}}}}"), "got 'fp32', did you mean `FP32`?"),
         (
             one_backend("models: {m: {outputs: {y: {datatyp: FP32}}}}"),

@@ -176,6 +176,7 @@ def warnings(text: str) -> list[str]:
             "backends.a.bytes: without effect on inferences, which are passed on as they",
         ),
         ("binary: always, leave_out: [id]", "backends.a.leave_out: without effect on inferences"),
+        ("binary: always, ids: always", "backends.a.ids: without effect on inferences"),
         ("models: {'r*': {}, resnet: {}}", "backends.a.models.resnet: never matches: 'r*' before it does"),
     ],
 )
@@ -191,6 +192,7 @@ def test_what_does_something_is_not_warned_of() -> None:
         "dialect: tensorflow, health: {}",
         "dialect: tensorflow, health: {path: /v1/models/m}, bytes: base64, nonfinite: literal",
         "dialect: auto, health: {path: /ping}, binary: auto, leave_out: [id]",
+        "dialect: auto, ids: always, leave_out: [outputs]",
         "binary: auto, half_precision: promote, health: {}",
     ):
         assert warnings(f"backends: {{a: {{endpoints: ['http://x:1'], {extra}}}}}\n") == []

@@ -429,6 +429,8 @@ class Habits(NamedTuple):
     has_health: bool = True
     """Without it there is `/ping`."""
     says_models: bool = True
+    makes_ids: bool = False
+    """Answers have ids of its own."""
 
 
 @asynccontextmanager
@@ -490,7 +492,8 @@ async def server_with(habits: Habits, *middlewares: Any, prefix: str = "") -> As
             output["parameters"] = {"content_type": "base64"}
         for member in habits.without:
             del output[member]
-        return web.Response(body=json.dumps({"outputs": [output]}).encode(), content_type="application/json")
+        own = {"id": "own"} if habits.makes_ids else {}
+        return web.Response(body=json.dumps({**own, "outputs": [output]}).encode(), content_type="application/json")
 
     application = web.Application(middlewares=middlewares)
     application.router.add_get(f"{prefix}/v2", metadata)
@@ -523,6 +526,8 @@ PLAIN = {"health": {}, "nonfinite": "as_null"}
             "send an id, list outputs",
         ),
         (Habits(refused=("outputs",)), {**PLAIN, "leave_out": ["outputs"]}, "send an id, list outputs"),
+        (Habits(makes_ids=True), {**PLAIN, "leave_out": ["id"]}, "send an id, list outputs"),
+        (Habits(refused=("outputs",), makes_ids=True), {**PLAIN, "leave_out": ["id", "outputs"]}, MORE),
         (Habits(datatypes=("FP32", "FP64", "FP16")), {**PLAIN, "half_precision": "promote"}, "send BF16"),
         (Habits(datatypes=("FP16", "BYTES"), input_type="FP16"), PLAIN, "send FP16"),
         (Habits(input_type="BYTES", decodes=True), {"health": {}, "bytes": "base64"}, "send BYTES that are no text"),

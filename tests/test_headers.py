@@ -28,10 +28,3 @@ def test_the_first_values_stand_by_their_names_in_order() -> None:
     assert single.all("b") == ["1"]
     assert single.joined("b") == "1"
     assert single.joined("c") == ""
-
-
-def test_all_values_are_looked_at_for_ascii() -> None:
-    assert Headers().are_ascii
-    assert HEADERS.are_ascii
-    assert not Headers([("X-A", "\xe9")]).are_ascii
-    assert not Headers([("X-A", "1"), ("x-a", "\xe9")]).are_ascii

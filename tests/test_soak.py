@@ -7,6 +7,8 @@ import pytest
 from gateway.config import parse
 from gateway.errors import ConfigError
 from tests.soak.__main__ import WRONG, Rest, compare, configurations
+from tests.soak.attacking import LARGE_FIELDS, LONG_BODY_ELEMENTS, SEEN_BYTES, TOO_LARGE
+from tests.soak.client import TINY_CHUNKS_BYTES, message
 from tests.soak.journal import Journal, Plan
 
 
@@ -119,3 +121,13 @@ def test_many_violations_are_counted_and_few_are_told() -> None:
         journal.violated("a rule", str(number))
     assert journal.violations == {"a rule": 1000}
     assert len(journal.examples) == 10
+
+
+def test_attacks_are_on_the_side_of_the_limits_that_they_are_meant_to_be_on() -> None:
+    kib = 1024
+    shortest, longest = (
+        len(message(Plan(1, "post", "none", 0.0, elements, 0), chunk_bytes=1).body) for elements in LONG_BODY_ELEMENTS
+    )
+    assert 2 * 64 * kib < shortest < longest < SEEN_BYTES
+    assert 64 * kib > 7 * 6 * TINY_CHUNKS_BYTES
+    assert len(message(plan("get"), fields=LARGE_FIELDS).head) < 64 * kib < len(TOO_LARGE)

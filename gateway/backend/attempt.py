@@ -6,181 +6,55 @@ which endpoint is tried, and whether a failed attempt is followed by another (`u
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from itertools import chain
+from collections.abc import AsyncIterator
 
-import msgspec
-
+from gateway.backend.arriving import ArrivingAnswer, LostError, NotHttpError
+from gateway.backend.asking import BackendRequest, Pieces, Sending, broken_line
 from gateway.backend.connections import Lease
 from gateway.backend.deadlines import Deadlines
 from gateway.backend.endpoints import Endpoint
-from gateway.backend.known_heads import KnownHead
-from gateway.backend.wire import MAX_INTERIM, LostError, NotHttpError, Reader, Wire
+from gateway.backend.heads import AnswerHead
+from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt, new_span_id
 from gateway.headers import HeaderLines, Headers
 from gateway.pacing import Pacer
-from gateway.policy.crossing import Fields, transcoded_to_client
-from gateway.policy.trace_context import Trace
-
-MAX_STATUS = 599
-"""The highest status of HTTP (RFC 9110 section 15); what a backend may make up would fill the metrics' labels."""
+from gateway.policy.crossing import Fields
 
 SURE_TO_REPEAT = frozenset({"GET", "HEAD"})
 """Methods that are sent again on a new connection even where the backend may have read the request."""
 
-MAX_CONTENT_LENGTH = 2**63 - 1
-"""The largest length of a body that is believed. aiohttp's parser takes 2**64 - 1 for no body at all."""
-
-# Of these a header that is passed on may hold none (RFC 9110 section 5.5), nor a line break; a tab is allowed.
-_CONTROLS = bytes({*range(0x20), 0x7F} - {0x09})
-
 log = logging.getLogger("gateway")
-
-PIECE_BYTES = 256 * 1024
-"""A body that the gateway holds is written to the connection in pieces of this size."""
-
-Pieces = AsyncIterator[bytes | bytearray | memoryview]
-
-
-class Body(msgspec.Struct, frozen=True):
-    """A request's body: none, bytes, or a stream that is opened anew for every attempt."""
-
-    whole: bytes | None = None
-    open: Callable[["Sending"], Pieces] | None = None
-    length: int | None = None
-    """Of a stream, in bytes; None: it is sent in chunks."""
-    can_be_repeated: bool = True
-    """Whether `open` gives the same pieces again."""
-
-    @classmethod
-    def of(cls, data: memoryview) -> "Body":
-        """*data* whole if it is small, else as a stream of its slices, so that it is not held twice."""
-        if len(data) <= PIECE_BYTES:
-            return cls(whole=bytes(data))
-
-        async def pieces(sending: "Sending") -> Pieces:
-            for start in range(0, len(data), PIECE_BYTES):
-                piece = data[start : start + PIECE_BYTES]
-                sending.piece(len(piece))
-                yield piece
-            sending.done()
-
-        return cls(open=pieces, length=len(data))
-
-
-class BackendRequest(msgspec.Struct, frozen=True):
-    """What a backend is asked: the path is raw, with its query."""
-
-    method: str
-    raw_path: str
-    headers: list[tuple[str, str]]
-    """Without `Host` and without the framing of the body."""
-    body: Body
-    lines: str = ""
-    """Fields that were made into text for many requests, by `header_lines`; they go out before `headers`."""
-    is_metadata: bool = False
-    """Whether the gateway asks for itself, for a model's metadata."""
-    trace: Trace | None = None
-    """Of which each attempt is a span of its own."""
-    is_read_whole: bool = False
-    """Whether nothing is done with the answer's head before its body is there, so that small ones are waited for."""
-    is_passed: bool = False
-    """Whether it is an inference as it came, which only endpoints may get that speak the binary extension."""
-
-
-def header_lines(fields: Fields) -> str:
-    """*fields* as lines of a request, each behind the end of another. Raises `GatewayError` for a line break in one."""
-    text = "".join([f"\r\n{name}: {value}" for name, value in fields])
-    if text.count("\n") != len(fields) or text.count("\r") != len(fields):
-        raise _broken_line()
-    return text
-
-
-def _broken_line() -> GatewayError:
-    return GatewayError(ErrorKind.INTERNAL, "a line break in a header of the request to the backend")
 
 
 class StaleConnectionError(Exception):
     """A kept connection died before any byte of an answer, and the request may be sent once more."""
 
 
-class Sending:
-    """What a streaming body tells of its progress, so that the right timeout runs."""
-
-    __slots__ = ("_attempt", "_deadlines", "_is_answered")
-
-    def __init__(self, deadlines: Deadlines, attempt: Attempt) -> None:
-        self._deadlines = deadlines
-        self._attempt = attempt
-        self._is_answered = False
-
-    def piece(self, n_bytes: int) -> None:
-        """*n_bytes* are handed to the connection now: the backend has `idle` to take them."""
-        self._attempt.request_bytes += n_bytes
-        self._enter("idle")
-
-    def paused(self) -> None:
-        """The gateway waits for the client, for which the backend is not to blame."""
-        self._enter("client")
-
-    def done(self) -> None:
-        """All is sent: the backend has `first_byte` to begin its answer."""
-        self._enter("first_byte")
-
-    def answered(self) -> None:
-        """The answer has begun, maybe before all was sent: from now on its reading sets the timeouts."""
-        self._is_answered = True
-
-    def _enter(self, phase: str) -> None:
-        if not self._is_answered:
-            self._deadlines.enter(phase)
-
-
 class Answer:
     """A backend's answer whose head has come; the body is read once, with one of the methods for it."""
 
-    __slots__ = ("_ends_with_connection", "_exchange", "_headers", "_known", "_reader", "reason", "status")
+    __slots__ = ("_exchange", "_head", "reason", "status")
 
-    def __init__(
-        self,
-        exchange: "Sent",
-        status: int,
-        reason: str,
-        headers: Headers | KnownHead,
-        reader: Reader,
-        *,
-        ends_with_connection: bool = False,
-    ) -> None:
-        self.status = status
-        self.reason = reason
+    def __init__(self, exchange: "Sent", head: AnswerHead) -> None:
+        self.status = head.code
+        self.reason = head.reason
         """The words behind the status; printable ASCII."""
-        self._known: KnownHead | None = None
-        self._headers: Headers | None = None
-        if isinstance(headers, KnownHead):
-            self._known = headers
-        else:
-            self._headers = headers
+        self._head = head
         self._exchange = exchange
-        self._reader = reader
-        self._ends_with_connection = ends_with_connection
 
     @property
     def headers(self) -> Headers:
         """The header fields."""
-        if self._headers is None:
-            assert self._known is not None
-            self._headers = _decoded(self._known.raw_headers)
-        return self._headers
+        return self._head.headers
 
     def transcoded_headers(self) -> Fields:
         """The header fields for the client, where the gateway makes the body anew; a list of the caller's own."""
-        return transcoded_to_client(self.headers)
+        return self._head.transcoded_fields()
 
     def transcoded_lines(self) -> HeaderLines | Fields:
-        """As `transcoded_headers`, but as lines where the head is known and has any."""
-        lines = None if self._known is None else self._known.transcoded_lines()
-        return self.transcoded_headers() if lines is None else lines
+        """As `transcoded_headers`, but as lines, if there are any."""
+        return self._head.transcoded_lines() or []
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives, not decompressed; others run in between, also while all of it is there.
@@ -189,9 +63,9 @@ class Answer:
         """
         exchange = self._exchange
         pacer = Pacer()
-        while chunk := await exchange.read(self._reader, ends_with_connection=self._ends_with_connection):
+        while chunk := await exchange.read():
             yield chunk
-            if not self._reader.at_eof():  # a small answer takes no turn behind large requests
+            if not exchange.has_read_all():  # a small answer takes no turn behind large requests
                 await pacer.breathe()
 
     async def chunks_for_client(self) -> AsyncIterator[bytes]:
@@ -202,13 +76,14 @@ class Answer:
         async for chunk in self.chunks():
             self._exchange.wait_for_client()
             yield chunk
+            self._exchange.client_has_taken()
 
     def take_arrived(self, max_bytes: int) -> bytes | None:
         """The whole body, if it has arrived to its end and is no longer than *max_bytes*; None: read it with `chunks`.
 
         Nothing of it may have been read before.
         """
-        return None if self._ends_with_connection else self._exchange.take_arrived(self._reader, max_bytes)
+        return self._exchange.take_arrived(max_bytes)
 
     async def read_whole(self, max_bytes: int, what: str) -> bytes:
         """The body of an answer that has no reason to be large. Raises `GatewayError`, also for more than *max_bytes*.
@@ -237,10 +112,7 @@ class Answer:
     @property
     def content_length(self) -> int | None:
         """How many bytes of body the answer announces; None if it does not say."""
-        if self._known is not None:
-            return self._known.length
-        length = self.headers.get("content-length")
-        return int(length) if length.isdecimal() and "transfer-encoding" not in self.headers else None
+        return self._head.length if self._head.codings is None else None
 
     def limit(self, max_bytes: int, name: str) -> None:
         """Let the body have *max_bytes* at most, a limit called *name*.
@@ -252,30 +124,23 @@ class Answer:
 
     def refuse_encoded(self) -> None:
         """Raise `GatewayError` if the body is compressed: the gateway has asked for one that is not."""
-        if self._known is not None:
-            return  # it has no such field
-        encoding = self.headers.get("content-encoding", "identity")
-        if encoding.lower() not in ("", "identity"):
-            words = f"the answer has Content-Encoding {encoding[:64]!r}, although the gateway asked for identity"
+        encoding = self._head.encoding
+        if encoding and encoding.lower() != b"identity":
+            words = (
+                f"the answer has Content-Encoding {encoding.decode()[:64]!r}, although the gateway asked for identity"
+            )
             raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
-
-
-def _decoded(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """The fields as they are meant. Raises `UnicodeDecodeError`.
-
-    A blank behind a name is removed (RFC 9112 section 5.1): aiohttp's parser allows one behind those of its own fields,
-    such as `Transfer-Encoding`, does what they say, and leaves it in the name.
-    """
-    return Headers([(name.decode().rstrip(" "), value.decode()) for name, value in raw])
 
 
 class Sent:
     """A request that has gone out, or is still going out, over a leased connection."""
 
+    _answer: ArrivingAnswer  # once it is being sent
     _sending: Sending | None = None  # of a stream
     _sender: asyncio.Task[None] | None = None
     _send_error: GatewayError | None = None
     _is_sent = False
+    _is_read = False  # the answer, to its end
     is_over = False
     """Whether the connection was given back or closed."""
     has_begun_body = False
@@ -299,45 +164,16 @@ class Sent:
         wire = self._lease.wire
         self._send(wire, endpoint)
         try:
-            message, reader = await wire.read_head()
-            n_interim = 0
-            while message.code < 200:
-                if message.code < 100:
-                    raise self._malformed(f"answered with status {message.code:03}, which does not exist")
-                if message.code == 101:
-                    raise self._malformed("answered 101 Switching Protocols, which nobody asked for")
-                n_interim += 1
-                if n_interim > MAX_INTERIM:
-                    raise self._malformed(f"sent more than {MAX_INTERIM} interim answers")
-                message, reader = await wire.read_head()
+            head = await self._answer.read_head()
         except NotHttpError as error:
             raise self._malformed(f"does not speak HTTP: {error}") from None
         except LostError:
             raise self._lost_before_answer(wire, endpoint) from None
-        status = message.code
-        self._head_has_come(status)
-        if isinstance(message, KnownHead):
-            return Answer(self, status, message.reason, message, reader)
-        headers = self._headers_of(message.raw_headers)
-        if status > MAX_STATUS:
-            raise self._malformed(f"answered with status {status}; the highest is {MAX_STATUS}")
-        ends_with_connection = self._check_framing(status, headers)
-        reason = message.reason
-        if not (reason.isascii() and reason.isprintable()):
-            reason = ""
-        if self._request.is_read_whole:
-            wire.learn(message, headers)
-        return Answer(self, status, reason, headers, reader, ends_with_connection=ends_with_connection)
-
-    def _headers_of(self, raw: Sequence[tuple[bytes, bytes]]) -> Headers:
-        """The header fields of an answer. Raises `GatewayError` where one holds what must not be passed on."""
-        joined = b"".join(chain.from_iterable(raw))
-        if len(joined.translate(None, _CONTROLS)) < len(joined):
-            raise self._malformed("answered with a header that holds a control character")
-        try:
-            return _decoded(raw)
-        except UnicodeDecodeError:
-            raise self._malformed("answered with a header whose bytes are not UTF-8") from None
+        self._head_has_come(head.code)
+        defect = head.defect()
+        if defect is not None:
+            raise self._malformed(defect)
+        return Answer(self, head)
 
     def _head_has_come(self, status: int) -> None:
         """The answer has begun."""
@@ -349,28 +185,9 @@ class Sent:
             self._sending.answered()
 
     def _body_is_awaited(self, status: int) -> None:
-        """The answer has begun, and each piece of its body has `idle` to come; see `Wire.hold`."""
+        """The answer has begun, and each piece of its body has `idle` to come; see `ArrivingAnswer.hold`."""
         self._head_has_come(status)
         self._deadlines.enter("idle")
-
-    def _check_framing(self, status: int, headers: Headers) -> bool:
-        """Whether the answer's body ends with the connection. Raises `GatewayError` where it is not certain how.
-
-        An answer that has no body, but announces one, ends its connection: some servers send that body all the same,
-        and it might come when the connection serves another request already.
-        """
-        length = headers.first.get("content-length")
-        is_coded = "transfer-encoding" in headers.first
-        if is_coded:
-            codings = headers.joined("transfer-encoding")
-            if codings.lower() != "chunked":
-                raise self._malformed(f"answered with Transfer-Encoding {codings[:64]!r}; only `chunked` is supported")
-        elif length is not None and int(length) > MAX_CONTENT_LENGTH:
-            raise self._malformed(f"answered with Content-Length {length}, at most {MAX_CONTENT_LENGTH} is possible")
-        has_no_body = status in (204, 304) or self._request.method == "HEAD"
-        if has_no_body and (is_coded or (length is not None and int(length))):
-            self._lease.wire.force_close()
-        return length is None and not is_coded
 
     def _send(self, wire: Wire, endpoint: Endpoint) -> None:
         """Hand the request to the connection; a stream goes on being sent by a task of its own."""
@@ -384,24 +201,23 @@ class Sent:
             framing = ""
         else:
             framing = "Transfer-Encoding: chunked\r\n" if body.length is None else f"Content-Length: {body.length}\r\n"
-        lines = request.lines
         target = f"{endpoint.base_path}{request.raw_path}"
-        start = f"{request.method} {target} HTTP/1.1\r\nHost: {endpoint.authority}{lines}"
+        start = f"{request.method} {target} HTTP/1.1\r\nHost: {endpoint.authority}"
         headers = request.headers
         if request.trace is not None:
             attempt = self._attempt
             attempt.span_id, attempt.target = new_span_id(), target
             headers = headers + request.trace.fields(attempt.span_id)
         head = "\r\n".join([start, *map(": ".join, headers), framing, ""])
-        n_lines = len(headers) + (4 if framing else 3) + (lines.count("\n") if lines else 0)
+        n_lines = len(headers) + (4 if framing else 3)
         if head.count("\n") != n_lines or head.count("\r") != n_lines:
-            raise _broken_line()
+            raise broken_line()
         data = head.encode(errors="surrogateescape")
         if whole:
             data += whole
-        wire.begin(request.method)
+        self._answer = wire.begin(request.method)
         if request.is_read_whole:
-            wire.hold(self._body_is_awaited)
+            self._answer.hold(self._body_is_awaited)
         try:
             wire.send_first(data)
         except LostError:
@@ -443,14 +259,14 @@ class Sent:
         self._send_error = error
         wire.abort()
 
-    async def read(self, reader: Reader, *, ends_with_connection: bool) -> bytes:
-        """The next bytes of the answer's body; empty at its end, where the lease ends. Raises `GatewayError`."""
-        if self.is_over:
+    async def read(self) -> bytes:
+        """The next bytes of the answer's body; empty at its end, where the lease may end. Raises `GatewayError`."""
+        if self.is_over or self._is_read:
             return b""
         wire = self._lease.wire
         self._deadlines.enter("idle")
         try:
-            chunk = await wire.read_body(reader)
+            chunk = await self._answer.read_body()
         except NotHttpError as error:
             raise self._malformed(f"does not speak HTTP: {error}") from None
         except LostError:
@@ -461,14 +277,18 @@ class Sent:
             if self.max_bytes is not None:
                 self.check_length(self._attempt.response_bytes)
             return chunk
-        if ends_with_connection and wire.was_reset:
+        if self._answer.ends_with_connection and wire.was_reset:
             raise self._closed()  # such a body ends with the stream, not with a reset
         self._end()
         return b""
 
-    def take_arrived(self, reader: Reader, max_bytes: int) -> bytes | None:
-        """All of the answer's body, which ends the lease; None if it has not arrived, is longer, or that is over."""
-        whole = None if self.is_over else self._lease.wire.take_arrived(reader, max_bytes)
+    def has_read_all(self) -> bool:
+        """Whether nothing more of the answer is to be waited for."""
+        return self.is_over or self._is_read or self._answer.is_read
+
+    def take_arrived(self, max_bytes: int) -> bytes | None:
+        """All of the answer's body, which may end the lease; None if it has not arrived, is longer, or was read."""
+        whole = None if self.is_over or self._is_read else self._answer.take_arrived(max_bytes)
         if whole is not None:
             self._deadlines.enter("gateway")
             self._attempt.response_bytes += len(whole)
@@ -483,7 +303,19 @@ class Sent:
             raise self._malformed(f"answered with a body larger than {self.max_name}, {self.max_bytes} bytes")
 
     def _end(self) -> None:
-        """The answer was read to its end: the connection is kept, unless the request is still being sent."""
+        """The answer was read to its end. Where the gateway still judges it, its connection waits for `approve`."""
+        self._is_read = True
+        if not self._request.is_read_whole:
+            self.approve()
+
+    def approve(self) -> None:
+        """The answer is one to this request: if all of it was read, the connection is kept for another one.
+
+        Unless the request is still being sent. An answer that is not approved is maybe another request's, and no other
+        request follows it on its connection (design: an answer says whose it is).
+        """
+        if self.is_over or not self._is_read:
+            return
         if self._is_sent:
             self.is_over = True
             self._lease.give_back()
@@ -491,8 +323,12 @@ class Sent:
             self.abandon()
 
     def wait_for_client(self) -> None:
-        """The gateway waits for the client from now on, until more of the answer is read."""
+        """The gateway waits for the client from now on."""
         self._deadlines.enter("client")
+
+    def client_has_taken(self) -> None:
+        """The client has taken what it was given; the gateway may have to wait for its own turn before it reads on."""
+        self._deadlines.enter("gateway")
 
     def abandon(self) -> None:
         """Stop sending and close the connection, unless it was given back already."""

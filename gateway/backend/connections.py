@@ -22,7 +22,6 @@ import aiohappyeyeballs
 
 from gateway import tls
 from gateway.backend.endpoints import Endpoint
-from gateway.backend.known_heads import KnownHeads
 from gateway.backend.resolving import Names, UnknownHostError
 from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
@@ -109,7 +108,6 @@ class Connections:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._pools: dict[Endpoint, _Pool] = {}
         self._open: set[Wire] = set()
-        self._known_heads = KnownHeads()
         self._sweeper: asyncio.TimerHandle | None = None
         self._is_retired = False
 
@@ -277,7 +275,7 @@ class Connections:
                 sock = await aiohappyeyeballs.start_connection(
                     addresses, happy_eyeballs_delay=NEXT_ADDRESS_S, interleave=1, loop=loop
                 )
-                wire = Wire(loop, partial(self._lost, endpoint), self._known_heads)
+                wire = Wire(loop, partial(self._lost, endpoint))
                 if endpoint.tls is None:
                     await loop.create_connection(lambda: wire, sock=sock)
                 else:
@@ -359,7 +357,7 @@ class Connections:
         gone = [wire.closed for wire in self._open]
         for wire in self._open:
             wire.abort()
-        await asyncio.gather(*(each for each in gone if each is not None), return_exceptions=True)
+        await asyncio.gather(*gone)
 
 
 def _why(error: OSError) -> str:

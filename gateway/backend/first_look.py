@@ -21,6 +21,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from gateway import __version__
+from gateway.backend.arriving import LostError, NotHttpError
 from gateway.backend.connections import Connections, UnreachableError
 from gateway.backend.endpoints import Endpoint, EndpointSet
 from gateway.backend.questions import (
@@ -35,7 +36,6 @@ from gateway.backend.questions import (
 )
 from gateway.backend.resolving import Names, look_up, usable_addresses
 from gateway.backend.speaking import AUTO, NEVER
-from gateway.backend.wire import LostError, NotHttpError
 from gateway.certificates import TlsContext, uses_tls
 from gateway.config import Backend, Config
 from gateway.config.values import shortened

@@ -14,9 +14,10 @@ import logging
 import random
 
 from gateway import __version__
+from gateway.backend.arriving import LostError, NotHttpError
 from gateway.backend.connections import Connections, UnreachableError
 from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
-from gateway.backend.wire import LostError, NotHttpError, Wire
+from gateway.backend.wire import Wire
 from gateway.codec import Dialect
 from gateway.config import Health
 from gateway.errors import GatewayError
@@ -184,14 +185,13 @@ class HealthProbes:
     async def _ask(self, wire: Wire, endpoint: Endpoint, path: str) -> tuple[Finding, str]:
         """Send the probe and read its answer. Raises `LostError` and `NotHttpError`."""
         lines = [f"GET {endpoint.base_path}{path} HTTP/1.1", f"Host: {endpoint.authority}", *self._head_lines]
-        wire.begin("GET")
+        answer = wire.begin("GET")
         wire.send_first("".join(f"{line}\r\n" for line in [*lines, ""]).encode())
-        message, reader = await wire.read_final_head()
+        head = await answer.read_head()
         body = bytearray()
-        while len(body) < MAX_BODY_BYTES and (chunk := await wire.read_body(reader)):
+        while len(body) < MAX_BODY_BYTES and (chunk := await answer.read_body()):
             body += chunk
-        reason = message.reason if message.reason.isascii() and message.reason.isprintable() else ""
-        finding = Finding.of(message.code)
-        if self._dialect is not None and self._dialect.is_live(message.code, bytes(body)):
+        finding = Finding.of(head.code)
+        if self._dialect is not None and self._dialect.is_live(head.code, bytes(body)):
             finding = Finding.HEALTHY
-        return finding, f"{message.code:03} {reason}".strip()[:SHOWN_CHARACTERS]
+        return finding, f"{head.code:03} {head.reason}".strip()[:SHOWN_CHARACTERS]

@@ -67,18 +67,18 @@ class Questioner:
         """The answer to `GET` *path*, however long it takes. Raises `GatewayError`, `LostError` and `NotHttpError`."""
         wire = await self._connections.connect(self._endpoint)
         try:
-            wire.begin("GET")
+            answer = wire.begin("GET")
             lines = [f"GET {self._endpoint.base_path}{path} HTTP/1.1", *self._head_lines, "", ""]
             wire.send_first("\r\n".join(lines).encode())
-            message, reader = await wire.read_final_head()
+            head = await answer.read_head()
             body = bytearray()
-            while len(body) < MAX_BODY_BYTES and (chunk := await wire.read_body(reader)):
+            while len(body) < MAX_BODY_BYTES and (chunk := await answer.read_body()):
                 body += chunk
         finally:
             wire.abort()
-        headers = {key.lower(): value.decode("latin-1") for key, value in message.raw_headers}
+        headers = {key.lower(): value.decode("latin-1") for key, value in head.raw_headers}
         media_type = headers.get(b"content-type", "").partition(";")[0].strip().lower()
-        return Answer(message.code, message.reason, media_type, headers.get(b"location", ""), bytes(body))
+        return Answer(head.code, head.reason, media_type, headers.get(b"location", ""), bytes(body))
 
 
 class Metadata(NamedTuple):

@@ -14,10 +14,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gateway.backend.arriving import LostError, NotHttpError
 from gateway.backend.connections import Connections
 from gateway.backend.endpoints import Change, EndpointSet, EndpointState
 from gateway.backend.questions import EXTENSION, V2, Questioner, Said, ask_dialect, ask_v2
-from gateway.backend.wire import LostError, NotHttpError
 from gateway.config.values import shortened
 from gateway.errors import ErrorKind, GatewayError
 from gateway.policy.balancing import candidates
@@ -118,8 +118,12 @@ class _Speech:
         change = self.state.last_change
         if change is not self._change:
             self._change = change
-            self.heard_s = None
-            self._trusted_s = -math.inf
+            self.forget()
+
+    def forget(self) -> None:
+        """Another server may have taken its place, of which nothing is known."""
+        self.heard_s = None
+        self._trusted_s = -math.inf
 
 
 class Speaking:
@@ -180,6 +184,12 @@ class Speaking:
         for state, speech in self._speeches.items():
             if state.url == url:
                 speech.doubt(now_s)
+
+    def forget(self, url: str) -> None:
+        """Nobody was at *url*: whoever comes up there has to be asked before it gets anything but JSON."""
+        for state, speech in self._speeches.items():
+            if state.url == url:
+                speech.forget()
 
     def may_get_binary(self, state: EndpointState) -> bool:
         """Whether the endpoint takes binary bodies, as far as is known now: it may have changed since it was asked."""

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
 from gateway import __version__
-from gateway.backend.attempt import Answer, BackendRequest, Sent, StaleConnectionError
+from gateway.backend.asking import BackendRequest
+from gateway.backend.attempt import Answer, Sent, StaleConnectionError
 from gateway.backend.connections import Connections
 from gateway.backend.deadlines import Deadlines, DeadlineWatch
 from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
@@ -32,6 +33,12 @@ USER_AGENT = f"tensor-gateway/{__version__} (what it speaks)"
 """How servers and their logs recognize a question about what they speak, unless `headers` says otherwise."""
 
 T = TypeVar("T")
+
+Read = Callable[[Answer], Awaitable[T]]
+"""What is made of an answer."""
+
+Transcode = Callable[[], Awaitable[tuple[BackendRequest, Read[T]]]]
+"""Makes of a request that is passed on as it came one that every endpoint reads, and says how its answer is read."""
 
 log = logging.getLogger("gateway")
 
@@ -126,8 +133,9 @@ class Upstream:
         self,
         request: BackendRequest,
         attempts: list[Attempt],
-        read: Callable[[Answer], Awaitable[T]],
+        read: Read[T],
         *,
+        transcode: Transcode[T] | None = None,
         total_at: float | None = None,
         sticky_key: str | None = None,
         is_settled: Callable[[], bool] = _never,
@@ -138,14 +146,15 @@ class Upstream:
         is called again with the next answer, and has to begin anew. From when *is_settled*, because something of the
         answer has reached the client, no other attempt is made. What was tried is appended to *attempts*. *total_at*:
         when `timeouts.total` is over, by the event loop's clock, if it began before this call. *sticky_key*: requests
-        with the same one go to the same endpoint.
+        with the same one go to the same endpoint. *transcode*, of a request that is passed on: called once, before an
+        attempt at an endpoint that has not said that it reads binary; that attempt and all others are transcoded.
         """
         now_s = asyncio.get_running_loop().time()
         self.recent_calls.count_call(now_s)
         self._turn += 1
         if total_at is None:
             total_at = now_s + self.deadlines.limits_s["total"]
-        return _Call(self, request, attempts, read, total_at, sticky_key, self._turn).run(is_settled)
+        return _Call(self, request, attempts, read, transcode, total_at, sticky_key, self._turn).run(is_settled)
 
     def pick(
         self,
@@ -158,13 +167,15 @@ class Upstream:
     ) -> EndpointState:
         """The endpoint for the next attempt of a call that has *tried* some already.
 
-        *is_passed*: see `BackendRequest`. An endpoint may come back after what the backend speaks was found out.
+        *is_passed*: see `BackendRequest`. An endpoint that may not get it is only picked where no other is left that
+        was not tried: then the caller transcodes (design: passed through or transcoded).
         """
         states: Sequence[EndpointState] = self.endpoints.states
         if len(states) == 1:
             return states[0]
         if is_passed:
-            states = [state for state in states if self.speaking.may_get_binary(state)] or states
+            may_get = self.speaking.may_get_binary
+            states = [state for state in states if state not in tried and may_get(state)] or states
         if not tried and sticky_key is None and are_all_usable(states):
             return self._balance(states, turn)
         open_ = candidates(states, tried, now_s)
@@ -208,6 +219,10 @@ class Upstream:
         await self.connections.close()
 
 
+class _NotBinaryError(Exception):
+    """While a request that is passed on waited for a connection, what the endpoints speak has changed."""
+
+
 class _Call(Generic[T]):
     """One request of the gateway to a backend, until its answer is read or given up."""
 
@@ -226,7 +241,8 @@ class _Call(Generic[T]):
         upstream: Upstream,
         request: BackendRequest,
         attempts: list[Attempt],
-        read: Callable[[Answer], Awaitable[T]],
+        read: Read[T],
+        transcode: Transcode[T] | None,
         total_at: float,
         sticky_key: str | None,
         turn: int,
@@ -235,6 +251,7 @@ class _Call(Generic[T]):
         self._request = request
         self._attempts = attempts
         self._read = read
+        self._transcode = transcode
         self._total_at = total_at
         self._sticky_key = sticky_key
         self._turn = turn
@@ -245,9 +262,14 @@ class _Call(Generic[T]):
         try:
             while True:
                 try:
+                    if self._request.is_passed and not self._may_go_to(self._pick(asyncio.get_running_loop().time())):
+                        await self._change_form()
                     return await self._attempt()
+                except _NotBinaryError:
+                    self._attempts.pop()  # it has waited in vain, and sent nothing
+                    continue
                 except GatewayError as error:
-                    delay_s = None if is_settled() else self._delay_before_next(number, sent=error.sent)
+                    delay_s = None if is_settled() else self._delay_before_next(number, error)
                     if delay_s is None:
                         raise
                     self._last.repeated_for = error.kind.label
@@ -260,24 +282,54 @@ class _Call(Generic[T]):
             if self._has_slot:
                 self._upstream.connections.release_slot()
 
-    def _delay_before_next(self, number: int, *, sent: bool) -> float | None:
-        """Seconds to wait before another attempt after number *number*; None if there is none."""
+    def _delay_before_next(self, number: int, error: GatewayError) -> float | None:
+        """Seconds to wait before another attempt after number *number*, which ended with *error*; None: there is none.
+
+        Raises `GatewayError` if there would be one, but what is left of the body cannot be transcoded.
+        """
         upstream = self._upstream
         is_body_lost = self._sent is not None and self._sent.has_begun_body and not self._request.body.can_be_repeated
-        if not self._has_failed or is_body_lost:
+        # of an upload that was late it is not known why the connection was closed
+        if not (self._has_failed or (is_body_lost and error.kind is ErrorKind.UPSTREAM_CLOSED)):
             return None
         now_s = asyncio.get_running_loop().time()
         delay_s = upstream.retry.delay_before_next(
             number,
-            sent=sent,
+            sent=error.sent,
             has_other=self._pick(now_s) not in self._tried,
             remaining_s=self._total_at - now_s,
             jitter=random.random(),  # noqa: S311  no secret
         )
         if delay_s is None or not upstream.retry.is_within_budget(*upstream.recent_calls.totals(now_s)):
             return None
+        if is_body_lost:
+            if not self._may_go_to(self._pick(now_s)):
+                raise self._not_binary(
+                    "part of this upload is gone already, so it cannot be turned into JSON"
+                ) from error
+            return None
         upstream.recent_calls.count_retry(now_s)
         return delay_s
+
+    def _may_go_to(self, state: EndpointState) -> bool:
+        """Whether the endpoint can read the request in its form: binary only if it has said so."""
+        return not self._request.is_passed or self._upstream.speaking.may_get_binary(state)
+
+    async def _change_form(self) -> None:
+        """From now on the attempts are transcoded. Raises `GatewayError`.
+
+        No slot is held meanwhile: the rest of an upload may have to be read, and the model's metadata to be asked for.
+        """
+        if self._has_slot:
+            self._has_slot = False
+            self._upstream.connections.release_slot()
+        if self._transcode is None:
+            raise self._not_binary("this request cannot be turned into JSON")
+        self._request, self._read = await self._transcode()
+
+    def _not_binary(self, why: str) -> GatewayError:
+        words = f"backend {self._upstream.name!r}: no endpoint is left that has said that it reads binary, and {why}"
+        return GatewayError(ErrorKind.UNREACHABLE, words, sent=False)
 
     def _pick(self, now_s: float) -> EndpointState:
         is_passed = self._request.is_passed
@@ -297,12 +349,20 @@ class _Call(Generic[T]):
                 if not (self._has_slot or upstream.connections.take_slot()):
                     picked = await self._wait_for_slot(deadlines)
                 self._has_slot = True
+                if not self._may_go_to(picked):
+                    raise _NotBinaryError
                 is_in_flight = True
                 picked.in_flight += 1
                 if picked.ejection.is_ejected:
                     self._trial = picked.ejection.begin_trial(self._last.started_s)
                 self._answer = answer = await self._ask(picked, deadlines)
-                result = await self._read(answer)
+                try:
+                    result = await self._read(answer)
+                except GatewayError as error:
+                    if error.kind is ErrorKind.BACKEND_ERROR:  # a refusal, of this request
+                        self._approve()
+                    raise
+                self._approve()
             finally:
                 has_expired = deadlines.stop()
                 sent, last = self._sent, self._last
@@ -332,6 +392,11 @@ class _Call(Generic[T]):
                 self._trial = None
             if sent is not None and sent.has_begun_body:
                 await sent.stopped()
+
+    def _approve(self) -> None:
+        """The answer was read and found right."""
+        if self._sent is not None:
+            self._sent.approve()
 
     def _note(self, state: EndpointState, now_s: float) -> None:
         """Record an attempt that begins now."""
@@ -399,6 +464,8 @@ class _Call(Generic[T]):
         if is_failure and not is_redirect:
             self._has_failed = True
             self._tried = (*self._tried, state)
+            if error.kind is ErrorKind.UNREACHABLE:
+                self._upstream.speaking.forget(state.url)
             self._upstream.note_failure(state, self._trial, error.message)
         elif is_redirect or error.kind is ErrorKind.BACKEND_ERROR:
             self._upstream.speaking.doubt(state.url)  # another kind of server may have taken its place

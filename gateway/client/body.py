@@ -14,7 +14,7 @@ from gateway.codec import Coding, Inflater, parse_content_encoding
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError
 from gateway.exchange import Exchange
 from gateway.pacing import Pacer
-from gateway.policy.admission import Admission, Reservation
+from gateway.policy.admission import LOOK_S, MAX_WAIT_S, SMALL_BYTES, Admission, Claim, Reservation, Upload
 
 DROP_BYTES = 256 * 1024
 DROP_S = 1.0
@@ -27,6 +27,7 @@ class ClientBody:
     __slots__ = (
         "_admission",
         "_answer_bytes",
+        "_beyond_bytes",
         "_coding",
         "_connection",
         "_exchange",
@@ -35,6 +36,7 @@ class ClientBody:
         "_pacer",
         "_request",
         "_reservation",
+        "_upload",
     )
 
     def __init__(
@@ -48,31 +50,99 @@ class ClientBody:
         self._max_bytes = int(max_bytes)  # a `config.Size` would print its unit in messages that say "bytes"
         self._pacer = pacer
         self._reservation: Reservation | None = None
+        self._upload: Upload | None = None  # while the body is read as it arrives
         self._coding: Coding | None = None
         self._is_invited = False
         self._answer_bytes = 0
+        self._beyond_bytes = 0  # that `reserve` took where there was no room
 
-    def admit(self, n_bytes: int) -> None:
-        """Reserve memory for a body of *n_bytes* before it is read. Raises `GatewayError` (OVERLOADED) without room."""
+    async def admit(self, n_bytes: int) -> None:
+        """Reserve *n_bytes* for a body before it is read, and its slot as well if it is there.
+
+        What has not arrived gives way to others from now on if it comes slowly. Waits, as `_take` does. Raises
+        `GatewayError` (OVERLOADED) without room.
+        """
         admission = self._admission
-        self._reservation = admission.admit(n_bytes)
+        if self._connection.has_arrived:
+            self._reservation = admission.admit(n_bytes)
         if self._reservation is None:
-            raise _overloaded(
-                f"a request that needs {n_bytes} bytes has no room beside {admission.requests} of "
-                f"{admission.max_requests} requests (limits.concurrent_requests) and {_held(admission)} in flight"
-            )
+            self._reservation = Reservation(admission)
+            await self._take(n_bytes, 0)
+            if not self._connection.has_arrived:
+                self._upload = Upload(self._reservation, self._fail)
+                admission.begin(self._upload)
+
+    async def take_slot(self) -> None:
+        """Take a slot of `limits.concurrent_requests` for an admitted body that is there, or goes on to a backend.
+
+        Waits, as `_take` does. Raises `GatewayError` (OVERLOADED) without one.
+        """
+        if self._reservation is not None and not self._reservation.n_slots:
+            await self._take(0, 1)
 
     def reserve(self, n_bytes: int) -> None:
-        """Reserve *n_bytes* more, for a part of the body whose size was unknown or for what its parsed header takes.
+        """Reserve *n_bytes* more at once, for what the body's parsed header takes.
 
+        A request that is there is not refused for `SMALL_BYTES`. For more, slow uploads are ended, but nothing waits.
         Raises `GatewayError` (OVERLOADED) when there is no room.
         """
-        if self._reservation is None:
-            self.admit(n_bytes)
-        elif not self._reservation.grow(n_bytes):
-            raise _overloaded(
-                f"{n_bytes} more bytes of this request have no room beside {_held(self._admission)} in flight"
+        admission, reservation = self._admission, self._reservation
+        assert reservation is not None, "the body is admitted first"
+        if reservation.take(n_bytes):
+            return
+        if self._beyond_bytes + n_bytes <= SMALL_BYTES:
+            self._beyond_bytes += n_bytes
+            reservation.hold(n_bytes)
+        else:
+            now_s = asyncio.get_running_loop().time()
+            claim = Claim(reservation, n_bytes, 0, now_s, _nobody_waits, is_whole=True)
+            if admission.wait(claim, now_s):
+                admission.look(now_s)
+            if not claim.is_granted:
+                raise self._overloaded(n_bytes, 0)
+
+    async def _take(self, n_bytes: int, n_slots: int) -> None:
+        """Take *n_bytes* and *n_slots*; wait, at most `MAX_WAIT_S`, where ending slow uploads could make room for them.
+
+        How many wait is bounded by `limits.connections`: each keeps one. Raises `GatewayError` (OVERLOADED).
+        """
+        admission, reservation = self._admission, self._reservation
+        assert reservation is not None
+        if reservation.take(n_bytes, n_slots):
+            return
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        verdict = asyncio.Event()
+        until_s, has_arrived = began_s + MAX_WAIT_S, self._connection.has_arrived
+        claim = Claim(reservation, n_bytes, n_slots, until_s, verdict.set, is_whole=has_arrived)
+        claim.has_come = lambda: self._connection.has_arrived
+        if admission.wait(claim, began_s):
+            _plan_look(admission, loop)
+            try:
+                await verdict.wait()
+            finally:
+                admission.leave(claim)
+                self._exchange.queue_s += loop.time() - began_s
+        if not claim.is_granted:
+            raise self._overloaded(n_bytes, n_slots)
+
+    def _overloaded(self, n_bytes: int, n_slots: int) -> GatewayError:
+        admission, reservation = self._admission, self._reservation
+        held = f"{admission.held_bytes} of {int(admission.max_bytes)} bytes (limits.in_flight_bytes) in flight"
+        if reservation is not None and reservation.n_bytes and not n_slots:
+            reason = f"{n_bytes} more bytes of this request have no room beside {held}"
+        else:
+            n_bytes += reservation.n_bytes if reservation is not None else 0
+            reason = (
+                f"a request that needs {n_bytes} bytes has no room beside {admission.requests} of "
+                f"{admission.max_requests} requests (limits.concurrent_requests) and {held}"
             )
+        return GatewayError(ErrorKind.OVERLOADED, f"too busy: {reason}; try again", headers=[("Retry-After", "1")])
+
+    def _fail(self, words: str) -> None:
+        """End the upload, whose memory or slot is needed for others."""
+        words = f"the client sent its body too slowly: {words}"
+        self._connection.fail(GatewayError(ErrorKind.SLOW_CLIENT, words))
 
     def hold_answer(self, n_bytes: int) -> None:
         """Count the *n_bytes* that the answer has filled so far; they are held as long as the body."""
@@ -82,14 +152,22 @@ class ClientBody:
 
     def release(self) -> None:
         """Give back everything that was reserved."""
+        self._end_upload()
         if self._reservation is not None:
             self._reservation.release()
             self._reservation = None
 
-    def read_arrived(self) -> memoryview | None:
-        """Admit the body, and read it if all of it has arrived; None if it is to be read with `read_rest`.
+    def _end_upload(self) -> None:
+        """The body is read, or not read any more."""
+        if self._upload is not None:
+            self._admission.end(self._upload)
+            self._upload = None
 
-        That is where one that is compressed, or whose length is unknown, is always read. Raises `GatewayError`.
+    def read_arrived(self) -> memoryview | None:
+        """Admit the body and read it, if all of it has arrived; None if that is to be done by `read_rest`.
+
+        That is where one that is compressed, or whose length is unknown, or for which there is no room at the moment,
+        is always read. Raises `GatewayError`.
         """
         request = self._request
         first = request.headers.first
@@ -98,12 +176,13 @@ class ClientBody:
         length = request.content_length
         if length is not None and length > self._max_bytes:
             raise self._too_large(length)
-        is_plain = length is not None and self._coding is None
-        self.admit(length if length is not None and is_plain else 0)
+        if length is None or self._coding is not None or not self._connection.has_arrived:
+            return None
+        self._reservation = self._admission.admit(length)
+        if self._reservation is None:
+            return None
         if "expect" in first:
             self.invite()
-        if not is_plain or not self._connection.has_arrived:
-            return None
         whole = self._connection.read_arrived()
         self._exchange.client_request_bytes = len(whole)
         return memoryview(whole)
@@ -132,15 +211,21 @@ class ClientBody:
 
         To be called where `read_arrived` gave None. Raises `GatewayError`.
         """
+        length = self._request.content_length if self._coding is None else None
+        if self._reservation is None:
+            await self.admit(length or 0)
+        self.invite()
         if self._coding is not None:
-            return await self._read_inflated(self._coding)
-        length = self._request.content_length
-        if length is None:
-            grown = bytearray()
-            async for chunk in self._limited_chunks():
-                self.reserve(len(chunk))
-                grown += chunk
-            return memoryview(grown)
+            body = await self._read_inflated(self._coding)
+        elif length is None:
+            body = await self._read_growing()
+        else:
+            body = await self._read_plain(length)
+        self._end_upload()
+        await self.take_slot()
+        return body
+
+    async def _read_plain(self, length: int) -> memoryview:
         # np.empty does not touch the pages before they are filled; bytearray(n) would clear all of them at once
         buffer: memoryview = np.empty(length, np.uint8).data
         received = 0
@@ -152,6 +237,13 @@ class ClientBody:
                 ErrorKind.MALFORMED_REQUEST, f"the body has {received} bytes, Content-Length is {length}"
             )
         return buffer
+
+    async def _read_growing(self) -> memoryview:
+        grown = bytearray()
+        async for chunk in self._limited_chunks():
+            await self._take(len(chunk), 0)
+            grown += chunk
+        return memoryview(grown)
 
     def _parse_coding(self) -> Coding | None:
         """The coding of the body. Raises `GatewayError` for one that is not supported (protocol 7)."""
@@ -168,7 +260,7 @@ class ClientBody:
             async for chunk in self._limited_chunks():
                 pieces = inflater.feed(chunk)
                 while (piece := await self._pacer.next(pieces)) is not None:
-                    self.reserve(len(piece))
+                    await self._take(len(piece), 0)
                     grown += piece
             inflater.finish()
         except TooLargeError as error:
@@ -189,18 +281,31 @@ class ClientBody:
         That may be more than *n_bytes*: aiohttp stops reading from a client when more than 512 KiB of its body wait,
         and the last read from the socket may have brought up to 256 KiB. Raises as `chunks` does.
         """
-        exchange = self._exchange
-        first = await self._connection.read()
-        exchange.client_request_bytes += len(first)
+        first = await self._read()
         if len(first) >= n_bytes or self.at_end:
             return first
         pieces = [first]
         left = n_bytes - len(first)
-        while left > 0 and (chunk := await self._connection.read()):
-            exchange.client_request_bytes += len(chunk)
+        while left > 0 and (chunk := await self._read()):
             pieces.append(chunk)
             left -= len(chunk)
         return b"".join(pieces)
+
+    async def _read(self) -> bytes:
+        """As `Connection.read`, counted. The time in which the client is waited for is its upload's."""
+        upload = self._upload
+        if upload is None:
+            chunk = await self._connection.read()
+        else:
+            now_s = asyncio.get_running_loop().time
+            chunk = b""
+            upload.begin_wait(now_s())
+            try:
+                chunk = await self._connection.read()
+            finally:
+                upload.end_wait(now_s(), len(chunk))
+        self._exchange.client_request_bytes += len(chunk)
+        return chunk
 
     @property
     def at_end(self) -> bool:
@@ -212,9 +317,7 @@ class ClientBody:
 
         Raises as `Connection.read` does.
         """
-        exchange = self._exchange
-        while chunk := await self._connection.read():
-            exchange.client_request_bytes += len(chunk)
+        while chunk := await self._read():
             yield chunk
             if self.at_end:
                 return
@@ -254,9 +357,28 @@ class ClientBody:
                     dropped += len(chunk)
 
 
-def _held(admission: Admission) -> str:
-    return f"{admission.held_bytes} of {int(admission.max_bytes)} bytes (limits.in_flight_bytes)"
+def _nobody_waits() -> None:
+    """For a claim that is decided at once."""
 
 
-def _overloaded(reason: str) -> GatewayError:
-    return GatewayError(ErrorKind.OVERLOADED, f"too busy: {reason}; try again", headers=[("Retry-After", "1")])
+def _plan_look(admission: Admission, loop: asyncio.AbstractEventLoop) -> None:
+    """Let `Admission.look` be called while claims wait."""
+    at_s = admission.plan_look(loop.time())
+    if at_s is not None:
+        loop.call_at(at_s, _begin_look, admission, loop, at_s)
+
+
+def _begin_look(admission: Admission, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
+    """Look when all that clients have sent is counted.
+
+    That of this turn of the loop is counted in the next. Where the loop stood still, more waits in the kernel.
+    """
+    if loop.time() > due_s + LOOK_S:
+        loop.call_later(LOOK_S, _look, admission, loop)
+    else:
+        loop.call_soon(_look, admission, loop)
+
+
+def _look(admission: Admission, loop: asyncio.AbstractEventLoop) -> None:
+    admission.look_as_planned(loop.time())
+    _plan_look(admission, loop)

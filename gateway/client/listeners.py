@@ -14,7 +14,7 @@ from aiohttp import web
 
 from gateway import tls
 from gateway.certificates import TlsContext
-from gateway.client.server import CUT_S, Server
+from gateway.client.server import Server
 from gateway.config import Address
 from gateway.policy.quiet import OncePerInterval
 
@@ -105,8 +105,7 @@ class ClientListener:
         for task in self._opening:
             task.cancel()
         await asyncio.sleep(0)
-        self._server.pre_shutdown()
-        await self._server.shutdown(CUT_S)
+        await self._server.close()
 
     def _accept(self, at_most: int) -> None:
         """Accept what waits, up to *at_most*."""
@@ -131,21 +130,21 @@ class ClientListener:
 
     async def _open(self, client: socket.socket) -> None:
         """Give an accepted connection to the server."""
-        protocol = self._server()
+        connection = self._server.new_connection()
         try:
             if self.tls is None:
-                await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, client)
+                await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client)
             else:
-                await tls.accept(client, protocol, self.tls, self.handshake_timeout_s)
+                await tls.accept(client, connection, self.tls, self.handshake_timeout_s)
         except OSError as error:
-            protocol.release()
+            self._server.closed(connection)
             if self.tls is None:
                 client.close()
             elif isinstance(error, TimeoutError):
                 self._server.slow_connections["header_timeout"] += 1
             log.debug("a connection ended before it was open: %s", error)
         except BaseException:
-            protocol.release()
+            self._server.closed(connection)
             raise
 
     def _pause(self, error: OSError) -> None:

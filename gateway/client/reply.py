@@ -252,8 +252,7 @@ class Reply:
             body is None
             or (not connection.has_arrived and body.is_left_over())
             or self._is_draining()
-            or connection.may_have_lost_bytes
-            # aiohttp takes a trailer of this request for a header of the next one
+            # what comes behind a chunked body is dropped with it, see `http1`
             or "transfer-encoding" in request.headers.first
             # only the end of the connection ends such a body
             or (length is None and is_old and not is_bodiless)

@@ -1,25 +1,27 @@
 """One request of a client as a value of our own, and the connection that it came on.
 
-Here: what the rest of the gateway knows of a client's request. Not here: aiohttp, which only `server` knows, and
-what is read from the connection (`body`) or written to it (`reply`).
+Here: what the rest of the gateway knows of a client's request, and how it is made of a parsed head. Not here: the
+connection itself (`connection`), and what is read from it (`body`) or written to it (`reply`).
 """
 
 import random
 import re
-from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
+from aiohttp.http import RawRequestMessage
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
-from gateway.plan import HeadNotes
 
 ABSOLUTE = re.compile(r"https?://(?:[^/?#]*@)?([^/?#]+)", re.IGNORECASE)
 """The beginning of a target in absolute form; group 1 is the authority without the user."""
 
 MAX_CONTENT_LENGTH = 2**63 - 1
 """The largest length of a body that is believed. aiohttp's parser takes 2**64 - 1 for no body at all."""
+
+MAX_DIGITS = 20
+"""The longest `Content-Length` that is read, in digits: longer ones are no length that anybody sends."""
 
 MAX_REQUEST_ID = 128
 """The longest `X-Request-Id` of a client that is kept, in characters."""
@@ -40,6 +42,9 @@ class Connection(Protocol):
         slowly (`limits.body_timeout`); `ConnectionError` if the client left.
         """
 
+    def fail(self, error: Exception) -> None:
+        """Let the `read` that waits at the moment, or else the next one, raise *error*; no other request may follow."""
+
     def read_arrived(self) -> bytes:
         """What has arrived of the body, without waiting, possibly nothing. Raises as `read` does."""
 
@@ -50,10 +55,6 @@ class Connection(Protocol):
     @property
     def is_read(self) -> bool:
         """Whether the body has arrived to its end and everything was read."""
-
-    @property
-    def may_have_lost_bytes(self) -> bool:
-        """Whether bytes that came behind this request may have been dropped, so that no other can follow."""
 
     @property
     def is_closing(self) -> bool:
@@ -77,26 +78,6 @@ class Connection(Protocol):
         """End the connection with a reset, so that the client sees that its reply is incomplete."""
 
 
-class KnownHead(msgspec.Struct, eq=False):
-    """What heads of requests that come again and again have in common (`heads`)."""
-
-    method: str
-    path: str
-    host: str
-    headers: Headers
-    """Those of the request with which it was kept."""
-    match: Callable[[bytes, int, int], re.Match[bytes] | None]
-    """Matches such a head, at a position and up to another; each group is an open value."""
-    open_names: list[str]
-    """The names of the fields whose values are open, in lower case and in order."""
-    varying: list[str]
-    """Those of them that are no lengths."""
-    length_index: int
-    """Which of `open_names` is `Content-Length`."""
-    notes: HeadNotes | None = None
-    """What the gateway has made of it."""
-
-
 class ClientRequest(msgspec.Struct, eq=False):
     """One request of a client; its body is read by `ClientBody`. A msgspec struct is made in a third of the time."""
 
@@ -118,14 +99,52 @@ class ClientRequest(msgspec.Struct, eq=False):
     connection: Connection
     fault: GatewayError | None = None
     """Why the request must be refused whatever it asks for (`find_fault`); to be raised before routing."""
-    head: KnownHead | None = None
-    """What it has in common with others, if it came with a head that is known."""
     is_from_proxy: bool = False
     """Whether the peer is one of `trusted_proxies`, which says who the client is."""
 
 
+def read_request(
+    head: RawRequestMessage, peer: str, scheme: str, connection: Connection, *, is_ascii: bool
+) -> ClientRequest:
+    """The request that *head* begins, which may be ASCII. Says to *connection* whether another request may follow."""
+    method, path, version = head.method, head.path, head.version
+    connection.keeps_alive = not head.should_close
+    headers = Headers(head.headers.items())
+    first = headers.first
+    given_length = first.get("content-length")
+    length = None
+    if given_length:  # in digits, as the parser has proved
+        length = int(given_length) if len(given_length) <= MAX_DIGITS else MAX_CONTENT_LENGTH + 1
+    fault = find_fault(method, path, version, headers, length, is_ascii=is_ascii)
+    if fault is not None:
+        path = path.encode(errors="backslashreplace").decode()  # may stand in a log
+        if (
+            fault.status != ErrorKind.MALFORMED_REQUEST.status
+            or "transfer-encoding" in first
+            or method == "CONNECT"
+            or (length is not None and length > MAX_CONTENT_LENGTH)
+        ):
+            connection.keeps_alive = False  # where its body ends is not certain
+    host = first.get("host", "")
+    if not path.startswith("/"):
+        absolute = ABSOLUTE.match(path)
+        if absolute is not None:
+            host = absolute[1]
+            path = path[absolute.end() :]
+        if not path.startswith("/"):
+            path = f"/{path}"
+    has_body = head.chunked or bool(length)
+    return ClientRequest(method, path, headers, host, peer, scheme, version, length, has_body, connection, fault)
+
+
 def find_fault(
-    method: str, target: str, version: tuple[int, int], headers: Headers, content_length: int | None
+    method: str,
+    target: str,
+    version: tuple[int, int],
+    headers: Headers,
+    content_length: int | None,
+    *,
+    is_ascii: bool,
 ) -> GatewayError | None:
     """What makes a request unacceptable whatever it asks for; None if nothing does. *target* is as the client wrote it.
 
@@ -152,11 +171,11 @@ def find_fault(
         return _fault(f"the target of a request must be a path or an http URL, got {quoted!r}")
     if "#" in target:
         return _fault("'#' cannot stand in the target of a request")
-    if not headers.are_ascii:
+    if not is_ascii:
         for name, value in headers.pairs:
             if _is_undecodable(value):
                 return _fault(f"header {name[:64]!r} holds bytes that are not UTF-8")
-    if not target.isascii() and _is_undecodable(target):
+    if not is_ascii and _is_undecodable(target):
         return _fault("the target of the request holds bytes that are not UTF-8")
     return None
 

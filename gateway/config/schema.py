@@ -120,6 +120,7 @@ class Limits(Part, frozen=True):
     connections: int = 4096
     tensors: int = 1024
     header: Size = Size(1024**2)
+    head: Size = Size(64 * 1024)
     client_keep_alive: Duration = Duration(75)
     header_timeout: Duration = Duration(10)
     body_timeout: Duration = Duration(60)
@@ -127,7 +128,7 @@ class Limits(Part, frozen=True):
 
     def problems(self) -> Iterator[Problem]:
         """No limit is zero."""
-        yield from self._positive("request_body", "response_body", "header")
+        yield from self._positive("request_body", "response_body", "header", "head")
         yield from self._positive("client_keep_alive", "header_timeout", "body_timeout", "client_idle")
         yield from self._at_least_1("concurrent_requests", "connections", "tensors")
 
@@ -445,6 +446,8 @@ class Backend(Part, frozen=True):
     half_precision: HalfPrecision = HalfPrecision.NATIVE
     leave_out: list[typing.Literal["id", "outputs", "parameters"]] = []
     """Members of requests that the server refuses."""
+    ids: typing.Literal["client", "always"] = "client"
+    """Whether requests without an `id` get one of the gateway's, so that every answer says whose it is."""
     timeouts: Timeouts = Timeouts()
     keep_alive: Duration = Duration(4)
     max_connections: int | None = None
@@ -494,8 +497,12 @@ class Backend(Part, frozen=True):
                 yield "binary", only
             if self.leave_out:
                 yield "leave_out", only
+            if self.ids != "client":
+                yield "ids", only
         if len(set(self.leave_out)) < len(self.leave_out):
             yield "leave_out", "duplicate member"
+        if self.ids == "always" and "id" in self.leave_out:
+            yield "ids", "expected client, because `leave_out` has id: a request has an id or it has none"
 
     def _model_problems(self) -> Iterator[Problem]:
         """A model is described as its dialect needs it."""
@@ -549,7 +556,7 @@ class Backend(Part, frozen=True):
             yield "health.path", "most servers that do not speak V2 answer 404 there, which tells nothing"
         if self.binary == "always":
             default = Backend(self.endpoints)
-            for key in ("nonfinite", "bytes", "half_precision", "leave_out"):
+            for key in ("nonfinite", "bytes", "half_precision", "leave_out", "ids"):
                 if getattr(self, key) != getattr(default, key):
                     yield key, "without effect on inferences, which are passed on as they are: `binary` is always"
         patterns = list(self.models)[:MAX_SUGGESTED]

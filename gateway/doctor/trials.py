@@ -291,13 +291,27 @@ class V2Trials(Trials):
         for member, value in (("id", "doctor"), ("outputs", listed), ("parameters", {"trial": 1})):
             if not await self.is_taken(taken.samples, **{member: value}):
                 refused.append(member)
+        why = []
         if refused:
             *others, last = [f"`{member}`" for member in refused]
-            words = f"{', '.join(others)} and {last}" if others else last
-            self._report.note(f"it refuses requests with {words}: `leave_out: [{', '.join(refused)}]`")
-            self._report.set("leave_out", refused, f"it refuses requests with {words}")
+            why.append("it refuses requests with " + (f"{', '.join(others)} and {last}" if others else last))
+        if "id" not in refused and await self._makes_ids(taken.samples):
+            refused.insert(0, "id")
+            why.append("it does not give the `id` of a request back, but one of its own")
+        if why:
+            words = "; ".join(why)
+            self._report.note(f"{words}: `leave_out: [{', '.join(refused)}]`")
+            self._report.set("leave_out", refused, words)
         else:
             self._report.ok("it takes `id`, `outputs` and `parameters`")
+
+    async def _makes_ids(self, samples: Sequence[Sample]) -> bool:
+        """Whether answers have another id than their requests, which the gateway takes for a mix-up (protocol 4.10)."""
+        try:
+            answer = (await self.infer(samples, id="doctor")).json
+        except NoAnswerError:
+            return False
+        return isinstance(answer, dict) and answer.get("id") not in (None, "", "doctor")
 
     async def _find_halves(self, taken: Taken) -> None:
         """Whether FP16 and BF16 can go by their names, where the model may get them at all."""

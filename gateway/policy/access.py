@@ -47,8 +47,6 @@ class Access:
     def __init__(self, tokens: Collection[bytes] | None = None, deny: Sequence[str] = ()) -> None:
         """*tokens* are the digests of all tokens, None if none is needed; *deny* are patterns of paths."""
         self._tokens = tokens
-        self.needs_token = tokens is not None
-        """Whether `authorize` takes a field off, or refuses."""
         self.denies_paths = bool(deny)
         """Whether `check` refuses any path."""
         self._denied = re.compile("|".join(fnmatch.translate(each.casefold()) for each in deny)) if deny else None

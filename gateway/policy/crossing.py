@@ -165,11 +165,10 @@ class BackendHeaders:
 
     def transcoded(self, client: Asking) -> Fields:
         """For a body that has become JSON, and whose answer the gateway reads."""
-        return self.transcoded_of_head(client) + self.hop(client)
-
-    def transcoded_of_head(self, client: Asking) -> Fields:
-        """Those of `transcoded` that are the same for all clients that send the same head; `hop` are the others."""
-        return self._of_head(client, self._not_transcoded) + self._json_uncoded
+        fields = self._of_head(client, self._not_transcoded)
+        fields += self._json_uncoded
+        fields += self.hop(client)
+        return fields
 
     def lets_pass(self, name: str) -> bool:
         """Whether the configuration neither sets nor removes the field *name* (lower case)."""
@@ -235,6 +234,14 @@ def renamed_to_client(backend: Headers) -> Fields:
 def transcoded_to_client(backend: Headers) -> Fields:
     """The headers of an answer whose body the gateway has made anew."""
     return _without(backend, _NOT_TO_CLIENT_TRANSCODED)
+
+
+def crosses_transcoded(name: str) -> bool:
+    """Whether a field called *name* (lower case) stands in the head of a reply whose body the gateway has made anew.
+
+    `X-Request-Id` does not, because every reply writes it itself; nor do fields that `Connection` names.
+    """
+    return name != "x-request-id" and _NOT_TO_CLIENT_TRANSCODED.isdisjoint((name, name.replace("_", "-")))
 
 
 def may_name_model(status: int, backend: Headers) -> bool:

@@ -194,7 +194,8 @@ def _has_failed(exchange: Exchange) -> bool:
 def _access_line(exchange: Exchange, time_: str) -> AccessLine:
     endpoint = connection = reason = blame = None
     n_attempts = request_bytes = response_bytes = 0
-    upstream_s = queue_s = 0.0
+    upstream_s = 0.0
+    queue_s = exchange.queue_s
     for attempt in exchange.attempts:
         endpoint, connection = attempt.endpoint, attempt.connection
         n_attempts += not attempt.is_metadata

@@ -243,6 +243,9 @@ class Metrics:
         )
         self._held = gauge("in_flight_bytes", "Request bodies and decoded answers that are held now")
         self._held_limit = gauge("in_flight_bytes_limit", "limits.in_flight_bytes")
+        self._admission_wait = histogram(
+            "admission_wait_seconds", "Waiting until slow uploads made room, per request that did", _REQUEST_SECONDS
+        )
         self._lag = histogram("event_loop_lag_seconds", "How late the event loop was, sampled", _LAG_SECONDS)
         sizes = "route", "format"
         self._client_request = histogram("client_request_bytes", "Request bodies as clients sent them", _SIZES, *sizes)
@@ -424,6 +427,9 @@ class Metrics:
         n_recovered = sum(_each("header_recovered", group))
         if n_recovered:
             self._recovered[()] += n_recovered
+        admission_wait_s = [s for s in _each("queue_s", group) if s]
+        if admission_wait_s:
+            self._admission_wait[()].extend(admission_wait_s)
         if one.error is not None:
             for status, count in Tally(_each("status", group)).items():
                 self._errors[route, one.error.label, blame_of(one.error, status).value] += count

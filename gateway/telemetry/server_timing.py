@@ -9,14 +9,16 @@ from gateway.exchange import Exchange
 
 
 def server_timing(exchange: Exchange) -> str:
-    """Milliseconds of the codec, of the backend, of waiting for a connection to it, and since the request's head came.
+    """Milliseconds of the codec, of the backend, of waiting for it and for room, and since the request's head came.
 
-    `upstream` and `queue` are those of all attempts; one that still goes on, as while its answer is passed on, counts
-    as far as it has come. `first_byte` is the time to the first byte of the last answer. What did not occur is absent.
+    `upstream` and `queue` are those of all attempts; `queue` has the wait until slow uploads made room, too. An attempt
+    that still goes on, as while its answer is passed on, counts as far as it has come. `first_byte` is the time to the
+    first byte of the last answer. What did not occur is absent.
     """
     now_s = asyncio.get_running_loop().time()
     codec_s = exchange.request_codec_s + exchange.response_codec_s
-    upstream_s = queue_s = 0.0
+    upstream_s = 0.0
+    queue_s = exchange.queue_s
     first_byte_s = None
     for attempt in exchange.attempts:
         upstream_s += attempt.seconds or now_s - attempt.started_s

@@ -6,7 +6,8 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
-from gateway.backend.attempt import Answer, BackendRequest, Body, Sending
+from gateway.backend.asking import BackendRequest, Body, Sending
+from gateway.backend.attempt import Answer
 from gateway.backend.endpoints import EndpointState
 from gateway.backend.upstream import Upstream
 from gateway.errors import ErrorKind, GatewayError

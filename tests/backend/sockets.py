@@ -6,8 +6,9 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from gateway.backend.attempt import Answer, BackendRequest, Body, Sending
-from gateway.backend.known_heads import KnownHeads
+from gateway.backend.arriving import ArrivingAnswer
+from gateway.backend.asking import BackendRequest, Body, Sending
+from gateway.backend.attempt import Answer
 from gateway.backend.upstream import Upstream
 from gateway.backend.wire import Wire
 from gateway.config import parse
@@ -111,15 +112,14 @@ async def calling(settings: str = "") -> AsyncIterator[tuple[Backend, Upstream]]
 
 
 @asynccontextmanager
-async def listening(method: str, known_heads: KnownHeads | None = None) -> AsyncIterator[Wire]:
+async def listening(method: str) -> AsyncIterator[tuple[Wire, ArrivingAnswer]]:
     """A connection on which a request of *method* is open; the test gives it what the backend sends."""
     ours, theirs = socket.socketpair()
     loop = asyncio.get_running_loop()
-    known_heads = known_heads or KnownHeads()
-    transport, wire = await loop.create_connection(lambda: Wire(loop, lambda lost: None, known_heads), sock=ours)
-    wire.begin(method)
+    transport, wire = await loop.create_connection(lambda: Wire(loop, lambda lost: None), sock=ours)
+    answer = wire.begin(method)
     try:
-        yield wire
+        yield wire, answer
     finally:
         transport.abort()
         theirs.close()

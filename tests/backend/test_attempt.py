@@ -1,25 +1,46 @@
 """One attempt: interim heads, an answer that comes before the request is sent, and a request that cannot be sent."""
 
 import asyncio
+import fcntl
+import gc
+import itertools
 import random
 import re
+import select
 import socket
 import ssl
 import struct
+import sys
+import termios
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from aiohttp.streams import DataQueue
 
-from gateway.backend.attempt import Answer, BackendRequest, Body, Sending, header_lines
-from gateway.backend.wire import HEAD_PIECE_BYTES, HELD_BYTES, MAX_INTERIM, LostError, NotHttpError
+from gateway.backend.arriving import HELD_BYTES, MAX_INTERIM, READ_BYTES, LostError, NotHttpError
+from gateway.backend.asking import BackendRequest, Body, Sending
+from gateway.backend.attempt import Answer
+from gateway.backend.upstream import Upstream
+from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
+from gateway.http1 import Incoming
 from gateway.pacing import Pacer
-from tests.backend.sockets import ANSWER, INTERIM, Ending, ask, calling, listening, read_whole, upstream_to, whole
+from tests.backend.sockets import (
+    ANSWER,
+    INTERIM,
+    Ending,
+    ask,
+    calling,
+    listening,
+    read_whole,
+    streamed,
+    upstream_to,
+    whole,
+)
 from tests.backend.waiting import turns
 from tests.certificates import Authority
 
@@ -70,59 +91,55 @@ async def test_interim_answers_are_skipped_up_to_a_limit(n_interim: int, is_refu
             assert await asked == (b"ok", ["200"])
 
 
-@pytest.mark.parametrize(("method", "most"), [("HEAD", MAX_INTERIM + 1), ("POST", HEAD_PIECE_BYTES // 20)])
+@pytest.mark.parametrize("method", ["HEAD", "POST"])
 @pytest.mark.parametrize("line_end", [b"\r\n", b"\n"])
 async def test_flood_of_interim_heads_is_not_parsed_to_its_end(
-    method: str, most: int, line_end: bytes, monkeypatch: pytest.MonkeyPatch
+    method: str, line_end: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A read full of them was parsed to its end: 26 ms of the loop, and with HEAD copied anew for each of them."""
     n_heads = 0
-    queue_head = DataQueue.feed_data
+    feed_head = Incoming.feed_head
 
-    def count(self: DataQueue[object], data: object, size: int = 0) -> None:
+    def count(message: Incoming, data: bytes) -> object:
         nonlocal n_heads
         n_heads += 1
-        queue_head(self, data, size)
+        return feed_head(message, data)
 
-    monkeypatch.setattr(DataQueue, "feed_data", count)
-    async with listening(method) as wire:
+    monkeypatch.setattr(Incoming, "feed_head", count)
+    async with listening(method) as (wire, _):
         flood = (b"HTTP/1.1 100 Continue" + line_end * 2) * 10_000
         wire.data_received(flood)
         wire.data_received(flood)
-        assert MAX_INTERIM < n_heads <= (HEAD_PIECE_BYTES // 20 if line_end == b"\n" else most)
+        assert n_heads == MAX_INTERIM + 1
         assert wire.should_close
 
 
 @pytest.mark.parametrize("n_bytes", [1, 3, 7, 50, 1000])
 @pytest.mark.parametrize("text", [INTERIM * MAX_INTERIM + ANSWER, b"\r\n\r\n" + ANSWER], ids=["interim", "blank"])
 async def test_answer_to_head_ends_with_its_head_however_it_is_cut(text: bytes, n_bytes: int) -> None:
-    n_interim = text.count(INTERIM)
-    for is_read_first in (True, False):  # the heads, before the body that should not come
-        async with listening("HEAD") as wire:
+    for is_read_first in (True, False):  # the head, before the body that should not come
+        async with listening("HEAD") as (wire, answer):
             head_bytes = len(text) - len(b"ok") if is_read_first else len(text)
             for start in range(0, head_bytes, n_bytes):
                 wire.data_received(text[start : min(start + n_bytes, head_bytes)])
-            heads = [await wire.read_head() for _ in range(n_interim + 1)]
-            assert [message.code for message, _ in heads] == [103] * n_interim + [200]
-            assert await wire.read_body(heads[-1][1]) == b""
-            assert wire.should_close is not is_read_first
+            assert (await answer.read_head()).code == 200
+            assert await answer.read_body() == b""
             wire.data_received(b"ok")
             assert wire.should_close
 
 
-@pytest.mark.parametrize("n_bytes", [1, 7, HEAD_PIECE_BYTES, 10**6])
+@pytest.mark.parametrize("n_bytes", [1, 7, 4096, 10**6])
 async def test_answer_with_a_long_head_is_read_whole_however_it_is_cut(n_bytes: int) -> None:
     head = b"HTTP/1.1 200 OK\r\n" + b"".join(b"X-%d: %b\r\n" % (number, b"a" * 100) for number in range(100))
     body = b"b" * 20_000
     text = INTERIM * MAX_INTERIM + head + b"Content-Length: 20000\r\n\r\n" + body
-    async with listening("GET") as wire:
+    async with listening("GET") as (wire, answer):
         for start in range(0, len(text), n_bytes):
             wire.data_received(text[start : start + n_bytes])
-        for _ in range(MAX_INTERIM + 1):
-            message, reader = await wire.read_head()
-        assert (message.code, len(message.raw_headers)) == (200, 101)
+        head_ = await answer.read_head()
+        assert (head_.code, len(head_.raw_headers)) == (200, 101)
         received = b""
-        while piece := await wire.read_body(reader):
+        while piece := await answer.read_body():
             received += piece
         assert received == body
         assert not wire.should_close
@@ -241,6 +258,106 @@ async def test_an_answer_is_not_lost_where_writing_the_rest_of_the_request_fails
             await upstream.close()
 
 
+class Ended:
+    """A server that answers without a length, ends its stream, and then resets, for it has not read all of the request.
+
+    `serve` runs in a thread.
+    """
+
+    def __init__(self, listener: socket.socket, n_bytes: int) -> None:
+        self.has_ended = threading.Event()
+        self.has_reset = threading.Event()
+        self._listener = listener
+        self._n_bytes = n_bytes
+
+    def serve(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.recv(65536)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * self._n_bytes)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + bytes(self._n_bytes))
+        connection.shutdown(socket.SHUT_WR)
+        for _ in range(100):  # until the gateway's kernel has all of it, if it takes so much
+            if not int.from_bytes(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)), sys.byteorder):
+                break
+            time.sleep(0.01)
+        self.has_ended.set()
+        select.select([connection], [], [], 10)
+        connection.close()
+        self.has_reset.set()
+
+
+async def test_an_answer_without_length_is_whole_or_an_error_where_writing_the_request_fails() -> None:
+    """More of the answer waits in the kernel, when the connection is lost, than is read then."""
+    n_bytes = 4 * READ_BYTES
+    may_go_on, fails = asyncio.Event(), asyncio.Event()
+
+    async def pieces(sending: Sending) -> AsyncIterator[bytes]:
+        for number in range(4):
+            if number == 1:
+                await may_go_on.wait()
+            elif number == 2:
+                await asyncio.to_thread(server.has_reset.wait, 10)
+                fails.set()
+            sending.piece(5)
+            yield b"piece"
+
+    async def read(answer: Answer) -> int:
+        await asyncio.to_thread(server.has_ended.wait, 10)
+        may_go_on.set()
+        await fails.wait()
+        await turns()
+        return len(await read_whole(answer))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Ended(listener, n_bytes)
+        serving = threading.Thread(target=server.serve)
+        serving.start()
+        upstream = upstream_to(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        try:
+            body = Body(open=pieces, can_be_repeated=False)
+            assert await upstream.call(BackendRequest("POST", "/x", [], body), [], read) == n_bytes
+        except GatewayError as error:
+            assert error.kind is ErrorKind.UPSTREAM_CLOSED
+        finally:
+            await upstream.close()
+            serving.join(10)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\nok", None),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok", ErrorKind.UPSTREAM_CLOSED),
+        (b"HTTP/1.1 200 OK\r\nConte", ErrorKind.UPSTREAM_CLOSED),
+        (b"", ErrorKind.UPSTREAM_CLOSED),
+    ],
+    ids=["whole", "cut", "cut head", "nothing"],
+)
+async def test_the_end_of_the_stream_is_not_waited_for_behind_a_request_that_is_not_taken(
+    text: bytes, expected: ErrorKind | None
+) -> None:
+    """A server that ends its side and reads nothing more: what it said is complete, and no timeout has run out."""
+    async with calling() as (backend, upstream):
+        asked = asyncio.ensure_future(ask(upstream, "POST", streamed(bytes(20_000_000))))
+        connection = await backend.accept()
+        loop = asyncio.get_running_loop()
+        await loop.sock_recv(connection, 100)
+        before, unread = -1, 0
+        while before != unread:  # until the kernels hold all that they take
+            before = unread
+            await asyncio.sleep(0.05)
+            unread = int.from_bytes(fcntl.ioctl(connection, termios.FIONREAD, bytes(4)), sys.byteorder)
+        await loop.sock_sendall(connection, text)
+        connection.shutdown(socket.SHUT_WR)
+        async with asyncio.timeout(10):
+            if expected is None:
+                assert await asked == (b"ok", ["200"])
+            else:
+                with pytest.raises(GatewayError) as caught:
+                    await asked
+                assert caught.value.kind is expected
+
+
 ENDINGS = [
     (broken, ErrorKind.MALFORMED_REQUEST, "the upload is broken"),
     (ConnectionResetError, ErrorKind.CLIENT_CLOSED, "the client left while it was sending"),
@@ -353,9 +470,8 @@ async def head_sent(request: BackendRequest) -> bytes:
 
 
 @pytest.mark.parametrize("body", [Body(), Body(whole=b""), Body(whole=b"body")], ids=["none", "empty", "body"])
-@pytest.mark.parametrize("n_ready", range(len(FIELDS) + 1))
-async def test_fields_go_out_the_same_whether_they_were_made_into_lines_before_or_not(n_ready: int, body: Body) -> None:
-    request = BackendRequest("POST", "/x", FIELDS[n_ready:], body, lines=header_lines(FIELDS[:n_ready]))
+async def test_fields_go_out_in_their_order_and_the_framing_behind_them(body: Body) -> None:
+    request = BackendRequest("POST", "/x", FIELDS, body)
     framing = b"" if body.whole is None else b"Content-Length: %d\r\n" % len(body.whole)
     fields = b"X-A: 1\r\nx-b: \xe9\r\nX-A: 2\r\n"
     assert await head_sent(request) == b"POST /x HTTP/1.1\r\nHost: h\r\n%b%b\r\n%b" % (
@@ -367,12 +483,10 @@ async def test_fields_go_out_the_same_whether_they_were_made_into_lines_before_o
 
 @pytest.mark.parametrize("field", [("X", "a\nb"), ("X", "a\rb"), ("X", "a\r\nb"), ("X\r\nY", "b"), ("X\n", "b")])
 async def test_a_line_break_in_a_field_is_never_sent(field: tuple[str, str]) -> None:
-    with pytest.raises(GatewayError, match="a line break in a header"):
-        header_lines([("X-A", "1"), field])
     async with calling() as (_, upstream):
-        for lines in ("", header_lines(FIELDS)):
+        for fields in ([field], [*FIELDS, field]):
             with pytest.raises(GatewayError, match="a line break in a header") as caught:
-                await upstream.call(BackendRequest("POST", "/x", [field], Body(), lines=lines), [], read_whole)
+                await upstream.call(BackendRequest("POST", "/x", fields, Body()), [], read_whole)
             assert caught.value.kind is ErrorKind.INTERNAL
 
 
@@ -452,21 +566,18 @@ async def test_the_head_of_what_is_no_answer_is_not_held(status: str) -> None:
 
 
 async def test_a_head_is_held_only_as_long_as_its_body_is_small_and_each_piece_of_that_is_told() -> None:
-    async with listening("GET") as wire:
+    async with listening("GET") as (wire, answer):
         told: list[int] = []
-        wire.hold(told.append)
-        reading = asyncio.ensure_future(wire.read_head())
+        answer.hold(told.append)
+        reading = asyncio.ensure_future(answer.read_head())
         wire.data_received(b"HTTP/1.1 100 Continue\r\n\r\n")
-        assert (await reading)[0].code == 100
-        reading = asyncio.ensure_future(wire.read_head())
         wire.data_received(b"HTTP/1.1 201 Created\r\nContent-Length: 1000000\r\n\r\n")
         wire.data_received(b"x")
         await turns()
         assert (told, reading.done()) == ([201, 201], False)
         wire.data_received(b"x" * HELD_BYTES)
-        message, reader = await reading
-        assert (message.code, told) == (201, [201, 201])
-        assert len(await wire.read_body(reader)) == HELD_BYTES + 1
+        assert ((await reading).code, told) == (201, [201, 201])
+        assert len(await answer.read_body()) == HELD_BYTES + 1
 
 
 async def test_an_answer_that_has_come_to_its_end_takes_no_turn_behind_large_requests(
@@ -495,12 +606,11 @@ SECOND = b"HTTP/1.1 500 No\r\nContent-Length: 6\r\n\r\nsecond"
 
 @pytest.mark.parametrize("second", [SECOND, SECOND[:-3], INTERIM], ids=["whole", "not to its end", "interim"])
 async def test_a_second_answer_never_takes_the_place_of_a_head_that_is_held(second: bytes) -> None:
-    async with listening("POST") as wire:
-        wire.hold(lambda status: None)
+    async with listening("POST") as (wire, answer):
+        answer.hold(lambda status: None)
         wire.data_received(HEAD + b"bo")
         wire.data_received(b"dy" + second)
-        message, reader = await wire.read_head()
-        assert (message.code, await wire.read_body(reader)) == (200, b"body")
+        assert ((await answer.read_head()).code, await answer.read_body()) == (200, b"body")
         assert wire.should_close
 
 
@@ -529,29 +639,27 @@ def random_answers(rng: random.Random) -> bytes:
 
 
 async def what_is_read(pieces: list[bytes], ending: Ending, *, is_held: bool) -> tuple[object, ...]:
-    """The statuses, the body, the error, and whether the connection must be closed, for what a backend sends."""
-    async with listening("POST") as wire:
+    """The status, the body, the error, and whether the connection must be closed, for what a backend sends."""
+    async with listening("POST") as (wire, answer):
         if is_held:
-            wire.hold(lambda status: None)
+            answer.hold(lambda status: None)
         for piece in pieces:
             wire.data_received(piece)
         if ending is not Ending.NOTHING:
             assert wire.transport is not None
             wire.connection_lost(None if ending is Ending.STREAM_ENDS else ConnectionResetError())
-        statuses: list[int] = []
+        status = 0
         body = b""
         try:
             async with asyncio.timeout(0):
-                while not statuses or statuses[-1] < 200:
-                    message, reader = await wire.read_head()
-                    statuses.append(message.code)
-                while chunk := await wire.read_body(reader):
+                status = (await answer.read_head()).code
+                while chunk := await answer.read_body():
                     body += chunk
         except (LostError, NotHttpError) as error:
-            return statuses, body, repr(error), wire.should_close
+            return status, body, repr(error), wire.should_close
         except TimeoutError:
             return ("more is awaited",)
-        return statuses, body, None, wire.should_close
+        return status, body, None, wire.should_close
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -567,3 +675,147 @@ async def test_what_is_read_is_the_same_where_heads_are_held_however_the_answer_
         assert await what_is_read(pieces, ending, is_held=True) == plain, (pieces, ending)
         n_read += plain[-1] in (True, False)
     assert n_read > 150
+
+
+async def test_whatever_comes_is_read_the_same_however_it_is_cut() -> None:
+    rng = random.Random(5)
+    for _ in range(300):
+        text = random_answers(rng)
+        ending = rng.choice([Ending.STREAM_ENDS, Ending.RESET])
+        places = sorted({0, *rng.choices(range(len(text) + 1), k=rng.randrange(1, 6)), len(text)})
+        pieces = [text[start:end] for start, end in itertools.pairwise(places)]
+        status, _, error, is_last = await what_is_read([text], ending, is_held=False)
+        cut = await what_is_read(pieces, ending, is_held=False)
+        assert (cut[0], cut[2], cut[3]) == (status, error, is_last), (pieces, ending)
+
+
+TINY = CHUNKED + b"1\r\nx\r\n" * 20_000 + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("is_read_whole", [False, True])
+async def test_an_answer_in_tiny_chunks_is_refused_and_others_run_while_it_is_read(is_read_whole: bool) -> None:
+    longest_s = 0.0
+
+    async def others() -> None:
+        nonlocal longest_s
+        last_s = time.thread_time()
+        while True:
+            await asyncio.sleep(0)
+            now_s = time.thread_time()
+            longest_s, last_s = max(longest_s, now_s - last_s), now_s
+
+    async with calling() as (backend, upstream):
+        request = BackendRequest("GET", "/x", [], Body(), is_read_whole=is_read_whole)
+        asked = asyncio.ensure_future(upstream.call(request, [], read_whole))
+        connection = await backend.accept()
+        await backend.read_request(connection)
+        gc.disable()  # a collection of all that the tests hold takes longer
+        beside = asyncio.ensure_future(others())
+        try:
+            with pytest.raises(GatewayError, match="chunks are too small") as caught:
+                await asyncio.gather(asked, asyncio.get_running_loop().sock_sendall(connection, TINY))
+        finally:
+            gc.enable()
+            beside.cancel()
+        assert caught.value.kind is ErrorKind.MALFORMED_RESPONSE
+        assert upstream.connections.counts(upstream.endpoints.states[0].endpoint) == (0, 0)
+    assert longest_s < 0.006  # to the end of its window it takes as long, to its own twice that
+
+
+@pytest.mark.parametrize(("status", "n_kept"), [("200 OK", 1), ("404 No", 1), ("500 Oh", 0), ("503 Oh", 1)])
+async def test_a_whole_500_ends_its_connection(status: str, n_kept: int) -> None:
+    """uvicorn closes behind the 500 of an exception that nobody handles, without having said so."""
+    async with calling("keep_alive: 1m") as (backend, upstream):
+        asked = asyncio.ensure_future(ask(upstream, "GET", Body()))
+        connection = await backend.accept()
+        await backend.read_request(connection)
+        await asyncio.get_running_loop().sock_sendall(connection, ANSWER.replace(b"200 OK", status.encode()))
+        assert await asked == (b"ok", [status[:3]])
+        assert upstream.connections.counts(upstream.endpoints.states[0].endpoint) == (0, n_kept)
+
+
+@pytest.mark.parametrize(
+    ("error", "n_kept"),
+    [
+        (None, 1),
+        (GatewayError(ErrorKind.BACKEND_ERROR, "it refused"), 1),
+        (GatewayError(ErrorKind.MALFORMED_RESPONSE, "another's id"), 0),
+        (ZeroDivisionError(), 0),
+    ],
+    ids=["right", "refused", "malformed", "broken"],
+)
+@pytest.mark.parametrize("is_taken", [True, False])
+async def test_a_connection_is_kept_only_when_the_answer_that_came_over_it_was_found_right(
+    error: Exception | None, n_kept: int, is_taken: bool
+) -> None:
+    async with calling("keep_alive: 1m, retry: {attempts: 1}") as (backend, upstream):
+        endpoint = upstream.endpoints.states[0].endpoint
+
+        async def read(answer: Answer) -> None:
+            text = answer.take_arrived(10) if is_taken else await read_whole(answer)
+            assert text == b"ok"
+            assert upstream.connections.counts(endpoint) == (1, 0)  # still its own
+            assert await read_whole(answer) == b""
+            if error is not None:
+                raise error
+
+        request = BackendRequest("POST", "/x", [], whole(b"x"), is_read_whole=True)
+        asked = asyncio.ensure_future(upstream.call(request, [], read))
+        await backend.serve_once(await backend.accept())
+        if error is None:
+            await asked
+        else:
+            with pytest.raises(type(error)):
+                await asked
+        assert upstream.connections.counts(endpoint) == (0, n_kept)
+
+
+async def test_what_comes_behind_an_answer_while_it_is_judged_ends_its_connection() -> None:
+    async with calling("keep_alive: 1m") as (backend, upstream):
+
+        async def read(answer: Answer) -> bytes | None:
+            text = answer.take_arrived(10)
+            await asyncio.get_running_loop().sock_sendall(connection, ANSWER)
+            await turns()
+            return text
+
+        request = BackendRequest("POST", "/x", [], whole(b"x"), is_read_whole=True)
+        asked = asyncio.ensure_future(upstream.call(request, [], read))
+        connection = await backend.accept()
+        await backend.serve_once(connection)
+        assert await asked == b"ok"
+        assert upstream.connections.counts(upstream.endpoints.states[0].endpoint) == (0, 0)
+
+
+@pytest.mark.parametrize("behind", [b"\r\n", b"H", ANSWER[:10], ANSWER])
+@pytest.mark.parametrize("is_held", [False, True])
+async def test_what_comes_behind_chunks_ends_the_connection(behind: bytes, is_held: bool) -> None:
+    answer = CHUNKED + b"2\r\nok\r\n0\r\n\r\n"
+    for text, is_last in ((answer, False), (answer + behind, behind != b"\r\n")):
+        assert await what_is_read([text], Ending.NOTHING, is_held=is_held) == (200, b"ok", None, is_last)
+
+
+async def test_no_more_than_two_windows_of_an_answer_wait_to_be_read() -> None:
+    async with calling() as (backend, upstream):
+        seen = 0
+        loop = asyncio.get_running_loop()
+
+        async def read(answer: Answer) -> None:
+            nonlocal seen
+            await turns(200)
+            waiting = upstream_wire(upstream).received_bytes
+            async for chunk in answer.chunks():
+                seen += len(chunk)
+            assert waiting <= 2 * READ_BYTES
+
+        asked = asyncio.ensure_future(upstream.call(BackendRequest("GET", "/x", [], Body()), [], read))
+        connection = await backend.accept()
+        await backend.read_request(connection)
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: 20000000\r\n\r\n"
+        await asyncio.gather(asked, loop.sock_sendall(connection, head + bytes(20_000_000)))
+        assert seen == 20_000_000
+
+
+def upstream_wire(upstream: Upstream) -> Wire:
+    (wire,) = upstream.connections._open
+    return wire

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.backend.attempt import BackendRequest, Body, Sending
+from gateway.backend.asking import BackendRequest, Body, Sending
 from gateway.backend.connections import Connections, Lease
 from gateway.backend.endpoints import Endpoint
 from gateway.backend.upstream import Upstream
@@ -44,6 +44,14 @@ async def take(connections: Connections, endpoint: Endpoint, *, fresh: bool = Fa
     except BaseException:
         connections.release_slot()
         raise
+
+
+async def be_answered(backend: Backend, lease: Lease) -> None:
+    """A request and its answer over a new connection that is leased."""
+    answer = lease.wire.begin("GET")
+    lease.wire.send_first(b"GET / HTTP/1.1\r\n\r\n")
+    await backend.serve_once(await backend.accept())
+    assert (await answer.read_body(), await answer.read_body()) == (b"ok", b"")
 
 
 async def exchange(backend: Backend, upstream: Upstream) -> None:
@@ -186,11 +194,11 @@ async def test_a_lease_ends_once() -> None:
 
 
 async def test_the_connection_used_last_is_used_next() -> None:
-    async with pool("max_connections: 3") as (_, _, connections, endpoint):
+    async with pool("max_connections: 3") as (backend, _, connections, endpoint):
         first, second = await take(connections, endpoint), await take(connections, endpoint)
         wires = [first.wire, second.wire]
         for lease in (first, second):
-            lease.wire.begin("GET")
+            await be_answered(backend, lease)
             lease.give_back()
         assert connections.counts(endpoint) == (0, 2)
         lease = await take(connections, endpoint)
@@ -203,11 +211,11 @@ async def test_the_connection_used_last_is_used_next() -> None:
 
 
 async def test_one_connection_more_than_are_allowed_closes_the_one_that_was_idle_longest() -> None:
-    async with pool("max_connections: 2") as (_, _, connections, endpoint):
+    async with pool("max_connections: 2") as (backend, _, connections, endpoint):
         leases = [await take(connections, endpoint) for _ in range(2)]
         kept = [lease.wire for lease in leases]
         for lease in leases:
-            lease.wire.begin("GET")
+            await be_answered(backend, lease)
             lease.give_back()
         assert connections.counts(endpoint) == (0, 2)
         fresh = await take(connections, endpoint, fresh=True)

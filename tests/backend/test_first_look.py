@@ -415,7 +415,7 @@ async def test_a_server_that_sends_interim_answers_without_end(caplog: pytest.Lo
     async with lying(script) as liar:
         await look(liar.url)
     ((_, text),) = said(caplog)
-    assert "is not HTTP: too many interim answers" in text
+    assert "is not HTTP: it sends more than 16 interim answers" in text
 
 
 async def test_a_server_that_goes_away_while_it_is_asked_more(caplog: pytest.LogCaptureFixture) -> None:

@@ -118,7 +118,7 @@ async def probing(url: str, settings: str = "", **keys: str) -> AsyncIterator[tu
         (b"HTTP/1.1 200 OK\r\nContent-", "closed before the answer was complete"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "the answer is not HTTP: "),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "the answer is not HTTP: "),
-        (b"HTTP/1.1 103 Early Hints\r\n\r\n" * 40, "too many interim answers"),
+        (b"HTTP/1.1 103 Early Hints\r\n\r\n" * 40, "it sends more than 16 interim answers"),
         (b"", "the connection was closed before the answer was complete"),
         (None, "no answer within 0.2 s (health.timeout)"),
     ],

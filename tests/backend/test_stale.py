@@ -5,16 +5,19 @@ last look at a connection and the first byte of the next request. field-notes: w
 """
 
 import asyncio
+import itertools
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.backend.attempt import Body
+from gateway.backend.arriving import ArrivingAnswer
+from gateway.backend.asking import Body
 from gateway.backend.upstream import Upstream
 from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
+from gateway.sockets import ESTABLISHED, Watched
 from tests.backend.sockets import ANSWER, Backend, ask, streamed, upstream_to, whole
 from tests.system.scripted import RESET
 
@@ -54,10 +57,11 @@ def just_before_the_next_request(
     """Have *end* done to the backend's side when the connection has been found usable and nothing is sent yet."""
     begin = Wire.begin
 
-    def begin_after_the_end(wire: Wire, method: str) -> None:
-        begin(wire, method)
+    def begin_after_the_end(wire: Wire, method: str) -> ArrivingAnswer:
+        answer = begin(wire, method)
         if wire.is_reused:
             end(connection)
+        return answer
 
     monkeypatch.setattr(Wire, "begin", begin_after_the_end)
 
@@ -136,6 +140,26 @@ async def test_a_post_that_may_have_been_read_is_not_sent_again(fate: Fate, body
             await asked
         assert caught.value.kind is ErrorKind.UPSTREAM_CLOSED
         assert caught.value.sent
+        assert len(backend.connections) == 1
+
+
+@pytest.mark.parametrize("body", [whole(SMALL), streamed(SMALL)])
+async def test_a_post_is_not_sent_again_where_the_stream_ended_before_anything_was_acknowledged(
+    monkeypatch: pytest.MonkeyPatch, body: Body
+) -> None:
+    """With latency the end of a server's side can arrive after the request left, and before its acknowledgement.
+
+    The server goes on reading, and executes. Here the counters say what they say then.
+    """
+    async with backend_with_kept_connection() as (backend, upstream, connection):
+        sent = itertools.count()
+        monkeypatch.setattr(Watched, "counters", lambda watched: (ESTABLISHED, 0, 0, next(sent)))
+        asked = asyncio.ensure_future(ask(upstream, "POST", body))
+        await asyncio.get_running_loop().sock_recv(connection, 10)
+        connection.shutdown(socket.SHUT_WR)
+        with pytest.raises(GatewayError) as caught:
+            await asked
+        assert caught.value.kind is ErrorKind.UPSTREAM_CLOSED
         assert len(backend.connections) == 1
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from gateway.backend.attempt import Body
+from gateway.backend.arriving import ArrivingAnswer
+from gateway.backend.asking import Body
 from gateway.backend.endpoints import Endpoint, EndpointState
 from gateway.backend.upstream import Upstream
 from gateway.backend.wire import Wire
@@ -499,10 +500,11 @@ async def test_a_connection_whose_answer_was_large_and_read_slowly_is_used_again
 def just_before_the_next_request(monkeypatch: pytest.MonkeyPatch, do: Callable[[], None]) -> None:
     begin = Wire.begin
 
-    def begin_after_it(wire: Wire, method: str) -> None:
-        begin(wire, method)
+    def begin_after_it(wire: Wire, method: str) -> ArrivingAnswer:
+        answer = begin(wire, method)
         if wire.is_reused:
             do()
+        return answer
 
     monkeypatch.setattr(Wire, "begin", begin_after_it)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backend.attempt import Body
+from gateway.backend.asking import Body
 from tests.backend.sockets import ask, streamed, upstream_to, whole
 from tests.certificates import Authority
 

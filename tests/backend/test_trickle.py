@@ -2,14 +2,28 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import cast
 
+import pytest
+from aiohttp.http import RawResponseMessage
+
+from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer, Sent
-from gateway.backend.wire import Reader
-from gateway.headers import Headers
-from gateway.pacing import SLICE_S
+from gateway.backend.heads import AnswerHead
+from gateway.errors import ErrorKind, GatewayError
+from gateway.pacing import SLICE_S, Pacer
+from tests.backend.sockets import upstream_to
+from tests.system.scripted import Seen, counting
 
 N_CHUNKS = 20
+
+
+def work() -> None:
+    """Use up a slice."""
+    until = time.perf_counter() + 1.1 * SLICE_S
+    while time.perf_counter() < until:
+        pass
 
 
 class Arrived:
@@ -18,18 +32,12 @@ class Arrived:
     def __init__(self) -> None:
         self.left = N_CHUNKS
 
-    async def read(self, reader: Reader, *, ends_with_connection: bool) -> bytes:
-        until = time.perf_counter() + 2 * SLICE_S
-        while time.perf_counter() < until:
-            pass
+    async def read(self) -> bytes:
+        work()
         self.left -= 1
         return b"x" if self.left >= 0 else b""
 
-
-class Endless:
-    """A reader that never says that it is at its end."""
-
-    def at_eof(self) -> bool:
+    def has_read_all(self) -> bool:
         return False
 
 
@@ -43,7 +51,47 @@ async def test_others_run_while_an_answer_is_read_that_is_all_there() -> None:
             await asyncio.sleep(0)
 
     beside = asyncio.create_task(others())
-    answer = Answer(cast(Sent, Arrived()), 200, "", Headers(), cast(Reader, Endless()), ends_with_connection=False)
+    head = AnswerHead(
+        cast(
+            RawResponseMessage, SimpleNamespace(code=200, reason="", raw_headers=(), should_close=False, chunked=False)
+        )
+    )
+    answer = Answer(cast(Sent, Arrived()), head)
     assert b"".join([chunk async for chunk in answer.chunks()]) == b"x" * N_CHUNKS
     beside.cancel()
     assert n_turns >= N_CHUNKS
+
+
+async def crowd() -> None:
+    """One of many that have codec work to do without end."""
+    pacer = Pacer()
+    while True:
+        work()
+        await pacer.breathe()
+
+
+async def test_a_client_that_takes_all_at_once_is_not_to_blame_where_the_gateway_was_busy() -> None:
+    async def behave(seen: Seen) -> bool:
+        await seen.peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nx")
+        await asyncio.Event().wait()
+        return False
+
+    async def read(answer: Answer) -> None:
+        async for chunk in answer.chunks_for_client():
+            assert chunk == b"x"
+            busy.extend(asyncio.create_task(crowd()) for _ in range(1000))
+            await asyncio.sleep(0)
+            work()
+
+    busy: list[asyncio.Task[None]] = []
+    async with counting(behave) as backend:
+        upstream = upstream_to(backend.url, "timeouts: {total: 100ms}")
+        try:
+            with pytest.raises(GatewayError) as caught:
+                await upstream.call(BackendRequest("GET", "/x", [], Body()), [], read)
+        finally:
+            for task in busy:
+                task.cancel()
+            await asyncio.gather(*busy, return_exceptions=True)
+            await upstream.close()
+    assert caught.value.kind is ErrorKind.TIMEOUT

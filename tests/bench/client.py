@@ -45,9 +45,18 @@ class Connection:
 
     def infer(self, case: Case) -> None:
         """Send the case's request and drop its reply, of which only the status is looked at."""
+        self.begin(case)
+        self.finish(case)
+
+    def begin(self, case: Case) -> None:
+        """Send the case's request."""
         if case.name not in self._prepared:
             self._prepared[case.name] = _prepare(case, b"")
-        status, _, n_bytes, got = self._exchange(*self._prepared[case.name])
+        self._send(*self._prepared[case.name])
+
+    def finish(self, case: Case) -> None:
+        """Drop the reply, of which only the status is looked at. Raises `WrongBytesError`."""
+        status, _, n_bytes, got = self._read_head()
         if status != 200:
             raise WrongBytesError(f"{case.name}: status {status}: {bytes(got[:200])!r}")
         left = n_bytes - len(got)
@@ -91,9 +100,15 @@ class Connection:
 
     def _exchange(self, head: bytes, body: memoryview) -> tuple[int, bytes, int, memoryview]:
         """Send a request; status, head, length of the body, and what of the body came with the head."""
+        self._send(head, body)
+        return self._read_head()
+
+    def _send(self, head: bytes, body: memoryview) -> None:
         self._socket.sendall(head)
         if body:
             self._socket.sendall(body)
+
+    def _read_head(self) -> tuple[int, bytes, int, memoryview]:
         filled = 0
         while (end := bytes(self._received[: min(filled, SMALL_BYTES)]).find(b"\r\n\r\n")) < 0:
             filled += self._receive(self._received[filled:])

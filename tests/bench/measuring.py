@@ -49,6 +49,8 @@ class Scale:
     beside_requests: int = 1000
     beside_rounds: int = 3
     hostile_clients: int = 24
+    chunk_connections: tuple[int, ...] = (20, 100)
+    chunk_rounds: int = 5
     few_elements: int = 128 * 1024
     few_requests: int = 128
     linear_rounds: int = 3
@@ -79,6 +81,8 @@ QUICK = Scale(
     beside_requests=50,
     beside_rounds=1,
     hostile_clients=4,
+    chunk_connections=(4,),
+    chunk_rounds=1,
     few_requests=4,
     linear_rounds=1,
     connections=4,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.bench import dialects, processes, sizes, small, trips
+from tests.bench import chunks, dialects, processes, sizes, small, trips
 from tests.bench.cases import WIRE, Case, WrongBytesError, numbers, strings
 from tests.bench.client import Connection
 from tests.bench.measuring import MIB, Bench, Result, against_yardsticks, processor_ns, us
@@ -94,10 +94,10 @@ def text(bench: Bench) -> Iterator[Result]:
     """Row 4. Many strings, without and with characters that JSON escapes, and one long one: gateway / P."""
     scale = bench.scale
     case = bench.case("strings", lambda: strings(scale.strings, 100))
-    result = Result("4", f"BYTES [{scale.strings}] of 100 bytes / P", "ratio", 3.0)
+    result = Result("4", f"BYTES [{scale.strings}] of 100 bytes / P", "ratio", 4.0)
     yield against_yardsticks(bench, result, case, scale.strings_requests, scale.rounds)
     case = bench.case("lines", lambda: strings(scale.strings, 100, escapes=True))
-    result = Result("4", f"BYTES [{scale.strings}] of 100 bytes, with escapes / P", "ratio", 4.0)
+    result = Result("4", f"BYTES [{scale.strings}] of 100 bytes, with escapes / P", "ratio", 6.0)
     yield against_yardsticks(bench, result, case, scale.strings_requests, scale.rounds)
     case = bench.case("string", lambda: strings(1, scale.long_string))
     result = Result("4", f"BYTES [1] of {scale.long_string} bytes / P", "ratio", 3.0)
@@ -308,6 +308,7 @@ ROWS: dict[str, Callable[[Bench], Iterator[Result]]] = {
     "4": text,
     "5": memory,
     "6": beside,
+    "6c": chunks.rows,
     "6h": hostile,
     "7": linear,
     "8": workers,

@@ -12,7 +12,7 @@ from gateway.client.request import ClientRequest
 from gateway.config import Size
 from gateway.errors import ErrorKind, GatewayError
 from gateway.pacing import SLICE_S, Pacer
-from gateway.policy.admission import Admission
+from gateway.policy.admission import SMALL_BYTES, Admission
 from tests.client.raw import connect, echo, serving
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -51,7 +51,7 @@ async def test_others_run_while_a_body_is_read_that_is_all_there() -> None:
 
     seen: list[tuple[int, int]] = []
     async with serving(read) as running, connect(running.url) as client:
-        assert (await client.exchange(CHUNKED + b"1\r\nx\r\n" * 40_000 + b"0\r\n\r\n")).status == 200
+        assert (await client.exchange(CHUNKED + b"4\r\nxxxx\r\n" * 40_000 + b"0\r\n\r\n")).status == 200
     ((n_pieces, turns),) = seen
     assert turns >= n_pieces - 1 > 0  # between the pieces
 
@@ -153,10 +153,10 @@ async def test_an_overload_says_which_limits_are_reached_and_how_much_is_in_flig
         admission = Admission(Size(1024**2), 10)
         first, second = (ClientBody(request, exchange, admission, 1, Pacer()) for exchange in [body._exchange] * 2)
         with pytest.raises(GatewayError) as caught:
-            first.admit(2_000_000)
+            await first.admit(2_000_000)
         said.append(str(caught.value))
-        first.admit(1000)
-        second.admit(1000)
+        await first.admit(1000)
+        await second.admit(1000)
         with pytest.raises(GatewayError) as caught:
             second.reserve(2_000_000)
         said.append(str(caught.value))
@@ -226,12 +226,17 @@ async def test_a_client_that_waits_for_its_invitation_gets_it_once() -> None:
 
 async def test_reserving_more_than_there_is_room_for_is_refused_and_everything_given_back() -> None:
     async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
-        body.reserve(1 << 23)
+        await body.admit(1 << 23)
         body.reserve(1 << 22)
         body.hold_answer(100)
         with pytest.raises(GatewayError, match="have no room") as caught:
             body.reserve(1 << 23)
         assert body._admission.held_bytes == (1 << 23) + (1 << 22) + 100
+        body._admission.max_bytes = 0
+        body.reserve(SMALL_BYTES)  # so little is not worth a request that is there
+        with pytest.raises(GatewayError, match="have no room"):
+            body.reserve(1)
+        assert body._admission.held_bytes == (1 << 23) + (1 << 22) + 100 + SMALL_BYTES
         body.release()
         body.release()
         assert (body._admission.held_bytes, body._admission.requests) == (0, 0)

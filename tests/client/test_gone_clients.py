@@ -12,18 +12,22 @@ import numpy as np
 import pytest
 
 from gateway.client import watching
+from gateway.client.arriving import BEHIND_BYTES
 from gateway.client.body import ClientBody
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
 from gateway.client.server import Server
-from tests.client.raw import connect, echo, serving
+from gateway.errors import GatewayError
+from tests.client.raw import connect, echo, read_body, serving
 from tests.conftest import running
 from tests.system.scripted import RESET, Seen, Wire, counting, head_of, infer_message, total, until, wire
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 BODY_BYTES = 4_000_000
 INFER = infer_message("1", np.arange(16, dtype=np.float32), "FP32")
-PIPELINED_GETS = INFER + GET * 40
+MANY = BEHIND_BYTES // len(GET) + 2
+"""So many requests behind another that reading is paused."""
+PIPELINED_GETS = INFER + GET * MANY
 PIPELINED_BODY = INFER + head_of("POST", "/v2/models/m/any?id=2", BODY_BYTES) + bytes(BODY_BYTES)
 OWN_BODY = head_of("POST", "/a", BODY_BYTES) + bytes(BODY_BYTES)
 
@@ -116,19 +120,38 @@ async def test_clients_that_are_slow_or_pipeline_a_lot_are_not_cut_off() -> None
         connect(served.url) as pipelining,
         connect(served.url) as uploading,
     ):
-        pipelining.writer.write(GET * 41)
+        pipelining.writer.write(GET * MANY)
         uploading.writer.write(OWN_BODY)
         await paused(served.server, 2)
         for number in (1, 2, 3):  # the end of each of these is proof of one more look
             async with wire(served.url) as leaving:
-                leaving.writer.write(GET * 41)
+                leaving.writer.write(GET * MANY)
                 await paused(served.server, 3)
                 leave(leaving, "reset")
                 assert (await served.exchange(number)).status == 499
         may_go_on.set()
-        for _ in range(41):
+        for _ in range(MANY):
             assert (await pipelining.read_reply()).status == 200
         assert (await uploading.read_reply()).status == 200
+
+
+async def test_a_client_that_resets_just_when_its_malformed_body_is_refused_is_no_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def refuse(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
+        try:
+            await read_body(body)
+        except GatewayError as error:
+            await reply.error(error)
+            leave(leaving, "reset")
+            await asyncio.sleep(0)  # the client's socket is closed, the end of the server's not read yet
+
+    async with serving(refuse) as served, wire(served.url) as leaving:
+        leaving.writer.write(b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
+        assert (await served.exchange()).status == 400
+        while served.server.open_connections:
+            await asyncio.sleep(0)
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 async def test_nothing_is_looked_at_unless_reading_is_paused() -> None:
@@ -143,11 +166,11 @@ async def test_nothing_is_looked_at_unless_reading_is_paused() -> None:
         while not served.requests:
             await asyncio.sleep(0)
         assert not served.server.gone_check.is_at_work
-        client.writer.write(GET * 40)
+        client.writer.write(GET * MANY)
         await paused(served.server)
         assert served.server.gone_check.is_at_work
         may_go_on.set()
-        for _ in range(50):
+        for _ in range(10 + MANY):
             await client.read_reply()
         while served.server.gone_check.is_at_work:
             await asyncio.sleep(0)

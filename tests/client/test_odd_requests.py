@@ -86,3 +86,14 @@ async def test_odd_requests_get_sound_replies_and_never_a_500(
     assert not any(count for name, count in metrics.items() if 'reason="internal"' in name)
     assert (await client.request("GET", "/v2/health/live")).status == 200
     assert json.loads((await client.request("GET", "/v2")).body)
+
+
+async def test_a_length_of_very_many_digits_is_refused_in_words(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Python converts 4,300 digits at most, and raises; aiohttp's parser takes any number of zeros."""
+    async with connect(client.url) as raw:
+        raw.writer.write(b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: " + b"0" * 5000 + b"2\r\n\r\n{}")
+        async with asyncio.timeout(WAIT_S):
+            assert (await raw.read_reply()).status == 400
+    assert not [record for record in caplog.records if record.name == "asyncio"]

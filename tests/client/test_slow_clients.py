@@ -18,9 +18,9 @@ import pytest
 
 from gateway.client import watching
 from gateway.client.body import ClientBody
+from gateway.client.connection import ClientConnection
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
-from gateway.client.server import ClientProtocol
 from gateway.client.watching import LOOK_AT_ONCE
 from gateway.config import Duration, Limits
 from gateway.errors import ErrorKind
@@ -48,12 +48,12 @@ async def looked_at(served: Running) -> None:
             assert await silent.is_closed()
 
 
-async def the_protocol(served: Running) -> ClientProtocol:
+async def the_protocol(served: Running) -> ClientConnection:
     """Of the only connection."""
     while not served.server.connections:
         await asyncio.sleep(0)
     (protocol,) = served.server.connections
-    assert isinstance(protocol, ClientProtocol)
+    assert isinstance(protocol, ClientConnection)
     return protocol
 
 
@@ -177,13 +177,13 @@ async def test_a_request_that_has_arrived_is_served_even_if_it_came_at_the_last_
             assert (await client.reply()).status == 200
         protocol = await the_protocol(served)
         loop = asyncio.get_running_loop()
-        while protocol._waiter is None:
+        while protocol.serving is not None or protocol.transport is None:
             await asyncio.sleep(0)
         protocol.look(loop.time(), served.server.limits)
         client.writer.get_extra_info("socket")._sock.send(GET)  # the event loop does not get to read it before the look
         protocol.look(loop.time() + 1_000, served.server.limits)
         assert (await client.reply()).status == 200
-        while protocol._waiter is None:
+        while protocol.serving is not None or protocol.transport is None:
             await asyncio.sleep(0)
         protocol.look(loop.time() + 1_000, served.server.limits)
         protocol.look(loop.time() + 2_000, served.server.limits)
@@ -280,8 +280,8 @@ async def test_time_between_two_reads_of_the_gateway_is_not_the_clients() -> Non
 
 def waits_for_a_body(connection: object) -> bool:
     """Whether more of a request's body is waited for on *connection*."""
-    assert isinstance(connection, ClientProtocol)
-    return connection.serving is not None and connection.serving._waits_since_s is not None
+    assert isinstance(connection, ClientConnection)
+    return connection.serving is not None and connection.serving.is_awaited
 
 
 async def test_time_in_which_the_gateway_stands_still_is_not_the_clients() -> None:
@@ -330,7 +330,7 @@ async def test_a_client_that_does_not_read_its_reply_is_cut_off(serve: object, h
         await client.reader.readuntil(b"\r\n\r\n")
         if half_closed:
             protocol = await the_protocol(served)
-            while not protocol.writing_paused:
+            while not protocol.out.is_behind:
                 await asyncio.sleep(0)
             client.writer.get_extra_info("socket").shutdown(socket.SHUT_WR)
         exchange = await served.exchange()
@@ -372,7 +372,7 @@ async def test_a_connection_whose_last_reply_is_never_read_ends(closes: bool) ->
     sent = POST + b"Content-Length: 0\r\n" + (b"Connection: close\r\n\r\n" if closes else b"\r\n")
 
     async def serve(request: ClientRequest, body: ClientBody, reply: Reply) -> None:
-        transport = (await the_protocol(served))._wire
+        transport = (await the_protocol(served)).transport
         assert transport is not None
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         await reply.whole(200, [], bytes(60_000))
@@ -582,10 +582,10 @@ async def test_no_more_connections_are_looked_at_at_once_than_the_limit(monkeypa
     looks: list[int] = []
     turn = 0
 
-    def look(self: ClientProtocol, now_s: float, limits: Limits) -> None:
+    def look(self: ClientConnection, now_s: float, limits: Limits) -> None:
         looks.append(turn)
 
-    monkeypatch.setattr(ClientProtocol, "look", look)
+    monkeypatch.setattr(ClientConnection, "look", look)
     n_open = LOOK_AT_ONCE + 10
     async with serving(echo, max_connections=n_open, limits=HEADS) as served, AsyncExitStack() as stack:
         for _ in range(n_open):
@@ -602,13 +602,13 @@ async def test_no_more_connections_are_looked_at_at_once_than_the_limit(monkeypa
 async def test_a_look_that_fails_does_not_end_the_watch(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def look(self: ClientProtocol, now_s: float, limits: Limits) -> None:
+    def look(self: ClientConnection, now_s: float, limits: Limits) -> None:
         if not caplog.records:
             raise OSError("odd")
         look_as_ever(self, now_s, limits)
 
-    look_as_ever = ClientProtocol.look
-    monkeypatch.setattr(ClientProtocol, "look", look)
+    look_as_ever = ClientConnection.look
+    monkeypatch.setattr(ClientConnection, "look", look)
     async with serving(echo, limits=HEADS) as served, connect(served.url) as silent:
         assert await silent.is_closed()
     assert [record.getMessage() for record in caplog.records] == ["a connection could not be checked for a slow client"]

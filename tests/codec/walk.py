@@ -30,13 +30,19 @@ LAYOUTS = {"FP16": (5, 10), "BF16": (8, 7), "FP32": (8, 23), "FP64": (11, 52)}
 
 
 def parse_request(
-    body: bytes, header_bytes: int | None, policy: TensorPolicy | None = None, *, recover: bool = True
+    body: bytes,
+    header_bytes: int | None,
+    policy: TensorPolicy | None = None,
+    *,
+    recover: bool = True,
+    own_id: bytes = b"",
 ) -> InferRequest | None:
     """What `InferRequest.parse` makes of *body*; the short way must come to the same, or leave it alone."""
     policy = policy or TensorPolicy()
-    short = read_short_request(body, header_bytes, policy, LIMITS)
+    short = read_short_request(body, header_bytes, policy, LIMITS, own_id)
     try:
-        request = run(InferRequest.parse(memoryview(body), header_bytes, policy, LIMITS, recover=recover))
+        steps = InferRequest.parse(memoryview(body), header_bytes, policy, LIMITS, recover=recover, own_id=own_id)
+        request = run(steps)
     except CodecError:
         assert short is None
         raise
@@ -49,13 +55,15 @@ def parse_request(
 def assert_same_request(short: ShortRequest, request: InferRequest) -> None:
     """Both ways came to the same."""
     assert short.json == b"".join(request.json_pieces())
-    for fact in ("selection", "id", "datatypes", "header_recovered", "nonfinite", "promotes"):
+    for fact in ("selection", "id", "sent_id", "datatypes", "header_recovered", "nonfinite", "promotes"):
         assert getattr(short, fact) == getattr(request, fact), fact
 
 
-def backend_json(header: bytes, blobs: bytes = b"", policy: TensorPolicy | None = None) -> bytes:
+def backend_json(
+    header: bytes, blobs: bytes = b"", policy: TensorPolicy | None = None, *, own_id: bytes = b""
+) -> bytes:
     """The JSON that a request with a header length becomes."""
-    request = parse_request(header + blobs, len(header), policy)
+    request = parse_request(header + blobs, len(header), policy, own_id=own_id)
     assert request is not None
     return b"".join(request.json_pieces())
 
@@ -66,13 +74,15 @@ def read_answer(
     *,
     model: str = "m",
     request_id: bytes = b"",
+    sent_id: bytes = b"",
     max_bytes: int = MAX_BYTES,
 ) -> Reply:
     """The reply to an answer that comes in *chunks*, by both ways; by default every output is binary."""
     chunks = list(chunks)
     selection = OutputSelection(binary_by_default=True) if selection is None else selection
-    short = read_short_answer(b"".join(chunks), selection, request_id, model=model, is_renamed=False, limits=LIMITS)
-    answer = InferAnswer(selection, model=model, request_id=request_id, max_bytes=max_bytes)
+    whole = b"".join(chunks)
+    short = read_short_answer(whole, selection, request_id, sent_id, model=model, is_renamed=False, limits=LIMITS)
+    answer = InferAnswer(selection, model=model, request_id=request_id, sent_id=sent_id, max_bytes=max_bytes)
     try:
         for chunk in chunks:
             for _ in answer.feed(chunk):

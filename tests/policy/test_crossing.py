@@ -74,7 +74,6 @@ def headers(set_: dict[str, str] | None = None, *remove: str) -> BackendHeaders:
         (headers().relayed_uncoded, TRACE + BODY + ASKED + PARTIAL + KEPT + FORWARDED + UNCODED),
         (headers().inflated, TRACE + ASKED + CODED + PARTIAL + KEPT + FORWARDED + JSON),
         (headers().transcoded, TRACE + ASKED + PARTIAL + KEPT + WHERE + JSON + UNCODED + HOP),
-        (headers().transcoded_of_head, TRACE + ASKED + PARTIAL + KEPT + WHERE + JSON + UNCODED),
         (headers().metadata, KEPT + FORWARDED + UNCODED),
     ],
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.policy.paths import MAX_DECODINGS, find_path_fault
+from gateway.policy.paths import MAX_DECODINGS, MAX_PERCENT_SIGNS, find_path_fault
 
 PASSED = [
     "/",
@@ -84,3 +84,8 @@ def test_a_path_that_is_encoded_without_end_is_refused_after_a_few_decodings() -
     fault = find_path_fault("/%" + "25" * 2000 + "2e")
     assert fault is not None
     assert f"more than {MAX_DECODINGS - 1} times" in fault
+
+
+@pytest.mark.parametrize("path", ["/" + "%25" * 21_000, "/v2/models/" + "%2f" * 21_000, "/v2/models/" + "%61" * 1025])
+def test_a_path_with_very_many_percent_signs_is_refused_before_it_is_decoded(path: str) -> None:
+    assert find_path_fault(path) == f"the path has more than {MAX_PERCENT_SIGNS} percent signs"

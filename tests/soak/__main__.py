@@ -15,6 +15,7 @@ from typing import NamedTuple
 import aiohttp
 
 from tests.certificates import Authority
+from tests.soak.attacking import AttackingClient
 from tests.soak.backend import HEALTH_PATH, faulty_backends
 from tests.soak.client import SoakClient
 from tests.soak.journal import Journal
@@ -26,6 +27,8 @@ CLIENTS = 24
 """How many clients there are at a time."""
 
 SLOW_CLIENTS = 6
+
+ATTACKING_CLIENTS = 4
 
 ENDPOINTS = 3
 
@@ -192,7 +195,9 @@ async def use(
 
     quick = [SoakClient(url, journal, f"{seed}-{number}", ids, trust) for number in range(CLIENTS)]
     slow = [SlowClient(url, journal, f"{seed}-slow-{number}", ids, trust) for number in range(SLOW_CLIENTS)]
-    await asyncio.gather(*(client.run(goes_on) for client in quick), *(client.run(goes_on) for client in slow))
+    attacking = [AttackingClient(url, journal, f"{seed}-attack-{n}", ids, trust) for n in range(ATTACKING_CLIENTS)]
+    runs = [[client.run(goes_on) for client in clients] for clients in (quick, slow, attacking)]
+    await asyncio.gather(*itertools.chain(*runs))
 
 
 def compare(first: Rest, last: Rest, workers: int, journal: Journal) -> None:
@@ -225,6 +230,7 @@ def main() -> int:
         "backend": journal.faults,
         "client": journal.clients,
         "slow client": journal.slow,
+        "attacker": journal.attacks,
         "reply": journal.replies,
         "reload": journal.reloads,
     }

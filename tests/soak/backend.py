@@ -23,6 +23,8 @@ FAULTS = {
     "none": 40,
     "slow": 4,
     "chunked": 6,
+    "tiny chunks": 3,
+    "many tiny chunks": 2,
     "drip": 3,
     "interim": 4,
     "connection close": 4,
@@ -74,6 +76,9 @@ RACE_S = 0.005
 
 A request that comes later was sent by a gateway that could have seen the bytes.
 """
+
+TINY_CHUNKS_BYTES = {"tiny chunks": 10_000, "many tiny chunks": 100_000}
+"""An answer of up to this size comes in chunks of one byte: with 10,000 of them, not 64 KiB, it has to be accepted."""
 
 ONE_SEGMENT = 50_000
 """An answer and what follows it, up to this size and in one write, come to the gateway in one read."""
@@ -257,13 +262,19 @@ class FaultyBackend:
                 await peer.send(b"HTTP/1.1 200 OK\r\n%b" % JSON_TYPE.encode())
                 await peer.send(b"Transfer-Encoding: chunked\r\n\r\n")
                 if plan.kind != "head":
-                    pieces = 4 if plan.fault == "drip" else 2
-                    size = len(text) // pieces + 1
+                    count = 4 if plan.fault == "drip" else 2
+                    size = len(text) // count + 1
                     for start in range(0, len(text), size):
                         await peer.send(_chunk(text[start : start + size]))
                         if plan.fault == "drip":
-                            await asyncio.sleep(plan.delay_s / pieces)
+                            await asyncio.sleep(plan.delay_s / count)
                     await peer.send(b"0\r\n\r\n")
+            case "tiny chunks" | "many tiny chunks":
+                await peer.send(b"HTTP/1.1 200 OK\r\n%bTransfer-Encoding: chunked\r\n\r\n" % JSON_TYPE.encode())
+                if plan.kind != "head":
+                    is_tiny = len(text) <= TINY_CHUNKS_BYTES[plan.fault]
+                    pieces = b"".join(b"1\r\n%c\r\n" % byte for byte in text) if is_tiny else _chunk(text)
+                    await peer.send(pieces + b"0\r\n\r\n")
             case "interim":
                 await peer.send(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n")
                 await peer.send(_whole(plan, text))

@@ -5,8 +5,9 @@ import json
 import random
 import re
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tests.conftest import HEADER_LENGTH
 from tests.soak.backend import FAULTS
@@ -18,6 +19,7 @@ WAYS = {
     "plain": 60,
     "pipelined": 8,
     "in pieces": 8,
+    "in chunks of one byte": 4,
     "expects 100": 4,
     "leaves in the head": 2,
     "leaves in the body": 5,
@@ -29,6 +31,9 @@ WAYS = {
 
 REPLY_S = 20.0
 """A client that stays has its reply, or its connection's end, after this time: `total` and much more."""
+
+TINY_CHUNKS_BYTES = 1400
+"""Bodies of up to this size may come in chunks of one byte: seven of them on one connection take less than 64 KiB."""
 
 LARGE = 0.08
 """The share of requests and of relayed answers of 1 to 3 MB."""
@@ -64,10 +69,18 @@ class Message:
     body: bytes
 
 
-def message(plan: Plan, *, expects: bool = False, chunked: bool = False) -> Message:
-    """The request of *plan*."""
+def message(
+    plan: Plan,
+    *,
+    expects: bool = False,
+    chunked: bool = False,
+    chunk_bytes: int = 0,
+    first_chunk_bytes: int = 0,
+    fields: Mapping[str, object] | None = None,
+) -> Message:
+    """The request of *plan*: *chunked* in three, or in chunks of *chunk_bytes*; *fields* are more of the head's."""
     if plan.kind in ("get", "head"):
-        return Message(plan, head_of(plan.kind.upper(), f"/v2/any?id={plan.id}"), b"")
+        return Message(plan, head_of(plan.kind.upper(), f"/v2/any?id={plan.id}", None, fields), b"")
     array = plan.array()
     headers: dict[str, object] = {"Expect": "100-continue"} if expects else {}
     if plan.kind == "post":
@@ -86,12 +99,36 @@ def message(plan: Plan, *, expects: bool = False, chunked: bool = False) -> Mess
             entry["data"] = array.tolist()
             body = json.dumps(request, separators=(",", ":")).encode()
     target = f"/v2/models/m{path}?id={plan.id}"
-    if chunked:
-        size = max(1, len(body) // 3)
-        pieces = [body[start : start + size] for start in range(0, len(body), size)]
+    if chunked or chunk_bytes:
+        size = chunk_bytes or max(1, len(body) // 3)
+        pieces = [body[:first_chunk_bytes]] if first_chunk_bytes else []
+        pieces += [body[start : start + size] for start in range(first_chunk_bytes, len(body), size)]
         coded = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
         return Message(plan, head_of("POST", target, None, {**headers, "Transfer-Encoding": "chunked"}), coded)
     return Message(plan, head_of("POST", target, len(body), headers), body)
+
+
+class Ending(NamedTuple):
+    """What the head of a reply says beside its status."""
+
+    header_length: int | None
+    """How long the JSON of a binary reply is."""
+    closes: bool
+    """The gateway closes the connection after it."""
+
+
+async def read_reply(connection: Wire, kind: str) -> tuple[int, bytes, Ending]:
+    """Status and body of the next final reply, to a request of *kind*."""
+    head = await connection.reader.readuntil(b"\r\n\r\n")
+    while head.split(b" ", 2)[1].startswith(b"1"):
+        head = await connection.reader.readuntil(b"\r\n\r\n")
+    lower = head.lower()
+    status = int(head.split(b" ", 2)[1])
+    body = b""
+    if kind != "head" and status not in (204, 304):
+        body = await Peer(connection.reader, connection.writer).read_body(head)
+    length = re.search(rb"\r\ninference-header-content-length: (\d+)", lower)
+    return status, body, Ending(int(length[1]) if length else None, b"\r\nconnection: close" in lower)
 
 
 class LeavesError(Exception):
@@ -143,6 +180,8 @@ class SoakClient:
                 message(next(self._plans), expects=way == "expects 100", chunked=self._dice.random() < 0.15)
                 for _ in range(count)
             ]
+            if way == "in chunks of one byte" and 0 < len(messages[0].body) <= TINY_CHUNKS_BYTES:
+                messages = [message(messages[0].plan, chunk_bytes=1)]
             open_plans += [one.plan for one in messages]
             sending = asyncio.create_task(self._send(connection, way, messages))
             try:
@@ -200,14 +239,6 @@ class SoakClient:
     async def _read(self, connection: Wire, plan: Plan) -> bool:
         """Read one reply and have it judged; whether the gateway closes the connection after it."""
         async with asyncio.timeout(REPLY_S):
-            head = await connection.reader.readuntil(b"\r\n\r\n")
-            while head.split(b" ", 2)[1].startswith(b"1"):
-                head = await connection.reader.readuntil(b"\r\n\r\n")
-            lower = head.lower()
-            status = int(head.split(b" ", 2)[1])
-            body = b""
-            if plan.kind != "head" and status not in (204, 304):
-                body = await Peer(connection.reader, connection.writer).read_body(head)
-        length = re.search(rb"\r\ninference-header-content-length: (\d+)", lower)
-        self._journal.judge(plan, status, body, int(length[1]) if length else None)
-        return b"\r\nconnection: close" in lower
+            status, body, ending = await read_reply(connection, plan.kind)
+        self._journal.judge(plan, status, body, ending.header_length)
+        return ending.closes

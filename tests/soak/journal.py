@@ -9,7 +9,7 @@ import numpy as np
 MARK = re.compile(rb"#(\d+)#")
 """How an answer names the request that it belongs to."""
 
-HARMLESS = frozenset({"none", "slow", "chunked", "drip", "interim", "connection close"})
+HARMLESS = frozenset({"none", "slow", "chunked", "tiny chunks", "drip", "interim", "connection close"})
 """What a backend may do without harm: its answer is whole and has to reach the client."""
 
 MAX_VIOLATIONS = 50
@@ -62,6 +62,8 @@ class Journal:
     reloads: Counter[str] = field(default_factory=Counter)
     slow: Counter[str] = field(default_factory=Counter)
     """What slow clients did, and what became of them."""
+    attacks: Counter[str] = field(default_factory=Counter)
+    """What attackers did, and what became of them."""
     probes: int = 0
     violations: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)

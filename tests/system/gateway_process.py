@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -135,13 +135,13 @@ class GatewayProcess:
 
 
 @asynccontextmanager
-async def gateway_process(configuration: str, file: Path) -> AsyncIterator[GatewayProcess]:
-    """A gateway with *configuration*, which is written to *file*.
+async def gateway_process(configuration: str, file: Path, wrapper: Sequence[str] = ()) -> AsyncIterator[GatewayProcess]:
+    """A gateway with *configuration*, which is written to *file*; *wrapper* is put before its command.
 
     At the end it must exit with 0, and its log must be without exceptions.
     """
     file.write_text(configuration)
-    command = [sys.executable, "-m", "gateway", "serve", "--config", str(file), "--no-first-look"]
+    command = [*wrapper, sys.executable, "-m", "gateway", "serve", "--config", str(file), "--no-first-look"]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )

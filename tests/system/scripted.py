@@ -173,11 +173,18 @@ class CountingBackend:
 
 
 @asynccontextmanager
-async def counting(behave: Behaviour = echo) -> AsyncIterator[CountingBackend]:
-    """A backend that answers each request by *behave*."""
+async def counting(
+    behave: Behaviour = echo, *, head_bytes: int = 2**16, listener: socket.socket | None = None
+) -> AsyncIterator[CountingBackend]:
+    """A backend that answers each request by *behave*, and reads heads of up to *head_bytes*.
+
+    It listens on *listener*, or on a free port of the loopback interface.
+    """
     backend = CountingBackend("", behave)
-    server = await asyncio.start_server(backend.accept, "127.0.0.1", 0)
-    backend.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    listener = listener or socket.create_server(("127.0.0.1", 0), backlog=512)
+    host, port = listener.getsockname()
+    backend.url = f"http://{host}:{port}"
+    server = await asyncio.start_server(backend.accept, sock=listener, limit=head_bytes)
     async with server:
         try:
             yield backend

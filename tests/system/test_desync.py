@@ -13,6 +13,7 @@ from tests.conftest import Connection, lying, running
 from tests.system.scripted import FORMS, Seen, ask, counting, echo, head_of, infer_message, total, wire
 
 SMUGGLED = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n{"smuggled":1}'
+HEAD_OF_TWO = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n"
 CHUNKED = b"2\r\n{}\r\n0\r\n\r\n"
 X = np.arange(3)
 
@@ -25,6 +26,14 @@ X = np.arange(3)
         pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: \x0bchunked\r\n\r\n" + CHUNKED, id="vertical tab"),
         pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: \xc2\xa0chunked\r\n\r\n" + CHUNKED, id="no-break space"),
         pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding:\r\n\r\n" + CHUNKED, id="empty coding"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n \r\n\r\n" + CHUNKED, id="folded coding"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX:\r\r\n{}", id="head that ends in two CR"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX:\r\r\n" + SMUGGLED, id="two CR and another head"),
+        pytest.param(b"HTTP/1.1 200 OK\r\n \r\n" + SMUGGLED, id="blank and another head"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: " + b"0" * 5000 + b"2\r\n\r\n{}", id="5,001 digits"),
+        # both would hold the event loop for 10 ms and more, if they were as long as a head may be
+        pytest.param(HEAD_OF_TWO + b"X: a\r\n" + b" a\r\n" * 1000 + b"\r\n{}", id="many folded lines"),
+        pytest.param(HEAD_OF_TWO + b"Connection: " + b"a," * 10_000 + b"\r\n\r\n{}", id="many names in Connection"),
         pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 18446744073709551615\r\n\r\n{}", id="length 2**64 - 1"),
         pytest.param(b"HTTP/1.1 200 OK\r\nX-A: a\x01b\r\nContent-Length: 2\r\n\r\n{}", id="control character"),
         pytest.param(b"HTTP/1.1 404 No\r\nX-A: a\x01b\r\nContent-Length: 2\r\n\r\n{}", id="control character in a 404"),
@@ -32,7 +41,9 @@ X = np.arange(3)
     ],
 )
 @pytest.mark.parametrize("form", FORMS)
-async def test_an_answer_whose_head_is_not_certain_is_a_502_and_ends_its_connection(form: str, answer: bytes) -> None:
+async def test_an_answer_whose_head_is_not_certain_is_a_502_and_ends_its_connection(
+    form: str, answer: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     async def behave(seen: Seen) -> bool:
         if seen.id != "1":
             return await echo(seen)
@@ -42,11 +53,26 @@ async def test_an_answer_whose_head_is_not_certain_is_a_502_and_ends_its_connect
     async with counting(behave) as backend, running(backend.url) as client:
         asked = await ask(client, form, 1)
         assert (asked.status, b"does not speak" in asked.body or b"answered with" in asked.body) == (502, True)
+        assert not [record for record in caplog.records if record.name == "asyncio"]
         assert (await ask(client, form, 2)).is_own
         assert backend.peers[0].served == 1
         metrics = await client.metrics()
         assert total(metrics, "errors_total", reason="malformed_response") == 1
         assert total(metrics, "errors_total", reason="internal") == 0
+
+
+@pytest.mark.parametrize(
+    "field", ["Transfer-Encoding: gzip, chunked", "X-A: \x01", "Content-Length: 9223372036854775808"]
+)
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_head_that_cannot_be_used_is_refused_before_its_body_comes(form: str, field: str) -> None:
+    async def behave(seen: Seen) -> bool:
+        await seen.peer.send(f"HTTP/1.1 200 OK\r\n{field}\r\n\r\n".encode())
+        return True
+
+    async with counting(behave) as backend, running(backend.url, "", "timeouts: {idle: 300ms}") as client:
+        asked = await ask(client, form, 1)
+        assert (asked.status, b"answered with" in asked.body) == (502, True)
 
 
 @pytest.mark.parametrize(

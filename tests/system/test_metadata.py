@@ -7,7 +7,7 @@ import pytest
 from multidict import CIMultiDict
 
 from tests.conftest import HEADER_LENGTH, Client, Reply, running
-from tests.system.scripted import Seen, counting, total
+from tests.system.scripted import Peer, Seen, counting, total
 
 X = np.arange(8, dtype=np.float32)
 
@@ -159,3 +159,30 @@ async def test_metadata_of_very_many_dimensions_is_refused(dimension: int) -> No
         reply = await raw(client)
         assert reply.status in (400, 502)
         assert len(reply.error) <= 64 * 1024
+
+
+@pytest.mark.xfail(reason="metadata is kept whatever its `name` says", strict=True)
+async def test_metadata_of_another_model_is_not_kept() -> None:
+    """A server that answers one request twice, late, does so for one request and not for half a minute."""
+    late: dict[str, Peer] = {}
+
+    async def script(seen: Seen) -> bool:
+        if seen.peer in late.values():
+            await seen.answer(metadata([-1, 4]))  # once more, and now as an answer to another request
+            late.clear()
+        if seen.target == "/v2/models/m":
+            await seen.answer(metadata([-1, 4]))
+            late["m"] = seen.peer
+        elif seen.target == "/v2/models/n":
+            await seen.answer(metadata([-1, 2]).replace(b'"m"', b'"n"'))
+        else:
+            await seen.answer(seen.echo())
+        return True
+
+    async with counting(script) as backend, running(backend.url) as client:
+        assert (await client.request("GET", "/v2/models/m")).status == 200
+        replies = [
+            await client.request("POST", "/v2/models/n/infer", data=X.tobytes(), headers={HEADER_LENGTH: "0"})
+            for _ in range(3)
+        ]
+    assert [shape_of(reply) for reply in replies if reply.status == 200][-1] == [4, 2]

@@ -5,7 +5,7 @@ import gzip
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,8 @@ from gateway.backend import speaking
 from gateway.backend.speaking import Spoken
 from gateway.backend.upstream import Upstream
 from gateway.passing import UPLOAD_BYTES
-from tests.conftest import HEADER_LENGTH, Client, Connection, Reply, lying, running, tensor
+from tests.conftest import HEADER_LENGTH, Client, Connection, Liar, Reply, lying, running, tensor
+from tests.system.scripted import head_of, wire
 
 ARRAY = np.arange(4, dtype=np.float32)
 IMAGE = np.arange(3 * 224 * 224, dtype=np.float32)
@@ -56,14 +57,28 @@ class Server:
     """What it answers to `GET /v2`; None: nothing, ever."""
     asked: list[Asked] = field(default_factory=list)
     in_chunks: bool = False
+    is_dead: bool = False
+    """Whether it closes every connection at once."""
+    dies_at: int = 0
+    """The number of the inference that it reads and at which it dies, with all its connections; 0: it does not."""
+    connections: list[Connection] = field(default_factory=list)
+
+    def die(self) -> None:
+        self.is_dead = True
+        for connection in self.connections:
+            connection.writer.transport.abort()
 
     async def serve(self, connection: Connection) -> None:
-        while True:
+        self.connections.append(connection)
+        while not self.is_dead:
             await connection.read_request()
             asked = Asked(connection.head.decode(), connection.body)
             connection.body = b""
             self.asked.append(asked)
             if asked.is_inference:
+                if len(self.inferences) == self.dies_at:
+                    self.die()
+                    return
                 await self._infer(connection, asked)
                 continue
             text = self._describe() if self.metadata is None else self.metadata()
@@ -558,6 +573,151 @@ async def test_a_stream_that_has_not_begun_goes_to_another_endpoint(unused_tcp_p
                 assert is_binary(await client.infer(header + LARGE.tobytes(), len(header)))
 
 
+# Attempts that go to an endpoint that has not said that it reads binary
+
+
+RETRYING = "retry: {attempts: 3, budget: 1, resend_after_sent: true}\neject: {failures: 1, for: 60s}\n"
+
+
+@asynccontextmanager
+async def one_of_two_passing(backend: str = "") -> AsyncIterator[tuple[Client, Server, Server, Liar]]:
+    """A gateway that passes to the first server; the other, which reads JSON alone, was ejected and works again.
+
+    The last value runs the first server's connections.
+    """
+    binary, other = Server(), Server(is_binary=False, is_dead=True)
+    header = request()
+    async with lying(binary.serve) as first, lying(other.serve) as second:
+        urls = f"{first.url}', '{second.url}"
+        async with running(urls, "", f"binary: auto\nbalance: round_robin\n{RETRYING}{backend}") as client:
+            async with asyncio.timeout(DEADLINE_S):
+                while not is_binary(await client.infer(header + ARRAY.tobytes(), len(header))):
+                    pass
+            other.is_dead = False
+            yield client, binary, other, first
+
+
+def is_right(reply: Reply, array: Any) -> bool:
+    """Whether the reply has the values of *array*, which were not asked for in binary."""
+    if reply.status != 200:
+        return False
+    if HEADER_LENGTH in reply.headers:
+        return bool(reply.binary == array.tobytes())
+    return bool(np.array(reply.json["outputs"][0]["data"], np.float32).tobytes() == array.tobytes())
+
+
+async def test_no_octets_reach_an_endpoint_that_has_not_said_that_it_reads_them() -> None:
+    async with one_of_two_passing() as (client, binary, other, _):
+        binary.dies_at = len(binary.inferences) + 12
+        arrays = [ARRAY, ARRAY, IMAGE, ARRAY, LARGE] * 12
+        headers = [request(array) for array in arrays]
+        asked = (
+            client.infer(header + array.tobytes(), len(header)) for header, array in zip(headers, arrays, strict=True)
+        )
+        replies = await asyncio.gather(*asked)
+        metrics = await client.metrics()
+    assert binary.is_dead
+    assert len(other.inferences) > 20
+    assert [asked.head for asked in other.inferences if asked.values(HEADER_LENGTH)] == []
+    wrong = [
+        (reply.status, reply.body[:200])
+        for reply, array in zip(replies, arrays, strict=True)
+        if reply.status != 503 and not is_right(reply, array)
+    ]
+    assert wrong == []
+    assert sum(reply.status == 503 for reply in replies) <= 12  # uploads that were under way
+    errors = {name: value for name, value in metrics.items() if "errors_total" in name and value}
+    assert set(errors) <= {'tensor_gateway_errors_total{blame="backend",reason="unreachable",route="main"}'}
+
+
+async def test_an_attempt_that_cannot_pass_is_transcoded_within_the_same_call() -> None:
+    async with one_of_two_passing() as (client, binary, other, _):
+        before = await client.metrics()
+        binary.die()
+        header = request(parameters={"binary_data_output": True})
+        reply = await client.infer(header + ARRAY.tobytes(), len(header))
+        metrics = await client.metrics()
+    assert reply.binary == ARRAY.tobytes()
+    (asked,) = other.inferences
+    assert json.loads(asked.body)["inputs"][0]["data"] == ARRAY.tolist()
+    new = {name: value - before.get(name, 0) for name, value in metrics.items() if value != before.get(name, 0)}
+    assert sum(value for name, value in new.items() if "_retries_total" in name) == 1
+    assert new['tensor_gateway_upstream_request_bytes_count{format="json",route="main"}'] >= 1
+    assert not any('upstream_request_bytes_count{format="binary"' in name for name in new)
+    assert new['tensor_gateway_transcode_seconds_count{direction="request"}'] == 1
+    assert new['tensor_gateway_requests_total{code="200",model="identity",route="main"}'] == 1
+
+
+@pytest.mark.parametrize("array", [ARRAY, IMAGE, LARGE])
+async def test_a_body_that_was_not_sent_yet_becomes_json_if_the_endpoint_is_doubted_meanwhile(array: Any) -> None:
+    server, header = Server(), request(array)
+    whole = header + array.tobytes()
+    async with passing(server) as client:
+        assert is_binary(await client.infer(whole, len(header)))
+        upstream = client.gateway.data_plane.gateway.serving.upstreams["main"]
+        admission = client.gateway.data_plane.gateway.admission
+        body = Slowly(whole[:10], whole[10:])
+        headers = {HEADER_LENGTH: str(len(header)), "Content-Length": str(len(whole))}
+        posting = asyncio.ensure_future(client.request("POST", "/v2/models/identity/infer", data=body, headers=headers))
+        await until(lambda: admission.held_bytes)
+        server.is_binary = False
+        upstream.speaking.doubt(upstream.endpoints.states[0].url)
+        body.may_go_on.set()
+        assert is_right(await posting, array)
+        await until(lambda: admission.held_bytes == 0)
+    assert [asked.values(HEADER_LENGTH) for asked in server.inferences] == [[str(len(header))], []]
+
+
+async def test_a_body_that_waited_for_a_connection_becomes_json_if_nobody_reads_binary_any_more() -> None:
+    queue = "max_connections: 1\nqueue: {length: 9, timeout: 20s}"
+    server, header = Server(), request()
+    whole = header + ARRAY.tobytes()
+    async with passing(server, backend=f"binary: auto\n{queue}") as client:
+        assert is_binary(await client.infer(whole, len(header)))
+        upstream = client.gateway.data_plane.gateway.serving.upstreams["main"]
+        assert upstream.connections.take_slot()
+        asked = [asyncio.ensure_future(client.infer(whole, len(header))) for _ in range(4)]
+        raw = asyncio.ensure_future(client.infer(ARRAY.tobytes(), 0))
+        now_s = asyncio.get_running_loop().time
+        await until(lambda: upstream.recent_calls.totals(now_s())[0] == 6)
+        server.is_binary = False
+        described = {"name": "m", "inputs": [{"name": "x", "datatype": "FP32", "shape": [4]}]}
+        server.metadata = lambda: json.dumps(described).encode()
+        upstream.speaking.doubt(upstream.endpoints.states[0].url)
+        upstream.connections.release_slot()
+        async with asyncio.timeout(DEADLINE_S):
+            assert all(is_right(reply, ARRAY) for reply in await asyncio.gather(*asked, raw))
+    assert sum(bool(each.values(HEADER_LENGTH)) for each in server.inferences) == 1
+
+
+async def test_an_upload_that_is_partly_gone_gets_503_and_not_a_foreign_refusal() -> None:
+    header, small = request(LARGE), request()
+    whole = header + LARGE.tobytes()
+    has_begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def serve(connection: Connection) -> None:
+        head = await connection.reader.readuntil(b"\r\n\r\n")
+        if b"Content-Length: %d\r\n" % len(whole) in head:
+            await connection.reader.readexactly(100_000)
+            has_begun.set()
+            await may_end.wait()
+
+    async with one_of_two_passing() as (client, binary, other, liar), wire(client.url) as uploading:
+        for connection in binary.connections:
+            connection.writer.close()
+        liar.script = serve
+        headers = {HEADER_LENGTH: len(header)}
+        await uploading.send(head_of("POST", "/v2/models/identity/infer", len(whole), headers) + whole[:200_000])
+        async with asyncio.timeout(DEADLINE_S):
+            await has_begun.wait()
+            assert is_right(await client.infer(small + ARRAY.tobytes(), len(small)), ARRAY)
+            may_end.set()
+            reply = await uploading.reply()
+    assert reply.status == 503
+    assert b"no endpoint is left that has said that it reads binary" in reply.body
+    assert [asked.values(HEADER_LENGTH) for asked in other.inferences] == [[]]
+
+
 # Servers that change their mind, differ, or say nothing
 
 
@@ -578,6 +738,41 @@ async def test_a_server_that_stops_saying_so_gets_json_after_the_first_failure(
         server.is_binary = True
     assert "all endpoints say binary_tensor_data: inferences pass through" in caplog.text
     assert "does not say binary_tensor_data" in caplog.text
+
+
+@asynccontextmanager
+async def at_port(server: Server, port: int) -> AsyncIterator[None]:
+    """The *server* listens on *port*; at the end nobody does, and its connections are gone."""
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await server.serve(Connection(reader, writer))
+        writer.close()
+
+    async with await asyncio.start_server(accept, "127.0.0.1", port):
+        yield
+        server.die()
+    server.is_dead = False
+
+
+async def test_a_server_that_was_not_there_gets_no_octets_before_it_was_asked(unused_tcp_port: int) -> None:
+    """Also if the one before had been doubted, and had said again that it reads them."""
+    server, header = Server(), request()
+    async with running(f"http://127.0.0.1:{unused_tcp_port}", "", "binary: auto\neject: {failures: 0}") as client:
+        async with at_port(server, unused_tcp_port):
+            assert is_binary(await client.infer(header + ARRAY.tobytes(), len(header)))
+            server.is_binary = False
+            server.metadata = lambda: b'{"name": "stand-in", "version": "1", "extensions": ["binary_tensor_data"]}'
+            assert (await client.infer(header + ARRAY.tobytes(), len(header))).status == 400
+            server.is_binary = True
+            assert is_binary(await client.infer(header + ARRAY.tobytes(), len(header)))
+            assert server.questions == 2
+        assert (await client.infer(header + ARRAY.tobytes(), len(header))).status == 503
+        server.is_binary, server.metadata = False, None
+        async with at_port(server, unused_tcp_port):
+            reply = await client.infer(header + ARRAY.tobytes(), len(header))
+            assert (reply.status, reply.json["outputs"][0]["data"]) == (200, [0, 1, 2, 3])
+    assert server.inferences[-1].values(HEADER_LENGTH) == []
 
 
 async def test_a_failure_while_others_are_in_flight_does_not_touch_them() -> None:

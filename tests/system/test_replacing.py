@@ -47,7 +47,7 @@ async def serving(config: Config) -> AsyncIterator[Client]:
 
 def tasks_of_the_gateway() -> list[asyncio.Task[object]]:
     """All but those of connections: of the backends in this process, and of the client."""
-    of_connections = ("lying.", "RequestHandler.start", "ClientProtocol.start")
+    of_connections = ("lying.", "RequestHandler.start", "ClientConnection._serve")
     return [task for task in asyncio.all_tasks() if not any(name in str(task.get_coro()) for name in of_connections)]
 
 

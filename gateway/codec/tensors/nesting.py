@@ -6,14 +6,15 @@ at a multiple of that number, counted in elements from the front, and there are 
 elements, divided by that number. Both are checked; neither needs to hold the lists. Flat data has one list, about which
 there is nothing to check. Where no shape is known, the first list that ends at each depth tells its number.
 
-`Nesting` counts one list after the other, for strings. `Layout` takes the numbers of a piece together.
+`Layout` counts lists in three ways. `open` and `close` take one bracket: of strings, and of text that is not regular.
+`take` takes all the lists of many elements that are nested in full, because a run of strings proves it
+(`string_runs`), or because `flatten` or `fits` has proved it for the numbers of a piece.
 """
 
 import math
 import re
-from dataclasses import dataclass
-from itertools import chain, pairwise
-from typing import Any, NoReturn
+from itertools import accumulate, chain, pairwise
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -24,57 +25,36 @@ from gateway.errors import CodecError
 MAX_DEPTH = 64
 """The most brackets that may be open at once in a tensor's nested `data`; tensors have at most 32 dimensions."""
 
-FEW_BRACKETS = 16
-"""Up to here, looking at one after the other costs less than calls of numpy."""
-
 LONG_LIST = 64
 """The lengths of lists of so many elements are taken from the parser; in shorter ones, commas are looked for."""
 
 _CLOSING_BYTES = 256  # where more stand between a value and the comma behind it, it is only slower
 _COMMA, _OPEN, _CLOSE, _BLANK = b",[] "
+_MIDDLE = (_OPEN + _CLOSE) // 2  # one more than the code of one bracket, one less than that of the other
+_BRACKET = re.compile(rb"[\[\]]")
 _OPENING = re.compile(rb"[\[ \t\r\n]*+")
 _BRACKET_OR_SPACE = b"]" + SPACE
+_BESIDE_BRACKETS = bytes(code for code in range(256) if code not in b"[]")
 _NO_PLACES = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class Brackets:
-    """The brackets in a piece of an array of numbers, in order; arrays of shape [brackets].
+class Rows(NamedTuple):
+    """Inner lists of one size."""
 
-    Made of whole arrays: in data of many short lists half of the text is brackets and commas.
-    """
+    n_elements: int
+    n_lists: int
+    """How many lists end where one of these does: it, and those in it."""
 
-    places: npt.NDArray[np.int64]
-    is_open: npt.NDArray[np.bool_]
-    after: npt.NDArray[np.int32]
-    """How many lists are open behind each."""
-    depth_before: int
-    """How many lists are open before the piece."""
 
-    @classmethod
-    def of(cls, piece: bytes, depth_before: int) -> "Brackets":
-        """Those in *piece*, before which *depth_before* lists are open."""
-        codes = np.frombuffer(piece, dtype=np.uint8)
-        places = np.flatnonzero((codes == _OPEN) | (codes == _CLOSE))
-        kinds = codes.take(places)
-        # _CLOSE - _OPEN is 2: an opening bracket is a step of 1, a closing one of -1
-        after = np.cumsum(_OPEN + 1 - kinds.astype(np.int32), dtype=np.int32) + np.int32(depth_before)
-        return cls(places, kinds == _OPEN, after, depth_before)
-
-    def before(self, place: int) -> "Brackets":
-        """Those before *place*."""
-        n_brackets = int(np.searchsorted(self.places, place))
-        return Brackets(self.places[:n_brackets], self.is_open[:n_brackets], self.after[:n_brackets], self.depth_before)
-
-    @property
-    def depth(self) -> int:
-        """How many lists are open behind the piece."""
-        return int(self.after[-1]) if len(self.after) else self.depth_before
-
-    @property
-    def deepest(self) -> int:
-        """How many lists are open at once at most."""
-        return max(int(self.after.max()), self.depth_before) if len(self.after) else self.depth_before
+def depth_behind(text: bytes, depth: int) -> int:
+    """How many lists are open behind *text*, before which *depth* are. Raises `CodecError` for too many at once."""
+    brackets = text.translate(None, _BESIDE_BRACKETS)
+    # more than this can only stand between two commas where too many are open; so the cost is that of the commas
+    if len(brackets) <= 2 * MAX_DEPTH * (text.count(b",") + 1):
+        depths = list(accumulate(brackets, lambda before, code: before + _MIDDLE - code, initial=depth))
+        if max(depths) <= MAX_DEPTH:
+            return depths[-1]
+    raise CodecError(f"data is nested deeper than {MAX_DEPTH}")
 
 
 def opening(text: bytearray) -> bytes:
@@ -95,47 +75,6 @@ def closing(text: bytearray, end: int) -> bytearray:
     return tail[len(tail.rstrip(_BRACKET_OR_SPACE)) :]
 
 
-class Nesting:
-    """Counts the lists of one tensor's `data` at each depth, and checks where they begin and end."""
-
-    def __init__(self, shape: tuple[int, ...], max_depth: int) -> None:
-        self._shape = shape
-        self._elements = math.prod(shape)
-        # by depth from 1; deeper than the shape, every list holds one element
-        sizes = [math.prod(shape[depth:]) for depth in range(len(shape))] + [1] * max_depth
-        self._sizes = sizes[:max_depth]
-        self._opened = [0] * max_depth
-
-    def open(self, depth: int, element: int) -> None:
-        """A list begins that makes *depth* lists open, before *element*."""
-        self._opened[depth - 1] += 1
-        self._check(depth, element)
-
-    def close(self, depth: int, element: int) -> None:
-        """The innermost of *depth* open lists ends; *element* would come next."""
-        self._check(depth, element)
-
-    def _check(self, depth: int, element: int) -> None:
-        if self._elements and depth > 1 and element % self._sizes[depth - 1]:
-            self._fail()
-
-    def open_full(self, element: int, end: int) -> None:
-        """`open` for the lists that begin with the elements from *element* to *end*, in data that is nested in full."""
-        for depth, size in enumerate(self._sizes[: len(self._shape)]):
-            self._opened[depth] += -(-end // size) - -(-element // size)
-
-    def finish(self) -> None:
-        """All is read: raise `CodecError` unless there were as many lists as the shape says."""
-        if not self._elements:
-            return
-        for size, opened in zip(self._sizes[1:], self._opened[1:], strict=True):
-            if opened and opened != self._elements // size:
-                self._fail()
-
-    def _fail(self) -> NoReturn:
-        raise CodecError(f"data is nested, but not like the shape {list(self._shape)}")
-
-
 class Layout:
     """How the lists of `data` are nested, learned while they pass by, or known from a shape.
 
@@ -143,19 +82,21 @@ class Layout:
     multiple of that number, and there have to be as many as that takes: so no list has to be kept. Where there are no
     elements, as in `[[], []]`, the innermost lists are counted in their place.
 
-    `read` takes any text. `flatten` and `fits` cost less: they compare all lists of a piece with the lengths that are
-    expected, and learn those that are not known from the same piece. In short lists commas are counted, and brackets
-    have to stand at those where a list ends; the lengths of long lists are those that the parser found.
+    What takes brackets or values raises `CodecError` if lists at the same depth differ in length, or from the shape.
     """
 
     def __init__(self, shape: tuple[int, ...] | None) -> None:
         """With a *shape*, `data` may have fewer brackets than it (flat), or more (around each element)."""
         self.rank = 0
-        """How deep the elements are nested; 0 until something is read."""
+        """How deep the elements are nested; 0 until the first one, or an empty list, has come."""
+        self.depth = 0
+        """How many lists are open."""
+        self.is_empty = False
+        """Whether the innermost lists have no elements."""
         self._shape = shape
         self._sizes = [0] * (MAX_DEPTH + 2)  # by depth: elements of each list, 0 if not known yet
         self._opened = [0] * (MAX_DEPTH + 2)
-        self._is_empty = False
+        self._opened_at = -1  # before which element the last bracket was that opened a list; -1 for another bracket
 
     def begin(self, rank: int) -> None:
         """There are *rank* brackets before the first element."""
@@ -164,10 +105,105 @@ class Layout:
         if self._shape is not None and rank == len(self._shape):
             self._sizes[2 : rank + 1] = (self._size_in_shape(depth) for depth in range(2, rank + 1))
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the innermost lists have no elements, as far as is read."""
-        return self._is_empty
+    def open(self, element: int) -> None:
+        """A list begins before *element*."""
+        if not self.depth:
+            self.rank = 0
+        elif element and not self.rank:
+            self.begin(self.depth)
+        depth = self.depth = self.depth + 1
+        if depth > MAX_DEPTH:
+            raise CodecError(f"data is nested deeper than {MAX_DEPTH}")
+        if 0 < self.rank < depth:
+            self._fail()
+        self._check(depth, element)
+        self._opened[depth] += 1
+        self._opened_at = element
+
+    def has_just_opened(self, element: int) -> bool:
+        """Whether the innermost open list has nothing before *element*."""
+        return self._opened_at == element
+
+    def value(self) -> None:
+        """A value comes next in the innermost open list."""
+        if not self.rank:
+            self.begin(self.depth)
+        elif self.depth != self.rank or self.is_empty:
+            self._fail()
+
+    def close(self, element: int) -> bool:
+        """The innermost open list ends before *element*; whether it tells how long all lists at its depth are."""
+        depth = self.depth
+        if not self.rank:
+            self.begin(depth)
+        if self._opened_at == element:
+            self._close_empty(element)
+        self._opened_at = -1
+        self.depth -= 1
+        is_first = 1 < depth <= self._n_counted and not self._sizes[depth]
+        if is_first:
+            size = self._count(element)
+            if self._shape is not None and not self.is_empty and size != self._size_in_shape(depth):
+                self._fail()
+            self._sizes[depth] = size
+        self._check(depth, element)
+        return is_first
+
+    def _close_empty(self, element: int) -> None:
+        """The list that ends has nothing in it: then no other innermost list may have an element."""
+        if element or self.depth != self.rank:
+            self._fail()
+        if not self.is_empty:
+            self.is_empty = True
+            self._sizes = [0] * len(self._sizes)  # without elements, the shape tells nothing of them
+
+    def repeat_empty(self, n_lists: int) -> None:
+        """As many lists more stand beside the last one, which is empty, and are empty too."""
+        self._opened[self.rank] += n_lists
+
+    def _check(self, depth: int, element: int) -> None:
+        """A list at *depth* may begin or end before *element*."""
+        size = self._sizes[depth]
+        if size and 1 < depth <= self._n_counted and self._count(element) % size:
+            self._fail()
+
+    def read(self, text: bytes, element: int, n_values: int) -> None:
+        """Take the brackets in *text*, a piece with *n_values* numbers, of which *element* is the first.
+
+        A piece has a number or an empty list beside each of its commas, and where it was cut.
+        """
+        if n_values and (self.is_empty or n_values != text.count(b",") + 1):
+            self._fail()  # one list is empty, another is not
+        has_values = n_values > 0
+        position = 0
+        for bracket in _BRACKET.finditer(text):
+            place = bracket.start()
+            if has_values:
+                element += text.count(b",", position, place)
+                position = place
+            if text[place] == _OPEN:
+                self.open(element)
+            else:
+                self.close(element + has_values)
+        if has_values and not self.rank:
+            self.begin(self.depth)
+
+    def take(self, element: int, end: int) -> None:
+        """The lists that begin with the elements from *element* to *end* are as they should be."""
+        for depth in range(1, self.rank + 1):
+            size = self._sizes[depth]
+            self._opened[depth] += -(-end // size) - -(-element // size) if size else not element
+
+    def finish(self, n_elements: int) -> tuple[int, ...]:
+        """All is read, *n_elements* in all: the shape that the lists tell."""
+        sizes = [self._count(n_elements), *self._sizes[2 : self._n_counted + 1]]
+        for size, opened in zip(sizes[1:], self._opened[2:], strict=False):
+            if size * opened != sizes[0]:
+                self._fail()
+        if self.is_empty and self.rank == 1:
+            return (0,)
+        shape = (*(outer // inner for outer, inner in pairwise(sizes)), sizes[-1])
+        return (*shape, 0) if self.is_empty else shape
 
     def depth_before(self, element: int) -> int:
         """How many lists are open before *element* and the brackets that it may be behind."""
@@ -175,53 +211,20 @@ class Layout:
             return 0
         return 1 + sum(not size or element % size > 0 for size in self._sizes[2 : self.rank + 1])
 
-    def read(self, text: bytes, brackets: Brackets, element: int, n_values: int) -> None:
-        """Take the *brackets* of *text*, a piece with *n_values* numbers, of which *element* is the first.
+    @property
+    def n_unknown(self) -> int:
+        """At how many depths, beside the outermost, it is not known how long lists are."""
+        return self._sizes[2 : self.rank + 1].count(0)
 
-        A piece has a number or an empty list beside each of its commas, and where it was cut. Raises `CodecError` if
-        lists at the same depth differ in length, or from the shape.
-        """
-        is_open = brackets.is_open
-        depths = brackets.after + ~is_open
-        if not self.rank or not self._opened[1]:
-            self._is_empty = not n_values
-            self.begin(int(np.argmin(is_open)) or len(is_open))
-        if n_values if self._is_empty else n_values != text.count(b",") + 1:
-            self._fail()  # one list is empty, another is not
-        if len(depths) and int(depths.max()) > self.rank:
-            self._fail()
-        if n_values and len(depths) <= FEW_BRACKETS:
-            for place, depth, opens in zip(brackets.places.tolist(), depths.tolist(), is_open.tolist(), strict=True):
-                at_element = element + text.count(b",", 0, place) + (not opens)
-                self._opened[depth] += opens
-                if depth > 1 and not opens and not self._sizes[depth]:
-                    self._learn(depth, at_element)
-                size = self._sizes[depth] if depth > 1 else 0
-                if at_element % size if size else opens and at_element:
-                    self._fail()
-            return
-        commas = np.cumsum((np.frombuffer(text, dtype=np.uint8) == _COMMA).view(np.uint8), dtype=np.int32)
-        elements = commas.take(brackets.places) + ~is_open
-        if self._is_empty:
-            is_innermost = is_open & (depths == self.rank)
-            elements = np.cumsum(is_innermost, dtype=np.int32)
-            element = self._opened[self.rank]
-            self._opened[self.rank] += int(np.count_nonzero(is_innermost))
-        for depth in range(1, self._n_counted + 1):
-            is_here = depths == depth
-            ends = elements[is_here & ~is_open]
-            at_depth = elements[is_here].astype(np.int64) + element
-            is_first = not self._opened[depth] and len(at_depth) > 0
-            self._opened[depth] += len(at_depth) - len(ends)
-            if is_first and at_depth[0]:
-                self._fail()
-            if depth == 1:
-                continue  # how many elements the outermost list has is checked at the end
-            if not self._sizes[depth] and len(ends):
-                self._learn(depth, int(ends[0]) + element)
-            size = min(self._sizes[depth], 2**62)
-            if size > 1 and (at_depth // size * size != at_depth).any():
-                self._fail()
+    def rows(self) -> list[Rows]:
+        """The inner lists whose sizes are known, the smallest first."""
+        rows: list[Rows] = []
+        for depth in range(self.rank, 1 + self.n_unknown, -1):
+            size = self._sizes[depth]
+            if rows and rows[-1].n_elements == size:
+                rows.pop()
+            rows.append(Rows(size, self.rank - depth + 1))
+        return rows
 
     def has_long_lists(self, text: bytearray, limit: int, element: int) -> bool:
         """Whether the innermost lists have `LONG_LIST` elements or more; if not known, the first in text[:limit] tells.
@@ -338,42 +341,22 @@ class Layout:
         self._sizes[: self.rank + 1] = sizes
         return True
 
-    def take(self, element: int, end: int) -> None:
-        """The lists of the elements from *element* to *end* are as they should be."""
-        for depth in range(1, self.rank + 1):
-            size = self._sizes[depth]
-            self._opened[depth] += -(-end // size) - -(-element // size) if size else not element
-
-    def finish(self, n_elements: int) -> tuple[int, ...]:
-        """All is read, *n_elements* in all: the shape. Raises `CodecError` as `read` does."""
-        n_counted = self._opened[self.rank] if self._is_empty else n_elements
-        sizes = [n_counted, *self._sizes[2 : self._n_counted + 1]]
-        for size, opened in zip(sizes[1:], self._opened[2:], strict=False):
-            if size * opened != n_counted:
-                self._fail()
-        if not self._is_empty:
-            return (*(outer // inner for outer, inner in pairwise(sizes)), sizes[-1])
-        if self.rank == 1:
-            return (0,)
-        return (*(outer // inner for outer, inner in pairwise(sizes)), sizes[-1], 0)
-
-    def _learn(self, depth: int, size: int) -> None:
-        if self._shape is not None and not self._is_empty and size != self._size_in_shape(depth):
-            self._fail()
-        self._sizes[depth] = size
-
     def _size_in_shape(self, depth: int) -> int:
         return math.prod((self._shape or ())[depth - 1 :])
 
     @property
     def _n_counted(self) -> int:
-        """The depth of the lists whose items are counted as elements."""
-        return self.rank - self._is_empty
+        """The depth of the lists whose items are counted: elements, or empty lists."""
+        return self.rank - self.is_empty
+
+    def _count(self, element: int) -> int:
+        """How many items have come before *element*."""
+        return self._opened[self.rank] if self.is_empty else element
 
     def _fail(self) -> NoReturn:
         if self._shape is not None:
             raise CodecError(f"data is nested, but not like the shape {list(self._shape)}")
-        raise CodecError("data is ragged: lists at the same depth have different lengths")
+        raise CodecError("data is ragged: lists at the same depth have different lengths, or values stand beside lists")
 
 
 def _places(codes: npt.NDArray[np.uint8], code: int) -> npt.NDArray[np.int64]:

@@ -11,8 +11,8 @@ pieces are made into arrays:
 
 Where a number must not end, the parser says so; that brackets and commas are in their places is proved too, but for
 the commas at the cuts (`check_cut`) and lists of unequal lengths (`Layout`). A piece from the inside of one list is
-only searched for brackets; where it has some, numpy finds their places and counts the commas before each (`Brackets`).
-Where all lists at a depth have one length, as they should, less proves the same (`Layout.flatten`, `Layout.fits`).
+only searched for brackets. Where it has some, and all lists at a depth have one length, as they should, calls of numpy
+prove that (`Layout.flatten`, `Layout.fits`); any other text is read in small pieces, with a look at each bracket.
 
 The end of the data is found without reading numbers. Inside an array of numbers there is no quote and no brace, so
 the array ends at the last `]` before the first of these; if that `]` closes the outermost list, this is the end.
@@ -46,7 +46,7 @@ import numpy.typing as npt
 import orjson
 
 from gateway.codec.tensors.datatypes import Array, Datatype, Kind, element_count
-from gateway.codec.tensors.nesting import MAX_DEPTH, Brackets, Layout, closing, occurrences, opening
+from gateway.codec.tensors.nesting import MAX_DEPTH, Layout, closing, depth_behind, occurrences, opening
 from gateway.codec.tensors.pieces import NOT_SPACE, SPACE, beginning, check_cut
 from gateway.errors import CodecError
 
@@ -59,13 +59,13 @@ NATIVE_PIECE_BYTES = 128 * 1024
 """How much text simdjson works on in one step: a fifth of a millisecond of flat numbers."""
 
 BRACKETED_PIECE_BYTES = 64 * 1024
-"""The same of nested numbers, where every bracket is looked at."""
+"""The same of nested numbers whose blanks have to be taken away."""
 
 LIST_PIECE_BYTES = 32 * 1024
 """How much text orjson works on in one step: it is two to four times slower than simdjson."""
 
 TOLERANT_PIECE_BYTES = 4 * 1024
-"""How much text the tolerant path works on in one step: it is ten times slower than orjson."""
+"""How much text is worked on in one step where every bracket, or every value, is looked at, ten times slower."""
 
 MAX_FEW = 64
 """The most floats that `read_few` reads: up to here Python's numbers cost less than calls of numpy."""
@@ -84,7 +84,7 @@ _PARSED_DTYPE = {"d": np.dtype("<f8"), "i": np.dtype("<i8"), "u": np.dtype("<u8"
 _PARSER = simdjson.Parser() if simdjson is not None else None
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 
-_END_OBJECT, _MINUS, _ZERO, _TRUE, _FALSE = b"}-0tf"
+_QUOTE, _COMMA, _END_OBJECT, _MINUS, _ZERO, _TRUE, _FALSE = b'",}-0tf'
 _ENDS_NUMBER = np.isin(np.arange(256), list(b",] \t\r\n"))
 _TAIL_BYTES = 16  # more blanks than these are behind a bracket hardly ever, and then it is only slower
 _LAYOUTS = {
@@ -134,7 +134,6 @@ class NumberSink:
         self._shape = shape
         self._layout = Layout(shape)
         self._filled = 0
-        self._depth = 0
         self._most_bytes = NATIVE_PIECE_BYTES if _PARSER is not None else LIST_PIECE_BYTES
         self._is_regular = True
         self._has_blanks = False
@@ -158,56 +157,48 @@ class NumberSink:
     def step(self, buffer: bytearray) -> int:
         """See `Sink.step`. Raises `CodecError` for what does not fit the datatype or the shape (protocol 4.7)."""
         window = min(len(buffer), self._window_bytes)
-        if self._depth == 0:
-            first = NOT_SPACE.search(buffer, 0, window)
-            if first is None:
-                return 0
-            if first.start():
-                return first.start()
-            if first[0] != b"[":
-                raise CodecError(f"data must be an array, got {beginning(buffer[:window])}")
-        if window == self._window_bytes:
-            taken = self._step_without_brackets(buffer, window)
-            if taken:
-                return taken
-        limit = window
-        for stop in (b'"', b"}"):
-            found = buffer.find(stop, 0, limit)
-            limit = found if found >= 0 else limit
-        if limit == window < self._window_bytes and not _may_be_end(buffer, window):
+        if not self._layout.depth and not buffer.startswith(b"["):
+            return _blanks_before_array(buffer, window)
+        is_full = window == self._window_bytes
+        if is_full and (taken := self._step_without_brackets(buffer, window)):
+            return taken
+        limit = _end_of_numbers(buffer, window)
+        if limit == window and not is_full and not _may_be_end(buffer, window):
             return 0
-        if self._is_regular:
-            taken = self._step_regular(buffer, limit, can_cut=limit < window or window == self._window_bytes)
-            if taken:
-                return taken
-        if limit > BRACKETED_PIECE_BYTES:
-            self._window_bytes = BRACKETED_PIECE_BYTES
-            return self.step(buffer)
+        if self._is_regular and (taken := self._step_regular(buffer, limit, can_cut=limit < window or is_full)):
+            return taken
+        if limit > TOLERANT_PIECE_BYTES:
+            comma = buffer.find(b",", 0, limit)
+            if 0 <= comma < TOLERANT_PIECE_BYTES:
+                self._window_bytes = TOLERANT_PIECE_BYTES
+                return self.step(buffer)
+            limit = comma + 1 if comma >= 0 else limit
+        return self._step_irregular(buffer, limit, window)
+
+    def _step_irregular(self, buffer: bytearray, limit: int, window: int) -> int:
+        """Store a piece of buffer[:limit] in which each bracket, or each value, has to be looked at."""
         piece = bytes(memoryview(buffer)[:limit])
-        brackets = Brackets.of(piece, self._depth)
-        depth = brackets.depth
+        depth = self._layout.depth + occurrences(piece, b"[") - occurrences(piece, b"]")
         if depth == 0:
-            return self._convert(buffer, piece[: piece.rfind(b"]") + 1], brackets)
+            return self._convert(buffer, piece[: piece.rfind(b"]") + 1])
         if depth < 0 or depth > MAX_DEPTH:
             raise CodecError(f"brackets do not match, or data is nested deeper than {MAX_DEPTH}")
-        if limit < window:
-            if buffer[limit] == _END_OBJECT:
-                raise CodecError("a bracket is missing: the object ends inside data")
-            quoted = _QUOTED_NONFINITE.match(buffer, limit, window)
-            if quoted is not None:
+        stop = buffer[limit] if limit < window else _COMMA
+        if stop == _END_OBJECT:
+            raise CodecError("a bracket is missing: the object ends inside data")
+        if stop == _QUOTE:
+            if quoted := _QUOTED_NONFINITE.match(buffer, limit, window):
                 buffer[limit : quoted.end()] = quoted[0].replace(b'"', b"")
                 return self.step(buffer)
             if not _may_become_nonfinite(bytes(buffer[limit:window])):
                 index = self._filled + piece.count(b",")
                 raise CodecError(f"element {index}: expected {self._datatype.name}, got a string")
-        elif window < self._window_bytes:
-            return 0
         comma = piece.rfind(b",")
+        if window < self._window_bytes and (comma < 0 or limit == window):
+            return 0
         if comma < 0:
-            if window < self._window_bytes:
-                return 0
             raise CodecError(f"{self._window_bytes} bytes without a comma")
-        return self._convert(buffer, piece[: comma + 1], brackets.before(comma))
+        return self._convert(buffer, piece[: comma + 1])
 
     def _finish(self) -> None:
         if self._shape is not None and self._filled != len(self._arrays[0]):
@@ -224,7 +215,7 @@ class NumberSink:
 
         The parser judges every byte, so nothing else is looked for.
         """
-        opening = b"[" if self._depth else b""  # the first piece has its own
+        opening = b"[" if self._layout.depth else b""  # the first piece has its own
         if buffer.find(b"[", 1 - len(opening), window) >= 0 or buffer.find(b"]", 0, window) >= 0:
             return 0
         comma = buffer.rfind(b",", 0, window)
@@ -242,10 +233,10 @@ class NumberSink:
         except _ManyTiesError:
             self._window_bytes = TIED_PIECE_BYTES
             return 0
-        if not self._depth:
+        if not self._layout.depth:
             self._layout.begin(1)
             self._layout.take(0, self._filled)
-            self._depth = 1
+            self._layout.depth = 1
         self._window_bytes = min(self._most_bytes, 2 * window)
         return comma + 1
 
@@ -255,12 +246,12 @@ class NumberSink:
         *can_cut*: no more has to arrive before the piece may end at a comma.
         """
         layout, first = self._layout, self._filled
-        if not self._depth:
+        if not layout.depth:
             rank = opening(buffer).count(b"[")
             if not 0 < rank <= MAX_DEPTH:
                 return 0
             layout.begin(rank)
-        elif self._depth != layout.depth_before(first):
+        elif layout.depth != layout.depth_before(first):
             return 0
         end = buffer.rfind(b"]", 0, limit) + 1
         depth = layout.rank - closing(buffer, end).count(b"]")
@@ -282,7 +273,7 @@ class NumberSink:
             return self.step(buffer)
         self._window_bytes = min(self._most_bytes, 2 * self._window_bytes)
         layout.take(first, self._filled)
-        self._depth = depth
+        layout.depth = depth
         if depth:
             return end + 1
         self._finish()
@@ -302,7 +293,7 @@ class NumberSink:
                 return (values, flat) if values is not None and len(values) else None
             self._has_blanks = True
             self._most_bytes = min(self._most_bytes, BRACKETED_PIECE_BYTES)
-        text = b"".join((b"[" * self._depth, memoryview(buffer)[:end], b"]" * depth))
+        text = b"".join((b"[" * layout.depth, memoryview(buffer)[:end], b"]" * depth))
         parsed = _parse(text, self._datatype)
         if parsed is None or not len(parsed[0]):
             return None
@@ -318,37 +309,27 @@ class NumberSink:
             raise _UnlikeLayoutError
         return values, text
 
-    def _convert(self, buffer: bytearray, piece: bytes, brackets: Brackets) -> int:
+    def _convert(self, buffer: bytearray, piece: bytes) -> int:
         """Store the numbers in *piece*, the front of *buffer*: its end, or up to a comma if a list stays open."""
-        depth = brackets.depth
+        layout, first = self._layout, self._filled
+        depth = depth_behind(piece, layout.depth)
         end = len(piece) - 1 if depth else len(piece)
-        text = b"".join((b"[" * self._depth, memoryview(piece)[:end], b"]" * depth))
-        check_cut(text, self._depth, self._depth + end, continues=self._depth > 0, goes_on=depth > 0)
-        if brackets.deepest > MAX_DEPTH:
-            raise CodecError(f"data is nested deeper than {MAX_DEPTH}")
+        text = b"".join((b"[" * layout.depth, memoryview(piece)[:end], b"]" * depth))
+        check_cut(text, layout.depth, layout.depth + end, continues=layout.depth > 0, goes_on=depth > 0)
         values = _parse_fast(text, self._datatype)
-        if values is not None:
-            self._window_bytes = min(self._most_bytes, 2 * self._window_bytes)
-        elif len(piece) > TOLERANT_PIECE_BYTES:
-            self._window_bytes = TOLERANT_PIECE_BYTES
-            return self.step(buffer)
-        else:
+        if values is None:
             values = self._parse_tolerantly(text)
-        first = self._filled
+        else:
+            self._window_bytes = min(self._most_bytes, 2 * self._window_bytes)
         try:
             self._append(values, text)
         except _ManyTiesError:
             self._window_bytes = TIED_PIECE_BYTES
             return self.step(buffer)
-        if brackets.deepest > 1 or self._layout.rank > 1:
-            self._layout.read(piece[:end], brackets, first, len(values))
-            self._is_regular &= not self._layout.is_empty  # where there are no elements, none tell where lists end
-        elif first == 0:
-            self._layout.begin(1)
-            self._layout.take(0, self._filled)
-        if depth == 0:
+        layout.read(piece[:end], first, len(values))
+        self._is_regular &= not layout.is_empty  # where there are no elements, none tell where lists end
+        if not depth:
             self._finish()
-        self._depth = depth
         return len(piece)
 
     def _append(self, values: Array, text: bytes | bytearray) -> None:
@@ -419,6 +400,24 @@ class NumberSink:
                 raise CodecError(f"element {index}: {datatype.name} cannot hold {str(item)[:32]}")
         got = "null" if item is None else str(item).lower() if type(item) is bool else str(item)[:32]
         raise CodecError(f"element {index}: expected {datatype.name}, got {got}")
+
+
+def _blanks_before_array(buffer: bytearray, window: int) -> int:
+    """How many blanks *buffer* begins with. Raises `CodecError` if something else than an array follows them."""
+    first = NOT_SPACE.search(buffer, 0, window)
+    if first is None:
+        return 0
+    if first[0] != b"[":
+        raise CodecError(f"data must be an array, got {beginning(buffer[first.start() : window])}")
+    return first.start()
+
+
+def _end_of_numbers(buffer: bytearray, window: int) -> int:
+    """Where the first quote or brace in buffer[:window] is, which numbers do not have; else the window's end."""
+    for stop in (b'"', b"}"):
+        found = buffer.find(stop, 0, window)
+        window = found if found >= 0 else window
+    return window
 
 
 def _may_be_end(buffer: bytearray, end: int) -> bool:

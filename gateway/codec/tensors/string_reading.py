@@ -18,29 +18,17 @@ Not here: printing (`string_printing`), where in a document a tensor stands (`sc
 import binascii
 import json
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
 from gateway.codec.tensors.datatypes import element_count
-from gateway.codec.tensors.elements import (
-    MAX_ELEMENT_BYTES,
-    PREFIX_BYTES,
-    WINDOW_BYTES,
-)
-from gateway.codec.tensors.nesting import MAX_DEPTH, Nesting
+from gateway.codec.tensors.elements import MAX_ELEMENT_BYTES, PREFIX_BYTES, WINDOW_BYTES
+from gateway.codec.tensors.nesting import Layout
 from gateway.codec.tensors.pieces import PIECE_BYTES, beginning, string_part
-from gateway.codec.tensors.string_runs import (
-    PARSED_BYTES,
-    Rows,
-    append_octets,
-    append_strings,
-    end_of_lists,
-    rows_of,
-    take_run,
-)
+from gateway.codec.tensors.string_runs import PARSED_BYTES, append_octets, append_strings, end_of_lists, take_run
 from gateway.errors import CodecError
 
 BLOB_BYTES = 1024 * 1024
@@ -61,6 +49,7 @@ _B64_OBJECTS = re.compile(rb"%b(?>(?:[ \t\r\n]*+,[ \t\r\n]*+%b)*)" % (_B64_OBJEC
 _B64_TEXT = re.compile(_B64_OBJECT)
 _OBJECT_PART = re.compile(rb'\{(?>(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+(?:"|\\?\Z))*)', re.DOTALL)
 _OBJECT_HEAD = re.compile(rb'\{[ \t\r\n]*+("(?:[^"\\]++|\\.)*+")[ \t\r\n]*+:[ \t\r\n]*+"', re.DOTALL)
+_COMMA, _QUOTE, _LIST, _END, _OBJECT = b',"[]{'
 _WRONG_OBJECT = 'an object must be {"b64": "..."} with no other member'
 
 
@@ -80,14 +69,11 @@ class BytesSink:
         self.label = label
         self._b64_objects = b64_objects
         self._n_elements = element_count(shape) if shape is not None else None
-        self._shape = shape or ()
-        self._nesting: Nesting | None = None
-        self._learned = LearnedShape() if shape is None else None
-        self._rows = rows_of(self._shape[:0:-1]) if self._n_elements else []
+        self._shape = shape
+        self._layout = Layout(shape)
         self._count = 0
-        self._depth = 0
         self._wants_value = True
-        self._just_opened = False
+        self._may_be_run = True
         self._long_element_at: int | None = None
         self._long_base64: bytes | None = None
         self._object_is_open = False
@@ -99,8 +85,9 @@ class BytesSink:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The tensor's shape, learned or given; when it is learned, not before `done`."""
-        return self._learned.shape if self._learned is not None else self._shape
+        """The tensor's shape. Where it is learned from the nesting, it is known when all is `done`."""
+        assert self._shape is not None
+        return self._shape
 
     def blobs(self) -> list[memoryview]:
         """The elements, each with its length before it, as they are on the wire: one or several pieces, in order."""
@@ -118,94 +105,78 @@ class BytesSink:
             self._elements = bytearray()
         window = bytes(memoryview(buffer)[:WINDOW_BYTES])
         position = 0
-        may_be_run = True  # on irregular data, many attempts would make the cost quadratic
+        self._may_be_run = True  # on irregular data, many attempts would make the cost quadratic
         for _ in range(_STEP_VALUES):
             position = _end(_BLANKS, window, position)
             if position == len(window) or position >= PARSED_BYTES or self.done:
                 break
-            code = window[position : position + 1]
-            if not self._wants_value:
-                if code == b",":
-                    self._wants_value = True
-                elif code == b"]":
-                    may_be_run |= self._close()
-                else:
-                    raise CodecError(
-                        f"expected a comma or a bracket after element {self._count - 1}, got {beginning(code)}"
-                    )
-                position += 1
-            elif window.startswith(b"[],", position) and self._depth:
-                position = self._take_empty_lists(window, position)
-            elif code == b"[":
-                self._open()
-                position += 1
-            elif code == b"]" and self._just_opened:
-                self._close()
-                position += 1
-            elif code == b'"' and self._depth:
-                if len(buffer) - position < PARSED_BYTES and buffer.find(b"]", position) < 0:
-                    break  # the array goes on, and of many strings at a time each costs less
-                end = self._take_run(window, position) if may_be_run else position
-                may_be_run = False
-                if end > position:
-                    self._wants_value = False
-                elif (end := _string_end(window, position)) > position and window[end : end + 1] != b",":
-                    self._append(window[position:end])
-                    self._wants_value = False
-                elif (behind := _end(_STRINGS_AND_COMMAS, window, position, PARSED_BYTES)) > position:
-                    end = behind
-                    self._append(window[position : end - 1])
-                elif end > position:
-                    self._append(window[position:end])
-                    self._wants_value = False
-                elif position == 0 and len(window) >= PIECE_BYTES:
-                    return self._begin_element()
-                else:
-                    break  # the string goes on behind the window
-                position = end
-                self._just_opened = False
-            elif code == b"{" and self._depth and self._b64_objects:
-                end = self._append_objects(window, position)
-                if end > position:
-                    position = end
-                    self._just_opened = self._wants_value = False
-                elif position == 0 and len(window) >= PIECE_BYTES:
-                    return self._begin_base64(window)
-                else:
-                    break  # the object goes on behind the window
-            elif self._depth:
-                raise CodecError(f"element {self._count}: expected a string, got {beginning(window[position:])}")
-            else:
-                raise CodecError(f"data must be an array, got {beginning(window[position:])}")
+            end = self._take(window, position)
+            if end == position:
+                break  # it goes on behind the window
+            position = end
+            if self._long_element_at is not None:
+                break
         return position
 
-    def _take_empty_lists(self, window: bytes, start: int) -> int:
-        """Take the lists without elements from *start* on, each with a comma behind it: where they end."""
-        end = _end(_EMPTY_LISTS, window, start, start + PARSED_BYTES)
-        self._open()
-        self._close()
-        if self._learned is not None:
-            self._learned.add_alike(window.count(b"]", start, end) - 1)
-        self._wants_value = True
+    def _take(self, window: bytes, start: int) -> int:
+        """Take what is at *start*, which is no blank: where it ends; *start* itself if it goes on behind *window*."""
+        code = window[start]
+        if not self._wants_value:
+            if code == _END:
+                return self._close(start)
+            if code != _COMMA:
+                got = beginning(window[start : start + 1])
+                raise CodecError(f"expected a comma or a bracket after element {self._count - 1}, got {got}")
+            self._wants_value = True
+            return start + 1
+        if code == _LIST:
+            return self._open(window, start)
+        if not self._layout.depth:
+            raise CodecError(f"data must be an array, got {beginning(window[start:])}")
+        if code == _QUOTE:
+            return self._take_strings(window, start)
+        if code == _OBJECT and self._b64_objects:
+            return self._take_objects(window, start)
+        if code == _END and self._layout.has_just_opened(self._count):
+            return self._close(start)
+        raise CodecError(f"element {self._count}: expected a string, got {beginning(window[start:])}")
+
+    def _take_strings(self, window: bytes, start: int) -> int:
+        """Take one or many strings from *start* on: where they end; *start* itself if the first goes on."""
+        if len(window) - start < PARSED_BYTES and window.find(b"]", start) < 0:
+            return start  # the array goes on, and of many strings at a time each costs less
+        self._layout.value()
+        if self._may_be_run:
+            self._may_be_run = False
+            if (end := self._take_run(window, start)) > start:
+                self._wants_value = False
+                return end
+        end = _string_end(window, start)
+        behind = start
+        if end == start or window[end : end + 1] == b",":
+            behind = _end(_STRINGS_AND_COMMAS, window, start, PARSED_BYTES)
+        if behind > start:
+            self._append(window[start : behind - 1])
+            return behind
+        if end > start:
+            self._append(window[start:end])
+            self._wants_value = False
+        elif start == 0 and len(window) >= PIECE_BYTES:
+            return self._begin_element()
         return end
 
     def _take_run(self, window: bytes, start: int) -> int:
         """Store many of the strings from *start* on: where they end; *start* itself if they are few or broken."""
-        rows = self._rows_here()
+        layout = self._layout
         text = window[start:]
-        if self._learned is not None and self._learned.n_unknown:
+        if layout.n_unknown:
             # not beyond the end of the first list whose length is not known
-            text = text[: end_of_lists(text, self._depth - self._learned.n_unknown)]
-        n_strings, end = take_run(self._elements, text, self._count, rows)
+            text = text[: end_of_lists(text, layout.depth - layout.n_unknown)]
+        n_strings, end = take_run(self._elements, text, self._count, layout.rows())
         if n_strings:
-            self._add_run(n_strings, rows)
+            layout.take(self._count + 1, self._count + n_strings)  # the lists of the first are open already
+            self._add(n_strings)
         return start + end
-
-    def _rows_here(self) -> Sequence[Rows]:
-        """The lists that strings may go on through, as far as they are known."""
-        if self._learned is not None:
-            return self._learned.rows()
-        return self._rows if self._depth == len(self._shape) else ()
 
     def _append(self, text: bytes) -> None:
         """Store the strings in *text*, which are separated by commas."""
@@ -222,11 +193,12 @@ class BytesSink:
         self._elements += bytes(PREFIX_BYTES)
         return 1
 
-    def _append_objects(self, window: bytes, start: int) -> int:
-        """Store the element that is the object at *start* and all such objects behind it; where they end.
+    def _take_objects(self, window: bytes, start: int) -> int:
+        """Take the element that is the object at *start* and all such objects behind it; where they end.
 
-        *start* itself if it goes on behind *window*.
+        *start* itself if the object goes on behind *window*.
         """
+        self._layout.value()
         end = _end(_B64_OBJECTS, window, start, start + PARSED_BYTES // 2)  # they are decoded one by one
         if end == start:
             end = _end(_B64_TEXT, window, start, start + PIECE_BYTES)
@@ -234,7 +206,7 @@ class BytesSink:
             end = _end(_OBJECT_PART, window, start, start + PIECE_BYTES)
             if window[end : end + 1] != b"}":
                 if end == min(len(window), start + PIECE_BYTES):
-                    return start
+                    return self._begin_base64(window) if start == 0 and len(window) >= PIECE_BYTES else start
                 raise CodecError(f"element {self._count}: {_WRONG_OBJECT}, got {beginning(window[start:])}")
             end += 1
             texts = [self._b64_member(window[start:end])]
@@ -242,6 +214,7 @@ class BytesSink:
             texts = _B64_TEXT.findall(window, start, end)
         append_octets(self._elements, [_octets_of(text, index) for index, text in enumerate(texts, self._count)])
         self._add(len(texts))
+        self._wants_value = False
         return end
 
     def _b64_member(self, text: bytes) -> bytes:
@@ -301,135 +274,39 @@ class BytesSink:
             raise CodecError(f"element {self._count} has {size} bytes, more than a BYTES element can have")
         self._elements[element_at : element_at + PREFIX_BYTES] = size.to_bytes(PREFIX_BYTES, "little")
         self._long_element_at = None
-        self._wants_value = self._just_opened = False
+        self._wants_value = False
         self._add(1)
         return len(part) + 1
 
     def _add(self, n_elements: int) -> None:
-        """As many elements of the innermost open list have been stored."""
-        if self._learned is not None:
-            self._learned.add(n_elements)
+        """As many elements have been stored."""
         self._count += n_elements
         if self._n_elements is not None and self._count > self._n_elements:
             raise CodecError(f"expected {self._n_elements} elements, got more")
 
-    def _add_run(self, n_elements: int, rows: Sequence[Rows]) -> None:
-        """As many elements have been stored that are nested in full, as *rows* says."""
-        if not rows:
-            self._add(n_elements)
-            return
-        if self._learned is not None:
-            self._learned.add_full(n_elements)
-        elif self._nesting is not None:  # the lists of the first are open already
-            self._nesting.open_full(self._count + 1, self._count + n_elements)
-        self._count += n_elements
-        if self._n_elements is not None and self._count > self._n_elements:
-            raise CodecError(f"expected {self._n_elements} elements, got more")
+    def _open(self, window: bytes, start: int) -> int:
+        """A list begins at *start*, or many without elements: where the bracket, or the last of these lists, ends."""
+        self._layout.open(self._count)
+        if self._layout.depth == 1 or not window.startswith(b"[],", start):
+            return start + 1
+        end = _end(_EMPTY_LISTS, window, start, start + PARSED_BYTES)
+        self._layout.close(self._count)
+        self._layout.repeat_empty(window.count(b"]", start, end) - 1)
+        return end
 
-    def _open(self) -> None:
-        self._depth += 1
-        self._just_opened = True
-        if self._depth > MAX_DEPTH:
-            raise CodecError(f"data is nested deeper than {MAX_DEPTH}")
-        if self._learned is not None:
-            self._learned.open()
-        elif self._depth > 1:
-            self._nesting = self._nesting or Nesting(self._shape, MAX_DEPTH)
-            self._nesting.open(self._depth, self._count)
-
-    def _close(self) -> bool:
-        """A list ends; whether it is known only now how long lists are at its depth."""
-        is_learned = False
-        if self._learned is not None:
-            is_learned = self._learned.close()
-        elif self._nesting is not None:
-            if self._just_opened and self._n_elements:
-                raise CodecError(f"data is nested, but not like the shape {list(self._shape)}: a list in it is empty")
-            self._nesting.close(self._depth, self._count)
-        self._depth -= 1
-        self._wants_value = self._just_opened = False
-        if self._depth == 0:
+    def _close(self, start: int) -> int:
+        """The innermost open list ends with the bracket at *start*: where the bracket ends."""
+        if self._layout.close(self._count):
+            self._may_be_run = True  # the length of its lists is known only now
+        self._wants_value = False
+        if not self._layout.depth:
             self.done = True
             if self._n_elements is not None and self._count != self._n_elements:
                 raise CodecError(f"expected {self._n_elements} elements, got {self._count}")
-            if self._nesting is not None:
-                self._nesting.finish()
-        return is_learned
-
-
-class LearnedShape:
-    """Learns the shape of data that says none: all its lists must be as long as the first at their depth."""
-
-    def __init__(self) -> None:
-        self.rank = 0
-        """How deep the lists are nested that have been seen; at this depth stand the values, once there is one."""
-        self._has_values = False
-        self._lengths: list[int] = []
-        """By depth from 1: how long all lists are, of which one has ended; else -1."""
-        self._taken: list[int] = []
-        """By depth from 1: how many items each open list has so far."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The lengths of the lists at each depth, when all are closed."""
-        return tuple(self._lengths)
-
-    def open(self) -> None:
-        """A list begins. Raises `CodecError` if the data is ragged, as `add` and `close` do."""
-        if self._taken:
-            self._taken[-1] += 1
-        self._taken.append(0)
-        depth = len(self._taken)
-        if depth > self.rank:
-            if self._has_values:
-                raise CodecError(f"data is ragged: a list stands where the first values are, at depth {self.rank}")
-            self.rank = depth
-            self._lengths.append(-1)
-
-    def add(self, n_values: int) -> None:
-        """As many values stand in the innermost open list."""
-        depth = len(self._taken)
-        if depth != self.rank:
-            raise CodecError(f"data is ragged: a value stands at depth {depth}, and lists at depth {self.rank}")
-        self._has_values = True
-        self._taken[-1] += n_values
-
-    def add_alike(self, n_lists: int) -> None:
-        """As many lists more stand in the innermost open one that are like the last in it."""
-        self._taken[-1] += n_lists
-
-    def add_full(self, n_values: int) -> None:
-        """As many values stand in lists that are as long as the first."""
-        for depth in range(self.rank - 1, -1, -1):
-            taken, length = self._taken[depth] + n_values, self._lengths[depth]
-            if taken <= length or length < 0:
-                self._taken[depth] = taken
-                return
-            n_values = (taken - 1) // length  # lists that have begun since
-            self._taken[depth] = taken - n_values * length
-
-    @property
-    def n_unknown(self) -> int:
-        """At how many depths, beside the outermost, it is not known how long lists are."""
-        return self._lengths[1:].count(-1)
-
-    def rows(self) -> list[Rows]:
-        """The lists whose length is known; none before the values are."""
-        n_known = self.rank - 1 - self.n_unknown if self._has_values else 0
-        return rows_of(self._lengths[: -n_known - 1 : -1])
-
-    def close(self) -> bool:
-        """The innermost open list ends; whether it is the first at its depth."""
-        length = self._taken.pop()
-        depth = len(self._taken)
-        if self._lengths[depth] < 0:
-            self._lengths[depth] = length
-            return True
-        if length != self._lengths[depth]:
-            raise CodecError(
-                f"data is ragged: a list at depth {depth + 1} has {length} items, the first one {self._lengths[depth]}"
-            )
-        return False
+            shape = self._layout.finish(self._count)
+            if self._shape is None:
+                self._shape = shape
+        return start + 1
 
 
 def _octets_of(text: bytes | memoryview, index: int, *, goes_on: bool = False) -> bytes:

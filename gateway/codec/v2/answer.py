@@ -39,6 +39,7 @@ from gateway.codec.tensors.string_reading import BytesSink, from_base64
 from gateway.codec.v2 import declarations
 from gateway.codec.v2.declarations import datatype_of, name_of, shape_of, sliced_parameters, text_of
 from gateway.codec.v2.error_bodies import shortened, words_of
+from gateway.codec.v2.ids import check_id, is_absent
 from gateway.codec.v2.steps import (
     ENTRY_COST,
     FEW_MEMBERS,
@@ -184,6 +185,7 @@ class InferAnswer:
         *,
         model: str,
         request_id: bytes,
+        sent_id: bytes = b"",
         max_bytes: int,
         is_renamed: bool = False,
         declared: Mapping[str, str] | None = None,
@@ -192,7 +194,8 @@ class InferAnswer:
         """*max_bytes* is the most JSON the caller will feed; no tensor can have more elements than that allows.
 
         *model* (the name in the path) and *request_id* (JSON text, or empty) are added where the backend
-        leaves them out (protocol 4.6). *is_renamed*: the backend knows the model under a name of its own, in whose
+        leaves them out (protocol 4.6). *sent_id* is the id that the backend got, which is the gateway's own where the
+        client has none (protocol 4.10). *is_renamed*: the backend knows the model under a name of its own, in whose
         place the client gets *model* (protocol 8). *declared* are outputs by name whose inputs were promoted: where the
         backend says FP32, they get back the datatype that the model's metadata declares. *limits* bound the JSON
         beside the data and the number of outputs.
@@ -201,6 +204,7 @@ class InferAnswer:
         self._model = model
         self._is_renamed = is_renamed
         self._request_id = request_id
+        self._sent_id = sent_id
         self._limits = limits
         self._values = _Values(selection, declared or {}, max_bytes)
         self._scanner = Scanner(
@@ -243,9 +247,10 @@ class InferAnswer:
             self._held_per_byte = 1
             return reply
         except CodecError as error:
-            raise CodecError(restore_literals(str(error).encode(), self._marker).decode()) from None
+            raise type(error)(restore_literals(str(error).encode(), self._marker).decode()) from None
 
     def _reply(self, top: Members, entries: list[Members]) -> Generator[None, None, Reply]:
+        self._take_id(top)
         outputs = ReplyText()
         blobs: list[memoryview] = []
         datatypes: list[str] = []
@@ -303,6 +308,16 @@ class InferAnswer:
         except CodecError:
             raise CodecError("no `outputs` array of objects") from None
 
+    def _take_id(self, top: Members) -> None:
+        """Put the client's id into the answer, and take out the gateway's own. Raises `ForeignAnswerError`."""
+        answered = top.get("id", b"")
+        is_own = bool(self._sent_id) and not self._request_id
+        check_id(answered, self._sent_id, is_own=is_own)  # protocol 4.10
+        if is_own:
+            top.pop("id", None)
+        elif self._request_id and is_absent(answered):  # protocol 4.6
+            top["id"] = self._request_id
+
     def _refuse_trailing(self) -> None:
         if self._scanner.trailing_bytes():
             raise CodecError(f"the JSON ends after {self._scanner.consumed} bytes, but more follows")
@@ -349,14 +364,10 @@ class InferAnswer:
     def _header(self, top: Members, outputs: "ReplyText") -> Generator[None, None, list[bytes]]:
         """The JSON of the reply, with the *outputs* in it."""
         text = ReplyText()
-        added = {"model_name": orjson.dumps(self._model), "id": self._request_id}
         if self._is_renamed:
             top.pop("model_name", None)
-        for key, value in list(added.items()):
-            if top.get(key, b"null") != b"null":
-                del added[key]
-            elif value:
-                top[key] = value  # protocol 4.6
+        if top.get("model_name", b"null") == b"null":
+            top["model_name"] = orjson.dumps(self._model)  # protocol 4.6
         put_last(top, MEMBERS)
         separator = b"{"
         for key, value in top.items():
@@ -371,8 +382,6 @@ class InferAnswer:
                 for piece in outputs.pieces():
                     text.add(piece)
                 text.add(b"]")
-            elif key in added:
-                text.add(value)
             else:
                 text.add(
                     restore_literals(value, self._marker)

@@ -25,6 +25,8 @@ def parse_header_length(values: Sequence[str]) -> int | None:
 
     Raises `CodecError` for anything but decimal digits, and for two that differ (protocol 1.2).
     """
+    if not values:
+        return None
     lengths = set()
     for value in values:
         match = _DIGITS.fullmatch(value)
@@ -36,7 +38,7 @@ def parse_header_length(values: Sequence[str]) -> int | None:
     if len(lengths) > 1:
         listed = ", ".join(str(length) for length in sorted(lengths))
         raise CodecError(f"{HEADER_LENGTH}: sent more than once with different values: {listed}")
-    return lengths.pop() if lengths else None
+    return lengths.pop()
 
 
 class Framing(msgspec.Struct, frozen=True):
@@ -60,7 +62,7 @@ def parse_framing(header_lengths: Sequence[str], content_type: str) -> Framing:
     Raises `CodecError` for a length that is no decimal number.
     """
     length = parse_header_length(header_lengths)
-    match = _VENDOR_TYPE.fullmatch(content_type) if "triton" in content_type.lower() else None
+    match = _VENDOR_TYPE.fullmatch(content_type) if content_type and "triton" in content_type.lower() else None
     if match is None:
         return Framing(length)
     if length is None:

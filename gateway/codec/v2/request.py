@@ -46,6 +46,8 @@ class InferRequest(PiecedJson):
     selection: OutputSelection
     id: bytes
     """The client's id as JSON text; empty if it sent none."""
+    sent_id: bytes
+    """The id that the backend gets; empty if it gets none."""
     header_recovered: bool
     nonfinite: int
     """How many NaN and infinities are let through by policy."""
@@ -60,11 +62,13 @@ class InferRequest(PiecedJson):
         limits: HeaderLimits = DEFAULT_LIMITS,
         *,
         recover: bool,
+        own_id: bytes = b"",
         reserve: Reserve = reserve_nothing,
     ) -> Generator[None, None, "InferRequest | None"]:
         """Parse and check a whole body; None if it is pure JSON, which nobody judges (protocol 3.6).
 
-        JSON with members that *policy* leaves out is judged: it is written anew.
+        JSON with members that *policy* leaves out is judged: it is written anew. So is all JSON with *own_id*, which is
+        JSON text, and is sent as `id` where the client has none (protocol 4.10).
 
         *header_length* is the client's, None if it sent none; then *recover* allows protocol section 6. *reserve* is
         called once with the bytes of memory that the parsed header takes at most, before it is built, unless the body
@@ -73,13 +77,15 @@ class InferRequest(PiecedJson):
         Raises `CodecError`, and of these `TooLargeError` for more JSON beside the data than *limits* allow.
         """
         if header_length is not None:
-            header, blobs = yield from HeaderParser(body, header_length, policy, limits, reserve).parse()
+            header, blobs = yield from HeaderParser(body, header_length, policy, limits, reserve, own_id).parse()
             return (yield from _bound(header, blobs, policy))
         if not body:  # protocol 1.6
             raise CodecError("empty request body")
-        if not policy.leave_out and not (yield from may_have_binary_parameters(body)):
+        is_rewritten = own_id or policy.leave_out
+        if not is_rewritten and not (yield from may_have_binary_parameters(body)):
             return None
-        parsed = yield from HeaderParser(body, None, policy, limits, reserve, recover=recover).parse_if_binary()
+        parser = HeaderParser(body, None, policy, limits, reserve, own_id, recover=recover)
+        parsed = (yield from parser.parse()) if own_id else (yield from parser.parse_if_binary())
         return (yield from _bound(*parsed, policy)) if parsed is not None else None
 
     @staticmethod
@@ -89,15 +95,16 @@ class InferRequest(PiecedJson):
         policy: TensorPolicy,
         limits: HeaderLimits = DEFAULT_LIMITS,
         *,
+        own_id: bytes = b"",
         reserve: Reserve = reserve_nothing,
     ) -> Generator[None, None, "InferRequest"]:
         """Parse a raw binary request (protocol section 5): *metadata* is the model's, *body* its only input.
 
-        *reserve* is called as by `parse`; a BYTES element is copied behind its length, and its copy counts too.
-        Yields after each step of work. Raises `CodecError`.
+        *own_id* and *reserve* are those of `parse`; a BYTES element is copied behind its length, and its copy counts
+        too. Yields after each step of work. Raises `CodecError`.
         """
         header, blob, reserve = yield from framed_raw(body, metadata, limits, reserve)
-        parsed, _ = yield from HeaderParser(header, len(header), policy, limits, reserve).parse()
+        parsed, _ = yield from HeaderParser(header, len(header), policy, limits, reserve, own_id).parse()
         return (yield from _bound(parsed, blob, policy))
 
     @property
@@ -156,7 +163,9 @@ def _bound(header: RequestHeader, blobs: memoryview, policy: TensorPolicy) -> Ge
         elif tensor.datatype.kind is Kind.FLOAT:
             nonfinite += yield from check_finite(tensor, policy.nonfinite)
     segments = [inputs[segment] if isinstance(segment, int) else segment for segment in header.segments]
-    return InferRequest(inputs, header.selection, header.id, header.is_recovered, nonfinite, segments, policy)
+    return InferRequest(
+        inputs, header.selection, header.id, header.sent_id, header.is_recovered, nonfinite, segments, policy
+    )
 
 
 def framed_raw(

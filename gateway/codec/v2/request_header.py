@@ -23,6 +23,7 @@ from gateway.codec.json.members import Members, object_text, put_last, restore_l
 from gateway.codec.tensors.datatypes import Kind
 from gateway.codec.v2 import declarations
 from gateway.codec.v2.declarations import sliced_parameters
+from gateway.codec.v2.ids import is_absent
 from gateway.codec.v2.request_reading import (
     RequestReader,
     Reserve,
@@ -49,6 +50,9 @@ class RequestHeader:
     """The binary inputs, still without their blobs, and how many bytes each has."""
     selection: OutputSelection
     id: bytes
+    """The client's, as JSON text; empty if it sent none."""
+    sent_id: bytes
+    """The one in `segments`; empty if there is none."""
     is_recovered: bool
     segments: list[Segment]
     """The backend's JSON."""
@@ -64,13 +68,15 @@ class HeaderParser:
         policy: TensorPolicy,
         limits: HeaderLimits,
         reserve: Reserve,
+        own_id: bytes = b"",
         *,
         recover: bool = False,
     ) -> None:
-        """See `RequestReader`."""
+        """*own_id* is that of `InferRequest.parse`; for the others see `RequestReader`."""
         self._reader = RequestReader(body, header_length, limits, reserve, recover=recover)
         self._body = body
         self._policy = policy
+        self._own_id = own_id
         self._announced: list[tuple[Tensor, int]] = []
         self._segments: list[Segment] = []
         self._text = bytearray()
@@ -106,7 +112,10 @@ class HeaderParser:
         selection = yield from reader.select(requested, parameters)
 
         request_id = top.get("id", b"")
-        request_id = b"" if request_id in (b"null", b'""') else restore_literals(request_id, reader.marker)
+        request_id = b"" if is_absent(request_id) else restore_literals(request_id, reader.marker)
+        if self._own_id and not request_id:  # protocol 4.10
+            top["id"] = self._own_id
+        sent_id = b"" if "id" in self._policy.leave_out else request_id or self._own_id
         put_last(top, MEMBERS)
         separator = b"{"
         for key in self._policy.leave_out:
@@ -135,7 +144,8 @@ class HeaderParser:
         self._text += b"}"
         self._segments.append(bytes(self._text))
         yield from self._restore_segments()
-        return RequestHeader(self._announced, selection, request_id, is_recovered, self._segments), blobs
+        header = RequestHeader(self._announced, selection, request_id, sent_id, is_recovered, self._segments)
+        return header, blobs
 
     def _outputs(self, requested: list[Members]) -> Generator[None, None, None]:
         for index, entry in enumerate(requested):

@@ -26,6 +26,7 @@ from gateway.codec.tensors.elements import LENGTH
 from gateway.codec.tensors.number_reading import read_few, read_flat
 from gateway.codec.v2.answer import Reply
 from gateway.codec.v2.declarations import parse_shape
+from gateway.codec.v2.ids import is_absent
 from gateway.codec.v2.short_request import has_many_brackets, members_text
 
 SHORT_ANSWER_BYTES = 64 * 1024
@@ -62,7 +63,14 @@ class _UncommonError(Exception):
 
 
 def read_short_answer(
-    text: bytes, selection: OutputSelection, request_id: bytes, *, model: str, is_renamed: bool, limits: HeaderLimits
+    text: bytes,
+    selection: OutputSelection,
+    request_id: bytes,
+    sent_id: bytes = b"",
+    *,
+    model: str,
+    is_renamed: bool,
+    limits: HeaderLimits,
 ) -> Reply | None:
     """The reply to the whole answer *text*, if it is small and in the common form; None: `InferAnswer` is to judge.
 
@@ -106,7 +114,14 @@ def read_short_answer(
                 return None
         if n_escapes or len(found) != len(named) or not _is_each_once(b"".join(beside), n_outputs):
             return None
-        header = _header_text(answer, outputs, request_id, model, is_renamed=is_renamed)
+        answered_id = b"" if answer.id is UNSET else bytes(answer.id)
+        if sent_id and answered_id != sent_id and not is_absent(answered_id):  # protocol 4.10
+            return None
+        if request_id and is_absent(answered_id):  # protocol 4.6
+            answered_id = request_id
+        elif (sent_id and not request_id) or answered_id == b"null":
+            answered_id = b""
+        header = _header_text(answer, outputs, answered_id, model, is_renamed=is_renamed)
     except (_UncommonError, KeyError, ValueError, RecursionError):
         return None
     return Reply([header], blobs, datatypes, 0)
@@ -123,18 +138,14 @@ def _is_each_once(beside: bytes, n_outputs: int) -> bool:
     )
 
 
-def _header_text(answer: _Answer, outputs: list[bytes], request_id: bytes, model: str, *, is_renamed: bool) -> bytes:
-    """The JSON of the reply."""
+def _header_text(answer: _Answer, outputs: list[bytes], id_: bytes, model: str, *, is_renamed: bool) -> bytes:
+    """The JSON of the reply; *id_* is the client's or the server's, or empty."""
     name = b"null" if is_renamed or answer.model_name is UNSET else bytes(answer.model_name)
     text = b'{"model_name":' + (orjson.dumps(model) if name == b"null" else name)  # protocol 4.6
     if answer.model_version is not UNSET:
         text += b',"model_version":%b' % answer.model_version
-    if answer.id is not UNSET:
-        own_id = bytes(answer.id)
-        if own_id != b"null":
-            request_id = own_id
-    if request_id:
-        text += b',"id":' + request_id
+    if id_:
+        text += b',"id":' + id_
     if answer.parameters is not UNSET:
         parameters = bytes(answer.parameters)
         if parameters != b"null":  # protocol 4.4

@@ -33,6 +33,7 @@ from gateway.codec.tensors.elements import LENGTH, PREFIX_BYTES, RUN_ELEMENTS, c
 from gateway.codec.tensors.number_printing import array_text
 from gateway.codec.tensors.string_printing import base64_pieces, text_pieces
 from gateway.codec.v2.declarations import parse_shape
+from gateway.codec.v2.ids import is_absent
 from gateway.errors import CodecError
 
 SHORT_BODY_BYTES = 16 * 1024
@@ -93,6 +94,8 @@ class ShortRequest(msgspec.Struct, frozen=True, gc=False):
     selection: OutputSelection
     id: bytes
     """The client's id as JSON text; empty if it sent none."""
+    sent_id: bytes
+    """The id that the backend gets; empty if it gets none."""
     datatypes: list[str]
     """The datatype of each binary input."""
 
@@ -113,32 +116,36 @@ class ShortRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_short_request(
-    body: bytes | memoryview, header_length: int | None, policy: TensorPolicy, limits: HeaderLimits
+    body: bytes | memoryview,
+    header_length: int | None,
+    policy: TensorPolicy,
+    limits: HeaderLimits,
+    own_id: bytes = b"",
 ) -> ShortRequest | None:
     """The request in *body*, if it is small and in the common form; None means that `InferRequest.parse` is to judge.
 
-    The JSON is byte for byte what `InferRequest` makes.
+    *own_id* is that of `InferRequest.parse`. The JSON is byte for byte what `InferRequest` makes.
     """
     header_bytes = len(body) if header_length is None else header_length
     if not 0 < header_bytes <= len(body) <= SHORT_BODY_BYTES:
         return None
     body = bytes(body)
     text = body[:header_bytes]
-    if header_length is None and b'"binary_data' not in text:
+    if header_length is None and not own_id and b'"binary_data' not in text:
         return None
     try:
         header = read_header(text, limits)
         if header is None:
             return None
         members = []
-        request_id = b""
+        request_id = said_id = b"" if header.id is UNSET else bytes(header.id)
         leave_out = policy.leave_out
-        if header.id is not UNSET:
-            request_id = bytes(header.id)
-            if "id" not in leave_out:
-                members.append(b'"id":' + request_id)
+        if is_absent(said_id):
+            request_id, said_id = b"", own_id or said_id
+        if said_id and "id" not in leave_out:
+            members.append(b'"id":' + said_id)
         by_default = False
-        is_extended = header_length is not None
+        is_extended = header_length is not None or bool(own_id)
         parameters = header.parameters
         if parameters is not UNSET:
             flag = parameters.pop("binary_data_output", None)
@@ -172,7 +179,8 @@ def read_short_request(
     return ShortRequest(
         b"{%b}" % b",".join(members),
         selection,
-        b"" if request_id in (b"null", b'""') else request_id,
+        request_id,
+        b"" if "id" in leave_out else request_id or own_id,
         [entry.datatype for entry in header.inputs if entry.data is UNSET],
     )
 

@@ -27,7 +27,6 @@ WAYS = {"all measured": 1, "some measured": 3, "brackets looked for": 1000}
 @pytest.fixture(autouse=True, params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nesting, "LONG_LIST", WAYS[request.param])
-    monkeypatch.setattr(nesting, "FEW_BRACKETS", 2)
 
 
 def read(shape: tuple[int, ...], data: Any, chunk: int, as_strings: bool) -> int:

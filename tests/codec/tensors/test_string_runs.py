@@ -10,16 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.tensors.elements import RUN_STEP_ELEMENTS, WINDOW_BYTES
+from gateway.codec.tensors.nesting import Layout, Rows
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.tensors.string_reading import BytesSink
 from gateway.codec.tensors.string_runs import (
     MIN_STRINGS,
     PARSED_BYTES,
-    Rows,
-    append_equally_long,
     append_run,
     find_run,
-    rows_of,
 )
 from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of, nested
@@ -256,11 +254,19 @@ def test_lists_are_read_in_few_steps(text: str, shape: list[int], separator: str
         assert n_steps <= 4 * (len(data) // PIECE_BYTES + 2)
 
 
-def test_rows_are_counted_in_elements_from_the_innermost_on() -> None:
-    assert rows_of(()) == []
-    assert rows_of((16,)) == [Rows(16, 1)]
-    assert rows_of((1,)) == [Rows(1, 1)]
-    assert rows_of((1, 1, 3, 1, 2)) == [Rows(1, 2), Rows(3, 4), Rows(6, 5)]
+@pytest.mark.parametrize(
+    ("shape", "rows"),
+    [
+        ((5,), []),
+        ((5, 16), [Rows(16, 1)]),
+        ((5, 1), [Rows(1, 1)]),
+        ((5, 2, 1, 3, 1, 1), [Rows(1, 2), Rows(3, 4), Rows(6, 5)]),
+    ],
+)
+def test_rows_are_counted_in_elements_from_the_innermost_on(shape: tuple[int, ...], rows: list[Rows]) -> None:
+    layout = Layout(shape)
+    layout.begin(len(shape))
+    assert layout.rows() == rows
 
 
 @pytest.mark.parametrize("odd", [b'",["', b'"],"', b'"];["', b'",,"', b'" "', b'"\n"', b'"]],[["', b'" ],["'])
@@ -294,5 +300,4 @@ def test_one_step_reads_so_many_strings_at_most(front: bytes, strings: list[byte
 def test_few_strings_are_no_run() -> None:
     text = b",".join([b'"a"'] * (MIN_STRINGS - 1))
     assert find_run(text, 0, []) is None
-    assert append_equally_long(bytearray(), text, 0, []) == (0, 0)
     assert find_run(text + b',"a"', 0, []) is not None

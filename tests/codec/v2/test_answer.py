@@ -84,7 +84,8 @@ def test_requested_output_that_is_missing_is_named() -> None:
         ({"id": None}, b"", {"model_name": "m"}),
         ({"id": "own", "model_name": "own"}, b'"client"', {"model_name": "own", "id": "own"}),
         ({"id": "own"}, b"", {"model_name": "m", "id": "own"}),
-        ({"id": ""}, b'"client"', {"model_name": "m", "id": ""}),
+        ({"id": ""}, b'"client"', {"model_name": "m", "id": "client"}),
+        ({"id": ""}, b"", {"model_name": "m", "id": ""}),
         (
             {"model_version": "1", "parameters": {"a": [1]}},
             b"",

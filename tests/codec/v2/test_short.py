@@ -156,9 +156,10 @@ def test_requests_come_to_the_same_both_ways(seed: int) -> None:
         body, header_length = random_request(dice)
         left_out = frozenset(member for member in ("id", "outputs", "parameters") if dice.random() < 0.2)
         policy = TensorPolicy(bytes=dice.choice(list(BytesPolicy)), leave_out=left_out)
-        n_short += read_short_request(body, header_length, policy, LIMITS) is not None
+        own_id = dice.choice([b"", b'"gateway-7"'])
+        n_short += read_short_request(body, header_length, policy, LIMITS, own_id) is not None
         with suppress(CodecError):
-            parse_request(body, header_length, policy)
+            parse_request(body, header_length, policy, own_id=own_id)
     assert n_short > ROUNDS / 2
 
 
@@ -176,6 +177,8 @@ def test_requests_without_octets_come_to_the_same_both_ways(seed: int) -> None:
         n_short += is_short
         with suppress(CodecError):
             n_long += parse_request(body, None) is not None and not is_short
+        with suppress(CodecError):
+            parse_request(body, None, own_id=b'"gateway-7"')
     assert n_short > ROUNDS / 4
     assert n_long > 0
 
@@ -189,8 +192,9 @@ def test_answers_come_to_the_same_both_ways(seed: int) -> None:
         text, selection, request_id = random_answer(dice), dice.choice(selections), dice.choice([b"", b'"7"'])
         short = read_short_answer(text, selection, request_id, model="m", is_renamed=False, limits=LIMITS)
         n_short += short is not None
-        with suppress(CodecError):
-            read_answer([text], selection, request_id=request_id)
+        for sent_id in (b"", request_id, b'"own"'):
+            with suppress(CodecError):
+                read_answer([text], selection, request_id=request_id, sent_id=sent_id)
     assert n_short > ROUNDS / 2
 
 

@@ -1,0 +1,344 @@
+"""One answer of a backend while it arrives, from its first interim head to the end of its body.
+
+Bytes go in with `feed`, a head and the pieces of its body come out, to one reader, which waits for them. What has come
+of an answer is in one of these states (`State`):
+
+    state    bytes that come are           the reader gets             left for
+    HEAD     a head, maybe interim         nothing                     HELD, BODY, BROKEN, LOST
+    HELD     the body                      nothing, see `hold`         BODY, LOST
+    BODY     the body; behind it surplus   the head, then the body     BROKEN, LOST
+    BROKEN   surplus                       what came before, then `NotHttpError`
+    LOST     none, the connection is gone  what came before, then `LostError` unless it was all
+    CUT      none, this side has closed    `LostError`, unless it was all
+
+How far the body is within BODY and LOST says `http1.Phase`. Surplus is nobody's: it is dropped, and the connection is
+not used again.
+
+Not here: the connection itself (`wire`), and what the fields of a head mean (`heads`).
+"""
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum, auto
+
+from aiohttp.http import RawResponseMessage
+
+from gateway.backend.heads import AnswerHead
+from gateway.http1 import PIECE_BYTES, Heads, Incoming, MalformedError, Phase
+
+READ_BYTES = 256 * 1024
+"""How much of an answer may wait to be read before the backend has to wait, as it is on the wire."""
+
+MAX_HEAD_BYTES = 256 * 1024
+"""How long a head may be, with the interim heads before it."""
+
+MAX_INTERIM = 16
+"""How many interim heads (100, 103) may come before an answer."""
+
+HELD_BYTES = 16 * 1024
+"""How much of an answer's body is waited for before its head is given to a reader that wants both; see `hold`."""
+
+DENSE_BYTES = PIECE_BYTES - PIECE_BYTES // 16
+MAX_DENSE = 8
+"""A piece that carries so much has at most some 100 chunks, so that many of them are decoded in one go."""
+
+_TLS_ALERT = b"\x15\x03"  # how a TLS server's answer to plain HTTP begins (RFC 8446 section 5.1)
+
+
+class State(Enum):
+    """What has come of an answer, see above."""
+
+    HEAD = auto()
+    HELD = auto()
+    BODY = auto()
+    BROKEN = auto()
+    LOST = auto()
+    CUT = auto()
+
+
+class LostError(Exception):
+    """The connection ended before the answer did."""
+
+
+class NotHttpError(Exception):
+    """What the backend sent is not HTTP; the message says what is wrong with it."""
+
+
+class ArrivingAnswer:
+    """The answer to one request."""
+
+    __slots__ = (
+        "_decoded",
+        "_defect",
+        "_head",
+        "_is_last",
+        "_is_paused",
+        "_loop",
+        "_message",
+        "_method",
+        "_n_interim",
+        "_on_held",
+        "_transport",
+        "_waiter",
+        "ends_with_connection",
+        "received_bytes",
+        "state",
+    )
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, heads: Heads, method: str
+    ) -> None:
+        """To a request of *method*. *transport* pauses while too much waits to be read; *heads* are its own."""
+        self._loop = loop
+        self._transport = transport
+        self._method = method
+        self._message = Incoming(heads)
+        self.state = State.HEAD
+        self.received_bytes = 0
+        """With the head, on the wire."""
+        self._is_last = False  # on its connection: it says so, or something has come that is no part of it
+        self._head: AnswerHead | None = None
+        self._n_interim = 0
+        self._decoded: list[bytes] = []  # of a chunked body, before the reader asked for it
+        self._defect = ""  # in words, of what is BROKEN
+        self._on_held: Callable[[int], None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_paused = False
+        self.ends_with_connection = False
+        """Whether only the connection's end tells that the body has come to its own."""
+
+    def hold(self, on_held: Callable[[int], None]) -> None:
+        """Give the head of a 2xx only when its body has come too, or `HELD_BYTES` of that, or the connection's end.
+
+        Servers often write a head and a small body in two pieces, for each of which the reader would wake. Any other
+        status is given at once: it may decide without a body; so is a head with a defect. *on_held* is called with the
+        status when a head comes whose body has not, and again whenever more of the body comes.
+        """
+        self._on_held = on_held
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all of the answer has come and was read."""
+        return self._head is not None and self._message.is_read and not self._decoded
+
+    def is_last(self) -> bool:
+        """Whether the connection can carry no other request, as far as is known of the answer."""
+        return self._is_last or self._message.has_surplus or self.state is not State.BODY
+
+    def may_be_followed(self) -> bool:
+        """Whether all of the answer was read, and the connection can carry another request."""
+        message = self._message
+        is_last = self._is_last or message.has_surplus or self.state is not State.BODY
+        return not is_last and message.is_read and not self._decoded
+
+    # What comes
+
+    def feed(self, data: bytes) -> None:
+        """Take what the backend has sent. Of a chunked body at most one piece is decoded here."""
+        is_first = not self.received_bytes
+        self.received_bytes += len(data)
+        state = self.state
+        if state is State.HEAD:
+            try:
+                self._feed_head(data)
+            except MalformedError as error:
+                is_tls = is_first and data.startswith(_TLS_ALERT)
+                self._break("it speaks TLS there: write https:// in the endpoint" if is_tls else str(error))
+        elif state is State.HELD or state is State.BODY:
+            self._feed_body(data)
+        else:
+            self._surplus()
+
+    def _feed_head(self, data: bytes) -> None:
+        """Read heads until the answer's own has come. Raises `MalformedError`."""
+        message = self._message
+        while (found := message.feed_head(data)) is not None:
+            parsed, data = found
+            assert isinstance(parsed, RawResponseMessage)
+            head = AnswerHead(parsed)
+            if head.code >= 200 or not head.is_interim:
+                self._begin_body(head)
+                self._feed_body(data)
+                return
+            self._n_interim += 1
+            if self._n_interim > MAX_INTERIM:
+                raise MalformedError(f"it sends more than {MAX_INTERIM} interim answers")
+            if not data:
+                return
+
+    def _begin_body(self, head: AnswerHead) -> None:
+        self._head = head
+        is_bodiless = head.is_bodiless(self._method)
+        self._is_last = head.ends_connection(is_bodiless=is_bodiless)
+        message = self._message
+        if is_bodiless:
+            message.expect_nothing()
+        elif head.length is not None and head.codings is None:
+            message.expect_sized(head.length)
+        elif head.is_chunked:
+            message.expect_chunks()
+        else:
+            self.ends_with_connection = True
+            message.expect_until_end()
+        # what is refused for its head is refused now, whether or not a body comes
+        if self._on_held is not None and 200 <= head.code < 300 and head.defect() is None:
+            self.state = State.HELD
+        else:
+            self.state = State.BODY
+            self._on_held = None
+
+    def _feed_body(self, data: bytes) -> None:
+        """Take bytes of the body, maybe none."""
+        message = self._message
+        if data and message.feed_body(data):
+            self._surplus()
+        if self.state is State.HELD:
+            if message.phase is not Phase.DONE and not self._is_enough():
+                assert self._head is not None
+                assert self._on_held is not None
+                self._on_held(self._head.code)
+                return
+            self._on_held = None  # it leads to the request, which holds this
+            if self.state is State.HELD:
+                self.state = State.BODY
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+        if message.unread_bytes > READ_BYTES and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def _is_enough(self) -> bool:
+        """Whether so much of the body has come that a head that was held is given now."""
+        message = self._message
+        if message.phase is Phase.CHUNKED:
+            if message.unread_bytes > PIECE_BYTES:
+                return True
+            self._decode()
+        return (
+            message.phase is Phase.DONE
+            or self.state is State.BROKEN
+            or message.unread_bytes + sum(map(len, self._decoded)) >= HELD_BYTES
+        )
+
+    def _decode(self) -> None:
+        """Decode one piece of a chunked body ahead of the reader."""
+        if self._message.unread_bytes:
+            try:
+                self._decoded.append(self._message.read())
+            except MalformedError as error:
+                self._break(str(error))
+
+    def _break(self, defect: str) -> None:
+        """What comes is not HTTP, in words."""
+        self._defect = defect
+        self.state = State.BROKEN
+        self._on_held = None
+        self._message.drop()
+        self._surplus()
+        self._wake()
+
+    def _surplus(self) -> None:
+        """What comes from now on is nobody's, and not even read."""
+        self._is_last = True
+        self._transport.pause_reading()
+
+    def lose(self) -> None:
+        """The connection has ended; a body without length is complete now."""
+        if self.state in (State.HEAD, State.HELD, State.BODY):
+            self.state = State.LOST
+            self._on_held = None
+            self._message.end()
+            self._wake()
+
+    def cut(self) -> None:
+        """This side closes the connection: the reader gets nothing more, unless all of the answer is there."""
+        if self._message.phase is Phase.DONE:
+            return
+        self.state = State.CUT
+        self._on_held = None
+        self._message.drop()
+        self._decoded.clear()
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # What is read
+
+    async def read_head(self) -> AnswerHead:
+        """The head that is not interim. Raises `LostError` and `NotHttpError`."""
+        while self._head is None or self.state is State.HELD:
+            await self._wait()
+        if self.state is State.CUT:
+            raise LostError
+        return self._head
+
+    async def read_body(self) -> bytes:
+        """The next bytes of the body, empty at its end. Raises `LostError` and `NotHttpError`."""
+        message = self._message
+        while True:
+            if self._decoded:
+                chunk = b"".join(self._decoded)
+                self._decoded.clear()
+            elif message.unread_bytes:
+                chunk = self._read_arrived()
+            elif message.is_read:
+                return b""
+            else:
+                await self._wait()
+                continue
+            if self._is_paused and message.unread_bytes < READ_BYTES // 2:
+                self._is_paused = False
+                self._transport.resume_reading()
+            if chunk:  # a piece of a chunked body may carry nothing
+                return chunk
+
+    def take_arrived(self, max_bytes: int) -> bytes | None:
+        """The whole body, of which nothing was read before; None: it has not come, is longer, or is not taken apart.
+
+        The last is so where it has chunks that take more than a piece. A body that ends with the connection is None,
+        too: by what it ended shows when it is read.
+        """
+        message = self._message
+        if message.phase is Phase.CHUNKED and message.unread_bytes <= PIECE_BYTES:
+            self._decode()
+        if message.phase is not Phase.DONE or self.ends_with_connection:
+            return None
+        decoded = self._decoded
+        if not decoded:
+            return message.read() if message.unread_bytes <= max_bytes else None
+        if sum(map(len, decoded)) > max_bytes:
+            return None
+        whole = b"".join(decoded)
+        decoded.clear()
+        return whole
+
+    def _read_arrived(self) -> bytes:
+        """The next bytes of those that have come; of a chunked body more than one piece where its chunks are large."""
+        message = self._message
+        pieces: list[bytes] = []
+        try:
+            pieces.append(message.read())
+            while len(pieces[-1]) >= DENSE_BYTES and len(pieces) < MAX_DENSE and message.phase is Phase.CHUNKED:
+                if not message.unread_bytes:
+                    break
+                pieces.append(message.read())
+        except MalformedError as error:
+            self._break(str(error))
+            if not pieces:
+                raise NotHttpError(self._defect) from None
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def _wait(self) -> None:
+        """Wait until something has changed. Raises `LostError` and `NotHttpError` where nothing will."""
+        if self.state is State.BROKEN:
+            raise NotHttpError(self._defect)
+        if self.state in (State.LOST, State.CUT):
+            raise LostError
+        self._waiter = self._loop.create_future()
+        await self._waiter

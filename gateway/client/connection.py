@@ -1,0 +1,397 @@
+"""A client's connection: what has come, which request is served, who may read and write, and how it ends.
+
+`ClientConnection` is always in one of the states of `State`. This table is all of its transitions:
+
+    state    what comes                          next state
+    IDLE     the first bytes of a head           HEAD, or SERVING if the head is complete
+    HEAD     the end of the head                 SERVING
+    HEAD     what is no head, or too large       REFUSING
+    SERVING  the body                            SERVING: it waits until the request's task reads it
+    SERVING  bytes behind the body               SERVING: they wait unparsed, within bounds (`arriving`)
+    SERVING  the reply is complete               IDLE, or CLOSING if no other request may follow,
+                                                 or REFUSING behind a malformed body
+    REFUSING more bytes                          REFUSING: they are dropped, `DROP_BYTES` at most
+    REFUSING the refusal is sent                 CLOSING
+    any      the end of the connection           CLOSED: whatever is under way is cancelled
+
+One task serves the requests of a connection, one after the other. A client that only shuts down its sending side counts
+as gone, as it does with nginx: on the wire it cannot be told from a client that closed, whose request must not go on
+running at the backend.
+
+Here: what is done with what comes, and the connection's end. Not here: accepting (`listeners`), all connections
+together (`server`), the two halves of one (`arriving`, `outgoing`), what a request may do with it (`served`).
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from enum import Enum, auto
+from typing import NamedTuple, Protocol
+
+from gateway.client.arriving import Arriving, Reading
+from gateway.client.body import DROP_BYTES, DROP_S
+from gateway.client.outgoing import Outgoing, client_left
+from gateway.client.request import ClientRequest, read_request
+from gateway.client.served import Served
+from gateway.client.watching import Watcher
+from gateway.config import Limits
+from gateway.errors import ErrorKind, GatewayError
+from gateway.http1 import HeadTooLargeError, MalformedError
+from gateway.policy.crossing import UNIX_PEER
+from gateway.sockets import has_unread, hung_up, reset_on_close
+
+HEAD_TOO_LARGE = 431
+UNKNOWN_METHOD = "UNKNOWN"  # of what is no HTTP
+
+log = logging.getLogger("gateway")
+
+
+class State(Enum):
+    """What a connection is doing; the table of this module names all transitions."""
+
+    IDLE = auto()
+    HEAD = auto()
+    SERVING = auto()
+    REFUSING = auto()
+    CLOSING = auto()
+    CLOSED = auto()
+
+
+class Peer(NamedTuple):
+    """Who has connected."""
+
+    address: str
+    """The client's address, or `UNIX_PEER`."""
+    scheme: str
+    """`https` on a connection with TLS, else `http`."""
+
+
+class Owner(Reading, Protocol):
+    """What all connections of a process share, see `server.Server`."""
+
+    watcher: Watcher
+    slow_connections: dict[str, int]
+    handler: Callable[[ClientRequest], Awaitable[None]]
+
+    async def refuse(self, peer: Peer, served: Served, method: str, fault: GatewayError) -> None:
+        """Reply to what never became a request, or whose handler failed, and record it."""
+
+    def opened(self, connection: "ClientConnection") -> None:
+        """*connection* is open."""
+
+    def closed(self, connection: "ClientConnection") -> None:
+        """*connection* has ended, or was never opened; only the first time counts."""
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection; see the table of this module."""
+
+    def __init__(self, owner: Owner) -> None:
+        """Must be made on a running event loop."""
+        self._owner = owner
+        self.transport: asyncio.Transport | None = None
+        """None before the connection is open, and when it has ended."""
+        self.peer = Peer("unknown", "http")
+        self.state = State.IDLE
+        self.out = Outgoing()
+        self.serving: Served | None = None
+        """The request that is being served."""
+        self._is_first = True  # whether no request has been served yet
+        self.arriving = Arriving(owner)
+        self._next: ClientRequest | GatewayError | None = None  # what the task is to serve
+        self._awaited: asyncio.Future[None] | None = None  # ends when there is a next
+        self._task: asyncio.Task[None] | None = None
+        self._since_s = owner.watcher.time()  # when the state became IDLE or HEAD
+        self._dropped_bytes = 0  # in the state REFUSING
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is open, with TLS behind the handshake."""
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.arriving.open(transport)
+        self.out.open(transport)
+        peername = transport.get_extra_info("peername")
+        address = self.peer.address
+        if isinstance(peername, tuple):
+            address = str(peername[0])
+        elif transport.get_extra_info("socket").family == socket.AF_UNIX:
+            address = UNIX_PEER
+        self.peer = Peer(address, "http" if transport.get_extra_info("sslcontext") is None else "https")
+        self._owner.opened(self)
+        self._task = self._owner.loop.create_task(self._serve())
+
+    # What comes
+
+    def data_received(self, data: bytes) -> None:
+        """Take *data* as the state says."""
+        state = self.state
+        if state is State.IDLE or state is State.HEAD:
+            self._take_head(data)
+        elif state is State.SERVING:
+            assert self.serving is not None
+            self.arriving.take_body(data)
+            self.serving.wake()
+        elif state is State.REFUSING:
+            self._drop(data)
+
+    def _take_head(self, data: bytes) -> None:
+        """Parse *data*, with which a head begins or goes on, and let the task serve the request if it ends there."""
+        arriving = self.arriving
+        message = arriving.message
+        try:
+            found = arriving.take_head(data)
+        except MalformedError as error:
+            self._break(error)
+            return
+        if found is None:
+            if self.state is State.IDLE and message.has_begun:
+                self.state = State.HEAD
+                if not self._is_first:  # the first head has its time from the connection on
+                    self._since_s = self.time()
+            return
+        head, behind = found
+        self.state = State.SERVING
+        self.serving = served = Served(self, message)
+        self._next = request = read_request(
+            head, self.peer.address, self.peer.scheme, served, is_ascii=message.is_ascii
+        )
+        if head.chunked:
+            message.expect_chunks()
+        else:
+            message.expect_sized(request.content_length or 0)
+        if behind:
+            arriving.take_body(behind)
+        self._wake()
+
+    def _drop(self, data: bytes) -> None:
+        """Drop *data*, which comes behind what was refused; the connection closes when it is too much."""
+        self._dropped_bytes += len(data)
+        if self._dropped_bytes >= DROP_BYTES:
+            self.arriving.pause()
+            self._wake()
+
+    def _break(self, error: MalformedError) -> None:
+        """What has come is no head: let the task refuse it."""
+        status = HEAD_TOO_LARGE if isinstance(error, HeadTooLargeError) else None
+        words = f"{error} (limits.head)" if status is not None and "bytes" in str(error) else str(error)
+        self.state = State.REFUSING
+        self._next = GatewayError(ErrorKind.MALFORMED_REQUEST, words, status=status)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Let the task go on, if it waits."""
+        awaited = self._awaited
+        if awaited is not None and not awaited.done():
+            awaited.set_result(None)
+
+    def body_was_read(self) -> None:
+        """Something of the body was read."""
+        self.arriving.body_was_read()
+
+    # What is served
+
+    async def _serve(self) -> None:
+        """Serve the requests of this connection one after the other, to its end, where this task is cancelled."""
+        try:
+            while True:
+                if self._next is None:
+                    await self._wait()
+                    continue
+                if not await self._serve_next():
+                    break
+                if self.arriving.has_behind:
+                    await asyncio.sleep(0)  # other connections come before the next request of a pipeline
+                    if self._has_left():  # nobody would read the replies to what is behind
+                        break
+                self._begin_next()
+        except asyncio.CancelledError:
+            pass  # not raised again: the task ends here anyway, and the error that it would keep holds the request
+        except Exception:
+            log.exception("the connection of client %s failed", self.peer.address)
+        self._close()
+
+    async def _wait(self) -> None:
+        """Wait until `_wake`."""
+        self._awaited = self._owner.loop.create_future()
+        try:
+            await self._awaited
+        finally:
+            self._awaited = None
+
+    async def _serve_next(self) -> bool:
+        """Serve what is next; whether another request may follow. Keeps nothing of it."""
+        request, self._next = self._next, None
+        if isinstance(request, GatewayError):
+            await self._refuse(request)
+            return False
+        served = self.serving
+        assert request is not None
+        assert served is not None
+        try:
+            await self._owner.handler(request)
+        except Exception as error:
+            await self._fail(request, served, error)
+            return False
+        finally:
+            is_broken = served.is_broken
+            served.end()
+        if is_broken:
+            await self._linger()
+        return served.keeps_alive and served.has_arrived
+
+    def _has_left(self) -> bool:
+        """Whether the client is known to have left; of one that is not read the kernel has to be asked."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return True
+        return not transport.is_reading() and bool(hung_up([transport]))
+
+    async def _refuse(self, fault: GatewayError) -> None:
+        """Reply to what is no request, unless its client has left already."""
+        self._dropped_bytes = self.arriving.message.head_bytes
+        with suppress(ConnectionError):
+            await self._owner.refuse(self.peer, Served(self, self.arriving.message), UNKNOWN_METHOD, fault)
+        await self._linger()
+
+    async def _linger(self) -> None:
+        """Drop what the client still sends behind what was refused, so that it gets to see the reply.
+
+        A connection that is closed while bytes wait to be read is reset, which may overtake the reply.
+        """
+        self.state = State.REFUSING
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        transport.resume_reading()
+        if transport.can_write_eof():
+            with suppress(OSError):  # the client has reset the connection, which is read only now
+                transport.write_eof()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DROP_S):
+                while self._dropped_bytes < DROP_BYTES:
+                    await self._wait()
+
+    async def _fail(self, request: ClientRequest, served: Served, error: Exception) -> None:
+        """The handler has raised *error*: reply 500, never with a traceback, or cut off the reply that has begun.
+
+        A client that has left gets no reply: its connection is closing, and its handler is not cancelled yet.
+        """
+        if served.has_begun:
+            served.cut()
+            return
+        if isinstance(error, ConnectionError):  # the client left, which its handler has recorded
+            return
+        log.error("a handler failed", exc_info=error)
+        with suppress(ConnectionError):
+            fault = GatewayError(ErrorKind.INTERNAL, "internal error")
+            await self._owner.refuse(self.peer, served, request.method, fault)
+
+    def _begin_next(self) -> None:
+        """Be ready for the next request, of which a part may have come behind the one that was served."""
+        self.state = State.IDLE
+        self.serving = None
+        self._is_first = False
+        self._since_s = self.time()
+        behind = self.arriving.begin_next()
+        if behind:
+            self._take_head(behind)
+        self.arriving.read_on()
+
+    # The end
+
+    def end(self) -> None:
+        """Serve no other request: close the connection now if it is idle, else behind the reply."""
+        if self.state is State.SERVING:
+            if self.serving is not None:
+                self.serving.keeps_alive = False
+        elif self.state is not State.REFUSING:
+            self._close()
+
+    def cancel(self) -> "asyncio.Task[None] | None":
+        """Cancel what is served; the task of the connection, which ends soon."""
+        if self._task is not None:
+            self._task.cancel()
+        return self._task
+
+    def _close(self) -> None:
+        """Close the connection when all that was written is sent."""
+        if self.state is not State.CLOSED:
+            self.state = State.CLOSING
+            if self.transport is not None:
+                # with TLS a client's end that has come behind unread bytes would never be taken note of
+                self.transport.resume_reading()
+                self.transport.close()
+
+    def reset(self) -> None:
+        """End the connection with a reset; what waits to be sent is dropped."""
+        if self.transport is not None:
+            reset_on_close(self.transport)  # also while it is closing, with what is unsent
+            self.transport.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The connection is gone: cancel what is under way."""
+        self.state = State.CLOSED
+        self.out.close()
+        if self.serving is not None:
+            self.serving.fail(client_left())
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        self.arriving.close()
+        self.transport = None
+        self._owner.closed(self)
+
+    # Writing, and clients that are too slow
+
+    def pause_writing(self) -> None:
+        """See asyncio."""
+        self.out.is_behind = True
+
+    def resume_writing(self) -> None:
+        """See asyncio."""
+        self.out.go_on()
+
+    def time(self) -> float:
+        """The clock by which clients are judged, see `Watcher.time`."""
+        return self._owner.watcher.time()
+
+    @property
+    def is_in_head(self) -> bool:
+        """Whether a part of a request's head has come, which is not served yet."""
+        return self.state is State.HEAD
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing has come yet."""
+        return self._is_first and self.state is State.IDLE
+
+    def look(self, now_s: float, limits: Limits) -> None:
+        """End the connection if the client is too slow for *limits* (docs/configuration.md, limits).
+
+        What is seen here is at most one look old, so a limit takes effect a little late, and never early.
+        """
+        transport = self.transport
+        if transport is None:
+            return
+        if self.out.is_read_too_slowly(now_s, limits.client_idle):
+            self._owner.slow_connections["client_idle"] += 1
+            self.reset()
+        elif transport.is_closing() or self.state is State.REFUSING:
+            return
+        elif self.state is State.SERVING:
+            if self.serving is not None and self.serving.fail_if_slow(now_s, limits.body_timeout):
+                self._owner.slow_connections["body_timeout"] += 1
+        elif self.state is State.HEAD or self.is_silent:
+            if now_s - self._since_s >= limits.header_timeout and not (self.is_silent and has_unread(transport)):
+                self._owner.slow_connections["header_timeout"] += 1
+                transport.abort()
+        elif now_s - self._since_s >= self._idle_limit_s(limits) and not has_unread(transport):
+            self._close()
+
+    def _idle_limit_s(self, limits: Limits) -> float:
+        """How long the connection may be idle; with blank lines, which may be the beginning of a head, not longer."""
+        if self.arriving.message.head_bytes:
+            return min(limits.client_keep_alive, limits.header_timeout)
+        return limits.client_keep_alive

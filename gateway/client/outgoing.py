@@ -1,0 +1,86 @@
+"""The writing half of a client's connection. Not here: what is written (`reply`), and what comes (`connection`)."""
+
+import asyncio
+
+from gateway.policy.slowness import Backlog
+from gateway.sockets import unacknowledged_bytes
+
+
+def client_left() -> ConnectionResetError:
+    """What reading from a client that has left raises, and writing to it."""
+    return ConnectionResetError("the client closed the connection")
+
+
+class Outgoing:
+    """The writing half of a connection: what was written, what waits, and whether the client reads it in time."""
+
+    __slots__ = ("_backlog", "_transport", "_waiter", "cut_reason", "is_behind", "written_bytes")
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._backlog: Backlog | None = None  # while the client is behind in reading
+        self.cut_reason = ""
+        """Why the gateway has cut the connection; empty if it has not."""
+        self.is_behind = False
+        """Whether so much waits to be sent that nothing more should be written before `drain`."""
+        self.written_bytes = 0
+        """Given to the connection so far."""
+
+    def open(self, transport: asyncio.Transport) -> None:
+        """The connection is open."""
+        self._transport = transport
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the connection is closed or about to be."""
+        return self._transport is None or self._transport.is_closing()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Write to the client. Raises `ConnectionResetError` when the client left."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            raise client_left()
+        self.written_bytes += len(data)
+        transport.write(data)
+
+    async def drain(self) -> None:
+        """Wait while too much waits to be sent. Raises `ConnectionError` when the client left."""
+        if self.is_behind:
+            if self._transport is None:
+                raise client_left()
+            if self._waiter is None:
+                self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def go_on(self) -> None:
+        """The client has taken so much that more may be written."""
+        self.is_behind = False
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self._transport = None
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(client_left())
+
+    def is_read_too_slowly(self, now_s: float, limit_s: float) -> bool:
+        """Whether the client has been behind in reading for too long; `cut_reason` says it in words."""
+        transport = self._transport
+        unsent = 0 if transport is None else transport.get_write_buffer_size()
+        if transport is None or not unsent:
+            self._backlog = None
+            return False
+        # what the kernel takes says little: it may take nothing for seconds from a client that reads all the time
+        taken = self.written_bytes - unsent - unacknowledged_bytes(transport)
+        if self._backlog is None:
+            self._backlog = Backlog(taken, now_s)
+            return False
+        words = self._backlog.find_slowness(taken, now_s, limit_s)
+        if words is None:
+            return False
+        self.cut_reason = f"the client read its reply too slowly: {words} (limits.client_idle)"
+        return True
