@@ -22,6 +22,9 @@ from tests.conftest import require_tool
 DEADLINE_S = 60.0
 """How long a browser may take to start, and a page to become what a test waits for, on a busy machine."""
 
+_CLOSING = aiohttp.ClientWSTimeout(ws_close=1.0)
+"""A browser that is about to be killed is not waited for longer, in seconds."""
+
 _OPTIONS = (
     "--headless",
     "--no-sandbox",
@@ -129,10 +132,11 @@ class Page:
         file.write_bytes(base64.b64decode(shot["data"]))
 
     async def close(self) -> None:
-        """Read nothing more."""
+        """Close the websocket, and read nothing more."""
         self._reading.cancel()
         with suppress(asyncio.CancelledError):
             await self._reading
+        await self._socket.close()
 
 
 @asynccontextmanager
@@ -156,7 +160,7 @@ async def chromium() -> AsyncIterator[Callable[[], Awaitable[Page]]]:
             draining = asyncio.create_task(_drain(process.stderr))
 
             async def new_page() -> Page:
-                socket = await session.ws_connect(url, max_msg_size=0, proxy=None)
+                socket = await session.ws_connect(url, max_msg_size=0, proxy=None, timeout=_CLOSING)
                 page = Page(socket)
                 pages.append(page)
                 context = (await page.call("Target.createBrowserContext"))["browserContextId"]
@@ -167,9 +171,11 @@ async def chromium() -> AsyncIterator[Callable[[], Awaitable[Page]]]:
                     await page.call(f"{domain}.enable")
                 return page
 
-            yield new_page
-            for page in pages:
-                await page.close()
+            try:
+                yield new_page
+            finally:
+                for page in pages:
+                    await page.close()
     finally:
         if process.returncode is None:
             process.kill()
