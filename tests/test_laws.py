@@ -231,12 +231,18 @@ def test_citations_of_the_protocol_are_understood(text: str, names: set[str]) ->
     assert cited(text) == names
 
 
-def test_every_rule_of_the_protocol_that_is_cited_exists() -> None:
+def protocol_rules() -> set[str]:
+    """The sections ("5") and the rules with a number ("4.7") of docs/protocol.md."""
     existing = set()
     for number, text in re.findall(
         r"^## (\d+)\. (.*?)(?=^## |\Z)", (ROOT / "docs/protocol.md").read_text(), re.MULTILINE | re.DOTALL
     ):
         existing |= {number, *(f"{number}.{item}" for item in re.findall(r"^(\d+)\. ", text, re.MULTILINE))}
+    return existing
+
+
+def test_every_rule_of_the_protocol_that_is_cited_exists() -> None:
+    existing = protocol_rules()
     citations = {
         path: cited(path.read_text())
         for folder in ("gateway", "tests", "deploy", "config")
@@ -246,6 +252,50 @@ def test_every_rule_of_the_protocol_that_is_cited_exists() -> None:
     assert sum(map(len, citations.values())) > 20
     missing = {str(path.relative_to(ROOT)): names - existing for path, names in citations.items()}
     assert not {path: names for path, names in missing.items() if names}
+
+
+# The rules of these sections are all numbered, and section 10 is a selection of cases: a test names a rule instead.
+SECTIONS_WITHOUT_RULES_OF_THEIR_OWN = {"1", "2", "3", "4", "10", "11"}
+
+
+def proved_in(source: str) -> list[str]:
+    """The rules in the marks `rule` of the tests that *source* defines; a mark of the module counts if it has tests."""
+    body = ast.parse(source).body
+    tests = [
+        node
+        for node in body
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_")
+    ]
+    marks: list[ast.expr] = [mark for test in tests for mark in test.decorator_list]
+    for node in body:
+        if tests and isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
+            marks += node.value.elts if isinstance(node.value, ast.List) else [node.value]
+    calls = [mark for mark in marks if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.rule"]
+    return [ast.literal_eval(rule) for call in calls for rule in call.args]
+
+
+@pytest.mark.parametrize(
+    ("source", "rules"),
+    [
+        ('@pytest.mark.rule("4.7", "5")\n@pytest.mark.slow\ndef test_a(): pass', ["4.7", "5"]),
+        ('@pytest.mark.slow\n@pytest.mark.rule("1.1")\nasync def test_a(): pass', ["1.1"]),
+        ('pytestmark = pytest.mark.rule("6")\ndef test_a(): pass', ["6"]),
+        ('pytestmark = [pytest.mark.slow, pytest.mark.rule("6")]\ndef test_a(): pass', ["6"]),
+        ('pytestmark = pytest.mark.rule("6")\ndef a(): pass', []),
+        ('@pytest.mark.rule("6")\ndef a(): pass', []),
+        ("def test_a(): pass", []),
+    ],
+)
+def test_marks_of_rules_are_found(source: str, rules: list[str]) -> None:
+    assert proved_in(source) == rules
+
+
+def test_every_rule_of_the_protocol_has_a_test_and_every_mark_names_a_rule() -> None:
+    existing = protocol_rules()
+    proved = {path: set(proved_in(path.read_text())) for path in (ROOT / "tests").rglob("test_*.py")}
+    unknown = {str(path.relative_to(ROOT)): names - existing for path, names in proved.items()}
+    assert not {path: names for path, names in unknown.items() if names}
+    assert existing - SECTIONS_WITHOUT_RULES_OF_THEIR_OWN - set().union(*proved.values()) == set()
 
 
 # A string's inside, whose repeats can only fail at their first byte.

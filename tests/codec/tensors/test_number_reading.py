@@ -43,6 +43,7 @@ def values_of(data: str, datatype: str, shape: str) -> list[float]:
     return [value.item() for value in np.frombuffer(blob, WIRE[datatype])]
 
 
+@pytest.mark.rule("4.7")
 @pytest.mark.parametrize(
     ("data", "datatype", "expected"),
     [
@@ -82,6 +83,7 @@ def test_negative_zero_keeps_its_sign_in_floats(datatype: str, text: str, layout
     assert [struct.pack("<d", value) for value in read].count(struct.pack("<d", -0.0)) == 1
 
 
+@pytest.mark.rule("4.7")
 @pytest.mark.parametrize(
     "data", ["[NaN,1,-Infinity,Infinity]", '["NaN",1,"-Infinity","Infinity"]', '[null,1,"-Infinity" , Infinity]']
 )
@@ -93,6 +95,7 @@ def test_nonfinite_floats_are_read_in_every_spelling_and_counted(data: str, data
         assert read_answer([answer]).nonfinite == 3
 
 
+@pytest.mark.rule("4.7")
 @pytest.mark.parametrize(
     ("data", "datatype", "words"),
     [
@@ -231,6 +234,7 @@ def test_nested_data_is_cut_anywhere_and_read_the_same(item: str, shape: str, va
     assert np.array_equal(np.signbit(read[1::2]), np.signbit(expected[1::2]))
 
 
+@pytest.mark.rule("4.7")
 @pytest.mark.parametrize(
     "data",
     [
@@ -251,6 +255,7 @@ def test_ragged_data_is_refused_by_output(data: str) -> None:
             only_blob(one_output(data, "INT32", "[2,2]"), chunk_bytes)
 
 
+@pytest.mark.rule("4.7")
 @pytest.mark.parametrize(
     ("data", "n_elements", "words"),
     [
