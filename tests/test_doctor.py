@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import datetime
-import io
 import json
 import re
 import socket
@@ -23,14 +22,13 @@ import yaml
 from aiohttp import web
 from tritonclient.utils import np_to_triton_dtype
 
-from gateway.cli import main
 from gateway.demo import JsonServer
 from gateway.doctor import Given, examine
 from tests.certificates import Authority
 from tests.conftest import Connection, Script, answering, lying, running
 from tests.servers import FastApi, KServe, Mlflow, Server, TorchServe, Triton, serving
 from tests.system.programs import MlServer
-from tests.test_cli import process, run, url_in_line
+from tests.test_cli import process, run, run_inside, url_in_line
 from tests.tf_serving import tf_serving
 
 SERVERS = Path(__file__).parent.parent / "docs" / "servers.md"
@@ -92,13 +90,11 @@ _STREAMS = threading.Lock()
 
 def doctor_here(arguments: Sequence[str], environment: dict[str, str]) -> tuple[int, str, str]:
     """What `tensor-gateway doctor` ends with and prints with these *arguments*, run in this process."""
-    printed, complained = io.StringIO(), io.StringIO()
     with _STREAMS, pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complained):
-            code = main(["doctor", *arguments])
-    return code, printed.getvalue(), complained.getvalue()
+        done = run_inside("doctor", *arguments)
+    return done.returncode, done.stdout, done.stderr
 
 
 async def doctor(*arguments: str, environment: dict[str, str] | None = None) -> Examined:
@@ -745,7 +741,7 @@ async def test_the_file_alone_is_on_standard_output_is_valid_and_works_at_once(
     assert "What clients can do" in found.stderr
     file = tmp_path / "gateway.yaml"
     file.write_text(found.stdout)
-    result = await asyncio.to_thread(run, "check", str(file))
+    result = run_inside("check", str(file))
     assert (result.returncode, result.stderr) == (0, ""), result
     async with process("serve", str(file)) as gateway:
         url = await url_in_line(gateway.stderr)
@@ -807,7 +803,7 @@ async def works_at_once(
         with pytest.MonkeyPatch.context() as patch:
             for name, value in environment.items():
                 patch.setenv(name, value)
-            result = await asyncio.to_thread(run, "check", str(file))
+            result = run_inside("check", str(file))
             assert result.returncode == 0, result
             async with process("serve", str(file)) as gateway:
                 await asyncio.to_thread(infer_with_client, await url_in_line(gateway.stderr), model, inputs)

@@ -1,6 +1,7 @@
 """The laws of the house: who may import whom, what every module must have, what must agree with what."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -38,10 +39,16 @@ BESIDE_V2 = CODEC_LAYERS.index("v2")
 IMPURE = {"aiohttp", "asyncio", "time", "datetime", "socket", "ssl", "threading", "logging", "prometheus_client"}
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports_of(path: Path) -> set[str]:
     """Every module that *path* imports, by its full name."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -106,13 +113,13 @@ def codec_layer_of(module: str) -> int:
 
 def test_every_module_says_what_lives_in_it() -> None:
     for path in GATEWAY.rglob("*.py"):
-        assert ast.get_docstring(ast.parse(path.read_text())), path
+        assert ast.get_docstring(tree_of(path)), path
 
 
 # The codec's package says once what never lives in the codec.
 @pytest.mark.parametrize("module", [name for name in MODULES if room_of(name) != "codec"])
 def test_every_module_says_what_does_not_live_in_it(module: str) -> None:
-    docstring = ast.get_docstring(ast.parse(MODULES[module].read_text())) or ""
+    docstring = ast.get_docstring(tree_of(MODULES[module])) or ""
     assert re.search(r"\bnot\s+here\b|\bnowhere\s+else\b|\bnothing\s+else\b", docstring, re.IGNORECASE), docstring
 
 
@@ -131,7 +138,7 @@ def base_names(node: ast.ClassDef) -> set[str]:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_aiohttp_is_used_through_what_it_publishes(module: str) -> None:
-    tree = ast.parse(MODULES[module].read_text())
+    tree = tree_of(MODULES[module])
     used = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -150,7 +157,7 @@ def test_no_private_attribute_of_aiohttps_objects_is_touched() -> None:
         f"{name}: {ast.unparse(node)}"
         for name, path in MODULES.items()
         if {each.split(".")[0] for each in imports_of(path)} & {"aiohttp"}
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
         if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
     }
@@ -169,7 +176,7 @@ def test_private_parts_of_ssl_are_used_by_the_two_files_for_tls_alone() -> None:
     users = {
         name
         for name, path in MODULES.items()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Attribute) and node.attr in ("_ssl", "_sslobj")
     }
     assert users == {"gateway.certificates", "gateway.tls"}
@@ -180,7 +187,7 @@ def test_options_and_counters_of_sockets_are_in_one_file_and_in_the_listeners(mo
     imported = {name.split(".")[0] for name in imports_of(MODULES[module])}
     asks = any(
         isinstance(node, ast.Attribute) and node.attr in ("setsockopt", "getsockopt")
-        for node in ast.walk(ast.parse(MODULES[module].read_text()))
+        for node in ast.walk(tree_of(MODULES[module]))
     )
     assert (asks or "select" in imported) <= (module in ("gateway.sockets", "gateway.client.listeners"))
 
@@ -419,7 +426,7 @@ def defined_in(path: Path, *kinds: type[ast.AST]) -> dict[str, ast.AST]:
                 found[f"{path.relative_to(GATEWAY).as_posix()}:{inner}"] = child
             look(child, inner)
 
-    look(ast.parse(path.read_text()), "")
+    look(tree_of(path), "")
     return found
 
 
