@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import struct
 import subprocess
 import sys
 import tomllib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -32,21 +33,25 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
 
 
-@pytest.fixture
-def run_here(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs a command that ends by itself in this process; its exit code, standard output and standard error.
-
-    A process of its own takes most of a second, nearly all of it imports.
-    """
-
-    def run_main(*arguments: str) -> tuple[int, str, str]:
+def run_inside(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """As `run`, in this process: for commands that end by themselves. A process takes most of a second, for imports."""
+    printed, complained = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complained):
         try:
             code = main(list(arguments))
         except SystemExit as ended:
             assert isinstance(ended.code, int)
             code = ended.code
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
+    return subprocess.CompletedProcess(arguments, code, printed.getvalue(), complained.getvalue())
+
+
+@pytest.fixture
+def run_here() -> Callable[..., tuple[int, str, str]]:
+    """As `run_inside`: its exit code, standard output and standard error."""
+
+    def run_main(*arguments: str) -> tuple[int, str, str]:
+        done = run_inside(*arguments)
+        return done.returncode, done.stdout, done.stderr
 
     return run_main
 
@@ -234,10 +239,10 @@ def test_wrong_commands_are_refused(arguments: list[str], run_here: Callable[...
 
 def test_serve_with_a_bad_file_or_backend_exits_with_2() -> None:
     assert run("serve", "--config", "/does/not/exist.yaml").returncode == 2
-    result = run("serve", "--backend", "localhost:8000")
+    result = run_inside("serve", "--backend", "localhost:8000")
     assert result.returncode == 2
     assert "expected a URL" in result.stderr
-    result = run("serve", "--backend", "http://user:secret@127.0.0.1:8000")
+    result = run_inside("serve", "--backend", "http://user:secret@127.0.0.1:8000")
     assert result.returncode == 2
     assert "without user" in result.stderr
     assert "secret" not in result.stderr
@@ -252,7 +257,7 @@ def test_a_backend_that_is_the_gateway_itself_is_refused_with_words(tmp_path: Pa
         ("serve", "--config", str(path)),
         ("check", str(path)),
     ):
-        result = run(*arguments)
+        result = run_inside(*arguments)
         assert result.returncode == 2
         assert "is the gateway's own listener" in result.stderr
         assert result.stdout == ""
@@ -295,12 +300,14 @@ def test_output_that_nobody_reads_to_its_end_is_no_error() -> None:
 
 
 @asynccontextmanager
-async def process(*arguments: str, first_look: bool = False) -> AsyncIterator[asyncio.subprocess.Process]:
+async def process(
+    *arguments: str, first_look: bool = False, command: Sequence[str] = COMMAND
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """A command that goes on; without *first_look*, `serve` sends backends nothing and logs nothing by itself."""
-    if arguments[0] == "serve" and not first_look:
+    if arguments[:1] == ("serve",) and not first_look:
         arguments += ("--no-first-look",)
     running = await asyncio.create_subprocess_exec(
-        *COMMAND,
+        *command,
         *arguments,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -366,17 +373,25 @@ def test_the_demos_program_is_the_readmes() -> None:
     assert program[1] == EXAMPLE
 
 
+_WITH_PORTS = """
+import sys
+from gateway import demo
+demo.PORTS = demo.Ports(*map(int, sys.argv[1:]))
+sys.argv[1:] = ["demo"]
+from gateway.__main__ import main
+sys.exit(main())
+"""
+"""The demonstration on other ports than a user's: servers of others come to them and go while tests run."""
+
+
 async def test_demo_takes_free_ports_where_its_own_are_taken_and_says_which() -> None:
     with contextlib.ExitStack() as taken:
-        for port in PORTS:
-            listener = taken.enter_context(socket.socket())
-            with contextlib.suppress(OSError):  # somebody else has it, which is as good
-                listener.bind(("127.0.0.1", port))
-                listener.listen()
-        async with process("demo") as demo:
+        listeners = [taken.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
+        own = [listener.getsockname()[1] for listener in listeners]
+        async with process(command=(sys.executable, "-c", _WITH_PORTS, *map(str, own))) as demo:
             text = await demonstration(demo)
             moved = re.findall(r"^Port (\d+) is taken by .+: .+ is on http://127\.0\.0\.1:(\d+)$", text, re.MULTILINE)
-            assert [int(port) for port, _ in moved] == list(PORTS)
+            assert [int(port) for port, _ in moved] == own
             ports = {port for _, port in moved}
             assert len(ports) == 3
             urls = set(re.findall(r"127\.0\.0\.1:(\d+)", text.partition("Stop it")[0]))

@@ -1,7 +1,6 @@
 """What `check` tells of a file: every error and warning in one run, each with its line, and the schema for editors."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -15,6 +14,7 @@ from gateway.config.reading import MAX_FINDINGS
 from gateway.config.schema import MAX_COMPARED_PATTERNS
 from gateway.errors import ConfigError
 from tests.conftest import require_tool
+from tests.test_cli import run_inside
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "config").glob("*.yaml"))
@@ -481,7 +481,7 @@ def test_a_quota_of_several_cores_is_rounded_down(tmp_path: Path, monkeypatch: p
 
 
 def test_the_schema_beside_the_examples_is_the_one_that_is_printed() -> None:
-    printed = subprocess.check_output([sys.executable, "-m", "gateway", "schema"], text=True)
+    printed = run_inside("schema").stdout
     assert printed == (ROOT / "config" / "schema.json").read_text()
     assert msgspec.json.decode(printed) == json_schema()
 

@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import datetime
 import json
-import os
 import re
 import socket
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -28,7 +28,7 @@ from tests.certificates import Authority
 from tests.conftest import Connection, Script, answering, lying, running
 from tests.servers import FastApi, KServe, Mlflow, Server, TorchServe, Triton, serving
 from tests.system.programs import MlServer
-from tests.test_cli import COMMAND, process, run, url_in_line
+from tests.test_cli import process, run, run_inside, url_in_line
 from tests.tf_serving import tf_serving
 
 SERVERS = Path(__file__).parent.parent / "docs" / "servers.md"
@@ -84,25 +84,24 @@ def missing_from(found: "Examined", name: str) -> set[str]:
     return comparable(match[1]) - comparable(found.printed)
 
 
+_STREAMS = threading.Lock()
+"""Held by the command that standard output and the environment belong to."""
+
+
+def doctor_here(arguments: Sequence[str], environment: dict[str, str]) -> tuple[int, str, str]:
+    """What `tensor-gateway doctor` ends with and prints with these *arguments*, run in this process."""
+    with _STREAMS, pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        done = run_inside("doctor", *arguments)
+    return done.returncode, done.stdout, done.stderr
+
+
 async def doctor(*arguments: str, environment: dict[str, str] | None = None) -> Examined:
     """What `tensor-gateway doctor` says with these *arguments*."""
-    examining = await asyncio.create_subprocess_exec(
-        *COMMAND,
-        "doctor",
-        *arguments,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **(environment or {})},
-    )
-    try:
-        printed, complained = await asyncio.wait_for(examining.communicate(), 120)
-    finally:
-        if examining.returncode is None:
-            examining.kill()
-            await examining.wait()
-    assert examining.returncode is not None
-    text = printed.decode()
-    return Examined(examining.returncode, text if "--yaml" in arguments else unwrapped(text), complained.decode())
+    examining = asyncio.to_thread(doctor_here, arguments, environment or {})
+    code, printed, complained = await asyncio.wait_for(examining, 120)
+    return Examined(code, printed if "--yaml" in arguments else unwrapped(printed), complained)
 
 
 # No server, or none that it could stand in front of
@@ -175,9 +174,9 @@ async def test_a_gateway_is_recognized_at_both_of_its_listeners(server: JsonServ
     ],
 )
 def test_what_is_no_url_of_a_server_is_said_as_check_says_it(url: str, words: str) -> None:
-    result = run("doctor", url)
-    assert (result.returncode, result.stdout) == (2, "")
-    (line,) = result.stderr.splitlines()
+    code, printed, complained = doctor_here([url], {})
+    assert (code, printed) == (2, "")
+    (line,) = complained.splitlines()
     assert line.startswith("tensor-gateway: ")
     assert words in line
     assert "secret" not in line
@@ -369,9 +368,9 @@ async def test_a_server_that_knows_the_credentials_may_not_allow_them() -> None:
     ],
 )
 def test_what_is_wrong_with_an_option_is_said_with_its_name(url: str, options: list[str], words: str) -> None:
-    result = run("doctor", url, *options)
-    assert (result.returncode, result.stdout) == (2, "")
-    (line,) = result.stderr.splitlines()
+    code, printed, complained = doctor_here([url, *options], {})
+    assert (code, printed) == (2, "")
+    (line,) = complained.splitlines()
     assert words in line
     assert "s3cret" not in line
 
@@ -738,15 +737,15 @@ async def test_a_model_that_answers_no_trial_is_a_problem_in_the_servers_words(
 async def test_the_file_alone_is_on_standard_output_is_valid_and_works_at_once(
     tmp_path: Path, server: JsonServer
 ) -> None:
-    found = await doctor(server.url, "--model", "simple", "--yaml")
-    assert "What clients can do" in found.complained
+    found = await asyncio.to_thread(run, "doctor", server.url, "--model", "simple", "--yaml")
+    assert "What clients can do" in found.stderr
     file = tmp_path / "gateway.yaml"
-    file.write_text(found.printed)
-    result = await asyncio.to_thread(run, "check", str(file))
+    file.write_text(found.stdout)
+    result = run_inside("check", str(file))
     assert (result.returncode, result.stderr) == (0, ""), result
     async with process("serve", str(file)) as gateway:
         url = await url_in_line(gateway.stderr)
-        assert f"listen: {url.removeprefix('http://')}\n" in found.printed
+        assert f"listen: {url.removeprefix('http://')}\n" in found.stdout
         assert await asyncio.to_thread(added, url) == [[5] * 16]
 
 
@@ -804,7 +803,7 @@ async def works_at_once(
         with pytest.MonkeyPatch.context() as patch:
             for name, value in environment.items():
                 patch.setenv(name, value)
-            result = await asyncio.to_thread(run, "check", str(file))
+            result = run_inside("check", str(file))
             assert result.returncode == 0, result
             async with process("serve", str(file)) as gateway:
                 await asyncio.to_thread(infer_with_client, await url_in_line(gateway.stderr), model, inputs)

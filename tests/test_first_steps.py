@@ -19,13 +19,13 @@ from gateway.config import Address, for_backend, parse
 from gateway.demo import JsonServer
 from gateway.process import ports
 from tests.conftest import answering, lying
-from tests.test_cli import process, run, url_in_line
+from tests.test_cli import process, run, run_inside, url_in_line
 
 FREE = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
 
 
 def test_the_command_alone_prints_the_help_with_examples() -> None:
-    result = run()
+    result = run_inside()
     assert (result.returncode, result.stdout) == (2, "")
     for line in (
         "usage: tensor-gateway",
@@ -102,7 +102,7 @@ def test_a_file_that_may_not_be_read_is_one_line(tmp_path: Path) -> None:
     if os.access(path, os.R_OK):
         pytest.skip("this user may read everything")
     for command in ("serve", "check"):
-        result = run(command, str(path))
+        result = run_inside(command, str(path))
         assert result.returncode == 2
         assert result.stderr.removeprefix("tensor-gateway: ") == f"{path}: cannot be read: Permission denied\n"
 
@@ -119,7 +119,7 @@ def test_a_file_that_may_not_be_read_is_one_line(tmp_path: Path) -> None:
 def test_check_names_the_line_of_an_odd_url(tmp_path: Path, endpoint: str, key: str, reason: str) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text(f"backends:\n  a:\n    endpoints:\n      - {endpoint}\n")
-    result = run("check", str(path))
+    result = run_inside("check", str(path))
     assert result.stderr.startswith(f"{path}:4: ")
     assert f"backends.a.{key}: " in result.stderr
     assert reason in result.stderr

@@ -29,6 +29,7 @@ from gateway.config import Config, parse
 from gateway.demo import JsonServer
 from tests.conftest import HEADER_LENGTH, Connection, lying, require_tool, tensor
 from tests.system.gateway_process import START_S, GatewayProcess
+from tests.test_cli import run_inside
 
 ROOT = Path(__file__).parent.parent
 KUBERNETES = ROOT / "deploy" / "kubernetes"
@@ -450,11 +451,9 @@ def test_memory_follows_from_what_may_be_in_flight(form: str, pod: GatewayPod) -
 
 
 @each_form
-def test_check_accepts_the_configuration(form: str, pod: GatewayPod) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "gateway", "check", "-"],
-        check=False, input=pod.text, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+def test_check_accepts_the_configuration(form: str, pod: GatewayPod, tmp_path: Path) -> None:
+    (tmp_path / "gateway.yaml").write_text(pod.text)
+    result = run_inside("check", str(tmp_path / "gateway.yaml"))
     assert result.returncode == 0, result.stderr
 
 
@@ -682,13 +681,13 @@ def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_kserves_arguments_need_a_file_that_names_them() -> None:
-    result = serve("--backend", "http://127.0.0.1:1", "--model_name", "iris")
+    result = run_inside("serve", "--backend", "http://127.0.0.1:1", "--model_name", "iris")
     assert result.returncode == 2
     assert "--model_name: KServe's arguments go with --config" in result.stderr
 
 
 def test_kserves_arguments_are_not_for_the_help() -> None:
-    assert "predictor_host" not in serve("--help").stdout
+    assert "predictor_host" not in run_inside("serve", "--help").stdout
 
 
 def test_configuration_that_names_a_missing_argument_says_which(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The laws of the house: who may import whom, what every module must have, what must agree with what."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -36,10 +37,16 @@ BESIDE_V2 = CODEC_LAYERS.index("v2")
 IMPURE = {"aiohttp", "asyncio", "time", "datetime", "socket", "ssl", "threading", "logging", "prometheus_client"}
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports_of(path: Path) -> set[str]:
     """Every module that *path* imports, by its full name."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -104,13 +111,13 @@ def codec_layer_of(module: str) -> int:
 
 def test_every_module_says_what_lives_in_it() -> None:
     for path in GATEWAY.rglob("*.py"):
-        assert ast.get_docstring(ast.parse(path.read_text())), path
+        assert ast.get_docstring(tree_of(path)), path
 
 
 # The codec's package says once what never lives in the codec.
 @pytest.mark.parametrize("module", [name for name in MODULES if room_of(name) != "codec"])
 def test_every_module_says_what_does_not_live_in_it(module: str) -> None:
-    docstring = ast.get_docstring(ast.parse(MODULES[module].read_text())) or ""
+    docstring = ast.get_docstring(tree_of(MODULES[module])) or ""
     assert re.search(r"\bnot\s+here\b|\bnowhere\s+else\b|\bnothing\s+else\b", docstring, re.IGNORECASE), docstring
 
 
@@ -129,7 +136,7 @@ def base_names(node: ast.ClassDef) -> set[str]:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_aiohttp_is_used_through_what_it_publishes(module: str) -> None:
-    tree = ast.parse(MODULES[module].read_text())
+    tree = tree_of(MODULES[module])
     used = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -148,7 +155,7 @@ def test_no_private_attribute_of_aiohttps_objects_is_touched() -> None:
         f"{name}: {ast.unparse(node)}"
         for name, path in MODULES.items()
         if {each.split(".")[0] for each in imports_of(path)} & {"aiohttp"}
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
         if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
     }
@@ -167,7 +174,7 @@ def test_private_parts_of_ssl_are_used_by_the_two_files_for_tls_alone() -> None:
     users = {
         name
         for name, path in MODULES.items()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Attribute) and node.attr in ("_ssl", "_sslobj")
     }
     assert users == {"gateway.certificates", "gateway.tls"}
@@ -178,7 +185,7 @@ def test_options_and_counters_of_sockets_are_in_one_file_and_in_the_listeners(mo
     imported = {name.split(".")[0] for name in imports_of(MODULES[module])}
     asks = any(
         isinstance(node, ast.Attribute) and node.attr in ("setsockopt", "getsockopt")
-        for node in ast.walk(ast.parse(MODULES[module].read_text()))
+        for node in ast.walk(tree_of(MODULES[module]))
     )
     assert (asks or "select" in imported) <= (module in ("gateway.sockets", "gateway.client.listeners"))
 
@@ -229,12 +236,18 @@ def test_citations_of_the_protocol_are_understood(text: str, names: set[str]) ->
     assert cited(text) == names
 
 
-def test_every_rule_of_the_protocol_that_is_cited_exists() -> None:
+def protocol_rules() -> set[str]:
+    """The sections ("5") and the rules with a number ("4.7") of docs/protocol.md."""
     existing = set()
     for number, text in re.findall(
         r"^## (\d+)\. (.*?)(?=^## |\Z)", (ROOT / "docs/protocol.md").read_text(), re.MULTILINE | re.DOTALL
     ):
         existing |= {number, *(f"{number}.{item}" for item in re.findall(r"^(\d+)\. ", text, re.MULTILINE))}
+    return existing
+
+
+def test_every_rule_of_the_protocol_that_is_cited_exists() -> None:
+    existing = protocol_rules()
     citations = {
         path: cited(path.read_text())
         for folder in ("gateway", "tests", "deploy", "config")
@@ -244,6 +257,50 @@ def test_every_rule_of_the_protocol_that_is_cited_exists() -> None:
     assert sum(map(len, citations.values())) > 20
     missing = {str(path.relative_to(ROOT)): names - existing for path, names in citations.items()}
     assert not {path: names for path, names in missing.items() if names}
+
+
+# The rules of these sections are all numbered, and section 10 is a selection of cases: a test names a rule instead.
+SECTIONS_WITHOUT_RULES_OF_THEIR_OWN = {"1", "2", "3", "4", "10", "11"}
+
+
+def proved_in(source: str) -> list[str]:
+    """The rules in the marks `rule` of the tests that *source* defines; a mark of the module counts if it has tests."""
+    body = ast.parse(source).body
+    tests = [
+        node
+        for node in body
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_")
+    ]
+    marks: list[ast.expr] = [mark for test in tests for mark in test.decorator_list]
+    for node in body:
+        if tests and isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
+            marks += node.value.elts if isinstance(node.value, ast.List) else [node.value]
+    calls = [mark for mark in marks if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.rule"]
+    return [ast.literal_eval(rule) for call in calls for rule in call.args]
+
+
+@pytest.mark.parametrize(
+    ("source", "rules"),
+    [
+        ('@pytest.mark.rule("4.7", "5")\n@pytest.mark.slow\ndef test_a(): pass', ["4.7", "5"]),
+        ('@pytest.mark.slow\n@pytest.mark.rule("1.1")\nasync def test_a(): pass', ["1.1"]),
+        ('pytestmark = pytest.mark.rule("6")\ndef test_a(): pass', ["6"]),
+        ('pytestmark = [pytest.mark.slow, pytest.mark.rule("6")]\ndef test_a(): pass', ["6"]),
+        ('pytestmark = pytest.mark.rule("6")\ndef a(): pass', []),
+        ('@pytest.mark.rule("6")\ndef a(): pass', []),
+        ("def test_a(): pass", []),
+    ],
+)
+def test_marks_of_rules_are_found(source: str, rules: list[str]) -> None:
+    assert proved_in(source) == rules
+
+
+def test_every_rule_of_the_protocol_has_a_test_and_every_mark_names_a_rule() -> None:
+    existing = protocol_rules()
+    proved = {path: set(proved_in(path.read_text())) for path in (ROOT / "tests").rglob("test_*.py")}
+    unknown = {str(path.relative_to(ROOT)): names - existing for path, names in proved.items()}
+    assert not {path: names for path, names in unknown.items() if names}
+    assert existing - SECTIONS_WITHOUT_RULES_OF_THEIR_OWN - set().union(*proved.values()) == set()
 
 
 # A string's inside, whose repeats can only fail at their first byte.
@@ -365,7 +422,7 @@ def defined_in(path: Path, *kinds: type[ast.AST]) -> dict[str, ast.AST]:
                 found[f"{path.relative_to(GATEWAY).as_posix()}:{inner}"] = child
             look(child, inner)
 
-    look(ast.parse(path.read_text()), "")
+    look(tree_of(path), "")
     return found
 
 

@@ -25,6 +25,8 @@ from gateway.demo import JsonServer
 from tests.conftest import HEADER_LENGTH, Client, answering, lying, running
 from tests.values import VALUES as ALL_VALUES
 
+pytestmark = pytest.mark.rule("9")
+
 PROGRAM = Path(__file__).parent / "programs" / "kserve_client.py"
 
 VALUES = {name: array for name, array in ALL_VALUES.items() if name != "BYTES"}

@@ -17,6 +17,8 @@ from gateway.demo import JsonServer
 from tests.clients.processes import output_of
 from tests.conftest import Client, require_tool, running
 
+pytestmark = pytest.mark.rule("9")
+
 PROGRAMS = Path(__file__).parent / "programs"
 SHAPE = (1, 3, 224, 224)
 LABEL = b'}{" '

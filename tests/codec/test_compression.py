@@ -24,6 +24,8 @@ from gateway.codec.compression import (
 )
 from gateway.errors import CodecError, TooLargeError
 
+pytestmark = pytest.mark.rule("7")
+
 COMPRESS: dict[Coding, Callable[[bytes], bytes]] = {Coding.GZIP: gzip.compress, Coding.DEFLATE: zlib.compress}
 EXPAND: dict[Coding, Callable[[bytes], bytes]] = {Coding.GZIP: gzip.decompress, Coding.DEFLATE: zlib.decompress}
 

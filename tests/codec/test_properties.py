@@ -115,6 +115,7 @@ def bits_of(values: Any) -> list[int]:
     return [int(bits) for bits in values.view(f"<u{values.itemsize}")]
 
 
+@pytest.mark.rule("3.3", "4.7")
 @pytest.mark.parametrize("datatype", NUMERIC)
 @PROFILE
 @given(data=st.data(), dice=DICE)
@@ -139,6 +140,7 @@ def test_numbers_cross_to_json_and_back_without_a_changed_bit(
     assert echo(datatype, shape, [Number(value) for value in printed], dice) == expected
 
 
+@pytest.mark.rule("3.3")
 @pytest.mark.parametrize("datatype", ["FP32", "FP64"])
 @PROFILE
 @given(data=st.data())
@@ -176,6 +178,7 @@ def only_flat(datatype: str, text: str) -> None:
     read_answer([answer.encode()])
 
 
+@pytest.mark.rule("3.5", "4.8")
 @PROFILE
 @given(shape=SHAPES, data=st.data(), dice=DICE)
 def test_text_crosses_to_json_and_back_unchanged(shape: list[int], data: st.DataObject, dice: random.Random) -> None:
@@ -187,6 +190,7 @@ def test_text_crosses_to_json_and_back_unchanged(shape: list[int], data: st.Data
     assert echo("BYTES", shape, texts, dice) == blob
 
 
+@pytest.mark.rule("3.5", "4.8")
 @PROFILE
 @given(shape=SHAPES, data=st.data(), dice=DICE)
 def test_octets_cross_in_base64_and_back_unchanged(shape: list[int], data: st.DataObject, dice: random.Random) -> None:
@@ -201,6 +205,7 @@ def test_octets_cross_in_base64_and_back_unchanged(shape: list[int], data: st.Da
     assert echo("BYTES", shape, encoded, dice, content_type="base64") == blob
 
 
+@pytest.mark.rule("3.5")
 @PROFILE
 @given(octets=st.lists(st.binary(max_size=12), min_size=1, max_size=5))
 def test_octets_that_are_no_text_are_refused_by_number_and_all_others_pass(octets: list[bytes]) -> None:
@@ -223,6 +228,7 @@ def is_utf8(octets: bytes) -> bool:
     return True
 
 
+@pytest.mark.rule("3.4")
 @pytest.mark.parametrize("datatype", FLOATS)
 @pytest.mark.parametrize("policy", NonFinite)
 @PROFILE

@@ -20,6 +20,7 @@ ACCESS = Access({digest_of("s3cret"), digest_of("other+/=")})
 Fields = list[tuple[str, str]]
 
 
+@pytest.mark.rule("8.5")
 @pytest.mark.parametrize(
     ("fields", "crossing"),
     [
@@ -36,6 +37,7 @@ def test_one_right_header_is_enough_and_no_token_crosses(fields: Fields, crossin
     assert list(ACCESS.authorize(Headers(fields)).pairs) == crossing
 
 
+@pytest.mark.rule("8.5")
 @pytest.mark.parametrize(
     "fields",
     [
@@ -74,6 +76,7 @@ def test_without_tokens_everybody_may_come_and_all_headers_cross() -> None:
 DENYING = Access(deny=["/v2", "/v2/repository/*", "/V2/models/secret*/infer", "/metrics", "/a b/?"])
 
 
+@pytest.mark.rule("8.5")
 @pytest.mark.parametrize(
     "path",
     [
@@ -246,6 +249,7 @@ def rewritten(target: str, rng: random.Random) -> str:
     return path.partition("?")[0]
 
 
+@pytest.mark.rule("8.5")
 @pytest.mark.parametrize("seed", range(20))
 def test_no_server_reads_as_a_denied_path_what_is_let_through(seed: int) -> None:
     rng = random.Random(seed)

@@ -63,11 +63,13 @@ WORDS = ["/v2/mod%65ls/secret/infer", "/%762/models/secret/infer", "/v2/models/a
 WORDS += ["/v2/models/a/infer%0A", "/v2/models/a/infer%250a", "/v2/models/a/infer%20", "/v2/models/a/infer%00x"]
 
 
+@pytest.mark.rule("8.6")
 @pytest.mark.parametrize("path", PASSED)
 def test_a_path_that_means_the_same_to_all_passes(path: str) -> None:
     assert find_path_fault(path) is None
 
 
+@pytest.mark.rule("8.6")
 @pytest.mark.parametrize(
     ("path", "words"),
     [(path, "'.' or '..'") for path in DOTS]

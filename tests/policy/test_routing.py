@@ -110,6 +110,7 @@ PREFIXED = [
 ]
 
 
+@pytest.mark.rule("8.1", "8.2")
 @pytest.mark.parametrize(
     ("path", "route", "target", "model", "kind"),
     [
@@ -207,6 +208,7 @@ def split(**weights: int) -> Destination:
     return match.destination
 
 
+@pytest.mark.rule("8.3")
 @pytest.mark.parametrize(("draw", "backend"), [(0.0, "a"), (0.249, "a"), (0.25, "c"), (0.999, "c"), (1.0, "c")])
 def test_weights_of_a_split_are_relative_and_0_is_none(draw: float, backend: str) -> None:
     assert split(a=1, b=0, c=3).pick(None, draw) == backend
@@ -219,6 +221,7 @@ def test_the_same_key_always_chooses_the_same_backend_of_a_split() -> None:
     assert 150 < chosen.count("a") < 350
 
 
+@pytest.mark.rule("8.3")
 @pytest.mark.parametrize(
     ("weights", "sticky"),
     [

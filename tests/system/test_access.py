@@ -30,6 +30,7 @@ async def guarded(tmp_path: Path, extra: str = "", deny: str = "[]") -> AsyncIte
         yield client, backend
 
 
+@pytest.mark.rule("8.5")
 @pytest.mark.parametrize(
     "message",
     [
@@ -73,6 +74,7 @@ async def test_connect_without_a_token_is_refused_and_its_connection_ends(tmp_pa
         assert backend.seen == []
 
 
+@pytest.mark.rule("8.5")
 @pytest.mark.parametrize("headers", [RIGHT, {"x-api-key": TOKEN}, {"Authorization": "bearer other"}])
 @pytest.mark.parametrize(
     "message", [infer_message("1", X, "INT64"), infer_message("1", X, "INT64", binary=False), head_of("GET", "/x?id=1")]
@@ -90,6 +92,7 @@ async def test_a_right_token_opens_and_is_not_passed_on(
         assert TOKEN.encode() not in seen.head
 
 
+@pytest.mark.rule("8.5")
 async def test_the_other_header_is_the_backends(tmp_path: Path) -> None:
     async with guarded(tmp_path) as (client, backend):
         both = {"X-Api-Key": TOKEN, "Authorization": "Bearer backend's"}
@@ -127,6 +130,7 @@ async def test_a_refused_bodys_connection_serves_the_next_request(tmp_path: Path
 DENY = "['/v2/repository/*', '/v2/models/m/*']"
 
 
+@pytest.mark.rule("8.5")
 async def test_401_comes_before_403_and_both_before_404(tmp_path: Path) -> None:
     routes = "routes: [{name: v2, path_prefix: /v2/models/x, backend: main}]\n"
     async with guarded(tmp_path, routes, DENY) as (client, backend):
@@ -141,6 +145,7 @@ async def test_401_comes_before_403_and_both_before_404(tmp_path: Path) -> None:
         assert total(samples, "requests_total", route="none", model="other", code="403") == 1
 
 
+@pytest.mark.rule("8.5")
 @pytest.mark.parametrize(
     "target",
     [
@@ -170,6 +175,7 @@ async def test_denied_are_the_clients_path_and_the_backends(target: str, method:
         assert total(samples, "requests_total", route="none") == 1
 
 
+@pytest.mark.rule("8.5")
 async def test_denied_is_what_the_endpoints_url_makes_of_a_path() -> None:
     async with counting() as backend, running(f"{backend.url}/a", "access: {deny: [/a/repository/*]}\n") as client:
         assert (await client.request("GET", "/repository/index")).status == 403

@@ -26,6 +26,7 @@ async def ask(body: bytes, header: dict[str, Any] = ASK, *, status: str = "200 O
         return await client.infer_binary(header, X.tobytes())
 
 
+@pytest.mark.rule("4.7")
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
@@ -53,6 +54,7 @@ async def test_answers_that_are_well_meant_are_read(answer: bytes, expected: npt
     assert reply.json["outputs"][0]["parameters"] == {"binary_data_size": expected.nbytes}
 
 
+@pytest.mark.rule("4.4", "4.8")
 async def test_base64_outputs_are_decoded_and_other_parameters_stay() -> None:
     reply = await ask(
         output(datatype="BYTES", shape=[1], data=["/wA="], parameters={"content_type": "base64", "more": 1})
@@ -61,6 +63,7 @@ async def test_base64_outputs_are_decoded_and_other_parameters_stay() -> None:
     assert reply.json["outputs"][0]["parameters"]["more"] == 1
 
 
+@pytest.mark.rule("4.5", "4.6")
 async def test_outputs_that_were_not_asked_for_are_dropped_and_the_backends_order_stays() -> None:
     extra = {"datatype": "INT32", "shape": [1], "data": [9]}
     answer = json.dumps(
@@ -73,6 +76,7 @@ async def test_outputs_that_were_not_asked_for_are_dropped_and_the_backends_orde
     assert reply.json["model_name"] == "identity"
 
 
+@pytest.mark.rule("4.5", "4.7", "4.9")
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -108,6 +112,7 @@ async def test_broken_answers_are_named(answer: bytes, words: list[str]) -> None
     assert all(word in reply.error for word in words), reply.error
 
 
+@pytest.mark.rule("4.9")
 @pytest.mark.parametrize(
     ("status", "body", "expected", "words"),
     [
@@ -131,11 +136,13 @@ async def test_statuses_of_the_backend(status: str, body: bytes, expected: int, 
         assert reply.headers.getall("Content-Type") == ["application/json"]
 
 
+@pytest.mark.rule("4.9")
 async def test_members_of_a_backends_error_stay_beside_its_words() -> None:
     reply = await ask(b'{"detail":[{"msg":"field required"}]}', status="422 Unprocessable")
     assert reply.json == {"error": '[{"msg":"field required"}]', "detail": [{"msg": "field required"}]}
 
 
+@pytest.mark.rule("4.9")
 async def test_204_is_an_answer_without_a_body() -> None:
     async def script(connection: Connection) -> None:
         await connection.read_request()
@@ -161,6 +168,7 @@ async def test_answers_beyond_the_limit_are_refused() -> None:
     assert "10000 elements cannot be in an answer" in reply.error
 
 
+@pytest.mark.rule("4.9")
 async def test_json_answers_beyond_the_limit_are_refused() -> None:
     body = output(shape=[10_000], data=[1] * 10_000)
     async with lying(answering(body)) as liar, running(liar.url, "limits: {response_body: 1KiB}\n") as client:
@@ -169,12 +177,14 @@ async def test_json_answers_beyond_the_limit_are_refused() -> None:
     assert "limits.response_body" in reply.error
 
 
+@pytest.mark.rule("7")
 async def test_compressed_answers_nobody_asked_for_are_refused() -> None:
     reply = await ask(b"\x1f\x8b", headers="Content-Encoding: gzip\r\n")
     assert reply.status == 502
     assert "Content-Encoding 'gzip'" in reply.error
 
 
+@pytest.mark.rule("4.9")
 async def test_nobody_listens(unused_tcp_port: int) -> None:
     async with running(f"http://127.0.0.1:{unused_tcp_port}") as client:
         reply = await client.infer_binary(ASK, X.tobytes())
@@ -203,6 +213,7 @@ async def cut_in_a_chunk(connection: Connection) -> None:
     await connection.send(b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nc\r\n{"outputs":[\r\n')
 
 
+@pytest.mark.rule("4.9")
 @pytest.mark.parametrize("script", [cut_before_the_answer, cut_in_the_head, cut_in_the_body, cut_in_a_chunk])
 async def test_a_connection_that_dies_is_a_502(script: Any) -> None:
     async with lying(script) as liar, running(liar.url) as client:
@@ -262,6 +273,7 @@ async def dripping(connection: Connection) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.rule("4.9")
 @pytest.mark.parametrize(
     ("script", "timeouts", "words"),
     [
@@ -338,6 +350,7 @@ async def test_endpoints_take_turns() -> None:
                 assert metrics[sample] == 2
 
 
+@pytest.mark.rule("4.3", "4.9")
 async def test_headers_of_the_backend_cross_but_not_those_of_its_body() -> None:
     reply = await ask(
         output(),

@@ -38,6 +38,7 @@ BINARY = {HEADER_LENGTH: str(len(TEXT))}
 # Paths and header bytes
 
 
+@pytest.mark.rule("8.6")
 @pytest.mark.parametrize(
     "path",
     [
@@ -67,6 +68,7 @@ async def test_paths_that_a_backend_may_read_otherwise_are_refused(path: str, me
         assert backend.seen == []
 
 
+@pytest.mark.rule("8", "8.6")
 @pytest.mark.parametrize("path", ["/v2/models/a.b/infer", "/v2/models/..a/infer", "/v2/models/a%20b/infer", "/a/.../b"])
 async def test_paths_with_harmless_dots_and_escapes_cross(path: str) -> None:
     async with counting() as backend, running(backend.url) as client, wire(client.url) as sender:
@@ -110,6 +112,7 @@ async def test_header_bytes_of_a_client_that_are_not_utf8_are_a_400(line: bytes,
         assert backend.seen == []
 
 
+@pytest.mark.rule("3.1")
 async def test_headers_named_by_any_connection_header_stay_at_their_hop() -> None:
     lines = "Connection: keep-alive\r\nConnection: X-A, X-B\r\nX-A: 1\r\nX-B: 2\r\nX-C: 3\r\n"
 
@@ -317,6 +320,7 @@ async def ask_for_error(body: object, status: str, form: str, headers: str = "")
     return asked.status, parsed
 
 
+@pytest.mark.rule("4.9")
 @pytest.mark.parametrize("form", ["binary", "json"])
 async def test_an_error_with_status_200_is_a_502_with_its_words(form: str) -> None:
     status, parsed = await ask_for_error({"error": "the GPU is on fire"}, "200 OK", form)
@@ -327,6 +331,7 @@ async def test_an_error_with_status_200_is_a_502_with_its_words(form: str) -> No
         assert "the GPU is on fire" in parsed["error"]
 
 
+@pytest.mark.rule("4.9")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     ("status", "body", "words"),
@@ -351,6 +356,7 @@ async def test_errors_of_servers_keep_their_words_and_members(
     }
 
 
+@pytest.mark.rule("4.9")
 async def test_a_coded_error_of_json_is_readable() -> None:
     packed = gzip.compress(json.dumps({"detail": "field required"}).encode())
     status, parsed = await ask_for_error(packed, "422 x", "json", "Content-Encoding: gzip\r\n")
@@ -435,6 +441,7 @@ async def infer_with_outputs(client: Client, outputs: list[dict[str, Any]]) -> A
 REGION = {"shared_memory_region": "r", "shared_memory_byte_size": 8}
 
 
+@pytest.mark.rule("4.5")
 async def test_an_output_in_shared_memory_crosses_without_data() -> None:
     answer = {"model_name": "m", "outputs": [{"name": "y", "datatype": "INT32", "shape": [2]}]}
     async with lying(answering(json.dumps(answer).encode())) as liar, running(liar.url) as client:
@@ -444,6 +451,7 @@ async def test_an_output_in_shared_memory_crosses_without_data() -> None:
         assert reply.json == answer
 
 
+@pytest.mark.rule("4.5")
 async def test_shared_memory_and_binary_outputs_stand_side_by_side() -> None:
     plain = {"name": "y", "datatype": "INT32", "shape": [2]}
     outputs = [plain, {"name": "z", "datatype": "INT64", "shape": [2], "data": X.tolist()}]
@@ -456,6 +464,7 @@ async def test_shared_memory_and_binary_outputs_stand_side_by_side() -> None:
         assert reply.binary == X.tobytes()
 
 
+@pytest.mark.rule("4.5")
 async def test_an_output_without_data_that_is_in_no_shared_memory_is_still_a_502() -> None:
     answer = {"outputs": [{"name": "y", "datatype": "INT32", "shape": [2]}]}
     async with lying(answering(json.dumps(answer).encode())) as liar, running(liar.url) as client:
@@ -474,6 +483,7 @@ async def coded(seen: Seen) -> bool:
     return True
 
 
+@pytest.mark.rule("7")
 @pytest.mark.parametrize("form", ["json", "get", "post"])
 async def test_bodies_that_the_gateway_does_not_read_keep_the_clients_codings(form: str) -> None:
     async with counting(coded) as backend, running(backend.url) as client, wire(client.url) as sender:
@@ -493,6 +503,7 @@ async def test_bodies_that_the_gateway_does_not_read_keep_the_clients_codings(fo
         assert (reply.status, reply.values("Content-Encoding")) == (200, [])
 
 
+@pytest.mark.rule("7")
 @pytest.mark.parametrize("request_bytes", [infer_message("1", X, "INT64"), head_of("GET", "/v2")])
 async def test_answers_that_the_gateway_reads_are_asked_for_uncoded(request_bytes: bytes) -> None:
     async with counting(coded) as backend, running(backend.url) as client, wire(client.url) as sender:

@@ -116,6 +116,7 @@ def error_of(reply: Reply, status: int) -> str:
 # Inferences
 
 
+@pytest.mark.rule("11.1")
 async def test_binary_tensors_become_nested_json_and_nested_json_becomes_binary_tensors() -> None:
     server = tensorflow(b'{"outputs": [[1.5, 2], [3, 4.25]]}', y="DT_FLOAT")
     async with before(server, TENSORFLOW) as stage:
@@ -131,6 +132,7 @@ async def test_binary_tensors_become_nested_json_and_nested_json_becomes_binary_
         assert not stage.sent[0].values(HEADER_LENGTH)
 
 
+@pytest.mark.rule("11.1")
 async def test_json_tensors_are_read_and_nested() -> None:
     server = tensorflow(b'{"outputs": [1, 2]}', y="DT_INT64")
     async with before(server, TENSORFLOW) as stage:
@@ -153,6 +155,7 @@ async def test_versions_queries_and_prefixes_reach_the_server() -> None:
         assert stage.sent[0].target == "/prod/v1/models/m/versions/7:predict?key=1"
 
 
+@pytest.mark.rule("11.1")
 async def test_a_raw_request_is_read_by_the_servers_description() -> None:
     async with before(tensorflow(b'{"outputs": [1]}', y="DT_FLOAT"), TENSORFLOW) as stage:
         path = "/v2/models/m/infer"
@@ -162,6 +165,7 @@ async def test_a_raw_request_is_read_by_the_servers_description() -> None:
         assert np.shape(stage.body["inputs"]["x"]) == (2, 4)
 
 
+@pytest.mark.rule("11.1")
 async def test_a_binary_body_without_header_length_is_recovered() -> None:
     async with before(tensorflow(b'{"outputs": [1]}', y="DT_FLOAT"), TENSORFLOW) as stage:
         text = json.dumps({"inputs": [tensor("x", X, "FP32")]}).encode()
@@ -170,6 +174,7 @@ async def test_a_binary_body_without_header_length_is_recovered() -> None:
         assert total(await stage.client.metrics(), "header_recovered_total") == 1
 
 
+@pytest.mark.rule("11.1")
 async def test_outputs_are_chosen_and_each_has_its_form() -> None:
     answer = b'{"outputs": {"n": [3, 9007199254740993], "y": [[0.5]], "unknown": "?"}}'
     async with before(tensorflow(answer, y="DT_FLOAT", n="DT_INT64"), TENSORFLOW) as stage:
@@ -261,6 +266,7 @@ async def test_a_hundred_clients_at_once_lead_to_one_question_about_the_model(se
         assert [seen.target for seen in backend.seen].count("/v1/models/m/metadata") == 1
 
 
+@pytest.mark.rule("11.2")
 async def test_the_configuration_is_enough_where_the_server_describes_nothing() -> None:
     async with before(tensorflow(b'{"predictions": [1]}'), TENSORFLOW + ONE) as stage:
         for _ in range(3):
@@ -310,6 +316,7 @@ async def test_the_configuration_wins_over_the_servers_description() -> None:
         assert (reply.json["outputs"][0]["datatype"], reply.binary) == ("FP64", np.array([0.1]).tobytes())
 
 
+@pytest.mark.rule("11.2")
 @pytest.mark.parametrize("settings", [TENSORFLOW, MLFLOW], ids=["tensorflow", "mlflow"])
 async def test_without_a_datatype_nothing_is_sent_and_the_error_says_what_to_set(settings: str) -> None:
     async with before(tensorflow(), settings) as stage:
@@ -373,6 +380,7 @@ async def test_a_redirect_in_place_of_a_description_says_where_it_leads() -> Non
         assert "the model's description" in words
 
 
+@pytest.mark.rule("11.2")
 @pytest.mark.parametrize("answer", [b'{"outputs": {}}', b'{"predictions": [{}, {}]}', b'{"outputs": {"n": [1]}}'])
 async def test_an_answer_without_an_output_of_the_model_is_a_502(answer: bytes) -> None:
     async with before(tensorflow(answer, y="DT_FLOAT", n="DT_INT64"), TENSORFLOW) as stage:
@@ -382,6 +390,7 @@ async def test_an_answer_without_an_output_of_the_model_is_a_502(answer: bytes) 
 # Errors
 
 
+@pytest.mark.rule("11.1")
 @pytest.mark.parametrize("settings", ["", "models: {m: {format: row}}\n"])
 async def test_a_request_of_a_sequence_is_refused_where_there_are_none(settings: str) -> None:
     async with before(tensorflow(b'{"predictions": [1]}', y="DT_FLOAT"), TENSORFLOW + settings) as stage:
@@ -416,6 +425,7 @@ async def test_mlflows_reason_comes_first() -> None:
         assert error_of(await stage.infer(), 400).startswith("ValueError: the weights are made of paper")
 
 
+@pytest.mark.rule("11.2")
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -443,6 +453,7 @@ async def test_a_malformed_answer_is_a_502_that_names_the_output(answer: bytes, 
         assert stage_reply.status == 200
 
 
+@pytest.mark.rule("11.1")
 @pytest.mark.parametrize(
     ("array", "datatype", "settings", "words"),
     [
@@ -459,6 +470,7 @@ async def test_what_the_form_cannot_say_is_refused_before_it_is_sent(
         assert not stage.sent
 
 
+@pytest.mark.rule("11.3")
 async def test_a_version_of_mlflows_only_model_does_not_exist() -> None:
     async with before(Scripted(b'{"predictions": [1]}'), MLFLOW + ONE) as stage:
         assert "no versions" in error_of(await stage.infer(path="/v2/models/m/versions/1/infer"), 404)
@@ -625,6 +637,7 @@ OTHERS: Sequence[tuple[str, str]] = (
 )
 
 
+@pytest.mark.rule("11.3")
 @pytest.mark.parametrize("settings", [TENSORFLOW, MLFLOW], ids=["tensorflow", "mlflow"])
 async def test_what_such_servers_do_not_have_is_a_404_with_words(settings: str) -> None:
     async with before(tensorflow(y="DT_FLOAT"), settings) as stage:

@@ -48,6 +48,7 @@ def described(datatype: str, *shape: int, name: str = "x") -> dict[str, Any]:
     return {"name": name, "datatype": datatype, "shape": list(shape)}
 
 
+@pytest.mark.rule("1.4", "5")
 @pytest.mark.parametrize(
     ("model", "body", "shape"),
     [
@@ -72,6 +73,7 @@ async def test_raw_body_becomes_the_only_input(model: dict[str, Any], body: byte
         assert "parameters" not in backend.inferred[0]
 
 
+@pytest.mark.rule("5")
 @pytest.mark.parametrize(
     ("models", "body", "words"),
     [
@@ -94,6 +96,7 @@ async def test_raw_bodies_that_do_not_fit_are_refused(models: list[Any], body: b
         assert not backend.inferred
 
 
+@pytest.mark.rule("5")
 async def test_metadata_of_a_raw_request_may_fail() -> None:
     missing = Model(described("FP32", 1), status="404 Not Found")
     missing.metadata = b'{"error":"no such model"}'
@@ -137,6 +140,7 @@ async def test_the_time_for_metadata_is_part_of_the_clients_time() -> None:
         assert not backend.inferred
 
 
+@pytest.mark.rule("5")
 async def test_metadata_is_asked_once_for_many_and_forgotten_after_a_load() -> None:
     backend = Model(described("FP32", -1))
     backend.release.clear()
@@ -158,6 +162,7 @@ async def test_metadata_is_asked_once_for_many_and_forgotten_after_a_load() -> N
         assert len(backend.asked) == 2
 
 
+@pytest.mark.rule("5")
 async def test_metadata_is_asked_with_the_clients_headers_on_the_same_version_path() -> None:
     backend = Model(described("FP32", -1))
     async with lying(backend) as liar, running(liar.url) as client:
@@ -172,6 +177,7 @@ async def test_metadata_is_asked_with_the_clients_headers_on_the_same_version_pa
         assert len(backend.asked) == 2
 
 
+@pytest.mark.rule("1.3", "7")
 @pytest.mark.parametrize(
     ("coding", "body"),
     [
@@ -188,6 +194,7 @@ async def test_compressed_requests_are_read(client: Client, server: JsonServer, 
     assert "content-encoding" not in {name.lower() for name, _ in server.headers}
 
 
+@pytest.mark.rule("7")
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 async def test_broken_compressed_requests_are_refused(client: Client, server: JsonServer, coding: str) -> None:
     body = (gzip.compress if coding == "gzip" else zlib.compress)(TEXT + X.tobytes())
@@ -198,6 +205,7 @@ async def test_broken_compressed_requests_are_refused(client: Client, server: Js
     assert server.inferences == 0
 
 
+@pytest.mark.rule("7")
 @pytest.mark.parametrize("coding", ["br", "gzip, deflate", "zstd"])
 async def test_other_codings_are_refused_with_those_that_work(client: Client, coding: str) -> None:
     reply = await client.infer(b"x", 1, headers={"Content-Encoding": coding})
@@ -206,12 +214,14 @@ async def test_other_codings_are_refused_with_those_that_work(client: Client, co
     assert coding in reply.error
 
 
+@pytest.mark.rule("7")
 async def test_a_compressed_pure_json_request_is_inflated_too(client: Client, server: JsonServer) -> None:
     text = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}).encode()
     reply = await client.infer(gzip.compress(text), headers={"Content-Encoding": "gzip"})
     assert (reply.status, server.request_bytes) == (200, len(text))
 
 
+@pytest.mark.rule("7")
 async def test_bombs_end_at_the_limit(server: JsonServer) -> None:
     bomb = gzip.compress(bytes(50 * 1024 * 1024))
     async with running(server.url, "limits: {request_body: 1MiB}\n") as client:
@@ -221,6 +231,7 @@ async def test_bombs_end_at_the_limit(server: JsonServer) -> None:
         assert server.inferences == 0
 
 
+@pytest.mark.rule("7")
 @pytest.mark.parametrize(
     ("asked", "coding"),
     [
@@ -257,6 +268,7 @@ async def test_replies_are_compressed_when_configured_and_asked_for(
         assert error.error == "empty request body"
 
 
+@pytest.mark.rule("7")
 async def test_replies_are_not_compressed_unless_configured(client: Client) -> None:
     array = np.zeros(50_000, np.float32)
     header = {"inputs": [tensor("x", array, "FP32")], "parameters": {"binary_data_output": True}}
@@ -265,6 +277,7 @@ async def test_replies_are_not_compressed_unless_configured(client: Client) -> N
     assert reply.binary == array.tobytes()
 
 
+@pytest.mark.rule("1.6", "6")
 @pytest.mark.parametrize("vendor", ["sagemaker", "vertex-ai"])
 async def test_vendor_content_types_carry_the_length_in_both_directions(client: Client, vendor: str) -> None:
     media_type = f"application/vnd.{vendor}-triton.binary+json"

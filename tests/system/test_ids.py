@@ -12,6 +12,8 @@ import pytest
 from tests.conftest import HEADER_LENGTH, Client, running
 from tests.system.scripted import CountingBackend, Seen, counting, many_connections, total
 
+pytestmark = pytest.mark.rule("4.10")
+
 SMALL, LARGE = 4, 40_000
 """Elements of INT64: one takes the short way, the other is written and read in pieces."""
 

@@ -9,6 +9,8 @@ from multidict import CIMultiDict
 from tests.conftest import HEADER_LENGTH, Client, Reply, running
 from tests.system.scripted import Peer, Seen, counting, total
 
+pytestmark = pytest.mark.rule("5")
+
 X = np.arange(8, dtype=np.float32)
 
 

@@ -43,6 +43,7 @@ async def test_a_server_without_metadata_of_its_own_says_so_in_words_that_client
             await asyncio.to_thread(ask, client, "get_server_metadata")
 
 
+@pytest.mark.rule("11.6")
 async def test_clients_find_a_server_without_health_alive_and_ready() -> None:
     async with counting(only_inferences) as backend, running(backend.url) as client:
         assert await asyncio.to_thread(ask, client, "is_server_live") is True
@@ -56,6 +57,7 @@ async def test_clients_find_a_server_without_health_alive_and_ready() -> None:
         assert sum(seen.target.startswith("/v2/health/") for seen in backend.seen) == 5
 
 
+@pytest.mark.rule("11.6")
 @pytest.mark.parametrize("status", ["500 Internal Server Error", "503 Service Unavailable", "401 Unauthorized"])
 async def test_a_server_that_says_it_is_not_ready_is_believed(status: str) -> None:
     async def failing(seen: Seen) -> bool:
@@ -91,6 +93,7 @@ async def test_a_server_that_is_not_there_is_not_alive() -> None:
         assert (await client.request("GET", "/v2/health/live")).status == 503
 
 
+@pytest.mark.rule("11.6")
 async def test_a_server_without_health_that_probes_find_down_is_not_ready() -> None:
     async def sick(seen: Seen) -> bool:
         if seen.target == "/ping":
@@ -121,6 +124,7 @@ async def test_an_extension_that_a_server_lacks_is_said_to_be_one(method: str, p
         assert (reply.status, reply.json) == (404, {"error": words, "detail": "Not Found"})
 
 
+@pytest.mark.rule("4.9")
 async def test_what_a_server_says_in_the_protocols_own_shape_is_not_touched() -> None:
     body = b'{"error": "no model m", "more": 1}'
 
@@ -132,6 +136,7 @@ async def test_what_a_server_says_in_the_protocols_own_shape_is_not_touched() ->
         assert (await client.request("GET", "/v2/models/m/config")).body == body
 
 
+@pytest.mark.rule("11.6")
 async def test_metadata_of_the_configuration_is_for_servers_that_have_none() -> None:
     async with counting(only_inferences) as backend, running(backend.url, backend=MODELS) as client:
         described = {"name": "x", "datatype": "FP32", "shape": [-1, 4]}
@@ -146,6 +151,7 @@ async def test_metadata_of_the_configuration_is_for_servers_that_have_none() -> 
         assert (await client.request("GET", "/v2/models/m/ready")).status == 404
 
 
+@pytest.mark.rule("11.6")
 async def test_metadata_of_a_server_wins_over_the_configuration() -> None:
     text = b'{"name":"m","inputs":[],"outputs":[]}'
 

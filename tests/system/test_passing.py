@@ -146,6 +146,7 @@ def is_binary(reply: Reply) -> bool:
 # Whether and how a request passes
 
 
+@pytest.mark.rule("11.5")
 @pytest.mark.parametrize("binary", ["auto", "always"])
 async def test_a_binary_request_passes_as_it_came(binary: str) -> None:
     server, header = Server(), request()
@@ -177,6 +178,7 @@ async def test_the_upstreams_binary_series_begin_with_zero() -> None:
     assert metrics['tensor_gateway_upstream_request_bytes_count{format="binary",route="main"}'] == 0
 
 
+@pytest.mark.rule("11.5")
 async def test_json_passes_as_json() -> None:
     server = Server()
     body = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}).encode()
@@ -197,6 +199,7 @@ async def test_a_raw_request_passes_without_asking_for_metadata() -> None:
     assert [asked.values(HEADER_LENGTH) for asked in server.asked] == [["0"]]
 
 
+@pytest.mark.rule("11.5")
 @pytest.mark.parametrize(
     ("length", "said", "arrives"),
     [
@@ -233,6 +236,7 @@ async def test_names_that_some_servers_take_for_those_of_the_gateway_do_not_pass
     assert asked.values("X_A") == ["b"]
 
 
+@pytest.mark.rule("6", "11.5")
 @pytest.mark.parametrize("array", [ARRAY, LARGE])
 async def test_a_missing_header_length_is_put_right(array: Any, caplog: pytest.LogCaptureFixture) -> None:
     server, header = Server(), request(array)
@@ -295,6 +299,7 @@ async def test_a_vendors_content_type_is_understood_and_answered(vendor: str) ->
     assert server.inferences[0].values(HEADER_LENGTH) == [str(len(header))]
 
 
+@pytest.mark.rule("7", "11.5")
 async def test_a_compressed_body_arrives_inflated() -> None:
     server, header = Server(), request()
     async with passing(server) as client:
@@ -606,6 +611,7 @@ def is_right(reply: Reply, array: Any) -> bool:
     return bool(np.array(reply.json["outputs"][0]["data"], np.float32).tobytes() == array.tobytes())
 
 
+@pytest.mark.rule("11.5")
 async def test_no_octets_reach_an_endpoint_that_has_not_said_that_it_reads_them() -> None:
     async with one_of_two_passing() as (client, binary, other, _):
         binary.dies_at = len(binary.inferences) + 12
@@ -630,6 +636,7 @@ async def test_no_octets_reach_an_endpoint_that_has_not_said_that_it_reads_them(
     assert set(errors) <= {'tensor_gateway_errors_total{blame="backend",reason="unreachable",route="main"}'}
 
 
+@pytest.mark.rule("11.5")
 async def test_an_attempt_that_cannot_pass_is_transcoded_within_the_same_call() -> None:
     async with one_of_two_passing() as (client, binary, other, _):
         before = await client.metrics()
@@ -690,6 +697,7 @@ async def test_a_body_that_waited_for_a_connection_becomes_json_if_nobody_reads_
     assert sum(bool(each.values(HEADER_LENGTH)) for each in server.inferences) == 1
 
 
+@pytest.mark.rule("11.5")
 async def test_an_upload_that_is_partly_gone_gets_503_and_not_a_foreign_refusal() -> None:
     header, small = request(LARGE), request()
     whole = header + LARGE.tobytes()
@@ -811,6 +819,7 @@ async def test_what_a_server_says_is_asked_again_after_a_while(monkeypatch: pyte
         assert not is_binary(await client.infer(header + ARRAY.tobytes(), len(header)))
 
 
+@pytest.mark.rule("11.5")
 async def test_endpoints_that_differ_all_get_json(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     servers, header = [Server(), Server(is_binary=False)], request()

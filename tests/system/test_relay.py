@@ -11,6 +11,7 @@ from gateway.demo import JsonServer
 from tests.conftest import Client, Connection, answering, lying, running
 
 
+@pytest.mark.rule("8")
 @pytest.mark.parametrize("path", ["/v2", "/v2/"])
 async def test_server_metadata_names_the_extension(client: Client, path: str) -> None:
     reply = await client.request("GET", path)
@@ -18,6 +19,7 @@ async def test_server_metadata_names_the_extension(client: Client, path: str) ->
     assert reply.json == {"name": "embedded", "version": "1", "extensions": ["binary_tensor_data"]}
 
 
+@pytest.mark.rule("8")
 @pytest.mark.parametrize(
     ("metadata", "extensions"),
     [
@@ -33,6 +35,7 @@ async def test_extension_is_named_exactly_once(metadata: dict[str, Any], extensi
         assert (await client.request("GET", "/v2")).json["extensions"] == extensions
 
 
+@pytest.mark.rule("8")
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b""])
 async def test_other_answers_for_server_metadata_are_untouched(body: bytes) -> None:
     async with lying(answering(body, "200 OK", "Content-Type: text/x\r\n")) as liar, running(liar.url) as client:
@@ -40,6 +43,7 @@ async def test_other_answers_for_server_metadata_are_untouched(body: bytes) -> N
     assert (reply.status, reply.body, reply.headers["Content-Type"]) == (200, body, "text/x")
 
 
+@pytest.mark.rule("8")
 @pytest.mark.parametrize(
     "target",
     [
@@ -60,6 +64,7 @@ async def test_path_and_query_arrive_as_they_were_written(target: str) -> None:
         assert liar.connections[0].head.startswith(f"GET {target} HTTP/1.1\r\n".encode())
 
 
+@pytest.mark.rule("8")
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 @pytest.mark.parametrize("size", [0, 5, 1_000_000])
 async def test_methods_and_bodies_cross(method: str, size: int) -> None:
@@ -93,6 +98,7 @@ async def test_head_and_204_and_304_have_no_body() -> None:
         assert len(liar.connections) == 2
 
 
+@pytest.mark.rule("8")
 async def test_events_arrive_one_by_one() -> None:
     proceed = asyncio.Event()
 
@@ -112,6 +118,7 @@ async def test_events_arrive_one_by_one() -> None:
             assert await response.content.readany() == b"data: 2\n\n"
 
 
+@pytest.mark.rule("7")
 async def test_compressed_bodies_cross_compressed() -> None:
     answer = answering(b"\x1f\x8bzipped", headers="Content-Encoding: gzip\r\nContent-Type: text/plain\r\n")
     async with lying(answer) as liar, running(liar.url) as client:
@@ -138,11 +145,13 @@ async def test_an_answer_that_breaks_off_is_cut_off_for_the_client_too() -> None
         assert metrics['tensor_gateway_errors_total{blame="backend",reason="upstream_closed",route="main"}'] == 1
 
 
+@pytest.mark.rule("8")
 async def test_methods_other_than_post_on_the_infer_path_are_relayed(client: Client) -> None:
     reply = await client.request("GET", "/v2/models/identity/infer")
     assert reply.status == 405
 
 
+@pytest.mark.rule("8")
 async def test_infer_paths_are_two_and_model_names_may_be_encoded(server: JsonServer, client: Client) -> None:
     header = {"inputs": [{"name": "x", "shape": [1], "datatype": "UINT8", "parameters": {"binary_data_size": 1}}]}
     text = json.dumps(header).encode()
@@ -159,6 +168,7 @@ async def test_infer_paths_are_two_and_model_names_may_be_encoded(server: JsonSe
     assert other.status == 404
 
 
+@pytest.mark.rule("8")
 async def test_routes_choose_the_backend_and_everything_else_is_a_404(server: JsonServer) -> None:
     routes = (
         "routes:\n"

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from gateway.demo import JsonServer
-from tests.conftest import HEADER_LENGTH, Client, running, tensor
+from tests.conftest import HEADER_LENGTH, Client, answering, lying, running, tensor
 
 X = np.array([[0.1, -0.0], [1e-45, 3.4e38]], np.float32)
 FP32 = {"inputs": [tensor("x", X, "FP32")], "outputs": [{"name": "x", "parameters": {"binary_data": True}}]}
@@ -20,6 +20,7 @@ def encoded(header: dict[str, Any], *blobs: bytes) -> tuple[bytes, int]:
     return text + b"".join(blobs), len(text)
 
 
+@pytest.mark.rule("4.3", "4.4")
 async def test_binary_in_binary_out(client: Client) -> None:
     reply = await client.infer_binary(FP32, X.tobytes())
     assert reply.status == 200
@@ -33,6 +34,7 @@ async def test_binary_in_binary_out(client: Client) -> None:
     assert reply.json["model_name"] == "identity"
 
 
+@pytest.mark.rule("1.1")
 @pytest.mark.parametrize("headers", [{}, {"Content-Type": "text/plain"}, {"Content-Type": "application/json"}])
 async def test_content_type_decides_nothing(client: Client, headers: dict[str, str]) -> None:
     body, length = encoded(FP32, X.tobytes())
@@ -40,6 +42,7 @@ async def test_content_type_decides_nothing(client: Client, headers: dict[str, s
     assert (reply.status, reply.binary) == (200, X.tobytes())
 
 
+@pytest.mark.rule("1.2")
 @pytest.mark.parametrize("value", ["abc", "-1", "99999999999", "1.0", "", "0x10", "+5", "12 3"])
 async def test_bad_header_length_is_refused_and_not_sent_on(client: Client, server: JsonServer, value: str) -> None:
     body, _ = encoded(FP32, X.tobytes())
@@ -49,6 +52,7 @@ async def test_bad_header_length_is_refused_and_not_sent_on(client: Client, serv
     assert server.inferences == 0
 
 
+@pytest.mark.rule("1.2")
 async def test_connection_stays_usable_after_a_refusal(client: Client) -> None:
     body, length = encoded(FP32, X.tobytes())
     assert client.session.connector is not None
@@ -58,12 +62,14 @@ async def test_connection_stays_usable_after_a_refusal(client: Client) -> None:
     assert len(client.session.connector._conns) == 1
 
 
+@pytest.mark.rule("1.2", "1.6")
 async def test_two_equal_header_lengths_are_one_and_two_different_are_refused(client: Client) -> None:
     body, length = encoded(FP32, X.tobytes())
     equal = await client.infer(body, headers=[(HEADER_LENGTH, str(length)), (HEADER_LENGTH, str(length))])
     assert equal.status == 200
 
 
+@pytest.mark.rule("1.5", "1.7")
 @pytest.mark.parametrize(
     ("cut", "words"),
     [(slice(0, -1), ["input 'x'", "1 bytes missing"]), (slice(0, -16), ["input 'x'", "16 bytes missing"])],
@@ -76,6 +82,7 @@ async def test_missing_bytes_are_named(client: Client, server: JsonServer, cut: 
     assert server.inferences == 0
 
 
+@pytest.mark.rule("1.5")
 async def test_left_over_bytes_are_counted(client: Client, server: JsonServer) -> None:
     body, length = encoded(FP32, X.tobytes())
     reply = await client.infer(body + b"!", length)
@@ -114,6 +121,7 @@ async def test_expect_100_continue_is_not_answered_when_the_body_is_too_large(se
         writer.close()
 
 
+@pytest.mark.rule("2.7", "3.2")
 async def test_binary_and_json_inputs_together(client: Client, server: JsonServer) -> None:
     half = np.array([[1.1, 2.22], [3.345, 4.34]], np.float16)
     truth = np.array([True, False, True])
@@ -142,6 +150,7 @@ async def test_binary_and_json_inputs_together(client: Client, server: JsonServe
     assert sent["inputs"][2]["data"] == [True, False, True]
 
 
+@pytest.mark.rule("4.1")
 @pytest.mark.parametrize(
     ("top", "outputs", "binary"),
     [
@@ -176,6 +185,7 @@ async def test_flags_decide_output_by_output(client: Client, top: Any, outputs: 
         assert reply.headers.getall("Content-Type") == ["application/json"]
 
 
+@pytest.mark.rule("4.1")
 async def test_json_in_binary_out(client: Client) -> None:
     header = {
         "inputs": [{"name": "x", "datatype": "INT64", "shape": [2], "data": [2**53 + 1, -1]}],
@@ -185,6 +195,7 @@ async def test_json_in_binary_out(client: Client) -> None:
     assert reply.binary == np.array([2**53 + 1, -1]).tobytes()
 
 
+@pytest.mark.rule("3.6")
 async def test_pure_json_crosses_byte_for_byte_and_unjudged(client: Client, server: JsonServer) -> None:
     text = b'{ "inputs": [{"name":"x", "datatype":"FP32","shape":[1],"data":[0.10000000149011612]} ],"id":"a"}'
     reply = await client.infer(text)
@@ -195,6 +206,7 @@ async def test_pure_json_crosses_byte_for_byte_and_unjudged(client: Client, serv
     assert "the body is not JSON" in broken.error  # the backend's words
 
 
+@pytest.mark.rule("1.2")
 async def test_header_length_equal_to_the_body_is_legal(client: Client) -> None:
     text = json.dumps({"id": "", "inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1.5]}]}).encode()
     reply = await client.infer(text, len(text))
@@ -203,6 +215,7 @@ async def test_header_length_equal_to_the_body_is_legal(client: Client) -> None:
     assert HEADER_LENGTH not in reply.headers
 
 
+@pytest.mark.rule("1.7", "2.1", "2.2", "2.3")
 @pytest.mark.parametrize(
     ("entry", "blob", "words"),
     [
@@ -239,6 +252,7 @@ async def test_bad_inputs_are_refused_by_name(
     assert server.inferences == 0
 
 
+@pytest.mark.rule("1.6", "2.6", "4.2")
 @pytest.mark.parametrize(
     ("header", "words"),
     [
@@ -258,11 +272,83 @@ async def test_bad_headers_are_refused(client: Client, server: JsonServer, heade
     assert server.inferences == 0
 
 
+@pytest.mark.rule("1.3")
+async def test_blanks_behind_the_json_count_as_header(client: Client) -> None:
+    body, length = encoded(FP32)
+    reply = await client.infer(body + b" \n " + X.tobytes(), length + 3)
+    assert (reply.status, reply.binary) == (200, X.tobytes())
+
+
+@pytest.mark.rule("2.4")
+@pytest.mark.parametrize(
+    ("blob", "words"),
+    [
+        (b"\x02\0\0\0a", "input 'x'"),
+        (b"\xff\xff\xff\xff", "input 'x'"),
+        (b"\x01\0\0\0a\x01\0\0\0b!!", "input 'x'"),
+        (b"\x01\0\0\0a", "expected 2 elements, which take at least 8 bytes"),
+        (b"\0\0\0\0" * 3, "expected 2 elements, which end after 8 bytes"),
+    ],
+)
+async def test_elements_that_do_not_fill_their_blob_are_refused(
+    client: Client, server: JsonServer, blob: bytes, words: str
+) -> None:
+    entry = {"name": "x", "shape": [2], "datatype": "BYTES", "parameters": {"binary_data_size": len(blob)}}
+    reply = await client.infer_binary({"inputs": [entry]}, blob)
+    assert reply.status == 400
+    assert words in reply.error
+    assert server.inferences == 0
+
+
+@pytest.mark.rule("2.5", "3.3")
+@pytest.mark.parametrize(
+    ("datatype", "blob", "text"),
+    [
+        ("BOOL", b"\0\1\2\xff", b"[false,true,true,true]"),
+        ("UINT64", b"\xff" * 8 + bytes(8), b"[18446744073709551615,0]"),
+        ("INT64", (2**53 + 1).to_bytes(8, "little"), b"[9007199254740993]"),
+        ("FP32", np.array([0.1, -0.0], np.float32).tobytes(), b"[0.1,-0.0]"),
+        ("BF16", b"\x80\x3f\xcd\x3d", b"[1.0,0.100097656]"),
+    ],
+)
+async def test_elements_are_flat_and_exact_in_the_json(datatype: str, blob: bytes, text: bytes) -> None:
+    n_elements = text.count(b",") + 1
+    entry = {"name": "x", "shape": [n_elements, 1], "datatype": datatype}
+    header = {"inputs": [{**entry, "parameters": {"binary_data_size": len(blob)}}]}
+    async with lying(answering(b'{"outputs":[]}')) as liar, running(liar.url) as client:
+        assert (await client.infer_binary(header, blob)).status == 200
+        assert liar.connections[0].body.replace(b" ", b"").endswith(b'"data":%b}]}' % text)
+
+
+@pytest.mark.rule("2.8")
+async def test_null_parameters_null_outputs_and_an_empty_id_are_as_if_absent(client: Client) -> None:
+    header = {"id": "", "parameters": None, "outputs": None, **{"inputs": FP32["inputs"]}}
+    reply = await client.infer_binary(header, X.tobytes())
+    assert (reply.status, HEADER_LENGTH in reply.headers) == (200, False)
+    assert [item["name"] for item in reply.json["outputs"]] == ["x"]
+
+
+@pytest.mark.rule("11.4")
+async def test_what_is_left_out_does_not_reach_the_backend(server: JsonServer) -> None:
+    async with running(server.url, backend="leave_out: [id, parameters]") as client:
+        header = {"id": "7", "inputs": FP32["inputs"], "parameters": {"custom": 5}}
+        reply = await client.infer_binary(header, X.tobytes())
+        assert (reply.status, reply.json["id"]) == (200, "7")
+        assert list(server.last_request) == ["inputs"]
+        entry = b'{"data":[1.50],"datatype":"FP32","shape":[1],"name":"x"}'
+        assert (await client.infer(b'{"parameters":{},"inputs":[%b],"id":"7","more":1}' % entry)).status == 200
+        assert list(server.last_request) == ["more", "inputs"]
+        refused = await client.infer(b'{"inputs":7,"id":"7"}')
+        assert (refused.status, server.inferences) == (400, 2)
+
+
+@pytest.mark.rule("1.6")
 async def test_empty_body_is_refused(client: Client) -> None:
     reply = await client.infer(b"")
     assert (reply.status, reply.error) == (400, "empty request body")
 
 
+@pytest.mark.rule("6")
 async def test_missing_header_length_is_found_and_counted(client: Client) -> None:
     body, _ = encoded({"inputs": FP32["inputs"]}, X.tobytes())
     reply = await client.infer(body, headers={"Content-Type": "application/json"})
@@ -272,6 +358,7 @@ async def test_missing_header_length_is_found_and_counted(client: Client) -> Non
     assert (await client.metrics())["tensor_gateway_header_recovered_total"] == 1
 
 
+@pytest.mark.rule("6")
 @pytest.mark.parametrize("blob", [b" " * 16, b"}" * 16, b'{"a":1}         '])
 async def test_blobs_that_look_like_json_do_not_confuse_the_scan(client: Client, blob: bytes) -> None:
     body, _ = encoded(
@@ -281,6 +368,7 @@ async def test_blobs_that_look_like_json_do_not_confuse_the_scan(client: Client,
     assert bytes(reply.json["outputs"][0]["data"]) == blob
 
 
+@pytest.mark.rule("1.7", "6")
 @pytest.mark.parametrize("blob", [b"", b"1" * 15, b"1" * 17])
 async def test_sizes_that_do_not_add_up_name_the_missing_header(
     client: Client, server: JsonServer, blob: bytes
@@ -293,6 +381,7 @@ async def test_sizes_that_do_not_add_up_name_the_missing_header(
     assert server.inferences == 0
 
 
+@pytest.mark.rule("6")
 async def test_recovery_can_be_switched_off(server: JsonServer) -> None:
     async with running(server.url, "recover_header_length: false\n") as client:
         body, length = encoded(FP32, X.tobytes())
@@ -302,6 +391,7 @@ async def test_recovery_can_be_switched_off(server: JsonServer) -> None:
         assert (await client.infer(body, length)).status == 200
 
 
+@pytest.mark.rule("3.4")
 @pytest.mark.parametrize(
     ("policy", "values", "sent"),
     [
@@ -326,6 +416,7 @@ async def test_nonfinite_policies(server: JsonServer, policy: str, values: list[
             assert (await client.metrics())['tensor_gateway_nonfinite_values_total{direction="request"}'] == 1
 
 
+@pytest.mark.rule("3.5")
 async def test_bytes_as_base64_and_half_precision_promoted(server: JsonServer) -> None:
     async with running(server.url, backend="bytes: base64\nhalf_precision: promote") as client:
         half = np.array([0.1, -0.0], np.float16)
@@ -368,6 +459,7 @@ async def test_body_larger_than_the_limit_is_refused(server: JsonServer) -> None
         assert (await client.infer(good, length)).status == 200
 
 
+@pytest.mark.rule("3.1")
 async def test_backend_gets_json_headers_and_the_clients_own(client: Client, server: JsonServer) -> None:
     body, length = encoded(FP32, X.tobytes())
     await client.infer(

@@ -78,6 +78,7 @@ def triton_infer(client: Client, model: str, *, binary: bool, **options: Any) ->
 # strip_prefix
 
 
+@pytest.mark.rule("8.1")
 @pytest.mark.parametrize(
     ("target", "wanted"),
     [
@@ -96,6 +97,7 @@ async def test_the_backend_gets_the_path_without_the_prefix(target: str, wanted:
         assert [seen.target for seen in backend.seen] == [wanted]
 
 
+@pytest.mark.rule("8.1", "8.6")
 @pytest.mark.parametrize("target", ["/prod//evil.example/x", "/prod/../x", "/prod/%2e%2e/x", "/prod/..;/x", "/prods"])
 async def test_what_would_be_dangerous_behind_the_prefix_reaches_no_backend(target: str) -> None:
     async with counting() as backend, running(backend.url, RENAMING) as client, wire(client.url) as sender:
@@ -104,6 +106,7 @@ async def test_what_would_be_dangerous_behind_the_prefix_reaches_no_backend(targ
         assert backend.seen == []
 
 
+@pytest.mark.rule("8.1")
 async def test_inferences_and_errors_behind_a_prefix_are_those_of_the_protocol() -> None:
     async def behave(seen: Seen) -> bool:
         if seen.method == "GET":
@@ -128,6 +131,7 @@ async def test_inferences_and_errors_behind_a_prefix_are_those_of_the_protocol()
 # rename
 
 
+@pytest.mark.rule("8.2")
 async def test_tritonclient_sees_its_own_name_everywhere(server: JsonServer) -> None:
     routes = "routes: [{name: r, backend: main, rename: {my model: identity}}]\n"
     async with running(server.url, routes) as client:
@@ -154,6 +158,7 @@ async def test_tritonclient_sees_its_own_name_everywhere(server: JsonServer) -> 
         assert not [name for name in samples if 'model="identity"' in name]
 
 
+@pytest.mark.rule("8.2")
 @pytest.mark.parametrize("framing", ["length", "chunks"])
 @pytest.mark.parametrize("n_values", [3, 50_000])
 async def test_json_answers_cross_byte_for_byte_but_for_the_name(framing: str, n_values: int) -> None:
@@ -184,6 +189,7 @@ async def test_json_answers_cross_byte_for_byte_but_for_the_name(framing: str, n
         assert backend.seen[0].target == "/v2/models/m/infer"
 
 
+@pytest.mark.rule("8.2")
 async def test_compressed_answers_that_nobody_asked_for_are_a_502() -> None:
     async def behave(seen: Seen) -> bool:
         await seen.answer(gzip.compress(b'{"model_name":"m"}'), headers="Content-Encoding: gzip\r\n")
@@ -196,6 +202,7 @@ async def test_compressed_answers_that_nobody_asked_for_are_a_502() -> None:
         assert other.headers["Content-Encoding"] == "gzip"
 
 
+@pytest.mark.rule("8.2")
 async def test_other_answers_below_a_renamed_model() -> None:
     events = b'data: {"model_name":"m","text":"a"}\n\ndata: {"model_name":"m"}\n\n'
 
@@ -224,6 +231,7 @@ async def test_other_answers_below_a_renamed_model() -> None:
         assert all("mine" not in seen.target for seen in backend.seen)
 
 
+@pytest.mark.rule("5", "8.2")
 async def test_raw_requests_ask_for_the_metadata_of_the_backends_name_until_it_is_reloaded() -> None:
     async def behave(seen: Seen) -> bool:
         if seen.method == "GET":
@@ -252,6 +260,7 @@ async def test_raw_requests_ask_for_the_metadata_of_the_backends_name_until_it_i
 # split and sticky
 
 
+@pytest.mark.rule("8.3")
 async def test_a_split_shares_requests_by_weight_and_names_the_chosen_backend() -> None:
     async with splitting({"stable": 3, "next": 1, "unused": 0}) as (client, backends):
         for number in range(200):
@@ -265,6 +274,7 @@ async def test_a_split_shares_requests_by_weight_and_names_the_chosen_backend() 
             assert total(samples, "upstream_requests_total", backend=name) == counts[name]
 
 
+@pytest.mark.rule("8.3", "8.4")
 async def test_a_header_sticks_to_its_backend_of_a_split() -> None:
     async with splitting({"a": 1, "b": 1}, sticky="header:X-User") as (client, backends):
         for number in range(60):
@@ -277,6 +287,7 @@ async def test_a_header_sticks_to_its_backend_of_a_split() -> None:
         assert not ids["a"] & ids["b"]
 
 
+@pytest.mark.rule("8.3", "8.4")
 async def test_a_sequence_sticks_to_its_backend_however_it_is_written() -> None:
     async with splitting({"a": 1, "b": 1}, sticky="sequence_id") as (client, backends):
         for sequence in range(1, 13):
@@ -294,6 +305,7 @@ async def test_a_sequence_sticks_to_its_backend_however_it_is_written() -> None:
         assert sum(len(backend.seen) for backend in backends.values()) == 48
 
 
+@pytest.mark.rule("8.4")
 async def test_bodies_that_are_read_for_their_sequence_cross_as_they_came() -> None:
     bodies = [
         b' {"inputs" :[{"data":[ 1.50,\n2]}] , "parameters":{"sequence_id" : 5}} ',
@@ -316,6 +328,7 @@ async def test_bodies_that_are_read_for_their_sequence_cross_as_they_came() -> N
         assert sorted(crossed) == sorted(bodies)
 
 
+@pytest.mark.rule("8.4")
 async def test_requests_without_a_sequence_spread() -> None:
     async with splitting({"a": 1, "b": 1}, sticky="sequence_id") as (client, backends):
         header = {**infer_header(X, "INT64"), "parameters": {"sequence_id": 0}}

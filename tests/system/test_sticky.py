@@ -48,6 +48,7 @@ async def send_sequences(client: Client, *kinds: Any) -> None:
             )
 
 
+@pytest.mark.rule("8.4")
 async def test_a_sequence_stays_on_its_endpoint_however_it_is_written() -> None:
     async with endpoints(2, "sequence_id") as (client, backends, _):
         await send_sequences(client, (True, int), (False, int), (True, str), (False, str))
@@ -58,6 +59,7 @@ async def test_a_sequence_stays_on_its_endpoint_however_it_is_written() -> None:
         assert sum(len(backend.seen) for backend in backends) == 4 * N_SEQUENCES
 
 
+@pytest.mark.rule("8.4")
 @pytest.mark.parametrize("form", ["GET", "POST"])
 async def test_a_header_stays_on_its_endpoint(form: str) -> None:
     async with endpoints(2, "header:X-Session") as (client, backends, _):

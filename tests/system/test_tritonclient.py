@@ -14,6 +14,8 @@ from gateway.demo import JsonServer
 from tests.conftest import Client
 from tests.values import VALUES
 
+pytestmark = pytest.mark.rule("9")
+
 
 def sync_infer(client: Client, model: str, inputs: list[Any], outputs: list[Any] | None, **options: Any) -> Any:
     triton = sync_http.InferenceServerClient(client.url.removeprefix("http://"))

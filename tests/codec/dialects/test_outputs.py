@@ -97,30 +97,45 @@ def rows_of_lists(count: int, item: str, rows: int) -> bytes:
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        (wide_rows(1000, "12345678", 400), {f"o{number}": "INT8" for number in range(1000)}),
-        (rows_of_lists(1000, "12345678", 400), {f"o{number}": "INT8" for number in range(1000)}),
-        (rows_of_lists(2, "[%s1]" % ("1," * 20_000), 60), {"o0": "FP32", "o1": "INT8"}),
-        (rows_of_lists(2, "1.5", 300_000), {"o0": "FP32", "o1": "FP64"}),
-        (b'{"outputs":[[%b1],[%b1]]}' % (b"1," * 1_000_000, b"1," * 1_000_000), {"o0": "FP32", "o1": "INT8"}),
-        (wide_rows(1000, '"%s"' % ("x" * 700), 10), {f"o{number}": "BYTES" for number in range(1000)}),
-        (wide_rows(1, "1.5", 400_000), {"o0": "FP32"}),
-        (wide_rows(2, "[%s1]" % ("1," * 20_000), 60), {"o0": "FP32", "o1": "INT8"}),
-        (b'{"predictions":[%b]}' % b",".join([b"[%b1]" % (b"1," * 500)] * 4000), {"y": "INT8"}),
-        (b'{"outputs":{"y":"%b"}}' % (b"x" * 4_000_000), {"y": "BYTES"}),
-        (b'{"outputs":{"b64":"%b"}}' % (b"YWJj" * 1_000_000), {"y": "BYTES"}),
-    ],
-    ids=[
-        "a thousand numbers",
-        "a thousand numbers without names",
-        "huge rows without names",
-        "tiny rows without names",
-        "without names",
-        "a thousand strings",
-        "tiny rows",
-        "huge rows",
-        "nested",
-        "a string",
-        "base64",
+        pytest.param(
+            wide_rows(1000, "12345678", 400),
+            {f"o{number}": "INT8" for number in range(1000)},
+            id="a thousand numbers",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            rows_of_lists(1000, "12345678", 400),
+            {f"o{number}": "INT8" for number in range(1000)},
+            id="a thousand numbers without names",
+        ),
+        pytest.param(
+            rows_of_lists(2, "[%s1]" % ("1," * 20_000), 60),
+            {"o0": "FP32", "o1": "INT8"},
+            id="huge rows without names",
+        ),
+        pytest.param(
+            rows_of_lists(2, "1.5", 300_000),
+            {"o0": "FP32", "o1": "FP64"},
+            id="tiny rows without names",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            b'{"outputs":[[%b1],[%b1]]}' % (b"1," * 1_000_000, b"1," * 1_000_000),
+            {"o0": "FP32", "o1": "INT8"},
+            id="without names",
+        ),
+        pytest.param(
+            wide_rows(1000, '"%s"' % ("x" * 700), 10),
+            {f"o{number}": "BYTES" for number in range(1000)},
+            id="a thousand strings",
+        ),
+        pytest.param(wide_rows(1, "1.5", 400_000), {"o0": "FP32"}, id="tiny rows", marks=pytest.mark.slow),
+        pytest.param(wide_rows(2, "[%s1]" % ("1," * 20_000), 60), {"o0": "FP32", "o1": "INT8"}, id="huge rows"),
+        pytest.param(
+            b'{"predictions":[%b]}' % b",".join([b"[%b1]" % (b"1," * 500)] * 4000), {"y": "INT8"}, id="nested"
+        ),
+        pytest.param(b'{"outputs":{"y":"%b"}}' % (b"x" * 4_000_000), {"y": "BYTES"}, id="a string"),
+        pytest.param(b'{"outputs":{"b64":"%b"}}' % (b"YWJj" * 1_000_000), {"y": "BYTES"}, id="base64"),
     ],
 )
 def test_memory_is_the_tensors_and_a_bounded_text(text: bytes, names: dict[str, str]) -> None:

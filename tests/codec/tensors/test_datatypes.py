@@ -19,6 +19,7 @@ SIZES = {
 }
 
 
+@pytest.mark.rule("2.2")
 def test_table_has_the_fourteen_datatypes_with_their_sizes() -> None:
     assert {name: row.item_bytes for name, row in DATATYPES.items()} == SIZES
     assert all(row.name == name for name, row in DATATYPES.items())
@@ -30,6 +31,7 @@ def test_integer_rows_know_their_bounds(name: str) -> None:
     assert (row.kind, row.lowest, row.highest) == (Kind.INTEGER, int(limits.min), int(limits.max))
 
 
+@pytest.mark.rule("2.3")
 @pytest.mark.parametrize(
     ("shape", "count"), [((), 1), ((0,), 0), ((2, 0, 3), 0), ((1, 3, 224, 224), 150528), ((2**60,) * 64, 2**3840)]
 )
@@ -55,6 +57,7 @@ def printed(name: str, values: npt.NDArray[Any]) -> list[float]:
     return data
 
 
+@pytest.mark.rule("3.3")
 @pytest.mark.parametrize("name", ["FP16", "BF16"])
 def test_every_finite_half_is_printed_as_the_float_it_is(name: str) -> None:
     values = finite_patterns(name)
@@ -131,6 +134,7 @@ def test_bfloat16_keeps_nan_infinities_and_the_sign_of_zero() -> None:
     assert nan & 0x7F80 == 0x7F80 and nan & 0x7F
 
 
+@pytest.mark.rule("2.5")
 def test_bool_reads_every_byte_but_zero_as_true() -> None:
     row = DATATYPES["BOOL"]
     values = row.widen(row.view(memoryview(bytes(range(256)))))

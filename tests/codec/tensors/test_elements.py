@@ -17,6 +17,7 @@ from tests.codec.make_pairs import blob_of
 from tests.codec.walk import backend_json, bytes_header
 
 
+@pytest.mark.rule("2.4")
 @pytest.mark.parametrize(
     ("blob", "n_elements", "words"),
     [
@@ -40,6 +41,7 @@ def test_elements_that_do_not_fill_the_blob_exactly_are_refused(blob: bytes, n_e
             backend_json(bytes_header(n_elements, len(blob)), blob, policy)
 
 
+@pytest.mark.rule("3.5")
 @pytest.mark.parametrize(
     "octets",
     [b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"x" * PIECE_BYTES + b"\x80", b"\x80" * 9],

@@ -43,6 +43,7 @@ def values_of(data: str, datatype: str, shape: str) -> list[float]:
     return [value.item() for value in np.frombuffer(blob, WIRE[datatype])]
 
 
+@pytest.mark.rule("4.7")
 @pytest.mark.parametrize(
     ("data", "datatype", "expected"),
     [
@@ -82,6 +83,7 @@ def test_negative_zero_keeps_its_sign_in_floats(datatype: str, text: str, layout
     assert [struct.pack("<d", value) for value in read].count(struct.pack("<d", -0.0)) == 1
 
 
+@pytest.mark.rule("4.7")
 @pytest.mark.parametrize(
     "data", ["[NaN,1,-Infinity,Infinity]", '["NaN",1,"-Infinity","Infinity"]', '[null,1,"-Infinity" , Infinity]']
 )
@@ -93,6 +95,7 @@ def test_nonfinite_floats_are_read_in_every_spelling_and_counted(data: str, data
         assert read_answer([answer]).nonfinite == 3
 
 
+@pytest.mark.rule("4.7")
 @pytest.mark.parametrize(
     ("data", "datatype", "words"),
     [
@@ -212,7 +215,7 @@ def test_brackets_and_commas_out_of_place_are_refused_also_where_a_piece_is_cut(
                 only_blob(one_output(data, "INT8", f"[{n_elements}]"))
 
 
-@pytest.mark.parametrize("shift", range(25))
+@pytest.mark.parametrize("shift", range(16))  # as many bytes as the longest item and its comma have
 @pytest.mark.parametrize(
     ("item", "shape", "values"),
     [
@@ -223,7 +226,7 @@ def test_brackets_and_commas_out_of_place_are_refused_also_where_a_piece_is_cut(
     ],
 )
 def test_nested_data_is_cut_anywhere_and_read_the_same(item: str, shape: str, values: list[float], shift: int) -> None:
-    n_items = 2 * PIECE_BYTES // len(item)
+    n_items = PIECE_BYTES * 5 // 4 // len(item)
     data = "[" + " " * shift + ",".join([item] * n_items) + "]"
     expected = np.tile(np.array(values, "<f4"), n_items)
     read = np.frombuffer(only_blob(one_output(data, "FP32", shape.format(n_items))), "<f4")
@@ -231,6 +234,7 @@ def test_nested_data_is_cut_anywhere_and_read_the_same(item: str, shape: str, va
     assert np.array_equal(np.signbit(read[1::2]), np.signbit(expected[1::2]))
 
 
+@pytest.mark.rule("4.7")
 @pytest.mark.parametrize(
     "data",
     [
@@ -251,6 +255,7 @@ def test_ragged_data_is_refused_by_output(data: str) -> None:
             only_blob(one_output(data, "INT32", "[2,2]"), chunk_bytes)
 
 
+@pytest.mark.rule("4.7")
 @pytest.mark.parametrize(
     ("data", "n_elements", "words"),
     [

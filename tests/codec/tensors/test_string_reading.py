@@ -40,6 +40,7 @@ def strings_sent(blob: bytes, n_elements: int) -> list[str]:
     return data
 
 
+@pytest.mark.rule("3.5", "4.8")
 @pytest.mark.parametrize(
     "texts",
     [
@@ -89,6 +90,7 @@ def test_every_cut_in_two_of_strings_with_escapes_reads_the_same() -> None:
         assert bytes(blob) == expected
 
 
+@pytest.mark.rule("4.7")
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -188,6 +190,7 @@ def test_brackets_without_end_around_strings_are_refused() -> None:
             only_blob(one_output(text, "BYTES"))
 
 
+@pytest.mark.rule("3.5", "4.8")
 @pytest.mark.parametrize(
     "octets",
     [[b"\xff\xfe", b"", b"a"], [bytes(range(256)) * 1000], [b"x" * (PIECE_BYTES + 1), b"\0", b"y" * PIECE_BYTES]],
@@ -212,6 +215,7 @@ def test_base64_is_decoded_also_where_its_name_is_written_with_an_escape() -> No
     assert bytes(only_blob(answer, 1)) == blob_of(["a"])
 
 
+@pytest.mark.rule("4.7")
 @pytest.mark.parametrize(
     "text", ["=", "a", "ab", "abc", "ab=c", "YQ==YQ==", "Y Q==", "YQ==\\n", "é", "-_-_", "YQ=", "YWI"]
 )

@@ -38,6 +38,7 @@ def output(name: str = "y", datatype: str = "INT8", shape: str = "[1]", data: st
     return f'{{"name":"{name}","datatype":"{datatype}","shape":{shape},"data":{data}{more}}}'
 
 
+@pytest.mark.rule("4.1", "4.5")
 @pytest.mark.parametrize(
     ("selection", "binary", "kept"),
     [
@@ -69,12 +70,14 @@ def test_outputs_are_binary_json_or_dropped_as_selected(
         assert "parameters" not in outputs[name]
 
 
+@pytest.mark.rule("4.5")
 def test_requested_output_that_is_missing_is_named() -> None:
     for named in ({"y": True}, {"out0": False, "y": False}):
         with pytest.raises(CodecError, match="output 'y' was requested, but the answer does not have it"):
             read_answer([TWO], OutputSelection(False, named))
 
 
+@pytest.mark.rule("4.6")
 @pytest.mark.parametrize(
     ("top", "request_id", "expected"),
     [
@@ -106,6 +109,7 @@ def test_model_name_in_the_path_may_be_any_string() -> None:
     assert document_of(read_answer([answer_of()], model='é"\\'))["model_name"] == 'é"\\'
 
 
+@pytest.mark.rule("4.4")
 @pytest.mark.parametrize("parameters", ["null", "{}", " { } "])
 @pytest.mark.parametrize("binary", [True, False])
 def test_null_or_empty_parameters_of_an_output_are_dropped(parameters: str, binary: bool) -> None:
@@ -114,6 +118,7 @@ def test_null_or_empty_parameters_of_an_output_are_dropped(parameters: str, bina
     assert outputs_of(reply)["y"] == {"name": "y", "datatype": "INT8", "shape": [1], **expected}
 
 
+@pytest.mark.rule("4.4")
 def test_other_parameters_and_members_of_an_output_stay() -> None:
     text = answer_of(output(more=',"parameters":{"k":[1,{"data":2}],"binary_data_size":99},"extra":NaN'))
     for binary, own in ((True, {"binary_data_size": 1}), (False, {})):
@@ -122,6 +127,7 @@ def test_other_parameters_and_members_of_an_output_stay() -> None:
         assert str(found["extra"]) == "nan"
 
 
+@pytest.mark.rule("4.4")
 @pytest.mark.parametrize(
     "data", ["[1.50, -0,[2e0]]", '["\\u00e9", "]},{" ]', "[NaN,null]", "[]", "null", "5", '{"data":[]}']
 )
@@ -144,6 +150,7 @@ def test_output_that_nobody_wants_has_to_be_json_too(data: str) -> None:
         read_answer([answer_of(output("extra", data=data), output())], OutputSelection(True, {"y": True}))
 
 
+@pytest.mark.rule("4.9")
 @pytest.mark.parametrize(
     "text",
     [
@@ -173,6 +180,7 @@ def test_answer_that_is_not_what_it_should_be_is_refused(text: str) -> None:
             read_answer(cut(text.encode(), chunk_bytes))
 
 
+@pytest.mark.rule("4.7")
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
@@ -204,6 +212,7 @@ def test_broken_output_is_refused_by_name(broken: str, words: str) -> None:
             read_answer(cut(answer_of(broken), chunk_bytes))
 
 
+@pytest.mark.rule("4.7")
 @pytest.mark.parametrize(
     "order",
     [
@@ -235,6 +244,7 @@ def test_escaped_keys_and_names_are_what_they_stand_for() -> None:
     assert bytes(read_answer([text], OutputSelection(False, {"y": True})).blobs[0]) == b"\7"
 
 
+@pytest.mark.rule("4.5")
 def test_hundred_outputs_keep_the_order_of_the_backend() -> None:
     text = answer_of(*(output(f"y{i}", data=f"[{i}]") for i in reversed(range(100))))
     named = {f"y{i}": i % 3 == 0 for i in range(100)}
@@ -260,6 +270,7 @@ def test_output_in_shared_memory_has_no_data() -> None:
     assert not reply.is_binary
 
 
+@pytest.mark.rule("4.5")
 @pytest.mark.parametrize("chunk_bytes", [None, 1])
 def test_output_that_the_request_puts_into_shared_memory_crosses_as_it_is(chunk_bytes: int | None) -> None:
     """Triton answers with name, datatype and shape only."""
@@ -284,6 +295,7 @@ def test_output_in_shared_memory_has_to_be_in_the_answer_and_others_have_to_have
         read_answer([answer_of('{"name":"s"}', '{"name":"y","datatype":"INT8","shape":[1]}')], selection)
 
 
+@pytest.mark.rule("4.9")
 @pytest.mark.parametrize("chunk_bytes", [None, 1])
 @pytest.mark.parametrize(
     ("text", "words"),
@@ -432,6 +444,7 @@ def test_output_that_says_much_before_its_data_is_read_at_the_end() -> None:
         assert outputs_of(reply)["y"]["k4999"] == 4999
 
 
+@pytest.mark.rule("4.3")
 def test_empty_tensor_is_a_blob_of_no_bytes() -> None:
     reply = read_answer([answer_of(output(shape="[0,3]", data="[]"), output("z"))])
     assert [bytes(blob) for blob in reply.blobs] == [b"", b"\1"]
@@ -445,6 +458,7 @@ def test_blobs_are_read_as_bytes_whatever_the_datatype() -> None:
         assert (blob.format, blob.ndim, blob.nbytes) == ("B", 1, len(blob))
 
 
+@pytest.mark.rule("4.3")
 def test_answer_of_no_outputs_is_plain_json() -> None:
     reply = read_answer([answer_of()])
     assert document_of(reply) == {"model_name": "m", "outputs": []}
@@ -548,6 +562,7 @@ def test_many_small_outputs_are_read_in_steps() -> None:
 # a model with another name
 
 
+@pytest.mark.rule("8.2")
 @pytest.mark.parametrize("chunk_bytes", [None, 7])
 @pytest.mark.parametrize(
     ("said", "name"),
@@ -565,6 +580,7 @@ def test_a_renamed_model_has_the_clients_name_whatever_the_backend_says(
     assert (document["model_name"], document["model_version"]) == (name, "1")
 
 
+@pytest.mark.rule("4.4")
 def test_members_that_the_protocol_names_follow_all_others_in_its_order() -> None:
     text = (
         b'{"outputs":[{"data":[1],"own":1,"shape":[1],"datatype":"INT8","parameters":{"a":1},"name":"y"}],"own":2,'

@@ -17,6 +17,7 @@ from gateway.codec.v2.declarations import (
 from gateway.errors import CodecError
 
 
+@pytest.mark.rule("2.2")
 @pytest.mark.parametrize(
     ("raw", "shape"),
     [
@@ -57,6 +58,7 @@ def test_shape_of_a_models_metadata_may_have_variable_dimensions() -> None:
     assert parse_shape(b"[-2,3]", lowest=-1) is None
 
 
+@pytest.mark.rule("2.2")
 @pytest.mark.parametrize("entry", [{}, {"name": b"7"}, {"name": b"null"}, {"name": b'["x"]'}])
 def test_name_has_to_be_a_string(entry: dict[str, bytes]) -> None:
     assert text_of(entry, "name") is None
@@ -68,6 +70,7 @@ def test_name_is_the_string_it_stands_for() -> None:
     assert name_of({"name": b'"\\u00e9 \\""'}, "input 0") == 'é "'
 
 
+@pytest.mark.rule("2.2")
 @pytest.mark.parametrize("raw", [b'"FOO"', b"7", b'"fp32"', None, b'["FP32"]'])
 def test_datatype_has_to_be_one_of_the_fourteen(raw: bytes | None) -> None:
     entry = {"datatype": raw} if raw is not None else {}
@@ -86,6 +89,7 @@ def test_parameters_have_to_be_an_object(raw: bytes) -> None:
         run(sliced_parameters(raw, "output 'y': "))
 
 
+@pytest.mark.rule("2.8")
 def test_parameters_may_be_null_or_long() -> None:
     assert parse_parameters(b"null", "") == {}
     assert parse_parameters(b'{"a": 1.0}', "") == {"a": b"1.0"}

@@ -9,6 +9,8 @@ from gateway.codec import error_body, run
 from gateway.codec.v2.error_bodies import MAX_WORDS, shortened, words_of
 from tests.codec.v2.test_header_steps import check_steps
 
+pytestmark = pytest.mark.rule("4.9")
+
 TITLE = "<html><head><title>502 Bad Gateway</title></head>"
 
 

@@ -7,6 +7,7 @@ from gateway.codec.v2.framing import Cursor, parse_framing, parse_header_length
 from gateway.errors import CodecError
 
 
+@pytest.mark.rule("1.2")
 @pytest.mark.parametrize(
     ("values", "length"),
     [
@@ -24,6 +25,7 @@ def test_header_length_is_read_from_decimal_digits(values: list[str], length: in
     assert parse_header_length(values) == length
 
 
+@pytest.mark.rule("1.2")
 @pytest.mark.parametrize(
     "value",
     [
@@ -59,11 +61,13 @@ def test_header_length_shows_only_the_beginning_of_a_long_value() -> None:
     assert len(str(caught.value)) < 300
 
 
+@pytest.mark.rule("1.2")
 def test_two_header_lengths_that_differ_are_refused_with_both() -> None:
     with pytest.raises(CodecError, match="more than once with different values: 16, 17"):
         parse_header_length(["17", "16", "17"])
 
 
+@pytest.mark.rule("1.5")
 def test_cursor_takes_blobs_in_order_as_views() -> None:
     body = bytearray(b"abcdef")
     cursor = Cursor(memoryview(body))
@@ -73,6 +77,7 @@ def test_cursor_takes_blobs_in_order_as_views() -> None:
     cursor.finish()
 
 
+@pytest.mark.rule("1.5")
 def test_cursor_names_what_is_missing_and_how_many_bytes() -> None:
     cursor = Cursor(memoryview(b"abcdef"))
     cursor.take(4, "first")
@@ -85,6 +90,7 @@ def test_cursor_refuses_an_absurd_size_without_allocating() -> None:
         Cursor(memoryview(b"")).take(2**64, "x")
 
 
+@pytest.mark.rule("1.5")
 def test_cursor_says_how_many_bytes_are_left_over() -> None:
     cursor = Cursor(memoryview(b"abcdef"))
     cursor.take(4, "first")
@@ -92,6 +98,7 @@ def test_cursor_says_how_many_bytes_are_left_over() -> None:
         cursor.finish()
 
 
+@pytest.mark.rule("6")
 @pytest.mark.parametrize("vendor", ["sagemaker", "vertex-ai"])
 def test_vendors_content_types_carry_the_length_and_the_reply_says_it_alike(vendor: str) -> None:
     media_type = f"application/vnd.{vendor}-triton.binary+json"

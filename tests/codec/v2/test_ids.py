@@ -10,6 +10,8 @@ from gateway.codec.v2.ids import check_id, is_absent
 from gateway.errors import CodecError, ForeignAnswerError
 from tests.codec.walk import backend_json, parse_request, read_answer
 
+pytestmark = pytest.mark.rule("4.10")
+
 OWN = b'"gateway-7"'
 
 

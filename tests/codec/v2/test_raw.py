@@ -14,6 +14,8 @@ from gateway.codec.v2.raw import half_precision_outputs, raw_header
 from gateway.errors import CodecError
 from tests.codec.v2.test_header_steps import MEMBERS, check_steps, filled, repeated
 
+pytestmark = pytest.mark.rule("5")
+
 
 def metadata(datatype: str, shape: list[int], n_inputs: int = 1) -> bytes:
     inputs = [{"name": f"x{index}", "datatype": datatype, "shape": shape, "extra": 1} for index in range(n_inputs)]

@@ -7,6 +7,8 @@ import pytest
 from gateway.codec import find_header_length, run
 from gateway.errors import CodecError
 
+pytestmark = pytest.mark.rule("6")
+
 BINARY = {"name": "x", "datatype": "UINT8", "shape": [4], "parameters": {"binary_data_size": 4}}
 IN_JSON = {"name": "x", "datatype": "UINT8", "shape": [2], "data": [1, 2]}
 HEADER = json.dumps({"inputs": [BINARY]}).encode()

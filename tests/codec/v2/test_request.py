@@ -13,18 +13,21 @@ from tests.codec.v2.requests import entry, header_of, parsed, sent
 from tests.codec.walk import backend_json, parse_request
 
 
+@pytest.mark.rule("1.2", "1.3")
 @pytest.mark.parametrize("blanks", ["", " ", "\n\n   "])
 def test_header_length_may_be_the_whole_body_and_may_include_padding(blanks: str) -> None:
     header = header_of({"name": "x", "datatype": "INT8", "shape": [1], "data": [1]}) + blanks.encode()
     assert sent(header) == json.loads(header)
 
 
+@pytest.mark.rule("1.2")
 def test_header_length_beyond_the_body_is_refused_with_both_numbers() -> None:
     header = header_of()
     with pytest.raises(CodecError, match=f"is {len(header) + 1}, but the whole body has {len(header)} bytes"):
         parse_request(header, len(header) + 1)
 
 
+@pytest.mark.rule("1.6")
 @pytest.mark.parametrize(
     "text", ["[]", "1", "null", '"x"', "{", "{}}", '{"inputs":[]', "x", '{"inputs":[],}', " ", "{]"]
 )
@@ -33,6 +36,7 @@ def test_json_that_is_no_object_is_refused(text: str) -> None:
         backend_json(text.encode())
 
 
+@pytest.mark.rule("1.6")
 @pytest.mark.parametrize(
     "text", ["{}", '{"inputs":null}', '{"outputs":[]}', '{"inputs":5}', '{"inputs":{}}', '{"inputs":[1]}']
 )
@@ -41,6 +45,7 @@ def test_json_without_an_array_of_inputs_is_refused(text: str) -> None:
         backend_json(text.encode())
 
 
+@pytest.mark.rule("1.6")
 @pytest.mark.parametrize(
     "header",
     [
@@ -56,6 +61,7 @@ def test_json_that_is_not_utf8_is_refused(header: bytes) -> None:
         backend_json(header)
 
 
+@pytest.mark.rule("1.6")
 def test_empty_body_is_refused() -> None:
     with pytest.raises(CodecError, match="empty request body"):
         parse_request(b"", None)
@@ -76,6 +82,7 @@ def test_header_length_that_cuts_the_json_is_refused_and_questioned() -> None:
 # blobs
 
 
+@pytest.mark.rule("1.5")
 def test_bytes_left_over_or_missing_are_counted_and_named() -> None:
     header = header_of(entry("a"), entry("b", "INT8", [3], 3))
     parsed(header, bytes(19))
@@ -89,6 +96,7 @@ def test_bytes_left_over_or_missing_are_counted_and_named() -> None:
         parsed(header)
 
 
+@pytest.mark.rule("1.5")
 def test_blobs_are_taken_in_the_order_of_the_inputs_whatever_stands_between() -> None:
     between = {"name": "j", "datatype": "INT8", "shape": [1], "data": [9]}
     shared = {"name": "s", "datatype": "INT8", "shape": [1], "parameters": {"shared_memory_region": "r"}}
@@ -112,6 +120,7 @@ def test_tensors_are_views_of_the_body() -> None:
 # without a header length
 
 
+@pytest.mark.rule("3.6")
 @pytest.mark.parametrize(
     "body",
     [
@@ -131,6 +140,7 @@ def test_body_without_the_words_of_the_extension_is_nobodys_business(body: bytes
     assert parse_request(body, None) is None
 
 
+@pytest.mark.rule("3.6")
 @pytest.mark.parametrize(
     "body",
     [
@@ -143,6 +153,7 @@ def test_word_of_the_extension_in_a_value_does_not_make_pure_json_ours(body: byt
     assert parse_request(body, None) is None
 
 
+@pytest.mark.rule("1.6")
 @pytest.mark.parametrize(
     "body",
     [
@@ -159,6 +170,7 @@ def test_pure_json_with_a_word_of_the_extension_is_read(body: bytes) -> None:
     assert b"binary" not in b"".join(request.json_pieces())
 
 
+@pytest.mark.rule("6")
 @pytest.mark.parametrize("blob", [b"    ", b"}}}}", b'"\\"{', b"\n\r\t ", b"\xff\0{}"])
 @pytest.mark.parametrize("escaped", [False, True])
 def test_missing_header_length_is_found_by_scanning_whatever_the_blob_looks_like(blob: bytes, escaped: bool) -> None:
@@ -169,11 +181,13 @@ def test_missing_header_length_is_found_by_scanning_whatever_the_blob_looks_like
     assert json.loads(b"".join(request.json_pieces()))["inputs"][0]["data"] == list(blob)
 
 
+@pytest.mark.rule("6")
 def test_missing_header_length_is_not_found_where_that_is_not_allowed() -> None:
     with pytest.raises(CodecError, match="Inference-Header-Content-Length is missing"):
         parse_request(header_of(entry()) + bytes(16), None, recover=False)
 
 
+@pytest.mark.rule("1.7", "6")
 @pytest.mark.parametrize("n_bytes", [0, 1, 15, 17, 32])
 def test_missing_header_length_that_the_sizes_do_not_make_up_for_is_refused_and_named(n_bytes: int) -> None:
     with pytest.raises(
@@ -182,6 +196,7 @@ def test_missing_header_length_that_the_sizes_do_not_make_up_for_is_refused_and_
         parse_request(header_of(entry()) + b"\1" * n_bytes, None)
 
 
+@pytest.mark.rule("6")
 def test_rules_of_binary_inputs_hold_without_a_header_length_too() -> None:
     with pytest.raises(CodecError, match="expected 16, got 12"):
         parse_request(header_of(entry(size=12)) + bytes(12), None)

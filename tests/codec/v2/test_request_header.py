@@ -30,6 +30,7 @@ ONLY_ONE = "Input must set only one of the following fields"
 # what a binary input has to say
 
 
+@pytest.mark.rule("2.3")
 @pytest.mark.parametrize("size", [12, 0, 15, 17, 32, 2**40])
 def test_size_that_is_not_the_shapes_is_refused_with_both(size: int) -> None:
     with pytest.raises(CodecError, match=rf"input 'x' \(FP32, shape \[2, 2\]\).*expected 16, got {size}\b"):
@@ -42,6 +43,7 @@ def test_the_published_sample_is_refused_for_its_sizes() -> None:
         parsed(header_of(entry(datatype="FP16")), bytes(16))
 
 
+@pytest.mark.rule("2.3")
 @pytest.mark.parametrize("size", [-1, 16.0, "16", True, False, [16], {}, "", 1e2])
 def test_size_that_is_no_integer_is_refused_by_input(size: Any) -> None:
     with pytest.raises(CodecError, match="input 'x'.*binary_data_size"):
@@ -55,6 +57,7 @@ def test_size_spelled_oddly_or_beyond_64_bits_is_refused_by_input(size: str) -> 
         parsed(header, bytes(16))
 
 
+@pytest.mark.rule("2.2")
 @pytest.mark.parametrize(
     "shape", [[-1], [2.0], ["2"], [True], [None], [[2]], 4, "4", None, {}, ..., [2**63], [1] * 65, [2, -0.0]]
 )
@@ -63,6 +66,7 @@ def test_shape_that_is_no_list_of_integers_is_refused_by_input(shape: Any) -> No
         parsed(header_of(entry(shape=shape, size=8)), bytes(8))
 
 
+@pytest.mark.rule("2.3")
 @pytest.mark.parametrize("shape", [[16, 2**60 + 2], [65536, 65536, 65536], [2**60] * 64, [2**63 - 1] * 2])
 @pytest.mark.parametrize("datatype", ["FP32", "BYTES", "BOOL"])
 def test_shape_of_astronomic_size_is_refused_without_allocating(shape: list[int], datatype: str) -> None:
@@ -70,10 +74,12 @@ def test_shape_of_astronomic_size_is_refused_without_allocating(shape: list[int]
         parsed(header_of(entry(datatype=datatype, shape=shape, size=32)), bytes(32))
 
 
+@pytest.mark.rule("2.2", "2.3")
 def test_astronomic_shape_with_a_zero_is_an_empty_tensor() -> None:
     assert sent(header_of(entry(shape=[2**60, 0, 2**60], size=0)))["inputs"][0]["data"] == []
 
 
+@pytest.mark.rule("2.2")
 @pytest.mark.parametrize("datatype", ["FOO", "fp32", "Fp32", "", 7, None, True, [], ..., "FP32 ", "INT128", "STRING"])
 def test_datatype_that_is_none_is_refused_by_input(datatype: Any) -> None:
     with pytest.raises(CodecError, match="input 'x': datatype must be one of BOOL"):
@@ -90,6 +96,7 @@ def test_datatype_with_an_escape_is_the_string_it_stands_for() -> None:
     assert sent(header, bytes(16))["inputs"][0]["data"] == [0.0] * 4
 
 
+@pytest.mark.rule("2.2")
 @pytest.mark.parametrize("name", [7, None, True, [], ...])
 def test_name_that_is_no_string_is_refused(name: Any) -> None:
     with pytest.raises(CodecError, match="input 0: name must be a string"):
@@ -118,6 +125,7 @@ def test_key_that_is_a_literal_is_no_json() -> None:
         backend_json(b'{NaN:1,"inputs":[]}')
 
 
+@pytest.mark.rule("2.1")
 @pytest.mark.parametrize(
     "item",
     [
@@ -145,12 +153,14 @@ def test_parameters_that_are_no_object_are_refused(parameters: Any) -> None:
         backend_json(header_of(parameters=parameters))
 
 
+@pytest.mark.rule("2.1")
 def test_null_data_beside_a_size_counts_as_absent() -> None:
     assert sent(header_of(entry(data=None)), bytes(16))["inputs"] == [
         {"name": "x", "datatype": "FP32", "shape": [2, 2], "data": [0.0] * 4}
     ]
 
 
+@pytest.mark.rule("2.6")
 def test_inputs_of_one_name_are_refused_also_when_spelled_differently() -> None:
     for other in (b'"x"', b'"\\u0078"'):
         header = header_of(entry("x", "INT8", [1], 1), entry("~", "INT8", [1], 1)).replace(b'"~"', other)
@@ -158,6 +168,7 @@ def test_inputs_of_one_name_are_refused_also_when_spelled_differently() -> None:
             parsed(header, b"\1\1")
 
 
+@pytest.mark.rule("1.6")
 def test_last_of_two_equal_keys_wins() -> None:
     header = (
         b'{"inputs":[{"name":"lost","data":[1]}],"inputs":[{"name":"a","name":"x","datatype":"FP64","datatype":"INT8",'
@@ -172,6 +183,7 @@ def test_last_of_two_equal_keys_wins() -> None:
 # outputs
 
 
+@pytest.mark.rule("4.1")
 @pytest.mark.parametrize(
     ("top", "wanted"),
     [
@@ -223,6 +235,7 @@ def test_outputs_are_binary_as_they_or_the_request_say(top: dict[str, Any], want
             assert selection.is_binary(name) == binary
 
 
+@pytest.mark.rule("4.2")
 @pytest.mark.parametrize("flag", [1, 0, "true", [], {}, 1.0])
 def test_flag_that_is_no_boolean_is_refused(flag: Any) -> None:
     with pytest.raises(CodecError, match="binary_data_output: expected true or false"):
@@ -231,6 +244,7 @@ def test_flag_that_is_no_boolean_is_refused(flag: Any) -> None:
         backend_json(header_of(outputs=[{"name": "y", "parameters": {"binary_data": flag}}]))
 
 
+@pytest.mark.rule("2.6")
 def test_output_requested_twice_is_refused() -> None:
     with pytest.raises(CodecError, match="output 'y' is requested more than once"):
         backend_json(header_of(outputs=[{"name": "y"}, {"name": "y"}]))
@@ -250,6 +264,7 @@ def test_output_without_a_name_is_refused() -> None:
 # what the backend gets
 
 
+@pytest.mark.rule("3.2")
 def test_words_of_the_extension_are_removed_and_parameters_that_this_empties() -> None:
     text = sent(
         header_of(
@@ -272,6 +287,7 @@ def test_words_of_the_extension_are_removed_and_parameters_that_this_empties() -
     }
 
 
+@pytest.mark.rule("2.7")
 @pytest.mark.parametrize(
     "data",
     [
@@ -296,6 +312,7 @@ def test_json_input_and_unknown_members_are_forwarded_as_they_came(data: str) ->
         assert member in text
 
 
+@pytest.mark.rule("2.7", "2.8")
 @pytest.mark.parametrize(
     ("given", "kept"), [("null", b""), ('""', b""), ('"a"', b'"a"'), ('"\\u00e9"', b'"\\u00e9"'), ("17", b"17")]
 )
@@ -332,6 +349,7 @@ def test_hundred_inputs_of_every_kind_keep_their_order() -> None:
     assert [item["data"] for item in sent(header_of(*items), blobs)["inputs"]] == [[i] for i in range(100)]
 
 
+@pytest.mark.rule("3.3")
 def test_integers_are_integers_and_booleans_are_booleans_in_the_text() -> None:
     assert b"[9007199254740993,-1]" in backend_json(
         header_of(entry(datatype="INT64", shape=[2])), struct.pack("<2q", 2**53 + 1, -1)
@@ -342,6 +360,7 @@ def test_integers_are_integers_and_booleans_are_booleans_in_the_text() -> None:
     assert b"[false,true,true]" in backend_json(header_of(entry(datatype="BOOL", shape=[3], size=3)), b"\0\1\2")
 
 
+@pytest.mark.rule("3.3")
 def test_floats_are_as_short_as_they_can_be() -> None:
     text = backend_json(header_of(entry()), struct.pack("<4f", 0.1, -0.0, 1.0, 3.4028235e38)).lower()
     data = text.split(b"[")[-1].split(b"]")[0].split(b",")
@@ -349,6 +368,7 @@ def test_floats_are_as_short_as_they_can_be() -> None:
     assert data[3].replace(b"+", b"") == b"3.4028235e38"
 
 
+@pytest.mark.rule("3.4")
 @pytest.mark.parametrize(
     ("policy", "value", "words"),
     [
@@ -386,6 +406,7 @@ def test_promotion_touches_only_binary_halves() -> None:
     assert [item["datatype"] for item in text["inputs"]] == ["FP32", "FP32", "FP16"]
 
 
+@pytest.mark.rule("3.5")
 def test_base64_is_announced_beside_other_parameters_and_only_for_bytes() -> None:
     header = header_of(
         entry("t", "BYTES", [1], 5, parameters={"binary_data_size": 5, "content_type": "raw", "k": 1}),
@@ -451,6 +472,7 @@ def test_words_of_errors_stay_short_whatever_is_sent() -> None:
 # the order of members
 
 
+@pytest.mark.rule("3.2")
 def test_members_that_the_protocol_names_follow_all_others_in_its_order() -> None:
     header = (
         b'{"outputs":[{"parameters":{"own":1},"name":"y","more":2}],"own":3,"inputs":[{"data":[1],"datatype":"INT8",'
@@ -465,6 +487,7 @@ def test_members_that_the_protocol_names_follow_all_others_in_its_order() -> Non
 # outputs in shared memory
 
 
+@pytest.mark.rule("4.5")
 def test_output_that_the_request_puts_into_shared_memory_is_recorded() -> None:
     region = {"shared_memory_region": "r", "shared_memory_byte_size": 8}
     header = header_of(
@@ -600,6 +623,7 @@ def test_header_that_is_cut_off_without_a_length_says_nothing_of_one() -> None:
 # members that the backend does not get
 
 
+@pytest.mark.rule("11.4")
 @pytest.mark.parametrize("left_out", [{"id"}, {"outputs"}, {"parameters"}, {"id", "outputs", "parameters"}])
 @pytest.mark.parametrize("is_common", [True, False])
 def test_members_that_are_left_out_reach_the_client_but_not_the_backend(left_out: set[str], is_common: bool) -> None:
@@ -621,6 +645,7 @@ def test_members_that_are_left_out_reach_the_client_but_not_the_backend(left_out
     assert dict(request.selection.named) == {"y": True, "z": True}
 
 
+@pytest.mark.rule("11.4")
 def test_pure_json_is_written_anew_only_if_something_is_left_out() -> None:
     policy = TensorPolicy(leave_out=frozenset(("id",)))
     body = b'{"id": "7", "inputs": [{"name": "x", "data": [1,  2]}]}'

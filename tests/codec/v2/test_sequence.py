@@ -9,6 +9,8 @@ import pytest
 from gateway.codec import find_sequence_id, run
 from gateway.codec.v2 import sequence
 
+pytestmark = pytest.mark.rule("8.4")
+
 INPUT = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}
 
 

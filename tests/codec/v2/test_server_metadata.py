@@ -7,6 +7,8 @@ import pytest
 
 from gateway.codec import with_extension
 
+pytestmark = pytest.mark.rule("8")
+
 
 @pytest.mark.parametrize(
     ("metadata", "extensions"),
