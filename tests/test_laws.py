@@ -303,6 +303,27 @@ def test_every_rule_of_the_protocol_has_a_test_and_every_mark_names_a_rule() -> 
     assert existing - SECTIONS_WITHOUT_RULES_OF_THEIR_OWN - set().union(*proved.values()) == set()
 
 
+# Where a rule stands that is none of the protocol: `docs/configuration.md, "Limits"`.
+DOCS_CITATION = re.compile(r'docs/(\w+)\.md,\s+(?:#\s+)?"([^"]+)"')
+
+
+def test_every_chapter_of_the_docs_that_is_cited_exists() -> None:
+    chapters = {
+        path.stem: set(re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE))
+        for path in (ROOT / "docs").glob("*.md")
+    }
+    cited_in = {
+        path: DOCS_CITATION.findall(path.read_text())
+        for folder in ("gateway", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+        if path != Path(__file__)
+    }
+    assert sum(map(len, cited_in.values())) > 10
+    assert [
+        (path, page, title) for path, pairs in cited_in.items() for page, title in pairs if title not in chapters[page]
+    ] == []
+
+
 # A string's inside, whose repeats can only fail at their first byte.
 _SAFE_REPEAT = r'(?:[^"\\]++|\\.)'
 

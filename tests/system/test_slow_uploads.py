@@ -1,4 +1,6 @@
-"""Clients that upload slowly, with whatever they announce: others are served all the same (design: slow uploads).
+"""Clients that upload slowly, with whatever they announce: others are served all the same.
+
+See docs/configuration.md, "Slow uploads give way".
 
 Real sockets, and a gateway with small limits, so that a few connections do what thousands would; the full size is
 marked slow. Not here: who is ended for whom, see tests/policy/test_admission.py.
