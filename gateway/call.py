@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -22,6 +22,7 @@ from gateway.client.reply import JOIN_BYTES, Reply
 from gateway.client.request import ClientRequest
 from gateway.codec import (
     HEADER_LENGTH,
+    WHOLE_BYTES,
     Coding,
     Framing,
     MemberReplacer,
@@ -287,13 +288,14 @@ class Call:
 
         return Body(open=pieces, length=length)
 
-    async def decode(self, answer: Answer, text: bytes | None, decoder: Decoder) -> InferReply:
-        """The reply, made of *answer* while it arrives; *text* is its body if that was read. Raises `GatewayError`."""
+    async def decode(self, answer: Answer, decoder: Decoder) -> InferReply:
+        """The reply, made of *answer* while it arrives, or of its whole text if it is small. Raises `GatewayError`."""
+        answer.refuse_encoded()
         limit = self.plan.limits.response_body
         received = 0
         self.exchange.response_codec_at_s = time.perf_counter()
         with blaming(ErrorKind.MALFORMED_RESPONSE):
-            async for chunk in answer.chunks() if text is None else _once(text):
+            async for chunk in answer.small_or_chunks(WHOLE_BYTES):
                 received += len(chunk)
                 if received > limit:
                     raise CodecError(f"larger than limits.response_body, {int(limit)} bytes")
@@ -305,6 +307,8 @@ class Call:
             self.body.hold_answer(decoder.held_bytes)
         self.exchange.response_codec_s += self.pacer.take_seconds()
         self.exchange.response_codec_until_s = time.perf_counter()
+        self.exchange.output_datatypes = answered.datatypes
+        self.exchange.response_nonfinite = answered.nonfinite
         return answered
 
     async def answer_inference(self, answered: InferReply, crossing: HeaderLines | Fields, framing: Framing) -> None:
@@ -474,7 +478,3 @@ class Call:
         body, words = await self.pacer.run(steps)
         headers = answer.transcoded_headers()
         return GatewayError(ErrorKind.BACKEND_ERROR, words, headers=headers, status=answer.status, body=body)
-
-
-async def _once(text: bytes) -> AsyncIterator[bytes]:
-    yield text

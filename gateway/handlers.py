@@ -9,7 +9,6 @@ exchange.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,17 +24,12 @@ from gateway.call import Answered, Call, Described
 from gateway.client.request import ClientRequest, request_id
 from gateway.codec import (
     DIALECTS,
-    HELD_PER_BYTE,
-    SHORT_ANSWER_BYTES,
     Framing,
     InferAnswer,
     InferRequest,
-    ShortRequest,
     find_sequence_id,
     half_precision_outputs,
     parse_framing,
-    read_short_answer,
-    read_short_request,
     with_extension,
 )
 from gateway.codec import Reply as InferReply
@@ -227,16 +221,12 @@ class _Call(Call):
         """
         exchange = self.exchange
         exchange.client_format = Format.JSON if framing.header_length is None else Format.BINARY
-        parsed: InferRequest | ShortRequest | None = self._parse_short(backend, body, framing)
-        if parsed is None:
-            parsed = await self._parse(upstream, backend, body, framing)
+        parsed = await self._parse(upstream, backend, body, framing)
         if parsed is None:
             return self._as_it_came(upstream, backend, body), self._pass_on
         self.note(parsed)
         declared = await self._declared_half_precision(upstream, backend) if parsed.promotes else {}
-        json_body = (
-            Body(whole=parsed.json) if isinstance(parsed, ShortRequest) else await self.json_body(parsed, backend)
-        )
+        json_body = await self.json_body(parsed, backend)
         fields = self.transcoded_headers(backend)
 
         async def read(answer: Answer) -> Answered:
@@ -245,19 +235,6 @@ class _Call(Call):
             return await self._decode(answer, parsed, declared), answer.transcoded_lines()
 
         return self.asked(upstream, fields, json_body, is_read_whole=True), read
-
-    def _parse_short(self, backend: BackendPlan, body: memoryview, framing: Framing) -> ShortRequest | None:
-        """A small request in its common form, with the backend's JSON; None for any other. Raises `GatewayError`."""
-        started = time.perf_counter()
-        parsed = read_short_request(
-            body, framing.header_length, backend.tensor_policy, self.plan.header_limits, self.own_id(backend)
-        )
-        if parsed is not None:
-            exchange = self.exchange
-            exchange.request_codec_at_s = started
-            exchange.request_codec_s += time.perf_counter() - started
-            self.body.reserve((framing.header_length or len(body)) * HELD_PER_BYTE)
-        return parsed
 
     async def _parse(
         self, upstream: Upstream, backend: BackendPlan, body: memoryview, framing: Framing
@@ -304,7 +281,7 @@ class _Call(Call):
         """Outputs that the model declares as FP16 or BF16; none if the backend does not say. Raises `GatewayError`."""
         try:
             metadata = await self._metadata(upstream, backend)
-            return await self.pacer.run(half_precision_outputs(metadata, self.plan.header_limits))
+            return half_precision_outputs(metadata, self.plan.header_limits)
         except GatewayError as error:
             if not is_undescribed(error):
                 raise
@@ -326,49 +303,19 @@ class _Call(Call):
         self.exchange.reply_format = Format.JSON
         await self.stream(answer)
 
-    async def _decode(
-        self, answer: Answer, parsed: InferRequest | ShortRequest, declared: Mapping[str, str]
-    ) -> InferReply:
+    async def _decode(self, answer: Answer, parsed: InferRequest, declared: Mapping[str, str]) -> InferReply:
         """Turn the answer into the reply. Raises `GatewayError`."""
-        answer.refuse_encoded()
-        text = answer.take_arrived(SHORT_ANSWER_BYTES)
-        if text is None and 0 < (answer.content_length or 0) <= SHORT_ANSWER_BYTES:
-            text = await answer.read_whole(SHORT_ANSWER_BYTES, "the answer")
-        answered = self._decode_short(text, parsed) if text is not None and not declared else None
-        if answered is None:
-            answered = await self.decode(
-                answer,
-                text,
-                InferAnswer(
-                    parsed.selection,
-                    model=self.match.model or "",
-                    is_renamed=self.match.is_renamed,
-                    request_id=parsed.id,
-                    sent_id=parsed.sent_id,
-                    max_bytes=self.plan.limits.response_body,
-                    limits=self.plan.header_limits,
-                    declared=declared,
-                ),
-            )
-        self.exchange.output_datatypes = answered.datatypes
-        self.exchange.response_nonfinite = answered.nonfinite
-        return answered
-
-    def _decode_short(self, text: bytes, parsed: InferRequest | ShortRequest) -> InferReply | None:
-        """The reply to a small answer in its common form; None for any other. Never raises."""
-        if len(text) > self.plan.limits.response_body:
-            return None
-        started = time.perf_counter()
-        model, is_renamed, limits = self.match.model or "", self.match.is_renamed, self.plan.header_limits
-        answered = read_short_answer(
-            text, parsed.selection, parsed.id, parsed.sent_id, model=model, is_renamed=is_renamed, limits=limits
+        decoder = InferAnswer(
+            parsed.selection,
+            model=self.match.model or "",
+            is_renamed=self.match.is_renamed,
+            request_id=parsed.id,
+            sent_id=parsed.sent_id,
+            max_bytes=self.plan.limits.response_body,
+            limits=self.plan.header_limits,
+            declared=declared,
         )
-        exchange = self.exchange
-        exchange.response_codec_at_s = started
-        exchange.response_codec_s += time.perf_counter() - started
-        if answered is not None:
-            self.body.hold_answer(answered.n_bytes)
-        return answered
+        return await self.decode(answer, decoder)
 
     async def server_metadata(self, upstream: Upstream, backend: BackendPlan) -> None:
         """`GET /v2`: the backend's answer, with the extension among its extensions (protocol 8)."""

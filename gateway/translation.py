@@ -4,30 +4,22 @@ Here: the order of these steps. Not here: what the dialects are (`codec.dialects
 (`backend.speaking`).
 """
 
-import time
 from collections.abc import Generator
 
-from gateway.backend.asking import Body
 from gateway.backend.attempt import Answer
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
 from gateway.backend.metadata import is_undescribed
 from gateway.backend.upstream import Upstream
 from gateway.call import Call, Described
 from gateway.codec import (
-    HELD_PER_BYTE,
-    SHORT_ANSWER_BYTES,
-    AnswerForm,
     Dialect,
     DialectAnswer,
     DialectRequest,
     Framing,
     ModelDescription,
     OutputSelection,
-    Writer,
     configured_for,
     missing_datatype,
-    read_short_dialect_answer,
-    read_short_dialect_request,
     unknown_output,
     v2_metadata,
 )
@@ -59,14 +51,10 @@ class Translation:
         described = await self.description()
         description = described.model
         writer = dialect.writer(description)
-        short = self._parse_short(body, framing)
-        request = short or await self._parse(body, framing, description)
+        request = await self._parse(body, framing, description)
         self._require_datatypes(described, request.selection)
         with blaming(ErrorKind.MALFORMED_REQUEST):
-            if short is not None:
-                json_body = self._print_short(short, writer)
-            else:
-                json_body = await call.json_body(request.bound(writer), self.backend)
+            json_body = await call.json_body(request.bound(writer), self.backend)
         call.note(request)
         fields = call.transcoded_headers(self.backend)
         target = path + call.match.target[len(call.match.path) :]
@@ -78,25 +66,6 @@ class Translation:
 
         answered, crossing = await call.ask(self.upstream, fields, json_body, read, target=target, is_read_whole=True)
         await call.answer_inference(answered, crossing, framing)
-
-    def _parse_short(self, body: memoryview, framing: Framing) -> DialectRequest | None:
-        """A small request in its common form; None for any other. Raises `GatewayError`."""
-        call = self.call
-        started = call.exchange.request_codec_at_s = time.perf_counter()
-        policy, limits = self.backend.tensor_policy, call.plan.header_limits
-        request = read_short_dialect_request(body, framing.header_length, policy, limits)
-        call.exchange.request_codec_s += time.perf_counter() - started
-        if request is not None:
-            in_json = sum(len(tensor.blob) for tensor in request.inputs if tensor.name in request.in_json)
-            call.body.reserve((framing.header_length or len(body)) * HELD_PER_BYTE + in_json)
-        return request
-
-    def _print_short(self, request: DialectRequest, writer: Writer) -> Body:
-        """The body of a small request. Raises `CodecError`."""
-        started = time.perf_counter()
-        text = request.whole_json(writer)
-        self.call.exchange.request_codec_s += time.perf_counter() - started
-        return Body(whole=text)
 
     async def _parse(self, body: memoryview, framing: Framing, description: ModelDescription) -> DialectRequest:
         """The request, proved right. Raises `GatewayError`."""
@@ -114,43 +83,8 @@ class Translation:
     async def _decode(self, answer: Answer, request: DialectRequest, description: ModelDescription) -> InferReply:
         """The reply, made of *answer*. Raises `GatewayError`."""
         call = self.call
-        answer.refuse_encoded()
-        text = answer.take_arrived(SHORT_ANSWER_BYTES)
-        if text is None and 0 < (answer.content_length or 0) <= SHORT_ANSWER_BYTES:
-            text = await answer.read_whole(SHORT_ANSWER_BYTES, "the answer")
-        form = self.dialect.answer_form(description)
-        answered = self._decode_short(text, form, request, description) if text is not None else None
-        if answered is None:
-            decoder = DialectAnswer(
-                form,
-                description,
-                request.selection,
-                model=call.match.model or "",
-                request_id=request.id,
-                version=self.path.version,
-                limits=call.plan.header_limits,
-            )
-            try:
-                answered = await call.decode(answer, text, decoder)
-            except GatewayError as error:
-                if error.kind is ErrorKind.MALFORMED_RESPONSE:
-                    self._forget_description()
-                raise
-        call.exchange.output_datatypes = answered.datatypes
-        call.exchange.response_nonfinite = answered.nonfinite
-        return answered
-
-    def _decode_short(
-        self, text: bytes, form: AnswerForm, request: DialectRequest, description: ModelDescription
-    ) -> InferReply | None:
-        """The reply to a small answer in its common form; None for any other. Never raises."""
-        call = self.call
-        if len(text) > call.plan.limits.response_body:
-            return None
-        started = call.exchange.response_codec_at_s = time.perf_counter()
-        answered = read_short_dialect_answer(
-            text,
-            form,
+        decoder = DialectAnswer(
+            self.dialect.answer_form(description),
             description,
             request.selection,
             model=call.match.model or "",
@@ -158,10 +92,12 @@ class Translation:
             version=self.path.version,
             limits=call.plan.header_limits,
         )
-        call.exchange.response_codec_s += time.perf_counter() - started
-        if answered is not None:
-            call.body.hold_answer(answered.n_bytes)
-        return answered
+        try:
+            return await call.decode(answer, decoder)
+        except GatewayError as error:
+            if error.kind is ErrorKind.MALFORMED_RESPONSE:
+                self._forget_description()
+            raise
 
     async def description(self) -> Described:
         """What the configuration and the server say of the model; maybe nothing. Raises `GatewayError`.
