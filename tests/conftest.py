@@ -16,8 +16,6 @@ import aiohttp
 import numpy.typing as npt
 import pytest
 
-from gateway.codec.dialects import outputs, request
-from gateway.codec.v2 import short_answer, short_request
 from gateway.config import parse
 from gateway.demo import JsonServer
 from gateway.process.application import Application
@@ -26,21 +24,9 @@ from tests.certificates import Authority
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long-way", action="store_true", help="no request and no answer takes the codec's short way")
-
-
 def pytest_configure(config: pytest.Config) -> None:
     for name in ("no_proxy", "NO_PROXY"):  # a proxy of this machine is for packages; what tests talk to is on loopback
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost,::1"]))
-    if config.getoption("--long-way"):
-        short_request.SHORT_BODY_BYTES = short_answer.SHORT_ANSWER_BYTES = outputs.SHORT_BYTES = 0
-        request.FEW_ELEMENTS = 0
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `--long-way`, the tests of the short way itself."""
-    return True if config.getoption("--long-way") and collection_path.name.startswith("test_short") else None
 
 
 @dataclass

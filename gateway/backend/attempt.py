@@ -100,6 +100,17 @@ class Answer:
                 raise GatewayError(ErrorKind.MALFORMED_RESPONSE, f"{what} is larger than {max_bytes} bytes")
         return text
 
+    async def small_or_chunks(self, small_bytes: int) -> AsyncIterator[bytes]:
+        """The body as `chunks`; in one chunk if it has arrived, or is announced to have at most *small_bytes*."""
+        text = self.take_arrived(small_bytes)
+        if text is None and 0 < (self.content_length or 0) <= small_bytes:
+            text = await self.read_whole(small_bytes, "the answer")
+        if text is not None:
+            yield text
+            return
+        async for chunk in self.chunks():
+            yield chunk
+
     async def read_beginning(self, max_bytes: int) -> bytes:
         """The body up to *max_bytes*; the rest is not read. Raises `GatewayError`."""
         text = b""

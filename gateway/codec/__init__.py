@@ -34,8 +34,6 @@ from gateway.codec.dialects.description import (
 )
 from gateway.codec.dialects.dialect import Dialect
 from gateway.codec.dialects.request import DialectRequest, Writer
-from gateway.codec.dialects.short_answer import read_short_answer as read_short_dialect_answer
-from gateway.codec.dialects.short_request import read_short_request as read_short_dialect_request
 from gateway.codec.dialects.tensorflow import DEFAULT_SIGNATURE
 from gateway.codec.inference import (
     BytesPolicy,
@@ -48,17 +46,16 @@ from gateway.codec.inference import (
 from gateway.codec.json.member_finder import MemberReplacer
 from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind
-from gateway.codec.v2.answer import InferAnswer, Reply
+from gateway.codec.v2.answer import WHOLE_BYTES, InferAnswer
 from gateway.codec.v2.declarations import MAX_RANK
 from gateway.codec.v2.error_bodies import error_body
 from gateway.codec.v2.framing import HEADER_LENGTH, Framing, parse_framing
 from gateway.codec.v2.raw import half_precision_outputs
 from gateway.codec.v2.recovery import find_header_length
+from gateway.codec.v2.reply import Reply
 from gateway.codec.v2.request import InferRequest
 from gateway.codec.v2.sequence import find_sequence_id
 from gateway.codec.v2.server_metadata import with_extension
-from gateway.codec.v2.short_answer import SHORT_ANSWER_BYTES, read_short_answer
-from gateway.codec.v2.short_request import ShortRequest, read_short_request
 
 T = TypeVar("T")
 
@@ -70,7 +67,7 @@ __all__ = [
     "HELD_PER_BYTE",
     "MAX_RANK",
     "NAMELESS_INPUT",
-    "SHORT_ANSWER_BYTES",
+    "WHOLE_BYTES",
     "AnswerForm",
     "BytesPolicy",
     "Coding",
@@ -90,7 +87,6 @@ __all__ = [
     "NonFinite",
     "OutputSelection",
     "Reply",
-    "ShortRequest",
     "TensorDescription",
     "TensorPolicy",
     "Writer",
@@ -105,10 +101,6 @@ __all__ = [
     "missing_datatype",
     "parse_content_encoding",
     "parse_framing",
-    "read_short_answer",
-    "read_short_dialect_answer",
-    "read_short_dialect_request",
-    "read_short_request",
     "run",
     "unknown_output",
     "v2_metadata",

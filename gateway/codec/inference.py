@@ -56,7 +56,7 @@ class TensorPolicy:
 class HeaderLimits:
     """How much a request or an answer may say beside the data of its tensors."""
 
-    max_header_bytes: int = 1024 * 1024
+    max_header_bytes: int = 128 * 1024
     """`limits.header`: bytes of JSON beside the data."""
     max_tensors: int = 1024
     """`limits.tensors`: inputs, requested outputs, and outputs of an answer, each."""

@@ -10,7 +10,7 @@ from functools import partial
 from gateway.backend.asking import BackendRequest, Body, Pieces, Sending
 from gateway.backend.attempt import Answer
 from gateway.backend.upstream import Read, Upstream
-from gateway.codec import HEADER_LENGTH, Coding, Framing, choose_coding, compressed, find_sequence_id, parse_framing
+from gateway.codec import HEADER_LENGTH, WHOLE_BYTES, Coding, Framing, choose_coding, compressed, find_sequence_id, parse_framing
 from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
 from gateway.exchange import Format
@@ -22,10 +22,6 @@ from gateway.serving.call import Answered, Call
 from gateway.serving.passing import pass_through
 from gateway.serving.relaying import stream
 from gateway.serving.speech import Prepared, Proven, Written, speech_to
-
-SMALL_ANSWER_BYTES = 64 * 1024
-"""An answer that is announced to be no longer is waited for, and decoded in one go."""
-
 
 async def infer(call: Call) -> None:
     """Serve an inference. Raises `GatewayError`."""
@@ -137,29 +133,18 @@ async def _json_body(call: Call, written: Written, backend: BackendPlan) -> Body
 async def _decoded(call: Call, answer: Answer, prepared: Prepared) -> InferReply:
     """The reply, made of *answer* while it arrives. Raises `GatewayError`."""
     answer.refuse_encoded()
-    text = answer.take_arrived(SMALL_ANSWER_BYTES)
-    if text is None and 0 < (answer.content_length or 0) <= SMALL_ANSWER_BYTES:
-        text = await answer.read_whole(SMALL_ANSWER_BYTES, "the answer")
     exchange, pacer, body = call.exchange, call.pacer, call.body
     decoder = prepared.decoder()
     limit = call.plan.limits.response_body
     received = 0
     exchange.response_codec_at_s = time.perf_counter()
-
-    async def take(chunk: bytes) -> None:
-        nonlocal received
-        received += len(chunk)
-        if received > limit:
-            raise CodecError(f"larger than limits.response_body, {int(limit)} bytes")
-        await pacer.run(decoder.feed(chunk))
-        body.hold_answer(decoder.held_bytes)
-
     with blaming(ErrorKind.MALFORMED_RESPONSE):
-        if text is not None:
-            await take(text)
-        else:
-            async for chunk in answer.chunks():
-                await take(chunk)
+        async for chunk in answer.small_or_chunks(WHOLE_BYTES):
+            received += len(chunk)
+            if received > limit:
+                raise CodecError(f"larger than limits.response_body, {int(limit)} bytes")
+            await pacer.run(decoder.feed(chunk))
+            body.hold_answer(decoder.held_bytes)
         if not received:
             raise CodecError(f"{answer.status} without a body")
         answered = await pacer.run(decoder.finish())

@@ -213,7 +213,7 @@ class V2:
         """Outputs that the model declares as FP16 or BF16; none if the backend does not say. Raises `GatewayError`."""
         call = self._call
         try:
-            return await call.pacer.run(half_precision_outputs(await self._metadata(), call.plan.header_limits))
+            return half_precision_outputs(await self._metadata(), call.plan.header_limits)
         except GatewayError as error:
             if not is_undescribed(error):
                 raise

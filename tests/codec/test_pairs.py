@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.codec import BytesPolicy, HalfPrecision, NonFinite, OutputSelection, TensorPolicy
-from gateway.codec.v2.answer import Reply
+from gateway.codec.v2.reply import Reply
 from gateway.errors import CodecError
 
 from . import make_pairs

@@ -11,16 +11,12 @@ from gateway.codec import (
     InferAnswer,
     InferRequest,
     OutputSelection,
-    ShortRequest,
     TensorPolicy,
-    read_short_answer,
-    read_short_request,
     run,
 )
 from gateway.codec.json.scanner import OpenValue, Scanner
 from gateway.codec.json.sinks import Sink, SkipSink, TextSink
-from gateway.codec.v2.answer import Reply
-from gateway.errors import CodecError
+from gateway.codec.v2.reply import Reply
 
 MAX_BYTES = 1 << 30
 LIMITS = HeaderLimits()
@@ -37,26 +33,9 @@ def parse_request(
     recover: bool = True,
     own_id: bytes = b"",
 ) -> InferRequest | None:
-    """What `InferRequest.parse` makes of *body*; the short way must come to the same, or leave it alone."""
+    """What `InferRequest.parse` makes of *body*."""
     policy = policy or TensorPolicy()
-    short = read_short_request(body, header_bytes, policy, LIMITS, own_id)
-    try:
-        steps = InferRequest.parse(memoryview(body), header_bytes, policy, LIMITS, recover=recover, own_id=own_id)
-        request = run(steps)
-    except CodecError:
-        assert short is None
-        raise
-    if short is not None:
-        assert request is not None
-        assert_same_request(short, request)
-    return request
-
-
-def assert_same_request(short: ShortRequest, request: InferRequest) -> None:
-    """Both ways came to the same."""
-    assert short.json == b"".join(request.json_pieces())
-    for fact in ("selection", "id", "sent_id", "datatypes", "header_recovered", "nonfinite", "promotes"):
-        assert getattr(short, fact) == getattr(request, fact), fact
+    return run(InferRequest.parse(memoryview(body), header_bytes, policy, LIMITS, recover=recover, own_id=own_id))
 
 
 def backend_json(
@@ -77,30 +56,12 @@ def read_answer(
     sent_id: bytes = b"",
     max_bytes: int = MAX_BYTES,
 ) -> Reply:
-    """The reply to an answer that comes in *chunks*, by both ways; by default every output is binary."""
-    chunks = list(chunks)
+    """The reply to an answer that comes in *chunks*; by default every output is binary."""
     selection = OutputSelection(binary_by_default=True) if selection is None else selection
-    whole = b"".join(chunks)
-    short = read_short_answer(whole, selection, request_id, sent_id, model=model, is_renamed=False, limits=LIMITS)
     answer = InferAnswer(selection, model=model, request_id=request_id, sent_id=sent_id, max_bytes=max_bytes)
-    try:
-        for chunk in chunks:
-            for _ in answer.feed(chunk):
-                pass
-        reply = run(answer.finish())
-    except CodecError:
-        assert short is None or max_bytes < MAX_BYTES
-        raise
-    if short is not None:
-        assert_same_reply(short, reply)
-    return reply
-
-
-def assert_same_reply(short: Reply, reply: Reply) -> None:
-    """Both ways came to the same."""
-    assert b"".join(short.header) == b"".join(reply.header)
-    assert [bytes(blob) for blob in short.blobs] == [bytes(blob) for blob in reply.blobs]
-    assert (short.datatypes, short.nonfinite) == (reply.datatypes, reply.nonfinite)
+    for chunk in chunks:
+        exhaust(answer.feed(chunk))
+    return run(answer.finish())
 
 
 def one_output(data: str | bytes, datatype: str = "FP32", shape: str = "[1]", *, reversed_keys: bool = False) -> bytes:

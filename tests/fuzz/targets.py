@@ -6,7 +6,6 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 from unittest import mock
@@ -16,24 +15,20 @@ import numpy as np
 from gateway.codec import (
     DATATYPES,
     BytesPolicy,
-    HeaderLimits,
     InferAnswer,
     InferRequest,
     NonFinite,
     OutputSelection,
     Reply,
     TensorPolicy,
-    read_short_dialect_answer,
     run,
+    values,
 )
 from gateway.codec.compression import Coding, Inflater
-from gateway.codec.dialects import outputs
 from gateway.codec.dialects.answer import AnswerForm, DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.tensors.datatypes import Kind
 from gateway.errors import CodecError
-from tests.codec.dialects import both_ways
-from tests.codec.walk import parse_request, read_answer
 
 POLICIES = [TensorPolicy(nonfinite, bytes_) for nonfinite in NonFinite for bytes_ in BytesPolicy]
 WORDS = (b"binary_data_size", b"binary_data_output")
@@ -171,7 +166,7 @@ def decode(selection: OutputSelection, text: bytes, cuts: list[int]) -> tuple[by
 def fuzz_dialects(data: Provider) -> None:
     """Any answer of a dialect is a reply or a CodecError, however it is cut; a reply has what Python reads in it.
 
-    Short values come to the same without their short way, and so do short answers.
+    Short values come to the same where a sink reads them.
     """
     form = FORMS[data.ConsumeIntInRange(0, len(FORMS) - 1)]
     description = DESCRIPTIONS[data.ConsumeIntInRange(0, len(DESCRIPTIONS) - 1)]
@@ -179,11 +174,7 @@ def fuzz_dialects(data: Provider) -> None:
     cuts = [data.ConsumeIntInRange(1, 40) for _ in range(3)]
     text = rest(data)
     whole = read_dialect(form, description, selection, text, [len(text) or 1])
-    short = read_short_dialect_answer(
-        text, form, description, selection, model="m", request_id=b"", limits=HeaderLimits()
-    )
-    assert short is None or whole == header_and_blobs(short), text
-    with mock.patch.object(outputs, "SHORT_BYTES", 0):
+    with mock.patch.object(values, "SHORT_BYTES", 0):
         pieces = read_dialect(form, description, selection, text, cuts)
     assert whole == pieces, (text, cuts)
     if whole is None:
@@ -297,24 +288,6 @@ def leaves_of(value: Any) -> Iterator[Any]:
         yield value
 
 
-def fuzz_short(data: Provider) -> None:
-    """The short way of any request or answer comes to the bytes of the long way, or leaves it to the long way."""
-    is_request = data.ConsumeBool()
-    choice = data.ConsumeIntInRange(0, len(POLICIES) - 1)
-    length = data.ConsumeIntInRange(0, 4096) if is_request else 0
-    body = rest(data)
-    selection = [OutputSelection(), OutputSelection(True), OutputSelection(False, {"y": True})][choice % 3]
-    # what both ways come to is compared by these
-    if not is_request:
-        with suppress(CodecError):
-            read_answer([body], selection)
-        return
-    length = min(length, len(body))
-    for parse in (parse_request, both_ways.parse_request):
-        with suppress(CodecError):
-            parse(body, length, POLICIES[choice])
-
-
 def fuzz_inflate(data: Provider) -> None:
     """Any bytes are inflated within the limit or are a CodecError, the same in whatever pieces they come."""
     coding = Coding.GZIP if data.ConsumeBool() else Coding.DEFLATE
@@ -339,7 +312,6 @@ TARGETS: dict[str, Callable[[Provider], None]] = {
     "tensors": fuzz_tensors,
     "answer": fuzz_answer,
     "dialects": fuzz_dialects,
-    "short": fuzz_short,
     "inflate": fuzz_inflate,
 }
 
@@ -377,7 +349,6 @@ _TOKENS = {
         "\\ud83d\\ude00", " ", "9007199254740993",
     ],
 }  # fmt: skip
-_TOKENS["short"] = [*_TOKENS["request"], *_TOKENS["answer"]]
 
 
 def options(name: str) -> list[str]:
@@ -400,7 +371,6 @@ def seeds(name: str, folder: Path) -> None:
     patterns = {
         "request": {"requests/*.bin": b"\x01\x00"},
         "answer": {"answers/*.json": b"\x05\x07\x09\x00\x01"},
-        "short": {"requests/*.bin": b"\x00\x01", "answers/*.json": b"\x01\x00"},
     }
     for pattern, choices in patterns.get(name, {}).items():
         for path in (Path(__file__).parent.parent / "codec" / "pairs").glob(pattern):

@@ -32,8 +32,8 @@ from gateway.codec.json.sinks import TextSink
 from gateway.codec.tensors import number_printing, string_printing
 from gateway.codec.tensors.datatypes import Kind
 from gateway.codec.tensors.pieces import SPACE
-from gateway.codec.v2.answer import Reply, ReplyText
 from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
+from gateway.codec.v2.reply import Reply, ReplyText
 from gateway.errors import CodecError, TooLargeError
 
 

@@ -4,12 +4,29 @@ Facts from the source of MLflow 3.17 (`mlflow.pyfunc.scoring_server`).
 """
 
 import re
+from collections.abc import Iterator
+from itertools import chain
 
 import msgspec
+import orjson
 
 from gateway.codec.dialects.answer import AnswerForm
 from gateway.codec.dialects.description import ModelDescription
-from gateway.codec.dialects.request import Writer, mlflow_dataframe_split, mlflow_inputs, mlflow_instances
+from gateway.codec.dialects.request import (
+    DialectRequest,
+    Writer,
+    by_name,
+    column,
+    document,
+    instances,
+    nested,
+    same_rows,
+)
+from gateway.codec.inference import BytesPolicy, Tensor
+from gateway.codec.json.members import Members
+from gateway.codec.json.pieced import Piece
+from gateway.codec.tensors.nested_printing import StringForm
+from gateway.codec.tensors.row_printing import row_pieces
 from gateway.errors import CodecError
 
 
@@ -76,3 +93,62 @@ class MLflow:
             return None
         lines = (error.stack_trace.strip() or error.message.strip()).splitlines()
         return _REASON.split(lines[-1])[-1].strip() or None if lines else None
+
+
+# What it gets
+
+
+def mlflow_inputs(is_unnamed: bool) -> Writer:
+    """`{"inputs": {NAME: nested}, "params": ...}`; *is_unnamed*: the model's only input has no name."""
+
+    def write(request: DialectRequest) -> Iterator[Piece]:
+        if not is_unnamed:
+            return document(_params(request), b'"inputs":', by_name(request, _mlflow_form))
+        if len(request.inputs) != 1:
+            raise CodecError(f"the model has one input, which has no name; the request has {len(request.inputs)}")
+        return document(_params(request), b'"inputs":', nested(request, request.inputs[0], _mlflow_form))
+
+    return write
+
+
+def mlflow_instances() -> Writer:
+    """`{"instances": [row, ...], "params": ...}`."""
+
+    def write(request: DialectRequest) -> Iterator[Piece]:
+        return document(_params(request), b'"instances":', instances(request, _mlflow_form))
+
+    return write
+
+
+def mlflow_dataframe_split() -> Writer:
+    """`{"dataframe_split": {"columns": [NAME, ...], "data": [row, ...]}, "params": ...}`."""
+
+    def write(request: DialectRequest) -> Iterator[Piece]:
+        inputs = request.inputs
+        for tensor in inputs:
+            if len(tensor.shape) not in (1, 2) or tensor.shape[1:] not in ((), (1,)):
+                raise CodecError(f"{tensor}: a column of a table has the shape [n] or [n, 1]")
+        n_rows = same_rows(request, "table")
+        columns = [column(request, tensor, (), _mlflow_form) for tensor in inputs]
+        before = [b"," if index else b"[" for index in range(len(columns))]
+        names = orjson.dumps([tensor.name for tensor in inputs])
+        rows = row_pieces(columns, before, b"]", n_rows)
+        table = chain((b'{"columns":%b,"data":[' % names,), rows, (b"]}",))
+        return document(_params(request), b'"dataframe_split":', table)
+
+    return write
+
+
+def _params(request: DialectRequest) -> Members:
+    if not request.parameters:
+        return {}
+    members = b",".join([orjson.dumps(key) + b":" + value for key, value in request.parameters.items()])
+    return {"params": b"{%b}" % members}
+
+
+def _mlflow_form(request: DialectRequest, tensor: Tensor) -> StringForm:
+    if request.policy.bytes is BytesPolicy.BASE64:
+        return StringForm.TEXT if tensor.name in request.in_json else StringForm.BASE64
+    if tensor.name in request.octets:
+        raise request.octets[tensor.name]
+    return StringForm.TEXT

@@ -9,22 +9,18 @@ Not here: where in an answer the outputs stand (`answer`), and what the client g
 """
 
 from collections.abc import Callable
-from itertools import chain
-
-import orjson
 
 from gateway.codec.dialects.description import MAX_NAMED, ModelDescription
 from gateway.codec.inference import HeaderLimits, OutputSelection, label_of, shape_text
 from gateway.codec.json.arriving import STEP, ArrivingText, ItemText, Reading, read_items, read_members, read_objects
 from gateway.codec.json.brackets import ARRAY, END_ARRAY, OBJECT, QUOTE, WALK_BYTES
-from gateway.codec.json.members import Members, excerpt, parse_list, parse_lists, restore_literals
+from gateway.codec.json.members import Members, excerpt, parse_list, parse_lists
 from gateway.codec.json.sinks import Sink, SkipSink, TextSink, labelling
 from gateway.codec.tensors.datatypes import Datatype, Kind
-from gateway.codec.tensors.elements import PREFIX_BYTES
-from gateway.codec.tensors.nesting import MAX_DEPTH
-from gateway.codec.tensors.number_reading import NumberSink, read_few, read_flat
+from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.pieces import PIECE_BYTES, beginning
 from gateway.codec.tensors.string_reading import BytesSink
+from gateway.codec.values import Value, short_value
 from gateway.errors import CodecError
 
 WAITING_BYTES = 1024 * 1024
@@ -36,31 +32,11 @@ JOIN_BYTES = 64 * 1024
 JOINED_BYTES = 1024 * 1024
 """How much is joined in one buffer: what a `bytearray` copies at most when it grows."""
 
-SHORT_BYTES = 8 * 1024
-"""The longest value that is read in a few calls: a sink takes six times as long for sixteen numbers, and three times
-for a thousand."""
-
 _SETTING = "`models` in the backend's configuration"
 
 _ReadRun = Callable[[Members], Reading[None]]
 _ReadLong = Callable[[str, ArrivingText], Reading[None]]
 """What gets some short values by name, and what reads a long one, which the text begins with."""
-
-
-class Value:
-    """A tensor as it stands in an answer, or the part of it in some rows."""
-
-    __slots__ = ("blobs", "nonfinite", "shape")
-
-    def __init__(self, shape: tuple[int, ...], blobs: list[memoryview], nonfinite: int) -> None:
-        self.shape = shape
-        self.blobs = blobs
-        self.nonfinite = nonfinite
-
-    @property
-    def n_bytes(self) -> int:
-        """Its size on the wire."""
-        return sum(map(len, self.blobs))
 
 
 class Output:
@@ -244,13 +220,12 @@ class Outputs:
         names = self._names
         count = 0
 
-        def read_values(values: list[bytes], marker: bytes) -> "Reading[None]":
+        def read_values(values: list[bytes]) -> "Reading[None]":
             nonlocal count
             start, count = count, count + len(values)
             if count > len(names):
                 raise self._no_list("more", where)
-            texts = [restore_literals(value, marker) for value in values]
-            yield from read_run(dict(zip(names[start:count], texts, strict=True)))
+            yield from read_run(dict(zip(names[start:count], values, strict=True)))
 
         def read_value() -> "Reading[None]":
             nonlocal count
@@ -269,11 +244,11 @@ class Outputs:
     def _read_rows_of_lists(self, text: ArrivingText) -> Reading[None]:
         """Read rows: an array of lists, each with one value for each output."""
 
-        def read_run(rows: list[list[bytes]], marker: bytes) -> "Reading[None]":
+        def read_run(rows: list[list[bytes]]) -> "Reading[None]":
             for index, row in enumerate(rows, self._rows):
                 if len(row) != len(self._names):
                     raise self._no_list("more" if len(row) > len(self._names) else str(len(row)), f"row {index}: ")
-            yield from self._add_rows([dict(zip(self._names, row, strict=True)) for row in rows], marker)
+            yield from self._add_rows([dict(zip(self._names, row, strict=True)) for row in rows])
 
         yield from read_items(
             text, parse_lists, read_run, lambda: self._read_row(lambda run, long: self._read_list(text, run, long))
@@ -300,8 +275,8 @@ class Outputs:
         for output in self.wanted:
             yield from self._convert(output)
 
-    def _add_rows(self, rows: list[Members], marker: bytes) -> Reading[None]:
-        """Take some short *rows*; *marker* stands for literals in them."""
+    def _add_rows(self, rows: list[Members]) -> Reading[None]:
+        """Take some short *rows*."""
         if not self._rows:
             for name in rows[0]:
                 self._open(name)
@@ -312,7 +287,7 @@ class Outputs:
             except KeyError:
                 lacking = next(index for index, row in enumerate(rows, self._rows) if output.name not in row)
                 raise CodecError(f"{output.label}: row {lacking} does not have it") from None
-            self._waiting_bytes += output.wait(restore_literals(text, marker))
+            self._waiting_bytes += output.wait(text)
         self._rows += len(rows)
         for row in rows:
             if len(row) > len(self._found):
@@ -354,8 +329,7 @@ class Outputs:
                 self._waiting_bytes += output.wait(value)
             else:
                 yield from self._convert(output)
-                value.shape = (1, *value.shape)
-                output.append(value)
+                output.append(Value((1, *value.shape), value.blobs, value.nonfinite))
         self._rows += 1
         yield from self._convert_if_full()
 
@@ -385,7 +359,7 @@ class Outputs:
     def _read_value(self, output: Output, text: ArrivingText) -> Reading[Value]:
         """Read the value that comes next in *text*, nested data or a scalar."""
         value = None
-        if text.is_value and len(text.buffer) <= SHORT_BYTES:
+        if text.is_value:
             value = short_value(bytes(text.buffer), output.datatype)
             yield STEP
         if value is None:
@@ -419,32 +393,6 @@ class Outputs:
                 f"more than {self._limits.max_tensors} outputs, which is the most that `limits.tensors` allows"
             )
         return output
-
-
-def short_value(text: bytes, datatype: Datatype) -> Value | None:
-    """The value that *text* is, in a few calls; None for one that the sinks have to look at more closely."""
-    try:
-        level = [orjson.loads(text)]
-    except orjson.JSONDecodeError:
-        return None
-    shape: list[int] = []
-    while (types := set(map(type, level))) == {list}:
-        lengths = set(map(len, level))
-        if len(lengths) > 1 or 0 in lengths or len(shape) == MAX_DEPTH:
-            return None
-        shape += lengths
-        level = list(chain.from_iterable(level))
-    if list in types:
-        return None
-    if datatype.kind is not Kind.BYTES:
-        flat = b"[%b]" % text.translate(None, b"[]")
-        blob = read_few(flat, datatype, len(level)) or read_flat(flat, datatype, len(level))
-    elif types == {str}:
-        elements = map(str.encode, level)
-        blob = b"".join([len(element).to_bytes(PREFIX_BYTES, "little") + element for element in elements])
-    else:
-        blob = None
-    return Value(tuple(shape), [memoryview(blob)], 0) if blob else None
 
 
 def _pour_scalar(text: ArrivingText, sink: NumberSink | BytesSink) -> Reading[None]:

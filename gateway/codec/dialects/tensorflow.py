@@ -4,16 +4,23 @@ Facts from TensorFlow Serving's documentation and source (`api_rest.md`, `http_r
 and from KServe 0.21.
 """
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TypeVar
 from urllib.parse import quote
 
 import msgspec
+import numpy as np
+import orjson
 
 from gateway.codec.dialects.answer import AnswerForm
-from gateway.codec.dialects.description import ModelDescription, TensorDescription
-from gateway.codec.dialects.request import Writer, tensorflow_columnar, tensorflow_row
-from gateway.codec.inference import label_of
-from gateway.codec.tensors.datatypes import DATATYPES
+from gateway.codec.dialects.description import OCTETS_SUFFIX, ModelDescription, TensorDescription
+from gateway.codec.dialects.request import DialectRequest, Writer, by_name, document, instances
+from gateway.codec.inference import BytesPolicy, Tensor, label_of
+from gateway.codec.json.members import excerpt
+from gateway.codec.json.pieced import Piece
+from gateway.codec.tensors.datatypes import DATATYPES, Array
+from gateway.codec.tensors.nested_printing import StringForm
 from gateway.codec.v2.declarations import MAX_RANK
 from gateway.errors import CodecError
 
@@ -170,6 +177,78 @@ class TensorFlow:
     def error_words(self, text: bytes) -> str | None:
         """Errors have the member `error`, which is read as that of every server."""
         return None
+
+
+# What it gets
+
+
+def tensorflow_columnar(signature: str) -> Writer:
+    """`{"signature_name": ..., "inputs": {NAME: nested}}`; no name for an empty *signature*."""
+
+    def write(request: DialectRequest) -> Iterator[Piece]:
+        return document(_named(signature), b'"inputs":', by_name(_for_tensorflow(request), _tensorflow_form))
+
+    return write
+
+
+def tensorflow_row(signature: str) -> Writer:
+    """`{"signature_name": ..., "instances": [row, ...]}`; no name for an empty *signature*."""
+
+    def write(request: DialectRequest) -> Iterator[Piece]:
+        return document(_named(signature), b'"instances":', instances(_for_tensorflow(request), _tensorflow_form))
+
+    return write
+
+
+def _for_tensorflow(request: DialectRequest) -> DialectRequest:
+    """*request* with numbers as TensorFlow Serving takes them. Raises `CodecError` for one of a sequence."""
+    if (sequence := request.parameters.get("sequence_id", b"0")) not in _NO_SEQUENCE:
+        raise CodecError(
+            f"sequence_id is {excerpt(sequence)}, but this backend has no sequences: it would answer each request of "
+            "one as if it stood alone; leave sequence_id out if that is meant"
+        )
+    inputs = [
+        msgspec.structs.replace(tensor, datatype=_TENSORFLOW_FP32) if tensor.datatype is _FP32 else tensor
+        for tensor in request.inputs
+    ]
+    return msgspec.structs.replace(request, inputs=inputs)
+
+
+def _widen_largest(array: Array) -> Array:
+    """FP64 where *array*, FP32, holds the largest number or its negative: then it can be written in another way.
+
+    TensorFlow Serving compares with the largest number in FP64. So it refuses its shortest text, 3.4028235e38, which is
+    larger, and even the exact one, which its parser does not read exactly. 3.4028234e38 is rounded to it, too. It is
+    no rare value: attention masks are made of it.
+    """
+    is_largest = np.abs(array) == _FP32.highest
+    if b"\1" not in is_largest.tobytes():  # for few numbers, `any` takes twice as long
+        return array
+    wide = array.astype("<f8")
+    wide[is_largest] = np.copysign(3.4028234e38, wide[is_largest])
+    return wide
+
+
+_NO_SEQUENCE = (b"0", b'""', b"null")
+_FP32 = DATATYPES["FP32"]
+_TENSORFLOW_FP32 = replace(_FP32, widen=_widen_largest)
+
+
+def _named(signature: str) -> dict[str, bytes]:
+    return {"signature_name": orjson.dumps(signature)} if signature else {}
+
+
+def _tensorflow_form(request: DialectRequest, tensor: Tensor) -> StringForm:
+    """Octets are objects in base64: what is no text, and what the model or the policy says is octets."""
+    is_octets = (
+        tensor.name in request.octets
+        or tensor.name.endswith(OCTETS_SUFFIX)
+        or request.policy.bytes is BytesPolicy.BASE64
+    )
+    return StringForm.B64_OBJECT if is_octets else StringForm.TEXT
+
+
+# What it says
 
 
 def _path(model: str, version: str | None) -> str:

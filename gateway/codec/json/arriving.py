@@ -23,8 +23,6 @@ from gateway.codec.json.members import (
     excerpt,
     parse_object,
     parse_objects,
-    protect_literals,
-    restore_literals,
 )
 from gateway.codec.json.sinks import Sink, SkipSink, labelling
 from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES
@@ -207,7 +205,7 @@ def read_members(
         if text.consumed >= read_singly_to:
             run = yield from text.run(END_OBJECT)
             try:
-                members = _members_of(run)
+                members = parse_object(b"{%b}" % run)
                 text.drop(len(run))
             except CodecError:
                 read_singly_to = text.consumed + len(run)
@@ -229,7 +227,7 @@ def read_members(
 
 def read_objects(
     text: ArrivingText,
-    read_run: Callable[[list[Members], bytes], Reading[None]],
+    read_run: Callable[[list[Members]], Reading[None]],
     read_long: Callable[[], Reading[None]],
 ) -> Reading[None]:
     """Read the array of objects that *text* begins with, as `read_items` does; *read_long* gets nothing else."""
@@ -245,40 +243,31 @@ def read_objects(
 def read_items(
     text: ArrivingText,
     parse: Callable[[bytes], list[T]],
-    read_run: Callable[[list[T], bytes], Reading[None]],
+    read_run: Callable[[list[T]], Reading[None]],
     read_long: Callable[[], Reading[None]],
 ) -> Reading[None]:
     """Read the array that *text* begins with.
 
-    *parse* makes items of an array of short ones. *read_run* gets some of these at a time, and the marker that stands
-    for literals in them (`protect_literals`); *read_long* reads an item that is longer, or malformed, or none for
-    *parse*, from *text*. Raises `CodecError`.
+    *parse* makes items of an array of short ones. *read_run* gets some of these at a time; *read_long* reads an item
+    that is longer, or malformed, or none for *parse*, from *text*. Raises `CodecError`.
     """
     code = yield from _open(text)
     read_singly_to = 0
     while code != END_ARRAY:
         items: list[T] = []
-        marker = b""
         if text.consumed >= read_singly_to:
             run = yield from text.run(END_ARRAY)
             try:
-                protected, marker = protect_literals(run)
-                items = parse(b"[%b]" % protected)
+                items = parse(b"[%b]" % run)
                 text.drop(len(run))
             except CodecError:
                 read_singly_to = text.consumed + len(run)
         if items:
-            yield from read_run(items, marker)
+            yield from read_run(items)
         else:
             yield from read_long()
         code = yield from _next(text, END_ARRAY)
     text.drop(1)
-
-
-def _members_of(run: bytes) -> Members:
-    """The members that *run* is, with commas between them. Raises `CodecError`."""
-    run, marker = protect_literals(run)
-    return {name: restore_literals(value, marker) for name, value in parse_object(b"{%b}" % run).items()}
 
 
 def _open(text: ArrivingText) -> Reading[int]:

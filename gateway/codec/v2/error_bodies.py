@@ -12,8 +12,7 @@ from collections.abc import Generator
 import msgspec
 import orjson
 
-from gateway.codec.json.members import Members, restore_literals, sliced_object, sliced_protect
-from gateway.codec.v2.steps import ITEM_COST, SHORT_BYTES, Steps, sliced_restore, sliced_text
+from gateway.codec.json.members import Members, object_text, parse_object
 from gateway.errors import CodecError
 
 MAX_WORDS = 4096
@@ -24,6 +23,9 @@ MAX_JSON_BYTES = 64 * 1024
 
 WORD_MEMBERS = ("error", "detail", "message")
 """The members in which servers say what went wrong, the first one that says something wins."""
+
+STEP_TAGS = 256
+"""How many tags of an HTML page one step looks at."""
 
 _TOLD_THE_SIZE = frozenset((400, 413, 415))
 """Statuses that a backend may give because the JSON differs from what the client sent, above all in length."""
@@ -53,8 +55,11 @@ def error_body(
     """
     if not text.isascii():
         text = text.decode(errors="replace").encode()
-    members, marker = yield from _members(text)
-    words = own_words or words_of(members, marker) or (yield from _plain_words(text))
+    try:
+        members = parse_object(text)
+    except CodecError:
+        members = {}
+    words = own_words or words_of(members) or (yield from _plain_words(text))
     words = words or f"the backend answered {status} {reason.encode('ascii', 'replace').decode()}".strip()
     if json_bytes is not None and status in _TOLD_THE_SIZE:
         words += f" (the gateway had made {json_bytes} bytes of JSON of this request)"
@@ -63,23 +68,16 @@ def error_body(
     elif "error" not in members:
         words += hint
     members.pop("error", None)
-    body = yield from sliced_text({"error": orjson.dumps(words), **members})
-    return (yield from sliced_restore(body, marker)), words
+    return object_text({"error": orjson.dumps(words), **members}), words
 
 
-def words_of(members: Members, marker: bytes = b"") -> str:
-    """What the *members* of a JSON object say went wrong: a string, or JSON as text; empty if they do not say.
-
-    *marker* is that of the literals in *members*, see `protect_literals`.
-    """
+def words_of(members: Members) -> str:
+    """What the *members* of a JSON object say went wrong: a string, or JSON as text; empty if they do not say."""
     for key in WORD_MEMBERS:
         value = members.get(key, b"null")
         if value == b"null":
             continue
-        if value[:1] == b'"':
-            words = _TEXT.decode(value)
-        else:
-            words = restore_literals(value[:MAX_JSON_BYTES], marker).decode(errors="replace")
+        words = _TEXT.decode(value) if value[:1] == b'"' else value[:MAX_JSON_BYTES].decode(errors="replace")
         if words.strip():
             return words.strip()
     return ""
@@ -91,21 +89,12 @@ def shortened(words: str) -> str:
     return words if len(words) <= MAX_WORDS else f"{words[:half]} ... {words[-half:]}"
 
 
-def _members(text: bytes) -> Generator[None, None, tuple[Members, bytes]]:
-    """The members of a JSON object and the marker of the literals in them; none if *text* is anything else."""
-    protected, marker = yield from sliced_protect(text)
-    try:
-        return (yield from sliced_object(protected)), marker
-    except CodecError:
-        return {}, b""
-
-
 def _plain_words(text: bytes) -> Generator[None, None, str]:
     """The words in a body without members that say them: an HTML page, a JSON string, or text."""
     words = text.decode().strip()
     if words[:1] == "<" and "</" in words:
         return (yield from _html_words(words))
-    if len(words) > SHORT_BYTES and words[0] != '"':
+    if len(words) > MAX_WORDS and words[0] != '"':
         return words  # too long to be null or an empty value
     try:
         parsed = _ANY.decode(words)
@@ -126,8 +115,7 @@ def _html_words(page: str) -> Generator[None, None, str]:
     title: list[str] = []
     texts = body
     left = MAX_WORDS
-    steps = Steps()
-    position = 0
+    n_tags = position = 0
     while position < len(page) and left > 0:
         tag = _TAG.search(page, position)
         start, end, name = (tag.start(), tag.end(), tag[1]) if tag else (len(page), len(page), None)
@@ -141,8 +129,9 @@ def _html_words(page: str) -> Generator[None, None, str]:
                 end = closing.start() if closing else len(page)
             else:
                 texts = title if name == "title" else body
-        if steps.is_full_with(ITEM_COST + end - position):
-            yield
         position = end
+        n_tags += 1
+        if n_tags % STEP_TAGS == 0:
+            yield
     body_text, title_text = (" ".join(html.unescape(" ".join(texts)).split()) for texts in (body, title))
     return body_text if title_text in body_text else f"{title_text}: {body_text}" if body_text else title_text

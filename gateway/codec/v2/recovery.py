@@ -5,9 +5,8 @@ Not here: requests that become JSON, which recover it while they are parsed (`re
 
 from collections.abc import Generator
 
-from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, TensorPolicy
-from gateway.codec.v2.request_header import HeaderParser
-from gateway.codec.v2.request_reading import Reserve, may_have_binary_parameters, reserve_nothing
+from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits
+from gateway.codec.v2.request_reading import Reserve, may_have_binary_parameters, read_request, reserve_nothing
 from gateway.errors import CodecError
 
 
@@ -22,8 +21,5 @@ def find_header_length(
         raise CodecError("empty request body")  # protocol 1.6
     if not (yield from may_have_binary_parameters(body)):
         return None
-    parsed = yield from HeaderParser(body, None, TensorPolicy(), limits, reserve, recover=True).parse_if_binary()
-    if parsed is None:
-        return None
-    _, blobs = parsed
-    return len(body) - len(blobs) if len(blobs) else None
+    text = yield from read_request(body, None, limits, reserve, recover=True, unjudged=())
+    return len(body) - len(text.blobs) if text is not None and len(text.blobs) else None

@@ -4,11 +4,12 @@
 makes the JSON as often as it is asked to: the body is held once, its JSON never.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
+from msgspec import UNSET, Raw
 
 from gateway.codec.inference import (
     DEFAULT_LIMITS,
@@ -27,14 +28,30 @@ from gateway.codec.tensors import elements, number_printing, string_printing
 from gateway.codec.tensors.datatypes import Kind, element_count
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.v2.framing import Cursor
+from gateway.codec.v2.ids import is_absent
+from gateway.codec.v2.messages import LATER, Entry, printed
 from gateway.codec.v2.raw import raw_header
-from gateway.codec.v2.request_header import HeaderParser, RequestHeader
-from gateway.codec.v2.request_reading import Reserve, may_have_binary_parameters, reserve_nothing
-from gateway.codec.v2.steps import ENTRY_COST, Steps
+from gateway.codec.v2.request_reading import (
+    RequestText,
+    Reserve,
+    announced,
+    check_names,
+    may_have_binary_parameters,
+    read_request,
+    reserve_nothing,
+    select,
+    source,
+)
 from gateway.errors import CodecError
 
 _FINITE_ELEMENTS = 256 * 1024  # looking is sixteen times as fast as printing
 _COPY_BYTES = 1024 * 1024
+_LIST_LATER = Raw(b"[%b]" % bytes(LATER))
+_BASE64 = Raw(b'"base64"')
+_PROMOTED = Raw(b'"FP32"')
+
+CHECKED_TENSORS = 64
+"""How many small tensors one step checks."""
 
 
 @dataclass(slots=True)
@@ -76,17 +93,16 @@ class InferRequest(PiecedJson):
 
         Raises `CodecError`, and of these `TooLargeError` for more JSON beside the data than *limits* allow.
         """
-        if header_length is not None:
-            header, blobs = yield from HeaderParser(body, header_length, policy, limits, reserve, own_id).parse()
-            return (yield from _bound(header, blobs, policy))
-        if not body:  # protocol 1.6
-            raise CodecError("empty request body")
-        is_rewritten = own_id or policy.leave_out
-        if not is_rewritten and not (yield from may_have_binary_parameters(body)):
-            return None
-        parser = HeaderParser(body, None, policy, limits, reserve, own_id, recover=recover)
-        parsed = (yield from parser.parse()) if own_id else (yield from parser.parse_if_binary())
-        return (yield from _bound(*parsed, policy)) if parsed is not None else None
+        unjudged: Collection[str] | None = None
+        if header_length is None:
+            if not body:  # protocol 1.6
+                raise CodecError("empty request body")
+            if not own_id:
+                if not policy.leave_out and not (yield from may_have_binary_parameters(body)):
+                    return None
+                unjudged = policy.leave_out
+        text = yield from read_request(body, header_length, limits, reserve, recover=recover, unjudged=unjudged)
+        return None if text is None else (yield from _written(text, text.blobs, policy, own_id))
 
     @staticmethod
     def parse_raw(
@@ -104,8 +120,9 @@ class InferRequest(PiecedJson):
         too. Yields after each step of work. Raises `CodecError`.
         """
         header, blob, reserve = yield from framed_raw(body, metadata, limits, reserve)
-        parsed, _ = yield from HeaderParser(header, len(header), policy, limits, reserve, own_id).parse()
-        return (yield from _bound(parsed, blob, policy))
+        text = yield from read_request(header, len(header), limits, reserve)
+        assert text is not None  # it is judged
+        return (yield from _written(text, blob, policy, own_id))
 
     @property
     def promotes(self) -> bool:
@@ -144,28 +161,72 @@ class InferRequest(PiecedJson):
         return number_printing.text_pieces(values, segment.datatype)
 
 
-def _bound(header: RequestHeader, blobs: memoryview, policy: TensorPolicy) -> Generator[None, None, InferRequest]:
-    """The request with this *header* and these *blobs*, whose values are checked. Raises `CodecError`."""
+def _written(
+    text: RequestText, blobs: memoryview, policy: TensorPolicy, own_id: bytes
+) -> Generator[None, None, InferRequest]:
+    """The request in *text*, with *blobs* behind its JSON, as the backend gets it. Raises `CodecError`."""
+    request = text.request
+    selection = select(request)
+    check_names(request.inputs)
     cursor = Cursor(blobs)
-    inputs = [
-        Tensor(tensor.name, tensor.datatype, tensor.shape, cursor.take(n_bytes, tensor))
-        for tensor, n_bytes in header.announced
-    ]
+    inputs: list[Tensor] = []
+    later: list[memoryview | Tensor] = []
+    for index, entry in enumerate(request.inputs):
+        values = source(entry, index, text.spans)
+        if isinstance(values, int):
+            tensor = announced(entry, index, values, blobs[:0])
+            tensor = Tensor(tensor.name, tensor.datatype, tensor.shape, cursor.take(values, tensor))
+            _announce_text(entry, tensor, policy)
+            inputs.append(tensor)
+            later.append(tensor)
+        elif values is not None and text.spans:
+            entry.data = LATER
+            later.append(values)
     cursor.finish()
+    nonfinite = yield from _check_values(inputs, policy)
+
+    request_id = b"" if request.id is UNSET or is_absent(bytes(request.id)) else bytes(request.id)
+    sent_id = request_id or own_id
+    if own_id and not request_id:  # protocol 4.10
+        request.id = Raw(own_id)
+    for key in policy.leave_out:
+        setattr(request, key, UNSET)
+    segments: list[bytes | memoryview | Tensor] = []
+    for text_before, values_behind in zip(printed(request), (*later, b""), strict=True):
+        segments += (text_before, values_behind)
+    return InferRequest(
+        inputs,
+        selection,
+        request_id,
+        b"" if "id" in policy.leave_out else sent_id,
+        text.is_recovered,
+        nonfinite,
+        segments,
+        policy,
+    )
+
+
+def _announce_text(entry: Entry, tensor: Tensor, policy: TensorPolicy) -> None:
+    """Say in *entry* what the values of *tensor* will be in JSON."""
+    entry.data = _LIST_LATER
+    if tensor.datatype.kind is Kind.BYTES and policy.bytes is BytesPolicy.BASE64:  # protocol 3.5
+        entry.parameters = {**(entry.parameters or {}), "content_type": _BASE64}
+    elif policy.half_precision is HalfPrecision.PROMOTE and is_half_precision(tensor.datatype):
+        entry.datatype = _PROMOTED
+
+
+def _check_values(inputs: list[Tensor], policy: TensorPolicy) -> Generator[None, None, int]:
+    """How many NaN and infinities the *inputs* have. Raises `CodecError` for values that no backend may get."""
     nonfinite = 0
-    steps = Steps()
-    for tensor in inputs:
-        if steps.is_full_with(ENTRY_COST):
+    for index, tensor in enumerate(inputs, 1):
+        if index % CHECKED_TENSORS == 0:
             yield
         if tensor.datatype.kind is Kind.BYTES:
             as_text = policy.bytes is BytesPolicy.UTF8
             yield from elements.check_elements(tensor.blob, element_count(tensor.shape), tensor, utf8=as_text)
         elif tensor.datatype.kind is Kind.FLOAT:
             nonfinite += yield from check_finite(tensor, policy.nonfinite)
-    segments = [inputs[segment] if isinstance(segment, int) else segment for segment in header.segments]
-    return InferRequest(
-        inputs, header.selection, header.id, header.sent_id, header.is_recovered, nonfinite, segments, policy
-    )
+    return nonfinite
 
 
 def framed_raw(
@@ -175,7 +236,7 @@ def framed_raw(
 
     See `InferRequest.parse_raw`.
     """
-    header = yield from raw_header(metadata, len(body), limits)
+    header = raw_header(metadata, len(body), limits)
     text = memoryview(header.text)
     if not header.is_bytes:
         return text, body, reserve

@@ -18,9 +18,9 @@ from gateway.codec import DATATYPES, HeaderLimits, OutputSelection, run
 from gateway.codec.dialects.answer import AnswerForm, DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.dialects.outputs import JOIN_BYTES
-from gateway.codec.v2.answer import Reply
+from gateway.codec.v2.reply import Reply
 from gateway.errors import CodecError, TooLargeError
-from tests.codec.dialects.both_ways import read_answer
+from tests.codec.dialects.driving import read_answer
 from tests.codec.make_pairs import WIRE, blob_of, nested
 from tests.codec.test_properties import DICE, PROFILE, SHAPES, UNICODE, Number, chunks_of, scrambled
 from tests.codec.walk import cut

@@ -8,17 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gateway.codec import DATATYPES, OutputSelection, run
 from gateway.codec.dialects.answer import AnswerForm, DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
-from gateway.codec.dialects.outputs import JOIN_BYTES, JOINED_BYTES, WAITING_BYTES, Output, Value, short_value
-from gateway.codec.json.arriving import ArrivingText
+from gateway.codec.dialects.outputs import JOIN_BYTES, JOINED_BYTES, WAITING_BYTES, Output
 from gateway.codec.json.items import RUN_BYTES
+from gateway.codec.values import Value
 from gateway.errors import CodecError
-from tests.codec.test_properties import PROFILE
 from tests.codec.v2.test_header_steps import check_steps
 from tests.codec.walk import cut
 
@@ -242,36 +239,3 @@ def test_answer_is_read_in_short_steps(text: bytes, names: dict[str, str], binar
 
     refusal = "output 'y'" if b"[{}" in text or b"nul" in text else None
     check_steps(steps(), refusal)  # type: ignore[arg-type]
-
-
-@PROFILE
-@given(
-    datatype=st.sampled_from(list(DATATYPES)),
-    text=st.one_of(
-        st.text('[],-01.eE"auefl \\', max_size=20),
-        st.lists(
-            st.sampled_from(["[", "]", "[1,2]", "1", "-0", "1.5", '"a"', "true", ",", "null", "1e39"]), max_size=12
-        ).map("".join),
-    ),
-)
-def test_short_value_is_what_a_sink_makes_of_it_or_left_to_the_sink(datatype: str, text: str) -> None:
-    text = f"[{text}]"
-    short = short_value(text.encode(), DATATYPES[datatype])
-    sink = Output("y", DATATYPES[datatype]).sink(b64_objects=False)
-    try:
-        for _ in ArrivingText.of_value(bytearray(text.encode())).pour(sink):
-            pass
-    except CodecError:
-        assert short is None
-        return
-    assert short is None or (short.shape, b"".join(short.blobs)) == (sink.shape, b"".join(sink.blobs()))
-
-
-@pytest.mark.parametrize("datatype", DATATYPES)
-def test_short_values_of_every_datatype_are_read_in_a_few_calls(datatype: str) -> None:
-    item = {"BYTES": '"é"', "BOOL": "true"}.get(datatype, "1")
-    for shape, text in (((), item), ((1, 2), f"[[{item}, {item}]]"), ((2, 1, 1), f"[[[{item}]],[[{item}]]]")):
-        value = short_value(text.encode(), DATATYPES[datatype])
-        assert value is not None and value.shape == shape
-    assert short_value(b"[[1],[1,1]]", DATATYPES[datatype]) is None
-    assert short_value(b"[]", DATATYPES[datatype]) is None

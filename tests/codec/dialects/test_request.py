@@ -16,26 +16,17 @@ from hypothesis import strategies as st
 
 from gateway.codec import DATATYPES, BytesPolicy, HeaderLimits, InferRequest, NonFinite, TensorPolicy, run
 from gateway.codec.dialects.description import ModelDescription, TensorDescription, v2_metadata
-from gateway.codec.dialects.request import (
-    FEW_DIMENSIONS,
-    FEW_ELEMENTS,
-    DialectRequest,
-    Writer,
-    mlflow_dataframe_split,
-    mlflow_inputs,
-    mlflow_instances,
-    tensorflow_columnar,
-    tensorflow_row,
-)
+from gateway.codec.dialects.mlflow import mlflow_dataframe_split, mlflow_inputs, mlflow_instances
+from gateway.codec.dialects.request import FEW_DIMENSIONS, FEW_ELEMENTS, DialectRequest, Writer
+from gateway.codec.dialects.tensorflow import tensorflow_columnar, tensorflow_row
 from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.codec.tensors.datatypes import Kind
 from gateway.errors import CodecError, TooLargeError
-from tests.codec.dialects.both_ways import WRITERS, json_or_error, parse_request
+from tests.codec.dialects.driving import WRITERS, json_or_error, parse_request
 from tests.codec.make_pairs import WIRE, blob_of, nested
 from tests.codec.test_properties import NUMERIC, PROFILE, SHAPES, UNICODE, bits_of, finite_tensors
+from tests.codec.v2.random_messages import damage, random_request
 from tests.codec.v2.requests import entry, header_of
-from tests.codec.v2.test_short import random_request
-from tests.codec.v2.test_short_request import damage
 from tests.codec.walk import exhaust
 
 DEFAULT = TensorPolicy()
@@ -524,7 +515,7 @@ def test_few_numbers_are_printed_as_many_are(
     request = request_of(header_of(entry("x", datatype, list(shape), len(blob))), blob)
 
     def printed() -> list[str]:
-        texts = [json_or_error(request, writer, is_short=False) for writer in WRITERS]
+        texts = [json_or_error(request, writer) for writer in WRITERS]
         # tables of 8 bits leave blanks
         return [text if isinstance(text, str) else text.decode().replace(" ", "") for text in texts]
 

@@ -11,7 +11,7 @@ import pytest
 from gateway.codec import HeaderLimits, InferAnswer, OutputSelection, run
 from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.codec.tensors.number_reading import NumberSink
-from gateway.codec.v2.answer import Reply
+from gateway.codec.v2.reply import Reply
 from gateway.errors import CodecError, TooLargeError
 from tests.codec.walk import MAX_BYTES, cut, one_output, read_answer
 

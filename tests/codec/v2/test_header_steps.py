@@ -17,7 +17,7 @@ from gateway.errors import CodecError
 from tests.codec.walk import cut
 
 STEP_LINES = 40_000
-HEADER_BYTES = 512 * 1024
+HEADER_BYTES = 128 * 1024
 CHUNK_BYTES = 64 * 1024
 
 

@@ -1,4 +1,4 @@
-"""When an answer's `id` is that of the request, and what becomes of both, by the short and the long way."""
+"""When an answer's `id` is that of the request, and what becomes of both."""
 
 import json
 from typing import Any

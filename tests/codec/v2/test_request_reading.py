@@ -1,12 +1,22 @@
 """What a client's JSON says, whatever the backend speaks; what is refused is in `test_request_header`."""
 
 import json
+from typing import Any
 
 import pytest
 
 from gateway.codec import HeaderLimits, run
-from gateway.codec.v2.declarations import parse_parameters
-from gateway.codec.v2.request_reading import RequestReader, reserve_nothing, was_meant_binary
+from gateway.codec.v2.messages import Entry
+from gateway.codec.v2.request_reading import (
+    RequestText,
+    check_names,
+    label_of_input,
+    read_request,
+    reserve_nothing,
+    select,
+    source,
+    was_meant_binary,
+)
 from gateway.errors import CodecError
 
 INPUTS = [
@@ -16,48 +26,53 @@ INPUTS = [
 ]
 
 
-def reader_of(body: bytes) -> RequestReader:
-    return RequestReader(memoryview(body), None, HeaderLimits(), reserve_nothing, recover=True)
+def read(body: bytes, **settings: Any) -> RequestText | None:
+    return run(read_request(memoryview(body), None, HeaderLimits(), reserve_nothing, recover=True, **settings))
 
 
-def test_inputs_say_where_their_values_are() -> None:
-    body = json.dumps({"inputs": INPUTS}).encode() + b"abc"
-    reader = reader_of(body)
-    top, header_bytes = run(reader.read())
-    inputs = run(reader.inputs_of(top))
-    blobs, is_recovered = run(reader.frame(inputs, header_bytes))
-    assert (bytes(blobs), is_recovered) == (b"abc", True)
-    parameters = [parse_parameters(entry.get("parameters", b"null"), "") for entry in inputs]
-    labels = [reader.name_input(entry, index) for index, entry in enumerate(inputs)]
-    assert labels == ["input 'a'", "input 'b'", "input 2"]
-    size, data, shared = (
-        reader.source(entry, parameters[index], index, labels[index]) for index, entry in enumerate(inputs)
-    )
+@pytest.mark.parametrize("padding", ["", "x" * 20_000])
+def test_inputs_say_where_their_values_are(padding: str) -> None:
+    """In one that is short, `data` stands where it was; of a long one it is passed by."""
+    text = read(json.dumps({"inputs": INPUTS, "padding": padding}).encode() + b"abc")
+    assert text is not None
+    assert (bytes(text.blobs), text.is_recovered) == (b"abc", True)
+    inputs = text.request.inputs
+    check_names(inputs)
+    assert [label_of_input(entry, index) for index, entry in enumerate(inputs)] == ["input 'a'", "input 'b'", "input 2"]
+    size, data, shared = (source(entry, index, text.spans) for index, entry in enumerate(inputs))
     assert size == 3
     assert isinstance(data, memoryview)
     assert bytes(data) == b"[1, [2]]"
     assert shared is None
-    assert parameters[0] == {"keep": b"1"}
+    assert {key: bytes(value) for key, value in (inputs[0].parameters or {}).items()} == {"keep": b"1"}
 
 
 def test_selection_takes_the_words_of_the_extension_out_of_what_stays() -> None:
     outputs = [{"name": "x", "parameters": {"binary_data": True, "classification": 2}}, {"name": "y"}]
-    reader = reader_of(json.dumps({"inputs": [], "outputs": outputs}).encode())
-    top, _ = run(reader.read())
-    requested = run(reader.entries(top, "outputs"))
-    parameters = {"binary_data_output": b"true", "priority": b"1"}
-    selection = run(reader.select(requested, parameters))
+    top = {"inputs": [], "outputs": outputs, "parameters": {"binary_data_output": True, "priority": 1}}
+    text = read(json.dumps(top).encode())
+    assert text is not None
+    selection = select(text.request)
     assert (selection.binary_by_default, dict(selection.named)) == (True, {"x": True, "y": True})
-    assert parameters == {"priority": b"1"}
-    assert requested is not None
-    assert requested[0]["parameters"] == b'{"classification":2}'
+    assert text.request.parameters and list(text.request.parameters) == ["priority"]
+    assert text.request.outputs
+    assert list(text.request.outputs[0].parameters or ()) == ["classification"]
 
 
 def test_same_name_twice_is_refused() -> None:
-    reader = reader_of(b"{}")
-    reader.name_input({"name": b'"x"'}, 0)
+    text = read(b'{"inputs":[{"name":"x"},{"name":"x"}]}')
+    assert text is not None and all(isinstance(entry, Entry) for entry in text.request.inputs)
     with pytest.raises(CodecError, match="input 'x' is given more than once"):
-        reader.name_input({"name": b'"x"'}, 1)
+        check_names(text.request.inputs)
+
+
+@pytest.mark.parametrize("more", ["", ',"more":1'])
+def test_json_without_the_extension_is_judged_only_for_the_members_that_are_named(more: str) -> None:
+    body = f'{{"id":"7","inputs":[]{more}}}'.encode()
+    assert read(body, unjudged=()) is None
+    assert read(body, unjudged=("outputs",)) is None
+    assert read(body, unjudged=("id",)) is not None
+    assert read(body) is not None
 
 
 @pytest.mark.parametrize(("body", "is_meant"), [(b'{"binary_data" :', True), (b"binary_data", False)])

@@ -1,0 +1,18 @@
+"""Replies, and JSON that is put together without copying what is long."""
+
+from gateway.codec.v2.reply import WRITE_BYTES, Reply, ReplyText
+
+
+def test_short_texts_are_joined_and_long_ones_stay_themselves() -> None:
+    text, long = ReplyText(), b"x" * WRITE_BYTES
+    for each in (b"a", b"b", long, b"c"):
+        text.add(each)
+    pieces = text.pieces()
+    assert pieces == [b"ab", long, b"c"]
+    assert pieces[1] is long
+
+
+def test_a_reply_counts_its_json_and_its_blobs() -> None:
+    reply = Reply([b"ab", b"c"], [memoryview(b"12"), memoryview(b"")], ["INT8", "INT8"], 0)
+    assert (reply.is_binary, reply.header_bytes, reply.n_bytes) == (True, 3, 5)
+    assert not Reply([b"{}"], [], [], 0).is_binary
