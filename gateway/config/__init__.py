@@ -13,9 +13,9 @@ from gateway.config.loading import (
     masked,
     parse,
 )
+from gateway.config.rules import SET_BY_GATEWAY
 from gateway.config.schema import (
     FORMATS,
-    SET_BY_GATEWAY,
     Access,
     Backend,
     BackendTls,

@@ -8,7 +8,7 @@ Not here: what the values must satisfy together (`schema`), and where the text c
 import itertools
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,19 @@ import yaml
 
 from gateway.config.findings import Finding, Inspected, line_of_key, overlap
 from gateway.config.outside import Outside
-from gateway.config.schema import Config, Part, Problem
+from gateway.config.rules import ERRORS, check
+from gateway.config.schema import Config
 from gateway.config.structure import (
     choices_of,
     fields_in_file,
     is_struct,
     join,
     placeholder,
-    walk,
     without_none,
     words_for,
 )
 from gateway.config.values import CHOICES, READERS, SYNONYMS, Endpoint, meant_endpoint, nearest, shortened, shown
+from gateway.config.warnings import UNUSED, WARNINGS
 from gateway.config.yaml_nodes import Document, NotYamlError, entries, line_of
 
 MAX_FINDINGS = 100
@@ -38,8 +39,12 @@ MAX_INTEGER = 2**53
 """The largest number; beyond it not every program that reads JSON sees the same one."""
 
 _NAMED_KEY = re.compile("`([^`]+)`")
-_INTEGER = re.compile(r"-?[0-9]{1,16}")
-_FLOAT = re.compile(r"-?[0-9]{1,16}(\.[0-9]{1,16})?")
+_FROM_TEXT: dict[Any, tuple[re.Pattern[str], Callable[[str], Any]]] = {
+    bool: (re.compile("true|false"), "true".__eq__),
+    int: (re.compile(r"-?[0-9]{1,16}"), int),
+    float: (re.compile(r"-?[0-9]{1,16}(\.[0-9]{1,16})?"), float),
+}
+"""How values from outside, which are text, are read where something else is expected."""
 
 
 class _TooManyError(Exception):
@@ -70,7 +75,7 @@ class Reader:
             self.config = self._whole(self._document.root)
             # a value that could not be read is a placeholder: problems of it, or that name it, are not reported
             unread = [error.key for error in self._errors if error.key] + self._misspelt
-            for key, reason in _problems(self.config):
+            for key, reason in check(ERRORS, self.config):
                 is_known = any(overlap(key, other) or f"`{other}`" in reason for other in unread)
                 if not is_known and not {key, key.rpartition(".")[0]}.intersection(self._without_key):
                     self._fail(key, reason, self._line_of_problem(key, reason))
@@ -214,23 +219,17 @@ def _converted(value: Any, type_: Any, base: Path, is_from_outside: bool) -> Any
     """The plain *value* as *type_*. Raises `ValueError`: what was expected. All that is from outside is text."""
     if type_ in READERS:
         return READERS[type_](value, base)
-    choices = choices_of(type_)
-    if choices and isinstance(value, str) and value in choices:
-        return type_(value) if isinstance(type_, type) else value
-    if type_ is str and isinstance(value, str):
-        return value
-    if is_from_outside and type_ is bool and value in ("true", "false"):
-        return value == "true"
-    if is_from_outside and type_ in (int, float) and (_INTEGER if type_ is int else _FLOAT).fullmatch(value):
-        value = type_(value)
-    if type_ is bool and isinstance(value, bool):
-        return value
-    if type_ in (int, float) and isinstance(value, (int, type_)) and not isinstance(value, bool):
-        if not abs(value) <= MAX_INTEGER:
-            raise ValueError(f"expected a number of at most {MAX_INTEGER}")
-        return type_(value)
-    hint = "" if type_ is not str or isinstance(value, (list, dict, type(None))) else " in quotes"
-    raise ValueError(f"expected {words_for(type_)}{hint}")
+    if is_from_outside and type_ in _FROM_TEXT:
+        pattern, from_text = _FROM_TEXT[type_]
+        value = from_text(value) if pattern.fullmatch(value) else value
+    try:
+        converted = msgspec.convert(value, type_)
+    except msgspec.ValidationError:
+        is_unquoted = type_ is str and not isinstance(value, (list, dict, type(None)))
+        raise ValueError(f"expected {words_for(type_)}{' in quotes' if is_unquoted else ''}") from None
+    if type_ in (int, float) and not abs(converted) <= MAX_INTEGER:
+        raise ValueError(f"expected a number of at most {MAX_INTEGER}")
+    return converted
 
 
 def _meant(value: Any, type_: Any) -> str | None:
@@ -262,19 +261,10 @@ def warnings_of(found: Inspected) -> list[Finding]:
         return []
     # routes that could not be read may lead to a backend, or match before others
     is_whole = not any(error.key.startswith(("routes", "backends")) or not error.key for error in found.errors)
-    said = ((join(path, key), reason) for path, part in _parts(found.read) for key, reason in part.warnings())
     warnings = []
-    for key, reason in itertools.chain(said, found.read.unused() if is_whole else ()):
+    for key, reason in itertools.chain(check(WARNINGS, found.read), check(UNUSED, found.read) if is_whole else ()):
         if key in found.lines and found.has_no_error(key):
             warnings.append(Finding(found.lines[key], key, reason))
         if len(warnings) >= MAX_FINDINGS:
             break
     return sorted(warnings, key=lambda warning: warning.line)
-
-
-def _problems(config: Config | None) -> Iterator[Problem]:
-    return ((join(path, key), reason) for path, part in _parts(config) for key, reason in part.problems())
-
-
-def _parts(config: Config | None) -> Iterator[tuple[str, Part]]:
-    return ((path, part) for path, part in walk(config) if isinstance(part, Part))
