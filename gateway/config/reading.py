@@ -120,17 +120,21 @@ class Reader:
         if value is None and is_optional:
             return None
         origin = typing.get_origin(type_)
+        if not is_struct(type_) and origin not in (dict, list):
+            return self._scalar(value, type_, path)
+        if not isinstance(node, yaml.SequenceNode if origin is list else yaml.MappingNode):
+            return self._fail(path, f"expected {words_for(type_)}, got {shown(value)}")
         if is_struct(type_):
             return self._struct(node, type_, path)
-        if origin is dict:
-            return self._mapping(node, typing.get_args(type_)[1], path)
-        if origin is list:
-            return self._list(node, typing.get_args(type_)[0], path)
-        return self._scalar(value, type_, path)
+        inner_type = typing.get_args(type_)[-1]
+        values = {}
+        for key, inner, inner_node in self._entries(node, path):
+            inner_value = self._value(inner_node, inner_type, inner)
+            # what cannot be read keeps its place, so that the others keep theirs
+            values[key] = placeholder(inner_type) if inner_value is _INVALID else inner_value
+        return values if origin is dict else list(values.values())
 
     def _struct(self, node: yaml.Node, type_: Any, path: str) -> Any:
-        if not isinstance(node, yaml.MappingNode):
-            return self._fail(path, f"expected keys and values, got {self._shown(node)}")
         fields = fields_in_file(type_)
         values: dict[str, Any] = {}
         for key, inner, value_node in self._entries(node, path):
@@ -152,17 +156,15 @@ class Reader:
                 values[item.name] = placeholder(item.type)
         return type_(**values)
 
-    def _mapping(self, node: yaml.Node, type_: Any, path: str) -> Any:
-        if not isinstance(node, yaml.MappingNode):
-            return self._fail(path, f"expected keys and values, got {self._shown(node)}")
-        values = {}
-        for key, inner, value_node in self._entries(node, path):
-            value = self._value(value_node, type_, inner)
-            values[key] = placeholder(type_) if value is _INVALID else value
-        return values
-
-    def _entries(self, node: yaml.MappingNode, path: str) -> Iterator[tuple[str, str, yaml.Node]]:
-        """Key, path and value of each entry of a mapping; wrong keys are reported."""
+    def _entries(self, node: yaml.Node, path: str) -> Iterator[tuple[Any, str, yaml.Node]]:
+        """Key or index, path and node of each value in a mapping or list; wrong keys are reported."""
+        if isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                inner = f"{path}[{index}]"
+                self._lines[inner] = line_of(item)
+                yield index, inner, item
+            return
+        assert isinstance(node, yaml.MappingNode), node
         prefix = f"{path}." if path else ""
         for entry in entries(self._document, node):
             if entry.key is None:
@@ -175,18 +177,6 @@ class Reader:
                 self._fail(inner, "values from outside, `${...}`, may stand in values, not in keys")
             else:
                 yield entry.key, inner, entry.value
-
-    def _list(self, node: yaml.Node, type_: Any, path: str) -> Any:
-        if not isinstance(node, yaml.SequenceNode):
-            return self._fail(path, f"expected a list, got {self._shown(node)}")
-        values = []
-        for index, item in enumerate(node.value):
-            inner = f"{path}[{index}]"
-            self._lines[inner] = line_of(item)
-            value = self._value(item, type_, inner)
-            # an item that cannot be read keeps its place, so that the others keep theirs
-            values.append(placeholder(type_) if value is _INVALID else value)
-        return values
 
     def _scalar(self, value: Any, type_: Any, path: str) -> Any:
         text = value if isinstance(value, str) else ""
@@ -209,10 +199,6 @@ class Reader:
             hint = f", did you mean `{near}`?" if near else ""
             return self._fail(path, f"{error}, got {shown(value)}{hint}")
         return converted
-
-    def _shown(self, node: yaml.Node) -> str:
-        """*node* as a message may repeat it. Of text that is from outside, this is the text of the file."""
-        return shown(self._document.value_of(node))
 
 
 def _converted(value: Any, type_: Any, base: Path, is_from_outside: bool) -> Any:
