@@ -28,9 +28,9 @@ from gateway.config.structure import (
     without_none,
     words_for,
 )
-from gateway.config.values import CHOICES, READERS, SYNONYMS, Endpoint, meant_endpoint, nearest, shortened, shown
+from gateway.config.values import KINDS, Endpoint, meant, nearest, read, shortened, shown
 from gateway.config.warnings import UNUSED, WARNINGS
-from gateway.config.yaml_nodes import Document, NotYamlError, entries, line_of
+from gateway.config.yaml_nodes import Document, NotYamlError, line_of
 
 MAX_FINDINGS = 100
 """The most errors, and warnings, that are reported of one file; reading stops there."""
@@ -166,17 +166,23 @@ class Reader:
             return
         assert isinstance(node, yaml.MappingNode), node
         prefix = f"{path}." if path else ""
-        for entry in entries(self._document, node):
-            if entry.key is None:
+        seen = set()
+        for key_node, value_node in node.value:
+            try:
+                key = self._document.key_of(key_node)
+                if key in seen:
+                    raise ValueError(f"not YAML: duplicate key `{shortened(key)}`")
+            except ValueError as error:
                 self._without_key += [path] if path else []
-                self._fail("", entry.problem, entry.line)
+                self._fail("", str(error), line_of(key_node))
                 continue
-            inner = f"{prefix}{shortened(entry.key)}"
-            self._lines[inner] = entry.line
-            if "${" in entry.key:
+            seen.add(key)
+            inner = f"{prefix}{shortened(key)}"
+            self._lines[inner] = line_of(key_node)
+            if "${" in key:
                 self._fail(inner, "values from outside, `${...}`, may stand in values, not in keys")
             else:
-                yield entry.key, inner, entry.value
+                yield key, inner, value_node
 
     def _scalar(self, value: Any, type_: Any, path: str) -> Any:
         text = value if isinstance(value, str) else ""
@@ -195,7 +201,7 @@ class Reader:
         except ValueError as error:
             if is_from_outside:
                 return self._fail(path, f"{error}, got a value from outside")
-            near = _meant(value, type_)
+            near = meant(value, type_, choices_of(type_))
             hint = f", did you mean `{near}`?" if near else ""
             return self._fail(path, f"{error}, got {shown(value)}{hint}")
         return converted
@@ -203,8 +209,8 @@ class Reader:
 
 def _converted(value: Any, type_: Any, base: Path, is_from_outside: bool) -> Any:
     """The plain *value* as *type_*. Raises `ValueError`: what was expected. All that is from outside is text."""
-    if type_ in READERS:
-        return READERS[type_](value, base)
+    if type_ in KINDS:
+        return read(type_, value, base)
     if is_from_outside and type_ in _FROM_TEXT:
         pattern, from_text = _FROM_TEXT[type_]
         value = from_text(value) if pattern.fullmatch(value) else value
@@ -216,17 +222,6 @@ def _converted(value: Any, type_: Any, base: Path, is_from_outside: bool) -> Any
     if type_ in (int, float) and not abs(converted) <= MAX_INTEGER:
         raise ValueError(f"expected a number of at most {MAX_INTEGER}")
     return converted
-
-
-def _meant(value: Any, type_: Any) -> str | None:
-    """What was probably meant by *value*, which is not a valid *type_*; None if there is no good guess."""
-    if type_ is Endpoint:
-        return meant_endpoint(value)
-    if not isinstance(value, str):
-        return None
-    choices = choices_of(type_) or CHOICES.get(type_, [])
-    synonym = SYNONYMS.get(value.lower().removeprefix("dt_"))
-    return synonym if synonym in choices else nearest(value, choices)
 
 
 def _check_path_from_file(endpoint: Endpoint, text: str) -> None:

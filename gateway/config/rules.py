@@ -38,26 +38,13 @@ from gateway.policy.paths import find_path_fault
 MAX_SUGGESTED = 100
 """The most names among which a misspelt one is looked for."""
 
-SET_BY_GATEWAY = frozenset(
-    {
-        "accept-encoding",
-        "connection",
-        "content-encoding",
-        "content-length",
-        "content-type",
-        "expect",
-        "host",
-        "inference-header-content-length",
-        "keep-alive",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "via",
-        "x-request-id",
-    }
-)
+# fmt: off
+SET_BY_GATEWAY = frozenset({
+    "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect", "host",
+    "inference-header-content-length", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding",
+    "upgrade", "via", "x-request-id",
+})
+# fmt: on
 """Headers that `headers.set` may not name, in lower case: they frame the message, or the gateway relies on them."""
 
 _SERVER_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?\.?")

@@ -32,13 +32,8 @@ _SPECIAL = re.compile(r"[*?\[]")
 
 def _is_not_written(at: Place) -> bool:
     """Whether something but the default is set for the JSON that is written, and none is."""
-    return at.part.binary == "always" and at.value not in (
-        NonFinite.REJECT,
-        BytesPolicy.UTF8,
-        HalfPrecision.NATIVE,
-        [],
-        "client",
-    )
+    defaults = (NonFinite.REJECT, BytesPolicy.UTF8, HalfPrecision.NATIVE, [], "client")
+    return at.part.binary == "always" and at.value not in defaults
 
 
 def _has_tls_for_nothing(at: Place) -> bool:

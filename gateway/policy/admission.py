@@ -1,4 +1,4 @@
-"""Which requests are admitted, and which slow uploads make room for them (design: memory budget, slow uploads).
+"""Which requests are admitted, and which slow uploads make room for them.
 
 Bytes are reserved before a body is read; a slot among the concurrent requests is taken when the body is there, or when
 it goes on to a backend. Answers add what they hold; they are never refused, because the work has been done by then, but

@@ -41,7 +41,7 @@ def are_all_usable(endpoints: Sequence[Candidate]) -> bool:
 
 
 def candidates(endpoints: Sequence[C], tried: Sequence[C], now_s: float) -> Sequence[C]:
-    """The endpoints that the next attempt may go to; never empty (design: attempts, ejection).
+    """The endpoints that the next attempt may go to; never empty.
 
     Those that this call has *tried* come last. Endpoints that are ejected or down get nothing, unless no other is left:
     then all are tried. One whose ejection has lasted long enough gets one attempt: it is among the candidates, and a
