@@ -80,14 +80,15 @@ class Rule(NamedTuple):
 
 def check(rules: Sequence[Rule], config: Config | None) -> Iterator[tuple[str, str]]:
     """What *rules* tell of *config*, inner parts first: the path of a key, and the words."""
-    rows = [[*alternatives] for _, alternatives in itertools.groupby(rules, key=lambda rule: (rule.part, rule.keys))]
+    rows: dict[type[Part], list[tuple[Rule, ...]]] = {}
+    for (kind, _), alternatives in itertools.groupby(rules, key=lambda rule: (rule.part, rule.keys)):
+        rows.setdefault(kind, []).append(tuple(alternatives))
     for path, part in walk(config):
-        for row in rows:
-            if type(part) is row[0].part:
-                for key in row[0].keys.split():
-                    looked_at, _, named = key.partition(":")
-                    for inner, place in _places(path, part, looked_at):
-                        yield from _told(row, join(inner, named) if named else inner, place)
+        for row in rows.get(type(part), ()):
+            for key in row[0].keys.split():
+                looked_at, _, named = key.partition(":")
+                for inner, place in _places(path, part, looked_at):
+                    yield from _told(row, join(inner, named) if named else inner, place)
 
 
 def _places(path: str, part: Part, key: str) -> Iterator[tuple[str, Place]]:

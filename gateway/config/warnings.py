@@ -32,7 +32,7 @@ _SPECIAL = re.compile(r"[*?\[]")
 
 def _is_not_written(at: Place) -> bool:
     """Whether something but the default is set for the JSON that is written, and none is."""
-    defaults = (NonFinite.REJECT, BytesPolicy.UTF8, HalfPrecision.NATIVE, [], "client")
+    defaults: tuple[object, ...] = (NonFinite.REJECT, BytesPolicy.UTF8, HalfPrecision.NATIVE, [], "client")
     return at.part.binary == "always" and at.value not in defaults
 
 
