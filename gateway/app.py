@@ -296,7 +296,7 @@ class DataPlane:
         return (
             before is not None
             and (before.fingerprint, before.max_connections) == (backend.fingerprint, backend.max_connections)
-            and not any(url.startswith("https:") for url in backend.settings.endpoints)
+            and not certificates.uses_tls(backend.settings.endpoints)
         )
 
     def _start_beside(self, upstream: Upstream) -> asyncio.Task[None]:

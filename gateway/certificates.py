@@ -18,7 +18,7 @@ from gateway.errors import ConfigError
 
 LOOK_S = 3.0
 """How often files are looked at. A change is taken up when they have stayed the same for one more look, so that a
-certificate is not read before its key has been written too: within ten seconds (design: reload)."""
+certificate is not read before its key has been written too: within ten seconds."""
 
 MAX_PEM_BYTES = 16 * 1024**2
 """The most that is read of one file; a system's collection of authorities has some 200 KiB."""

@@ -6,6 +6,7 @@ Not here: how the gateway is put together (`app`) and run (`process`).
 
 import argparse
 import asyncio
+import functools
 import logging
 import os
 import re
@@ -119,41 +120,23 @@ def parser() -> argparse.ArgumentParser:
         description="Run the gateway until SIGTERM or SIGINT; requests in flight are then finished. SIGHUP reads the "
         "file again: it takes effect as a whole, or, if anything in it is wrong, not at all.",
     )
-    source = serve.add_argument(
-        "source", nargs="?", metavar="FILE|URL", help="the same as --config FILE or --backend URL"
-    )
-    file = serve.add_argument("--config", metavar="FILE", help="serve what this YAML file configures")
-    source.complete = file.complete = COMPLETE_FILES  # type: ignore[attr-defined]  # read by shtab
-    serve.add_argument(
-        "--backend",
-        metavar="URL",
-        help="serve in front of this one JSON-only server, such as http://127.0.0.1:8000, without a file",
-    )
-    serve.add_argument(
-        "--listen", metavar="HOST:PORT", help="with --backend: where clients connect (default 127.0.0.1:8080)"
-    )
-    serve.add_argument(
-        "--admin", metavar="HOST:PORT", help="with --backend: metrics and health (default 127.0.0.1:9090)"
-    )
-    serve.add_argument(
-        "--workers",
-        metavar="N",
-        help="with --backend: processes that share the port (default 1; auto: one per core)",
-    )
-    serve.add_argument(
-        "--log",
-        choices=("json", "text", "none"),
-        help="with --backend: how requests are logged to standard output (default json, on a terminal text)",
-    )
-    serve.add_argument("--watch", action="store_true", help="with --config: reload when the file changes, as on SIGHUP")
-    serve.add_argument(
-        "--no-first-look",
-        action="store_true",
-        help="do not ask the backends at the start who they are, which wakes servers that scale to zero",
-    )
-    for name in _OF_KSERVE:
-        serve.add_argument(f"--{name}", help=argparse.SUPPRESS)
     serve.set_defaults(run=_serve, usage=serve)
+    add = functools.partial(_add, serve)
+    add("source", "FILE|URL", "the same as --config FILE or --backend URL", nargs="?")
+    add("--config", "FILE", "serve what this YAML file configures")
+    add(
+        "--backend", "URL", "serve in front of this one JSON-only server, such as http://127.0.0.1:8000, without a file"
+    )
+    add("--listen", "HOST:PORT", "with --backend: where clients connect (default 127.0.0.1:8080)")
+    add("--admin", "HOST:PORT", "with --backend: metrics and health (default 127.0.0.1:9090)")
+    add("--workers", "N", "with --backend: processes that share the port (default 1; auto: one per core)")
+    log_words = "with --backend: how requests are logged to standard output (default json, on a terminal text)"
+    add("--log", None, log_words, choices=("json", "text", "none"))
+    add("--watch", None, "with --config: reload when the file changes, as on SIGHUP", action="store_true")
+    look_words = "do not ask the backends at the start who they are, which wakes servers that scale to zero"
+    add("--no-first-look", None, look_words, action="store_true")
+    for name in _OF_KSERVE:
+        add(f"--{name}", None, argparse.SUPPRESS)
 
     check = commands.add_parser(
         "check",
@@ -161,14 +144,9 @@ def parser() -> argparse.ArgumentParser:
         description="Check a configuration. Every error and warning is a line on standard error: file, line, key, "
         "reason. Exit code 0 without errors, else 2.",
     )
-    file = check.add_argument(
-        "file",
-        nargs="?",
-        metavar="FILE",
-        help="the YAML file to check; - for standard input, where paths are relative to the working directory",
-    )
-    file.complete = COMPLETE_FILES  # type: ignore[attr-defined]  # read by shtab
     check.set_defaults(run=_check, usage=check)
+    file_words = "the YAML file to check; - for standard input, where paths are relative to the working directory"
+    _add(check, "file", "FILE", file_words, nargs="?")
 
     schema = commands.add_parser(
         "schema",
@@ -184,42 +162,45 @@ def parser() -> argparse.ArgumentParser:
         "inferences straight and through a gateway on a free port. Exit code 0: it works as it is; 1: with what is "
         "named; 2: it cannot be reached, or is no server that the gateway can stand in front of.",
     )
-    doctor.add_argument("url", metavar="URL", help="the server, such as http://127.0.0.1:8000")
-    doctor.add_argument(
-        "--model", metavar="M", default="", help="what to try; without it the only model, if there is one"
-    )
-    doctor.add_argument(
-        "--yaml", action="store_true", help="print the configuration and nothing else; findings go to standard error"
-    )
-    doctor.add_argument(
-        "-H",
-        "--header",
-        metavar="'NAME: VALUE'",
+    doctor.set_defaults(run=_doctor)
+    add = functools.partial(_add, doctor)
+    add("url", "URL", "the server, such as http://127.0.0.1:8000")
+    add("--model", "M", "what to try; without it the only model, if there is one", default="")
+    yaml_words = "print the configuration and nothing else; findings go to standard error"
+    add("--yaml", None, yaml_words, action="store_true")
+    add(
+        "-H --header",
+        "'NAME: VALUE'",
+        "sent with every question, for credentials; ${NAME} in it is taken from the environment, ${file:PATH} "
+        "from a file. May be repeated",
         action="append",
         default=[],
-        help="sent with every question, for credentials; ${NAME} in it is taken from the environment, ${file:PATH} "
-        "from a file. May be repeated",
     )
-    of_tls = {
-        "ca": ("FILE", "for https: who may have signed the server's certificate (default: those the system trusts)"),
-        "certificate": ("FILE", "for https: the certificate to show to the server"),
-        "key": ("FILE", "its key"),
-        "server_name": ("NAME", "for https: the name that the server's certificate has, if it is not the URL's"),
-    }
-    for key, (metavar, words) in of_tls.items():
-        file = doctor.add_argument(TLS_OPTIONS[key], metavar=metavar, help=words)
-        if metavar == "FILE":
-            file.complete = COMPLETE_FILES  # type: ignore[attr-defined]  # read by shtab
-    doctor.set_defaults(run=_doctor)
+    for key, metavar, words in (
+        ("ca", "FILE", "for https: who may have signed the server's certificate (default: those the system trusts)"),
+        ("certificate", "FILE", "for https: the certificate to show to the server"),
+        ("key", "FILE", "its key"),
+        ("server_name", "NAME", "for https: the name that the server's certificate has, if it is not the URL's"),
+    ):
+        add(TLS_OPTIONS[key], metavar, words)
 
     demonstration = commands.add_parser(
         "demo",
         help="see one binary inference, step by step",
         description="Start an embedded JSON-only server and the gateway, and show one binary inference step by step.",
     )
-    demonstration.add_argument("--once", action="store_true", help="exit afterwards; without this, both go on serving")
     demonstration.set_defaults(run=_demo)
+    _add(demonstration, "--once", None, "exit afterwards; without this, both go on serving", action="store_true")
     return parser
+
+
+def _add(command: argparse.ArgumentParser, names: str, metavar: str | None, words: str, **more: Any) -> None:
+    """Add an option of these *names* to *command*; one that takes a file is completed as such."""
+    if metavar is not None:
+        more["metavar"] = metavar
+    option = command.add_argument(*names.split(), help=words, **more)
+    if metavar is not None and "FILE" in metavar:
+        option.complete = COMPLETE_FILES  # type: ignore[attr-defined]  # read by shtab
 
 
 class _PrintCompletion(argparse.Action):
@@ -275,30 +256,16 @@ def _doctor(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace) -> int:
     notifier = Notifier.from_environment()
     file, backend = _source(options)
-    of_kserve = {name: getattr(options, name) for name in _OF_KSERVE if getattr(options, name) is not None}
-    if of_kserve:
-        if file is None:
-            options.usage.error(
-                f"--{', --'.join(of_kserve)}: KServe's arguments go with --config, whose file names them"
-            )
-        os.environ.update({name.upper(): value for name, value in of_kserve.items()})
-        options.workers = None  # KServe derives it from containerConcurrency, which counts requests and not processes
-    if file is not None:
-        if options.listen or options.admin or options.workers is not None or options.log:
-            options.usage.error(
-                "--listen, --admin, --workers and --log go with --backend; with --config set them in the file"
-            )
-        reloader = Reloader(file, notifier)
-        config = load(file)
-    else:
-        if options.watch:
-            options.usage.error("--watch goes with --config: there is no file to watch")
-        reloader = Reloader(None, notifier)
-        access = options.log or ("text" if sys.stdout.isatty() else "json")
-        try:
-            config = for_backend(backend, options.listen, options.admin, access, options.workers)
-        except ConfigError as error:
-            raise ConfigError(_in_options(str(error))) from None
+    _take_from_kserve(options, file)
+    of_backend = (options.listen, options.admin, options.workers, options.log)
+    if file is not None and any(option is not None for option in of_backend):
+        options.usage.error(
+            "--listen, --admin, --workers and --log go with --backend; with --config set them in the file"
+        )
+    if file is None and options.watch:
+        options.usage.error("--watch goes with --config: there is no file to watch")
+    reloader = Reloader(file, notifier)
+    config = load(file) if file is not None else _of_options(backend, options)
     writer = LogWriter(config.logging.level)
     writer.start()
     try:
@@ -307,6 +274,25 @@ def _serve(options: argparse.Namespace) -> int:
         raise ports.explained(error, config, ports.COMMAND_LINE if file is None else ports.FILE) from None
     finally:
         writer.stop()
+
+
+def _take_from_kserve(options: argparse.Namespace, file: Path | None) -> None:
+    """Put what KServe has appended to the arguments into the environment, where the configuration's *file* finds it."""
+    given = {name: value for name in _OF_KSERVE if (value := getattr(options, name)) is not None}
+    if given:
+        if file is None:
+            options.usage.error(f"--{', --'.join(given)}: KServe's arguments go with --config, whose file names them")
+        os.environ.update({name.upper(): value for name, value in given.items()})
+        options.workers = None  # KServe derives it from containerConcurrency, which counts requests and not processes
+
+
+def _of_options(backend: str, options: argparse.Namespace) -> Config:
+    """The configuration of `serve --backend`. Raises `ConfigError`."""
+    access = options.log or ("text" if sys.stdout.isatty() else "json")
+    try:
+        return for_backend(backend, options.listen, options.admin, access, options.workers)
+    except ConfigError as error:
+        raise ConfigError(_in_options(str(error))) from None
 
 
 def _in_options(reasons: str) -> str:

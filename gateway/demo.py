@@ -8,6 +8,8 @@ codec cannot hide behind the same defect here. Not here: anything that the gatew
 import json
 import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -73,9 +75,8 @@ class JsonServer:
     def __init__(self) -> None:
         self.url = ""
         self.request_bytes = 0
-        """The size of the last inference's body."""
         self.answer_bytes = 0
-        """The size of the last inference's answer."""
+        """The sizes of the last inference's body and answer."""
         self.headers: list[tuple[str, str]] = []
         """The headers of the last inference."""
         self.last_request: dict[str, Any] = {}
@@ -83,9 +84,15 @@ class JsonServer:
         self._runner: web.AppRunner | None = None
 
     @classmethod
-    def on_port(cls, port: int) -> "_Running":
-        """The server inside `async with`: on *port* of the loopback interface, or on a free one if that is taken."""
-        return _Running(cls(), port)
+    @asynccontextmanager
+    async def on_port(cls, port: int) -> AsyncIterator["JsonServer"]:
+        """A server that listens on *port* of the loopback interface, or on a free one if that is taken."""
+        server = cls()
+        await server.start(free_port_or(port))
+        try:
+            yield server
+        finally:
+            await server.stop()
 
     async def start(self, port: int) -> None:
         """Listen; `url` says where."""
@@ -101,8 +108,7 @@ class JsonServer:
             application.router.add_post(f"{prefix}/infer", self._infer)
         self._runner = web.AppRunner(application, access_log=None)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port)
-        await site.start()
+        await web.TCPSite(self._runner, "127.0.0.1", port).start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def stop(self) -> None:
@@ -162,19 +168,6 @@ class JsonServer:
         return response
 
 
-class _Running:
-    def __init__(self, server: JsonServer, port: int) -> None:
-        self._server = server
-        self._port = port
-
-    async def __aenter__(self) -> JsonServer:
-        await self._server.start(free_port_or(self._port))
-        return self._server
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self._server.stop()
-
-
 def free_port_or(wanted: int) -> int:
     """*wanted* if it is free on the loopback interface, else 0: any free port."""
     with socket.socket() as probe:
@@ -216,20 +209,13 @@ async def show(server: JsonServer, gateway_url: str, admin_url: str) -> bool:
             spent = _spent_ms(await scraped.text())
     print(f"  JSON, straight to the server  {min(straight_s) * 1000:7.1f} ms  from Python, with tolist and json")
     print(f"  binary, through the gateway   {min(through_s) * 1000:7.1f} ms  and the server still reads JSON\n")
-    n_bytes = image.nbytes
+    sent, got = crossed.sent_header, crossed.reply_header
+    n_bytes, n_back = image.nbytes, len(crossed.tensor)
     rows = [
-        (
-            "client  -> gateway",
-            crossed.sent_header + n_bytes,
-            f"{crossed.sent_header} of JSON header, {n_bytes:,} of tensor",
-        ),
+        ("client  -> gateway", sent + n_bytes, f"{sent} of JSON header, {n_bytes:,} of tensor"),
         ("gateway -> server", server.request_bytes, f"JSON, made in {spent['request']:.1f} ms as it was sent"),
         ("server  -> gateway", server.answer_bytes, f"JSON, read in {spent['response']:.1f} ms as it arrived"),
-        (
-            "gateway -> client",
-            crossed.reply_header + len(crossed.tensor),
-            f"{crossed.reply_header} of JSON header, {len(crossed.tensor):,} of tensor",
-        ),
+        ("gateway -> client", got + n_back, f"{got} of JSON header, {n_back:,} of tensor"),
     ]
     for number, (wire, n_crossed, what) in enumerate(rows, 1):
         print(f"  {number}. {wire:<18} {n_crossed:>10,} bytes: {what}")
@@ -258,9 +244,7 @@ async def _infer_binary(client: aiohttp.ClientSession, url: str, image: Image) -
     """The inference as tritonclient does it. Raises `OSError` with the gateway's words if it fails."""
     blob = image.tobytes()
     tensor = {"name": "INPUT0", "shape": image.shape, "datatype": "FP32", "parameters": {"binary_data_size": len(blob)}}
-    header = orjson.dumps(
-        {"inputs": [tensor], "outputs": [{"name": "INPUT0", "parameters": {"binary_data": True}}]},
-    )
+    header = orjson.dumps({"inputs": [tensor], "outputs": [{"name": "INPUT0", "parameters": {"binary_data": True}}]})
     headers = {"Inference-Header-Content-Length": str(len(header)), "Content-Type": "application/octet-stream"}
     async with client.post(url + _PATH, data=header + blob, headers=headers) as response:
         body = await response.read()
@@ -345,4 +329,4 @@ def _no_model(request: web.Request) -> web.Response:
 
 
 def _json(status: int, value: object) -> web.Response:
-    return web.Response(status=status, body=orjson.dumps(value), headers={"Content-Type": "application/json"})
+    return web.Response(status=status, body=orjson.dumps(value), headers=_JSON_TYPE)

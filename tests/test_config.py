@@ -3,7 +3,8 @@
 import re
 import socket
 from pathlib import Path
-from typing import Any
+from string import Formatter
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -26,8 +27,10 @@ from gateway.config import (
     load,
     parse,
 )
+from gateway.config.rules import ERRORS, Rule
 from gateway.config.schema import FORMATS, ModelTensor
 from gateway.config.structure import choices_of, without_none
+from gateway.config.warnings import UNUSED, WARNINGS
 from gateway.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
@@ -371,6 +374,18 @@ def test_forms_of_requests_are_those_of_some_dialect() -> None:
 
 def test_members_that_are_left_out_are_a_policy_of_the_codec() -> None:
     assert parse(one_backend("leave_out: [id, outputs]")).backends["a"].tensor_policy.leave_out == {"id", "outputs"}
+
+
+@pytest.mark.parametrize("rule", [*ERRORS, *WARNINGS, *UNUSED], ids=lambda rule: f"{rule.part.__name__} {rule.keys}")
+def test_every_rule_is_about_keys_that_exist_and_its_words_can_be_said(rule: Rule) -> None:
+    for key in rule.keys.split():
+        type_: Any = rule.part
+        for step in filter(None, key.partition(":")[0].split(".")):
+            type_, _ = without_none(type_)
+            args = get_args(type_)
+            type_ = args[-1] if step == "*" else {item.name: item.type for item in msgspec.structs.fields(type_)}[step]
+    fields = {field for _, field, _, _ in Formatter().parse(rule.words) if field is not None}
+    assert fields <= ({"found", "part.dialect"} if rule.part is config.Backend else {"found"})
 
 
 def test_units_are_read() -> None:

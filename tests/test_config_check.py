@@ -11,7 +11,7 @@ from gateway.config.cores import usable_cores
 from gateway.config.findings import line_of_key, overlap
 from gateway.config.loading import MAX_FILE_BYTES
 from gateway.config.reading import MAX_FINDINGS
-from gateway.config.schema import MAX_COMPARED_PATTERNS
+from gateway.config.warnings import MAX_COMPARED_PATTERNS
 from gateway.errors import ConfigError
 from tests.conftest import require_tool
 from tests.test_cli import run_inside

@@ -4,7 +4,6 @@ Not here: how text is read (`reading`), which keys there are and what their valu
 """
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from gateway.config.findings import HIDDEN, Finding, Inspected
 from gateway.config.reading import Reader, warnings_of
 from gateway.config.schema import Config
 from gateway.config.structure import walk
-from gateway.config.values import READERS, FilePath, Workers, shortened
+from gateway.config.values import FilePath, Workers, read, shortened
 from gateway.errors import ConfigError
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
@@ -68,13 +67,10 @@ def for_backend(
     workers: str | None = None,
 ) -> Config:
     """The configuration of `serve --backend`; *access* is `logging.access`. Raises `ConfigError`."""
-    tree: dict[str, Any] = {"backends": {"default": {"endpoints": [endpoint]}}}
-    tree |= {key: value for key, value in (("listen", listen), ("admin", admin)) if value is not None}
-    if workers is not None:
-        tree["workers"] = int(workers) if re.fullmatch("[0-9]{1,9}", workers) else workers
-    if access is not None:
-        tree["logging"] = {"access": access}
-    return parse(yaml.safe_dump(tree))
+    logging = {"access": access} if access is not None else None
+    given = {"listen": listen, "admin": admin, "workers": workers, "logging": logging}
+    tree = {key: value for key, value in given.items() if value is not None}
+    return parse(yaml.safe_dump({"backends": {"default": {"endpoints": [endpoint]}}, **tree}))
 
 
 def encode(config: Config) -> bytes:
@@ -84,7 +80,7 @@ def encode(config: Config) -> bytes:
 
 def decode(text: bytes) -> Config:
     """The configuration that `encode` wrote."""
-    return msgspec.json.decode(text, type=Config, dec_hook=lambda type_, value: READERS[type_](value, Path("/")))
+    return msgspec.json.decode(text, type=Config, dec_hook=lambda type_, value: read(type_, value, Path("/")))
 
 
 def masked(config: Config) -> dict[str, Any]:

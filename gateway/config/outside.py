@@ -29,7 +29,7 @@ class Outside:
         self._n_bytes = 0
 
     def put_into(self, text: str) -> tuple[str, bool]:
-        """*text* with all references replaced (design: values from outside), and whether there were any.
+        """*text* with all references replaced, and whether there were any.
 
         `$${` becomes a literal `${`. Raises `ValueError`: what is missing, never a value.
         """

@@ -8,7 +8,7 @@ Not here: what the values must satisfy together (`schema`), and where the text c
 import itertools
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,20 @@ import yaml
 
 from gateway.config.findings import Finding, Inspected, line_of_key, overlap
 from gateway.config.outside import Outside
-from gateway.config.schema import Config, Part, Problem
+from gateway.config.rules import ERRORS, check
+from gateway.config.schema import Config
 from gateway.config.structure import (
     choices_of,
     fields_in_file,
     is_struct,
     join,
     placeholder,
-    walk,
     without_none,
     words_for,
 )
-from gateway.config.values import CHOICES, READERS, SYNONYMS, Endpoint, meant_endpoint, nearest, shortened, shown
-from gateway.config.yaml_nodes import Document, NotYamlError, entries, line_of
+from gateway.config.values import KINDS, Endpoint, meant, nearest, read, shortened, shown
+from gateway.config.warnings import UNUSED, WARNINGS
+from gateway.config.yaml_nodes import Document, NotYamlError, line_of
 
 MAX_FINDINGS = 100
 """The most errors, and warnings, that are reported of one file; reading stops there."""
@@ -38,8 +39,12 @@ MAX_INTEGER = 2**53
 """The largest number; beyond it not every program that reads JSON sees the same one."""
 
 _NAMED_KEY = re.compile("`([^`]+)`")
-_INTEGER = re.compile(r"-?[0-9]{1,16}")
-_FLOAT = re.compile(r"-?[0-9]{1,16}(\.[0-9]{1,16})?")
+_FROM_TEXT: dict[Any, tuple[re.Pattern[str], Callable[[str], Any]]] = {
+    bool: (re.compile("true|false"), "true".__eq__),
+    int: (re.compile(r"-?[0-9]{1,16}"), int),
+    float: (re.compile(r"-?[0-9]{1,16}(\.[0-9]{1,16})?"), float),
+}
+"""How values from outside, which are text, are read where something else is expected."""
 
 
 class _TooManyError(Exception):
@@ -70,7 +75,7 @@ class Reader:
             self.config = self._whole(self._document.root)
             # a value that could not be read is a placeholder: problems of it, or that name it, are not reported
             unread = [error.key for error in self._errors if error.key] + self._misspelt
-            for key, reason in _problems(self.config):
+            for key, reason in check(ERRORS, self.config):
                 is_known = any(overlap(key, other) or f"`{other}`" in reason for other in unread)
                 if not is_known and not {key, key.rpartition(".")[0]}.intersection(self._without_key):
                     self._fail(key, reason, self._line_of_problem(key, reason))
@@ -115,17 +120,21 @@ class Reader:
         if value is None and is_optional:
             return None
         origin = typing.get_origin(type_)
+        if not is_struct(type_) and origin not in (dict, list):
+            return self._scalar(value, type_, path)
+        if not isinstance(node, yaml.SequenceNode if origin is list else yaml.MappingNode):
+            return self._fail(path, f"expected {words_for(type_)}, got {shown(value)}")
         if is_struct(type_):
             return self._struct(node, type_, path)
-        if origin is dict:
-            return self._mapping(node, typing.get_args(type_)[1], path)
-        if origin is list:
-            return self._list(node, typing.get_args(type_)[0], path)
-        return self._scalar(value, type_, path)
+        inner_type = typing.get_args(type_)[-1]
+        values = {}
+        for key, inner, inner_node in self._entries(node, path):
+            inner_value = self._value(inner_node, inner_type, inner)
+            # what cannot be read keeps its place, so that the others keep theirs
+            values[key] = placeholder(inner_type) if inner_value is _INVALID else inner_value
+        return values if origin is dict else list(values.values())
 
     def _struct(self, node: yaml.Node, type_: Any, path: str) -> Any:
-        if not isinstance(node, yaml.MappingNode):
-            return self._fail(path, f"expected keys and values, got {self._shown(node)}")
         fields = fields_in_file(type_)
         values: dict[str, Any] = {}
         for key, inner, value_node in self._entries(node, path):
@@ -147,41 +156,33 @@ class Reader:
                 values[item.name] = placeholder(item.type)
         return type_(**values)
 
-    def _mapping(self, node: yaml.Node, type_: Any, path: str) -> Any:
-        if not isinstance(node, yaml.MappingNode):
-            return self._fail(path, f"expected keys and values, got {self._shown(node)}")
-        values = {}
-        for key, inner, value_node in self._entries(node, path):
-            value = self._value(value_node, type_, inner)
-            values[key] = placeholder(type_) if value is _INVALID else value
-        return values
-
-    def _entries(self, node: yaml.MappingNode, path: str) -> Iterator[tuple[str, str, yaml.Node]]:
-        """Key, path and value of each entry of a mapping; wrong keys are reported."""
+    def _entries(self, node: yaml.Node, path: str) -> Iterator[tuple[Any, str, yaml.Node]]:
+        """Key or index, path and node of each value in a mapping or list; wrong keys are reported."""
+        if isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                inner = f"{path}[{index}]"
+                self._lines[inner] = line_of(item)
+                yield index, inner, item
+            return
+        assert isinstance(node, yaml.MappingNode), node
         prefix = f"{path}." if path else ""
-        for entry in entries(self._document, node):
-            if entry.key is None:
+        seen = set()
+        for key_node, value_node in node.value:
+            try:
+                key = self._document.key_of(key_node)
+                if key in seen:
+                    raise ValueError(f"not YAML: duplicate key `{shortened(key)}`")
+            except ValueError as error:
                 self._without_key += [path] if path else []
-                self._fail("", entry.problem, entry.line)
+                self._fail("", str(error), line_of(key_node))
                 continue
-            inner = f"{prefix}{shortened(entry.key)}"
-            self._lines[inner] = entry.line
-            if "${" in entry.key:
+            seen.add(key)
+            inner = f"{prefix}{shortened(key)}"
+            self._lines[inner] = line_of(key_node)
+            if "${" in key:
                 self._fail(inner, "values from outside, `${...}`, may stand in values, not in keys")
             else:
-                yield entry.key, inner, entry.value
-
-    def _list(self, node: yaml.Node, type_: Any, path: str) -> Any:
-        if not isinstance(node, yaml.SequenceNode):
-            return self._fail(path, f"expected a list, got {self._shown(node)}")
-        values = []
-        for index, item in enumerate(node.value):
-            inner = f"{path}[{index}]"
-            self._lines[inner] = line_of(item)
-            value = self._value(item, type_, inner)
-            # an item that cannot be read keeps its place, so that the others keep theirs
-            values.append(placeholder(type_) if value is _INVALID else value)
-        return values
+                yield key, inner, value_node
 
     def _scalar(self, value: Any, type_: Any, path: str) -> Any:
         text = value if isinstance(value, str) else ""
@@ -200,48 +201,27 @@ class Reader:
         except ValueError as error:
             if is_from_outside:
                 return self._fail(path, f"{error}, got a value from outside")
-            near = _meant(value, type_)
+            near = meant(value, type_, choices_of(type_))
             hint = f", did you mean `{near}`?" if near else ""
             return self._fail(path, f"{error}, got {shown(value)}{hint}")
         return converted
 
-    def _shown(self, node: yaml.Node) -> str:
-        """*node* as a message may repeat it. Of text that is from outside, this is the text of the file."""
-        return shown(self._document.value_of(node))
-
 
 def _converted(value: Any, type_: Any, base: Path, is_from_outside: bool) -> Any:
     """The plain *value* as *type_*. Raises `ValueError`: what was expected. All that is from outside is text."""
-    if type_ in READERS:
-        return READERS[type_](value, base)
-    choices = choices_of(type_)
-    if choices and isinstance(value, str) and value in choices:
-        return type_(value) if isinstance(type_, type) else value
-    if type_ is str and isinstance(value, str):
-        return value
-    if is_from_outside and type_ is bool and value in ("true", "false"):
-        return value == "true"
-    if is_from_outside and type_ in (int, float) and (_INTEGER if type_ is int else _FLOAT).fullmatch(value):
-        value = type_(value)
-    if type_ is bool and isinstance(value, bool):
-        return value
-    if type_ in (int, float) and isinstance(value, (int, type_)) and not isinstance(value, bool):
-        if not abs(value) <= MAX_INTEGER:
-            raise ValueError(f"expected a number of at most {MAX_INTEGER}")
-        return type_(value)
-    hint = "" if type_ is not str or isinstance(value, (list, dict, type(None))) else " in quotes"
-    raise ValueError(f"expected {words_for(type_)}{hint}")
-
-
-def _meant(value: Any, type_: Any) -> str | None:
-    """What was probably meant by *value*, which is not a valid *type_*; None if there is no good guess."""
-    if type_ is Endpoint:
-        return meant_endpoint(value)
-    if not isinstance(value, str):
-        return None
-    choices = choices_of(type_) or CHOICES.get(type_, [])
-    synonym = SYNONYMS.get(value.lower().removeprefix("dt_"))
-    return synonym if synonym in choices else nearest(value, choices)
+    if type_ in KINDS:
+        return read(type_, value, base)
+    if is_from_outside and type_ in _FROM_TEXT:
+        pattern, from_text = _FROM_TEXT[type_]
+        value = from_text(value) if pattern.fullmatch(value) else value
+    try:
+        converted = msgspec.convert(value, type_)
+    except msgspec.ValidationError:
+        is_unquoted = type_ is str and not isinstance(value, (list, dict, type(None)))
+        raise ValueError(f"expected {words_for(type_)}{' in quotes' if is_unquoted else ''}") from None
+    if type_ in (int, float) and not abs(converted) <= MAX_INTEGER:
+        raise ValueError(f"expected a number of at most {MAX_INTEGER}")
+    return converted
 
 
 def _check_path_from_file(endpoint: Endpoint, text: str) -> None:
@@ -262,19 +242,10 @@ def warnings_of(found: Inspected) -> list[Finding]:
         return []
     # routes that could not be read may lead to a backend, or match before others
     is_whole = not any(error.key.startswith(("routes", "backends")) or not error.key for error in found.errors)
-    said = ((join(path, key), reason) for path, part in _parts(found.read) for key, reason in part.warnings())
     warnings = []
-    for key, reason in itertools.chain(said, found.read.unused() if is_whole else ()):
+    for key, reason in itertools.chain(check(WARNINGS, found.read), check(UNUSED, found.read) if is_whole else ()):
         if key in found.lines and found.has_no_error(key):
             warnings.append(Finding(found.lines[key], key, reason))
         if len(warnings) >= MAX_FINDINGS:
             break
     return sorted(warnings, key=lambda warning: warning.line)
-
-
-def _problems(config: Config | None) -> Iterator[Problem]:
-    return ((join(path, key), reason) for path, part in _parts(config) for key, reason in part.problems())
-
-
-def _parts(config: Config | None) -> Iterator[tuple[str, Part]]:
-    return ((path, part) for path, part in walk(config) if isinstance(part, Part))

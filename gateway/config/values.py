@@ -217,140 +217,136 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") and address.count(".") == 3
 
 
-def _duration(value: Any, base: Path) -> Duration:
-    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+def read(type_: type, value: Any, base: Path) -> Any:
+    """The *value* that YAML gave as *type_*, one of `KINDS`; paths are relative to the folder *base*.
+
+    Raises `ValueError`: what was expected; never the value.
+    """
+    from_text, expected = KINDS[type_]
+    text = str(value) if type_ is Workers and type(value) is int else value
+    read_value = from_text(text, base) if isinstance(text, str) else None
+    if read_value is None:
+        raise ValueError(f"expected {expected}")
+    return read_value
+
+
+def _duration(text: str, base: Path) -> Duration | None:
+    match = _DURATION.fullmatch(text)
     # exact in decimal, and rounded once: what `Duration.__str__` writes is read back unchanged
     seconds = float(Decimal(match[1]) * _DURATION_UNITS[match[2]]) if match is not None else math.inf
-    if not math.isfinite(seconds):
-        raise ValueError("expected a duration with a unit, such as 250ms, 2s or 5m")
-    return Duration(seconds)
+    return Duration(seconds) if math.isfinite(seconds) else None
 
 
-def _size(value: Any, base: Path) -> Size:
-    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError("expected a size with a unit, such as 64KiB, 256MiB or 1GiB")
-    return Size(int(match[1]) * SIZE_UNITS[match[2]])
+def _size(text: str, base: Path) -> Size | None:
+    match = _SIZE.fullmatch(text)
+    return Size(int(match[1]) * SIZE_UNITS[match[2]]) if match is not None else None
 
 
-def _workers(value: Any, base: Path) -> Workers:
-    if value == "auto":
+def _workers(text: str, base: Path) -> Workers | None:
+    if text == "auto":
         return Workers(usable_cores())
-    if isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value):
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 10**9:
-        raise ValueError("expected a whole number or auto")
-    return Workers(value)
+    return Workers(text) if re.fullmatch("-?[0-9]{1,9}", text) else None
 
 
-def _address(value: Any, base: Path) -> Address:
-    if isinstance(value, str) and value.startswith(_UNIX):
-        path = value.removeprefix(_UNIX)
-        if not path or "\0" in path:
-            raise ValueError("expected the path of a socket, such as unix:/run/tensor-gateway.sock")
-        path = str(base / path)
-        if len(path.encode("utf-8", "surrogatepass")) > MAX_SOCKET_PATH_BYTES:
-            raise ValueError(f"expected a path of at most {MAX_SOCKET_PATH_BYTES} bytes")
-        return Address(f"{_UNIX}{path}")
-    match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
-    if match is None or int(match[1]) > 65535:
-        raise ValueError("expected host:port, such as 127.0.0.1:8080")
-    return Address(value)
+def _address(text: str, base: Path) -> Address | None:
+    if not text.startswith(_UNIX):
+        match = _ADDRESS.fullmatch(text)
+        return Address(text) if match is not None and int(match[1]) <= 65535 else None
+    path = text.removeprefix(_UNIX)
+    if not path or "\0" in path:
+        raise ValueError("expected the path of a socket, such as unix:/run/tensor-gateway.sock")
+    path = str(base / path)
+    if len(path.encode("utf-8", "surrogatepass")) > MAX_SOCKET_PATH_BYTES:
+        raise ValueError(f"expected a path of at most {MAX_SOCKET_PATH_BYTES} bytes")
+    return Address(f"{_UNIX}{path}")
 
 
-def _endpoint(value: Any, base: Path) -> Endpoint:
-    expected = "expected a URL of scheme, host and port, such as http://127.0.0.1:8000"
+def _endpoint(text: str, base: Path) -> Endpoint | None:
     try:
-        url = urlsplit(value if isinstance(value, str) else "")
+        url = urlsplit(text)
         is_port_valid = url.port is None or url.port > 0
     except ValueError:
-        raise ValueError(expected) from None
+        return None
     if url.scheme in ("grpc", "grpcs"):
         raise ValueError(
             "expected the URL of the server's HTTP port, not of its gRPC port: http://, and of Triton 8000 instead of "
             "8001, of MLServer 8080 instead of 8081"
         )
-    if url.scheme not in ("http", "https") or not url.hostname or not is_port_valid or not _URL.fullmatch(value):
-        raise ValueError(expected)
+    if url.scheme not in ("http", "https") or not url.hostname or not is_port_valid or not _URL.fullmatch(text):
+        return None
     if url.username is not None or url.query or url.fragment:
         raise ValueError("expected a URL without user, query and fragment (credentials go to `headers.set`)")
     if _OF_THE_PROTOCOL.search(url.path):
         raise ValueError("leave out /v2, with which the path of every request begins anyway")
-    return Endpoint(value.rstrip("/"))
+    return Endpoint(text.rstrip("/"))
 
 
-def meant_endpoint(value: Any) -> str | None:
-    """The endpoint that was probably meant by *value*, which is not valid; None if there is no good guess."""
-    if not isinstance(value, str) or len(value) > SHOWN_CHARACTERS or "@" in value or "?" in value:
+def _file_path(text: str, base: Path) -> FilePath | None:
+    return FilePath(base / text) if text and text.isprintable() else None
+
+
+def _proxy_network(text: str, base: Path) -> ProxyNetwork | None:
+    try:
+        return ProxyNetwork(text if text == "unix" else ipaddress.ip_network(text))
+    except ValueError:
+        return None
+
+
+def _sticky(text: str, base: Path) -> Sticky | None:
+    kind, _, name = text.partition(":")
+    is_header = kind == "header" and HEADER_NAME.fullmatch(name)
+    return Sticky(text) if is_header or text in ("none", "sequence_id") else None
+
+
+# fmt: off
+KINDS: dict[type, tuple[Callable[[str, Path], Any], str]] = {
+    Duration: (_duration, "a duration with a unit, such as 250ms, 2s or 5m"),
+    Size: (_size, "a size with a unit, such as 64KiB, 256MiB or 1GiB"),
+    Workers: (_workers, "a whole number or auto"),
+    Address: (_address, "host:port, such as 127.0.0.1:8080"),
+    Endpoint: (_endpoint, "a URL of scheme, host and port, such as http://127.0.0.1:8000"),
+    FilePath: (_file_path, "the path of a file"),
+    ProxyNetwork: (_proxy_network,
+                   "an address, a network such as 10.0.0.0/8 (with zeros behind its length), or unix"),
+    Sticky: (_sticky, "none, sequence_id or header:NAME, such as header:X-Session"),
+}
+# fmt: on
+"""How each kind is read from text, None if it cannot be, and what is expected. What is nearly right is explained by a
+`ValueError` of its own."""
+
+_CHOICES = {Sticky: ["none", "sequence_id", "header:"], Workers: ["auto"]}
+"""Words that stand for themselves in values of some kinds."""
+
+# fmt: off
+_SYNONYMS = {
+    "float": "FP32", "float32": "FP32", "double": "FP64", "float64": "FP64", "half": "FP16", "float16": "FP16",
+    "bfloat16": "BF16", "string": "BYTES", "str": "BYTES", "object": "BYTES",
+    "tf": "tensorflow", "tf-serving": "tensorflow", "v1": "tensorflow",
+    "oip": "v2", "kserve": "v2", "triton": "v2", "mlserver": "v2",
+}
+# fmt: on
+"""Other names for values of some keys, in lower case: those of numpy and TensorFlow, and of servers."""
+
+
+def meant(value: Any, type_: Any, choices: list[str]) -> str | None:
+    """What was probably meant by *value*, which is no valid *type_*, maybe one of *choices*; None for no good guess."""
+    if not isinstance(value, str):
+        return None
+    if type_ is Endpoint:
+        return _meant_endpoint(value)
+    choices = choices or _CHOICES.get(type_, [])
+    synonym = _SYNONYMS.get(value.lower().removeprefix("dt_"))
+    return synonym if synonym in choices else nearest(value, choices)
+
+
+def _meant_endpoint(value: str) -> str | None:
+    if len(value) > SHOWN_CHARACTERS or "@" in value or "?" in value:
         return None
     meant = _OF_THE_PROTOCOL.split(value)[0] if "://" in value else f"http://{value}"
+    # a word alone is more probably something else than a host's name
+    if meant == value or not ("://" in value or ":" in value or value == "localhost"):
+        return None
     try:
-        _endpoint(meant, Path())
+        return meant if _endpoint(meant, Path()) else None
     except ValueError:
         return None
-    # a word alone is more probably something else than a host's name
-    return meant if meant != value and ("://" in value or ":" in value or value == "localhost") else None
-
-
-def _file_path(value: Any, base: Path) -> FilePath:
-    if not isinstance(value, str) or not value or not value.isprintable():
-        raise ValueError("expected the path of a file")
-    return FilePath(base / value)
-
-
-def _proxy_network(value: Any, base: Path) -> ProxyNetwork:
-    if value == "unix":
-        return ProxyNetwork(value)
-    try:
-        return ProxyNetwork(ipaddress.ip_network(value if isinstance(value, str) else ""))
-    except ValueError:
-        expected = "expected an address, a network such as 10.0.0.0/8 (with zeros behind its length), or unix"
-        raise ValueError(expected) from None
-
-
-def _sticky(value: Any, base: Path) -> Sticky:
-    kind, _, name = value.partition(":") if isinstance(value, str) else ("", "", "")
-    if value not in ("none", "sequence_id") and not (kind == "header" and HEADER_NAME.fullmatch(name)):
-        raise ValueError("expected none, sequence_id or header:NAME, such as header:X-Session")
-    return Sticky(value)
-
-
-READERS: dict[type, Callable[[Any, Path], Any]] = {
-    Duration: _duration,
-    Size: _size,
-    Workers: _workers,
-    Address: _address,
-    Endpoint: _endpoint,
-    FilePath: _file_path,
-    ProxyNetwork: _proxy_network,
-    Sticky: _sticky,
-}
-"""How each kind is read from what YAML gave, with the folder that paths are relative to.
-
-Raises `ValueError`: what was expected; never the value.
-"""
-
-CHOICES = {Sticky: ["none", "sequence_id", "header:"], Workers: ["auto"]}
-"""Words that stand for themselves in values of some kinds: one that is misspelt was probably meant to be one of these.
-"""
-
-SYNONYMS = {
-    "float": "FP32",
-    "float32": "FP32",
-    "double": "FP64",
-    "float64": "FP64",
-    "half": "FP16",
-    "float16": "FP16",
-    "bfloat16": "BF16",
-    "string": "BYTES",
-    "str": "BYTES",
-    "object": "BYTES",
-    "tf": "tensorflow",
-    "tf-serving": "tensorflow",
-    "v1": "tensorflow",
-    "oip": "v2",
-    "kserve": "v2",
-    "triton": "v2",
-    "mlserver": "v2",
-}
-"""Other names for values of some keys, in lower case: those of numpy and TensorFlow, and of servers."""

@@ -1,7 +1,6 @@
 """YAML text into nodes, each with its line: PyYAML's safe loader with limits. Not here: what the keys mean."""
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -69,34 +68,14 @@ class Document:
             raise ValueError("not YAML: invalid value: a surrogate is not a character")
         return value
 
-
-class Entry(NamedTuple):
-    """One key of a mapping: *key* is None where *problem* says why it is none."""
-
-    key: str | None
-    problem: str
-    line: int
-    value: yaml.Node
-
-
-def entries(document: Document, mapping: yaml.MappingNode) -> Iterator[Entry]:
-    """The keys and values of *mapping*, in their order."""
-    seen = set()
-    for key_node, value in mapping.value:
-        line = line_of(key_node)
-        try:
-            if key_node.tag == _MERGE:
-                raise ValueError("merging with `<<` is not supported; use an alias for a whole value")
-            key = document.value_of(key_node)
-            if not isinstance(key, str):
-                raise ValueError(f"expected a key that is text, got {shown(key)}; write it in quotes")
-            if key in seen:
-                raise ValueError(f"not YAML: duplicate key `{shortened(key)}`")
-        except ValueError as error:
-            yield Entry(None, str(error), line, value)
-            continue
-        seen.add(key)
-        yield Entry(key, "", line, value)
+    def key_of(self, node: yaml.Node) -> str:
+        """The text of *node*, which is the key of a mapping. Raises `ValueError`: why it is none."""
+        if node.tag == _MERGE:
+            raise ValueError("merging with `<<` is not supported; use an alias for a whole value")
+        key = self.value_of(node)
+        if not isinstance(key, str):
+            raise ValueError(f"expected a key that is text, got {shown(key)}; write it in quotes")
+        return key
 
 
 def line_of(node: yaml.Node) -> int:

@@ -1,4 +1,4 @@
-"""Which requests are admitted, and which slow uploads make room for them (design: memory budget, slow uploads).
+"""Which requests are admitted, and which slow uploads make room for them.
 
 Bytes are reserved before a body is read; a slot among the concurrent requests is taken when the body is there, or when
 it goes on to a backend. Answers add what they hold; they are never refused, because the work has been done by then, but
@@ -11,6 +11,7 @@ costs one pass over them in `LOOK_S`. Not here: what is counted of a request (`c
 
 from bisect import insort
 from collections.abc import Callable
+from dataclasses import dataclass
 
 SMALL_BYTES = 64 * 1024
 """The largest body of a small request."""
@@ -44,11 +45,10 @@ class Admission:
         """Slots that are taken."""
         self.reserved_bytes = 0
         """Of bodies, and of answers as far as they have come."""
-        self.n_waiting = 0
-        """How many claims wait."""
+        self.waiting: list[Claim] = []
+        """In the order in which they are granted."""
         self._unread_bytes = 0
         self._uploads: set[Upload] = set()
-        self._waiting: list[Claim] = []  # in the order in which they are granted
         self._look_at_s: float | None = None
         self._looked_at_s = self._none_slow_until_s = float("-inf")
 
@@ -110,18 +110,17 @@ class Admission:
         if not any(each.reservation is not own and each.may_be_slow_soon(now_s) for each in self._uploads):
             self._none_slow_until_s = now_s + LOOK_S
             return False
-        insort(self._waiting, claim, key=_rank)
-        self.n_waiting += 1
+        insort(self.waiting, claim, key=_rank)
         return True
 
     def leave(self, claim: "Claim") -> None:
         """*claim* waits no longer, with or without a verdict."""
         if claim.is_granted is None:
-            self._remove(claim)
+            self.waiting.remove(claim)
 
     def plan_look(self, now_s: float) -> float | None:
         """When `look_as_planned` is to be called next; None if nobody waits, or that call is planned already."""
-        if not self._waiting or self._look_at_s is not None:
+        if not self.waiting or self._look_at_s is not None:
             return None
         self._look_at_s = max(now_s, self._looked_at_s + LOOK_S)
         return self._look_at_s
@@ -134,79 +133,82 @@ class Admission:
     def look(self, now_s: float) -> None:
         """Decide about the claims that wait: end slow uploads for those that fit then, refuse those that cannot fit."""
         self._looked_at_s = now_s
-        for claim in self._waiting:
+        for claim in self.waiting:
             claim.is_whole = claim.is_whole or claim.has_come()
-        self._waiting.sort(key=_rank)
+        self.waiting.sort(key=_rank)
         slow = _Slow(self._uploads, now_s)
-        promised_slots = n_ended = 0
-        for claim in self._waiting.copy():
-            # what was freed for a claim that still lacks room is not for uploads that come after it
-            is_promised = n_ended >= ENDED_AT_ONCE and not claim.is_whole
-            while claim.is_granted is None:
-                if not is_promised and claim.take():
-                    self._settle(claim, True)
-                elif promised_slots and claim.fits(0, promised_slots):
-                    promised_slots -= claim.n_slots
-                    break
-                elif (
-                    slow.uploads and n_ended < ENDED_AT_ONCE and claim.fits(slow.n_bytes, slow.n_slots + promised_slots)
-                ):
-                    n_ended += 1
-                    promised_slots += self._end_slowest(slow, claim, now_s)
-                elif now_s >= claim.until_s or not claim.fits(slow.soon_bytes, slow.soon_slots + promised_slots):
-                    self._settle(claim, False)
-                else:
-                    break
+        for claim in self.waiting.copy():
+            self._decide(claim, slow, now_s)
 
-    def _end_slowest(self, slow: "_Slow", claim: "Claim", now_s: float) -> int:
-        """End the slowest upload if what it holds is what *claim* lacks; how many slots are promised by that.
+    def _decide(self, claim: "Claim", slow: "_Slow", now_s: float) -> None:
+        """Grant or refuse *claim*, or let it wait on. There are five cases.
+
+        An upload that is ended may give back what it holds at once, and `serve` then grants this claim or others.
+        """
+        # what was freed for a body that still lacks some is not for uploads that come after it
+        may_take = slow.n_left > 0 or claim.is_whole
+        while claim.is_granted is None:
+            # 1. There is room.
+            if may_take and claim.take():
+                self._settle(claim, True)
+            # 2. It waits for a slot of an upload that was ended in this look.
+            elif slow.promised_slots and claim.fits(0, slow.promised_slots):
+                slow.promised_slots -= claim.n_slots
+                return
+            # 3. There would be room without the slow uploads: the slowest is ended, and it is asked again.
+            elif slow.uploads and slow.n_left and claim.fits(slow.n_bytes, slow.n_slots + slow.promised_slots):
+                self._end_slowest(slow, claim, now_s)
+            # 4. Its time is over, or there would be no room even without those that may be slow soon.
+            elif now_s >= claim.until_s or not claim.fits(slow.soon_bytes, slow.soon_slots + slow.promised_slots):
+                self._settle(claim, False)
+            # 5. It waits on.
+            else:
+                return
+
+    def _end_slowest(self, slow: "_Slow", claim: "Claim", now_s: float) -> None:
+        """End the slowest upload if what it holds is what *claim* lacks.
 
         Its bytes are given back at once, its slot when its connection to a backend is free as well, a few turns of the
         event loop later.
         """
         upload = slow.take_slowest()
-        reservation = upload.reservation
-        whole_bytes = claim.reservation.n_bytes + claim.n_bytes
-        if reservation.n_bytes and not self.has_room(claim.reservation.n_bytes, claim.n_bytes, 0):
+        held, own_bytes = upload.reservation, claim.reservation.n_bytes
+        if held.n_bytes and not self.has_room(own_bytes, claim.n_bytes, 0):
             reason = "memory was needed for other requests (limits.in_flight_bytes)"
-        elif reservation.n_slots and not self.has_room(whole_bytes, 0, claim.n_slots):
+        elif held.n_slots and not self.has_room(own_bytes + claim.n_bytes, 0, claim.n_slots):
             reason = "its place was needed for other requests (limits.concurrent_requests)"
         else:
-            return 0
+            return
         self.end(upload)
         upload.fail(f"{upload.bytes_per_s(now_s):.0f} bytes a second in {upload.waited_s(now_s):.1f} s, and {reason}")
-        reservation.hold(-reservation.n_bytes)
-        return reservation.n_slots
+        held.hold(-held.n_bytes)
+        slow.promised_slots += held.n_slots
 
     def serve(self) -> None:
         """Grant what fits to claims that wait, in their order; to be called when something was given back."""
-        while self._waiting and (claim := self._waiting[0]).take():
-            self._settle(claim, True)
+        while self.waiting and self.waiting[0].take():
+            self._settle(self.waiting[0], True)
 
     def _settle(self, claim: "Claim", is_granted: bool) -> None:
-        self._remove(claim)
+        self.waiting.remove(claim)
         claim.is_granted = is_granted
         claim.wake()
-
-    def _remove(self, claim: "Claim") -> None:
-        self._waiting.remove(claim)
-        self.n_waiting -= 1
 
 
 class Reservation:
     """What one request holds of the budget."""
 
-    __slots__ = ("_admission", "n_bytes", "n_slots")
+    __slots__ = ("admission", "n_bytes", "n_slots")
 
     def __init__(self, admission: Admission, n_bytes: int = 0, n_slots: int = 0) -> None:
         """With *n_bytes* and *n_slots* that are counted already."""
-        self._admission = admission
+        self.admission = admission
         self.n_bytes = n_bytes
         self.n_slots = n_slots
 
     def take(self, n_bytes: int, n_slots: int = 0) -> bool:
         """Take *n_bytes* more, and *n_slots* among the concurrent requests; False if there is no room for both."""
-        admission = self._admission
+        admission = self.admission
         if not admission.has_room(self.n_bytes, n_bytes, n_slots):
             return False
         self.n_bytes += n_bytes
@@ -215,22 +217,18 @@ class Reservation:
         admission.requests += n_slots
         return True
 
-    def fits(self, n_bytes: int, n_slots: int, freed_bytes: int, freed_slots: int) -> bool:
-        """Whether `take` would succeed, if *freed_bytes* and *freed_slots* of others were given back."""
-        return self._admission.has_room(self.n_bytes, n_bytes, n_slots, freed_bytes, freed_slots)
-
     def hold(self, n_bytes: int) -> None:
         """Count *n_bytes* more of an answer, whether there is room or not."""
         self.n_bytes += n_bytes
-        self._admission.reserved_bytes += n_bytes
+        self.admission.reserved_bytes += n_bytes
 
     def release(self) -> None:
         """Give everything back that is held."""
-        admission = self._admission
+        admission = self.admission
         admission.reserved_bytes -= self.n_bytes
         admission.requests -= self.n_slots
         self.n_bytes = self.n_slots = 0
-        if admission.n_waiting:
+        if admission.waiting:
             admission.serve()
 
 
@@ -268,10 +266,9 @@ class Upload:
 
     def is_slow(self, now_s: float) -> bool:
         """Whether it may be ended to make room: not while the gateway does not wait for its client."""
-        if self._waits_since_s is None:
-            return False
-        waited_s = self._waited_s + now_s - self._waits_since_s
-        return waited_s > SLOW_AFTER_S and self._received_bytes < SLOW_BYTES_PER_S * waited_s
+        waited_s = self.waited_s(now_s)
+        is_waited_for = self._waits_since_s is not None
+        return is_waited_for and waited_s > SLOW_AFTER_S and self._received_bytes < SLOW_BYTES_PER_S * waited_s
 
     def may_be_slow_soon(self, now_s: float) -> bool:
         """Whether it may be ended by now, or within `MAX_WAIT_S` if nothing more comes.
@@ -281,43 +278,31 @@ class Upload:
         return self._received_bytes < SLOW_BYTES_PER_S * (self.waited_s(now_s) + MAX_WAIT_S)
 
 
+@dataclass(slots=True, eq=False)
 class Claim:
     """More bytes or a slot, for which there was no room and a request waits."""
 
-    __slots__ = ("has_come", "is_granted", "is_whole", "n_bytes", "n_slots", "reservation", "until_s", "wake")
-
-    def __init__(
-        self,
-        reservation: Reservation,
-        n_bytes: int,
-        n_slots: int,
-        until_s: float,
-        wake: Callable[[], None],
-        *,
-        is_whole: bool = False,
-    ) -> None:
-        """*wake* is called when there is a verdict, at *until_s* and a look at the latest.
-
-        *is_whole*: the body has come to its end, so that it is no slow upload.
-        """
-        self.reservation = reservation
-        self.n_bytes = n_bytes
-        self.n_slots = n_slots
-        self.until_s = until_s
-        self.wake = wake
-        self.is_whole = is_whole
-        self.has_come: Callable[[], bool] = lambda: is_whole
-        """Whether the body has come to its end by now."""
-        self.is_granted: bool | None = None
-        """The verdict; None while the claim waits. What is granted is in the reservation."""
+    reservation: Reservation
+    n_bytes: int
+    n_slots: int
+    until_s: float
+    wake: Callable[[], None]
+    """Called when there is a verdict, at `until_s` and a look at the latest."""
+    is_whole: bool = False
+    """Whether the body has come to its end, so that it is no slow upload."""
+    has_come: Callable[[], bool] = bool
+    """Whether it has come to its end by now."""
+    is_granted: bool | None = None
+    """The verdict; None while the claim waits. What is granted is in the reservation."""
 
     def take(self) -> bool:
         """Take what is claimed, if there is room for all of it."""
         return self.reservation.take(self.n_bytes, self.n_slots)
 
     def fits(self, freed_bytes: int, freed_slots: int) -> bool:
-        """Whether there is room for it, if so much of others were given back."""
-        return self.reservation.fits(self.n_bytes, self.n_slots, freed_bytes, freed_slots)
+        """Whether there would be room for it, if so much of others were given back."""
+        own = self.reservation
+        return own.admission.has_room(own.n_bytes, self.n_bytes, self.n_slots, freed_bytes, freed_slots)
 
 
 def _rank(claim: Claim) -> tuple[bool, int]:
@@ -329,28 +314,32 @@ def _rank(claim: Claim) -> tuple[bool, int]:
 
 
 class _Slow:
-    """The slow uploads of one moment, the slowest last; and what those and all hold that may be slow soon."""
+    """The slow uploads of one look, the slowest last; and what those and all hold that may be slow soon."""
 
     def __init__(self, uploads: set[Upload], now_s: float) -> None:
-        slow = []
         self.n_bytes = self.n_slots = self.soon_bytes = self.soon_slots = 0
+        self.promised_slots = 0
+        """Those of uploads that were ended, and that still have to be given back."""
+        self.n_left = ENDED_AT_ONCE
+        self.uploads = []
         for upload in uploads:
             if upload.may_be_slow_soon(now_s):
-                held = upload.reservation
-                self.soon_bytes += held.n_bytes
-                self.soon_slots += held.n_slots
-                if upload.is_slow(now_s):
-                    slow.append(upload)
-                    self.n_bytes += held.n_bytes
-                    self.n_slots += held.n_slots
-        self.uploads = sorted(slow, key=lambda upload: upload.bytes_per_s(now_s), reverse=True)
+                is_slow = upload.is_slow(now_s)
+                self._count(upload.reservation, 1, is_slow)
+                if is_slow:
+                    self.uploads.append(upload)
+        self.uploads.sort(key=lambda upload: upload.bytes_per_s(now_s), reverse=True)
 
     def take_slowest(self) -> Upload:
         """The slowest, which is no longer one of `uploads`."""
         upload = self.uploads.pop()
-        held = upload.reservation
-        self.n_bytes -= held.n_bytes
-        self.n_slots -= held.n_slots
-        self.soon_bytes -= held.n_bytes
-        self.soon_slots -= held.n_slots
+        self.n_left -= 1
+        self._count(upload.reservation, -1, True)
         return upload
+
+    def _count(self, held: Reservation, sign: int, is_slow: bool) -> None:
+        self.soon_bytes += sign * held.n_bytes
+        self.soon_slots += sign * held.n_slots
+        if is_slow:
+            self.n_bytes += sign * held.n_bytes
+            self.n_slots += sign * held.n_slots

@@ -41,7 +41,7 @@ def are_all_usable(endpoints: Sequence[Candidate]) -> bool:
 
 
 def candidates(endpoints: Sequence[C], tried: Sequence[C], now_s: float) -> Sequence[C]:
-    """The endpoints that the next attempt may go to; never empty (design: attempts, ejection).
+    """The endpoints that the next attempt may go to; never empty.
 
     Those that this call has *tried* come last. Endpoints that are ejected or down get nothing, unless no other is left:
     then all are tried. One whose ejection has lasted long enough gets one attempt: it is among the candidates, and a
@@ -49,13 +49,14 @@ def candidates(endpoints: Sequence[C], tried: Sequence[C], now_s: float) -> Sequ
     """
     usable = [each for each in endpoints if each.is_up and not each.ejection.is_ejected]
     if not usable:
-        return [each for each in endpoints if each not in tried] or endpoints
+        return _but(tried, endpoints) or endpoints
     if tried:
-        untried = [each for each in usable if each not in tried]
-        return untried or [each for each in due(endpoints, now_s) if each not in tried] or usable
-    if len(usable) < len(endpoints):
-        usable += due(endpoints, now_s)
-    return usable
+        return _but(tried, usable) or _but(tried, due(endpoints, now_s)) or usable
+    return usable + due(endpoints, now_s) if len(usable) < len(endpoints) else usable
+
+
+def _but(tried: Sequence[C], endpoints: Sequence[C]) -> list[C]:
+    return [each for each in endpoints if each not in tried]
 
 
 def due(endpoints: Sequence[C], now_s: float) -> list[C]:

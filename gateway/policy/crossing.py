@@ -10,82 +10,44 @@ from gateway.headers import Headers
 
 _HEADER_LENGTH = "inference-header-content-length"
 
-HOP_BY_HOP = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
+# fmt: off
+HOP_BY_HOP = frozenset({
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+    "transfer-encoding", "upgrade",
+})
 """Headers that speak to the next hop alone, besides those that `Connection` names."""
 
 # Made anew for the backend: its host, the framing of its body, who the client was, and the name of the request, which
 # the caller adds, as it does with the length.
 _NOT_TO_BACKEND = HOP_BY_HOP | {"host", "content-length", "expect", "x-forwarded-for", "x-request-id"}
 # What proxies say of the client, besides X-Forwarded-For: of others it is dropped.
-_SAID_BY_PROXIES = frozenset(
-    {
-        "forwarded",
-        "x-forwarded-host",
-        "x-forwarded-port",
-        "x-forwarded-prefix",
-        "x-forwarded-proto",
-        "x-real-ip",
-    }
-)
+_SAID_BY_PROXIES = frozenset({
+    "forwarded", "x-forwarded-host", "x-forwarded-port", "x-forwarded-prefix", "x-forwarded-proto", "x-real-ip",
+})
 # These describe the client's body, which the gateway has inflated or turned into JSON.
-_OF_THE_BODY = frozenset(
-    {
-        "content-digest",
-        "content-encoding",
-        "content-md5",
-        "content-type",
-        "digest",
-        "repr-digest",
-        _HEADER_LENGTH,
-    }
-)
+_OF_THE_BODY = frozenset({
+    "content-digest", "content-encoding", "content-md5", "content-type", "digest", "repr-digest", _HEADER_LENGTH,
+})
 # These ask for a part or a form of one answer; what the gateway asks for itself is kept for other clients too.
-_OF_ONE_ANSWER = frozenset(
-    {"accept", "if-match", "if-modified-since", "if-none-match", "if-range", "if-unmodified-since", "range"}
-)
+_OF_ONE_ANSWER = frozenset({
+    "accept", "if-match", "if-modified-since", "if-none-match", "if-range", "if-unmodified-since", "range",
+})
 _CODING = frozenset({"accept-encoding"})
 # These name one request. Metadata is asked for many, and its answer is kept for all that send the same headers.
-_OF_ONE_REQUEST = frozenset(
-    {"b3", "baggage", "traceparent", "tracestate", "x-b3-parentspanid", "x-b3-sampled", "x-b3-spanid", "x-b3-traceid"}
-)
+_OF_ONE_REQUEST = frozenset({
+    "b3", "baggage", "traceparent", "tracestate", "x-b3-parentspanid", "x-b3-sampled", "x-b3-spanid", "x-b3-traceid",
+})
 
 _NOT_TO_CLIENT = HOP_BY_HOP | {"content-length"}
-# These describe the backend's body, which is not the one that the client gets.
-_NOT_TO_CLIENT_TRANSCODED = _NOT_TO_CLIENT | {
-    "accept-ranges",
-    "content-digest",
-    "content-encoding",
-    "content-md5",
-    "content-range",
-    "content-type",
-    "digest",
-    "etag",
-    "last-modified",
-    "repr-digest",
-    _HEADER_LENGTH,
-}
-
 # Of a body in which a name was replaced nothing that was computed from its bytes holds any more.
 _NOT_TO_CLIENT_RENAMED = _NOT_TO_CLIENT | {
-    "accept-ranges",
-    "content-digest",
-    "content-md5",
-    "digest",
-    "etag",
-    "repr-digest",
+    "accept-ranges", "content-digest", "content-md5", "digest", "etag", "repr-digest",
 }
+# These describe the backend's body, which is not the one that the client gets.
+_NOT_TO_CLIENT_TRANSCODED = _NOT_TO_CLIENT_RENAMED | {
+    "content-encoding", "content-range", "content-type", "last-modified", _HEADER_LENGTH,
+}
+# fmt: on
 
 UNIX_PEER = "unix"
 """Stands for the address of a client of a `unix:` listener, which has none and so is no hop in X-Forwarded-For."""
@@ -98,6 +60,10 @@ _JSON = ("Content-Type", "application/json")
 _KEEP_OR_CLOSE = ("keep-alive", "close")
 # What proxies have said of a request is for all behind them: no `Connection` takes it away.
 _FOR_ALL = _SAID_BY_PROXIES | {"via", "x-forwarded-for"}
+
+
+_Dropped = tuple[frozenset[str], frozenset[str]]
+"""The fields that are dropped from all requests but those of trusted proxies, and from these."""
 
 
 class Asking(Protocol):
@@ -136,11 +102,11 @@ class BackendHeaders:
         removed = frozenset(name.lower() for name in [*set_, *remove])
         self._removed = removed
         never = _NOT_TO_BACKEND | removed | frozenset(replaced)
-        self._not_relayed = _Dropped(never)
-        self._not_read = _Dropped(never | _CODING)
-        self._not_inflated = _Dropped(never | _OF_THE_BODY)
-        self._not_transcoded = _Dropped(never | _OF_THE_BODY | _CODING)
-        self._not_metadata = _Dropped(never | _OF_THE_BODY | _CODING | _OF_ONE_ANSWER | _OF_ONE_REQUEST)
+        self._not_relayed = _dropped(never)
+        self._not_read = _dropped(never | _CODING)
+        self._not_inflated = _dropped(never | _OF_THE_BODY)
+        self._not_transcoded = _dropped(never | _OF_THE_BODY | _CODING)
+        self._not_metadata = _dropped(never | _OF_THE_BODY | _CODING | _OF_ONE_ANSWER | _OF_ONE_REQUEST)
         self._names_client = "x-forwarded-for" not in removed
         self._names_scheme = "x-forwarded-proto" not in removed
         self._names_host = "x-forwarded-host" not in removed
@@ -191,14 +157,16 @@ class BackendHeaders:
         """For a health probe, which no client has asked for: *user_agent* says who asks."""
         return self._added(("User-Agent", user_agent), _IDENTITY)
 
-    def _crossing(self, client: Asking, dropped: "_Dropped") -> Fields:
+    def _crossing(self, client: Asking, dropped: _Dropped) -> Fields:
         """The client's fields but *dropped*, and who it is."""
-        return self._of_head(client, dropped) + self.hop(client)
+        fields = self._of_head(client, dropped)
+        fields += self.hop(client)
+        return fields
 
-    def _of_head(self, client: Asking, dropped: "_Dropped") -> Fields:
+    def _of_head(self, client: Asking, dropped: _Dropped) -> Fields:
         """The client's fields but *dropped*, and where it has sent them."""
         headers = client.headers
-        fields = _without(headers, dropped.of_proxy if client.is_from_proxy else dropped.of_others)
+        fields = _without(headers, dropped[client.is_from_proxy])
         said: Container[str] = headers.first if client.is_from_proxy else ()
         if self._names_scheme and "x-forwarded-proto" not in said:
             fields.append(("X-Forwarded-Proto", client.scheme))
@@ -211,14 +179,8 @@ class BackendHeaders:
         return self._set + [field for field in fields if field[0].lower() not in self._removed]
 
 
-class _Dropped:
-    """The fields that are dropped from requests of trusted proxies, and from all others."""
-
-    __slots__ = ("of_others", "of_proxy")
-
-    def __init__(self, names: frozenset[str]) -> None:
-        self.of_proxy = names
-        self.of_others = names | _SAID_BY_PROXIES
+def _dropped(names: frozenset[str]) -> _Dropped:
+    return names | _SAID_BY_PROXIES, names
 
 
 def relayed_to_client(backend: Headers) -> Fields:

@@ -1,4 +1,4 @@
-"""When an endpoint that fails gets no requests for a while, and how it comes back (design: ejection).
+"""When an endpoint that fails gets no requests for a while, and how it comes back.
 
 An endpoint is *ejected* by too many failures within a time. When its ejection has lasted long enough it is *due*: one
 attempt, the trial, may go to it. Only the trial's success ends the ejection; its failure begins another one; a trial

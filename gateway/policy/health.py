@@ -33,7 +33,7 @@ class Finding(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What the probes so far say about one endpoint (design: health): it is up until it was found down."""
+    """What the probes so far say about one endpoint: it is up until it was found down."""
 
     is_up: bool = True
     n_against: int = 0

@@ -1,4 +1,4 @@
-"""Whether a failed attempt is followed by another, and when (design: attempts, executed once).
+"""Whether a failed attempt is followed by another, and when.
 
 Not here: what is a failure (`ejection`), which endpoint gets the next attempt (`balancing`), and the replacement of a
 kept connection that had died, which is no attempt of its own and outside the budget (`backend.attempt`).

@@ -169,18 +169,46 @@ class Match(msgspec.Struct, frozen=True):
         return None if reloaded is None else f"{reloaded[1]}/v2/models/{reloaded[2]}"
 
 
-@dataclass(frozen=True, slots=True)
 class _Route:
     """A rule, with what is derived from it once."""
 
-    rule: RouteRule
-    destination: Destination
-    prefix: str
-    """The prefix that a path must have, without a slash at its end."""
-    n_before: int
-    """Its length, if the protocol's path follows it; 0 if the prefix is part of that path."""
-    kept: str
-    """The part of it that the backend gets."""
+    __slots__ = ("_host", "_inside", "_models", "_n_before", "_port", "destination", "kept", "prefix", "rule")
+
+    def __init__(self, rule: RouteRule, stickies: Mapping[str, str]) -> None:
+        self.rule = rule
+        weights = rule.split if rule.split is not None else dict.fromkeys(rule.backends, 1)
+        self.destination = _destination(rule.name, weights, stickies)
+        self.prefix = prefix = (rule.path_prefix or "").rstrip("/")
+        self._inside = prefix + "/"
+        # a prefix that stays may be the beginning of a path of the protocol
+        self._n_before = 0 if f"{prefix}/".startswith("/v2/") and not rule.strip_prefix else len(prefix)
+        self.kept = "" if rule.strip_prefix else prefix[: self._n_before]
+        """What the backend gets before the rest of the path."""
+        host, port = _split_host(rule.host or "")
+        self._host = None if rule.host is None else _compiled([host])
+        self._port = None if port is None else _compiled([port])
+        self._models = None if rule.models is None else _compiled(rule.models)
+
+    def rest_of(self, path: str) -> str | None:
+        """What follows the prefix in *path*, or all of *path* if the prefix is part of the protocol's own path.
+
+        None if *path* does not begin with the prefix.
+        """
+        if not path.startswith(self._inside) and path != self.prefix:
+            return None
+        rest = path[self._n_before :]
+        if not self.rule.strip_prefix:
+            return rest
+        # two slashes may be read as the beginning of a host (RFC 3986 section 4.2)
+        return None if rest.startswith("//") else rest or "/"
+
+    def takes(self, host: str, model: str | None) -> bool:
+        """Whether *host* and *model* match."""
+        if self._host is not None:
+            name, port = _split_host(host)
+            if not self._host.match(name) or (self._port is not None and not self._port.match(port or "")):
+                return False
+        return self._models is None or (model is not None and self._models.match(model) is not None)
 
 
 class Router:
@@ -192,15 +220,7 @@ class Router:
         Without *routes*, everything goes to the first backend, under its name. In a split the first backend that is
         sticky decides for all.
         """
-        self._routes = []
-        for rule in routes:
-            prefix = (rule.path_prefix or "").rstrip("/")
-            weights = rule.split if rule.split is not None else dict.fromkeys(rule.backends, 1)
-            # a prefix that stays may be the beginning of a path of the protocol
-            n_before = 0 if f"{prefix}/".startswith("/v2/") and not rule.strip_prefix else len(prefix)
-            kept = "" if rule.strip_prefix else prefix[:n_before]
-            destination = _destination(rule.name, weights, stickies)
-            self._routes.append(_Route(rule, destination, prefix, n_before, kept))
+        self._routes = [_Route(rule, stickies) for rule in routes]
         first = next(iter(stickies))
         self._default = _destination(first, {first: 1}, stickies)
 
@@ -218,24 +238,16 @@ class Router:
             _, _, model, kind = _read(path)
             return Match(self._default, model, kind, path + query)
         for route in self._routes:
-            rule, prefix = route.rule, route.prefix
-            if prefix and path != prefix and not path.startswith(prefix + "/"):
+            rest = route.rest_of(path) if route.prefix else path
+            if rest is None:
                 continue
-            rest = path[route.n_before :]
-            if rule.strip_prefix and prefix:
-                if rest.startswith("//"):  # may be read as a host (RFC 3986 section 4.2)
-                    continue
-                rest = rest or "/"
             before, behind, model, kind = _read(rest)
-            if rule.host is not None and not _matches_host(host, rule.host):
-                continue
-            if rule.models is not None and not (model is not None and _matches_any(model, rule.models)):
-                continue
-            renamed = rule.rename.get(model) if model is not None else None
-            if renamed is not None:
-                rest = f"{before}{quote(renamed, safe='')}{behind}"
-            is_renamed = renamed is not None and renamed != model
-            return Match(route.destination, model, kind, route.kept + rest + query, is_renamed)
+            if route.takes(host, model):
+                renamed = model and route.rule.rename.get(model)
+                if renamed:
+                    rest = f"{before}{quote(renamed, safe='')}{behind}"
+                is_renamed = bool(renamed) and renamed != model
+                return Match(route.destination, model, kind, route.kept + rest + query, is_renamed)
         return None
 
 
@@ -264,16 +276,9 @@ def _read(path: str) -> tuple[str, str, str | None, PathKind]:
     return before, behind, unquote(name) if "%" in name else name, PathKind.INFER if is_infer else PathKind.V2
 
 
-def _matches_any(model: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(model, pattern) for pattern in patterns)
-
-
-def _matches_host(host: str, pattern: str) -> bool:
-    name, port = _split_host(host)
-    name_pattern, port_pattern = _split_host(pattern)
-    return fnmatch.fnmatchcase(name, name_pattern) and (
-        port_pattern is None or fnmatch.fnmatchcase(port or "", port_pattern)
-    )
+def _compiled(patterns: Sequence[str]) -> re.Pattern[str]:
+    """What matches all that one of the *patterns* does."""
+    return re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
 
 
 def _split_host(text: str) -> tuple[str, str | None]:

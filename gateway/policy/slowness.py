@@ -13,7 +13,7 @@ def find_slowness(n_bytes: int, waited_s: float, silent_s: float, limit_s: float
 
     It sent or read *n_bytes* in all while the gateway waited for it, *waited_s* in all, and nothing in the last
     *silent_s*. The silence may last *limit_s*. As much is forgiven before the floor holds, so that a body that is just
-    beginning is not judged: n bytes take `n / MIN_BYTES_PER_S + limit_s` at most (design: `limits.body_timeout`).
+    beginning is not judged: n bytes take `n / MIN_BYTES_PER_S + limit_s` at most.
     """
     if silent_s >= limit_s:
         return f"nothing for {limit_s:g} s"

@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from gateway.config import Config, load
+from gateway.config.rules import ERRORS, check
 from gateway.errors import ConfigError
 from gateway.process.systemd import Notifier
 from gateway.telemetry.log_writer import ANNOUNCE
@@ -51,7 +52,7 @@ def keep_fixed(config: Config, running: Config) -> tuple[Config, list[str]]:
     if not fixed:
         return config, []
     kept = msgspec.structs.replace(config, **fixed, hidden=_hidden(config, running, fixed.keys()))
-    for path, reason in kept.problems():
+    for path, reason in check(ERRORS, kept):
         names = ", ".join(f"`{key}`" for key in fixed)
         raise ConfigError(f"{path}: {reason}, with {names} unchanged, because that needs a restart")
     return kept, list(fixed)

@@ -10,7 +10,16 @@ from functools import partial
 from gateway.backend.asking import BackendRequest, Body, Pieces, Sending
 from gateway.backend.attempt import Answer
 from gateway.backend.upstream import Read, Upstream
-from gateway.codec import HEADER_LENGTH, WHOLE_BYTES, Coding, Framing, choose_coding, compressed, find_sequence_id, parse_framing
+from gateway.codec import (
+    HEADER_LENGTH,
+    WHOLE_BYTES,
+    Coding,
+    Framing,
+    choose_coding,
+    compressed,
+    find_sequence_id,
+    parse_framing,
+)
 from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
 from gateway.exchange import Format
@@ -22,6 +31,7 @@ from gateway.serving.call import Answered, Call
 from gateway.serving.passing import pass_through
 from gateway.serving.relaying import stream
 from gateway.serving.speech import Prepared, Proven, Written, speech_to
+
 
 async def infer(call: Call) -> None:
     """Serve an inference. Raises `GatewayError`."""

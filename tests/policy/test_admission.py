@@ -232,6 +232,16 @@ def test_slots_that_slow_relayed_uploads_hold_are_given_back_too() -> None:
     assert attacked.admission.requests == 3
 
 
+def test_what_an_ended_upload_gives_back_at_once_is_granted_once() -> None:
+    attacked = Attacked()
+    upload = attacked.upload("a", 15 * MIB, 9, 5)
+    upload.fail = lambda words: upload.reservation.release()
+    claims = [attacked.claim(2 * MIB), attacked.claim(3 * MIB)]
+    attacked.admission.look(NOW_S)
+    assert [(each.is_granted, each.reservation.n_bytes) for each in claims] == [(True, 2 * MIB), (True, 3 * MIB)]
+    assert attacked.admission.held_bytes == 5 * MIB
+
+
 def test_time_in_which_the_gateway_does_not_read_is_not_the_clients() -> None:
     attacked = Attacked()
     upload = attacked.upload("a", 15 * MIB, 1, 100 * KIB, is_read=False)

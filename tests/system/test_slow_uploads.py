@@ -254,7 +254,7 @@ async def test_an_upload_is_not_slow_because_the_gateway_stood_still(server: Jso
         other, headers = message(15 * MIB)
         waiting = asyncio.create_task(client.infer(other, headers=headers))
         async with asyncio.timeout(DEADLINE_S):
-            while not admission.n_waiting:
+            while not admission.waiting:
                 await asyncio.sleep(0.01)
         uploading.writer.write(body[150 * KIB : 200 * KIB])
         time.sleep(2.5)  # noqa: ASYNC251  everything in this process stands still

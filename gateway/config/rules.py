@@ -1,0 +1,300 @@
+"""What values must satisfy beyond their types: a table of rules, and the loop that reads such a table.
+
+Words name keys and never repeat a value, which may be a secret from outside. Not here: the keys (`schema`), what is
+allowed but hardly meant (`warnings`), and the line of the file that a key stands in (`reading`).
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from gateway.codec import MAX_RANK
+from gateway.config.schema import (
+    FORMATS,
+    Access,
+    Backend,
+    BackendTls,
+    Config,
+    Eject,
+    Headers,
+    Health,
+    Limits,
+    Logging,
+    Model,
+    ModelTensor,
+    Part,
+    Queue,
+    Retry,
+    Route,
+    Timeouts,
+    Tracing,
+)
+from gateway.config.structure import join, walk
+from gateway.config.values import HEADER_NAME, nearest, shortened
+from gateway.policy.paths import find_path_fault
+
+MAX_SUGGESTED = 100
+"""The most names among which a misspelt one is looked for."""
+
+# fmt: off
+SET_BY_GATEWAY = frozenset({
+    "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect", "host",
+    "inference-header-content-length", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding",
+    "upgrade", "via", "x-request-id",
+})
+# fmt: on
+"""Headers that `headers.set` may not name, in lower case: they frame the message, or the gateway relies on them."""
+
+_SERVER_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?\.?")
+_PATH = re.compile(r"/[!-~]*")
+_PREFIX = re.compile(r"/[!\"$->@-~]*")
+_HOST_PATTERN = re.compile(r"[!-.0-~]+")
+
+
+class Place(NamedTuple):
+    """A value that a rule is about."""
+
+    part: Any
+    """The part of the configuration that the rule belongs to."""
+    name: Any
+    """The last name in a mapping, or index in a list, on the way from the part to the value."""
+    value: Any
+
+
+class Rule(NamedTuple):
+    """A row of a table. Where rows for the same keys follow each other, the first whose condition holds is told."""
+
+    part: type[Part]
+    keys: str
+    """Separated by blanks; `*` is every name of a mapping and every index of a list. Values that are absent (None) are
+    skipped. What follows a colon is named but not looked at: `models.*:inputs` is about a model, and names its inputs.
+    """
+    condition: Callable[[Place], object]
+    """It gives what was found, if anything. If that is a mapping, its keys are places inside of the value, such as
+    `[1].name`, and its values what was found there."""
+    words: str
+    """In which `{part}` and `{found}` are replaced."""
+
+
+def check(rules: Sequence[Rule], config: Config | None) -> Iterator[tuple[str, str]]:
+    """What *rules* tell of *config*, inner parts first: the path of a key, and the words."""
+    rows: dict[type[Part], list[tuple[Rule, ...]]] = {}
+    for (kind, _), alternatives in itertools.groupby(rules, key=lambda rule: (rule.part, rule.keys)):
+        rows.setdefault(kind, []).append(tuple(alternatives))
+    for path, part in walk(config):
+        for row in rows.get(type(part), ()):
+            for key in row[0].keys.split():
+                looked_at, _, named = key.partition(":")
+                for inner, place in _places(path, part, looked_at):
+                    yield from _told(row, join(inner, named) if named else inner, place)
+
+
+def _places(path: str, part: Part, key: str) -> Iterator[tuple[str, Place]]:
+    """The values that *key* stands for in the *part* at *path*, each with its path."""
+    places = [(path, Place(part, None, part))]
+    for step in filter(None, key.split(".")):
+        places = [each for path, place in places for each in _inside(path, place, step) if each[1].value is not None]
+    yield from places
+
+
+def _inside(path: str, place: Place, step: str) -> Iterator[tuple[str, Place]]:
+    part, name, value = place
+    if step != "*":
+        yield join(path, step.rstrip("_")), Place(part, name, getattr(value, step))  # `for_` is the key `for`
+    elif isinstance(value, dict):
+        yield from ((join(path, shortened(key)), Place(part, key, item)) for key, item in value.items())
+    else:
+        yield from ((f"{path}[{index}]", Place(part, index, item)) for index, item in enumerate(value))
+
+
+def _told(alternatives: Sequence[Rule], key: str, place: Place) -> Iterator[tuple[str, str]]:
+    for rule in alternatives:
+        found = rule.condition(place)
+        if found:
+            for inner, what in found.items() if isinstance(found, dict) else [("", found)]:
+                yield key + inner, rule.words.format(part=place.part, found=what)
+            return
+
+
+def _is_foreign(at: Place) -> bool:
+    """Whether something is set that only servers of V2 understand, for a server of another dialect."""
+    return at.part.dialect in FORMATS and at.value not in ("never", "client", [])
+
+
+def _expected_formats(at: Place) -> str | None:
+    """The formats of the dialect, if the model's is none of them."""
+    formats = FORMATS.get(at.part.dialect, (at.value,))
+    return f"{', '.join(formats[:-1])} or {formats[-1]}" if at.value not in formats else None
+
+
+def _has_nameless_input(at: Place) -> bool:
+    may_have = at.part.dialect in ("mlflow", "auto") and at.value.format in (None, "inputs")
+    return "" in at.value.inputs and not may_have
+
+
+def _matches_no_model(pattern: str) -> bool:
+    return not pattern or ("/" in pattern and "[" not in pattern)
+
+
+def _is_refused_in_paths(model: str) -> bool:
+    return not model or find_path_fault(f"/v2/models/{quote(model, safe='')}/infer") is not None
+
+
+def _repeated(items: Sequence[Hashable]) -> dict[int, int]:
+    """The index of every item that was there before, with the index of the first like it."""
+    first: dict[Hashable, int] = {}
+    return {index: earlier for index, item in enumerate(items) if (earlier := first.setdefault(item, index)) != index}
+
+
+def _repeated_headers(at: Place) -> dict[str, str]:
+    names = [name for name in at.value if HEADER_NAME.fullmatch(name) and name.lower() not in SET_BY_GATEWAY]
+    repeated = _repeated([name.lower() for name in names])
+    return {f".{shortened(names[index])}": shortened(names[first]) for index, first in repeated.items()}
+
+
+def _unknown_backends(at: Place) -> dict[str, str]:
+    """Where routes lead to backends that there are not, with what may have been meant."""
+    known = list(itertools.islice(at.part.backends, MAX_SUGGESTED))
+    found = {}
+    for index, route in enumerate(at.value):
+        for name in route.backends:
+            if name not in at.part.backends:
+                key = "backend" if route.backend is not None else f"split.{shortened(name)}"
+                near = nearest(name, known)
+                hint = f", did you mean `{shortened(near)}`?" if near else f"; there are {shortened(', '.join(known))}"
+                found[f"[{index}].{key}"] = hint
+    return found
+
+
+def _repeated_names(at: Place) -> dict[str, int]:
+    return {f"[{index}].name": first for index, first in _repeated([route.name for route in at.value]).items()}
+
+
+def _needed_memory(config: Config) -> str | None:
+    """What the budget must hold, if a request of the largest size would never be admitted."""
+    if config.limits.request_body <= config.limits.in_flight_bytes // max(config.workers, 1):
+        return None
+    return "`limits.request_body`" + (
+        " for each worker: raise it, or set fewer `workers`" if config.workers > 1 else ""
+    )
+
+
+# fmt: off
+_POSITIVE = (lambda at: f"{type(at.value)(0)}" if at.value <= 0 else None, "expected more than {found}")
+_AT_LEAST_0 = (lambda at: at.value < 0, "expected at least 0")
+_AT_LEAST_1 = (lambda at: at.value < 1, "expected at least 1")
+_SHARE = (lambda at: not 0 <= at.value <= 1, "expected a share from 0 to 1")
+_HEADER = (lambda at: not HEADER_NAME.fullmatch(at.name), "invalid header name")
+_HEADER_VALUE = (lambda at: not at.value.isprintable() or not at.value.isascii(),
+                 "invalid header value: expected printable ASCII characters")
+_NO_MODEL = "never matches: a model's name is not empty and has no slash"
+_ONLY_V2 = (_is_foreign, "this is for servers of V2, and `dialect` is {part.dialect}")
+_FEWER_THAN_WORKERS = (lambda at: 0 < at.value < at.part.workers, "expected at least as many as `workers`")
+_NONE_IS_RESERVED = "the name `none` is reserved for requests without a route"
+_OWN = "name the inference server, or listen on another port"
+
+ERRORS = (
+    Rule(Limits, "request_body response_body header head", *_POSITIVE),
+    Rule(Limits, "client_keep_alive header_timeout body_timeout client_idle", *_POSITIVE),
+    Rule(Limits, "concurrent_requests connections tensors", *_AT_LEAST_1),
+    Rule(Access, "deny.*", lambda at: not at.value.startswith(("/", "*")),
+         "expected a pattern of paths, which begins with / or *"),
+    Rule(Logging, "sample", *_SHARE),
+    Rule(Tracing, "sample", *_SHARE),
+    Rule(Tracing, "service_name", lambda at: not at.value, "expected a name"),
+    Rule(Tracing, "headers.*", *_HEADER),
+    Rule(Tracing, "headers.*", *_HEADER_VALUE),
+    Rule(Timeouts, "connect first_byte idle total", *_POSITIVE),
+    Rule(Queue, "length", *_AT_LEAST_0),
+    Rule(Queue, "timeout", *_POSITIVE),
+    Rule(Retry, "attempts", *_AT_LEAST_1),
+    Rule(Retry, "budget", *_SHARE),
+    Rule(Health, "path", lambda at: not _PATH.fullmatch(at.value),
+         "expected a path that starts with /, of printable ASCII characters without spaces"),
+    Rule(Health, "interval timeout", *_POSITIVE),
+    Rule(Health, "unhealthy_after healthy_after", *_AT_LEAST_1),
+    Rule(Eject, "failures", *_AT_LEAST_0),
+    Rule(Eject, "panic_below", *_SHARE),
+    Rule(Eject, "window for_", *_POSITIVE),
+    Rule(BackendTls, "certificate", lambda at: at.part.key is None, "expected together with `key`, which is missing"),
+    Rule(BackendTls, "key", lambda at: at.part.certificate is None,
+         "expected together with `certificate`, which is missing"),
+    Rule(BackendTls, "server_name", lambda at: not _SERVER_NAME.fullmatch(at.value),
+         "expected the name of a host, such as model.example.com"),
+    Rule(Headers, "set.*", *_HEADER),
+    Rule(Headers, "set.*", *_HEADER_VALUE),
+    Rule(Headers, "set.*", lambda at: at.name.lower() in SET_BY_GATEWAY, "the gateway sets this header itself"),
+    Rule(Headers, "set", _repeated_headers, "duplicate header, `{found}` is set too"),
+    Rule(Headers, "remove.*", lambda at: not HEADER_NAME.fullmatch(at.value), "invalid header name"),
+    Rule(ModelTensor, "shape", lambda at: len(at.value) > MAX_RANK or any(size < -1 for size in at.value),
+         f"expected at most {MAX_RANK} numbers, each at least 0, or -1 for a variable dimension"),
+    Rule(Model, "outputs", lambda at: "" in at.value, "expected a name for each of them"),
+    Rule(Model, "inputs", lambda at: "" in at.value and len(at.value) > 1,
+         "expected a name for each of them: only a single input may have none"),
+    Rule(Model, "signature", lambda at: not at.value, "expected a name, such as serving_default"),
+
+    Rule(Backend, "endpoints", lambda at: not at.value, "expected at least one"),
+    Rule(Backend, "endpoints", lambda at: {f"[{index}]": True for index in _repeated(at.value)}, "duplicate endpoint"),
+    Rule(Backend, "keep_alive dns_refresh", *_POSITIVE),
+    Rule(Backend, "max_connections", *_AT_LEAST_1),
+    Rule(Backend, "binary leave_out ids", *_ONLY_V2),
+    Rule(Backend, "leave_out", lambda at: len(set(at.value)) < len(at.value), "duplicate member"),
+    Rule(Backend, "ids", lambda at: at.value == "always" and "id" in at.part.leave_out,
+         "expected client, because `leave_out` has id: a request has an id or it has none"),
+    Rule(Backend, "models.*", lambda at: _matches_no_model(at.name), _NO_MODEL),
+    Rule(Backend, "models.*.format", lambda at: at.part.dialect == "v2",
+         "this is for other dialects, and `dialect` is v2"),
+    Rule(Backend, "models.*.format", _expected_formats, "expected {found}, because `dialect` is {part.dialect}"),
+    Rule(Backend, "models.*.signature", lambda at: at.part.dialect not in ("tensorflow", "auto"),
+         "only models of TensorFlow have signatures, and `dialect` is {part.dialect}"),
+    Rule(Backend, "models.*:inputs", _has_nameless_input,
+         "expected a name: only MLflow's format `inputs` has an input without one"),
+    Rule(Backend, "models.*.outputs.*", lambda at: at.part.dialect == "mlflow" and at.value.datatype is None,
+         "expected its `datatype`: MLflow's server does not say it, nor do its answers"),
+
+    Rule(Route, "name", lambda at: not at.value, "expected a name"),
+    Rule(Route, ":backend", lambda at: (at.part.backend is None) == (at.part.split is None),
+         "expected either `backend` or `split`"),
+    Rule(Route, "split", lambda at: not any(at.value.values()) or min(at.value.values()) < 0,
+         "expected backends and their weights, such as {{stable: 95, next: 5}}"),
+    Rule(Route, "models", lambda at: not at.value, "an empty list matches nothing; leave it out to match everything"),
+    Rule(Route, "models.*", lambda at: _matches_no_model(at.value), _NO_MODEL),
+    Rule(Route, "host", lambda at: not _HOST_PATTERN.fullmatch(at.value),
+         "expected the name of a host as in a URL, without its scheme, such as api.example.com"),
+    Rule(Route, "path_prefix", lambda at: not at.value.startswith("/"), "expected a path that starts with /"),
+    Rule(Route, "path_prefix", lambda at: not _PREFIX.fullmatch(at.value),
+         "never matches: expected a path as in a URL, percent-encoded and without a query"),
+    Rule(Route, "path_prefix", lambda at: find_path_fault(at.value),
+         "never matches, because such requests are refused: {found}"),
+    Rule(Route, "strip_prefix", lambda at: at.value and at.part.path_prefix is None,
+         "expected together with `path_prefix`, which is missing"),
+    Rule(Route, "strip_prefix", lambda at: at.value and f"{at.part.path_prefix}/".startswith("/v2/"),
+         "`path_prefix` is part of the protocol's own paths, which the backend needs"),
+    Rule(Route, "rename.*", lambda at: _is_refused_in_paths(at.name) or _is_refused_in_paths(at.value),
+         "expected names of models, not empty, not `.` or `..`, and without a slash or backslash"),
+
+    Rule(Config, "workers", *_AT_LEAST_1),
+    Rule(Config, "backends", lambda at: not at.value, "expected at least one"),
+    Rule(Config, "backends", lambda at: "" in at.value, "expected a name for each of them"),
+    Rule(Config, "limits.in_flight_bytes", lambda at: _needed_memory(at.part), "expected at least {found}"),
+    Rule(Config, "admin", lambda at: at.value.is_unix, "expected host:port; `unix:` is for `listen` only"),
+    Rule(Config, "admin", lambda at: at.part.listen.takes(at.value), "the same address as `listen`, which clients use"),
+    Rule(Config, "routes", lambda at: not at.value and len(at.part.backends) > 1,
+         "needed as soon as there is more than one backend"),
+    # every worker has a share of what is counted, or the sum of the shares would be more than the limit
+    Rule(Config, "limits.concurrent_requests limits.connections backends.*.max_connections", *_FEWER_THAN_WORKERS),
+    Rule(Config, "backends.*.endpoints.*", lambda at: at.part.admin.is_reached_by(at.value),
+         f"this is the gateway's own `admin`, which is never for clients: {_OWN}"),
+    Rule(Config, "backends.*.queue.length", lambda at: 0 < at.value < at.part.workers,
+         "expected at least as many as `workers`, or 0"),
+    Rule(Config, "backends.*.endpoints.*", lambda at: at.part.listen.is_reached_by(at.value),
+         f"this is the gateway's own listener, `listen`, an endless loop: {_OWN}"),
+    Rule(Config, "routes", _unknown_backends, "there is no such backend{found}"),
+    Rule(Config, "backends.*", lambda at: not at.part.routes and at.name == "none", _NONE_IS_RESERVED),
+    Rule(Config, "routes", _repeated_names, "duplicate name, as in routes[{found}]"),
+    Rule(Config, "routes.*.name", lambda at: at.value == "none", _NONE_IS_RESERVED),
+)
+"""What must not be."""
+# fmt: on
