@@ -1,9 +1,8 @@
 """The order in which the doctor asks, and what it makes of the answers. Not here: the questions themselves."""
 
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -18,18 +17,9 @@ from gateway.doctor.given import TLS_OPTIONS, Given, backend_of, tls_of
 from gateway.doctor.reaching import meant_by, reach
 from gateway.doctor.recognizing import THE_MODEL, TORCHSERVE, Server, choose_model, recognize
 from gateway.doctor.report import Report, UnusableServerError, configuration
-from gateway.doctor.through import ROUNDS, ThroughTrials, ask_calls, cost, gateway
-from gateway.doctor.trials import (
-    AS_TRIED,
-    Model,
-    RefusedError,
-    Taken,
-    Trials,
-    V2Trials,
-    Variant,
-    as_described,
-    describe,
-)
+from gateway.doctor.samples import AS_TRIED, as_described
+from gateway.doctor.through import ask_calls, compare, cost, gateway, try_requests
+from gateway.doctor.trials import Model, RefusedError, Taken, Trials, V2Trials, Variant, describe
 from gateway.errors import ConfigError
 
 WORKS, WORKS_WITH, UNUSABLE = 0, 1, 2
@@ -83,20 +73,17 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
 async def _examined(url: str, asked_for: str, backend: Backend, tls: TlsContext | None, report: Report) -> Server:
     """Ask everything; which server it is."""
     asker, first = await reach(url, backend, tls, report)
-    try:
-        server = await recognize(asker, first, asked_for, report)
-        model = choose_model(server, asked_for, report)
-        await _find_health(asker, model, server, report)
-        if model:
-            await _try(asker, url, model, server, report)
-        else:
-            if server.says_binary:
-                report.set("binary", "auto", _WHY_AUTO)
-            async with _through(url, report) as through:
-                await ask_calls(through, "", report)
-            report.can("infer", "not found out: no model was tried")
-    finally:
-        await asker.close()
+    server = await recognize(asker, first, asked_for, report)
+    model = choose_model(server, asked_for, report)
+    await _find_health(asker, model, server, report)
+    if model:
+        await _try(asker, url, model, server, report)
+    else:
+        if server.says_binary:
+            report.set("binary", "auto", _WHY_AUTO)
+        async with gateway(url, report) as through:
+            await ask_calls(through, "", report)
+        report.can("infer", "not found out: no model was tried")
     report.table("What clients can do through the gateway", report.abilities)
     return server
 
@@ -107,7 +94,7 @@ async def _find_health(asker: Asker, model: str, server: Server, report: Report)
     of_model = f"/v1/models/{quote(model, safe='')}" if model else "/v1/models"
     for path in filter(None, (usual, "/ping", of_model)):
         answer = await asker.get(path)
-        if answer.status == 200 and not answer.as_answer.is_html:
+        if answer.status == 200 and not answer.is_html:
             report.set("health", {} if path == usual else {"path": path}, _WHY_HEALTH, is_needed=False)
             return
 
@@ -127,28 +114,22 @@ async def _try(asker: Asker, url: str, model: str, server: Server, report: Repor
     except RefusedError as error:
         report.problem(str(error))
         tried = None
-    async with _through(url, report) as through:
+    async with gateway(url, report) as through:
         await ask_calls(through, model, report)
         if tried is None:
             report.can("infer", "not found out: no trial inference was answered")
             return
-        trial = ThroughTrials(through, Model(model), report)
-        if not await trial.compare(tried.by_client, tried.caveat):
+        crossing = V2Trials(through, Model(model), report)
+        if not await compare(crossing, tried.by_client, tried.caveat, report):
             return
-        straight, crossed = asker.keeping(), through.keeping()
-        try:
+        async with asker.keeping() as one, through.keeping() as other:
+            straight, crossed = tried.trials.over(one), crossing.over(other)
             ways = [
-                cost(way, [await each.infer(taken.samples, asker=kept) for _ in range(1 + ROUNDS)][1:])
-                for way, each, taken, kept in (
-                    ("JSON, straight", tried.trials, tried.taken, straight),
-                    ("binary, through the gateway", trial, tried.by_client, crossed),
-                )
+                await cost("JSON, straight", partial(straight.infer, tried.taken.samples)),
+                await cost("binary, through the gateway", partial(crossed.infer_binary, tried.by_client.samples)),
             ]
-        finally:
-            await straight.close()
-            await crossed.close()
         report.table("What this small inference takes: the median of five", ways)
-        await trial.rows(tried.by_client, tried.variants)
+        await try_requests(crossing, tried.by_client, tried.variants, report)
 
 
 class _Tried(NamedTuple):
@@ -183,7 +164,7 @@ async def _try_v2(asker: Asker, model: str, server: Server, report: Report) -> _
         )
         report.set(
             "models",
-            {model: as_described(taken)},
+            {model: {"inputs": as_described(taken.samples), "outputs": as_described(taken.outputs)}},
             "for the server has no metadata, which clients ask for",
             comments={"inputs": AS_TRIED, "outputs": "as they came back: correct the shapes"},
         )
@@ -250,14 +231,6 @@ async def _reads_binary(trials: V2Trials, taken: Taken, server: Server, report: 
         )
         report.set("binary", "always", "it reads binary itself, though it does not say so")
     return True
-
-
-@asynccontextmanager
-async def _through(url: str, report: Report) -> AsyncIterator[Asker]:
-    """What asks a gateway that has been started for it."""
-    report.heading("Through a gateway, started for this")
-    async with gateway(url, report) as through:
-        yield through
 
 
 def _file(url: str, server: Server, report: Report) -> str:

@@ -9,10 +9,17 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from gateway.backend import questions
-from gateway.backend.questions import MLFLOW, TENSORFLOW, V2
+from gateway.backend.questions import (
+    MLFLOW,
+    TENSORFLOW,
+    V2,
+    Answer,
+    ask_dialect,
+    lists_openai_models,
+    read_metadata,
+)
 from gateway.config.values import nearest, shortened
-from gateway.doctor.asking import Asker, NoAnswerError, Reply
+from gateway.doctor.asking import Asker, NoAnswerError
 from gateway.doctor.report import Report, UnusableServerError
 
 MAX_MODELS = 1000
@@ -42,7 +49,7 @@ class Server(NamedTuple):
     """Those that it lists; many servers list none."""
 
 
-async def recognize(asker: Asker, first: Reply, model: str, report: Report) -> Server:
+async def recognize(asker: Asker, first: Answer, model: str, report: Report) -> Server:
     """Which server answers; *first* is its answer to `GET /v2`. Raises `UnusableServerError` and `NoAnswerError`."""
     report.heading("The server")
     server = await _v2(asker, first) or await _other(asker, first, model)
@@ -65,9 +72,9 @@ async def recognize(asker: Asker, first: Reply, model: str, report: Report) -> S
     return server
 
 
-async def _v2(asker: Asker, first: Reply) -> Server | None:
+async def _v2(asker: Asker, first: Answer) -> Server | None:
     """What *first* or the health says of a V2 server; None if it is none."""
-    metadata = questions.read_metadata(first.as_answer)
+    metadata = read_metadata(first)
     if metadata is not None:
         return Server(V2, shortened(f"{metadata.name} {metadata.version}".strip()), metadata.is_binary)
     if b"ResourceNotFoundException" in first.body:
@@ -76,18 +83,14 @@ async def _v2(asker: Asker, first: Reply) -> Server | None:
         return None
     for path in ("/v2/health/live", "/v2/health/ready"):
         health = await asker.get(path)
-        if health.status == 200 and not health.as_answer.is_html:
+        if health.status == 200 and not health.is_html:
             return Server(V2, "")
     return Server(V2, "") if await _paths_of_v2(asker) else None
 
 
-async def _other(asker: Asker, first: Reply, model: str) -> Server:
+async def _other(asker: Asker, first: Answer, model: str) -> Server:
     """What a server is that has nothing below `/v2`. Raises `UnusableServerError` if it is none that is known."""
-
-    async def get(path: str) -> questions.Answer:
-        return (await asker.get(path)).as_answer
-
-    said = await questions.ask_dialect(get)
+    said = await ask_dialect(asker.get)
     if said.dialect == MLFLOW:
         version = (await asker.get("/version")).body.decode(errors="replace").strip()
         return Server(MLFLOW, f"MLflow {shortened(version)}")
@@ -99,11 +102,11 @@ async def _other(asker: Asker, first: Reply, model: str) -> Server:
         if dialect := await _takes_inferences(asker, model):
             return Server(dialect, "")
     what = ""
-    if questions.lists_openai_models(await get("/v1/models")):
+    if lists_openai_models(await asker.get("/v1/models")):
         what = "; it lists models in OpenAI's interface, as servers of language models do, which is another"
     elif not model:
         what = ". If it has nothing but inference, name the model with --model"
-    named = f" Its answers name {shortened(first.headers['Server'])}." if "Server" in first.headers else ""
+    named = f" Its answers name {shortened(first.headers['server'])}." if "server" in first.headers else ""
     raise UnusableServerError(f"it is no server that the gateway can stand in front of: {said.answers}{what}.{named}")
 
 
