@@ -114,6 +114,12 @@ class DialectTrials(Trials):
         self._form = ""
         self._signature = ""
 
+    @property
+    def by_client(self) -> Taken:
+        """See `Trials`. Its inputs have names."""
+        samples = tuple(replace(each, name=each.name or NAMELESS_INPUT) for each in self.taken.samples)
+        return replace(self.taken, samples=samples)
+
     async def infer(self, samples: Sequence[Sample], *, is_chunked: bool = False, **members: Any) -> Answer:
         """See `Trials`."""
         signature = {"signature_name": self._signature} if self._signature else {}
@@ -140,8 +146,8 @@ class DialectTrials(Trials):
             outputs.append(Output(name, datatype, _shape_of(data), blob_of(datatype, values)))
         return outputs
 
-    async def first(self) -> Taken:
-        """An inference that the server answers. Raises `RefusedError`."""
+    async def first(self) -> None:
+        """See `Trials`."""
         await (self._ask_signature() if self._dialect.name == MLFLOW else self._ask_metadata())
         why = ""
         for form in FORMATS[self._dialect.name]:
@@ -159,13 +165,13 @@ class DialectTrials(Trials):
             if self._form in ("columnar", "inputs") or (len(n_rows) == 1 and n_rows != {()}):
                 yield samples
 
-    def describe(self, taken: Taken) -> bool:
-        """Say what the model is, and set `models` to what the server does not say itself; whether any is guessed."""
+    def describe(self) -> None:
+        """Say what the model is, and set `models` to what the server does not say itself."""
         if self._model.inputs:
             sides = filter(None, (self._model.inputs, self._model.outputs))
             self._report.ok(f"inputs: {'; outputs: '.join(', '.join(each.words for each in side) for side in sides)}")
         else:
-            sent = ", ".join(f"{each.datatype} {list(each.shape)}" for each in taken.samples)
+            sent = ", ".join(f"{each.datatype} {list(each.shape)}" for each in self.taken.samples)
             self._report.note(
                 f"the server does not say what the model's inputs and outputs are; it took {sent}. Name, datatype and "
                 "shape of the input under `models` are the trial's and not known to be the model's"
@@ -180,16 +186,15 @@ class DialectTrials(Trials):
             )
         if not self._model.outputs:  # else the gateway itself finds the description at the server
             # `inputs` is the only form in which an input may be without a name
-            block["inputs"] = as_described((taken if self._form == "inputs" else self.for_clients(taken)).samples)
+            block["inputs"] = as_described((self.taken if self._form == "inputs" else self.by_client).samples)
         said = {declared.name for declared in self._model.outputs}
-        outputs = as_described(output for output in taken.outputs if output.name not in said)
+        outputs = as_described(output for output in self.taken.outputs if output.name not in said)
         if outputs:
             block["outputs"] = outputs
+            self.caveat = ", if the datatypes that were guessed are right"
             self._tell_guessed(outputs)
         if block:
-            why = _UNSAID if outputs else "how the model wants to be asked"
-            self._set_models(block, why, _GUESSED)
-        return bool(outputs)
+            self._set_models(block, _UNSAID if outputs else "how the model wants to be asked", _GUESSED)
 
     def _tell_guessed(self, outputs: Mapping[str, Any]) -> None:
         shown = ", ".join(f"{name} {output['datatype']}" for name, output in outputs.items())
@@ -213,11 +218,6 @@ class DialectTrials(Trials):
         pattern = "*" if self._dialect.name == MLFLOW else self._model.name
         comments = {"outputs": outputs} if self._model.inputs else {"inputs": AS_TRIED, "outputs": outputs}
         self._report.set("models", {pattern: block}, why, comments=comments)
-
-    def for_clients(self, taken: Taken) -> Taken:
-        """The inference as a client sends it to the gateway: its inputs have names."""
-        samples = tuple(replace(each, name=each.name or NAMELESS_INPUT) for each in taken.samples)
-        return replace(taken, samples=samples)
 
     async def _ask_metadata(self) -> None:
         """What TensorFlow Serving says of the model, if anything. Raises `RefusedError`."""

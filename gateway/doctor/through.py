@@ -5,7 +5,7 @@ What the doctor's table says that clients can do, was done here. Not here: what 
 
 import logging
 import statistics
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from gateway.app import DataPlane, new_name
@@ -15,7 +15,7 @@ from gateway.config import parse
 from gateway.doctor.asking import Asker, NoAnswerError
 from gateway.doctor.report import Report, as_yaml, configuration
 from gateway.doctor.samples import UnreadableError, outputs_of, same
-from gateway.doctor.trials import Model, Taken, V2Trials, Variant
+from gateway.doctor.trials import Model, Trials, V2Trials
 
 ROUNDS = 5
 """How often each way is measured; the median counts."""
@@ -72,9 +72,9 @@ async def cost(way: str, infer: Callable[[], Awaitable[Answer]]) -> tuple[str, .
     return way, f"{median_s * 1000:.1f} ms", f"{last.sent_bytes:,} bytes sent", f"{len(last.body):,} bytes back"
 
 
-async def compare(trials: V2Trials, taken: Taken, caveat: str, report: Report) -> bool:
-    """Whether the trial inference crosses the gateway; says so, and if it gives the same, but for the *caveat*."""
-    answer = await trials.infer_binary(taken.samples)
+async def compare(crossing: V2Trials, straight: Trials, report: Report) -> bool:
+    """Whether the trial inference of *straight* crosses the gateway; says so, and if it gives the same."""
+    answer = await crossing.infer_binary(straight.by_client.samples)
     if answer.status != 200:
         report.problem(f"in binary through the gateway it was refused: {answer.words}")
         report.can("infer in binary", f"no: {answer.words}")
@@ -85,9 +85,9 @@ async def compare(trials: V2Trials, taken: Taken, caveat: str, report: Report) -
         report.problem(f"in binary through the gateway the answer cannot be read: {error}")
         return False
     report.infers = True
-    if same(outputs, taken.outputs):
+    if same(outputs, straight.taken.outputs):
         report.ok("the trial inference gives the same values in binary through the gateway, bit for bit")
-        report.can("infer in binary", f"yes, with the same values as straight in JSON{caveat}")
+        report.can("infer in binary", f"yes, with the same values as straight in JSON{straight.caveat}")
     else:
         report.note(
             "the trial inference gives other values through the gateway than straight. If the model always answers the "
@@ -97,22 +97,23 @@ async def compare(trials: V2Trials, taken: Taken, caveat: str, report: Report) -
     return True
 
 
-async def try_requests(trials: V2Trials, taken: Taken, variants: Iterable[Variant], report: Report) -> None:
+async def try_requests(crossing: V2Trials, straight: Trials, report: Report) -> None:
     """Try what else clients may want to send, and report it for the table."""
+    taken = straight.by_client
 
     def outcome(answer: Answer, key: str = "") -> str:
         setting = report.settings.get(key)
         with_it = "" if setting is None else f", with `{key}: {as_yaml(setting.value)}`"
         return f"yes{with_it}" if answer.status == 200 else f"no: {answer.words}"
 
-    report.can("infer in JSON", outcome(await trials.infer(taken.samples)))
+    report.can("infer in JSON", outcome(await crossing.infer(taken.samples)))
     listed = [{"name": output.name, "parameters": {"binary_data": True}} for output in taken.outputs]
-    answer = await trials.infer_binary(taken.samples, id="1", outputs=listed)
+    answer = await crossing.infer_binary(taken.samples, id="1", outputs=listed)
     report.can("send an id, list outputs", outcome(answer, "leave_out"))
     if len(taken.samples) == 1 and taken.samples[0].datatype != "BYTES":
-        answer = await trials.infer_raw(taken.samples[0])
+        answer = await crossing.infer_raw(taken.samples[0])
         is_undescribed = answer.status == 400 and "metadata" in answer.words
         more = ". `models` can describe them" if is_undescribed else ""
         report.can("send raw bytes (curl)", f"{outcome(answer)}{more}")
-    for variant in variants:
-        report.can(variant.what, outcome(await trials.infer_binary(variant.samples), variant.key))
+    for variant in await straight.variants():
+        report.can(variant.what, outcome(await crossing.infer_binary(variant.samples), variant.key))

@@ -122,6 +122,19 @@ class Trials(ABC):
         self._asker = asker
         self._model = model
         self._report = report
+        self.taken = Taken((), ())
+        """What the server has answered, once `first` has found that."""
+        self.caveat = ""
+        """What has to be right besides, for clients to get right values."""
+
+    @property
+    def by_client(self) -> Taken:
+        """The same as a client of the gateway sends it."""
+        return self.taken
+
+    @abstractmethod
+    async def first(self) -> None:
+        """Find an inference that the server answers. Raises `RefusedError`."""
 
     @abstractmethod
     async def infer(self, samples: Sequence[Sample], *, is_chunked: bool = False, **members: Any) -> Answer:
@@ -137,21 +150,23 @@ class Trials(ABC):
         other._asker = asker
         return other
 
-    async def variants(self, taken: Taken) -> list[Variant]:
+    async def variants(self) -> list[Variant]:
         """What clients may want to send besides, as far as the model may get it."""
-        with_nan = with_first_value(taken.samples, Kind.FLOAT, math.nan)
+        samples = self.by_client.samples
+        with_nan = with_first_value(samples, Kind.FLOAT, math.nan)
         found = [] if with_nan is None else [Variant("send NaN", with_nan, "nonfinite")]
-        return [*found, *_with_bytes(taken.samples)]
+        return [*found, *_with_bytes(samples)]
 
-    async def find_settings(self, taken: Taken) -> None:
+    async def find_settings(self) -> None:
         """Find out what the server cannot take, and set what makes up for it."""
-        if await self.is_taken(taken.samples, is_chunked=True):
+        self._report.heading("What it takes in JSON")
+        if await self.is_taken(self.taken.samples, is_chunked=True):
             self._report.ok("it reads bodies that are sent in chunks")
         else:
             words = "it refuses bodies that are sent in chunks"
             self._report.note(f"{words}: `framing: content-length`")
             self._report.set("framing", "content-length", words)
-        await self._find_nonfinite(taken)
+        await self._find_nonfinite()
 
     async def is_taken(self, samples: Sequence[Sample], **options: Any) -> bool:
         """Whether the server answers an inference of *samples* with 200."""
@@ -160,8 +175,8 @@ class Trials(ABC):
         except NoAnswerError:
             return False
 
-    async def try_all(self, candidates: Iterable[tuple[Sample, ...]]) -> Taken:
-        """The first of *candidates* that the server answers. Raises `RefusedError`."""
+    async def try_all(self, candidates: Iterable[tuple[Sample, ...]]) -> None:
+        """Take the first of *candidates* that the server answers. Raises `RefusedError`."""
         why = "its inputs are too large for a trial"
         waiting = deque(itertools.islice(candidates, MAX_TRIES))
         tried: set[tuple[Sample, ...]] = set()
@@ -173,7 +188,8 @@ class Trials(ABC):
             try:
                 answer = await self.infer(samples)
                 if answer.status == 200:
-                    return Taken(samples, tuple(self.outputs_of(answer)))
+                    self.taken = Taken(samples, tuple(self.outputs_of(answer)))
+                    return
             except NoAnswerError as error:
                 raise RefusedError(str(error)) from None
             except UnreadableError as error:
@@ -195,11 +211,11 @@ class Trials(ABC):
         for size in list(dict.fromkeys(map(int, _SIZE.findall(words))))[:MAX_SIZES]:
             yield (sample(one.name, one.datatype, (*one.shape[:-1], size)),)
 
-    async def _find_nonfinite(self, taken: Taken) -> None:
+    async def _find_nonfinite(self) -> None:
         """What stands for NaN: `null` wins, which is JSON, unless only the literal comes out as NaN again."""
         comes_back = {}
         for policy, value in (("as_null", None), ("literal", math.nan)):
-            samples = with_first_value(taken.samples, Kind.FLOAT, value)
+            samples = with_first_value(self.taken.samples, Kind.FLOAT, value)
             if samples is None:
                 return
             if (is_nan := await self._comes_back_as_nan(samples)) is not None:
@@ -246,38 +262,39 @@ class V2Trials(Trials):
         """See `Trials`."""
         return outputs_of(answer)
 
-    async def first(self) -> Taken:
-        """An inference that the server answers. Raises `RefusedError`."""
+    async def first(self) -> None:
+        """See `Trials`."""
         inputs = self._model.inputs
         undescribed = ((sample(each.name, each.datatype, each.shape),) for each in WITHOUT_METADATA)
-        return await self.try_all(candidates(inputs) if inputs else undescribed)
+        await self.try_all(candidates(inputs) if inputs else undescribed)
 
-    async def reads_binary(self, taken: Taken) -> bool:
+    async def reads_binary(self) -> bool:
         """Whether the server itself reads and writes binary tensors."""
         try:
-            answer = await self.infer_binary(taken.samples)
-            return answer.status == 200 and same(outputs_of(answer), taken.outputs)
+            answer = await self.infer_binary(self.taken.samples)
+            return answer.status == 200 and same(outputs_of(answer), self.taken.outputs)
         except (NoAnswerError, UnreadableError):
             return False
 
-    async def find_settings(self, taken: Taken) -> None:
+    async def find_settings(self) -> None:
         """See `Trials`."""
-        await super().find_settings(taken)
-        await self._find_members(taken)
-        typed = await self._typed(taken)
+        await super().find_settings()
+        await self._find_members()
+        typed = await self._typed()
         await self._find_halves(typed)
         if "BYTES" in typed:
             await self._find_bytes(typed["BYTES"])
 
-    async def _find_members(self, taken: Taken) -> None:
-        listed = [{"name": output.name} for output in taken.outputs]
+    async def _find_members(self) -> None:
+        samples = self.taken.samples
+        listed = [{"name": output.name} for output in self.taken.outputs]
         members = {"id": "doctor", "outputs": listed, "parameters": {"trial": 1}}
-        refused = [name for name, each in members.items() if not await self.is_taken(taken.samples, **{name: each})]
+        refused = [name for name, each in members.items() if not await self.is_taken(samples, **{name: each})]
         why = []
         if refused:
             *others, last = [f"`{name}`" for name in refused]
             why.append("it refuses requests with " + (f"{', '.join(others)} and {last}" if others else last))
-        if "id" not in refused and await self._makes_ids(taken.samples):
+        if "id" not in refused and await self._makes_ids(samples):
             refused.insert(0, "id")
             why.append("it does not give the `id` of a request back, but one of its own")
         if why:
@@ -295,27 +312,28 @@ class V2Trials(Trials):
             return False
         return isinstance(answer, dict) and answer.get("id") not in (None, "", "doctor")
 
-    async def _typed(self, taken: Taken) -> dict[str, tuple[Sample, ...]]:
+    async def _typed(self) -> dict[str, tuple[Sample, ...]]:
         """The request with each of the datatypes that JSON carries badly, as far as the model may get it."""
-        found = {datatype: await self._with_datatype(taken, datatype) for datatype in ("FP16", "BF16", "BYTES")}
+        found = {datatype: await self._with_datatype(datatype) for datatype in ("FP16", "BF16", "BYTES")}
         return {datatype: samples for datatype, samples in found.items() if samples is not None}
 
-    async def _with_datatype(self, taken: Taken, datatype: str) -> tuple[Sample, ...] | None:
+    async def _with_datatype(self, datatype: str) -> tuple[Sample, ...] | None:
         """The request with *datatype* for a tensor of its kind; None if that makes no sense.
 
         It does if the model has such a tensor, or takes any datatype of this kind, which another one of it shows.
         """
-        if any(each.datatype == datatype for each in taken.samples):
-            return taken.samples
+        samples = self.taken.samples
+        if any(each.datatype == datatype for each in samples):
+            return samples
         kind = DATATYPES[datatype].kind
-        kinds = [DATATYPES[each.datatype].kind for each in taken.samples]
+        kinds = [DATATYPES[each.datatype].kind for each in samples]
         if kind not in kinds and self._model.inputs:
             return None
         index = kinds.index(kind) if kind in kinds else 0
-        tensor = taken.samples[index]
+        tensor = samples[index]
         other = "BYTES" if kind is Kind.BYTES else "FP32" if tensor.datatype == "FP64" else "FP64"
         control, wanted = (
-            replaced(taken.samples, index, sample(tensor.name, each, tensor.shape)) for each in (other, datatype)
+            replaced(samples, index, sample(tensor.name, each, tensor.shape)) for each in (other, datatype)
         )
         return wanted if await self.is_taken(control) else None
 
@@ -343,13 +361,13 @@ class V2Trials(Trials):
         else:
             self._report.note("it does not read base64: BYTES have to be text (UTF-8)")
 
-    async def variants(self, taken: Taken) -> list[Variant]:
+    async def variants(self) -> list[Variant]:
         """See `Trials`."""
-        found = await super().variants(taken)
-        for datatype, samples in (await self._typed(taken)).items():
+        found = await super().variants()
+        for datatype, samples in (await self._typed()).items():
             if datatype != "BYTES":
                 found.append(Variant(f"send {datatype}", samples, "half_precision"))
-            elif samples != taken.samples:
+            elif samples != self.taken.samples:
                 found += _with_bytes(samples)
         return found
 
