@@ -17,7 +17,6 @@ import ssl
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from enum import IntEnum
 from typing import NamedTuple
 
 from gateway import __version__
@@ -80,18 +79,15 @@ _TLS_ALERT, _TLS_HANDSHAKE = b"\x15\x03", b"\x16\x03"  # how records begin (RFC 
 
 log = logging.getLogger("gateway")
 
-
-class Level(IntEnum):
-    """How a finding is logged."""
-
-    GOOD = logging.INFO
-    BAD = logging.WARNING
+GOOD, BAD = logging.INFO, logging.WARNING
+"""How findings are logged."""
 
 
 class Finding(NamedTuple):
     """What was found at an endpoint, in words."""
 
-    level: Level
+    level: int
+    """`GOOD` or `BAD`."""
     words: str
 
 
@@ -111,7 +107,7 @@ class FirstLook:
             self._known,
             {(name, url) for name, each in config.backends.items() for url in each.endpoints},
         )
-        if not log.isEnabledFor(Level.BAD):
+        if not log.isEnabledFor(BAD):
             return
         for name, backend in config.backends.items():
             new = [url for url in backend.endpoints if (name, url) not in known]
@@ -155,7 +151,7 @@ class FirstLook:
             try:
                 async with asyncio.timeout(LOOK_S):
                     if not endpoint.addresses:
-                        endpoint = await _resolved(endpoint)
+                        endpoint = await resolved(endpoint)
                     asker = Asker(connections, endpoint, [*headers, ("Via", self._via)])
                     return await _Look(backend, endpoint, asker.get).finding()
             except OSError as error:
@@ -171,10 +167,10 @@ class FirstLook:
 
 
 def _bad(words: str) -> Finding:
-    return Finding(Level.BAD, words)
+    return Finding(BAD, words)
 
 
-async def _resolved(endpoint: Endpoint) -> Endpoint:
+async def resolved(endpoint: Endpoint) -> Endpoint:
     """*endpoint* with the addresses of its host. Raises `OSError` and `UnicodeError`."""
     infos = await look_up(endpoint.host)
     return replace(endpoint, addresses=usable_addresses(str(info[4][0]) for info in infos))
@@ -210,7 +206,7 @@ class _Look(NamedTuple):
         with suppress(GatewayError, LostError, NotHttpError):
             said = await ask_other_dialect(self.get)
             if said.dialect == dialect:
-                return Finding(Level.GOOD, f"answers as a server with `dialect: {dialect}` does")
+                return Finding(GOOD, f"answers as a server with `dialect: {dialect}` does")
             if not said.dialect and answer.status == 404:
                 return _bad(
                     f"does not answer as a server with `dialect: {dialect}` does ({said.answers}); inferences may pass "
@@ -226,10 +222,10 @@ class _Look(NamedTuple):
         says = f"answers GET {path} with {answer.status_line}"
         with suppress(GatewayError, LostError, NotHttpError):
             if (await self.get("/v2/health/live")).status == 200:
-                return Finding(Level.GOOD, f"answers probes of {path}/health/live, but GET {path} with {answer.status}")
+                return Finding(GOOD, f"answers probes of {path}/health/live, but GET {path} with {answer.status}")
             if dialect := (await ask_other_dialect(self.get)).dialect:
                 if self.backend.dialect == AUTO:
-                    return Finding(Level.GOOD, f"answers as {_AS[dialect]}: `dialect: auto` finds {dialect}")
+                    return Finding(GOOD, f"answers as {_AS[dialect]}: `dialect: auto` finds {dialect}")
                 return _bad(f"{says}, and otherwise as {_AS[dialect]}: set `dialect: {dialect}`; {_MORE}")
             if lists_openai_models(await self.get("/v1/models")):
                 return _bad(f"{says}; it has /v1/models, as servers with OpenAI's interface do, which is another")
@@ -314,7 +310,7 @@ def judge(answer: Answer, base_path: str = "", binary: str = NEVER) -> Finding |
     """
     says = f"answers GET {base_path}/v2 with"
     if answer.needs_credentials:
-        return Finding(Level.GOOD, f"answers, and needs credentials ({answer.status_line}): clients send theirs")
+        return Finding(GOOD, f"answers, and needs credentials ({answer.status_line}): clients send theirs")
     if answer.status == 400 and b"SSL certificate" in answer.body:  # nginx's, to one that is missing or not accepted
         return _bad(f"{says} {answer.status_line}, since it wants a client certificate: {_CLIENT_CERTIFICATE}")
     if answer.status == 508 and b"passed through this gateway" in answer.body:
@@ -323,7 +319,7 @@ def judge(answer: Answer, base_path: str = "", binary: str = NEVER) -> Finding |
         return _bad("this is the admin listener of a tensor-gateway: name the inference server")
     if answer.status == 404 and b"ResourceNotFoundException" in answer.body:
         return Finding(
-            Level.GOOD,
+            GOOD,
             "TorchServe answers; it has no metadata of the V2 protocol, and reads its inferences with "
             "service_envelope=kservev2",
         )
@@ -347,13 +343,13 @@ def _judge_metadata(answer: Answer, says: str, binary: str) -> Finding:
         return _bad(
             f"{says} something else than a server's metadata: not a server of the V2 (Open Inference) protocol?"
         )
-    named = shortened(f"{metadata.name} {metadata.version}".strip()) or "a server without a name"
+    named = metadata.title or "a server without a name"
     if not metadata.is_binary:
         said = f", and does not say {EXTENSION}: it gets JSON" if binary == AUTO else ""
-        return Finding(Level.GOOD, f"{named} answers{said}")
+        return Finding(GOOD, f"{named} answers{said}")
     meant = "with `binary: auto` its inferences would pass" if binary == NEVER else "its inferences pass"
     return Finding(
-        Level.GOOD,
+        GOOD,
         f"{named} answers, and says that it speaks the binary extension itself ({EXTENSION}): {meant} through as they "
         "come",
     )

@@ -168,9 +168,8 @@ class Asker:
 class Metadata(NamedTuple):
     """A V2 server's metadata, as far as it is looked at."""
 
-    name: str
-    version: str
-    """Empty if it names none."""
+    title: str
+    """Name and version, as a log line may show them; empty if it says neither."""
     is_binary: bool
     """Whether the server says that it speaks the binary extension itself."""
 
@@ -212,7 +211,8 @@ def read_metadata(answer: Answer) -> Metadata | None:
         return None
     version, extensions = named.version, named.extensions
     is_binary = isinstance(extensions, list) and EXTENSION in extensions
-    return Metadata(named.name, version if isinstance(version, str) else "", is_binary)
+    title = f"{named.name} {version if isinstance(version, str) else ''}".strip()
+    return Metadata(shortened(title), is_binary)
 
 
 def is_no_answer(answer: Answer) -> bool:

@@ -141,9 +141,10 @@ class DialectTrials(Trials):
             values = flat(data)
             try:
                 datatype = said.get(name) or guessed(values, is_double=is_double)
-            except (TypeError, OverflowError):
+                shape = np.shape(data)
+            except (TypeError, ValueError, OverflowError):
                 raise UnreadableError(f"values of {name} that do not form a tensor") from None
-            outputs.append(Output(name, datatype, _shape_of(data), blob_of(datatype, values)))
+            outputs.append(Output(name, datatype, shape, blob_of(datatype, values)))
         return outputs
 
     async def first(self) -> None:
@@ -302,14 +303,3 @@ def _is_single(value: float) -> bool:
     """Whether *value* is an FP32; NaN is one. One that was printed short, as 0.1, is taken for an FP64, too."""
     single = np.float32(value)
     return float(single) == value or bool(np.isnan(single))
-
-
-def _shape_of(data: Any) -> tuple[int, ...]:
-    """The shape of nested lists."""
-    shape = []
-    while isinstance(data, list):
-        shape.append(len(data))
-        if not data:
-            break
-        data = data[0]
-    return tuple(shape)

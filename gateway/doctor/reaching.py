@@ -20,9 +20,9 @@ import msgspec
 from gateway.backend.arriving import LostError, NotHttpError
 from gateway.backend.connections import UnreachableError
 from gateway.backend.endpoints import Endpoint
-from gateway.backend.first_look import SPEAKS_TLS, Level, judge, speaks_tls, why_no_answer
+from gateway.backend.first_look import BAD, SPEAKS_TLS, judge, resolved, speaks_tls, why_no_answer
 from gateway.backend.questions import Answer
-from gateway.backend.resolving import at_addresses, look_up, usable_addresses
+from gateway.backend.resolving import at_addresses
 from gateway.certificates import TlsContext, expiry_of
 from gateway.config import Backend, for_backend
 from gateway.config.values import shortened
@@ -88,7 +88,7 @@ async def reach(url: str, backend: Backend, tls: TlsContext | None, report: Repo
     *backend* has the headers and the TLS settings that were given, *tls* is what they come to where *url* begins with
     https. Raises `UnusableServerError`.
     """
-    endpoint = await _resolved(Endpoint.parse(url, tls), report)
+    endpoint = await _looked_up(Endpoint.parse(url, tls), report)
     asker = Asker(endpoint, backend.headers.set)
     try:
         answer = await asker.get("/v2")
@@ -128,21 +128,21 @@ def _is_certificate(error: BaseException | None) -> bool:
     return error is not None
 
 
-async def _resolved(endpoint: Endpoint, report: Report) -> Endpoint:
+async def _looked_up(endpoint: Endpoint, report: Report) -> Endpoint:
     """*endpoint* with its addresses, which are reported if it has a name. Raises `UnusableServerError`."""
     if endpoint.addresses:
         return endpoint
     host = endpoint.host
     try:
         async with asyncio.timeout(ASK_S):
-            addresses = usable_addresses(str(entry[4][0]) for entry in await look_up(host))
+            found = await resolved(endpoint)
     except TimeoutError:
         raise UnusableServerError(f"the name {host} could not be looked up within {ASK_S:g} s") from None
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no name for a host"
         raise UnusableServerError(f"the name {host} cannot be looked up: {reason}") from None
-    report.ok(f"{host} is {_listed(addresses)}")
-    endpoints = at_addresses(endpoint, addresses)
+    report.ok(f"{host} is {_listed(found.addresses)}")
+    endpoints = at_addresses(endpoint, found.addresses)
     if len(endpoints) > 1:
         report.note(
             f"to the gateway these are {len(endpoints)} servers, each with connections and probes of its own. It is "
@@ -150,7 +150,7 @@ async def _resolved(endpoint: Endpoint, report: Report) -> Endpoint:
         )
         dead: dict[str, list[str]] = {}
         reasons = await asyncio.gather(*map(_why_unreachable, endpoints))
-        for address, reason in zip(addresses, reasons, strict=True):
+        for address, reason in zip(found.addresses, reasons, strict=True):
             dead.setdefault(reason, []).append(address)
         if "" in dead:  # with none that answers, the next question says why
             for reason, those in list(dead.items()):
@@ -159,7 +159,7 @@ async def _resolved(endpoint: Endpoint, report: Report) -> Endpoint:
                         f"no connection to {_listed(those)}: {reason}. As long as that lasts, the gateway asks the "
                         "others"
                     )
-    return replace(endpoint, addresses=addresses)
+    return found
 
 
 def _listed(addresses: Sequence[str]) -> str:
@@ -192,7 +192,7 @@ async def _judge(asker: Asker, answer: Answer) -> None:
         raise UnusableServerError(SPEAKS_TLS)
     finding = judge(answer, asker.endpoint.base_path)
     # whatever else has status 200 may still be a server of another dialect
-    if finding is not None and finding.level is Level.BAD and (answer.status != 200 or answer.is_html):
+    if finding is not None and finding.level is BAD and (answer.status != 200 or answer.is_html):
         raise UnusableServerError(f"it {finding.words}" if finding.words.startswith("answers") else finding.words)
 
 

@@ -79,7 +79,7 @@ async def _v2(asker: Asker, first: Answer) -> Server | None:
     """What *first* or the health says of a V2 server; None if it is none."""
     metadata = read_metadata(first)
     if metadata is not None:
-        return Server(V2, shortened(f"{metadata.name} {metadata.version}".strip()), metadata.is_binary)
+        return Server(V2, metadata.title, metadata.is_binary)
     if b"ResourceNotFoundException" in first.body:
         return Server(V2, TORCHSERVE)
     if first.status == 200:  # it may answer everything with 200

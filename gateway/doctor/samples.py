@@ -8,7 +8,7 @@ import base64
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -219,11 +219,7 @@ def _read_output(output: dict[str, Any], blobs: bytes) -> tuple[Output, bytes]:
 
 def same(one: Sequence[Output], other: Sequence[Output]) -> bool:
     """Whether the outputs of two answers are the same, whatever their order."""
-    return _by_name(one) == _by_name(other)
-
-
-def _by_name(outputs: Sequence[Output]) -> Mapping[str, tuple[str, tuple[int, ...], bytes]]:
-    return {output.name: (output.datatype, output.shape, output.blob) for output in outputs}
+    return {each.name: each for each in one} == {each.name: each for each in other}
 
 
 def has_nan(outputs: Sequence[Output]) -> bool:
