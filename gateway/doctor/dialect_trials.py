@@ -29,7 +29,7 @@ from gateway.doctor.samples import (
     flat,
     sample,
 )
-from gateway.doctor.trials import Model, RefusedError, Taken, Trials, candidates
+from gateway.doctor.trials import Model, RefusedError, Trials, candidates
 from gateway.errors import CodecError
 
 OUTPUT = "output"
@@ -115,10 +115,9 @@ class DialectTrials(Trials):
         self._signature = ""
 
     @property
-    def by_client(self) -> Taken:
-        """See `Trials`. Its inputs have names."""
-        samples = tuple(replace(each, name=each.name or NAMELESS_INPUT) for each in self.taken.samples)
-        return replace(self.taken, samples=samples)
+    def by_client(self) -> tuple[Sample, ...]:
+        """See `Trials`. They have names."""
+        return tuple(replace(each, name=each.name or NAMELESS_INPUT) for each in self.samples)
 
     async def infer(self, samples: Sequence[Sample], *, is_chunked: bool = False, **members: Any) -> Answer:
         """See `Trials`."""
@@ -172,7 +171,7 @@ class DialectTrials(Trials):
             sides = filter(None, (self._model.inputs, self._model.outputs))
             self._report.ok(f"inputs: {'; outputs: '.join(', '.join(each.words for each in side) for side in sides)}")
         else:
-            sent = ", ".join(f"{each.datatype} {list(each.shape)}" for each in self.taken.samples)
+            sent = ", ".join(f"{each.datatype} {list(each.shape)}" for each in self.samples)
             self._report.note(
                 f"the server does not say what the model's inputs and outputs are; it took {sent}. Name, datatype and "
                 "shape of the input under `models` are the trial's and not known to be the model's"
@@ -187,9 +186,9 @@ class DialectTrials(Trials):
             )
         if not self._model.outputs:  # else the gateway itself finds the description at the server
             # `inputs` is the only form in which an input may be without a name
-            block["inputs"] = as_described((self.taken if self._form == "inputs" else self.by_client).samples)
+            block["inputs"] = as_described(self.samples if self._form == "inputs" else self.by_client)
         said = {declared.name for declared in self._model.outputs}
-        outputs = as_described(output for output in self.taken.outputs if output.name not in said)
+        outputs = as_described(output for output in self.outputs if output.name not in said)
         if outputs:
             block["outputs"] = outputs
             self.caveat = ", if the datatypes that were guessed are right"

@@ -120,8 +120,8 @@ async def _try(asker: Asker, url: str, model: str, server: Server, report: Repor
         if not await compare(crossing, straight, report):
             return
         async with asker.keeping() as one, through.keeping() as other:
-            infer = partial(straight.over(one).infer, straight.taken.samples)
-            infer_binary = partial(crossing.over(other).infer_binary, straight.by_client.samples)
+            infer = partial(straight.over(one).infer, straight.samples)
+            infer_binary = partial(crossing.over(other).infer_binary, straight.by_client)
             ways = [await cost("JSON, straight", infer), await cost("binary, through the gateway", infer_binary)]
         report.table("What this small inference takes: the median of five", ways)
         await try_requests(crossing, straight, report)
@@ -147,7 +147,7 @@ async def _try_v2(asker: Asker, model: str, server: Server, report: Report) -> T
         )
         report.set(
             "models",
-            {model: {"inputs": as_described(trials.taken.samples), "outputs": as_described(trials.taken.outputs)}},
+            {model: {"inputs": as_described(trials.samples), "outputs": as_described(trials.outputs)}},
             "for the server has no metadata, which clients ask for",
             comments={"inputs": AS_TRIED, "outputs": "as they came back: correct the shapes"},
         )

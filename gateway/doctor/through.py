@@ -74,7 +74,7 @@ async def cost(way: str, infer: Callable[[], Awaitable[Answer]]) -> tuple[str, .
 
 async def compare(crossing: V2Trials, straight: Trials, report: Report) -> bool:
     """Whether the trial inference of *straight* crosses the gateway; says so, and if it gives the same."""
-    answer = await crossing.infer_binary(straight.by_client.samples)
+    answer = await crossing.infer_binary(straight.by_client)
     if answer.status != 200:
         report.problem(f"in binary through the gateway it was refused: {answer.words}")
         report.can("infer in binary", f"no: {answer.words}")
@@ -85,7 +85,7 @@ async def compare(crossing: V2Trials, straight: Trials, report: Report) -> bool:
         report.problem(f"in binary through the gateway the answer cannot be read: {error}")
         return False
     report.infers = True
-    if same(outputs, straight.taken.outputs):
+    if same(outputs, straight.outputs):
         report.ok("the trial inference gives the same values in binary through the gateway, bit for bit")
         report.can("infer in binary", f"yes, with the same values as straight in JSON{straight.caveat}")
     else:
@@ -99,19 +99,19 @@ async def compare(crossing: V2Trials, straight: Trials, report: Report) -> bool:
 
 async def try_requests(crossing: V2Trials, straight: Trials, report: Report) -> None:
     """Try what else clients may want to send, and report it for the table."""
-    taken = straight.by_client
+    samples = straight.by_client
 
     def outcome(answer: Answer, key: str = "") -> str:
         setting = report.settings.get(key)
         with_it = "" if setting is None else f", with `{key}: {as_yaml(setting.value)}`"
         return f"yes{with_it}" if answer.status == 200 else f"no: {answer.words}"
 
-    report.can("infer in JSON", outcome(await crossing.infer(taken.samples)))
-    listed = [{"name": output.name, "parameters": {"binary_data": True}} for output in taken.outputs]
-    answer = await crossing.infer_binary(taken.samples, id="1", outputs=listed)
+    report.can("infer in JSON", outcome(await crossing.infer(samples)))
+    listed = [{"name": output.name, "parameters": {"binary_data": True}} for output in straight.outputs]
+    answer = await crossing.infer_binary(samples, id="1", outputs=listed)
     report.can("send an id, list outputs", outcome(answer, "leave_out"))
-    if len(taken.samples) == 1 and taken.samples[0].datatype != "BYTES":
-        answer = await crossing.infer_raw(taken.samples[0])
+    if len(samples) == 1 and samples[0].datatype != "BYTES":
+        answer = await crossing.infer_raw(samples[0])
         is_undescribed = answer.status == 400 and "metadata" in answer.words
         more = ". `models` can describe them" if is_undescribed else ""
         report.can("send raw bytes (curl)", f"{outcome(answer)}{more}")

@@ -54,14 +54,6 @@ WITHOUT_METADATA = (Declared("x", "FP32", (1, 4)), Declared("INPUT0", "FP32", (1
 _NO_TEXT = b"\xff\x00"  # not UTF-8
 
 
-@dataclass(frozen=True)
-class Taken:
-    """An inference that the server has answered."""
-
-    samples: tuple[Sample, ...]
-    outputs: tuple[Output, ...]
-
-
 class Variant(NamedTuple):
     """A request that a client may want to send besides, and the key that decides what becomes of it."""
 
@@ -122,15 +114,16 @@ class Trials(ABC):
         self._asker = asker
         self._model = model
         self._report = report
-        self.taken = Taken((), ())
-        """What the server has answered, once `first` has found that."""
+        self.samples: tuple[Sample, ...] = ()
+        self.outputs: tuple[Output, ...] = ()
+        """An inference that the server has answered, once `first` has found one."""
         self.caveat = ""
         """What has to be right besides, for clients to get right values."""
 
     @property
-    def by_client(self) -> Taken:
-        """The same as a client of the gateway sends it."""
-        return self.taken
+    def by_client(self) -> tuple[Sample, ...]:
+        """The same inputs as a client of the gateway sends them."""
+        return self.samples
 
     @abstractmethod
     async def first(self) -> None:
@@ -152,7 +145,7 @@ class Trials(ABC):
 
     async def variants(self) -> list[Variant]:
         """What clients may want to send besides, as far as the model may get it."""
-        samples = self.by_client.samples
+        samples = self.by_client
         with_nan = with_first_value(samples, Kind.FLOAT, math.nan)
         found = [] if with_nan is None else [Variant("send NaN", with_nan, "nonfinite")]
         return [*found, *_with_bytes(samples)]
@@ -160,7 +153,7 @@ class Trials(ABC):
     async def find_settings(self) -> None:
         """Find out what the server cannot take, and set what makes up for it."""
         self._report.heading("What it takes in JSON")
-        if await self.is_taken(self.taken.samples, is_chunked=True):
+        if await self.is_taken(self.samples, is_chunked=True):
             self._report.ok("it reads bodies that are sent in chunks")
         else:
             words = "it refuses bodies that are sent in chunks"
@@ -188,7 +181,7 @@ class Trials(ABC):
             try:
                 answer = await self.infer(samples)
                 if answer.status == 200:
-                    self.taken = Taken(samples, tuple(self.outputs_of(answer)))
+                    self.samples, self.outputs = samples, tuple(self.outputs_of(answer))
                     return
             except NoAnswerError as error:
                 raise RefusedError(str(error)) from None
@@ -215,7 +208,7 @@ class Trials(ABC):
         """What stands for NaN: `null` wins, which is JSON, unless only the literal comes out as NaN again."""
         comes_back = {}
         for policy, value in (("as_null", None), ("literal", math.nan)):
-            samples = with_first_value(self.taken.samples, Kind.FLOAT, value)
+            samples = with_first_value(self.samples, Kind.FLOAT, value)
             if samples is None:
                 return
             if (is_nan := await self._comes_back_as_nan(samples)) is not None:
@@ -271,8 +264,8 @@ class V2Trials(Trials):
     async def reads_binary(self) -> bool:
         """Whether the server itself reads and writes binary tensors."""
         try:
-            answer = await self.infer_binary(self.taken.samples)
-            return answer.status == 200 and same(outputs_of(answer), self.taken.outputs)
+            answer = await self.infer_binary(self.samples)
+            return answer.status == 200 and same(outputs_of(answer), self.outputs)
         except (NoAnswerError, UnreadableError):
             return False
 
@@ -286,15 +279,14 @@ class V2Trials(Trials):
             await self._find_bytes(typed["BYTES"])
 
     async def _find_members(self) -> None:
-        samples = self.taken.samples
-        listed = [{"name": output.name} for output in self.taken.outputs]
+        listed = [{"name": output.name} for output in self.outputs]
         members = {"id": "doctor", "outputs": listed, "parameters": {"trial": 1}}
-        refused = [name for name, each in members.items() if not await self.is_taken(samples, **{name: each})]
+        refused = [name for name, each in members.items() if not await self.is_taken(self.samples, **{name: each})]
         why = []
         if refused:
             *others, last = [f"`{name}`" for name in refused]
             why.append("it refuses requests with " + (f"{', '.join(others)} and {last}" if others else last))
-        if "id" not in refused and await self._makes_ids(samples):
+        if "id" not in refused and await self._makes_ids():
             refused.insert(0, "id")
             why.append("it does not give the `id` of a request back, but one of its own")
         if why:
@@ -304,10 +296,10 @@ class V2Trials(Trials):
         else:
             self._report.ok("it takes `id`, `outputs` and `parameters`")
 
-    async def _makes_ids(self, samples: Sequence[Sample]) -> bool:
+    async def _makes_ids(self) -> bool:
         """Whether answers have another id than their requests, which the gateway takes for a mix-up (protocol 4.10)."""
         try:
-            answer = (await self.infer(samples, id="doctor")).json
+            answer = (await self.infer(self.samples, id="doctor")).json
         except NoAnswerError:
             return False
         return isinstance(answer, dict) and answer.get("id") not in (None, "", "doctor")
@@ -322,7 +314,7 @@ class V2Trials(Trials):
 
         It does if the model has such a tensor, or takes any datatype of this kind, which another one of it shows.
         """
-        samples = self.taken.samples
+        samples = self.samples
         if any(each.datatype == datatype for each in samples):
             return samples
         kind = DATATYPES[datatype].kind
@@ -367,7 +359,7 @@ class V2Trials(Trials):
         for datatype, samples in (await self._typed()).items():
             if datatype != "BYTES":
                 found.append(Variant(f"send {datatype}", samples, "half_precision"))
-            elif samples != self.taken.samples:
+            elif samples != self.samples:
                 found += _with_bytes(samples)
         return found
 
