@@ -150,18 +150,16 @@ class FirstLook:
             connections = own_connections(name, backend.timeouts.connect)
             try:
                 async with asyncio.timeout(LOOK_S):
-                    if not endpoint.addresses:
-                        endpoint = await resolved(endpoint)
+                    with suppress(OSError, UnicodeError):
+                        endpoint = endpoint if endpoint.addresses else await resolved(endpoint)
+                    if not endpoint.addresses:  # which `resolving` reports
+                        return None
                     asker = Asker(connections, endpoint, [*headers, ("Via", self._via)])
                     return await _Look(backend, endpoint, asker.get).finding()
-            except OSError as error:
-                if not isinstance(error, TimeoutError):  # `resolving` reports names that cannot be looked up
-                    return None
+            except TimeoutError:
                 if not endpoint.addresses:
                     return _bad(f"its host name could not be looked up within {LOOK_S:g} s")
                 return _bad(f"no answer to GET {endpoint.base_path}/v2 within {LOOK_S:g} s")
-            except UnicodeError:
-                return None
             finally:
                 await connections.close()
 

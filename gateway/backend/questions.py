@@ -93,7 +93,7 @@ Get = Callable[[str], Awaitable[Answer]]
 
 
 def own_connections(backend: str, connect_timeout_s: float) -> Connections:
-    """Connections for questions alone, to whatever endpoint. Must be closed."""
+    """Connections for questions alone, to whatever endpoint; `close` ends what is still open."""
     connections = Connections(backend, Names(backend, EndpointSet()))
     connections.configure(
         max_connections=1,
