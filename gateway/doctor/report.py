@@ -76,6 +76,11 @@ class Report:
         """The backend's *key* should have *value*."""
         self.settings[key] = Setting(value, why, is_needed, comments=comments or {})
 
+    def advise(self, key: str, value: Any, why: str, more: str = "") -> None:
+        """Say what the server does, *why* the backend's *key* should have *value*, and set that."""
+        self.note(f"{why}: `{key}: {as_yaml(value)}`{more}")
+        self.set(key, value, why)
+
     def can(self, what: str, words: str) -> None:
         """A row of the table."""
         self.abilities.append((what, words))

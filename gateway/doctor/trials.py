@@ -156,9 +156,7 @@ class Trials(ABC):
         if await self.is_taken(self.samples, is_chunked=True):
             self._report.ok("it reads bodies that are sent in chunks")
         else:
-            words = "it refuses bodies that are sent in chunks"
-            self._report.note(f"{words}: `framing: content-length`")
-            self._report.set("framing", "content-length", words)
+            self._report.advise("framing", "content-length", "it refuses bodies that are sent in chunks")
         await self._find_nonfinite()
 
     async def is_taken(self, samples: Sequence[Sample], **options: Any) -> bool:
@@ -221,8 +219,7 @@ class Trials(ABC):
         words = f"it {'reads' if comes_back[policy] else 'takes'} {form} for NaN"
         if len(comes_back) == 1:
             words += f", and refuses {other}"
-        self._report.note(f"{words}: `nonfinite: {policy}` if inputs may hold NaN")
-        self._report.set("nonfinite", policy, words)
+        self._report.advise("nonfinite", policy, words, " if inputs may hold NaN")
 
     async def _comes_back_as_nan(self, samples: Sequence[Sample]) -> bool | None:
         """Whether an inference with NaN gives NaN; None if it is refused."""
@@ -290,9 +287,7 @@ class V2Trials(Trials):
             refused.insert(0, "id")
             why.append("it does not give the `id` of a request back, but one of its own")
         if why:
-            words = "; ".join(why)
-            self._report.note(f"{words}: `leave_out: [{', '.join(refused)}]`")
-            self._report.set("leave_out", refused, words)
+            self._report.advise("leave_out", refused, "; ".join(why))
         else:
             self._report.ok("it takes `id`, `outputs` and `parameters`")
 
@@ -334,8 +329,7 @@ class V2Trials(Trials):
         refused = [each for each in ("FP16", "BF16") if each in typed and not await self.is_taken(typed[each])]
         if refused:
             words = f"it refuses {' and '.join(refused)} in JSON"
-            self._report.note(f"{words}: `half_precision: promote` sends FP32 instead")
-            self._report.set("half_precision", "promote", words)
+            self._report.advise("half_precision", "promote", words, " sends FP32 instead")
 
     async def _find_bytes(self, samples: tuple[Sample, ...]) -> None:
         """Whether the server decodes base64 that is marked as such."""
