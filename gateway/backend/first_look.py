@@ -17,24 +17,25 @@ import ssl
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from enum import IntEnum
 from typing import NamedTuple
 
 from gateway import __version__
 from gateway.backend.arriving import LostError, NotHttpError
-from gateway.backend.connections import Connections, UnreachableError
-from gateway.backend.endpoints import Endpoint, EndpointSet
+from gateway.backend.connections import UnreachableError
+from gateway.backend.endpoints import Endpoint
 from gateway.backend.questions import (
     EXTENSION,
     MLFLOW,
     TENSORFLOW,
     Answer,
-    Questioner,
+    Asker,
+    Get,
     ask_other_dialect,
     lists_openai_models,
+    own_connections,
     read_metadata,
 )
-from gateway.backend.resolving import Names, look_up, usable_addresses
+from gateway.backend.resolving import look_up, usable_addresses
 from gateway.backend.speaking import AUTO, NEVER
 from gateway.certificates import TlsContext, uses_tls
 from gateway.config import Backend, Config
@@ -70,24 +71,23 @@ _AS = {TENSORFLOW: "TensorFlow Serving and KServe's V1 protocol do", MLFLOW: "ML
 
 _MORE = "`tensor-gateway doctor URL` tells more"
 
+SPEAKS_TLS = "it speaks TLS there: write https:// in the endpoint"
+
 _CLIENT_CERTIFICATE = "set `tls.certificate` and `tls.key` to one that it accepts"
 
 _TLS_ALERT, _TLS_HANDSHAKE = b"\x15\x03", b"\x16\x03"  # how records begin (RFC 8446 section 5.1)
 
 log = logging.getLogger("gateway")
 
-
-class Level(IntEnum):
-    """How a finding is logged."""
-
-    GOOD = logging.INFO
-    BAD = logging.WARNING
+GOOD, BAD = logging.INFO, logging.WARNING
+"""How findings are logged."""
 
 
 class Finding(NamedTuple):
     """What was found at an endpoint, in words."""
 
-    level: Level
+    level: int
+    """`GOOD` or `BAD`."""
     words: str
 
 
@@ -107,7 +107,7 @@ class FirstLook:
             self._known,
             {(name, url) for name, each in config.backends.items() for url in each.endpoints},
         )
-        if not log.isEnabledFor(Level.BAD):
+        if not log.isEnabledFor(BAD):
             return
         for name, backend in config.backends.items():
             new = [url for url in backend.endpoints if (name, url) not in known]
@@ -145,178 +145,148 @@ class FirstLook:
 
     async def _look(self, name: str, backend: Backend, endpoint: Endpoint) -> Finding | None:
         """What is found at *endpoint*; None if there is nothing to say."""
+        headers = BackendHeaders(backend.headers.set, backend.headers.remove).probing(USER_AGENT)
         async with self._free:
-            asked = _Asked(name, backend, endpoint, self._via)
+            connections = own_connections(name, backend.timeouts.connect)
             try:
                 async with asyncio.timeout(LOOK_S):
-                    return await asked.finding()
+                    with suppress(OSError, UnicodeError):
+                        endpoint = endpoint if endpoint.addresses else await resolved(endpoint)
+                    if not endpoint.addresses:  # which `resolving` reports
+                        return None
+                    asker = Asker(connections, endpoint, [*headers, ("Via", self._via)])
+                    return await _Look(backend, endpoint, asker.get).finding()
             except TimeoutError:
-                if not asked.is_found:
+                if not endpoint.addresses:
                     return _bad(f"its host name could not be looked up within {LOOK_S:g} s")
                 return _bad(f"no answer to GET {endpoint.base_path}/v2 within {LOOK_S:g} s")
             finally:
-                await asked.close()
-
-
-async def look_once(name: str, backend: Backend, url: str) -> Finding | None:
-    """What is found at *url*, an endpoint of *backend*, which is called *name*; None if there is nothing to say.
-
-    Raises `ConfigError` for certificates that cannot be used.
-    """
-    tls = await asyncio.to_thread(TlsContext, f"backends.{name}.tls", backend.tls) if uses_tls([url]) else None
-    return await FirstLook("tensor-gateway")._look(name, backend, Endpoint.parse(url, tls))
+                await connections.close()
 
 
 def _bad(words: str) -> Finding:
-    return Finding(Level.BAD, words)
+    return Finding(BAD, words)
 
 
-class _Asked:
-    """One endpoint, and the questions to it."""
+async def resolved(endpoint: Endpoint) -> Endpoint:
+    """*endpoint* with the addresses of its host. Raises `OSError` and `UnicodeError`."""
+    infos = await look_up(endpoint.host)
+    return replace(endpoint, addresses=usable_addresses(str(info[4][0]) for info in infos))
 
-    def __init__(self, name: str, backend: Backend, endpoint: Endpoint, via: str) -> None:
-        self._name = name
-        self._backend = backend
-        self._endpoint = endpoint
-        headers = BackendHeaders(backend.headers.set, backend.headers.remove).probing(USER_AGENT)
-        self._fields = [*headers, ("Via", via)]
-        self._connections = Connections(name, Names(name, EndpointSet()))
-        self._connections.configure(
-            max_connections=1,
-            queue_length=0,
-            queue_timeout_s=0.0,
-            connect_timeout_s=backend.timeouts.connect,
-            keep_alive_s=0.0,
-        )
 
-    async def close(self) -> None:
-        """Close what is open."""
-        await self._connections.close()
+class _Look(NamedTuple):
+    """The look at one endpoint: one question, and more where its answer needs an explanation."""
+
+    backend: Backend
+    endpoint: Endpoint
+    get: Get
 
     async def finding(self) -> Finding | None:
-        """Ask, and ask more where the answer needs an explanation. None if there is nothing to say."""
-        await self._find()
-        if not self.is_found:
-            return None
+        """What is found; None if there is nothing to say."""
         try:
-            answer = await self._get("/v2")
-        except UnreachableError as error:
-            return _bad(self._why_unreachable(error.reason))
+            answer = await self.get("/v2")
+        except (UnreachableError, LostError, NotHttpError) as error:
+            return _bad(await why_no_answer(self.endpoint, error))
         except GatewayError:  # this machine is at its limits
             return None
-        except (LostError, NotHttpError) as error:
-            return _bad(await self._why_not_http(str(error)))
-        configured = self._backend.dialect
+        configured = self.backend.dialect
         if configured in (TENSORFLOW, MLFLOW):
             return await self._as_configured(configured, answer)
-        finding = judge(answer, self._endpoint.base_path, self._backend.binary)
+        finding = judge(answer, self.endpoint.base_path, self.backend.binary)
         if finding is not None:
             return finding
-        if answer.status == 400 and await self._speaks_tls():
-            return _bad("it speaks TLS there: write https:// in the endpoint")
+        if answer.status == 400 and await speaks_tls(self.endpoint):
+            return _bad(SPEAKS_TLS)
         return await self._why_no_metadata(answer)
-
-    @property
-    def is_found(self) -> bool:
-        """Whether the addresses of its host are known."""
-        return bool(self._endpoint.addresses)
-
-    async def _find(self) -> None:
-        """Look the host's name up; why that fails is reported by `resolving`."""
-        if not self.is_found:
-            with suppress(OSError, UnicodeError):
-                infos = await look_up(self._endpoint.host)
-                addresses = usable_addresses(str(info[4][0]) for info in infos)
-                self._endpoint = replace(self._endpoint, addresses=addresses)
-
-    async def _get(self, path: str) -> Answer:
-        """The answer to `GET` *path*. Raises `GatewayError`, `LostError` and `NotHttpError`."""
-        return await Questioner(self._connections, self._endpoint, self._fields).get(path)
-
-    def _why_unreachable(self, reason: str) -> str:
-        if reason != os.strerror(errno.ECONNREFUSED):
-            return f"cannot be reached: {reason}"
-        is_own = ipaddress.ip_address(self._endpoint.addresses[0].partition("%")[0]).is_loopback
-        where = (
-            ", which inside of a container is the container itself"
-            if is_own and any(map(os.path.exists, _CONTAINER))
-            else ""
-        )
-        return (
-            f"nothing listens on port {self._endpoint.port} there{where}; is the server up? Until then requests get 503"
-        )
-
-    async def _why_not_http(self, reason: str) -> str:
-        """Why the answer, if there was one, was not HTTP/1.1; *reason* is what the parser said."""
-        if self._endpoint.tls is None:
-            if await self._speaks_http2():
-                return (
-                    "this is a gRPC port, and the gateway needs the server's HTTP port: of Triton 8000 instead of "
-                    "8001, of MLServer 8080 instead of 8081"
-                )
-            if await self._speaks_tls():
-                return "it speaks TLS there: write https:// in the endpoint"
-        if reason:
-            return f"the answer to GET {self._endpoint.base_path}/v2 is not HTTP: {shortened(reason)}"
-        closed = f"it closed the connection without an answer to GET {self._endpoint.base_path}/v2"
-        if self._endpoint.tls is not None:  # many servers end such a handshake without saying why
-            return f"{closed}; if it wants a client certificate, {_CLIENT_CERTIFICATE}"
-        return closed
-
-    async def _speaks_http2(self) -> bool:
-        """Whether the server begins with the frame that begins every connection of HTTP/2, which gRPC uses."""
-        head = await self._first_bytes(_HTTP2_PREFACE, _FRAME_HEAD_BYTES)
-        return head[3:4] == bytes((_SETTINGS,)) and not any(head[5:])
-
-    async def _speaks_tls(self) -> bool:
-        """Whether the server answers the beginning of a TLS handshake, be it with an alert."""
-        return await self._first_bytes(_client_hello(self._endpoint.name), 2) in (_TLS_HANDSHAKE, _TLS_ALERT)
-
-    async def _first_bytes(self, sent: bytes, n_bytes: int) -> bytes:
-        """The first *n_bytes* that come over a new connection on which *sent* was sent; empty if fewer come."""
-        with suppress(OSError, EOFError):
-            async with asyncio.timeout(TRY_S):
-                reader, writer = await asyncio.open_connection(self._endpoint.addresses[0], self._endpoint.port)
-                try:
-                    writer.write(sent)
-                    return await reader.readexactly(n_bytes)
-                finally:
-                    writer.transport.abort()
-        return b""
 
     async def _as_configured(self, dialect: str, answer: Answer) -> Finding:
         """What is found where *dialect* is configured, which is not V2; *answer* is that to `GET /v2`."""
         with suppress(GatewayError, LostError, NotHttpError):
-            said = await ask_other_dialect(self._get)
+            said = await ask_other_dialect(self.get)
             if said.dialect == dialect:
-                return Finding(Level.GOOD, f"answers as a server with `dialect: {dialect}` does")
+                return Finding(GOOD, f"answers as a server with `dialect: {dialect}` does")
             if not said.dialect and answer.status == 404:
                 return _bad(
                     f"does not answer as a server with `dialect: {dialect}` does ({said.answers}); inferences may pass "
                     f"all the same; {_MORE}"
                 )
-        finding = judge(answer, self._endpoint.base_path) or await self._why_no_metadata(answer)
+        finding = judge(answer, self.endpoint.base_path) or await self._why_no_metadata(answer)
         return _bad(f"{finding.words}; its `dialect` is {dialect}")
 
     async def _why_no_metadata(self, answer: Answer) -> Finding:
         """Why `GET /v2` got *answer*, which a server of the V2 protocol does not give."""
-        path = f"{self._endpoint.base_path}/v2"
+        base_path = self.endpoint.base_path
+        path = f"{base_path}/v2"
         says = f"answers GET {path} with {answer.status_line}"
         with suppress(GatewayError, LostError, NotHttpError):
-            if (await self._get("/v2/health/live")).status == 200:
-                return Finding(Level.GOOD, f"answers probes of {path}/health/live, but GET {path} with {answer.status}")
-            if dialect := (await ask_other_dialect(self._get)).dialect:
-                if self._backend.dialect == AUTO:
-                    return Finding(Level.GOOD, f"answers as {_AS[dialect]}: `dialect: auto` finds {dialect}")
+            if (await self.get("/v2/health/live")).status == 200:
+                return Finding(GOOD, f"answers probes of {path}/health/live, but GET {path} with {answer.status}")
+            if dialect := (await ask_other_dialect(self.get)).dialect:
+                if self.backend.dialect == AUTO:
+                    return Finding(GOOD, f"answers as {_AS[dialect]}: `dialect: auto` finds {dialect}")
                 return _bad(f"{says}, and otherwise as {_AS[dialect]}: set `dialect: {dialect}`; {_MORE}")
-            if lists_openai_models(await self._get("/v1/models")):
+            if lists_openai_models(await self.get("/v1/models")):
                 return _bad(f"{says}; it has /v1/models, as servers with OpenAI's interface do, which is another")
-        base_path = self._endpoint.base_path
         where = f"; `{base_path}` of its URL is put before every path" if base_path else ""
         return _bad(
             f"{says}: not a server of the V2 (Open Inference) protocol? If only its metadata is missing, inferences "
             f"pass{where}; {_MORE}"
         )
+
+
+# Why there is no answer
+
+
+async def why_no_answer(endpoint: Endpoint, error: Exception) -> str:
+    """In words why `GET /v2` at *endpoint*, of which the addresses are known, ended with *error*.
+
+    That is `UnreachableError`, `LostError` or `NotHttpError`.
+    """
+    path = f"{endpoint.base_path}/v2"
+    if isinstance(error, UnreachableError):
+        if error.reason != os.strerror(errno.ECONNREFUSED):
+            return f"cannot be reached: {error.reason}"
+        is_own = ipaddress.ip_address(endpoint.addresses[0].partition("%")[0]).is_loopback
+        is_inside = is_own and any(map(os.path.exists, _CONTAINER))
+        where = ", which inside of a container is the container itself" if is_inside else ""
+        return f"nothing listens on port {endpoint.port} there{where}; is the server up? Until then requests get 503"
+    if endpoint.tls is None:
+        if await _speaks_http2(endpoint):
+            return (
+                "this is a gRPC port, and the gateway needs the server's HTTP port: of Triton 8000 instead of 8001, of "
+                "MLServer 8080 instead of 8081"
+            )
+        if await speaks_tls(endpoint):
+            return SPEAKS_TLS
+    if isinstance(error, NotHttpError):
+        return f"the answer to GET {path} is not HTTP: {shortened(str(error))}"
+    closed = f"it closed the connection without an answer to GET {path}"
+    # many servers end a handshake without saying why
+    return closed if endpoint.tls is None else f"{closed}; if it wants a client certificate, {_CLIENT_CERTIFICATE}"
+
+
+async def _speaks_http2(endpoint: Endpoint) -> bool:
+    """Whether the server begins with the frame that begins every connection of HTTP/2, which gRPC uses."""
+    head = await _first_bytes(endpoint, _HTTP2_PREFACE, _FRAME_HEAD_BYTES)
+    return head[3:4] == bytes((_SETTINGS,)) and not any(head[5:])
+
+
+async def speaks_tls(endpoint: Endpoint) -> bool:
+    """Whether the server answers the beginning of a TLS handshake, be it with an alert."""
+    return await _first_bytes(endpoint, _client_hello(endpoint.name), 2) in (_TLS_HANDSHAKE, _TLS_ALERT)
+
+
+async def _first_bytes(endpoint: Endpoint, sent: bytes, n_bytes: int) -> bytes:
+    """The first *n_bytes* that come over a new connection on which *sent* was sent; empty if fewer come."""
+    with suppress(OSError, EOFError):
+        async with asyncio.timeout(TRY_S):
+            reader, writer = await asyncio.open_connection(endpoint.addresses[0], endpoint.port)
+            try:
+                writer.write(sent)
+                return await reader.readexactly(n_bytes)
+            finally:
+                writer.transport.abort()
+    return b""
 
 
 def _client_hello(server_name: str) -> bytes:
@@ -328,14 +298,7 @@ def _client_hello(server_name: str) -> bytes:
     return sent.read()
 
 
-def needs_credentials(answer: Answer) -> bool:
-    """Whether *answer* refuses whoever has no credentials, or the wrong ones; TorchServe does so with 400."""
-    return answer.status in (401, 403) or (answer.status == 400 and b'"InvalidKeyException"' in answer.body)
-
-
-def _wants_certificate(answer: Answer) -> bool:
-    """Whether *answer* is that of nginx to whoever has shown no certificate, or one that it does not accept."""
-    return answer.status == 400 and b"SSL certificate" in answer.body
+# What an answer says
 
 
 def judge(answer: Answer, base_path: str = "", binary: str = NEVER) -> Finding | None:
@@ -344,9 +307,9 @@ def judge(answer: Answer, base_path: str = "", binary: str = NEVER) -> Finding |
     *binary* is the backend's key.
     """
     says = f"answers GET {base_path}/v2 with"
-    if needs_credentials(answer):
-        return Finding(Level.GOOD, f"answers, and needs credentials ({answer.status_line}): clients send theirs")
-    if _wants_certificate(answer):
+    if answer.needs_credentials:
+        return Finding(GOOD, f"answers, and needs credentials ({answer.status_line}): clients send theirs")
+    if answer.status == 400 and b"SSL certificate" in answer.body:  # nginx's, to one that is missing or not accepted
         return _bad(f"{says} {answer.status_line}, since it wants a client certificate: {_CLIENT_CERTIFICATE}")
     if answer.status == 508 and b"passed through this gateway" in answer.body:
         return _bad("this is the gateway's own listener, an endless loop: name the inference server")
@@ -354,7 +317,7 @@ def judge(answer: Answer, base_path: str = "", binary: str = NEVER) -> Finding |
         return _bad("this is the admin listener of a tensor-gateway: name the inference server")
     if answer.status == 404 and b"ResourceNotFoundException" in answer.body:
         return Finding(
-            Level.GOOD,
+            GOOD,
             "TorchServe answers; it has no metadata of the V2 protocol, and reads its inferences with "
             "service_envelope=kservev2",
         )
@@ -378,13 +341,13 @@ def _judge_metadata(answer: Answer, says: str, binary: str) -> Finding:
         return _bad(
             f"{says} something else than a server's metadata: not a server of the V2 (Open Inference) protocol?"
         )
-    named = shortened(f"{metadata.name} {metadata.version}".strip()) or "a server without a name"
+    named = metadata.title or "a server without a name"
     if not metadata.is_binary:
         said = f", and does not say {EXTENSION}: it gets JSON" if binary == AUTO else ""
-        return Finding(Level.GOOD, f"{named} answers{said}")
+        return Finding(GOOD, f"{named} answers{said}")
     meant = "with `binary: auto` its inferences would pass" if binary == NEVER else "its inferences pass"
     return Finding(
-        Level.GOOD,
+        GOOD,
         f"{named} answers, and says that it speaks the binary extension itself ({EXTENSION}): {meant} through as they "
         "come",
     )

@@ -17,18 +17,15 @@ from gateway import __version__
 from gateway.backend.arriving import LostError, NotHttpError
 from gateway.backend.connections import Connections, UnreachableError
 from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
-from gateway.backend.wire import Wire
+from gateway.backend.questions import Asker
 from gateway.codec import Dialect
 from gateway.config import Health
 from gateway.errors import GatewayError
-from gateway.policy.crossing import BackendHeaders
+from gateway.policy.crossing import BackendHeaders, Fields
 from gateway.policy.health import Condition, Finding, first_delay_s, next_delay_s
 
 USER_AGENT = f"tensor-gateway/{__version__} (health probe)"
 """How servers and their logs recognize a probe, unless `headers` says otherwise."""
-
-MAX_BODY_BYTES = 64 * 1024
-"""How much of an answer's body is read; whatever follows does not matter."""
 
 V2_PATH = "/v2/health/ready"
 """What servers of V2 are asked by default, and those of which it is not known what they speak (`dialect: auto`)."""
@@ -51,7 +48,7 @@ class HealthProbes:
         """The path that the conditions are about."""
         self._dialect: Dialect | None = None
         """Judges the answers; None: their status does."""
-        self._head_lines: list[str] = []
+        self._fields: Fields = []
         self._connections: Connections | None = None
         self._conditions: dict[EndpointState, Condition] = {}
         self._tasks: dict[EndpointState, asyncio.Task[None]] = {}
@@ -83,8 +80,7 @@ class HealthProbes:
         # a path of the file's own is judged by its status alone
         self._dialect = dialect if settings.path is None else None
         path = settings.path or (dialect.live_path if dialect is not None else V2_PATH)
-        fields = headers.probing(USER_AGENT)
-        self._head_lines = [f"{name}: {value}" for name, value in [*fields, ("Connection", "close")]]
+        self._fields = headers.probing(USER_AGENT)
         if path != self._path:
             self._conditions = {state: known.for_another_path() for state, known in self._conditions.items()}
             self._path = path
@@ -162,36 +158,17 @@ class HealthProbes:
     async def _probe(self, endpoint: Endpoint, settings: Health) -> tuple[Finding, str]:
         """Probe once: the finding and its reason. Raises `GatewayError` if this machine cannot open a connection."""
         assert self._connections is not None
-        wire: Wire | None = None
         try:
             async with asyncio.timeout(settings.timeout):
-                wire = await self._connections.connect(endpoint)
-                return await self._ask(wire, endpoint, self._path)
+                answer = await Asker(self._connections, endpoint, self._fields).get(self._path)
         except TimeoutError:
             return Finding.FAILED, f"no answer within {settings.timeout:g} s (health.timeout)"
         except UnreachableError as error:
             return Finding.FAILED, error.reason
         except NotHttpError as error:
             return Finding.FAILED, f"the answer is not HTTP: {error}"
-        except LostError:
-            refused = None
-            if wire is not None and endpoint.tls is not None:
-                refused = wire.why_certificate_was_refused(endpoint.tls.where)
-            return Finding.FAILED, refused or "the connection was closed before the answer was complete"
-        finally:
-            if wire is not None:
-                wire.abort()
-
-    async def _ask(self, wire: Wire, endpoint: Endpoint, path: str) -> tuple[Finding, str]:
-        """Send the probe and read its answer. Raises `LostError` and `NotHttpError`."""
-        lines = [f"GET {endpoint.base_path}{path} HTTP/1.1", f"Host: {endpoint.authority}", *self._head_lines]
-        answer = wire.begin("GET")
-        wire.send_first("".join(f"{line}\r\n" for line in [*lines, ""]).encode())
-        head = await answer.read_head()
-        body = bytearray()
-        while len(body) < MAX_BODY_BYTES and (chunk := await answer.read_body()):
-            body += chunk
-        finding = Finding.of(head.code)
-        if self._dialect is not None and self._dialect.is_live(head.code, bytes(body)):
-            finding = Finding.HEALTHY
-        return finding, f"{head.code:03} {head.reason}".strip()[:SHOWN_CHARACTERS]
+        except LostError as error:
+            return Finding.FAILED, str(error) or "the connection was closed before the answer was complete"
+        is_live = self._dialect is not None and self._dialect.is_live(answer.status, answer.body)
+        words = f"{answer.status:03} {answer.reason}".strip()[:SHOWN_CHARACTERS]
+        return Finding.HEALTHY if is_live else Finding.of(answer.status), words

@@ -96,7 +96,7 @@ class ModelMetadata(Generic[T]):
             self._drop(key)
             while len(self._answers) >= MAX_ANSWERS:
                 self._drop(next(iter(self._answers)))
-            task = asyncio.ensure_future(_call(fetch))
+            task = asyncio.ensure_future(fetch())
             task.add_done_callback(lambda done: self._keep(key, done))
             known = self._answers[key] = (now + LIFE_S, task)
         # shielded: a client that leaves must not take the answer away from the others
@@ -134,7 +134,3 @@ class ModelMetadata(Generic[T]):
         self._answers.clear()
         self._kept_bytes.clear()
         self._sum_bytes = 0
-
-
-async def _call(fetch: Callable[[], Awaitable[tuple[T, int]]]) -> tuple[T, int]:
-    return await fetch()

@@ -1,23 +1,33 @@
-"""Questions that the gateway asks a server for itself, and how it recognizes a server by its answers.
+"""Questions to servers: how one is asked, and what its answers say of it.
 
-Each is a GET over a connection of its own, which takes no slot and is counted nowhere. Not here: when a server is
-asked, and how long its answers are waited for (`first_look`, `speaking`), and what a request makes of them.
+The health probes, the first look, `dialect: auto` and the command `doctor` all ask here, over connections that take no
+slot and are counted nowhere. Not here: when a server is asked, and how long its answers are waited for (`health`,
+`first_look`, `speaking`), and what a request makes of them.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, TypeVar
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from gateway.backend.arriving import LostError
 from gateway.backend.connections import Connections
-from gateway.backend.endpoints import Endpoint
+from gateway.backend.endpoints import Endpoint, EndpointSet
+from gateway.backend.resolving import Names
+from gateway.backend.wire import Wire
+from gateway.codec import error_body, run
 from gateway.config.values import shortened
 
 MAX_BODY_BYTES = 64 * 1024
-"""How much of an answer's body is read."""
+"""How much of an answer's body is read, unless more is asked for; no more of it decides what a server is."""
 
 MAX_VERSION_BYTES = 100
 """The longest text that is believed to be a version."""
+
+MAX_WORDS = 300
+"""The most characters of a server's error that are repeated."""
 
 EXTENSION = "binary_tensor_data"
 """What a server that speaks the binary extension names among its extensions."""
@@ -29,7 +39,7 @@ T = TypeVar("T")
 
 
 class Answer(NamedTuple):
-    """An endpoint's answer to a GET."""
+    """An endpoint's answer, and what it took."""
 
     status: int
     reason: str
@@ -37,6 +47,11 @@ class Answer(NamedTuple):
     """In lower case, without parameters."""
     location: str
     body: bytes
+    headers: Mapping[str, str] = {}
+    """By their names in lower case."""
+    seconds: float = 0.0
+    sent_bytes: int = 0
+    """Of the question's body."""
 
     @property
     def status_line(self) -> str:
@@ -48,45 +63,113 @@ class Answer(NamedTuple):
         """Whether a person was meant to read it."""
         return "html" in self.media_type or self.body[:100].lstrip().lower().startswith((b"<!doctype", b"<html"))
 
+    @property
+    def needs_credentials(self) -> bool:
+        """Whether it refuses whoever has no credentials, or the wrong ones; TorchServe does so with 400."""
+        return self.status in (401, 403) or (self.status == 400 and b'"InvalidKeyException"' in self.body)
+
+    @property
+    def json(self) -> Any:
+        """The body as JSON, with NaN and infinities; None if it is none."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError):
+            return None
+
+    @property
+    def words(self) -> str:
+        """Status and, of an error, what the server says went wrong."""
+        if self.status == 200:
+            return "200"
+        _, words = run(error_body(self.body[:MAX_BODY_BYTES], self.status, self.reason))
+        if words.startswith("the backend answered"):
+            return str(self.status)
+        words = " ".join(words.split())
+        return f"{self.status}: {words if len(words) <= MAX_WORDS else f'{words[:MAX_WORDS]}...'}"
+
 
 Get = Callable[[str], Awaitable[Answer]]
 """Asks for a path. Raises `GatewayError`, `LostError` and `NotHttpError`."""
 
 
-class Questioner:
+def own_connections(backend: str, connect_timeout_s: float) -> Connections:
+    """Connections for questions alone, to whatever endpoint; `close` ends what is still open."""
+    connections = Connections(backend, Names(backend, EndpointSet()))
+    connections.configure(
+        max_connections=1,
+        queue_length=0,
+        queue_timeout_s=0.0,
+        connect_timeout_s=connect_timeout_s,
+        keep_alive_s=0.0,
+    )
+    return connections
+
+
+class Asker:
     """Asks one endpoint."""
 
-    def __init__(self, connections: Connections, endpoint: Endpoint, fields: Sequence[tuple[str, str]]) -> None:
-        """*fields* are sent with each question, besides `Host` and `Connection`."""
+    def __init__(
+        self,
+        connections: Connections,
+        endpoint: Endpoint,
+        fields: Sequence[tuple[str, str]],
+        *,
+        max_bytes: int = MAX_BODY_BYTES,
+        keeps: bool = False,
+    ) -> None:
+        """*fields* are sent with each question, and of each answer's body at most *max_bytes* are read.
+
+        Each question has a new connection of *connections*; with *keeps* they share one for as long as it can be used.
+        """
         self._connections = connections
         self._endpoint = endpoint
-        all_fields = [("Host", endpoint.authority), *fields, ("Connection", "close")]
-        self._head_lines = [f"{name}: {value}" for name, value in all_fields]
+        self._fields = [("Host", endpoint.authority), *fields, ("Connection", "keep-alive" if keeps else "close")]
+        self._max_bytes = max_bytes
+        self._keeps = keeps
+        self._kept: Wire | None = None
 
     async def get(self, path: str) -> Answer:
-        """The answer to `GET` *path*, however long it takes. Raises `GatewayError`, `LostError` and `NotHttpError`."""
-        wire = await self._connections.connect(self._endpoint)
+        """The answer to `GET` *path*, see `ask`."""
+        return await self.ask("GET", path)
+
+    async def ask(self, method: str, path: str, body: bytes = b"", fields: Sequence[tuple[str, str]] = ()) -> Answer:
+        """The answer to *method* *path*, however long it takes; *fields* say what *body* is, and how it is framed.
+
+        Raises `GatewayError`, `LostError`, of which the message may say why, and `NotHttpError`.
+        """
+        lines = [f"{method} {self._endpoint.base_path}{path} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in (*self._fields, *fields)]
+        clock = asyncio.get_running_loop()
+        began_s = clock.time()
+        wire, self._kept = self._kept, None
+        if wire is None or not wire.is_usable():
+            wire = await self._connections.connect(self._endpoint)
         try:
-            answer = wire.begin("GET")
-            lines = [f"GET {self._endpoint.base_path}{path} HTTP/1.1", *self._head_lines, "", ""]
-            wire.send_first("\r\n".join(lines).encode())
+            answer = wire.begin(method)
+            wire.send_first("\r\n".join([*lines, "", ""]).encode() + body)
             head = await answer.read_head()
-            body = bytearray()
-            while len(body) < MAX_BODY_BYTES and (chunk := await answer.read_body()):
-                body += chunk
+            received = bytearray()
+            while len(received) < self._max_bytes and (chunk := await answer.read_body()):
+                received += chunk
+            if self._keeps and wire.end():
+                self._kept = wire
+        except LostError:
+            tls = self._endpoint.tls
+            raise LostError((tls and wire.why_certificate_was_refused(tls.where)) or "") from None
         finally:
-            wire.abort()
-        headers = {key.lower(): value.decode("latin-1") for key, value in head.raw_headers}
-        media_type = headers.get(b"content-type", "").partition(";")[0].strip().lower()
-        return Answer(head.code, head.reason, media_type, headers.get(b"location", ""), bytes(body))
+            if self._kept is None:
+                wire.abort()
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in head.raw_headers}
+        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        location, took_s = headers.get("location", ""), clock.time() - began_s
+        return Answer(head.code, head.reason, media_type, location, bytes(received), headers, took_s, len(body))
 
 
 class Metadata(NamedTuple):
     """A V2 server's metadata, as far as it is looked at."""
 
-    name: str
-    version: str
-    """Empty if it names none."""
+    title: str
+    """Name and version, as a log line may show them; empty if it says neither."""
     is_binary: bool
     """Whether the server says that it speaks the binary extension itself."""
 
@@ -114,8 +197,9 @@ class _Error(msgspec.Struct):
 def _read(answer: Answer, type_: type[T]) -> T | None:
     """The JSON of *answer*; None if it is no such object."""
     try:
-        answer.body.decode()  # msgspec does not look into the strings of a Raw
-        return msgspec.json.decode(answer.body, type=type_)
+        text = answer.body[:MAX_BODY_BYTES]
+        text.decode()  # msgspec does not look into the strings of a Raw
+        return msgspec.json.decode(text, type=type_)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
@@ -127,7 +211,8 @@ def read_metadata(answer: Answer) -> Metadata | None:
         return None
     version, extensions = named.version, named.extensions
     is_binary = isinstance(extensions, list) and EXTENSION in extensions
-    return Metadata(named.name, version if isinstance(version, str) else "", is_binary)
+    title = f"{named.name} {version if isinstance(version, str) else ''}".strip()
+    return Metadata(shortened(title), is_binary)
 
 
 def is_no_answer(answer: Answer) -> bool:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from gateway.backend.arriving import LostError, NotHttpError
 from gateway.backend.connections import Connections
 from gateway.backend.endpoints import Change, EndpointSet, EndpointState
-from gateway.backend.questions import EXTENSION, V2, Questioner, Said, ask_dialect, ask_v2
+from gateway.backend.questions import EXTENSION, V2, Asker, Said, ask_dialect, ask_v2
 from gateway.config.values import shortened
 from gateway.errors import ErrorKind, GatewayError
 from gateway.policy.balancing import candidates
@@ -240,9 +240,8 @@ class Speaking:
         failure: tuple[ErrorKind, str]
         try:
             async with self._free, asyncio.timeout(ASK_S):
-                questioner = Questioner(self._connections, speech.state.endpoint, self._fields)
-                ask = ask_dialect if self._dialect == AUTO else ask_v2
-                said = await ask(questioner.get)
+                asker = Asker(self._connections, speech.state.endpoint, self._fields)
+                said = await (ask_dialect if self._dialect == AUTO else ask_v2)(asker.get)
             if said.dialect:
                 speech.hear(said, loop.time())
                 return

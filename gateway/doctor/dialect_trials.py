@@ -9,17 +9,27 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from gateway.backend.questions import MLFLOW, TENSORFLOW
+from gateway.backend.questions import MLFLOW, TENSORFLOW, Answer
 from gateway.codec import DEFAULT_SIGNATURE, DIALECTS, NAMELESS_INPUT, TensorDescription
 from gateway.config import FORMATS
-from gateway.doctor.asking import Asker, Reply
+from gateway.doctor.asking import Asker
 from gateway.doctor.report import Report
-from gateway.doctor.samples import Declared, Output, Sample, UnreadableError, blob_of, flat, sample
-from gateway.doctor.trials import AS_TRIED, Model, RefusedError, Taken, Trials, candidates
+from gateway.doctor.samples import (
+    AS_TRIED,
+    Declared,
+    Output,
+    Sample,
+    UnreadableError,
+    as_described,
+    blob_of,
+    flat,
+    sample,
+)
+from gateway.doctor.trials import Model, RefusedError, Trials, candidates
 from gateway.errors import CodecError
 
 OUTPUT = "output"
@@ -28,9 +38,10 @@ OUTPUT = "output"
 UNDESCRIBED = ((1, 4), (1, 1), (1, 16), (1,))
 """Shapes that are tried with a model of which nothing is known."""
 
+_UNSAID = "what the server does not say of its model"
 _GUESSED = "GUESSED from the numbers of one answer: put the datatypes that the model computes"
 _PLACEHOLDER = "PLACEHOLDER, since no trial was answered: put the outputs that the model has"
-"""Comments beside outputs."""
+"""Comments beside the model, and beside its outputs."""
 
 _WRONG_NAME = json.dumps({"inputs": {"tensor-gateway doctor": [0]}}).encode()
 _WRONG_RANK = json.dumps({"inputs": [[[[[[0]]]]]]}).encode()
@@ -60,47 +71,34 @@ _TYPES = {
 """MLflow's types, those of numpy and those of columns, as datatypes of V2."""
 
 
-def _rows(samples: Sequence[Sample], names: Sequence[str]) -> list[Any]:
-    if len(samples) == 1 and not names[0]:
-        rows: list[Any] = samples[0].nested
-        return rows
-    columns = [each.nested for each in samples]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+def _columns(samples: Sequence[Sample]) -> Any:
+    """The only input without a name, or the inputs by their names."""
+    if len(samples) == 1 and not samples[0].name:
+        return samples[0].nested
+    return {each.name: each.nested for each in samples}
 
 
-def _columnar(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, Any]:
-    if len(samples) == 1 and not names[0]:
-        return {"inputs": samples[0].nested}
-    return {"inputs": {name: each.nested for name, each in zip(names, samples, strict=True)}}
+def _rows(samples: Sequence[Sample]) -> list[Any]:
+    """The same, row by row."""
+    columns = _columns(samples)
+    if not isinstance(columns, dict):
+        return list(columns)
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _row(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, Any]:
-    return {"instances": _rows(samples, [""] if len(samples) == 1 else names)}
+def _frame(samples: Sequence[Sample]) -> dict[str, Any]:
+    rows = zip(*(each.values for each in samples), strict=True)
+    return {"columns": [each.name for each in samples], "data": list(map(list, rows))}
 
 
-def _instances(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, Any]:
-    return {"instances": _rows(samples, names)}
-
-
-def _dataframe(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, Any]:
-    rows = [list(row) for row in zip(*(flat(each.nested) for each in samples), strict=True)]
-    return {"dataframe_split": {"columns": list(names), "data": rows}}
-
-
-_FORMS: Mapping[str, Callable[[Sequence[Sample], Sequence[str]], dict[str, Any]]] = {
-    "columnar": _columnar,
-    "row": _row,
-    "inputs": _columnar,
-    "instances": _instances,
-    "dataframe_split": _dataframe,
+_FORMS: Mapping[str, Callable[[Sequence[Sample]], dict[str, Any]]] = {
+    "columnar": lambda samples: {"inputs": _columns(samples)},
+    "row": lambda samples: {"instances": _rows(samples) if len(samples) > 1 else samples[0].nested},
+    "inputs": lambda samples: {"inputs": _columns(samples)},
+    "instances": lambda samples: {"instances": _rows(samples)},
+    "dataframe_split": lambda samples: {"dataframe_split": _frame(samples)},
 }
-
-
-class Known(NamedTuple):
-    """What a server of another dialect says of its model."""
-
-    inputs: tuple[Declared, ...] = ()
-    outputs: tuple[Declared, ...] = ()
+"""What a request consists of, by the `format` of the configuration."""
 
 
 class DialectTrials(Trials):
@@ -110,82 +108,75 @@ class DialectTrials(Trials):
         """*model* may be what clients call it."""
         super().__init__(asker, Model(model), report)
         self._dialect = DIALECTS[dialect]
+        path = self._dialect.infer_path(model, None)
+        assert path is not None
+        self._path = path
         self._form = ""
         self._signature = ""
-        self._names: tuple[str, ...] = ()
-        self._known = Known()
 
-    async def infer(
-        self,
-        samples: Sequence[Sample],
-        *,
-        asker: Asker | None = None,
-        is_chunked: bool = False,
-        **members: Any,
-    ) -> Reply:
+    @property
+    def by_client(self) -> tuple[Sample, ...]:
+        """See `Trials`. They have names."""
+        return tuple(replace(each, name=each.name or NAMELESS_INPUT) for each in self.samples)
+
+    async def infer(self, samples: Sequence[Sample], *, is_chunked: bool = False, **members: Any) -> Answer:
         """See `Trials`."""
-        names = self._names or tuple(each.name for each in samples)
         signature = {"signature_name": self._signature} if self._signature else {}
-        text = json.dumps({**signature, **_FORMS[self._form](samples, names), **members}).encode()
-        path = self._dialect.infer_path(self._model.name, None)
-        assert path is not None
-        return await (asker or self._asker).post(path, text, is_chunked=is_chunked)
+        text = json.dumps({**signature, **_FORMS[self._form](samples), **members}).encode()
+        return await self._asker.post(self._path, text, is_chunked=is_chunked)
 
-    def outputs_of(self, reply: Reply) -> list[Output]:
+    def outputs_of(self, answer: Answer) -> list[Output]:
         """See `Trials`. Datatypes that the server does not say are guessed from the values."""
-        answer = reply.json
-        if not isinstance(answer, dict):
+        document = answer.json
+        if not isinstance(document, dict):
             raise UnreadableError("something that is not a JSON object")
-        value = answer.get("outputs", answer.get("predictions"))
+        value = document.get("outputs", document.get("predictions"))
         if value is None:
             raise UnreadableError("neither `outputs` nor `predictions`")
-        said = {declared.name: declared.datatype for declared in self._known.outputs}
-        only = self._known.outputs[0].name if len(self._known.outputs) == 1 else OUTPUT
+        said = {declared.name: declared.datatype for declared in self._model.outputs}
+        is_double = any(declared.datatype == "FP64" for declared in self._model.inputs)
         outputs = []
-        for name, data in _by_name(value, only).items():
+        for name, data in _by_name(value, next(iter(said)) if len(said) == 1 else OUTPUT).items():
             values = flat(data)
             try:
-                datatype = said.get(name) or guessed(values, is_double=self._gets_doubles)
-            except (TypeError, OverflowError):
+                datatype = said.get(name) or guessed(values, is_double=is_double)
+                shape = np.shape(data)
+            except (TypeError, ValueError, OverflowError):
                 raise UnreadableError(f"values of {name} that do not form a tensor") from None
-            outputs.append(Output(name, datatype, _shape_of(data), blob_of(datatype, values)))
+            outputs.append(Output(name, datatype, shape, blob_of(datatype, values)))
         return outputs
 
-    async def first(self) -> Taken:
-        """An inference that the server answers. Raises `RefusedError`."""
-        self._known = await (self._ask_signature() if self._dialect.name == MLFLOW else self._ask_metadata())
-        self._names = tuple(declared.name for declared in self._known.inputs)
+    async def first(self) -> None:
+        """See `Trials`."""
+        await (self._ask_signature() if self._dialect.name == MLFLOW else self._ask_metadata())
         why = ""
         for form in FORMATS[self._dialect.name]:
             self._form = form
             try:
-                return await self.try_all(list(self._candidates()))
+                return await self.try_all(self._candidates())
             except RefusedError as error:
                 why = why or str(error)
         raise RefusedError(why)
 
-    @property
-    def knows_inputs(self) -> bool:
-        """See `Trials`."""
-        return bool(self._known.inputs)
+    def _candidates(self) -> Iterator[tuple[Sample, ...]]:
+        undescribed = ((sample("", "FP32", shape),) for shape in UNDESCRIBED)
+        for samples in candidates(self._model.inputs) if self._model.inputs else undescribed:
+            n_rows = {each.shape[:1] for each in samples}
+            if self._form in ("columnar", "inputs") or (len(n_rows) == 1 and n_rows != {()}):
+                yield samples
 
-    @property
-    def _gets_doubles(self) -> bool:
-        return any(declared.datatype == "FP64" for declared in self._known.inputs)
-
-    def describe(self, taken: Taken) -> bool:
-        """Say what the model is, and set `models` to what the server does not say itself; whether any is guessed."""
-        if self._known.inputs:
-            words = [", ".join(each.words for each in side) for side in self._known if side]
-            self._report.ok("; outputs: ".join([f"inputs: {words[0]}", *words[1:]]))
+    def describe(self) -> None:
+        """Say what the model is, and set `models` to what the server does not say itself."""
+        if self._model.inputs:
+            sides = filter(None, (self._model.inputs, self._model.outputs))
+            self._report.ok(f"inputs: {'; outputs: '.join(', '.join(each.words for each in side) for side in sides)}")
         else:
-            sent = ", ".join(f"{each.datatype} {list(each.shape)}" for each in taken.samples)
+            sent = ", ".join(f"{each.datatype} {list(each.shape)}" for each in self.samples)
             self._report.note(
                 f"the server does not say what the model's inputs and outputs are; it took {sent}. Name, datatype and "
                 "shape of the input under `models` are the trial's and not known to be the model's"
             )
         block: dict[str, Any] = {}
-        said = {declared.name for declared in self._known.outputs}
         if self._form != FORMATS[self._dialect.name][0]:
             block["format"] = self._form
         if self._signature:
@@ -193,93 +184,62 @@ class DialectTrials(Trials):
             self._report.note(
                 f"the model has no signature `{DEFAULT_SIGNATURE}`; its first one is `signature: {self._signature}`"
             )
-        if not self._is_described:
-            names = self._names or tuple(each.name for each in taken.samples)
-            if self._form != "inputs":  # the only one in which an input may be without a name
-                names = tuple(name or NAMELESS_INPUT for name in names)
-            block["inputs"] = {
-                name: {"datatype": each.datatype, "shape": _variable(each.shape)}
-                for name, each in zip(names, taken.samples, strict=True)
-            }
-        outputs = {
-            output.name: {"datatype": output.datatype, "shape": _variable(output.shape)}
-            for output in taken.outputs
-            if output.name not in said
-        }
+        if not self._model.outputs:  # else the gateway itself finds the description at the server
+            # `inputs` is the only form in which an input may be without a name
+            block["inputs"] = as_described(self.samples if self._form == "inputs" else self.by_client)
+        said = {declared.name for declared in self._model.outputs}
+        outputs = as_described(output for output in self.outputs if output.name not in said)
         if outputs:
             block["outputs"] = outputs
-            shown = ", ".join(f"{name} {output['datatype']}" for name, output in outputs.items())
-            unnamed = "what its output is called and " if OUTPUT in outputs else ""
-            self._report.problem(
-                f"its answers do not say {unnamed}of which datatype outputs are, and numbers do not tell. Guessed from "
-                f"one answer: {shown}. Put what the model computes under `models`: clients get what stands there"
-            )
+            self.caveat = ", if the datatypes that were guessed are right"
+            self._tell_guessed(outputs)
         if block:
-            comments = {} if self._known.inputs else {"inputs": AS_TRIED}
-            if outputs:
-                comments["outputs"] = _GUESSED
-            why = "what the server does not say of its model" if outputs else "how the model wants to be asked"
-            self._set_models(block, why, comments)
-        return bool(outputs)
+            self._set_models(block, _UNSAID if outputs else "how the model wants to be asked", _GUESSED)
+
+    def _tell_guessed(self, outputs: Mapping[str, Any]) -> None:
+        shown = ", ".join(f"{name} {output['datatype']}" for name, output in outputs.items())
+        unnamed = "what its output is called and " if OUTPUT in outputs else ""
+        self._report.problem(
+            f"its answers do not say {unnamed}of which datatype outputs are, and numbers do not tell. Guessed from one "
+            f"answer: {shown}. Put what the model computes under `models`: clients get what stands there"
+        )
 
     def describe_untried(self) -> None:
         """Set `models` to what the gateway needs to know of a model that has answered no trial."""
-        if self._is_described:
+        if self._model.outputs:
             return
         block: dict[str, Any] = {"format": "row"} if self._dialect.name == TENSORFLOW else {}
-        if self._known.inputs:
-            block["inputs"] = {
-                each.name: {"datatype": each.datatype, "shape": list(each.shape)} for each in self._known.inputs
-            }
+        if inputs := self._model.inputs:
+            block["inputs"] = {each.name: {"datatype": each.datatype, "shape": list(each.shape)} for each in inputs}
         block["outputs"] = {OUTPUT: {"datatype": "FP32"}}
-        self._set_models(block, "what the server does not say of its model", {"outputs": _PLACEHOLDER})
+        self._set_models(block, _UNSAID, _PLACEHOLDER)
 
-    def _set_models(self, block: dict[str, Any], why: str, comments: Mapping[str, str]) -> None:
+    def _set_models(self, block: dict[str, Any], why: str, outputs: str) -> None:
         pattern = "*" if self._dialect.name == MLFLOW else self._model.name
+        comments = {"outputs": outputs} if self._model.inputs else {"inputs": AS_TRIED, "outputs": outputs}
         self._report.set("models", {pattern: block}, why, comments=comments)
 
-    @property
-    def _is_described(self) -> bool:
-        """Whether the gateway itself finds the model's description at the server."""
-        return bool(self._known.outputs)
-
-    def for_clients(self, taken: Taken) -> Taken:
-        """The inference as a client sends it to the gateway: its inputs have names."""
-        samples = tuple(replace(each, name=each.name or NAMELESS_INPUT) for each in taken.samples)
-        return replace(taken, samples=samples)
-
-    def _candidates(self) -> Iterator[tuple[Sample, ...]]:
-        if self._known.inputs:
-            wanted = candidates(self._known.inputs)
-        else:
-            wanted = ((sample("", "FP32", shape),) for shape in UNDESCRIBED)
-        for samples in wanted:
-            if self._form in ("columnar", "inputs") or len({each.shape[:1] for each in samples}) == 1:
-                yield samples
-
-    async def _ask_metadata(self) -> Known:
-        """What TensorFlow Serving says of the model; nothing if it says nothing."""
+    async def _ask_metadata(self) -> None:
+        """What TensorFlow Serving says of the model, if anything. Raises `RefusedError`."""
         path = self._dialect.description_path(self._model.name, None)
-        reply = await self._asker.get(path) if path is not None else None
-        if reply is None or reply.status != 200:
-            return Known()
-        self._signature = _another_signature(reply.json)
+        answer = await self._asker.get(path) if path is not None else None
+        if answer is None or answer.status != 200:
+            return
+        self._signature = _another_signature(answer.json)
         try:
-            described = self._dialect.read_description(reply.body, self._signature)
+            model = self._dialect.read_description(answer.body, self._signature)
         except CodecError as error:
             raise RefusedError(f"its metadata cannot be used: {error}") from None
-        return Known(_declared(described.inputs), _declared(described.outputs))
+        self._model = replace(self._model, inputs=_declared(model.inputs), outputs=_declared(model.outputs))
 
-    async def _ask_signature(self) -> Known:
-        """The inputs in the signature that MLflow repeats when it refuses a request; none if the model has none."""
-        path = self._dialect.infer_path(self._model.name, None)
-        assert path is not None
+    async def _ask_signature(self) -> None:
+        """The inputs in the signature that MLflow repeats when it refuses a request, if the model has one."""
         for question in (_WRONG_NAME, _WRONG_RANK):
-            answer = (await self._asker.post(path, question)).json
-            schema = _SCHEMA.search(str(answer.get("message"))) if isinstance(answer, dict) else None
+            refusal = (await self._asker.post(self._path, question)).json
+            schema = _SCHEMA.search(str(refusal.get("message"))) if isinstance(refusal, dict) else None
             if schema is not None:
-                return Known(_declared_in(schema[1]))
-        return Known()
+                self._model = replace(self._model, inputs=_declared_in(schema[1]))
+                return
 
 
 def _another_signature(metadata: Any) -> str:
@@ -342,19 +302,3 @@ def _is_single(value: float) -> bool:
     """Whether *value* is an FP32; NaN is one. One that was printed short, as 0.1, is taken for an FP64, too."""
     single = np.float32(value)
     return float(single) == value or bool(np.isnan(single))
-
-
-def _shape_of(data: Any) -> tuple[int, ...]:
-    """The shape of nested lists."""
-    shape = []
-    while isinstance(data, list):
-        shape.append(len(data))
-        if not data:
-            break
-        data = data[0]
-    return tuple(shape)
-
-
-def _variable(shape: Sequence[int]) -> list[int]:
-    """*shape* with a variable first dimension, as of a batch."""
-    return [-1, *shape[1:]] if shape else []

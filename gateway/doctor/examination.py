@@ -1,10 +1,8 @@
 """The order in which the doctor asks, and what it makes of the answers. Not here: the questions themselves."""
 
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import NamedTuple
+from functools import partial
 from urllib.parse import quote
 
 from gateway import __version__
@@ -18,18 +16,9 @@ from gateway.doctor.given import TLS_OPTIONS, Given, backend_of, tls_of
 from gateway.doctor.reaching import meant_by, reach
 from gateway.doctor.recognizing import THE_MODEL, TORCHSERVE, Server, choose_model, recognize
 from gateway.doctor.report import Report, UnusableServerError, configuration
-from gateway.doctor.through import ROUNDS, ThroughTrials, ask_calls, cost, gateway
-from gateway.doctor.trials import (
-    AS_TRIED,
-    Model,
-    RefusedError,
-    Taken,
-    Trials,
-    V2Trials,
-    Variant,
-    as_described,
-    describe,
-)
+from gateway.doctor.samples import AS_TRIED, as_described
+from gateway.doctor.through import ask_calls, compare, cost, gateway, try_requests
+from gateway.doctor.trials import Model, RefusedError, Trials, V2Trials, describe
 from gateway.errors import ConfigError
 
 WORKS, WORKS_WITH, UNUSABLE = 0, 1, 2
@@ -83,95 +72,70 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
 async def _examined(url: str, asked_for: str, backend: Backend, tls: TlsContext | None, report: Report) -> Server:
     """Ask everything; which server it is."""
     asker, first = await reach(url, backend, tls, report)
-    try:
-        server = await recognize(asker, first, asked_for, report)
-        model = choose_model(server, asked_for, report)
-        await _find_health(asker, model, server, report)
-        if model:
-            await _try(asker, url, model, server, report)
-        else:
-            if server.says_binary:
-                report.set("binary", "auto", _WHY_AUTO)
-            async with _through(url, report) as through:
-                await ask_calls(through, "", report)
-            report.can("infer", "not found out: no model was tried")
-    finally:
-        await asker.close()
+    server = await recognize(asker, first, asked_for, report)
+    model = choose_model(server, asked_for, report)
+    await _find_health(asker, model, server.dialect, report)
+    if model:
+        await _try(asker, url, model, server, report)
+    else:
+        if server.says_binary:
+            _set_binary(server, report)
+        async with gateway(url, report) as through:
+            await ask_calls(through, "", report)
+        report.can("infer", "not found out: no model was tried")
     report.table("What clients can do through the gateway", report.abilities)
     return server
 
 
-async def _find_health(asker: Asker, model: str, server: Server, report: Report) -> None:
+async def _find_health(asker: Asker, model: str, dialect: str, report: Report) -> None:
     """Which path tells that the server is ready."""
-    usual = {V2: "/v2/health/ready", MLFLOW: "/ping"}.get(server.dialect, "")
+    usual = {V2: "/v2/health/ready", MLFLOW: "/ping"}.get(dialect, "")
     of_model = f"/v1/models/{quote(model, safe='')}" if model else "/v1/models"
     for path in filter(None, (usual, "/ping", of_model)):
         answer = await asker.get(path)
-        if answer.status == 200 and not answer.as_answer.is_html:
+        if answer.status == 200 and not answer.is_html:
             report.set("health", {} if path == usual else {"path": path}, _WHY_HEALTH, is_needed=False)
             return
-
-    if server.dialect == TENSORFLOW:  # it answers for any model that it has none, which tells that it runs
+    if dialect == TENSORFLOW:  # it answers for any model that it has none, which tells that it runs
         report.set("health", {}, _WHY_HEALTH, is_needed=False)
 
 
-_WHY_AUTO = "binary passes through as it is, as long as the server says that it reads it"
 _WHY_HEALTH = "probes: /-/ready of the gateway tells whether the server is up"
 
 
 async def _try(asker: Asker, url: str, model: str, server: Server, report: Report) -> None:
     """Try *model*, straight and through a gateway."""
     report.heading("Its model" if model == THE_MODEL else f"Model {model}")
+    straight: Trials | None = None
     try:
-        tried = await (_try_v2 if server.dialect == V2 else _try_dialect)(asker, model, server, report)
+        straight = await (_try_v2 if server.dialect == V2 else _try_dialect)(asker, model, server, report)
     except RefusedError as error:
         report.problem(str(error))
-        tried = None
-    async with _through(url, report) as through:
+    async with gateway(url, report) as through:
         await ask_calls(through, model, report)
-        if tried is None:
+        if straight is None:
             report.can("infer", "not found out: no trial inference was answered")
             return
-        trial = ThroughTrials(through, Model(model), report)
-        if not await trial.compare(tried.by_client, tried.caveat):
+        crossing = V2Trials(through, Model(model), report)
+        if not await compare(crossing, straight, report):
             return
-        straight, crossed = asker.keeping(), through.keeping()
-        try:
-            ways = [
-                cost(way, [await each.infer(taken.samples, asker=kept) for _ in range(1 + ROUNDS)][1:])
-                for way, each, taken, kept in (
-                    ("JSON, straight", tried.trials, tried.taken, straight),
-                    ("binary, through the gateway", trial, tried.by_client, crossed),
-                )
-            ]
-        finally:
-            await straight.close()
-            await crossed.close()
+        async with asker.keeping() as one, through.keeping() as other:
+            infer = partial(straight.over(one).infer, straight.samples)
+            infer_binary = partial(crossing.over(other).infer_binary, straight.by_client)
+            ways = [await cost("JSON, straight", infer), await cost("binary, through the gateway", infer_binary)]
         report.table("What this small inference takes: the median of five", ways)
-        await trial.rows(tried.by_client, tried.variants)
+        await try_requests(crossing, straight, report)
 
 
-class _Tried(NamedTuple):
-    """An inference that the server answers, as it is sent straight and by a client of the gateway."""
-
-    trials: Trials
-    taken: Taken
-    by_client: Taken
-    variants: list[Variant]
-    caveat: str = ""
-    """What has to be right besides, for clients to get right values."""
-
-
-async def _try_v2(asker: Asker, model: str, server: Server, report: Report) -> _Tried:
+async def _try_v2(asker: Asker, model: str, server: Server, report: Report) -> Trials:
     """Find out what a V2 server takes. Raises `RefusedError`."""
     described = await describe(asker, model, report)
     trials = V2Trials(asker, described, report)
     try:
-        taken = await trials.first()
+        await trials.first()
     except RefusedError as error:
-        tried = await _try_v1(asker, model, server, report)
-        if tried is not None:
-            return tried
+        if (of_v1 := await _try_v1(asker, model, server, report)) is not None:
+            return of_v1
         if server.title == TORCHSERVE:
             raise RefusedError(f"{error}. Has its config.properties service_envelope=kservev2?") from None
         raise
@@ -183,17 +147,34 @@ async def _try_v2(asker: Asker, model: str, server: Server, report: Report) -> _
         )
         report.set(
             "models",
-            {model: as_described(taken)},
+            {model: {"inputs": as_described(trials.samples), "outputs": as_described(trials.outputs)}},
             "for the server has no metadata, which clients ask for",
             comments={"inputs": AS_TRIED, "outputs": "as they came back: correct the shapes"},
         )
-    if not await _reads_binary(trials, taken, server, report):
-        report.heading("What it takes in JSON")
-        await trials.find_settings(taken)
-    return _Tried(trials, taken, taken, await trials.variants(taken))
+    if await trials.reads_binary():
+        _set_binary(server, report)
+    else:
+        if server.says_binary:
+            report.problem("it says that it reads binary tensors, and refuses them or answers something else")
+        else:
+            report.ok("it refuses binary tensors: this is what the gateway is for")
+        await trials.find_settings()
+    return trials
 
 
-async def _try_v1(asker: Asker, model: str, server: Server, report: Report) -> _Tried | None:
+def _set_binary(server: Server, report: Report) -> None:
+    """The server reads binary: it needs no conversion at all."""
+    if server.says_binary:
+        report.set("binary", "auto", "binary passes through as it is, as long as the server says that it reads it")
+    else:
+        report.note(
+            "it reads binary tensors itself, though it does not say so: clients can use it without a gateway, or the "
+            "gateway passes them through: `binary: always`"
+        )
+        report.set("binary", "always", "it reads binary itself, though it does not say so")
+
+
+async def _try_v1(asker: Asker, model: str, server: Server, report: Report) -> Trials | None:
     """Find out whether *model* speaks the V1 protocol, where its server says V2; None if it does not."""
     answer = (await asker.get(f"/v1/models/{quote(model, safe='')}")).json
     is_kserve = isinstance(answer, dict) and "ready" in answer
@@ -201,7 +182,7 @@ async def _try_v1(asker: Asker, model: str, server: Server, report: Report) -> _
         return None
     trials = DialectTrials(asker, TENSORFLOW, model, report)
     try:
-        taken = await trials.first()
+        await trials.first()
     except RefusedError:
         return None
     report.problem(
@@ -209,55 +190,27 @@ async def _try_v1(asker: Asker, model: str, server: Server, report: Report) -> _
         "`dialect: tensorflow`"
     )
     report.set("dialect", TENSORFLOW, "the server speaks V2, but the model only V1")
-    await _find_health(asker, model, server._replace(dialect=TENSORFLOW), report)
-    return await _tried(trials, taken, report)
+    await _find_health(asker, model, TENSORFLOW, report)
+    await _describe(trials, report)
+    return trials
 
 
-async def _try_dialect(asker: Asker, model: str, server: Server, report: Report) -> _Tried:
+async def _try_dialect(asker: Asker, model: str, server: Server, report: Report) -> Trials:
     """Find out what a server of another dialect takes. Raises `RefusedError`."""
     trials = DialectTrials(asker, server.dialect, model, report)
     try:
-        taken = await trials.first()
+        await trials.first()
     except RefusedError:
         trials.describe_untried()
         raise
-    return await _tried(trials, taken, report)
+    await _describe(trials, report)
+    return trials
 
 
-async def _tried(trials: DialectTrials, taken: Taken, report: Report) -> _Tried:
-    caveat = ", if the datatypes that were guessed are right" if trials.describe(taken) else ""
+async def _describe(trials: DialectTrials, report: Report) -> None:
+    trials.describe()
     report.ok("a trial inference straight in JSON was answered")
-    report.heading("What it takes in JSON")
-    await trials.find_settings(taken)
-    by_client = trials.for_clients(taken)
-    return _Tried(trials, taken, by_client, await trials.variants(by_client), caveat)
-
-
-async def _reads_binary(trials: V2Trials, taken: Taken, server: Server, report: Report) -> bool:
-    """Whether the server needs no conversion at all; says so and sets it."""
-    if not await trials.reads_binary(taken):
-        if server.says_binary:
-            report.problem("it says that it reads binary tensors, and refuses them or answers something else")
-        else:
-            report.ok("it refuses binary tensors: this is what the gateway is for")
-        return False
-    if server.says_binary:
-        report.set("binary", "auto", _WHY_AUTO)
-    else:
-        report.note(
-            "it reads binary tensors itself, though it does not say so: clients can use it without a gateway, or the "
-            "gateway passes them through: `binary: always`"
-        )
-        report.set("binary", "always", "it reads binary itself, though it does not say so")
-    return True
-
-
-@asynccontextmanager
-async def _through(url: str, report: Report) -> AsyncIterator[Asker]:
-    """What asks a gateway that has been started for it."""
-    report.heading("Through a gateway, started for this")
-    async with gateway(url, report) as through:
-        yield through
+    await trials.find_settings()
 
 
 def _file(url: str, server: Server, report: Report) -> str:

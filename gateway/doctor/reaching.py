@@ -7,22 +7,26 @@ the server speaks (`recognizing`).
 import asyncio
 import os
 import re
-import socket
+import ssl
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from gateway.backend import first_look
+from gateway.backend.arriving import LostError, NotHttpError
+from gateway.backend.connections import UnreachableError
 from gateway.backend.endpoints import Endpoint
-from gateway.backend.resolving import at_addresses, look_up, usable_addresses
+from gateway.backend.first_look import BAD, SPEAKS_TLS, judge, resolved, speaks_tls, why_no_answer
+from gateway.backend.questions import Answer
+from gateway.backend.resolving import at_addresses
 from gateway.certificates import TlsContext, expiry_of
 from gateway.config import Backend, for_backend
 from gateway.config.values import shortened
-from gateway.doctor.asking import ASK_S, Asker, NoAnswerError, Reply
+from gateway.doctor.asking import ASK_S, Asker, NoAnswerError
 from gateway.doctor.given import tls_of
 from gateway.doctor.report import Report, UnusableServerError
 from gateway.errors import ConfigError
@@ -38,9 +42,6 @@ _OF_A_SERVER = re.compile(r"(?P<base>.*?)/(?:v2(?=/|$)|v1/models(?=/|$)|invocati
 """A URL's path up to what belongs to a server's protocol and not to where the server is."""
 
 _MODEL = re.compile(r"/v[12]/models/([^/:]+)")
-
-_TLS = "it speaks TLS there"
-"""In the words of the first look."""
 
 _HOW_TO_TRUST = "--ca FILE gives the doctor the authority that has signed it, --server-name NAME the name that it has"
 
@@ -81,22 +82,22 @@ def meant_by(url: str) -> Meant:
     return Meant(meant, unquote(model[1]) if model else "", parts.path[len(base) :] if match else "")
 
 
-async def reach(url: str, backend: Backend, tls: TlsContext | None, report: Report) -> tuple[Asker, Reply]:
+async def reach(url: str, backend: Backend, tls: TlsContext | None, report: Report) -> tuple[Asker, Answer]:
     """What asks the server at *url* from now on, and its answer to `GET /v2`.
 
     *backend* has the headers and the TLS settings that were given, *tls* is what they come to where *url* begins with
     https. Raises `UnusableServerError`.
     """
-    parts = urlsplit(url)
-    assert parts.hostname is not None
-    await _resolve(parts.hostname, url, report)
-    asker = Asker(url, backend.headers.set, tls)
+    endpoint = await _looked_up(Endpoint.parse(url, tls), report)
+    asker = Asker(endpoint, backend.headers.set)
     try:
         answer = await asker.get("/v2")
     except NoAnswerError as error:
-        await asker.close()
-        why = await _why_none(url, backend) or str(error)
-        if not error.is_certificate:
+        cause = error.__cause__
+        why = str(error)
+        if isinstance(cause, UnreachableError | LostError | NotHttpError):
+            why = await why_no_answer(endpoint, cause)
+        if not _is_certificate(cause):
             raise UnusableServerError(why) from None
         is_expired = "has expired" in why
         how = "it has to be renewed" if is_expired else _HOW_TO_TRUST
@@ -107,55 +108,58 @@ async def reach(url: str, backend: Backend, tls: TlsContext | None, report: Repo
         given = report.settings["tls"].value if "tls" in report.settings else {}
         better = "that the server renews its own" if is_expired else "ca, the file of its authority"
         report.set("tls", {**given, "verify": False}, f"any certificate is taken: better is {better}")
-        backend = msgspec.structs.replace(backend, tls=msgspec.structs.replace(backend.tls, verify=False))
-        asker = Asker(url, backend.headers.set, tls_of(backend))
+        unverified = tls_of(msgspec.structs.replace(backend, tls=msgspec.structs.replace(backend.tls, verify=False)))
+        asker = Asker(replace(endpoint, tls=unverified))
         try:
             answer = await asker.get("/v2")
         except NoAnswerError as again:
-            await asker.close()
             raise UnusableServerError(str(again)) from None
-    try:
-        await _judge(asker, answer, backend)
-    except BaseException:
-        await asker.close()
-        raise
-    report.ok(f"{parts.netloc} answers in HTTP, the first time within {answer.seconds * 1000:.0f} ms")
-    if tls is not None and asker.tls is tls:
-        await _look_at_certificate(parts.hostname, parts.port or 443, tls, report)
+    await _judge(asker, answer)
+    report.ok(f"{urlsplit(url).netloc} answers in HTTP, the first time within {answer.seconds * 1000:.0f} ms")
+    if asker.endpoint.tls is tls is not None:
+        await _look_at_certificate(endpoint, tls, report)
     return asker, answer
 
 
-async def _resolve(host: str, url: str, report: Report) -> None:
-    """Look *host*, that of *url*, up and say so, if it is a name. Raises `UnusableServerError`."""
-    with suppress(OSError):
-        socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
-        return
+def _is_certificate(error: BaseException | None) -> bool:
+    """Whether *error* goes back to a server's certificate that was not accepted."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__context__
+    return error is not None
+
+
+async def _looked_up(endpoint: Endpoint, report: Report) -> Endpoint:
+    """*endpoint* with its addresses, which are reported if it has a name. Raises `UnusableServerError`."""
+    if endpoint.addresses:
+        return endpoint
+    host = endpoint.host
     try:
         async with asyncio.timeout(ASK_S):
-            addresses = usable_addresses(str(entry[4][0]) for entry in await look_up(host))
+            found = await resolved(endpoint)
     except TimeoutError:
         raise UnusableServerError(f"the name {host} could not be looked up within {ASK_S:g} s") from None
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no name for a host"
         raise UnusableServerError(f"the name {host} cannot be looked up: {reason}") from None
-    report.ok(f"{host} is {_listed(addresses)}")
-    endpoints = at_addresses(Endpoint.parse(url, None), addresses)
-    if len(endpoints) == 1:
-        return
-    report.note(
-        f"to the gateway these are {len(endpoints)} servers, each with connections and probes of its own. It is one of "
-        "them that is examined here"
-    )
-    reasons = await asyncio.gather(*(_why_unreachable(endpoint) for endpoint in endpoints))
-    dead: dict[str, list[str]] = {}
-    for address, reason in zip(addresses, reasons, strict=True):
-        if reason:
+    report.ok(f"{host} is {_listed(found.addresses)}")
+    endpoints = at_addresses(endpoint, found.addresses)
+    if len(endpoints) > 1:
+        report.note(
+            f"to the gateway these are {len(endpoints)} servers, each with connections and probes of its own. It is "
+            "one of them that is examined here"
+        )
+        dead: dict[str, list[str]] = {}
+        reasons = await asyncio.gather(*map(_why_unreachable, endpoints))
+        for address, reason in zip(found.addresses, reasons, strict=True):
             dead.setdefault(reason, []).append(address)
-    if len(list(filter(None, reasons))) < len(endpoints):  # with none that answers, the next question says why
-        for reason, those in dead.items():
-            report.problem(
-                f"no connection to {_listed(those)}: {reason}. As long as that lasts, the gateway asks the others"
-            )
+        if "" in dead:  # with none that answers, the next question says why
+            for reason, those in list(dead.items()):
+                if reason:
+                    report.problem(
+                        f"no connection to {_listed(those)}: {reason}. As long as that lasts, the gateway asks the "
+                        "others"
+                    )
+    return found
 
 
 def _listed(addresses: Sequence[str]) -> str:
@@ -176,40 +180,31 @@ async def _why_unreachable(endpoint: Endpoint) -> str:
     return ""
 
 
-async def _why_none(url: str, backend: Backend) -> str | None:
-    """In the words of the first look, why there is no answer."""
-    finding = await first_look.look_once("default", backend, url)
-    return finding.words if finding is not None and finding.level is first_look.Level.BAD else None
-
-
-async def _judge(asker: Asker, answer: Reply, backend: Backend) -> None:
+async def _judge(asker: Asker, answer: Answer) -> None:
     """Raise `UnusableServerError` if *answer* to `GET /v2` comes from what can be no inference server."""
-    refusal = None
     with suppress(NoAnswerError):
         refusal = await asker.get(_REFUSED_BY_A_GATEWAY)
-    fault = find_path_fault(_REFUSED_BY_A_GATEWAY)
-    if refusal is not None and fault is not None and refusal.status == 400 and fault in refusal.words:
-        raise UnusableServerError("this is a tensor-gateway: name the inference server behind it")
+        if refusal.status == 400 and str(find_path_fault(_REFUSED_BY_A_GATEWAY)) in refusal.words:
+            raise UnusableServerError("this is a tensor-gateway: name the inference server behind it")
     if unauthorized := asker.why_unauthorized(answer):
         raise UnusableServerError(unauthorized)
-    if answer.status == 400 and asker.tls is None and (why := await _why_none(asker.url, backend)) and _TLS in why:
-        raise UnusableServerError(why)
-    finding = first_look.judge(answer.as_answer, urlsplit(asker.url).path)
-    is_other = (answer.status >= 300 and answer.status not in (400, 404, 405)) or answer.as_answer.is_html
-    if finding is not None and finding.level is first_look.Level.BAD and (is_other or b"/-/live" in answer.body):
+    if answer.status == 400 and asker.endpoint.tls is None and await speaks_tls(asker.endpoint):
+        raise UnusableServerError(SPEAKS_TLS)
+    finding = judge(answer, asker.endpoint.base_path)
+    # whatever else has status 200 may still be a server of another dialect
+    if finding is not None and finding.level is BAD and (answer.status != 200 or answer.is_html):
         raise UnusableServerError(f"it {finding.words}" if finding.words.startswith("answers") else finding.words)
 
 
-async def _look_at_certificate(host: str, port: int, tls: TlsContext, report: Report) -> None:
+async def _look_at_certificate(endpoint: Endpoint, tls: TlsContext, report: Report) -> None:
     """Say until when the server's certificate, which was accepted, is valid."""
-    with suppress(OSError, TimeoutError):
+    with suppress(OSError):
         async with asyncio.timeout(ASK_S):
             _, writer = await asyncio.open_connection(
-                host, port, ssl=tls.context, server_hostname=tls.server_name or host
+                endpoint.host, endpoint.port, ssl=tls.context, server_hostname=tls.server_name or endpoint.name
             )
-            certificate = writer.get_extra_info("peercert") or {}
-            writer.transport.abort()
-        expires_at = expiry_of(certificate)
+        expires_at = expiry_of(writer.get_extra_info("peercert") or {})
+        writer.transport.abort()
         if expires_at is None:
             return
         days = (expires_at - datetime.now(UTC)).days

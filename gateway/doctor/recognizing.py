@@ -5,14 +5,14 @@ Not here: whether it works (`trials`), and what `dialect: auto` concludes from t
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from gateway.backend import questions
-from gateway.backend.questions import MLFLOW, TENSORFLOW, V2
+from gateway.backend.questions import MLFLOW, TENSORFLOW, V2, Answer, ask_dialect, lists_openai_models, read_metadata
 from gateway.config.values import nearest, shortened
-from gateway.doctor.asking import Asker, NoAnswerError, Reply
+from gateway.doctor.asking import Asker, NoAnswerError
 from gateway.doctor.report import Report, UnusableServerError
 
 MAX_MODELS = 1000
@@ -27,7 +27,17 @@ TORCHSERVE = "TorchServe"
 THE_MODEL = "model"
 """What the only model of a server is called that gives it no name."""
 
+_INDEX, _DESCRIBED = "/v2/repository/index", "/openapi.json"
+_LISTS_OF_V2 = (_INDEX, "/v2/models", _DESCRIBED)
 _IN_PATHS = re.compile(r"/v2/models/([^/{}]+)(?:/|$)")
+
+_NAMES: Mapping[str, Callable[[Any], Any]] = {
+    _INDEX: lambda index: [entry.get("name") for entry in index],  # of Triton and MLServer
+    "/v2/models": lambda listed: listed["models"],
+    "/v1/models": lambda listed: listed["models"],
+    _DESCRIBED: lambda described: [match[1] for each in described["paths"] if (match := _IN_PATHS.match(each))],
+}
+"""What lists models, and where the names are in its JSON; FastAPI describes the paths of a server by itself."""
 
 
 class Server(NamedTuple):
@@ -42,11 +52,11 @@ class Server(NamedTuple):
     """Those that it lists; many servers list none."""
 
 
-async def recognize(asker: Asker, first: Reply, model: str, report: Report) -> Server:
+async def recognize(asker: Asker, first: Answer, model: str, report: Report) -> Server:
     """Which server answers; *first* is its answer to `GET /v2`. Raises `UnusableServerError` and `NoAnswerError`."""
     report.heading("The server")
     server = await _v2(asker, first) or await _other(asker, first, model)
-    server = server._replace(models=await _models(asker, server))
+    server = server._replace(models=await _models(asker, server.dialect))
     words = {
         V2: "it speaks the V2 (Open Inference) protocol",
         TENSORFLOW: "it speaks the REST API of TensorFlow Serving, which is KServe's V1 protocol",
@@ -65,29 +75,25 @@ async def recognize(asker: Asker, first: Reply, model: str, report: Report) -> S
     return server
 
 
-async def _v2(asker: Asker, first: Reply) -> Server | None:
+async def _v2(asker: Asker, first: Answer) -> Server | None:
     """What *first* or the health says of a V2 server; None if it is none."""
-    metadata = questions.read_metadata(first.as_answer)
+    metadata = read_metadata(first)
     if metadata is not None:
-        return Server(V2, shortened(f"{metadata.name} {metadata.version}".strip()), metadata.is_binary)
+        return Server(V2, metadata.title, metadata.is_binary)
     if b"ResourceNotFoundException" in first.body:
         return Server(V2, TORCHSERVE)
     if first.status == 200:  # it may answer everything with 200
         return None
     for path in ("/v2/health/live", "/v2/health/ready"):
         health = await asker.get(path)
-        if health.status == 200 and not health.as_answer.is_html:
+        if health.status == 200 and not health.is_html:
             return Server(V2, "")
-    return Server(V2, "") if await _paths_of_v2(asker) else None
+    return Server(V2, "") if await _listed(asker, _DESCRIBED) else None
 
 
-async def _other(asker: Asker, first: Reply, model: str) -> Server:
+async def _other(asker: Asker, first: Answer, model: str) -> Server:
     """What a server is that has nothing below `/v2`. Raises `UnusableServerError` if it is none that is known."""
-
-    async def get(path: str) -> questions.Answer:
-        return (await asker.get(path)).as_answer
-
-    said = await questions.ask_dialect(get)
+    said = await ask_dialect(asker.get)
     if said.dialect == MLFLOW:
         version = (await asker.get("/version")).body.decode(errors="replace").strip()
         return Server(MLFLOW, f"MLflow {shortened(version)}")
@@ -99,11 +105,11 @@ async def _other(asker: Asker, first: Reply, model: str) -> Server:
         if dialect := await _takes_inferences(asker, model):
             return Server(dialect, "")
     what = ""
-    if questions.lists_openai_models(await get("/v1/models")):
+    if lists_openai_models(await asker.get("/v1/models")):
         what = "; it lists models in OpenAI's interface, as servers of language models do, which is another"
     elif not model:
         what = ". If it has nothing but inference, name the model with --model"
-    named = f" Its answers name {shortened(first.headers['Server'])}." if "Server" in first.headers else ""
+    named = f" Its answers name {shortened(first.headers['server'])}." if "server" in first.headers else ""
     raise UnusableServerError(f"it is no server that the gateway can stand in front of: {said.answers}{what}.{named}")
 
 
@@ -121,52 +127,31 @@ async def _takes_inferences(asker: Asker, model: str) -> str:
     }
     for dialect, (path, question) in questions_by_dialect.items():
         with suppress(NoAnswerError):
-            reply = await asker.post(path, json.dumps(question).encode())
-            if unauthorized := asker.why_unauthorized(reply):
+            answer = await asker.post(path, json.dumps(question).encode())
+            if unauthorized := asker.why_unauthorized(answer):
                 raise UnusableServerError(unauthorized)
-            if reply.status not in (404, 405, 501) and isinstance(reply.json, dict):
+            if answer.status not in (404, 405, 501) and isinstance(answer.json, dict):
                 return dialect
     return ""
 
 
-async def _models(asker: Asker, server: Server) -> tuple[str, ...]:
+async def _models(asker: Asker, dialect: str) -> tuple[str, ...]:
     """The models that the server lists; none if it lists none."""
-    if server.dialect == MLFLOW:
-        return (THE_MODEL,)
-    found: list[Any] = []
-    if server.dialect == TENSORFLOW:
-        found = _member((await asker.get("/v1/models")).json, "models")
-    else:
-        index = await _asked_for_index(asker)
-        if isinstance(index, list):
-            found = [entry.get("name") for entry in index if isinstance(entry, dict)]
-        found = found or _member((await asker.get("/v2/models")).json, "models") or await _paths_of_v2(asker)
-    names = dict.fromkeys(name for name in found[:MAX_MODELS] if isinstance(name, str) and name)
-    return tuple(names)
+    for path in {V2: _LISTS_OF_V2, TENSORFLOW: ("/v1/models",)}.get(dialect, ()):
+        if found := await _listed(asker, path):
+            return tuple(found)
+    return (THE_MODEL,) if dialect == MLFLOW else ()
 
 
-async def _asked_for_index(asker: Asker) -> Any:
-    """The answer to Triton's and MLServer's question for all models; None without one."""
+async def _listed(asker: Asker, path: str) -> list[str]:
+    """The models in the answer to *path*, one of `_NAMES`; none if it has none."""
     try:
-        reply = await asker.post("/v2/repository/index", b"{}")
-    except NoAnswerError:
-        return None
-    return reply.json if reply.status == 200 else None
-
-
-async def _paths_of_v2(asker: Asker) -> list[str]:
-    """The models in the paths that a FastAPI server documents of itself."""
-    paths = (await asker.get("/openapi.json")).json
-    described = paths.get("paths") if isinstance(paths, dict) else None
-    if not isinstance(described, dict):
+        answer = await (asker.post(path, b"{}") if path == _INDEX else asker.get(path))
+        names = _NAMES[path](answer.json)
+    except (NoAnswerError, TypeError, KeyError, AttributeError):
         return []
-    return [match[1] for path in described if (match := _IN_PATHS.match(path))]
-
-
-def _member(document: Any, name: str) -> list[Any]:
-    """The list *name* of a JSON object; empty if there is none."""
-    listed = document.get(name) if isinstance(document, dict) else None
-    return listed if isinstance(listed, list) else []
+    listed = names[:MAX_MODELS] if isinstance(names, list) else []
+    return list(dict.fromkeys(name for name in listed if isinstance(name, str) and name))
 
 
 def choose_model(server: Server, asked_for: str, report: Report) -> str:

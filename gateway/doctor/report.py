@@ -7,7 +7,6 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, NamedTuple, TextIO
 
 import yaml
@@ -15,17 +14,8 @@ import yaml
 WIDTH = 110
 """Longer lines are wrapped."""
 
-
 MAX_CHARACTERS = 2000
 """The most that one finding has; more is some server's fault."""
-
-
-class Level(Enum):
-    """How serious a finding is."""
-
-    OK = "ok"
-    NOTE = "note"
-    PROBLEM = "problem"
 
 
 class Setting(NamedTuple):
@@ -69,22 +59,27 @@ class Report:
 
     def ok(self, words: str) -> None:
         """Something is as it should be."""
-        self._find(Level.OK, words)
+        self._find("ok", words)
 
     def note(self, words: str) -> None:
         """Something to know, that stops nothing."""
-        self._find(Level.NOTE, words)
+        self._find("note", words)
 
     def problem(self, words: str) -> None:
         """Something that does not work, or works only as the words say."""
         self.has_problem = True
-        self._find(Level.PROBLEM, words)
+        self._find("problem", words)
 
     def set(
         self, key: str, value: Any, why: str, *, is_needed: bool = True, comments: Mapping[str, str] | None = None
     ) -> None:
         """The backend's *key* should have *value*."""
         self.settings[key] = Setting(value, why, is_needed, comments=comments or {})
+
+    def advise(self, key: str, value: Any, why: str, more: str = "") -> None:
+        """Say what the server does, *why* the backend's *key* should have *value*, and set that."""
+        self.note(f"{why}: `{key}: {as_yaml(value)}`{more}")
+        self.set(key, value, why)
 
     def can(self, what: str, words: str) -> None:
         """A row of the table."""
@@ -115,8 +110,8 @@ class Report:
             for key, each in self.settings.items()
         }
 
-    def _find(self, level: Level, words: str) -> None:
-        self._print_wrapped(f"  {level.value:<7}  ", words)
+    def _find(self, level: str, words: str) -> None:
+        self._print_wrapped(f"  {level:<7}  ", words)
 
     def _print_wrapped(self, begin: str, words: str) -> None:
         self._print(

@@ -8,14 +8,14 @@ import base64
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from gateway.backend.questions import Answer
 from gateway.codec import DATATYPES, HEADER_LENGTH, Kind
-from gateway.doctor.asking import Reply
 
 MAX_ELEMENTS = 4_000_000
 """A model whose input is larger is not tried."""
@@ -50,6 +50,8 @@ class Sample:
     datatype: str
     shape: tuple[int, ...]
     values: tuple[Any, ...]
+    content_type: str = ""
+    """Of its values in JSON; empty if they are as V2 has them."""
 
     @property
     def blob(self) -> bytes:
@@ -59,12 +61,24 @@ class Sample:
     def as_member(self, **parameters: Any) -> dict[str, Any]:
         """The tensor in a V2 request, without its values."""
         member = {"name": self.name, "shape": list(self.shape), "datatype": self.datatype}
+        if self.content_type:
+            parameters["content_type"] = self.content_type
         return {**member, "parameters": parameters} if parameters else member
 
     @property
     def nested(self) -> Any:
-        """The values as nested lists."""
-        return nested(self.values, self.shape)
+        """The values as nested lists; a scalar is itself."""
+        return np.array([*self.values, None], object)[:-1].reshape(self.shape).tolist()
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of an answer."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    blob: bytes
 
 
 def sample(name: str, datatype: str, shape: Sequence[int]) -> Sample:
@@ -99,12 +113,27 @@ def shapes(declared: Sequence[int]) -> Iterator[tuple[int, ...]]:
             yield tuple(shape)
 
 
-def nested(values: Sequence[Any], shape: Sequence[int]) -> Any:
-    """*values* as lists inside of lists; a scalar is itself."""
-    if not shape:
-        return values[0]
-    step = math.prod(shape[1:])
-    return [nested(values[begin * step : (begin + 1) * step], shape[1:]) for begin in range(shape[0])]
+def replaced(samples: Sequence[Sample], index: int, new: Sample) -> tuple[Sample, ...]:
+    """*samples* with *new* at *index*."""
+    return (*samples[:index], new, *samples[index + 1 :])
+
+
+def with_first_value(samples: Sequence[Sample], kind: Kind, value: Any) -> tuple[Sample, ...] | None:
+    """*samples* with *value* as the first one of their first tensor of *kind*; None if there is no such tensor."""
+    for index, each in enumerate(samples):
+        if DATATYPES[each.datatype].kind is kind and each.values:
+            return replaced(samples, index, replace(each, values=(value, *each.values[1:])))
+    return None
+
+
+AS_TRIED = "what the trial sent, and the server took: put the model's names, datatypes and shapes"
+"""The comment beside inputs of which the server says nothing."""
+
+
+def as_described(tensors: Iterable[Sample | Output]) -> dict[str, Any]:
+    """*tensors* as in a block of `models`; their first dimension is taken for variable, as of a batch."""
+    shapes_of = ((each, [-1, *each.shape[1:]] if each.shape else []) for each in tensors)
+    return {each.name: {"datatype": each.datatype, "shape": shape} for each, shape in shapes_of}
 
 
 def flat(data: Any) -> list[Any]:
@@ -141,17 +170,6 @@ def _text(value: Any) -> bytes:
     return value.encode()
 
 
-@dataclass(frozen=True)
-class Output:
-    """One output of an answer."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    blob: bytes
-    is_base64: bool = False
-
-
 def binary_request(samples: Sequence[Sample], **members: Any) -> tuple[bytes, int]:
     """The body of a V2 request with binary inputs that asks for binary outputs, and its header length."""
     inputs = [each.as_member(binary_data_size=len(each.blob)) for each in samples]
@@ -159,17 +177,17 @@ def binary_request(samples: Sequence[Sample], **members: Any) -> tuple[bytes, in
     return header + b"".join(each.blob for each in samples), len(header)
 
 
-def outputs_of(reply: Reply) -> list[Output]:
+def outputs_of(answer: Answer) -> list[Output]:
     """The outputs of a V2 answer, JSON or binary. Raises `UnreadableError`."""
     try:
-        length = int(reply.headers.get(HEADER_LENGTH, len(reply.body)))
-        header = json.loads(reply.body[:length])
+        length = int(answer.headers.get(HEADER_LENGTH.lower(), len(answer.body)))
+        header = json.loads(answer.body[:length])
     except (ValueError, RecursionError):
         raise UnreadableError("something that is not JSON") from None
     outputs = header.get("outputs") if isinstance(header, dict) else None
     if not isinstance(outputs, list) or not outputs or not all(isinstance(output, dict) for output in outputs):
         raise UnreadableError("JSON without `outputs`")
-    blobs = reply.body[length:]
+    blobs = answer.body[length:]
     found = []
     for output in outputs:
         try:
@@ -190,20 +208,18 @@ def _read_output(output: dict[str, Any], blobs: bytes) -> tuple[Output, bytes]:
     parameters = output.get("parameters") or {}
     size = parameters.get("binary_data_size")
     if size is None:
-        blob = blob_of(output["datatype"], flat(output.get("data", [])))
+        values = flat(output.get("data", []))
+        if parameters.get("content_type") == "base64" and output["datatype"] == "BYTES":
+            values = [{"b64": value} for value in values]
+        blob = blob_of(output["datatype"], values)
     else:
         blob, blobs = blobs[:size], blobs[size:]
-    is_base64 = parameters.get("content_type") == "base64"
-    return Output(output["name"], output["datatype"], tuple(output["shape"]), blob, is_base64), blobs
+    return Output(output["name"], output["datatype"], tuple(output["shape"]), blob), blobs
 
 
 def same(one: Sequence[Output], other: Sequence[Output]) -> bool:
     """Whether the outputs of two answers are the same, whatever their order."""
-    return _by_name(one) == _by_name(other)
-
-
-def _by_name(outputs: Sequence[Output]) -> Mapping[str, tuple[str, tuple[int, ...], bytes]]:
-    return {output.name: (output.datatype, output.shape, output.blob) for output in outputs}
+    return {each.name: each for each in one} == {each.name: each for each in other}
 
 
 def has_nan(outputs: Sequence[Output]) -> bool:

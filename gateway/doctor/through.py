@@ -3,18 +3,19 @@
 What the doctor's table says that clients can do, was done here. Not here: what is sent straight to the server.
 """
 
-import json
 import logging
 import statistics
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from gateway.app import DataPlane, new_name
+from gateway.backend.endpoints import Endpoint
+from gateway.backend.questions import Answer
 from gateway.config import parse
-from gateway.doctor.asking import Asker, NoAnswerError, Reply
+from gateway.doctor.asking import Asker, NoAnswerError
 from gateway.doctor.report import Report, as_yaml, configuration
-from gateway.doctor.samples import Sample, UnreadableError, binary_request, outputs_of, same
-from gateway.doctor.trials import Model, Taken, Variant
+from gateway.doctor.samples import UnreadableError, outputs_of, same
+from gateway.doctor.trials import Model, Trials, V2Trials
 
 ROUNDS = 5
 """How often each way is measured; the median counts."""
@@ -23,6 +24,7 @@ ROUNDS = 5
 @asynccontextmanager
 async def gateway(endpoint: str, report: Report) -> AsyncIterator[Asker]:
     """What asks a gateway in front of *endpoint* that has the settings of *report*."""
+    report.heading("Through a gateway, started for this")
     text = configuration(endpoint, report.settings, "127.0.0.1:0", "127.0.0.1:0", "")
     log = logging.getLogger("gateway")
     quiet = logging.NullHandler()
@@ -30,11 +32,7 @@ async def gateway(endpoint: str, report: Report) -> AsyncIterator[Asker]:
     plane = DataPlane(parse(f"{text}logging: {{access: none}}\n"), new_name())
     try:
         await plane.start()
-        asker = Asker(plane.url)
-        try:
-            yield asker
-        finally:
-            await asker.close()
+        yield Asker(Endpoint.parse(plane.url, None))
     finally:
         await plane.stop()
         log.removeHandler(quiet)
@@ -46,18 +44,16 @@ async def ask_calls(asker: Asker, model: str, report: Report) -> None:
     if model:
         base = Model(model).path
         paths |= {"model ready": f"{base}/ready", "model metadata": base, "model configuration": f"{base}/config"}
-    answered, refused = [], {}
+    refused = {}
     for call, path in paths.items():
         try:
-            reply = await asker.get(path)
+            answer = await asker.get(path)
         except NoAnswerError as error:
             refused[call] = str(error)
         else:
-            if reply.status == 200:
-                answered.append(call)
-            else:
-                refused[call] = reply.words
-    if answered:
+            if answer.status != 200:
+                refused[call] = answer.words
+    if answered := [call for call in paths if call not in refused]:
         report.ok(f"answered: {', '.join(answered)}")
     for call, words in refused.items():
         if call == "model configuration":
@@ -65,81 +61,59 @@ async def ask_calls(asker: Asker, model: str, report: Report) -> None:
         else:
             report.note(f"not answered: {call} ({words})")
     for call in paths:
-        report.can(f"ask for {call}", "yes" if call in answered else "no")
+        report.can(f"ask for {call}", "no" if call in refused else "yes")
 
 
-def cost(way: str, replies: Sequence[Reply]) -> tuple[str, ...]:
-    """A row that says what *replies* to the same request took: the median, and the bytes each way."""
-    median_s = statistics.median(reply.seconds for reply in replies)
-    last = replies[-1]
+async def cost(way: str, infer: Callable[[], Awaitable[Answer]]) -> tuple[str, ...]:
+    """A row that says what *infer* takes, which asks the same each time: the median, and the bytes each way."""
+    answers = [await infer() for _ in range(1 + ROUNDS)]
+    median_s = statistics.median(answer.seconds for answer in answers[1:])
+    last = answers[-1]
     return way, f"{median_s * 1000:.1f} ms", f"{last.sent_bytes:,} bytes sent", f"{len(last.body):,} bytes back"
 
 
-class ThroughTrials:
-    """Inferences through the gateway, in binary."""
-
-    def __init__(self, asker: Asker, model: Model, report: Report) -> None:
-        """Rows of the table go to *report*."""
-        self._asker = asker
-        self._model = model
-        self._report = report
-
-    async def infer(self, samples: Sequence[Sample], *, asker: Asker | None = None, **members: object) -> Reply:
-        """The answer to a binary request."""
-        body, header_length = binary_request(samples, **members)
-        return await (asker or self._asker).post(f"{self._model.path}/infer", body, header_length=header_length)
-
-    async def infer_json(self, samples: Sequence[Sample]) -> Reply:
-        """The answer to a request in JSON."""
-        inputs = [{**each.as_member(), "data": list(each.values)} for each in samples]
-        return await self._asker.post(f"{self._model.path}/infer", json.dumps({"inputs": inputs}).encode())
-
-    async def compare(self, taken: Taken, caveat: str) -> bool:
-        """Whether the trial inference crosses the gateway; says so, and if it gives the same, but for the *caveat*."""
-        reply = await self.infer(taken.samples)
-        if reply.status != 200:
-            self._report.problem(f"in binary through the gateway it was refused: {reply.words}")
-            self._report.can("infer in binary", f"no: {reply.words}")
-            return False
-        try:
-            outputs = outputs_of(reply)
-        except UnreadableError as error:
-            self._report.problem(f"in binary through the gateway the answer cannot be read: {error}")
-            return False
-        self._report.infers = True
-        if same(outputs, taken.outputs):
-            self._report.ok("the trial inference gives the same values in binary through the gateway, bit for bit")
-            self._report.can("infer in binary", f"yes, with the same values as straight in JSON{caveat}")
-        else:
-            self._report.note(
-                "the trial inference gives other values through the gateway than straight. If the model always "
-                "answers the same to the same request, please report this"
-            )
-            self._report.can("infer in binary", "yes")
-        return True
-
-    async def rows(self, taken: Taken, variants: Sequence[Variant]) -> None:
-        """Try what else clients may want, and report it for the table."""
-        self._report.can("infer in JSON", _outcome(await self.infer_json(taken.samples)))
-        listed = [{"name": output.name, "parameters": {"binary_data": True}} for output in taken.outputs]
-        reply = await self.infer(taken.samples, id="1", outputs=listed)
-        self._report.can("send an id, list outputs", _outcome(reply, self._with("leave_out")))
-        if len(taken.samples) == 1 and taken.samples[0].datatype != "BYTES":
-            reply = await self._asker.post(f"{self._model.path}/infer", taken.samples[0].blob, header_length=0)
-            outcome = _outcome(reply)
-            if reply.status == 400 and "metadata" in outcome:
-                outcome += ". `models` can describe them"
-            self._report.can("send raw bytes (curl)", outcome)
-        for variant in variants:
-            reply = await self.infer(variant.samples)
-            self._report.can(variant.what, _outcome(reply, self._with(variant.key)))
-
-    def _with(self, key: str) -> str:
-        """The setting that this depends on, if there is one."""
-        setting = self._report.settings.get(key)
-        return "" if setting is None else f", with `{key}: {as_yaml(setting.value)}`"
+async def compare(crossing: V2Trials, straight: Trials, report: Report) -> bool:
+    """Whether the trial inference of *straight* crosses the gateway; says so, and if it gives the same."""
+    answer = await crossing.infer_binary(straight.by_client)
+    if answer.status != 200:
+        report.problem(f"in binary through the gateway it was refused: {answer.words}")
+        report.can("infer in binary", f"no: {answer.words}")
+        return False
+    try:
+        outputs = outputs_of(answer)
+    except UnreadableError as error:
+        report.problem(f"in binary through the gateway the answer cannot be read: {error}")
+        return False
+    report.infers = True
+    if same(outputs, straight.outputs):
+        report.ok("the trial inference gives the same values in binary through the gateway, bit for bit")
+        report.can("infer in binary", f"yes, with the same values as straight in JSON{straight.caveat}")
+    else:
+        report.note(
+            "the trial inference gives other values through the gateway than straight. If the model always answers the "
+            "same to the same request, please report this"
+        )
+        report.can("infer in binary", "yes")
+    return True
 
 
-def _outcome(reply: Reply, words: str = "") -> str:
-    """A cell of the table."""
-    return f"yes{words}" if reply.status == 200 else f"no: {reply.words}"
+async def try_requests(crossing: V2Trials, straight: Trials, report: Report) -> None:
+    """Try what else clients may want to send, and report it for the table."""
+    samples = straight.by_client
+
+    def outcome(answer: Answer, key: str = "") -> str:
+        setting = report.settings.get(key)
+        with_it = "" if setting is None else f", with `{key}: {as_yaml(setting.value)}`"
+        return f"yes{with_it}" if answer.status == 200 else f"no: {answer.words}"
+
+    report.can("infer in JSON", outcome(await crossing.infer(samples)))
+    listed = [{"name": output.name, "parameters": {"binary_data": True}} for output in straight.outputs]
+    answer = await crossing.infer_binary(samples, id="1", outputs=listed)
+    report.can("send an id, list outputs", outcome(answer, "leave_out"))
+    if len(samples) == 1 and samples[0].datatype != "BYTES":
+        answer = await crossing.infer_raw(samples[0])
+        is_undescribed = answer.status == 400 and "metadata" in answer.words
+        more = ". `models` can describe them" if is_undescribed else ""
+        report.can("send raw bytes (curl)", f"{outcome(answer)}{more}")
+    for variant in await straight.variants():
+        report.can(variant.what, outcome(await crossing.infer_binary(variant.samples), variant.key))

@@ -1,10 +1,11 @@
-"""Trial inferences straight at a V2 server, in JSON as the gateway sends it: whether it works, and what to set.
+"""Trial inferences at a V2 server, in JSON as the gateway sends it and in binary: whether it works, and what to set.
 
 Each key is found out by sending what it is about: what is refused while the same request without it is taken, says
 what to set. Not here: what goes through the gateway (`through`), and servers of other dialects (`dialect_trials`).
 """
 
 import base64
+import copy
 import itertools
 import json
 import math
@@ -13,11 +14,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
+import msgspec
+
+from gateway.backend.questions import Answer
 from gateway.codec import DATATYPES, Kind
-from gateway.doctor.asking import Asker, NoAnswerError, Reply
+from gateway.doctor.asking import Asker, NoAnswerError
 from gateway.doctor.report import Report
 from gateway.doctor.samples import (
     MAX_ELEMENTS,
@@ -28,16 +32,15 @@ from gateway.doctor.samples import (
     binary_request,
     has_nan,
     outputs_of,
+    replaced,
     same,
     sample,
     shapes,
+    with_first_value,
 )
 
 MAX_TRIES = 8
 """How many shapes are tried until the model takes one."""
-
-AS_TRIED = "what the trial sent, and the server took: put the model's names, datatypes and shapes"
-"""The comment beside inputs of which the server says nothing."""
 
 MAX_SIZES = 3
 """How many numbers of one refusal are taken for sizes."""
@@ -45,19 +48,10 @@ MAX_SIZES = 3
 _SIZE = re.compile(r"(?<![\w.:])[1-9]\d{0,3}(?![\w.:])")
 """What may be a size in the words of a refusal, as in `expecting 10 features`."""
 
-WITHOUT_METADATA = (Declared("x", "FP32", (-1, 4)), Declared("INPUT0", "FP32", (-1, 4)), Declared("x", "BYTES", (-1,)))
+WITHOUT_METADATA = (Declared("x", "FP32", (1, 4)), Declared("INPUT0", "FP32", (1, 4)), Declared("x", "BYTES", (4,)))
 """What is tried where a server does not say what a model takes."""
 
 _NO_TEXT = b"\xff\x00"  # not UTF-8
-
-
-@dataclass(frozen=True)
-class Taken:
-    """An inference that the server has answered."""
-
-    samples: tuple[Sample, ...]
-    outputs: tuple[Output, ...]
-    reply: Reply
 
 
 class Variant(NamedTuple):
@@ -70,52 +64,42 @@ class Variant(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """A model of a V2 server, as it was found."""
+    """A model, as far as its server describes it."""
 
     name: str
     inputs: tuple[Declared, ...] = ()
-    """Empty if the server does not say."""
     outputs: tuple[Declared, ...] = ()
     has_metadata: bool = False
 
     @property
     def path(self) -> str:
-        """Where it is asked."""
+        """Where it is asked in V2."""
         return f"/v2/models/{quote(self.name, safe='')}"
 
 
 async def describe(asker: Asker, name: str, report: Report) -> Model:
-    """What the server says of model *name*."""
-    model = Model(name)
-    reply = await asker.get(model.path)
-    metadata = reply.json
-    if reply.status != 200 or not isinstance(metadata, dict):
-        report.note(f"its metadata is not told ({reply.words})")
-        return model
-    model = replace(
-        model, inputs=_declared(metadata, "inputs"), outputs=_declared(metadata, "outputs"), has_metadata=True
-    )
-    if model.inputs:
-        both = [", ".join(each.words for each in side) or "not told" for side in (model.inputs, model.outputs)]
+    """What a V2 server says of model *name*."""
+    answer = await asker.get(Model(name).path)
+    metadata = answer.json
+    if answer.status != 200 or not isinstance(metadata, dict):
+        report.note(f"its metadata is not told ({answer.words})")
+        return Model(name)
+    inputs, outputs = (_declared(metadata.get(side)) for side in ("inputs", "outputs"))
+    if inputs:
+        both = [", ".join(each.words for each in side) or "not told" for side in (inputs, outputs)]
         report.ok(f"inputs: {both[0]}; outputs: {both[1]}")
     else:
         report.note("its metadata does not say which inputs it has")
-    return model
+    return Model(name, inputs, outputs, has_metadata=True)
 
 
-def _declared(metadata: dict[str, Any], side: str) -> tuple[Declared, ...]:
-    entries = metadata.get(side)
-    found = []
-    for entry in entries if isinstance(entries, list) else []:
-        if not isinstance(entry, dict):
-            return ()
-        name, datatype, shape = (entry.get(key) for key in ("name", "datatype", "shape"))
-        if not isinstance(name, str) or datatype not in DATATYPES or not isinstance(shape, list):
-            return ()
-        if not all(isinstance(size, int) for size in shape):
-            return ()
-        found.append(Declared(name, datatype, tuple(shape)))
-    return tuple(found)
+def _declared(listed: Any) -> tuple[Declared, ...]:
+    """One side of a model's metadata; nothing if it is not what V2 says."""
+    try:
+        found = msgspec.convert(listed, tuple[Declared, ...])
+    except msgspec.ValidationError:
+        return ()
+    return found if all(each.datatype in DATATYPES for each in found) else ()
 
 
 class RefusedError(Exception):
@@ -130,36 +114,50 @@ class Trials(ABC):
         self._asker = asker
         self._model = model
         self._report = report
+        self.samples: tuple[Sample, ...] = ()
+        self.outputs: tuple[Output, ...] = ()
+        """An inference that the server has answered, once `first` has found one."""
+        self.caveat = ""
+        """What has to be right besides, for clients to get right values."""
+
+    @property
+    def by_client(self) -> tuple[Sample, ...]:
+        """The same inputs as a client of the gateway sends them."""
+        return self.samples
 
     @abstractmethod
-    async def infer(
-        self,
-        samples: Sequence[Sample],
-        *,
-        asker: Asker | None = None,
-        is_chunked: bool = False,
-        **members: Any,
-    ) -> Reply:
+    async def first(self) -> None:
+        """Find an inference that the server answers. Raises `RefusedError`."""
+
+    @abstractmethod
+    async def infer(self, samples: Sequence[Sample], *, is_chunked: bool = False, **members: Any) -> Answer:
         """The answer to a request with these samples and further *members*."""
 
     @abstractmethod
-    def outputs_of(self, reply: Reply) -> list[Output]:
+    def outputs_of(self, answer: Answer) -> list[Output]:
         """The outputs in an answer. Raises `UnreadableError`."""
 
-    async def variants(self, taken: Taken) -> list[Variant]:
-        """What clients may want to send besides, as far as the model may get it."""
-        with_nan = _with_float(taken, math.nan)
-        found = [] if with_nan is None else [Variant("send NaN", with_nan, "nonfinite")]
-        return [*found, *_with_bytes(taken.samples)]
+    def over(self, asker: Asker) -> Self:
+        """The same, asking with *asker*."""
+        other = copy.copy(self)
+        other._asker = asker
+        return other
 
-    async def find_settings(self, taken: Taken) -> None:
+    async def variants(self) -> list[Variant]:
+        """What clients may want to send besides, as far as the model may get it."""
+        samples = self.by_client
+        with_nan = with_first_value(samples, Kind.FLOAT, math.nan)
+        found = [] if with_nan is None else [Variant("send NaN", with_nan, "nonfinite")]
+        return [*found, *_with_bytes(samples)]
+
+    async def find_settings(self) -> None:
         """Find out what the server cannot take, and set what makes up for it."""
-        if await self.is_taken(taken.samples, is_chunked=True):
+        self._report.heading("What it takes in JSON")
+        if await self.is_taken(self.samples, is_chunked=True):
             self._report.ok("it reads bodies that are sent in chunks")
         else:
-            self._report.note("it refuses bodies that are sent in chunks: `framing: content-length`")
-            self._report.set("framing", "content-length", "it refuses bodies that are sent in chunks")
-        await self._find_nonfinite(taken)
+            self._report.advise("framing", "content-length", "it refuses bodies that are sent in chunks")
+        await self._find_nonfinite()
 
     async def is_taken(self, samples: Sequence[Sample], **options: Any) -> bool:
         """Whether the server answers an inference of *samples* with 200."""
@@ -168,8 +166,8 @@ class Trials(ABC):
         except NoAnswerError:
             return False
 
-    async def try_all(self, candidates: Iterable[tuple[Sample, ...]]) -> Taken:
-        """The first of *candidates* that the server answers. Raises `RefusedError`."""
+    async def try_all(self, candidates: Iterable[tuple[Sample, ...]]) -> None:
+        """Take the first of *candidates* that the server answers. Raises `RefusedError`."""
         why = "its inputs are too large for a trial"
         waiting = deque(itertools.islice(candidates, MAX_TRIES))
         tried: set[tuple[Sample, ...]] = set()
@@ -179,191 +177,168 @@ class Trials(ABC):
                 continue
             tried.add(samples)
             try:
-                reply = await self.infer(samples)
+                answer = await self.infer(samples)
+                if answer.status == 200:
+                    self.samples, self.outputs = samples, tuple(self.outputs_of(answer))
+                    return
             except NoAnswerError as error:
                 raise RefusedError(str(error)) from None
-            if reply.status == 200:
-                try:
-                    return Taken(samples, tuple(self.outputs_of(reply)), reply)
-                except UnreadableError as error:
-                    raise RefusedError(
-                        f"a trial inference was answered with {error}: the gateway cannot read that, nor can clients"
-                    ) from None
-            if unauthorized := self._asker.why_unauthorized(reply):
+            except UnreadableError as error:
+                raise RefusedError(
+                    f"a trial inference was answered with {error}: the gateway cannot read that, nor can clients"
+                ) from None
+            if unauthorized := self._asker.why_unauthorized(answer):
                 raise RefusedError(unauthorized)
-            waiting.extendleft(reversed(list(self._of_sizes_in(reply.words, samples))))
+            waiting.extendleft(reversed(list(self._of_sizes_in(answer.words, samples))))
             sent = ", ".join(Declared(each.name, each.datatype, each.shape).words for each in samples)
-            why = f"every trial inference was refused; the last one sent {sent}. The server's words: {reply.words}"
+            why = f"every trial inference was refused; the last one sent {sent}. The server's words: {answer.words}"
         raise RefusedError(why)
-
-    @property
-    @abstractmethod
-    def knows_inputs(self) -> bool:
-        """Whether the server says what the model takes."""
 
     def _of_sizes_in(self, words: str, samples: tuple[Sample, ...]) -> Iterator[tuple[Sample, ...]]:
         """*samples* with the sizes for their last dimension that a refusal's *words* may name."""
-        if self.knows_inputs or len(samples) != 1 or not samples[0].shape:
+        if self._model.inputs or len(samples) != 1 or not samples[0].shape:
             return
         (one,) = samples
         for size in list(dict.fromkeys(map(int, _SIZE.findall(words))))[:MAX_SIZES]:
             yield (sample(one.name, one.datatype, (*one.shape[:-1], size)),)
 
-    async def _find_nonfinite(self, taken: Taken) -> None:
+    async def _find_nonfinite(self) -> None:
         """What stands for NaN: `null` wins, which is JSON, unless only the literal comes out as NaN again."""
-        seen = {}
+        comes_back = {}
         for policy, value in (("as_null", None), ("literal", math.nan)):
-            samples = _with_float(taken, value)
+            samples = with_first_value(self.samples, Kind.FLOAT, value)
             if samples is None:
                 return
-            seen[policy] = await self._comes_back_as_nan(samples)
-        taken_ones = [policy for policy, comes_back in seen.items() if comes_back is not None]
-        if not taken_ones:
+            if (is_nan := await self._comes_back_as_nan(samples)) is not None:
+                comes_back[policy] = is_nan
+        if not comes_back:
             self._report.note("it refuses NaN in JSON, `null` as well as the literal: the gateway refuses such inputs")
             return
-        policy = next((each for each in taken_ones if seen[each]), taken_ones[0])
-        form = {"as_null": "`null`", "literal": "the literal NaN"}[policy]
-        other = {"as_null": ", and refuses the literal", "literal": ", and refuses `null`"}[policy]
-        words = f"it {'reads' if seen[policy] else 'takes'} {form} for NaN{'' if len(taken_ones) == 2 else other}"
-        self._report.note(f"{words}: `nonfinite: {policy}` if inputs may hold NaN")
-        self._report.set("nonfinite", policy, words)
+        policy = max(comes_back, key=lambda each: comes_back[each])  # the first one, if both do or neither does
+        form, other = {"as_null": ("`null`", "the literal"), "literal": ("the literal NaN", "`null`")}[policy]
+        words = f"it {'reads' if comes_back[policy] else 'takes'} {form} for NaN"
+        if len(comes_back) == 1:
+            words += f", and refuses {other}"
+        self._report.advise("nonfinite", policy, words, " if inputs may hold NaN")
 
     async def _comes_back_as_nan(self, samples: Sequence[Sample]) -> bool | None:
         """Whether an inference with NaN gives NaN; None if it is refused."""
         try:
-            reply = await self.infer(samples)
-            return has_nan(self.outputs_of(reply)) if reply.status == 200 else None
+            answer = await self.infer(samples)
+            return has_nan(self.outputs_of(answer)) if answer.status == 200 else None
         except (NoAnswerError, UnreadableError):
             return None
 
 
 class V2Trials(Trials):
-    """The trials of a V2 server."""
+    """The trials of a V2 server, such as the gateway."""
 
-    @property
-    def knows_inputs(self) -> bool:
+    async def infer(self, samples: Sequence[Sample], *, is_chunked: bool = False, **members: Any) -> Answer:
         """See `Trials`."""
-        return bool(self._model.inputs)
-
-    async def infer(
-        self,
-        samples: Sequence[Sample],
-        *,
-        asker: Asker | None = None,
-        is_chunked: bool = False,
-        data: Any = None,
-        **members: Any,
-    ) -> Reply:
-        """See `Trials`. *data*: what stands in place of the first input's values, and maybe beside them."""
         inputs = [{**each.as_member(), "data": list(each.values)} for each in samples]
-        if data is not None:
-            inputs[0] |= data
         body = json.dumps({**members, "inputs": inputs}).encode()
-        return await (asker or self._asker).post(f"{self._model.path}/infer", body, is_chunked=is_chunked)
+        return await self._asker.post(f"{self._model.path}/infer", body, is_chunked=is_chunked)
 
-    def outputs_of(self, reply: Reply) -> list[Output]:
+    async def infer_binary(self, samples: Sequence[Sample], **members: Any) -> Answer:
+        """The answer to a request in binary."""
+        body, header_length = binary_request(samples, **members)
+        return await self._asker.post(f"{self._model.path}/infer", body, header_length=header_length)
+
+    async def infer_raw(self, one: Sample) -> Answer:
+        """The answer to a request of nothing but the bytes of its only input."""
+        return await self._asker.post(f"{self._model.path}/infer", one.blob, header_length=0)
+
+    def outputs_of(self, answer: Answer) -> list[Output]:
         """See `Trials`."""
-        return outputs_of(reply)
+        return outputs_of(answer)
 
-    async def first(self) -> Taken:
-        """An inference that the server answers. Raises `RefusedError`."""
-        return await self.try_all(candidates(self._model.inputs) if self._model.inputs else _without_metadata())
+    async def first(self) -> None:
+        """See `Trials`."""
+        inputs = self._model.inputs
+        undescribed = ((sample(each.name, each.datatype, each.shape),) for each in WITHOUT_METADATA)
+        await self.try_all(candidates(inputs) if inputs else undescribed)
 
-    async def reads_binary(self, taken: Taken) -> bool:
+    async def reads_binary(self) -> bool:
         """Whether the server itself reads and writes binary tensors."""
-        body, header_length = binary_request(taken.samples)
         try:
-            reply = await self._asker.post(f"{self._model.path}/infer", body, header_length=header_length)
-            return reply.status == 200 and same(outputs_of(reply), taken.outputs)
+            answer = await self.infer_binary(self.samples)
+            return answer.status == 200 and same(outputs_of(answer), self.outputs)
         except (NoAnswerError, UnreadableError):
             return False
 
-    async def find_settings(self, taken: Taken) -> None:
+    async def find_settings(self) -> None:
         """See `Trials`."""
-        await super().find_settings(taken)
-        await self._find_members(taken)
-        await self._find_halves(taken)
-        await self._find_bytes(taken)
+        await super().find_settings()
+        await self._find_members()
+        typed = await self._typed()
+        await self._find_halves(typed)
+        if "BYTES" in typed:
+            await self._find_bytes(typed["BYTES"])
 
-    async def _find_members(self, taken: Taken) -> None:
-        listed = [{"name": output.name} for output in taken.outputs]
-        refused = []
-        for member, value in (("id", "doctor"), ("outputs", listed), ("parameters", {"trial": 1})):
-            if not await self.is_taken(taken.samples, **{member: value}):
-                refused.append(member)
+    async def _find_members(self) -> None:
+        listed = [{"name": output.name} for output in self.outputs]
+        members = {"id": "doctor", "outputs": listed, "parameters": {"trial": 1}}
+        refused = [name for name, each in members.items() if not await self.is_taken(self.samples, **{name: each})]
         why = []
         if refused:
-            *others, last = [f"`{member}`" for member in refused]
+            *others, last = [f"`{name}`" for name in refused]
             why.append("it refuses requests with " + (f"{', '.join(others)} and {last}" if others else last))
-        if "id" not in refused and await self._makes_ids(taken.samples):
+        if "id" not in refused and await self._makes_ids():
             refused.insert(0, "id")
             why.append("it does not give the `id` of a request back, but one of its own")
         if why:
-            words = "; ".join(why)
-            self._report.note(f"{words}: `leave_out: [{', '.join(refused)}]`")
-            self._report.set("leave_out", refused, words)
+            self._report.advise("leave_out", refused, "; ".join(why))
         else:
             self._report.ok("it takes `id`, `outputs` and `parameters`")
 
-    async def _makes_ids(self, samples: Sequence[Sample]) -> bool:
+    async def _makes_ids(self) -> bool:
         """Whether answers have another id than their requests, which the gateway takes for a mix-up (protocol 4.10)."""
         try:
-            answer = (await self.infer(samples, id="doctor")).json
+            answer = (await self.infer(self.samples, id="doctor")).json
         except NoAnswerError:
             return False
         return isinstance(answer, dict) and answer.get("id") not in (None, "", "doctor")
 
-    async def _find_halves(self, taken: Taken) -> None:
-        """Whether FP16 and BF16 can go by their names, where the model may get them at all."""
-        refused = []
-        for datatype in ("FP16", "BF16"):
-            samples = self.with_datatype(taken, datatype)
-            if samples is not None and await self.may_get(taken, datatype) and not await self.is_taken(samples):
-                refused.append(datatype)
-        if refused:
-            words = " and ".join(refused)
-            self._report.note(f"it refuses {words} in JSON: `half_precision: promote` sends FP32 instead")
-            self._report.set("half_precision", "promote", f"it refuses {words} in JSON")
+    async def _typed(self) -> dict[str, tuple[Sample, ...]]:
+        """The request with each of the datatypes that JSON carries badly, as far as the model may get it."""
+        found = {datatype: await self._with_datatype(datatype) for datatype in ("FP16", "BF16", "BYTES")}
+        return {datatype: samples for datatype, samples in found.items() if samples is not None}
 
-    def with_datatype(self, taken: Taken, datatype: str) -> tuple[Sample, ...] | None:
-        """The request with *datatype* for its first floats, or for its first tensor; None if it has no place for it."""
-        wanted = DATATYPES[datatype].kind
-        for index, each in enumerate(taken.samples):
-            if each.datatype == datatype or DATATYPES[each.datatype].kind is wanted or not self._model.inputs:
-                new = each if each.datatype == datatype else sample(each.name, datatype, each.shape)
-                return (*taken.samples[:index], new, *taken.samples[index + 1 :])
-        return None
+    async def _with_datatype(self, datatype: str) -> tuple[Sample, ...] | None:
+        """The request with *datatype* for a tensor of its kind; None if that makes no sense.
 
-    async def may_get(self, taken: Taken, datatype: str) -> bool:
-        """Whether a tensor of *datatype* makes sense there: the model has one, or takes any datatype for this kind."""
-        if any(each.datatype == datatype for each in taken.samples):
-            return True
+        It does if the model has such a tensor, or takes any datatype of this kind, which another one of it shows.
+        """
+        samples = self.samples
+        if any(each.datatype == datatype for each in samples):
+            return samples
         kind = DATATYPES[datatype].kind
-        control = next((each for each in taken.samples if DATATYPES[each.datatype].kind is kind), None)
-        if control is None:
-            if self._model.inputs:
-                return False
-            other = "BYTES" if kind is Kind.BYTES else "FP64"
-        else:
-            other = "FP32" if control.datatype == "FP64" else "FP64"
-        samples = self.with_datatype(taken, other)
-        return samples is not None and await self.is_taken(samples)
+        kinds = [DATATYPES[each.datatype].kind for each in samples]
+        if kind not in kinds and self._model.inputs:
+            return None
+        index = kinds.index(kind) if kind in kinds else 0
+        tensor = samples[index]
+        other = "BYTES" if kind is Kind.BYTES else "FP32" if tensor.datatype == "FP64" else "FP64"
+        control, wanted = (
+            replaced(samples, index, sample(tensor.name, each, tensor.shape)) for each in (other, datatype)
+        )
+        return wanted if await self.is_taken(control) else None
 
-    async def _find_bytes(self, taken: Taken) -> None:
+    async def _find_halves(self, typed: dict[str, tuple[Sample, ...]]) -> None:
+        """Whether FP16 and BF16 can go by their names, where the model may get them at all."""
+        refused = [each for each in ("FP16", "BF16") if each in typed and not await self.is_taken(typed[each])]
+        if refused:
+            words = f"it refuses {' and '.join(refused)} in JSON"
+            self._report.advise("half_precision", "promote", words, " sends FP32 instead")
+
+    async def _find_bytes(self, samples: tuple[Sample, ...]) -> None:
         """Whether the server decodes base64 that is marked as such."""
-        plain = self.with_datatype(taken, "BYTES")
-        if plain is None or not await self.may_get(taken, "BYTES"):
-            return
-        at = next(index for index, each in enumerate(plain) if each.datatype == "BYTES")
-        rotated = (plain[at], *plain[:at], *plain[at + 1 :])  # `infer` changes the first one
-        coded = [base64.b64encode(str(value).encode()).decode() for value in plain[at].values]
+        index = next(index for index, each in enumerate(samples) if each.datatype == "BYTES")
+        coded = tuple(base64.b64encode(str(value).encode()).decode() for value in samples[index].values)
+        marked = replaced(samples, index, replace(samples[index], values=coded, content_type="base64"))
         try:
-            straight = await self.infer(rotated)
-            marked = await self.infer(rotated, data={"data": coded, "parameters": {"content_type": "base64"}})
-            if (straight.status, marked.status) != (200, 200):
-                decodes = False
-            else:
-                decodes = same(_decoded(outputs_of(marked)), _decoded(outputs_of(straight)))
+            answers = [await self.infer(each) for each in (samples, marked)]
+            decodes = all(each.status == 200 for each in answers) and same(*map(outputs_of, answers))
         except (NoAnswerError, UnreadableError):
             decodes = False
         if decodes:
@@ -372,40 +347,23 @@ class V2Trials(Trials):
         else:
             self._report.note("it does not read base64: BYTES have to be text (UTF-8)")
 
-    async def variants(self, taken: Taken) -> list[Variant]:
+    async def variants(self) -> list[Variant]:
         """See `Trials`."""
-        found = await super().variants(taken)
-        for datatype in ("FP16", "BF16", "BYTES"):
-            samples = self.with_datatype(taken, datatype)
-            if samples is None or not await self.may_get(taken, datatype):
-                continue
+        found = await super().variants()
+        for datatype, samples in (await self._typed()).items():
             if datatype != "BYTES":
                 found.append(Variant(f"send {datatype}", samples, "half_precision"))
-            elif samples != taken.samples:
+            elif samples != self.samples:
                 found += _with_bytes(samples)
         return found
 
 
 def _with_bytes(samples: tuple[Sample, ...]) -> list[Variant]:
     """The request with text, and with bytes that are none, in its first tensor of BYTES; nothing if it has none."""
-    for index, each in enumerate(samples):
-        if each.datatype == "BYTES" and each.values:
-            no_text = replace(each, values=(_NO_TEXT, *each.values[1:]))
-            return [
-                Variant("send BYTES that are text", samples, ""),
-                Variant("send BYTES that are no text", (*samples[:index], no_text, *samples[index + 1 :]), "bytes"),
-            ]
-    return []
-
-
-def as_described(taken: Taken) -> dict[str, Any]:
-    """The inputs and outputs of an inference as a block of `models`; their first dimension is taken for variable."""
-
-    def side(tensors: Iterable[Sample | Output]) -> dict[str, Any]:
-        shapes_of = ((each, [-1, *each.shape[1:]] if each.shape else []) for each in tensors)
-        return {each.name: {"datatype": each.datatype, "shape": shape} for each, shape in shapes_of}
-
-    return {"inputs": side(taken.samples), "outputs": side(taken.outputs)}
+    no_text = with_first_value(samples, Kind.BYTES, _NO_TEXT)
+    if no_text is None:
+        return []
+    return [Variant("send BYTES that are text", samples, ""), Variant("send BYTES that are no text", no_text, "bytes")]
 
 
 def candidates(inputs: Sequence[Declared]) -> Iterator[tuple[Sample, ...]]:
@@ -417,41 +375,3 @@ def candidates(inputs: Sequence[Declared]) -> Iterator[tuple[Sample, ...]]:
             yield tuple(
                 sample(declared.name, declared.datatype, shape) for declared, shape in zip(inputs, chosen, strict=True)
             )
-
-
-def _without_metadata() -> Iterator[tuple[Sample, ...]]:
-    for declared in WITHOUT_METADATA:
-        yield (sample(declared.name, declared.datatype, next(shapes(declared.shape))),)
-
-
-def _with_float(taken: Taken, value: float | None) -> tuple[Sample, ...] | None:
-    """The request with *value* in its first tensor of floats; None if it has none."""
-    for index, each in enumerate(taken.samples):
-        if DATATYPES[each.datatype].kind is Kind.FLOAT and each.values:
-            changed = replace(each, values=(value, *each.values[1:]))
-            return (*taken.samples[:index], changed, *taken.samples[index + 1 :])
-    return None
-
-
-def _decoded(outputs: Sequence[Output]) -> list[Output]:
-    """*outputs* with base64 decoded where they say so. Raises `UnreadableError`."""
-    return [
-        replace(output, blob=_without_base64(output.blob))
-        if output.is_base64 and output.datatype == "BYTES"
-        else output
-        for output in outputs
-    ]
-
-
-def _without_base64(blob: bytes) -> bytes:
-    """The elements of *blob*, a BYTES tensor, decoded. Raises `UnreadableError`."""
-    decoded, at = [], 0
-    while at < len(blob):
-        end = at + 4 + int.from_bytes(blob[at : at + 4], "little")
-        try:
-            text = base64.b64decode(blob[at + 4 : end], validate=True)
-        except ValueError:
-            raise UnreadableError("invalid base64") from None
-        decoded.append(len(text).to_bytes(4, "little") + text)
-        at = end
-    return b"".join(decoded)

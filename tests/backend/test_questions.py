@@ -1,8 +1,15 @@
 """What servers are asked, and how they are recognized by their answers."""
 
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
 import pytest
 
-from gateway.backend.questions import Answer, Said, ask_dialect, ask_v2
+from gateway.backend.arriving import LostError
+from gateway.backend.endpoints import Endpoint
+from gateway.backend.questions import Answer, Asker, Said, ask_dialect, ask_v2, own_connections
+from tests.conftest import Connection, Liar, Script, answering, lying
 
 JSON, TEXT, HTML = "application/json", "text/plain", "text/html"
 NOTHING = Answer(404, "Not Found", JSON, "", b'{"detail": "Not Found"}')
@@ -94,3 +101,73 @@ async def test_for_the_binary_extension_one_question_is_enough() -> None:
     server = Server({"/v1/models": V1_MODELS})
     assert await ask_v2(server.get) == Said("", answers="GET /v2 got 404 Not Found")
     assert server.asked == ["/v2"]
+
+
+@contextlib.asynccontextmanager
+async def asking(script: Script, path: str = "", **options: Any) -> AsyncIterator[tuple[Asker, Liar]]:
+    """What asks a server that follows *script*, below *path*."""
+    async with lying(script) as liar:
+        connections = own_connections("main", 5.0)
+        try:
+            yield Asker(connections, Endpoint.parse(f"{liar.url}{path}", None), [("X-A", "1")], **options), liar
+        finally:
+            await connections.close()
+
+
+@pytest.mark.parametrize(("keeps", "n_connections"), [(False, 3), (True, 1)])
+async def test_questions_have_connections_of_their_own_or_share_one(keeps: bool, n_connections: int) -> None:
+    async with asking(answering(b"{}"), keeps=keeps) as (asker, liar):
+        for _ in range(3):
+            assert (await asker.get("/v2")).json == {}
+    assert len(liar.connections) == n_connections
+
+
+async def test_a_connection_that_the_server_has_closed_is_not_used_again() -> None:
+    async def once(connection: Connection) -> None:
+        await connection.read_request()
+        await connection.answer(b"{}", headers="Connection: close\r\n")
+
+    async with asking(once, keeps=True) as (asker, liar):
+        for _ in range(2):
+            await asker.get("/v2")
+    assert len(liar.connections) == 2
+
+
+async def test_a_question_with_a_body_below_a_path_is_sent_and_measured() -> None:
+    async with asking(answering(b"{}", "201 Created", "Content-Type: Text/X; a=b\r\n"), "/team") as (asker, liar):
+        came = await asker.ask("POST", "/v2/a", b"abc", [("Content-Length", "3")])
+    (connection,) = liar.connections
+    assert connection.head.startswith(b"POST /team/v2/a HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert b"\r\nX-A: 1\r\n" in connection.head
+    assert connection.body == b"abc"
+    assert (came.status, came.reason, came.media_type, came.sent_bytes) == (201, "Created", "text/x", 3)
+    assert came.headers["content-length"] == "2"
+    assert came.seconds > 0
+
+
+async def test_of_an_answer_so_much_is_read_as_is_wanted() -> None:
+    async with asking(answering(b"x" * 500_000), max_bytes=100_000) as (asker, _):
+        assert 100_000 <= len((await asker.get("/v2")).body) < 500_000
+
+
+async def test_a_server_that_closes_in_the_middle_of_its_answer_has_not_answered() -> None:
+    async def cut(connection: Connection) -> None:
+        await connection.read_request()
+        await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+
+    async with asking(cut) as (asker, _):
+        with pytest.raises(LostError):
+            await asker.get("/v2")
+
+
+@pytest.mark.parametrize(
+    ("came", "words"),
+    [
+        (answer(b"anything"), "200"),
+        (answer(b'{"error": "no such\\n model"}', 404), "404: no such model"),
+        (answer(b'{"error": "%b"}' % (b"x" * 400), 400), f"400: {'x' * 300}..."),
+        (answer(b"", 500), "500"),
+    ],
+)
+def test_an_answer_in_words_is_its_status_and_what_the_server_says(came: Answer, words: str) -> None:
+    assert came.words == words
