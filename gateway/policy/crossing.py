@@ -159,14 +159,13 @@ class BackendHeaders:
 
     def _crossing(self, client: Asking, dropped: _Dropped) -> Fields:
         """The client's fields but *dropped*, and who it is."""
-        fields = self._of_head(client, dropped)
-        fields += self.hop(client)
-        return fields
+        return self._of_head(client, dropped) + self.hop(client)
 
     def _of_head(self, client: Asking, dropped: _Dropped) -> Fields:
         """The client's fields but *dropped*, and where it has sent them."""
         headers = client.headers
-        fields = _without(headers, dropped[client.is_from_proxy])
+        of_others, of_proxy = dropped
+        fields = _without(headers, of_proxy if client.is_from_proxy else of_others)
         said: Container[str] = headers.first if client.is_from_proxy else ()
         if self._names_scheme and "x-forwarded-proto" not in said:
             fields.append(("X-Forwarded-Proto", client.scheme))
