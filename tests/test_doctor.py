@@ -121,7 +121,7 @@ async def silent(connection: Connection) -> None:
     ("script", "words"),
     [
         (grpc, "this is a gRPC port, and the gateway needs the server's HTTP port"),
-        (silent, "no answer to GET /v2 within 5 s"),
+        pytest.param(silent, "no answer to GET /v2 within 5 s", marks=pytest.mark.slow),
         (answering(b"", "302 Found", "Location: https://x/login\r\n"), "a redirect to https://x/login"),
         (answering(b"<html>", headers="Content-Type: text/html\r\n"), "an HTML page: this is a web site"),
         (answering(b"", "503 Service Unavailable"), "is it still starting"),

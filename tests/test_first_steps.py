@@ -137,7 +137,7 @@ async def test_serve_takes_a_file_or_a_url_without_an_option(tmp_path: Path, ser
             assert re.search(rf" INFO gateway: backend '\w+': {server.url}: embedded 1 answers$", line)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 async def test_a_backend_that_is_not_there_is_said_once_and_the_gateway_serves(
     workers: str, unused_tcp_port: int
 ) -> None:
@@ -176,7 +176,7 @@ async def test_a_reload_looks_at_the_backends_that_are_new(tmp_path: Path) -> No
 # Ports that are taken
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 async def test_a_taken_port_names_who_has_it_and_the_option_that_changes_it(workers: str, server: JsonServer) -> None:
     async with process("serve", server.url, *FREE) as first:
         clients, admin = [(await url_in_line(first.stderr)).removeprefix("http://") for _ in range(2)]

@@ -324,6 +324,55 @@ def test_every_chapter_of_the_docs_that_is_cited_exists() -> None:
     ] == []
 
 
+# A test of the codec with other constants is a test of another codec: what it should reach, it reaches with input of
+# the right size. These still make constants small; the list may only become shorter.
+PATCHING_CONSTANTS = {
+    "codec/dialects/test_request.py",
+    "codec/json/test_items.py",
+    "codec/json/test_members.py",
+    "codec/json/test_sinks.py",
+    "codec/tensors/test_nesting.py",
+    "codec/tensors/test_number_parsers.py",  # one parser in the place of another
+    "codec/tensors/test_string_reading.py",  # a string of 4 GiB
+    "codec/test_damage.py",
+    "codec/v2/test_raw.py",  # an element of 4 GiB
+}
+
+
+def patches_constants(source: str) -> bool:
+    """Whether *source* sets an attribute in capital letters, or one whose name it computes.
+
+    The optional parser may be taken away: there are machines without it.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
+            name = node.args[len(node.args) - 2]
+            text = str(name.value).rpartition(".")[2] if isinstance(name, ast.Constant) else "COMPUTED"
+            if text.isupper() and text != "_PARSER":
+                return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("source", "patches"),
+    [
+        ('monkeypatch.setattr(module, "PIECE_BYTES", 3)', True),
+        ('monkeypatch.setattr("gateway.codec.x._MANY", 3)', True),
+        ("for name in names: monkeypatch.setattr(module, name, 3)", True),
+        ('monkeypatch.setattr(module, "walk", counting)', False),
+        ("gateway.PIECE_BYTES", False),
+    ],
+)
+def test_patches_of_constants_are_found(source: str, patches: bool) -> None:
+    assert patches_constants(source) == patches
+
+
+def test_no_test_of_the_codec_patches_its_constants() -> None:
+    tests = ROOT / "tests"
+    patching = {path for path in (tests / "codec").rglob("*.py") if patches_constants(path.read_text())}
+    assert {path.relative_to(tests).as_posix() for path in patching} - PATCHING_CONSTANTS == set()
+
+
 # A string's inside, whose repeats can only fail at their first byte.
 _SAFE_REPEAT = r'(?:[^"\\]++|\\.)'
 

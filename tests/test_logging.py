@@ -124,7 +124,7 @@ async def test_log_lines_that_nobody_reads_do_not_hold_up_the_end() -> None:
             assert await asyncio.wait_for(serve.wait(), 20) == 0
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 async def test_no_socket_takes_the_number_of_a_standard_stream_that_was_closed(workers: str) -> None:
     async with lying(answering(b"ok")) as liar:
         command = [*COMMAND, "serve", "--backend", liar.url, *LISTEN, "--workers", workers, "--log", "json"]
@@ -409,7 +409,7 @@ async def everything_asked(url: str) -> Counter[int]:
     return statuses
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_standard_output_is_one_json_object_a_line_whatever_goes_wrong(tmp_path: Path, workers: int) -> None:
     file = tmp_path / "gateway.yaml"
     script = [sys.executable, "-W", "always", "-c", TROUBLE]
@@ -458,7 +458,7 @@ async def test_without_an_access_log_standard_output_is_empty_and_failures_are_o
     assert line.endswith('request_id="id /gone"')
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_a_share_of_good_requests_is_logged_and_every_error(tmp_path: Path, workers: int) -> None:
     n_requests = 2000
     file = tmp_path / "gateway.yaml"

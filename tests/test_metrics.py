@@ -149,6 +149,7 @@ def test_requests_counted_together_give_the_exposition_of_one_by_one(seed: int) 
     assert exposition(record_together(seed)) == expected
 
 
+@pytest.mark.slow
 def test_the_files_of_several_processes_hold_what_is_counted_together(tmp_path: Path) -> None:
     """A change of the library's histograms or of its files shows here."""
     found = []

@@ -35,6 +35,7 @@ async def test_one_process_is_not_ready_before_it_listens(server: JsonServer) ->
         await application.stop()
 
 
+@pytest.mark.slow
 async def test_workers_are_ready_when_each_of_them_accepts(server: JsonServer, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, str]] = []
     one_at_a_time = asyncio.Lock()

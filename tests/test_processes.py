@@ -112,7 +112,7 @@ def test_without_proc_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(ProcessCollector().collect()) == []
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_a_scrape_has_them_for_all_processes(workers: int, server: JsonServer, tmp_path: Path) -> None:
     text = CONFIGURATION.format(workers=workers, url=server.url)
     async with gateway_process(text, tmp_path / "gateway.yaml") as gateway, aiohttp.ClientSession() as session:

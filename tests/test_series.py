@@ -114,6 +114,7 @@ async def test_what_can_be_known_at_the_start_and_after_a_reload_is_there_with_0
         await application.stop()
 
 
+@pytest.mark.slow
 async def test_with_several_workers_too(tmp_path: Path) -> None:
     async with (
         gateway_process(configuration(["one"], workers=2), tmp_path / "gateway.yaml") as gateway,
@@ -206,7 +207,7 @@ def with_certificates(listener: Pair, backends: Iterable[Pair | None], workers: 
     return text + "routes: [{name: r, backend: b0}, {name: s, path_prefix: /s, backend: b1}]\n"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_the_earliest_expiry_of_the_gateways_own_certificates_is_a_metric(
     workers: int, authority: Authority, tmp_path: Path
 ) -> None:

@@ -511,7 +511,7 @@ async def test_a_gateway_tells_what_all_its_workers_do(tmp_path: Path, server: J
             assert "takes effect after a restart" in status["reload"]["words"]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_a_gateway_tells_what_its_backends_speak(tmp_path: Path, server: JsonServer, workers: int) -> None:
     text = (
         f"workers: {workers}\nbackends:\n"

@@ -111,7 +111,7 @@ def urls(status: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_the_life_of_a_service_is_told(
     tmp_path: Path, server: JsonServer, manager: ServiceManager, workers: int
 ) -> None:

@@ -65,6 +65,7 @@ async def test_of_gateways_that_start_at_the_same_time_one_gets_the_port(port: i
     taken = await asyncio.gather(*(reserve(address) for _ in range(20)), return_exceptions=True)
     (winner,) = (each for each in taken if isinstance(each, socket.socket))
     release(winner)
+    assert {each.errno for each in taken if isinstance(each, OSError)} == {errno.EADDRINUSE}
 
 
 async def test_the_reserved_socket_gets_no_connections_and_workers_get_all(port: int) -> None:
@@ -104,6 +105,7 @@ async def test_a_port_that_the_kernel_chooses_can_be_shared_by_workers() -> None
     reserved = await reserve(Address("127.0.0.1:0"))
     port = reserved.getsockname()[1]
     workers = [await bind_shared(Address(f"127.0.0.1:{port}")) for _ in range(2)]
+    assert {each.getsockname() for each in workers} == {("127.0.0.1", port)}
     for each in (*workers, reserved):
         release(each)
 

@@ -104,7 +104,10 @@ async def test_a_failed_start_leaves_the_living_file_of_another(path: Path) -> N
             assert (await client.exchange(GET)).status == 200
 
 
-@pytest.mark.parametrize(("workers", "trusted", "client"), [(1, "", "unix"), (2, "", "unix"), (1, "unix", "10.0.0.1")])
+@pytest.mark.parametrize(
+    ("workers", "trusted", "client"),
+    [(1, "", "unix"), pytest.param(2, "", "unix", marks=pytest.mark.slow), (1, "unix", "10.0.0.1")],
+)
 async def test_a_gateway_serves_at_a_path_and_the_backend_is_told_no_address(
     path: Path, workers: int, trusted: str, client: str
 ) -> None:
@@ -140,6 +143,7 @@ async def test_a_gateway_serves_at_a_path_and_the_backend_is_told_no_address(
         assert not path.exists()
 
 
+@pytest.mark.slow
 async def test_a_worker_that_dies_is_replaced_on_the_same_path(path: Path, server: JsonServer) -> None:
     config = path.with_name("gateway.yaml")
     config.write_text(

@@ -14,7 +14,7 @@ from tests.system.scripted import CountingBackend, Seen, counting, many_connecti
 
 pytestmark = pytest.mark.rule("4.10")
 
-SMALL, LARGE = 4, 40_000
+SMALL, LARGE = 4, 20_000
 """Elements of INT64: one takes the short way, the other is written and read in pieces."""
 
 LATE_S = 0.002

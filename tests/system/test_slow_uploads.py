@@ -242,6 +242,7 @@ async def test_where_no_upload_is_slow_nothing_waits(server: JsonServer) -> None
         assert fast.ended == Counter()
 
 
+@pytest.mark.slow
 async def test_an_upload_is_not_slow_because_the_gateway_stood_still(server: JsonServer) -> None:
     """As where its process is stopped, or gets no processor: what clients sent meanwhile is read first."""
     async with running(server.url, LIMITS) as client, wire(client.url) as uploading:

@@ -233,7 +233,7 @@ async def test_a_failure_of_the_backend_is_an_error_and_one_of_the_client_is_nam
         assert other.name == "GET", "what is no path of the protocol is no name of a span"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_spans_that_wait_are_sent_at_the_end(tmp_path: Path, workers: int) -> None:
     n_requests = 20
     async with tracing(tmp_path, extra=f"workers: {workers}\n") as (collector, _, gateway):
@@ -245,7 +245,7 @@ async def test_spans_that_wait_are_sent_at_the_end(tmp_path: Path, workers: int)
         assert len({span.resource["process.pid"] for span in collector.spans}) <= workers
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_a_reload_changes_where_spans_go_and_whether_there_are_any(tmp_path: Path, workers: int) -> None:
     extra = f"workers: {workers}\n"
     async with collecting() as second, tracing(tmp_path, extra=extra) as (first, backend, gateway):

@@ -15,6 +15,15 @@ pytestmark = pytest.mark.rule("4.10")
 OWN = b'"gateway-7"'
 
 
+def is_foreign(answered: bytes, sent: bytes) -> bool:
+    """Whether an answer with the id *answered* is not the answer to a request with *sent*."""
+    try:
+        check_id(answered, sent, is_own=False)
+    except ForeignAnswerError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize(
     ("answered", "sent"),
     [
@@ -33,7 +42,7 @@ OWN = b'"gateway-7"'
     ],
 )
 def test_these_ids_are_the_same_or_absent(answered: bytes, sent: bytes) -> None:
-    check_id(answered, sent, is_own=False)
+    assert not is_foreign(answered, sent)
 
 
 @pytest.mark.parametrize(
@@ -50,8 +59,7 @@ def test_these_ids_are_the_same_or_absent(answered: bytes, sent: bytes) -> None:
     ],
 )
 def test_these_ids_are_different(answered: bytes, sent: bytes) -> None:
-    with pytest.raises(ForeignAnswerError):
-        check_id(answered, sent, is_own=False)
+    assert is_foreign(answered, sent)
 
 
 def test_the_error_names_both_ids_shortened_and_what_to_set() -> None:
