@@ -311,7 +311,6 @@ COMPLEX_FUNCTIONS = {
     "policy/balancing.py:candidates": 16,
     "policy/routing.py:Router.match": 18,
     "telemetry/metrics.py:Metrics._note_alike": 16,
-    "telemetry/spans.py:_Spans._attempt": 17,
 }
 LARGE_CLASSES = {
     "backend/upstream.py:_Call": 16,
