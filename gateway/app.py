@@ -7,13 +7,13 @@ import asyncio
 import ctypes
 import gc
 import logging
+import os
 import secrets
 import socket
 import weakref
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 
 from gateway import certificates
 from gateway.backend.upstream import Upstream
@@ -28,8 +28,9 @@ from gateway.plan import BackendPlan, Plan
 from gateway.serving.call import Serving
 from gateway.serving.gateway import Gateway
 from gateway.telemetry.access_log import AccessLog, FailureLog
+from gateway.telemetry.counting import Batch, Counting
 from gateway.telemetry.log_writer import change_level
-from gateway.telemetry.metrics import EndpointReading, Metrics
+from gateway.telemetry.reading import STARTED_S, Certificate, EndpointReading, Level, Reading
 from gateway.telemetry.tracing import Tracing, tracing_problems
 
 SAMPLE_S = 0.1
@@ -54,6 +55,10 @@ kernel, and go back to it, each by itself."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 log = logging.getLogger("gateway")
+
+
+def _drop(batch: Batch) -> bool:
+    return True
 
 
 def settle() -> None:
@@ -109,13 +114,14 @@ class Change:
 class DataPlane:
     """What serves clients, in one process. Must be made on a running event loop."""
 
-    def __init__(self, config: Config, name: str) -> None:
+    def __init__(self, config: Config, name: str, deliver: Callable[[Batch], bool] = _drop) -> None:
         """*name* is what the gateway calls itself in `Via`, see `new_name`; its workers share one.
 
+        *deliver* takes what was counted (`Counting`); without it nobody wants to know.
         Raises `ConfigError` for certificates that cannot be used.
         """
         self.config = config
-        self.metrics = Metrics(self.readings, lambda: self.expiries().items())
+        self.counting = Counting(deliver)
         self.url = ""
         plan = Plan.of(config, name)
         upstreams = {backend.name: Upstream(backend) for backend in plan.backends.values()}
@@ -134,7 +140,7 @@ class DataPlane:
 
     def _record(self, exchange: Exchange) -> None:
         try:
-            self.metrics.record(exchange)
+            self.counting.record(exchange)
             self._access_log.record(exchange)
             if exchange.trace is not None and self._tracing is not None:
                 self._tracing.record(exchange)
@@ -154,23 +160,18 @@ class DataPlane:
         else:
             self.url = await self._listener.open(self.config.listen, shared=shared)
         await self._expect()
-        self.observe_load()
         self._sampler = asyncio.create_task(self._sample())
         self._certificate_watch = asyncio.create_task(certificates.watch(self._tls_contexts))
-
-    def certificates(self) -> list[tuple[str, datetime]]:
-        """The gateway's own certificates in use: the path in the configuration, and when they expire."""
-        return [(tls.where, tls.expires_at) for tls in self._tls_contexts() if tls is not None and tls.expires_at]
 
     def _tls_contexts(self) -> list[TlsContext | None]:
         return [self._listener.tls, *(upstream.tls for upstream in self._upstreams)]
 
     async def _expect(self) -> None:
-        """Tell the metrics what is limited, and what there will be to count, which begins with 0."""
-        self.metrics.observe_limits(self.server.limits)
+        """Tell the counting what there will be to count, which begins with 0."""
         plan = self.gateway.serving.plan
-        for _ in self.metrics.expect(plan.router.names, plan.backends):
+        for _ in self.counting.expect(plan.router.names, plan.backends):
             await asyncio.sleep(0)
+        self.count()
 
     async def _sample(self) -> None:
         """Measure how late the event loop is: how long anything kept it from waking this up."""
@@ -178,24 +179,40 @@ class DataPlane:
         while True:
             expected = loop.time() + SAMPLE_S
             await asyncio.sleep(SAMPLE_S)
-            self.metrics.observe_lag(max(0.0, loop.time() - expected))
-            self.observe_load()
+            self.counting.note_lag(max(0.0, loop.time() - expected))
+            self.count()
 
-    def observe_load(self) -> None:
-        """Set the gauges of what is in flight to this moment's values, and count the requests that have finished."""
-        admission = self.gateway.admission
-        self.metrics.observe_load(self.gateway.in_flight, admission.held_bytes, admission.max_bytes)
-        server = self.server
-        self.metrics.observe_connections(server.open_connections, server.refused_connections, server.slow_connections)
+    def count(self) -> None:
+        """Count and deliver what has happened up to now."""
+        self.counting.note_connections(self.server.refused_connections, self.server.slow_connections)
         upstreams = self._upstreams
-        self.metrics.expect_endpoints((each.name, state.url) for each in upstreams for state in each.endpoints.states)
-        self.metrics.add_up()
+        self.counting.expect_endpoints((each.name, state.url) for each in upstreams for state in each.endpoints.states)
+        self.counting.add_up()
 
     @property
     def _upstreams(self) -> Iterable[Upstream]:
         return self.gateway.serving.upstreams.values()
 
-    def readings(self) -> list[EndpointReading]:
+    def reading(self) -> Reading:
+        """What this process says of itself now."""
+        admission, server = self.gateway.admission, self.server
+        return Reading(
+            os.getpid(),
+            STARTED_S,
+            self.gateway.in_flight,
+            Level(admission.requests, admission.max_requests),
+            Level(admission.held_bytes, int(admission.max_bytes)),
+            Level(server.open_connections, server.limits.connections),
+            self._endpoints(),
+            [
+                Certificate(tls.where, tls.expires_at.timestamp())
+                for tls in self._tls_contexts()
+                if tls is not None and tls.expires_at is not None
+            ],
+            self.not_usable(),
+        )
+
+    def _endpoints(self) -> list[EndpointReading]:
         """What is known of each endpoint of the backends that there are now."""
         return [
             EndpointReading(
@@ -211,10 +228,6 @@ class DataPlane:
             for upstream in self._upstreams
             for state in upstream.endpoints.states
         ]
-
-    def expiries(self) -> dict[str, float]:
-        """When the gateway's own certificates expire, by their use; see `certificates.expiries`."""
-        return certificates.expiries(self._tls_contexts())
 
     def not_usable(self) -> str | None:
         """Why no request can succeed; None if some backend has an endpoint that is not known to be down."""
@@ -281,7 +294,6 @@ class DataPlane:
                 self._start_beside(now[name])
         await asyncio.sleep(0)  # lets the upstreams that were just started take over
         await self._expect()
-        self.observe_load()
 
     def _trace_by(self, tracing: Tracing | None) -> None:
         """Trace requests by *tracing* from now on; what the one before has recorded is still sent."""
@@ -342,7 +354,7 @@ class DataPlane:
         for upstream in (*self._upstreams, *self._retired):
             upstream.retire()
             await upstream.close()
-        self.metrics.finish()
+        self.counting.finish()
         self._access_log.finish()
         if self._tracing is not None:
             await self._tracing.close()

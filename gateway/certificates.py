@@ -97,19 +97,6 @@ class TlsContext:
         return [_stamp(path) for _, path in _files(self.settings)]
 
 
-def expiries(contexts: Iterable[TlsContext | None]) -> dict[str, float]:
-    """When the gateway's own certificates in *contexts* expire, in seconds since 1970: the earliest of each use.
-
-    A use is `listener`, or `backend` for a certificate that is shown to backends.
-    """
-    earliest: dict[str, float] = {}
-    for context in contexts:
-        if context is not None and context.expires_at is not None:
-            use = "listener" if isinstance(context.settings, ListenerTls) else "backend"
-            earliest[use] = min(context.expires_at.timestamp(), earliest.get(use, float("inf")))
-    return earliest
-
-
 async def watch(contexts: Callable[[], Iterable[TlsContext | None]]) -> None:
     """Look at the files of all *contexts* of the moment every `LOOK_S`, until this is cancelled."""
     while True:

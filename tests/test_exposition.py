@@ -12,8 +12,10 @@ from gateway.config import parse
 from gateway.exchange import Attempt, Exchange
 from gateway.process.admin import AdminListener
 from gateway.process.status import Status
+from gateway.telemetry.counting import MAX_MODELS
 from gateway.telemetry.exposition import PART_SAMPLES, Exposition
-from gateway.telemetry.metrics import MAX_MODELS, EndpointReading, Metrics
+from gateway.telemetry.reading import EndpointReading
+from tests.counted import Metrics
 
 N_ROUTES = 10
 CHILD_SAMPLES = 21

@@ -1,20 +1,18 @@
 """Requests that are counted together are counted exactly as one by one, in one process and in several."""
 
-import os
 import random
-import subprocess
-import sys
+import re
 from collections.abc import Callable
-from pathlib import Path
 
+import msgspec
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 
 from gateway.errors import Blame, ErrorKind, blame_of
 from gateway.exchange import Attempt, Exchange, Format
-from gateway.telemetry.histogram import BatchHistogram
-from gateway.telemetry.metrics import MAX_WAITING, Metrics
+from gateway.telemetry.counting import MAX_WAITING, Batch, Counting
+from gateway.telemetry.sums import FAMILIES
+from tests.counted import Metrics
 
 N_EXCHANGES = 2000
 
@@ -54,19 +52,35 @@ def random_exchange(rng: random.Random) -> Exchange:
 class OneByOne:
     """Counts exchanges as operators are told that they are counted, with the library's public methods alone."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
+        for name, help_, labels, bounds in FAMILIES:
+            full = f"tensor_gateway_{name}"
+            if bounds:
+                self._histograms[name] = Histogram(full, help_, labels, buckets=bounds, registry=self.registry)
+            else:
+                self._counters[name] = Counter(full, help_, labels, registry=self.registry)
         self._models: set[str] = set()
+        counting = Counting(self.begin)
+        counting.add_up()
+
+    def begin(self, batch: Batch) -> bool:
+        """Make the series that are there from the start."""
+        for (name, *labels), _ in batch.rows:
+            metrics = self._counters if name in self._counters else self._histograms
+            if labels:
+                metrics[str(name)].labels(*labels)
+        return True
 
     def inc(self, name: str, *labels: str, by: float = 1) -> None:
-        metric = self._registry._names_to_collectors[f"tensor_gateway_{name}_total"]
-        assert isinstance(metric, Counter)
+        metric = self._counters[name]
         (metric.labels(*labels) if labels else metric).inc(by)
 
     def observe(self, name: str, value: float, *labels: str) -> None:
-        metric = self._registry._names_to_collectors[f"tensor_gateway_{name}"]
-        assert isinstance(metric, Histogram)
-        Histogram.observe(metric.labels(*labels), value)
+        self._histograms[name].labels(*labels).observe(value)
 
     def record(self, exchange: Exchange) -> None:
         route, backend, upstream_format = exchange.route, exchange.backend, exchange.upstream_format.value
@@ -124,15 +138,17 @@ def record_random(seed: int, record: Callable[[Exchange], None]) -> None:
 
 
 def exposition(registry: CollectorRegistry) -> list[str]:
-    """All lines, but for the time of the start and what the kernel says."""
+    """All lines of what is counted."""
     lines = generate_latest(registry).decode().splitlines()
-    return sorted(line for line in lines if "config_last_reload_timestamp" not in line and "process_" not in line)
+    names = "|".join(family.name for family in FAMILIES)
+    counted = re.compile(rf"(?:# (?:HELP|TYPE) )?tensor_gateway_(?:{names})(?:_total|_bucket|_count|_sum)?[ {{]")
+    return sorted(line for line in lines if counted.match(line))
 
 
 def record_one_by_one(seed: int) -> CollectorRegistry:
-    metrics = Metrics()
-    record_random(seed, OneByOne(metrics.registry).record)
-    return metrics.registry
+    counted = OneByOne()
+    record_random(seed, counted.record)
+    return counted.registry
 
 
 def record_together(seed: int) -> CollectorRegistry:
@@ -149,39 +165,53 @@ def test_requests_counted_together_give_the_exposition_of_one_by_one(seed: int) 
     assert exposition(record_together(seed)) == expected
 
 
-@pytest.mark.slow
-def test_the_files_of_several_processes_hold_what_is_counted_together(tmp_path: Path) -> None:
-    """A change of the library's histograms or of its files shows here."""
-    found = []
-    for way in (record_one_by_one, record_together):
-        folder = tmp_path / way.__name__
-        folder.mkdir()
-        code = f"from tests.test_metrics import {way.__name__} as way; way(1); way(2)"
-        environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)}
-        for source in (code.replace("way(2)", ""), code.replace("way(1);", "")):
-            subprocess.run([sys.executable, "-c", source], env=environment, check=True)
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry, path=str(folder))  # type: ignore[no-untyped-call]
-        found.append(exposition(registry))
-    assert len(found[0]) > 500
-    assert found[1] == found[0]
+def test_what_several_processes_deliver_adds_up_to_what_one_has_counted() -> None:
+    """As messages on a pipe, some of which are refused and offered again with what came meanwhile."""
+    together = Metrics()
+    rng = random.Random(7)
+
+    def deliver(batch: Batch) -> bool:
+        if rng.random() < 0.3:
+            return False
+        return together.add(msgspec.json.decode(msgspec.json.encode(batch), type=Batch))
+
+    for seed in (1, 2):
+        counting = Counting(deliver)
+        record_random(seed, counting.record)
+        for _ in range(100):
+            counting.add_up()
+    alone = Metrics()
+    for seed in (1, 2):
+        counting = Counting(alone.add)
+        record_random(seed, counting.record)
+        counting.add_up()
+    assert exposition(together.registry) == exposition(alone.registry)
+    assert len(exposition(alone.registry)) > 500
+    assert len(together.failures.latest()) == len(alone.failures.latest()) > 20
+    minutes = [each.recent.minute().all for each in (together, alone)]
+    assert minutes[0].by_name == minutes[1].by_name
+    assert minutes[0].steps == minutes[1].steps
 
 
-def test_a_histogram_takes_all_at_once_what_it_takes_one_by_one() -> None:
-    bounds = (0.25, 0.5, 1.0)
-    amounts = [-1.0, 0.0, 0.25, 0.25000001, 0.5, 0.75, 1.0, 1.5, float("inf")]
+def test_a_histogram_takes_all_at_once_what_the_library_takes_one_by_one() -> None:
+    (family,) = (each for each in FAMILIES if each.name == "event_loop_lag_seconds")
+    amounts = [0.0, 0.0005, 0.00050001, 0.001, 0.75, 1.0, 1.5, float("inf")]
     for end in range(len(amounts) + 1):
-        texts = []
-        for is_together in (True, False):
-            registry = CollectorRegistry()
-            histogram = BatchHistogram("h", "help", buckets=bounds, registry=registry)
-            if is_together:
-                histogram.observe_all(iter(reversed(amounts[:end])))
-            else:
-                for each in amounts[:end]:
-                    histogram.observe(each)
-            texts.append([line for line in generate_latest(registry).splitlines() if b"_created" not in line])
-        assert texts[0] == texts[1]
+        registry = CollectorRegistry()
+        histogram = Histogram("tensor_gateway_event_loop_lag_seconds", "h", buckets=family.bounds, registry=registry)
+        metrics = Metrics()
+        counting = Counting(metrics.add)
+        counting._observe((family.name,), reversed(amounts[:end]))
+        counting.add_up()
+        for each in amounts[:end]:
+            histogram.observe(each)
+        (expected,), (found,) = (
+            [each.samples for each in found.collect() if each.name == f"tensor_gateway_{family.name}"]
+            for found in (registry, metrics.registry)
+        )
+        assert [tuple(each[:3]) for each in expected if not each.name.endswith("_created")] == [
+            tuple(each[:3]) for each in found
+        ]
 
 
 def test_only_so_many_requests_wait_to_be_counted() -> None:
@@ -210,13 +240,15 @@ def test_what_cannot_be_counted_is_logged_and_the_rest_is_counted_once(
     metrics = Metrics()
     metrics.record(Exchange("c", "GET", "/", "id", 0.0, status=200))
 
-    def fail(self: BatchHistogram, amounts: object) -> None:
-        raise OSError("no space left on device")
+    def fail(self: Counting, exchanges: object) -> None:
+        raise OSError("no memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(BatchHistogram, "observe_all", fail)
+        patched.setattr(Counting, "_count", fail)
         metrics.add_up()
     assert caplog.messages == ["some requests could not be counted"]
+    metrics.record(Exchange("c", "GET", "/", "id", 0.0, status=200))
+    metrics.add_up()
     metrics.add_up()
     labels = {"route": "none", "model": "other", "code": "200"}
     assert metrics.registry.get_sample_value("tensor_gateway_requests_total", labels) == 1

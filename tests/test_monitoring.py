@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.telemetry.metrics import Metrics
 from tests.conftest import require_tool
+from tests.counted import Metrics
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"

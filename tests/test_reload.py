@@ -23,10 +23,10 @@ from gateway.demo import JsonServer
 from gateway.errors import ConfigError
 from gateway.process import reload as reload_module
 from gateway.process import supervisor as supervisor_module
-from gateway.process.control import MAX_FRAME_BYTES, UP, Prepare, Prepared, Report, frame, read
+from gateway.process.control import MAX_FRAME_BYTES, UP, Prepare, Prepared, frame, read
 from gateway.process.reload import WATCH_S, Reloader, keep_fixed
 from gateway.process.supervisor import Supervisor
-from gateway.telemetry.metrics import StateCollector
+from gateway.telemetry.metrics import Metrics
 from tests.certificates import Authority, Pair
 from tests.conftest import Client, Connection, Script, answering, lying, tensor
 from tests.test_cli import COMMAND, process, url_in_line
@@ -517,7 +517,7 @@ async def test_a_file_that_was_refused_is_taken_when_what_it_names_has_come(
     file.write_text("backends: {a: {endpoints: ['http://127.0.0.1:1']}}\n")
 
     class Running:
-        state = StateCollector(list)
+        metrics = Metrics()
 
         async def replace(self, config: Config) -> list[str]:
             reloaded.set()
@@ -551,7 +551,7 @@ async def test_a_look_that_fails_does_not_end_the_watch_over_the_file(
     file.write_text("backends: {a: {endpoints: ['http://127.0.0.1:1']}}\n")
 
     class Running:
-        state = StateCollector(list)
+        metrics = Metrics()
 
         async def replace(self, config: Config) -> list[str]:
             reloaded.set()
@@ -702,9 +702,11 @@ async def test_workers_are_ready_when_each_of_them_has_a_usable_backend(server: 
     try:
         one, _ = supervisor._workers.values()
         assert supervisor._not_ready() is None
-        up = one.report.endpoints
+        assert one.reading is not None
+        up = one.reading.endpoints
         down = [msgspec.structs.replace(reading, is_up=False, is_ejected=True, busy=3) for reading in up]
-        one.report = Report(down, "no backend can be used: all endpoints of a are down")
+        reason = "no backend can be used: all endpoints of a are down"
+        one.reading = msgspec.structs.replace(one.reading, endpoints=down, not_usable=reason)
         assert supervisor._not_ready() == "no backend can be used: all endpoints of a are down"
         samples = [each for metric in await supervisor._collect() for each in metric.samples]
         labels = {"backend": "a", "endpoint": server.url}

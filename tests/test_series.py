@@ -17,9 +17,10 @@ from gateway.demo import JsonServer
 from gateway.errors import Blame, ErrorKind
 from gateway.policy.ejection import FAILURES
 from gateway.process.application import Application
-from gateway.telemetry.metrics import MAX_NEW_ENDPOINTS, Metrics
+from gateway.telemetry.counting import MAX_NEW_ENDPOINTS
 from tests.certificates import Authority, Pair
 from tests.conftest import require_tool, running
+from tests.counted import Metrics
 from tests.system.gateway_process import gateway_process
 
 ROUTES = ("one", "two")

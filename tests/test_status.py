@@ -22,14 +22,15 @@ from gateway.demo import JsonServer
 from gateway.errors import Blame, ErrorKind
 from gateway.exchange import Attempt, Exchange
 from gateway.process import supervisor as supervisor_module
-from gateway.process.control import Look
-from gateway.process.reading import Certificate, Level, ProcessReading
 from gateway.process.status import Answered, Death, Listens, Problem, Status, status_of
 from gateway.process.supervisor import Supervisor
-from gateway.telemetry import failures, recent
-from gateway.telemetry.failures import Failures, latest
-from gateway.telemetry.metrics import EndpointReading, Reload
-from gateway.telemetry.recent import MAX_GROUPS, N_SLICES, OTHER, SLICE_S, Minute, Recent, Sums, merged
+from gateway.telemetry import failures
+from gateway.telemetry.counting import Batch, Counting
+from gateway.telemetry.failures import Failures
+from gateway.telemetry.metrics import Metrics, Reload
+from gateway.telemetry.reading import Certificate, EndpointReading, Level, Reading
+from gateway.telemetry.recent import MAX_GROUPS, N_SLICES, OTHER, SLICE_S, Recent, Sums
+from gateway.telemetry.sums import Row
 from tests.certificates import Authority
 from tests.conftest import Client, Connection, lying, running, tensor
 from tests.system.gateway_process import GatewayProcess, gateway_process
@@ -56,6 +57,23 @@ class Clock:
         return self.now_s
 
 
+def add(minute: Recent, group: list[Exchange]) -> None:
+    """Add *group* as it is counted."""
+
+    def deliver(batch: Batch) -> bool:
+        minute.add(batch.moments)
+        return True
+
+    counting = Counting(deliver)
+    for each in group:
+        counting.record(each)
+    counting.add_up()
+
+
+def content(sums: Sums) -> list[dict[Any, int]]:
+    return [{key: n for key, n in each.items() if n} for each in (sums.by_name, sums.blames, sums.reasons, sums.steps)]
+
+
 def test_a_minute_forgets_exactly_what_is_older() -> None:
     clock = Clock()
     minute = Recent(clock)
@@ -77,27 +95,25 @@ def test_a_minute_forgets_exactly_what_is_older() -> None:
                 attempts=[Attempt("http://e", 0.0, request_bytes=rng.randrange(9000), seconds=rng.random())],
             )
         ]
-        minute.add(group)
+        add(minute, group)
         added.append((clock.now_s, group))
         oldest = int(clock.now_s // SLICE_S) - N_SLICES
         kept = [group for at_s, group in added if int(at_s // SLICE_S) > oldest]
         other = Recent(clock)
         for each in kept:
-            other.add(each)
-        assert merged(group.sums for group in minute.reading().groups) == merged(
-            group.sums for group in other.reading().groups
-        )
+            add(other, each)
+        assert content(minute.minute().all) == content(other.minute().all)
     clock.now_s += N_SLICES * SLICE_S
-    assert minute.reading().groups == []
-    assert minute.reading().slices == [recent.Slice(int(clock.now_s // SLICE_S), 0, 0)]
-    assert (N_SLICES - 1) * SLICE_S <= minute.reading().seconds <= N_SLICES * SLICE_S
+    assert minute.minute().by_route == {}
+    assert minute.minute().slices == [(0, 0)] * N_SLICES
+    assert (N_SLICES - 1) * SLICE_S <= minute.minute().seconds <= N_SLICES * SLICE_S
 
 
 def test_a_minute_that_has_just_begun_is_as_long_as_it_is() -> None:
     clock = Clock()
     minute = Recent(clock)
     clock.now_s += 12.5
-    assert minute.reading().seconds == 12.5
+    assert minute.minute().seconds == 12.5
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 0.1, 1.0, 300.0])
@@ -106,26 +122,27 @@ def test_percentiles_are_within_a_step_of_the_exact_ones(scale: float) -> None:
     times = [rng.lognormvariate(0, 1) * scale for _ in range(5000)]
     minute = Recent()
     for start in range(0, 5000, 100):
-        minute.add([exchange(seconds=seconds) for seconds in times[start : start + 100]])
-    (group,) = minute.reading().groups
+        add(minute, [exchange(seconds=seconds) for seconds in times[start : start + 100]])
+    sums = minute.minute().all
     exact = quantiles(times, n=100, method="inclusive")
     for share, at in ((0.5, 49), (0.99, 98)):
-        (found,) = group.sums.percentiles(share)
+        (found,) = sums.percentiles(share)
         assert found is not None
         assert found == pytest.approx(exact[at], rel=0.05)
     assert Sums().percentiles(0.5) == [None]
     instant = Recent()
-    instant.add([exchange(seconds=0.0)])
-    assert instant.reading().groups[0].sums.percentiles(0.99) == [0.0]
+    add(instant, [exchange(seconds=0.0)])
+    assert instant.minute().all.percentiles(0.99) == [0.0]
 
 
 def test_only_so_many_routes_have_sums_of_their_own() -> None:
     minute = Recent()
     for number in range(MAX_GROUPS + 50):
-        minute.add([exchange(route=f"route {number}")])
-    groups = minute.reading().groups
-    assert len(groups) == MAX_GROUPS + 1
-    assert sum(group.sums.requests for group in groups) == MAX_GROUPS + 50
+        add(minute, [exchange(route=f"route {number}")])
+    by_route = minute.minute().by_route
+    assert len(by_route) == MAX_GROUPS + 1
+    assert by_route[OTHER].by_name["requests"] == 50
+    assert sum(sums.by_name["requests"] for sums in by_route.values()) == MAX_GROUPS + 50
 
 
 # Failures
@@ -137,14 +154,15 @@ def test_failures_are_kept_apart_by_blame_and_their_texts_are_short() -> None:
     for number in range(1000):
         kept.add([exchange(error=ErrorKind.NO_ROUTE, status=404, detail="x" * 10_000, path="/" + "y" * 10_000)])
         kept.add([exchange(error=ErrorKind.BACKEND_ERROR, status=400 + number % 2, request_id=f"\udcff{number}")])
-    read = kept.reading()
+    read = kept.latest()
     assert len(read) == failures.KEPT + 1
     assert [each.request_id for each in read if each.blame == "backend"] == ["backend's"]
     text = msgspec.json.encode(read)
     assert len(text) < len(read) * 1500
-    both = latest([*read, *read])
-    assert len(both) == failures.KEPT + 2
-    assert [each.at_s for each in both] == sorted((each.at_s for each in both), reverse=True)
+    assert [each.at_s for each in read] == sorted((each.at_s for each in read), reverse=True)
+    for each in reversed(read):  # as of another worker
+        kept.keep(each)
+    assert len(kept.latest()) == failures.KEPT + 2
     assert abs(time.time() - read[0].at_s) < DEADLINE_S
 
 
@@ -154,7 +172,10 @@ def test_many_failures_of_one_backend_do_not_push_out_those_of_another() -> None
     for number in range(100):
         group = [exchange(error=ErrorKind.UNREACHABLE, status=503, backend="busy", request_id=f"{number}")]
         kept.add([msgspec.structs.replace(each, started_s=2.0 + number) for each in group])
-    for read in (kept.reading(), latest(kept.reading() + kept.reading())):
+    for _ in range(2):
+        read = kept.latest()
+        for each in reversed(read):  # as of another worker
+            kept.keep(each)
         assert len(read) == failures.KEPT
         assert "quiet's" in [each.request_id for each in read]
         assert "99" in [each.request_id for each in read]
@@ -163,16 +184,18 @@ def test_many_failures_of_one_backend_do_not_push_out_those_of_another() -> None
 # Problems
 
 
-def reading(**fields: Any) -> ProcessReading:
-    base = ProcessReading(
+Moment = list[tuple[tuple[str, str], list[tuple[Row, int]]]]
+
+
+def reading(**fields: Any) -> Reading:
+    base = Reading(
         pid=1,
         started_s=0.0,
+        in_flight=1,
         requests=Level(1, 100),
         body_bytes=Level(0, 1000),
         connections=Level(2, 100),
         endpoints=[],
-        minute=Minute(60.0, 10, [], []),
-        failures=[],
         certificates=[],
     )
     return msgspec.structs.replace(base, **fields)
@@ -182,19 +205,29 @@ def endpoint(number: int, *, is_up: bool = True, is_ejected: bool = False, since
     return EndpointReading("vision", f"http://e{number}", is_up, is_ejected, 1, 2, "refused", since_s)
 
 
-def minute(*groups: tuple[str, str, Sums]) -> Minute:
-    return Minute(60.0, 10, [], [recent.Group(*each) for each in groups])
+def moment(route: str, backend: str, n_requests: int, /, **n_failed: int) -> Moment:
+    """What is counted of *n_requests*, of which so many have failed, by blame."""
+    counts: list[tuple[Row, int]] = [(("requests", "", ""), n_requests - sum(n_failed.values()))]
+    return [((route, backend), [*counts, *((("requests", "a reason", blame), n) for blame, n in n_failed.items())])]
 
 
 CONFIG = parse("backends: {vision: {endpoints: ['http://e1', 'http://e2'], health: {}}}")
 UNPROBED = parse("backends: {vision: {endpoints: ['http://e1', 'http://e2']}}")
 
 
-def judged(*readings: ProcessReading, config: Config = CONFIG, **more: Any) -> Status:
+def judged(
+    *readings: Reading,
+    config: Config = CONFIG,
+    minute: Moment | None = None,
+    reload: Reload | None = None,
+    **more: Any,
+) -> Status:
     more.setdefault("not_ready", None)
-    return status_of(
-        config, Listens("http://l", "http://a"), [Answered(each, time.time()) for each in readings], **more
-    )
+    metrics = Metrics()
+    metrics.add(Batch([], minute or [], []))
+    metrics.last_reload = reload
+    answered = [Answered(each, time.time()) for each in readings]
+    return status_of(config, Listens("http://l", "http://a"), answered, metrics, **more)
 
 
 UP = [endpoint(1), endpoint(2)]
@@ -207,7 +240,7 @@ ONE_DOWN = [endpoint(1, is_up=False, since_s=7.0), endpoint(2)]
         (judged(reading(endpoints=UP)), "ok", "All backends answer", None),
         (judged(reading(endpoints=UP), config=UNPROBED), "ok", "No backend is known to be down", None),
         (
-            judged(reading(endpoints=UP, minute=minute(("vision", "vision", Sums(3)))), config=UNPROBED),
+            judged(reading(endpoints=UP), minute=moment("vision", "vision", 3), config=UNPROBED),
             "ok",
             "All backends answer",
             None,
@@ -237,37 +270,37 @@ ONE_DOWN = [endpoint(1, is_up=False, since_s=7.0), endpoint(2)]
             Problem("critical", "backend", "vision: the endpoint is down", 5.0, "refused"),
         ),
         (
-            judged(reading(endpoints=UP, minute=minute(("vision", "vision", Sums(1000, blames={"backend": 9}))))),
+            judged(reading(endpoints=UP), minute=moment("vision", "vision", 1000, backend=9)),
             "ok",
             "All backends answer",
             Problem("notice", "backend", "vision: 9 of 1,000 requests failed in the last minute"),
         ),
         (
-            judged(reading(endpoints=UP, minute=minute(("vision", "vision", Sums(1000, blames={"backend": 10}))))),
+            judged(reading(endpoints=UP), minute=moment("vision", "vision", 1000, backend=10)),
             "warning",
             "vision: 10 of 1,000 requests failed in the last minute",
             Problem("warning", "backend", "vision: 10 of 1,000 requests failed in the last minute"),
         ),
         (
-            judged(reading(endpoints=UP, minute=minute(("vision", "vision", Sums(1, blames={"backend": 1}))))),
+            judged(reading(endpoints=UP), minute=moment("vision", "vision", 1, backend=1)),
             "critical",
             "vision: 1 of 1 request failed in the last minute",
             Problem("critical", "backend", "vision: 1 of 1 request failed in the last minute"),
         ),
         (
-            judged(reading(endpoints=UP, minute=minute(("none", "none", Sums(4, blames={"client": 4}))))),
+            judged(reading(endpoints=UP), minute=moment("none", "none", 4, client=4)),
             "ok",
             "All backends answer",
             Problem("notice", "client", "Clients caused the failure of 4 of 4 requests in the last minute"),
         ),
         (  # nobody of its clients gets anything
-            judged(reading(endpoints=UP, minute=minute(("a", "vision", Sums(4, blames={"client": 2}))))),
+            judged(reading(endpoints=UP), minute=moment("a", "vision", 4, client=2)),
             "warning",
             "vision: 2 of 4 requests failed because of clients in the last minute",
             Problem("warning", "client", "vision: 2 of 4 requests failed because of clients in the last minute"),
         ),
         (
-            judged(reading(endpoints=UP, minute=minute((OTHER, OTHER, Sums(4))))),
+            judged(reading(endpoints=UP), minute=moment(OTHER, OTHER, 4)),
             "ok",
             "All backends answer",
             Problem(
@@ -279,7 +312,7 @@ ONE_DOWN = [endpoint(1, is_up=False, since_s=7.0), endpoint(2)]
             ),
         ),
         (
-            judged(reading(endpoints=UP, minute=minute(("a", "vision", Sums(50, blames={"gateway": 2}))))),
+            judged(reading(endpoints=UP), minute=moment("a", "vision", 50, gateway=2)),
             "warning",
             "The gateway failed or refused 2 of 50 requests in the last minute",
             Problem("warning", "gateway", "The gateway failed or refused 2 of 50 requests in the last minute"),
@@ -373,7 +406,7 @@ def test_problems_are_told_in_words_the_worst_first(
 
 def test_a_worker_that_is_silent_or_has_died_is_a_problem() -> None:
     before_s = time.time() - 60
-    status = status_of(CONFIG, Listens("", ""), [Answered(reading(endpoints=UP), before_s)], None)
+    status = status_of(CONFIG, Listens("", ""), [Answered(reading(endpoints=UP), before_s)], Metrics(), None)
     assert status.problems == [Problem("warning", "gateway", "Worker 1 does not answer", before_s)]
     status = judged(reading(endpoints=UP), death=Death(7, -9, before_s))
     assert status.problems == [
@@ -387,17 +420,19 @@ def test_the_status_of_many_models_and_endpoints_is_whole() -> None:
     routes = "".join(f"  - {{name: r{number}, models: [m{number}], backend: vision}}\n" for number in range(200))
     config = parse(f"backends: {{vision: {{endpoints: [{endpoints}]}}}}\nroutes:\n{routes}")
     rng = random.Random(3)
-    minute, kept = Recent(), Failures()
+    metrics = Metrics()
+    counting = Counting(metrics.add)
     for number in range(200):
-        minute.add(
-            [exchange(route=f"r{number}", backend="vision", seconds=rng.lognormvariate(-5, 1)) for _ in range(50)]
-        )
-        kept.add([exchange(error=rng.choice(list(ErrorKind)), detail="why" * 200, status=500) for _ in range(9)])
-    seen = [endpoint(number) for number in range(50)]
-    one = reading(endpoints=seen, minute=minute.reading(), failures=kept.reading())
-    status = msgspec.json.decode(msgspec.json.encode(judged(one, config=config)))
+        for _ in range(50):
+            counting.record(exchange(route=f"r{number}", backend="vision", seconds=rng.lognormvariate(-5, 1)))
+        for _ in range(9):
+            counting.record(exchange(error=rng.choice(list(ErrorKind)), detail="why" * 200, status=500))
+    counting.add_up()
+    answered = [Answered(reading(endpoints=[endpoint(number) for number in range(50)]), time.time())]
+    made = status_of(config, Listens("http://l", "http://a"), answered, metrics, None)
+    status = msgspec.json.decode(msgspec.json.encode(made))
     assert (len(status["routes"]), len(status["backends"][0]["endpoints"])) == (200, 50)
-    assert status["last_minute"]["all"]["requests"] == 10_000
+    assert status["last_minute"]["all"]["requests"] == 200 * 59
 
 
 # Real gateways
@@ -569,8 +604,7 @@ async def test_certificates_say_when_they_expire(tmp_path: Path, server: JsonSer
 async def test_a_worker_that_hangs_or_dies_does_not_hide_the_others(
     server: JsonServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "LOOK_S", 0.2)
-    monkeypatch.setattr("gateway.process.status.SILENT_S", 0.5)
+    monkeypatch.setattr("gateway.process.status.SILENT_S", 1.0)
     text = f"backends: {{a: {{endpoints: ['{server.url}']}}}}\nlogging: {{access: none}}\n"
     supervisor = await Supervisor.start(parse(f"workers: 2\nlisten: 127.0.0.1:0\nadmin: 127.0.0.1:0\n{text}"))
     try:
@@ -590,18 +624,15 @@ async def test_a_worker_that_hangs_or_dies_does_not_hide_the_others(
         await supervisor.stop()
 
 
-async def test_many_open_pages_cost_a_worker_no_more_than_one(
-    server: JsonServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = 0
-    tell = supervisor_module._WorkerProcess.tell
+async def test_many_open_pages_cost_no_more_than_one(server: JsonServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
 
-    def count_and_tell(worker: supervisor_module._WorkerProcess, message: Any) -> None:
-        nonlocal asked
-        asked += isinstance(message, Look)
-        tell(worker, message)
+    def count_and_make(*arguments: Any) -> Status:
+        nonlocal made
+        made += 1
+        return status_of(*arguments)
 
-    monkeypatch.setattr(supervisor_module._WorkerProcess, "tell", count_and_tell)
+    monkeypatch.setattr(supervisor_module, "status_of", count_and_make)
     monkeypatch.setattr("gateway.process.admin.FRESH_S", DEADLINE_S)
     text = f"backends: {{a: {{endpoints: ['{server.url}']}}}}\nlogging: {{access: none}}\n"
     supervisor = await Supervisor.start(parse(f"workers: 2\nlisten: 127.0.0.1:0\nadmin: 127.0.0.1:0\n{text}"))
@@ -610,7 +641,7 @@ async def test_many_open_pages_cost_a_worker_no_more_than_one(
             client = Client(session, None, supervisor.listen_url, supervisor.admin_url)  # type: ignore[arg-type]
             pending: list[Awaitable[Any]] = [status_from(client) for _ in range(20)]
             assert all(len(each["workers"]) == 2 for each in await asyncio.gather(*pending))
-        assert asked == 2
+        assert made == 1
     finally:
         await supervisor.stop()
 

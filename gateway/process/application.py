@@ -12,9 +12,9 @@ from gateway.app import DataPlane, new_name, require_usable_files
 from gateway.config import Config
 from gateway.process.admin import AdminListener
 from gateway.process.descriptors import fit
-from gateway.process.reading import reading_of
 from gateway.process.reload import keep_fixed
 from gateway.process.status import Answered, Listens, Status, status_of
+from gateway.telemetry.metrics import Metrics
 
 
 class Application:
@@ -24,14 +24,14 @@ class Application:
         """Must be called on a running event loop; `start` and `stop` must be awaited."""
         config = fit(config)
         self.name = new_name()
-        self.data_plane = DataPlane(config, self.name)
+        self.metrics = Metrics(lambda: [self.data_plane.reading()])
+        self.data_plane = DataPlane(config, self.name, self.metrics.add)
         self.gateway = self.data_plane.gateway
-        self.state = self.data_plane.metrics.state
         self.listen_url = ""
         self.admin_url = ""
         self._is_serving = False
         self._admin = AdminListener(
-            config.admin, lambda: self.data_plane.config, self._metrics, self._not_ready, self._status
+            config.admin, lambda: self.data_plane.config, self._collect, self._not_ready, self._status
         )
 
     @classmethod
@@ -52,9 +52,9 @@ class Application:
         application._is_serving = True
         return application
 
-    async def _metrics(self) -> Iterator[Metric]:
-        self.data_plane.observe_load()
-        return self.data_plane.metrics.collect()
+    async def _collect(self) -> Iterator[Metric]:
+        self.data_plane.count()
+        return self.metrics.collect()
 
     def _not_ready(self) -> str | None:
         if self.gateway.is_draining:
@@ -66,9 +66,10 @@ class Application:
         return None
 
     async def _status(self) -> Status:
+        self.data_plane.count()
         listens = Listens(self.listen_url, self.admin_url)
-        reading = Answered(reading_of(self.data_plane), answered_s=time.time())
-        return status_of(self.data_plane.config, listens, [reading], self._not_ready(), self.state.last_reload)
+        reading = Answered(self.data_plane.reading(), answered_s=time.time())
+        return status_of(self.data_plane.config, listens, [reading], self.metrics, self._not_ready())
 
     async def replace(self, config: Config) -> list[str]:
         """See `Reloadable`."""

@@ -1,8 +1,8 @@
 """The messages between the supervisor and its workers, in frames, over one pipe each way.
 
-Down, on a worker's standard input: the configuration to start with, the two steps of a reload, and questions for the
-status page. Up: that the worker listens, how each step went, the state of its endpoints, answers to the questions, and
-that it is alive. Not here: what either side does with a message.
+Down, on a worker's standard input: the configuration to start with, and the two steps of a reload. Up: that the worker
+listens, how each step went, what it says of itself, and what it has counted. Not here: what either side does with a
+message.
 """
 
 import asyncio
@@ -11,14 +11,11 @@ from typing import TypeVar
 
 import msgspec
 
-from gateway.process.reading import ProcessReading
-from gateway.telemetry.metrics import EndpointReading
-
-METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""The environment variable that names the folder of metrics files; prometheus_client reads it when it is imported."""
+from gateway.telemetry.counting import Batch
+from gateway.telemetry.reading import Reading
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""The longest message: a configuration, or the state of all endpoints of one worker."""
+"""The longest message: a configuration, or what a worker says of itself or has counted."""
 
 _LENGTH_BYTES = 4
 
@@ -43,10 +40,6 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     """Down: forget what was prepared. Has no answer."""
 
 
-class Look(msgspec.Struct, frozen=True, tag=True):
-    """Down: asks for a reading of the worker, for the status page. Answered by `Seen`."""
-
-
 class Listening(msgspec.Struct, frozen=True, tag=True):
     """Up: clients are accepted."""
 
@@ -63,27 +56,17 @@ class Committed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """Up: the state of all endpoints of the worker, when it has changed."""
+    """Up: what the worker says of itself, and has counted since the last report. Has no answer.
 
-    endpoints: list[EndpointReading]
-    not_usable: str | None = None
-    """Why no request can succeed; None if some backend is usable."""
-    expiries: dict[str, float] = {}
-    """When the worker's own certificates expire, by their use."""
+    It comes several times a second, and so says that the worker's event loop runs.
+    """
 
-
-class Alive(msgspec.Struct, frozen=True, tag=True):
-    """Up: the worker's event loop runs; sent again and again. Has no answer."""
+    reading: Reading
+    batch: Batch
 
 
-class Seen(msgspec.Struct, frozen=True, tag=True):
-    """Up: the answer to `Look`."""
-
-    reading: ProcessReading
-
-
-Down = Start | Prepare | Commit | Abort | Look
-Up = Listening | Prepared | Committed | Report | Seen | Alive
+Down = Start | Prepare | Commit | Abort
+Up = Listening | Prepared | Committed | Report
 
 DOWN = msgspec.json.Decoder(Down)
 """Of the messages to a worker."""

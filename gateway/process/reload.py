@@ -19,7 +19,7 @@ from gateway.config.rules import ERRORS, check
 from gateway.errors import ConfigError
 from gateway.process.systemd import Notifier
 from gateway.telemetry.log_writer import ANNOUNCE
-from gateway.telemetry.metrics import StateCollector
+from gateway.telemetry.metrics import Metrics
 
 WATCH_S = 0.25
 """How often `serve --watch` reads the file: about 0.1 ms of a processor each time, 0.05 % of one.
@@ -74,7 +74,7 @@ def _key(path: str) -> str:
 class Reloadable(Protocol):
     """What a reload changes: `Application` or `Supervisor`."""
 
-    state: StateCollector
+    metrics: Metrics
 
     async def replace(self, config: Config) -> list[str]:
         """Serve by *config* from now on. Returns the keys that need a restart and keep their old values.
@@ -155,7 +155,7 @@ class Reloader:
             announce.info("reloaded %s%s", file, words and f"; {words}")
             if self._on_taken is not None:
                 self._on_taken(config)
-        running.state.reloaded(is_successful=not self._refused, words=self._refused or words)
+        running.metrics.reloaded(is_successful=not self._refused, words=self._refused or words)
 
     async def _watch(self) -> None:
         """Request a reload when the content is another than that of the last try.

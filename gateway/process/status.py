@@ -1,26 +1,36 @@
-"""The data of the status page: what all processes say of themselves, added up, and what of it is a problem.
+"""The data of the status page, and what of it is a problem.
 
 An operator who looks at it at night asks first: is it healthy, and if not, who has to look at it? `Problem` answers
-that in words, and what follows are the numbers behind it. Not here: the page (`status.html`), how it is served
-(`admin`), and what one process says (`reading`).
+that in words. Not here: the numbers behind it, of all processes together (`seen`), the page (`status.html`), and how it
+is served (`admin`).
 """
 
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from gateway import __version__
-from gateway.config import Config, Route
+from gateway.config import Config
 from gateway.errors import Blame
-from gateway.process.reading import STARTED_S, Certificate, Level, ProcessReading
-from gateway.telemetry.failures import Failure, latest
-from gateway.telemetry.metrics import EndpointReading, Reload
-from gateway.telemetry.recent import MAX_GROUPS, N_SLICES, OTHER, SLICE_S, Group, Sums, merged
+from gateway.process.seen import (
+    BackendStatus,
+    LastMinute,
+    RouteStatus,
+    Stats,
+    added,
+    backends_of,
+    last_minute_of,
+    routes_of,
+    soonest,
+)
+from gateway.telemetry.failures import Failure
+from gateway.telemetry.metrics import Metrics, Reload
+from gateway.telemetry.reading import STARTED_S, Certificate, Level, Reading
+from gateway.telemetry.recent import MAX_GROUPS, OTHER, Sums
 
 SILENT_S = 5.0
 """How long a worker may have said nothing before that is a problem."""
@@ -53,9 +63,9 @@ class Listens(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """What a process has said, and when that came, in seconds since 1970."""
+    """What a process has said of itself, and when it was heard of last, in seconds since 1970."""
 
-    reading: ProcessReading
+    reading: Reading
     answered_s: float
 
 
@@ -80,82 +90,6 @@ class Problem(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Stats(msgspec.Struct, frozen=True):
-    """Requests of the last minute."""
-
-    requests: int
-    errors: int
-    requests_per_s: float
-    errors_per_s: float
-    blames: dict[str, int]
-    reasons: dict[str, int]
-    p50_s: float | None
-    p99_s: float | None
-
-
-class Wire(msgspec.Struct, frozen=True):
-    """Bytes of inferences in the last minute that were transcoded: with clients, and with backends."""
-
-    client_request_bytes: int
-    upstream_request_bytes: int
-    upstream_response_bytes: int
-    client_response_bytes: int
-
-
-class LastMinute(msgspec.Struct, frozen=True):
-    """All requests of the last minute."""
-
-    seconds: float
-    """How much of a minute is known."""
-    all: Stats
-    slice_s: int
-    slices: list[tuple[int, int]]
-    """Requests and errors in each slice of the minute, the last first; the first is still being filled."""
-    codec_share: float | None
-    """Of the requests' time; None if there were none."""
-    upstream_share: float | None
-    """The same; large bodies are encoded and decoded while they cross, so it and the codec's overlap."""
-    wire: Wire
-
-
-class EndpointStatus(msgspec.Struct, frozen=True):
-    """One endpoint, as all processes together see it: down if one of them finds it down, else ejected if one has."""
-
-    url: str
-    state: Literal["up", "down", "ejected"]
-    since_s: float
-    reason: str
-    found_by: int
-    """How many processes see it in this state."""
-    busy: int
-    """Connections with a request on them."""
-    idle: int
-
-
-class BackendStatus(msgspec.Struct, frozen=True):
-    """One backend of the configuration."""
-
-    name: str
-    is_probed: bool
-    max_connections: int
-    speaks: str
-    """See `EndpointReading`."""
-    endpoints: list[EndpointStatus]
-    stats: Stats
-
-
-class RouteStatus(msgspec.Struct, frozen=True):
-    """One row of the configuration's routes; without any, a row for the backend that gets every request."""
-
-    name: str
-    host: str | None
-    path_prefix: str | None
-    models: list[str] | None
-    backends: dict[str, int]
-    """Where it leads, with relative weights."""
-    stats: Stats
-
-
 class WorkerStatus(msgspec.Struct, frozen=True):
     """One process that serves clients."""
 
@@ -163,14 +97,6 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     started_s: float
     answered_s: float
     """When it said last how it was."""
-
-
-class InFlight(msgspec.Struct, frozen=True):
-    """What is in use of the limits of the whole gateway."""
-
-    requests: Level
-    body_bytes: Level
-    connections: Level
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -192,7 +118,8 @@ class Status(msgspec.Struct, frozen=True):
     problems: list[Problem]
     """The worst first."""
     last_minute: LastMinute
-    in_flight: InFlight
+    in_flight: dict[str, Level]
+    """What is in use of the limits of the whole gateway: `requests`, `body_bytes`, `connections`."""
     backends: list[BackendStatus]
     routes: list[RouteStatus]
     failures: list[Failure]
@@ -206,35 +133,34 @@ def status_of(
     config: Config,
     listens: Listens,
     answered: Sequence[Answered],
+    metrics: Metrics,
     not_ready: str | None,
-    reload: Reload | None = None,
     death: Death | None = None,
 ) -> Status:
     """The status of a gateway that serves by *config*, whose processes have *answered*.
 
-    *not_ready*: why clients should not come. *death*: the last of a worker.
+    *metrics* has what they have counted. *not_ready*: why clients should not come. *death*: the last of a worker.
     """
     now_s = time.time()
     readings = [each.reading for each in answered]
-    groups = [group for reading in readings for group in reading.minute.groups]
-    by_backend = _summed_by(attrgetter("backend"), groups)
-    by_route = _summed_by(attrgetter("route"), groups)
-    seconds = max((reading.minute.seconds for reading in readings), default=0.0)
-    backends = _backends(config, readings, by_backend, seconds)
-    last_minute = _last_minute(readings, merged(by_backend.values()), seconds)
+    minute = metrics.recent.minute()
+    failures = metrics.failures.latest()
+    backends = backends_of(config, readings, minute)
     workers = [WorkerStatus(each.reading.pid, each.reading.started_s, each.answered_s) for each in answered]
-    in_flight = InFlight(
-        *(_added(getattr(reading, name) for reading in readings) for name in ("requests", "body_bytes", "connections"))
-    )
-    failures = latest(failure for reading in readings for failure in reading.failures)
-    certificates = _soonest(reading.certificates for reading in readings)
+    in_flight = {
+        "requests": added(reading.requests for reading in readings),
+        "body_bytes": added(reading.body_bytes for reading in readings),
+        "connections": added(reading.connections for reading in readings),
+    }
+    certificates = soonest(certificate for reading in readings for certificate in reading.certificates)
+    last_minute = last_minute_of(minute)
     problems = [
         *_process_problems(config, workers, not_ready, death, now_s),
         *(problem for backend in backends for problem in _backend_problems(backend, failures)),
         *_request_problems(last_minute.all, failures),
-        *_uncounted(by_backend),
+        *_uncounted(minute.by_backend),
         *_limit_problems(in_flight),
-        *_reload_problems(reload),
+        *_reload_problems(metrics.last_reload),
         *_certificate_problems(certificates, now_s),
     ]
     problems.sort(key=lambda problem: _SEVERITIES.index(problem.severity))
@@ -259,9 +185,9 @@ def status_of(
         last_minute=last_minute,
         in_flight=in_flight,
         backends=backends,
-        routes=_routes(config, by_route, seconds),
+        routes=routes_of(config, minute),
         failures=failures,
-        reload=reload,
+        reload=metrics.last_reload,
         certificates=certificates,
     )
 
@@ -271,120 +197,6 @@ def _all_is_well(backends: Iterable[BackendStatus]) -> str:
     if all(backend.is_probed or backend.stats.requests for backend in backends):
         return "All backends answer"
     return "No backend is known to be down"
-
-
-# What is added up
-
-
-def _stats(sums: Sums, seconds: float) -> Stats:
-    per_s = 1 / max(seconds, 1.0)
-    p50_s, p99_s = sums.percentiles(0.5, 0.99)
-    return Stats(
-        sums.requests,
-        sums.errors,
-        sums.requests * per_s,
-        sums.errors * per_s,
-        sums.blames,
-        sums.reasons,
-        p50_s,
-        p99_s,
-    )
-
-
-def _added(levels: Iterable[Level]) -> Level:
-    levels = list(levels)
-    return Level(sum(level.used for level in levels), sum(level.limit for level in levels))
-
-
-def _summed_by(key_of: Callable[[Group], str], groups: Iterable[Group]) -> dict[str, Sums]:
-    found: dict[str, Sums] = {}
-    for group in groups:
-        found.setdefault(key_of(group), Sums()).add(group.sums)
-    return found
-
-
-def _last_minute(readings: Sequence[ProcessReading], total: Sums, seconds: float) -> LastMinute:
-    now = max((reading.minute.now for reading in readings), default=0)
-    slices = [[0, 0] for _ in range(N_SLICES)]
-    for reading in readings:
-        for each in reading.minute.slices:
-            if 0 <= now - each.number < N_SLICES:
-                slices[now - each.number][0] += each.requests
-                slices[now - each.number][1] += each.errors
-    has_time = total.microseconds > 0
-    return LastMinute(
-        seconds,
-        _stats(total, seconds),
-        SLICE_S,
-        [(requests, errors) for requests, errors in slices],
-        total.codec_microseconds / total.microseconds if has_time else None,
-        total.upstream_microseconds / total.microseconds if has_time else None,
-        Wire(
-            total.client_request_bytes,
-            total.upstream_request_bytes,
-            total.upstream_response_bytes,
-            total.client_response_bytes,
-        ),
-    )
-
-
-def _backends(
-    config: Config, readings: Iterable[ProcessReading], sums: Mapping[str, Sums], seconds: float
-) -> list[BackendStatus]:
-    found: dict[str, dict[str, list[EndpointReading]]] = {name: {} for name in config.backends}
-    for reading in readings:
-        for each in reading.endpoints:
-            if each.backend in found:
-                found[each.backend].setdefault(each.endpoint, []).append(each)
-    return [
-        BackendStatus(
-            name,
-            settings.health is not None,
-            config.max_connections(name),
-            next((each.speaks for seen in found[name].values() for each in seen if each.speaks), ""),
-            [_endpoint(url, seen) for url, seen in found[name].items()],
-            _stats(sums.get(name, Sums()), seconds),
-        )
-        for name, settings in config.backends.items()
-    ]
-
-
-def _endpoint(url: str, readings: Sequence[EndpointReading]) -> EndpointStatus:
-    down = [each for each in readings if not each.is_up]
-    ejected = [each for each in readings if each.is_up and each.is_ejected]
-    state: Literal["up", "down", "ejected"] = "down" if down else "ejected" if ejected else "up"
-    alike = down or ejected or list(readings)
-    # out of use since the first process found so, and up since the last did
-    told = (max if state == "up" else min)(alike, key=lambda each: each.since_s)
-    busy, idle = sum(each.busy for each in readings), sum(each.idle for each in readings)
-    return EndpointStatus(url, state, told.since_s, told.reason, len(alike), busy, idle)
-
-
-def _routes(config: Config, sums: Mapping[str, Sums], seconds: float) -> list[RouteStatus]:
-    routes = config.routes or [Route(name=name, backend=name) for name in config.backends]
-    return [
-        RouteStatus(
-            route.name,
-            route.host,
-            route.path_prefix,
-            route.models,
-            dict(route.split) if route.split is not None else dict.fromkeys(route.backends, 1),
-            _stats(sums.get(route.name, Sums()), seconds),
-        )
-        for route in routes
-    ]
-
-
-def _soonest(certificates: Iterable[Iterable[Certificate]]) -> list[Certificate]:
-    """One for each place in the configuration; where processes differ for a moment, the one that expires first."""
-    found: dict[str, Certificate] = {}
-    for each in (certificate for part in certificates for certificate in part):
-        if each.where not in found or each.expires_s < found[each.where].expires_s:
-            found[each.where] = each
-    return list(found.values())
-
-
-# What is a problem
 
 
 def _process_problems(
@@ -448,7 +260,7 @@ def _request_problems(stats: Stats, failures: Sequence[Failure]) -> Iterator[Pro
 
 def _uncounted(by_backend: Mapping[str, Sums]) -> Iterator[Problem]:
     if (others := by_backend.get(OTHER)) is not None:
-        text = f"{others.requests:,} requests of the last minute are in no line of a route or backend"
+        text = f"{others.by_name['requests']:,} requests of the last minute are in no line of a route or backend"
         yield Problem("notice", "gateway", text, None, f"only {MAX_GROUPS} pairs of them are counted apart")
 
 
@@ -458,12 +270,13 @@ def _last_of(blame: Blame, failures: Iterable[Failure]) -> str:
     return _sentence(f"the last: {last.reason}: {last.detail}") if last is not None else ""
 
 
-def _limit_problems(in_flight: InFlight) -> Iterator[Problem]:
-    for level, key, text in (
-        (in_flight.requests, "limits.concurrent_requests", "requests in flight"),
-        (in_flight.body_bytes, "limits.in_flight_bytes", "bytes in flight"),
-        (in_flight.connections, "limits.connections", "connections of clients"),
+def _limit_problems(in_flight: Mapping[str, Level]) -> Iterator[Problem]:
+    for name, key, text in (
+        ("requests", "limits.concurrent_requests", "requests in flight"),
+        ("body_bytes", "limits.in_flight_bytes", "bytes in flight"),
+        ("connections", "limits.connections", "connections of clients"),
     ):
+        level = in_flight[name]
         if level.limit and level.used >= NEARLY_FULL * level.limit:
             share = f"{100 * level.used / level.limit:.0f} %"
             yield Problem(

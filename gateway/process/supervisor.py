@@ -1,7 +1,7 @@
 """The supervisor of several worker processes that listen on one port.
 
 It has the admin listener and serves no client. It reserves the port, starts the workers, replaces one that dies, adds
-up their metrics through files in a folder of its own, has all of them reload or none, and drains them together.
+up what they count, has all of them reload or none, and drains them together.
 Not here: what happens in a worker's process (`worker`), and how messages cross the pipes (`control`).
 """
 
@@ -9,14 +9,11 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import msgspec
 from prometheus_client import Metric
@@ -27,27 +24,14 @@ from gateway.config import Address, Config, encode
 from gateway.errors import ConfigError
 from gateway.process import control
 from gateway.process.admin import AdminListener
-from gateway.process.control import (
-    METRICS_FOLDER,
-    Abort,
-    Alive,
-    Commit,
-    Committed,
-    Listening,
-    Look,
-    Prepare,
-    Prepared,
-    Report,
-    Seen,
-    Start,
-)
+from gateway.process.control import Abort, Commit, Committed, Listening, Prepare, Prepared, Report, Start
 from gateway.process.descriptors import fit
 from gateway.process.reload import keep_fixed
 from gateway.process.status import Answered, Death, Listens, Status, status_of
-from gateway.process.worker_metrics import WorkerMetrics
+from gateway.telemetry.counting import Batch
 from gateway.telemetry.log_writer import change_level
-from gateway.telemetry.metrics import StateCollector
-from gateway.telemetry.processes import ProcessCollector
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.reading import Reading
 
 RESTART_S = 1.0
 """How long after a worker's death its replacement is started."""
@@ -62,13 +46,10 @@ HANG_S = 5.0
 """How much longer than twice `shutdown.grace` a worker may take to end; beyond it, it is killed."""
 
 SILENT_S = 3.0
-"""How long after its last message a worker counts as hanging; it sends one every half second."""
-
-LOOK_S = 1.0
-"""How long the status page waits for a worker; beyond it, what the worker said before is shown, with its age."""
+"""How long after its last message a worker counts as hanging; it sends ten a second."""
 
 MAX_ANSWERS = 4
-"""The most answers of a worker that wait to be read; it gives one to each question, and is asked one at a time."""
+"""The most answers of a worker that wait to be read; it gives one to each step, and is told one at a time."""
 
 _OF_TERMINAL = {signal.SIGHUP, signal.SIGINT}
 
@@ -78,20 +59,21 @@ log = logging.getLogger("gateway")
 class _WorkerProcess:
     """A worker's process, as the supervisor sees it."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, count: Callable[[Batch], bool]) -> None:
+        """*count* takes what the worker has counted."""
         self.process = process
         self.pid = process.pid
         self.is_listening = False
         """Whether it accepts clients, and every reload reaches it."""
         self.share: Config | None = None
         """The configuration that it is known to serve by."""
-        self.report = Report([], "starting")
+        self.reading: Reading | None = None
+        """What it said of itself the last time; None while it starts."""
         self.heard_s = 0.0
         """When its last message came, by the loop's clock."""
-        self.seen: Answered | None = None
-        """What it said of itself for the status page the last time."""
-        self._is_asked = False
-        self._has_answered = asyncio.Event()
+        self.heard_at_s = 0.0
+        """The same, in seconds since 1970."""
+        self._count = count
         self._answers: asyncio.Queue[Listening | Prepared | Committed | None] = asyncio.Queue(MAX_ANSWERS)
 
     async def read(self, pipe: int) -> None:
@@ -101,14 +83,11 @@ class _WorkerProcess:
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb"))
         try:
             while (message := await control.read(reader, control.UP)) is not None:
-                self.heard_s = loop.time()
+                self.heard_s, self.heard_at_s = loop.time(), time.time()
                 if isinstance(message, Report):
-                    self.report = message
-                elif isinstance(message, Seen):
-                    self.seen = Answered(message.reading, answered_s=time.time())
-                    self._is_asked = False
-                    self._has_answered.set()
-                elif not isinstance(message, Alive):
+                    self.reading = message.reading
+                    self._count(message.batch)
+                else:
                     self._answers.put_nowait(message)
         except (ValueError, msgspec.MsgspecError, asyncio.QueueFull) as error:
             log.error("worker %d has sent an invalid message: %s", self.pid, str(error) or "an unexpected answer")
@@ -135,16 +114,6 @@ class _WorkerProcess:
             self.kill()
         return answer
 
-    async def look(self) -> None:
-        """Renew `seen`, if the worker answers within `LOOK_S`. It is asked once, however many wait."""
-        if not self._is_asked:
-            self._is_asked = True
-            self._has_answered.clear()
-            self.tell(Look())
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_S):
-                await self._has_answered.wait()
-
     def kill(self) -> None:
         """End it at once."""
         self.is_listening = False
@@ -159,15 +128,10 @@ class Supervisor:
         config = fit(config)
         self.listen_url = ""
         self.admin_url = ""
-        self.state = StateCollector(
-            lambda: [each for worker in self._serving() for each in worker.report.endpoints],
-            lambda: [each for worker in self._serving() for each in worker.report.expiries.items()],
-        )
-        self._processes = ProcessCollector(lambda: self._workers)
+        self.metrics = Metrics(lambda: [reading for _, reading in self._readings()], lambda: self._workers)
         self._config = config
         self._listen = config.listen
         """Where the workers listen: with the real port."""
-        self._metrics = WorkerMetrics(_new_folder())
         self._admin = AdminListener(
             config.admin, lambda: self._config, self._collect, self._not_ready, self._status, self.stalled
         )
@@ -228,7 +192,6 @@ class Supervisor:
                 *(sys.executable, "-m", "gateway.process.worker", str(tell), self.name, *map(str, inherited)),
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=[tell, *inherited],
-                env={**os.environ, METRICS_FOLDER: str(self._metrics.folder)},
             )
         except BaseException:
             os.close(told)
@@ -236,7 +199,7 @@ class Supervisor:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_TERMINAL)
             os.close(tell)
-        worker = self._workers[process.pid] = _WorkerProcess(process)
+        worker = self._workers[process.pid] = _WorkerProcess(process, self.metrics.add)
         reader = asyncio.create_task(worker.read(told))
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
@@ -247,7 +210,6 @@ class Supervisor:
             self._workers.pop(worker.pid, None)
             worker.kill()
             await process.wait()
-            await self._metrics.end(worker.pid)
             raise OSError(f"a worker did not start on {self._config.listen}")
         return worker
 
@@ -305,18 +267,21 @@ class Supervisor:
     def _serving(self) -> list[_WorkerProcess]:
         return [worker for worker in self._workers.values() if worker.is_listening]
 
+    def _readings(self) -> list[tuple[_WorkerProcess, Reading]]:
+        """What the workers that serve said of themselves the last time."""
+        return [(worker, worker.reading) for worker in self._serving() if worker.reading is not None]
+
     async def _mind(self, worker: _WorkerProcess) -> None:
         """Replace *worker* whenever it dies."""
         while True:
             code = await worker.process.wait()
             worker.is_listening = False
             self._workers.pop(worker.pid, None)
-            await self._metrics.end(worker.pid)
             if self._is_draining:
                 return
             log.error("worker %d died with code %d; it is replaced", worker.pid, code)
             self._last_death = Death(worker.pid, code, time.time())
-            self.state.workers_replaced += 1
+            self.metrics.workers_replaced += 1
             while True:
                 await asyncio.sleep(RESTART_S)
                 if self._is_draining:
@@ -357,18 +322,14 @@ class Supervisor:
         await self._admin.stop()
         if self._port_holder is not None:
             listeners.release(self._port_holder)
-        shutil.rmtree(self._metrics.folder, ignore_errors=True)
 
-    async def _collect(self) -> Iterable[Metric]:
-        return [*await self._metrics.collect(), *self.state.collect(), *self._processes.collect()]
+    async def _collect(self) -> Iterator[Metric]:
+        return self.metrics.collect()
 
     async def _status(self) -> Status:
-        workers = self._serving()
-        await asyncio.gather(*(worker.look() for worker in workers))
-        seen = [worker.seen for worker in workers if worker.seen is not None]
+        answered = [Answered(reading, worker.heard_at_s) for worker, reading in self._readings()]
         listens = Listens(self.listen_url, self.admin_url)
-        reload, death = self.state.last_reload, self._last_death
-        return status_of(self._config, listens, seen, self._not_ready(), reload, death)
+        return status_of(self._config, listens, answered, self.metrics, self._not_ready(), self._last_death)
 
     def _not_ready(self) -> str | None:
         if self._is_draining:
@@ -379,16 +340,4 @@ class Supervisor:
         if (reason := self.stalled()) is not None:
             return reason
         # every worker, because the kernel decides which of them a client reaches
-        return next((worker.report.not_usable for worker in serving if worker.report.not_usable is not None), None)
-
-
-def _new_folder() -> Path:
-    """A folder for the workers' metrics. Raises `OSError` that says what it is for."""
-    try:
-        return Path(tempfile.mkdtemp(prefix="tensor-gateway-"))
-    except OSError as error:
-        raise OSError(
-            error.errno,
-            f"no temporary folder can be made, in which several workers sum their metrics: {error.strerror}; "
-            "set TMPDIR to a folder that this user may write to, or `workers: 1`",
-        ) from None
+        return next((reading.not_usable for _, reading in self._readings() if reading.not_usable is not None), None)

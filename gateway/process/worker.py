@@ -5,10 +5,8 @@ unevenly. Not here: who starts and replaces workers (`supervisor`), and how mess
 """
 
 import asyncio
-import itertools
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -17,28 +15,9 @@ from gateway.app import Change, DataPlane, settle
 from gateway.config import Config, decode
 from gateway.errors import ConfigError
 from gateway.process import control
-from gateway.process.control import (
-    METRICS_FOLDER,
-    Abort,
-    Alive,
-    Commit,
-    Committed,
-    Listening,
-    Look,
-    Prepare,
-    Prepared,
-    Report,
-    Seen,
-    Start,
-)
-from gateway.process.reading import reading_of
+from gateway.process.control import Abort, Commit, Committed, Listening, Prepare, Prepared, Report, Start
+from gateway.telemetry.counting import Batch
 from gateway.telemetry.log_writer import LogWriter
-
-REPORT_S = 0.1
-"""How often a worker looks whether the state of its endpoints has changed, and tells the supervisor."""
-
-ALIVE_REPORTS = 5
-"""Every so many looks the supervisor is also told that the event loop runs: every half second."""
 
 log = logging.getLogger("gateway")
 
@@ -48,10 +27,9 @@ class _Worker:
 
     def __init__(self, config: Config, name: str) -> None:
         """*name* is what all workers of the gateway call it in `Via`. Must be made on a running event loop."""
-        self.data_plane = DataPlane(config, name)
+        self.data_plane = DataPlane(config, name, self._deliver)
         self.stopped = asyncio.Event()
         self._tell: asyncio.WriteTransport | None = None
-        self._reported: Report | None = None
 
     async def run(self, tell: int, inherited: int | None) -> None:
         """Serve until SIGTERM or the end of the supervisor, then drain. Writes to *tell*.
@@ -62,21 +40,17 @@ class _Worker:
         loop.add_signal_handler(signal.SIGTERM, self.stopped.set)
         self._tell, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(tell, "wb", 0))
         obeying: asyncio.Task[None] | None = None
-        reporting: asyncio.Task[None] | None = None
         try:
             shared = socket.socket(fileno=inherited) if inherited is not None else None
             await self.data_plane.start(shared=True, inherited=shared)
             settle()
-            self._report()
             self._answer(Listening())
             obeying = asyncio.create_task(self._obey())
-            reporting = asyncio.create_task(self._report_changes())
             await self.stopped.wait()
             await self.data_plane.drain()
         finally:
-            for task in (obeying, reporting):
-                if task is not None:
-                    task.cancel()
+            if obeying is not None:
+                obeying.cancel()
             await self.data_plane.stop()
             self._tell.close()
 
@@ -89,15 +63,12 @@ class _Worker:
         prepared: Change | None = None
         try:
             while (message := await control.read(reader, control.DOWN)) is not None:
-                if isinstance(message, Look):
-                    self._answer(Seen(reading_of(self.data_plane)))
-                elif isinstance(message, Prepare):
+                if isinstance(message, Prepare):
                     prepared, answer = await self._prepare(message)
                     self._answer(answer)
                 elif isinstance(message, Commit) and prepared is not None:
                     await self.data_plane.commit(prepared)
                     prepared = None
-                    self._report()
                     self._answer(Committed())
                 elif isinstance(message, Abort) and prepared is not None:
                     await self.data_plane.abandon(prepared)
@@ -117,30 +88,20 @@ class _Worker:
             log.exception("a reload cannot be prepared")
             return None, Prepared(f"internal error: {type(error).__name__}")
 
+    def _deliver(self, batch: Batch) -> bool:
+        """Let the supervisor have what was counted; False if it has not read the report before."""
+        if self._tell is None or self._tell.get_write_buffer_size():
+            return False
+        self._answer(Report(self.data_plane.reading(), batch))
+        return True
+
     def _answer(self, message: control.Up) -> None:
         assert self._tell is not None
         self._tell.write(control.frame(message))
 
-    async def _report_changes(self) -> None:
-        for turn in itertools.count():
-            await asyncio.sleep(REPORT_S)
-            self._report()
-            assert self._tell is not None
-            if turn % ALIVE_REPORTS == 0 and not self._tell.get_write_buffer_size():
-                self._answer(Alive())
-
-    def _report(self) -> None:
-        """Report the state of the endpoints if it has changed and the supervisor has read the last report."""
-        report = Report(self.data_plane.readings(), self.data_plane.not_usable(), self.data_plane.expiries())
-        assert self._tell is not None
-        if report != self._reported and not self._tell.get_write_buffer_size():
-            self._reported = report
-            self._answer(report)
-
 
 def main() -> None:
     """Run a worker's process, which gets its configuration on standard input."""
-    supervisor = os.getppid()
     for number in (signal.SIGHUP, signal.SIGINT):  # of a terminal they go to all processes; the supervisor decides
         signal.signal(number, signal.SIG_IGN)
     start = control.read_blocking(0, control.DOWN)
@@ -157,8 +118,6 @@ def main() -> None:
         sys.exit(1)
     finally:
         writer.stop()
-        if os.getppid() != supervisor:  # it was killed, and has left the folder behind
-            shutil.rmtree(os.environ[METRICS_FOLDER], ignore_errors=True)
 
 
 async def _serve(config: Config, name: str, tell: int, inherited: int | None) -> None:

@@ -49,47 +49,36 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
 
 
 class Failures:
-    """The last failures of this process."""
+    """The last failures."""
 
     def __init__(self) -> None:
-        self._kept: dict[Blame, list[Failure]] = {blame: [] for blame in Blame}
+        self._kept: dict[str, list[Failure]] = {blame.value: [] for blame in Blame}
 
     def add(self, group: Iterable[Exchange]) -> None:
-        """Keep those finished exchanges that failed. Their times are of the event loop's clock: `time.monotonic`."""
+        """Keep finished exchanges that failed. Their times are of the event loop's clock: `time.monotonic`."""
         offset_s = time.time() - time.monotonic()
         for exchange in group:
-            kind = exchange.error
-            if kind is not None:
-                blame = blame_of(kind, exchange.status)
-                ended_s = offset_s + exchange.started_s + exchange.seconds
-                _keep(self._kept[blame], _failure(exchange, kind.label, blame, ended_s))
+            self.keep(_failure(exchange, offset_s + exchange.started_s + exchange.seconds))
 
-    def reading(self) -> list[Failure]:
-        """Those that are kept, in no order."""
-        return list(chain.from_iterable(self._kept.values()))
+    def keep(self, failure: Failure) -> None:
+        """Keep *failure*; beyond `KEPT` of its blame the oldest goes of the backend that has the most."""
+        kept = self._kept[failure.blame]
+        kept.append(failure)
+        if len(kept) > KEPT:
+            ((most, _),) = Counter(each.backend for each in kept).most_common(1)
+            del kept[next(index for index, each in enumerate(kept) if each.backend == most)]
 
-
-def latest(failures: Iterable[Failure]) -> list[Failure]:
-    """As many of *failures* as one process would have kept, the last first."""
-    kept: dict[str, list[Failure]] = {blame.value: [] for blame in Blame}
-    for failure in sorted(failures, key=lambda each: each.at_s):
-        _keep(kept[failure.blame], failure)
-    return sorted(chain.from_iterable(kept.values()), key=lambda each: each.at_s, reverse=True)
+    def latest(self) -> list[Failure]:
+        """Those that are kept, the last first."""
+        return sorted(chain.from_iterable(self._kept.values()), key=lambda each: each.at_s, reverse=True)
 
 
-def _keep(kept: list[Failure], failure: Failure) -> None:
-    """Append *failure*; beyond `KEPT` the oldest goes of the backend that has the most."""
-    kept.append(failure)
-    if len(kept) > KEPT:
-        ((most, _),) = Counter(each.backend for each in kept).most_common(1)
-        del kept[next(index for index, each in enumerate(kept) if each.backend == most)]
-
-
-def _failure(exchange: Exchange, reason: str, blame: Blame, at_s: float) -> Failure:
+def _failure(exchange: Exchange, at_s: float) -> Failure:
+    assert exchange.error is not None
     return Failure(
         at_s=at_s,
-        blame=blame.value,
-        reason=reason,
+        blame=blame_of(exchange.error, exchange.status).value,
+        reason=exchange.error.label,
         status=exchange.status,
         detail=_shown(exchange.detail, DETAIL_CHARACTERS),
         request_id=_shown(exchange.request_id, NAME_CHARACTERS),

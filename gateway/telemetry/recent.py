@@ -1,25 +1,34 @@
 """What the last minute was like: rates, times and sizes, for the status page.
 
-`Metrics` hands over finished exchanges in groups of one kind, so each number is taken of a whole group in one step.
-The sums of a minute are kept as slices of some seconds, and a slice that is too old is subtracted. All sums are whole
-numbers, so that subtracting leaves no rounding errors. Not here: counts since the start (`metrics`), single errors
-(`failures`).
+The sums of a minute are kept as slices of some seconds, and a slice that is too old is subtracted. All these sums are
+whole numbers, so that subtracting leaves no rounding errors. Not here: what is counted (`counting`), counts since the
+start (`metrics`), single errors (`failures`).
 """
 
 import struct
 import time
+from array import array
 from bisect import bisect_left
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate, chain
-from operator import attrgetter
-from typing import TypeVar
+from typing import NamedTuple
 
-import msgspec
-import numpy as np
+from gateway.telemetry.sums import Row
 
-from gateway.errors import blame_of
-from gateway.exchange import Exchange
+Group = tuple[str, str]
+"""A route and a backend."""
+
+Moments = dict[Group, Counter[Row]]
+"""Sums of requests that have finished, all of them whole numbers. Rows have a name, a reason and a blame, both empty
+for what did not fail; and `STEP` with a step of the duration, for how many requests took that long.
+
+Names are `requests`, `microseconds`, `codec_microseconds`, `upstream_microseconds`, which overlaps with the codec's
+because large bodies are encoded and decoded while they cross, and four names in `bytes`: of inferences that were
+transcoded and succeeded.
+"""
+
+STEP = "step"
 
 SLICE_S = 3
 """The length of one slice; what is older than a minute is subtracted one slice at a time."""
@@ -39,50 +48,38 @@ within 3.2 % of every duration in it."""
 
 _BITS, _EDGES = struct.Struct("=qq"), struct.Struct("=dd")
 
-_seconds_of = attrgetter("seconds")
 
-K = TypeVar("K", str, int)
+def steps_of(seconds: "array[float]") -> Iterator[int]:
+    """The step of each duration; a double that is not negative is ordered as the integer with the same bits."""
+    return (bits >> _STEP_SHIFT for bits in memoryview(seconds).cast("B").cast("q"))
 
 
-class Sums(msgspec.Struct):
-    """Of finished requests. Bytes are bodies on the wire, of transcoded inferences that succeeded."""
+def _middle_of(step: int) -> float:
+    lower, upper = _EDGES.unpack(_BITS.pack(step << _STEP_SHIFT, (step + 1) << _STEP_SHIFT))
+    return (lower + upper) / 2 if step else 0.0
 
-    requests: int = 0
-    microseconds: int = 0
-    """From each request's head to its reply's last byte."""
-    codec_microseconds: int = 0
-    upstream_microseconds: int = 0
-    """Of all attempts: large bodies are encoded and decoded meanwhile, so this and the codec's overlap."""
-    client_request_bytes: int = 0
-    upstream_request_bytes: int = 0
-    upstream_response_bytes: int = 0
-    client_response_bytes: int = 0
-    blames: dict[str, int] = {}
-    """How many have failed, by who caused it."""
-    reasons: dict[str, int] = {}
-    """How many have failed, by the error's label."""
-    steps: dict[int, int] = {}
-    """How many took how long, see `percentiles`."""
 
-    @property
-    def errors(self) -> int:
-        """How many have failed."""
-        return sum(self.blames.values())
+class Sums:
+    """Of requests that have finished in the last minute."""
 
-    def add(self, other: "Sums") -> None:
-        """Add *other*."""
-        self._change_by(other, 1)
-
-    def subtract(self, other: "Sums") -> None:
-        """Take away *other*, which was added."""
-        self._change_by(other, -1)
-
-    def _change_by(self, other: "Sums", sign: int) -> None:
-        for name in _NUMBERS:
-            setattr(self, name, getattr(self, name) + sign * getattr(other, name))
-        _change_each(self.blames, other.blames, sign)
-        _change_each(self.reasons, other.reasons, sign)
-        _change_each(self.steps, other.steps, sign)
+    def __init__(self, counts: Mapping[Row, int] | None = None) -> None:
+        """*counts*: by rows of `Moments`."""
+        self.by_name: Counter[str] = Counter()
+        """By the names of `Moments`."""
+        self.blames: Counter[str] = Counter()
+        """How many have failed, by who caused it."""
+        self.reasons: Counter[str] = Counter()
+        """How many have failed, by the error's label."""
+        self.steps: Counter[int] = Counter()
+        """How many took how long, see `percentiles`."""
+        for (name, reason, *blame), count in (counts or {}).items():
+            if name == STEP:
+                self.steps[int(reason)] = count
+                continue
+            self.by_name[str(name)] += count
+            if name == "requests" and reason:
+                self.reasons[str(reason)] += count
+                self.blames[str(blame[0])] += count
 
     def percentiles(self, *shares: float) -> list[float | None]:
         """The seconds within which each of *shares* of the requests were done, to 3.2 %; None if there were none."""
@@ -93,150 +90,74 @@ class Sums(msgspec.Struct):
         return [_middle_of(steps[bisect_left(done, share * done[-1])]) for share in shares]
 
 
-_NUMBERS = [each.name for each in msgspec.structs.fields(Sums) if each.type is int]
-
-
-class Group(msgspec.Struct, frozen=True):
-    """What one route has sent to one backend."""
-
-    route: str
-    backend: str
-    sums: Sums
-
-
-class Slice(msgspec.Struct, frozen=True):
-    """How many requests ended in one slice of time, for a line over the last minute."""
-
-    number: int
-    """Since the machine's start, the same in all processes."""
-    requests: int
-    errors: int
-
-
-class Minute(msgspec.Struct, frozen=True):
-    """The last minute of one process."""
+class Minute(NamedTuple):
+    """The last minute."""
 
     seconds: float
     """How much of a minute it covers."""
-    now: int
-    """The number of the slice that is being filled."""
-    slices: list[Slice]
-    """Those in which requests have ended."""
-    groups: list[Group]
-
-
-class _Slice:
-    """What is kept of one slice of time."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.groups: dict[tuple[str, str], Sums] = {}
+    slices: list[tuple[int, int]]
+    """Requests and errors in each slice of the minute, the last first; the first is still being filled."""
+    all: Sums
+    by_route: dict[str, Sums]
+    by_backend: dict[str, Sums]
 
 
 class Recent:
-    """The last minute of this process."""
+    """Keeps the last minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """*clock* counts seconds, and is the same in all processes of the machine."""
+        """*clock* counts seconds."""
         self._clock = clock
         self._began_s = clock()
-        self._slices: deque[_Slice] = deque()
-        self._totals: dict[tuple[str, str], Sums] = {}
+        self._slices: deque[tuple[int, Moments]] = deque()
+        """With their numbers, the oldest first. The last is still being filled."""
+        self._total: Moments = {}
+        """Of all slices but the last."""
 
-    def add(self, group: Sequence[Exchange]) -> None:
-        """Add finished exchanges that agree on route, backend, error and whether they were transcoded."""
-        current = self._current()
-        one = group[0]
-        key = one.route, one.backend
-        if key not in self._totals and len(self._totals) >= MAX_GROUPS:
-            key = OTHER, OTHER
-        sums = _sums_of(group)
-        for groups in (current.groups, self._totals):
-            groups.setdefault(key, Sums()).add(sums)
+    def add(self, moments: Iterable[tuple[Group, Iterable[tuple[Row, int]]]]) -> None:
+        """Add what has finished just now."""
+        _, current = self._current()
+        for group, counts in moments:
+            is_known = group in self._total or len(self._total) < MAX_GROUPS
+            own = group if is_known else (OTHER, OTHER)
+            self._total.setdefault(own, Counter())  # it is one of the groups from now on
+            current.setdefault(own, Counter()).update(dict(counts))
 
-    def reading(self) -> Minute:
+    def minute(self) -> Minute:
         """What is known now."""
-        now = self._current().number
+        now, current = self._current()
         now_s = self._clock()
+        everything: Counter[Row] = Counter()
+        by_route: defaultdict[str, Counter[Row]] = defaultdict(Counter)
+        by_backend: defaultdict[str, Counter[Row]] = defaultdict(Counter)
+        for (route, backend), counts in chain(self._total.items(), current.items()):
+            for sums in (everything, by_route[route], by_backend[backend]):
+                sums.update(counts)
+        slices = [(0, 0)] * N_SLICES
+        for number, moments in self._slices:
+            rows = [each for counts in moments.values() for each in counts.items() if each[0][0] == "requests"]
+            slices[now - number] = sum(n for _, n in rows), sum(n for row, n in rows if row[1])
+        seconds = max(0.0, min(now_s - self._began_s, now_s - (now - N_SLICES + 1) * SLICE_S))
         return Minute(
-            max(0.0, min(now_s - self._began_s, now_s - (now - N_SLICES + 1) * SLICE_S)),
-            now,
-            [_summed(each) for each in self._slices],
-            [Group(*key, sums) for key, sums in self._totals.items()],
+            seconds,
+            slices,
+            Sums(everything),
+            {route: Sums(counts) for route, counts in by_route.items()},
+            {backend: Sums(counts) for backend, counts in by_backend.items()},
         )
 
-    def _current(self) -> _Slice:
+    def _current(self) -> tuple[int, Moments]:
         """The slice of this moment; those that are too old are left out from now on."""
         number = int(self._clock() // SLICE_S)
-        slices = self._slices
-        if not slices or slices[-1].number < number:
-            slices.append(_Slice(number))
-        while slices[0].number <= number - N_SLICES:
-            for key, sums in slices.popleft().groups.items():
-                total = self._totals[key]
-                total.subtract(sums)
-                if not total.requests:
-                    del self._totals[key]
+        slices, total = self._slices, self._total
+        if not slices or slices[-1][0] < number:
+            for group, counts in slices[-1][1].items() if slices else ():
+                total[group].update(counts)
+            slices.append((number, {}))
+        while slices[0][0] <= number - N_SLICES:
+            for group, counts in slices.popleft()[1].items():
+                total[group].subtract(counts)
+                total[group] += Counter()  # leaves zeros out
+                if not total[group]:
+                    del total[group]
         return slices[-1]
-
-
-def merged(parts: Iterable[Sums]) -> Sums:
-    """The sum of *parts*."""
-    total = Sums()
-    for part in parts:
-        total.add(part)
-    return total
-
-
-def _sums_of(group: Sequence[Exchange]) -> Sums:
-    one = group[0]
-    durations = np.fromiter(map(_seconds_of, group), np.float64, len(group))
-    attempts = chain.from_iterable(map(attrgetter("attempts"), group))
-    sums = Sums(
-        len(group),
-        round(float(durations.sum()) * 1e6),
-        _microseconds("request_codec_s", group) + _microseconds("response_codec_s", group),
-        round(sum(map(_seconds_of, attempts)) * 1e6),
-        # a double that is not negative is ordered as the integer with the same bits
-        steps=dict(Counter((durations.view(np.int64) >> _STEP_SHIFT).tolist())),
-    )
-    if one.error is not None:
-        sums.reasons = {one.error.label: len(group)}
-        sums.blames = dict(Counter(blame_of(one.error, exchange.status).value for exchange in group))
-    elif one.is_transcoded:
-        last = [exchange.attempts[-1] for exchange in group if exchange.attempts]
-        sums.client_request_bytes = _bytes("client_request_bytes", group)
-        sums.client_response_bytes = _bytes("client_response_bytes", group)
-        sums.upstream_request_bytes = sum(map(attrgetter("request_bytes"), last))
-        sums.upstream_response_bytes = sum(map(attrgetter("response_bytes"), last))
-    return sums
-
-
-def _microseconds(name: str, group: Sequence[Exchange]) -> int:
-    return round(float(sum(map(attrgetter(name), group))) * 1e6)
-
-
-def _bytes(name: str, group: Sequence[Exchange]) -> int:
-    return int(sum(map(attrgetter(name), group)))
-
-
-def _middle_of(step: int) -> float:
-    lower, upper = _EDGES.unpack(_BITS.pack(step << _STEP_SHIFT, (step + 1) << _STEP_SHIFT))
-    return (lower + upper) / 2 if step else 0.0
-
-
-def _change_each(counts: dict[K, int], by: dict[K, int], sign: int) -> None:
-    """Add *by*, *sign* times, to *counts*; what becomes zero is left out."""
-    if not counts and sign > 0:
-        counts.update(by)
-        return
-    for key, count in by.items():
-        if left := counts.get(key, 0) + sign * count:
-            counts[key] = left
-        else:
-            del counts[key]
-
-
-def _summed(kept: _Slice) -> Slice:
-    groups = kept.groups.values()
-    return Slice(kept.number, sum(each.requests for each in groups), sum(each.errors for each in groups))

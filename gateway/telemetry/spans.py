@@ -195,15 +195,10 @@ class _Spans:
             attributes["tensor_gateway.first_byte_seconds"] = attempt.first_byte_s
         if attempt.connection is not None:
             attributes["tensor_gateway.connection"] = attempt.connection
-        failure = attempt.code
-        if failure.isdecimal():
-            attributes["http.response.status_code"] = int(failure)
-            failure = failure if failure >= "400" else ""
-        failure = attempt.repeated_for or failure
-        if failure == "none":  # it was given up when the client left, for which the endpoint is not to blame
-            failure = ""
-            attributes["error.type"] = ErrorKind.CLIENT_CLOSED.label
-        elif failure:
+        if attempt.code.isdecimal():
+            attributes["http.response.status_code"] = int(attempt.code)
+        failure = _failure(attempt)
+        if failure:
             attributes["error.type"] = failure
         return self._inside(
             method,
@@ -212,7 +207,7 @@ class _Spans:
             attributes,
             self._at(attempt.started_s),
             self._at(attempt.started_s + attempt.seconds),
-            Status(StatusCode.ERROR) if failure else _UNSET,
+            _UNSET if failure in ("", ErrorKind.CLIENT_CLOSED.label) else Status(StatusCode.ERROR),
         )
 
     def _codec(self, direction: str, work_s: float, at_s: float, until_s: float) -> ReadableSpan:
@@ -258,6 +253,15 @@ class _Spans:
     def _at(self, loop_s: float) -> int:
         """Nanoseconds since 1970 of a time of the event loop's clock, which is `time.monotonic`."""
         return self._loop_ns + int(loop_s * 1e9)
+
+
+def _failure(attempt: Attempt) -> str:
+    """The status or the label of the error with which *attempt* failed; empty if it did not."""
+    if attempt.repeated_for:
+        return attempt.repeated_for
+    if attempt.code == "none":  # it was given up when the client left, for which the endpoint is not to blame
+        return ErrorKind.CLIENT_CLOSED.label
+    return "" if attempt.code.isdecimal() and attempt.code < "400" else attempt.code
 
 
 def _route_of(path: str) -> str | None:

@@ -1,0 +1,168 @@
+"""What all processes say of themselves and have counted, added up for the status page.
+
+Not here: what of it is a problem, and all else that the page shows (`status`).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from gateway.config import Config, Route
+from gateway.telemetry.reading import Certificate, EndpointReading, Level, Reading
+from gateway.telemetry.recent import SLICE_S, Minute, Sums
+
+_SIDES = "client_request", "upstream_request", "upstream_response", "client_response"
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """Requests of the last minute."""
+
+    requests: int
+    errors: int
+    requests_per_s: float
+    errors_per_s: float
+    blames: dict[str, int]
+    reasons: dict[str, int]
+    p50_s: float | None
+    p99_s: float | None
+
+
+class LastMinute(msgspec.Struct, frozen=True):
+    """All requests of the last minute."""
+
+    seconds: float
+    """How much of a minute is known."""
+    all: Stats
+    slice_s: int
+    slices: list[tuple[int, int]]
+    """Requests and errors in each slice of the minute, the last first; the first is still being filled."""
+    codec_share: float | None
+    """Of the requests' time; None if there were none."""
+    upstream_share: float | None
+    """The same; large bodies are encoded and decoded while they cross, so it and the codec's overlap."""
+    wire: dict[str, int]
+    """Bytes of inferences that were transcoded and succeeded, with clients and with backends, as `recent.Moments`
+    names them."""
+
+
+class EndpointStatus(msgspec.Struct, frozen=True):
+    """One endpoint, as all processes together see it: down if one of them finds it down, else ejected if one has."""
+
+    url: str
+    state: Literal["up", "down", "ejected"]
+    since_s: float
+    reason: str
+    found_by: int
+    """How many processes see it in this state."""
+    busy: int
+    """Connections with a request on them."""
+    idle: int
+
+
+class BackendStatus(msgspec.Struct, frozen=True):
+    """One backend of the configuration."""
+
+    name: str
+    is_probed: bool
+    max_connections: int
+    speaks: str
+    """See `EndpointReading`."""
+    endpoints: list[EndpointStatus]
+    stats: Stats
+
+
+class RouteStatus(msgspec.Struct, frozen=True):
+    """One row of the configuration's routes; without any, a row for the backend that gets every request."""
+
+    name: str
+    host: str | None
+    path_prefix: str | None
+    models: list[str] | None
+    backends: dict[str, int]
+    """Where it leads, with relative weights."""
+    stats: Stats
+
+
+def added(levels: Iterable[Level]) -> Level:
+    """The sum of the limits, and of what is in use of them."""
+    levels = list(levels)
+    return Level(sum(level.used for level in levels), sum(level.limit for level in levels))
+
+
+def _stats(sums: Sums, seconds: float) -> Stats:
+    per_s = 1 / max(seconds, 1.0)
+    n_requests, n_errors = sums.by_name["requests"], sums.blames.total()
+    p50_s, p99_s = sums.percentiles(0.5, 0.99)
+    return Stats(n_requests, n_errors, n_requests * per_s, n_errors * per_s, sums.blames, sums.reasons, p50_s, p99_s)
+
+
+def last_minute_of(minute: Minute) -> LastMinute:
+    """What all requests of *minute* were like."""
+    sums = minute.all.by_name
+    microseconds = sums["microseconds"]
+    return LastMinute(
+        minute.seconds,
+        _stats(minute.all, minute.seconds),
+        SLICE_S,
+        minute.slices,
+        sums["codec_microseconds"] / microseconds if microseconds else None,
+        sums["upstream_microseconds"] / microseconds if microseconds else None,
+        {f"{side}_bytes": sums[f"{side}_bytes"] for side in _SIDES},
+    )
+
+
+def backends_of(config: Config, readings: Iterable[Reading], minute: Minute) -> list[BackendStatus]:
+    """The backends of *config*, with what *readings* know of their endpoints."""
+    found: dict[str, dict[str, list[EndpointReading]]] = {name: {} for name in config.backends}
+    for reading in readings:
+        for each in reading.endpoints:
+            if each.backend in found:
+                found[each.backend].setdefault(each.endpoint, []).append(each)
+    return [
+        BackendStatus(
+            name,
+            settings.health is not None,
+            config.max_connections(name),
+            next((each.speaks for seen in found[name].values() for each in seen if each.speaks), ""),
+            [_endpoint(url, seen) for url, seen in found[name].items()],
+            _stats(minute.by_backend.get(name, Sums()), minute.seconds),
+        )
+        for name, settings in config.backends.items()
+    ]
+
+
+def _endpoint(url: str, readings: Sequence[EndpointReading]) -> EndpointStatus:
+    down = [each for each in readings if not each.is_up]
+    ejected = [each for each in readings if each.is_up and each.is_ejected]
+    state: Literal["up", "down", "ejected"] = "down" if down else "ejected" if ejected else "up"
+    alike = down or ejected or list(readings)
+    # out of use since the first process found so, and up since the last did
+    told = (max if state == "up" else min)(alike, key=lambda each: each.since_s)
+    busy, idle = sum(each.busy for each in readings), sum(each.idle for each in readings)
+    return EndpointStatus(url, state, told.since_s, told.reason, len(alike), busy, idle)
+
+
+def routes_of(config: Config, minute: Minute) -> list[RouteStatus]:
+    """The routes of *config*."""
+    routes = config.routes or [Route(name=name, backend=name) for name in config.backends]
+    return [
+        RouteStatus(
+            route.name,
+            route.host,
+            route.path_prefix,
+            route.models,
+            dict(route.split) if route.split is not None else dict.fromkeys(route.backends, 1),
+            _stats(minute.by_route.get(route.name, Sums()), minute.seconds),
+        )
+        for route in routes
+    ]
+
+
+def soonest(certificates: Iterable[Certificate]) -> list[Certificate]:
+    """One for each place in the configuration; where processes differ for a moment, the one that expires first."""
+    found: dict[str, Certificate] = {}
+    for each in certificates:
+        if each.where not in found or each.expires_s < found[each.where].expires_s:
+            found[each.where] = each
+    return list(found.values())

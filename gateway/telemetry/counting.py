@@ -1,0 +1,301 @@
+"""Counting: read from a finished exchange, never written in the middle of one.
+
+Finished exchanges wait to be counted together. Those of one kind are sorted out, so that their rows are looked up once.
+What was counted is delivered several times a second: to the metrics of this process, or by a worker to its supervisor.
+Not here: any decision, and what is made of the sums (`metrics`, `recent`).
+"""
+
+import logging
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, islice
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from gateway.codec import DATATYPES
+from gateway.errors import ErrorKind, blame_of
+from gateway.exchange import Attempt, Exchange, Format
+from gateway.policy.ejection import FAILURES
+from gateway.telemetry.failures import Failure, Failures
+from gateway.telemetry.recent import STEP, Group, steps_of
+from gateway.telemetry.sums import BOUNDS, Cells, Row, Table
+
+MAX_WAITING = 192
+"""The most exchanges that wait to be added up: with 200 models that holds the loop for 0.6 ms."""
+
+MAX_MODELS = 200
+"""The most models with a label of their own; the others share the label `other`."""
+
+ZEROS_AT_ONCE = 50
+"""How many rows of `Counting.expect` are made in one go."""
+
+MAX_NEW_ENDPOINTS = 8
+"""How many new endpoints get their rows in one go."""
+
+_DIRECTIONS = "request", "response"
+
+_NO_ROUTE = "none"
+"""The route of requests that matched none."""
+
+# Every error that a request can end with, by its labels `reason` and `blame`.
+_ERRORS = {(kind.label, blame_of(kind, status).value): kind for kind in ErrorKind for status in (400, 500)}
+
+_FAILURES = sorted(kind.label for kind in FAILURES)
+_CODES = ("200", *_FAILURES)
+"""The ends of attempts that have a series from the start; other statuses have one once they occur."""
+
+_REQUEST_BOUNDS = BOUNDS["request_seconds"]
+
+# What exchanges are sorted by; without Python's bytecode.
+_kind_of = attrgetter(
+    "route", "backend", "status", "error", "client_format", "reply_format", "upstream_format", "is_transcoded"
+)
+
+_FIELDS = {name: attrgetter(name) for name in (*Exchange.__struct_fields__, *Attempt.__struct_fields__)}
+
+log = logging.getLogger("gateway")
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """What a process has counted since it was asked last."""
+
+    rows: list[tuple[Row, Cells]]
+    """Of metrics."""
+    moments: list[tuple[Group, list[tuple[Row, int]]]]
+    """See `recent.Moments`."""
+    failures: list[Failure]
+
+
+class Counting:
+    """Adds up what this process has served."""
+
+    def __init__(self, deliver: Callable[[Batch], bool]) -> None:
+        """*deliver* takes what was counted; where it returns False, it is offered that again, with what comes."""
+        self._deliver = deliver
+        self._rows = Table()
+        self._moments: defaultdict[Group, Counter[Row]] = defaultdict(Counter)
+        self._failures = Failures()
+        self._waiting: list[Exchange] = []
+        self._max_waiting = MAX_WAITING
+        self._models: set[str] = set()
+        self._expected: set[Row] = set()
+        self._connections_seen: dict[Row, int] = {}
+        zeros: list[Row] = [("header_recovered",), ("client_connections_refused",)]
+        zeros += [("admission_wait_seconds",), ("event_loop_lag_seconds",)]
+        for direction in _DIRECTIONS:
+            zeros += [(name, direction) for name in ("transcode_seconds", "json_bytes_avoided", "nonfinite_values")]
+            zeros += [("tensors", direction, datatype) for datatype in DATATYPES]
+        self._let_be_zero((*zeros, *_zeros_of_route(_NO_ROUTE)))
+
+    def expect(self, routes: Iterable[str], backends: Iterable[str]) -> Iterator[None]:
+        """Make the rows of *routes* and *backends*, with 0: of one that begins with 1, `increase` misses the first.
+
+        Yields after every few rows that are new, which are delivered.
+        """
+        zeros = chain(
+            chain.from_iterable(_zeros_of_route(route) for route in routes if self._is_new("route", route)),
+            chain.from_iterable(_zeros_of_backend(name) for name in backends if self._is_new("backend", name)),
+        )
+        while some := list(islice(zeros, ZEROS_AT_ONCE)):
+            self._let_be_zero(some)
+            self.add_up()
+            yield
+
+    def expect_endpoints(self, endpoints: Iterable[tuple[str, str]]) -> None:
+        """Let there be zeros for *endpoints*, each a backend and a URL; at most for `MAX_NEW_ENDPOINTS` that are new.
+
+        Names of hosts may bring many at a time, while requests are served.
+        """
+        new = ((backend, url) for backend, url in endpoints if self._is_new("endpoint", backend, url))
+        for backend, url in islice(new, MAX_NEW_ENDPOINTS):
+            self._let_be_zero(("upstream_requests", backend, url, code) for code in _CODES)
+
+    def _is_new(self, *labels: str) -> bool:
+        """Whether zeros for these *labels* were not asked for before."""
+        is_new = labels not in self._expected
+        self._expected.add(labels)
+        return is_new
+
+    def _let_be_zero(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            _ = self._rows[row]
+
+    def note_connections(self, refused_total: int, slow_totals: Mapping[str, int]) -> None:
+        """Count the connections since the start that were refused, and by the limit's name those that were slow."""
+        totals: dict[Row, int] = {("client_connections_refused",): refused_total}
+        totals |= {("client_connections_slow", limit): total for limit, total in slow_totals.items()}
+        for row, total in totals.items():
+            self._rows[row][0] += total - self._connections_seen.get(row, 0)
+        self._connections_seen = totals
+
+    def note_lag(self, seconds: float) -> None:
+        """Count one sample of the event loop's lag."""
+        self._observe(("event_loop_lag_seconds",), [seconds])
+
+    def record(self, exchange: Exchange) -> None:
+        """Count a finished exchange, which nothing changes any more: `add_up` makes it visible."""
+        self._waiting.append(exchange)
+        if len(self._waiting) >= self._max_waiting:
+            self.add_up()
+
+    def add_up(self) -> None:
+        """Count what waits, and deliver it; to be called before each scrape, and several times a second."""
+        waiting, self._waiting = self._waiting, []
+        try:
+            self._count(waiting)
+        except Exception:  # requests go on, and so does who calls this
+            log.exception("some requests could not be counted")
+        moments = [(group, list(counts.items())) for group, counts in self._moments.items()]
+        if self._deliver(Batch(list(self._rows.items()), moments, self._failures.latest()[::-1])):
+            self._rows.clear()
+            self._moments.clear()
+            self._failures = Failures()
+
+    def finish(self) -> None:
+        """Add up what waits, and from now on each exchange at once: nobody will call `add_up` any more."""
+        self._max_waiting = 1
+        self.add_up()
+
+    def _count(self, exchanges: list[Exchange]) -> None:
+        rows, models = self._rows, self._models
+        alike = defaultdict(list)
+        for exchange in exchanges:
+            route, model, seconds = exchange.route, exchange.model, exchange.seconds
+            if model not in models:
+                model = self._model_label(exchange)
+            rows["requests", route, model, exchange.status][0] += 1
+            cells = rows["request_seconds", route, model]
+            cells[bisect_left(_REQUEST_BOUNDS, seconds)] += 1
+            cells[-1] += seconds
+            alike[_kind_of(exchange)].append(exchange)
+        for group in alike.values():
+            self._count_alike(group)
+
+    def _count_alike(self, group: list[Exchange]) -> None:
+        """Count exchanges of one kind, but for what depends on the model."""
+        one, rows = group[0], self._rows
+        reason = blame = ""
+        if one.error is not None:
+            reason, blame = one.error.label, blame_of(one.error, one.status).value
+            rows["errors", one.route, reason, blame][0] += len(group)
+            self._failures.add(group)
+        moments = self._moments[one.route, one.backend]
+        request_bytes = self._observe(
+            ("client_request_bytes", one.route, one.client_format), _each("client_request_bytes", group)
+        )
+        response_bytes = self._observe(
+            ("client_response_bytes", one.route, one.reply_format), _each("client_response_bytes", group)
+        )
+        attempts = list(chain.from_iterable(_each("attempts", group)))
+        if attempts:
+            moments["upstream_microseconds", reason, blame] += round(self._count_attempts(one, attempts) * 1e6)
+        if one.is_transcoded:
+            self._count_codec(group, one)
+            codec_s = sum(_each("request_codec_s", group)) + sum(_each("response_codec_s", group))
+            moments["codec_microseconds", reason, blame] += round(codec_s * 1e6)
+            if one.error is None:
+                last = [exchange.attempts[-1] for exchange in group]
+                moments["client_request_bytes", reason, blame] += int(request_bytes)
+                moments["upstream_request_bytes", reason, blame] += int(sum(_each("request_bytes", last)))
+                moments["upstream_response_bytes", reason, blame] += int(sum(_each("response_bytes", last)))
+                moments["client_response_bytes", reason, blame] += int(response_bytes)
+        seconds = array("d", _each("seconds", group))
+        moments["requests", reason, blame] += len(group)
+        moments["microseconds", reason, blame] += round(sum(seconds) * 1e6)
+        for step, count in Counter(steps_of(seconds)).items():
+            moments[STEP, step] += count
+        for exchange in group:
+            if exchange.header_recovered:
+                rows["header_recovered",][0] += 1
+            if exchange.queue_s:
+                self._observe(("admission_wait_seconds",), [exchange.queue_s])
+
+    def _count_attempts(self, one: Exchange, attempts: list[Attempt]) -> float:
+        """Count the *attempts* of exchanges of the same kind as *one*; the seconds they took together."""
+        rows, backend = self._rows, one.backend
+        self._observe(("upstream_request_bytes", one.route, one.upstream_format), _each("request_bytes", attempts))
+        self._observe(("upstream_response_bytes", one.route, one.upstream_format), _each("response_bytes", attempts))
+        first_byte_s = [attempt.first_byte_s for attempt in attempts if attempt.first_byte_s is not None]
+        self._observe(("upstream_first_byte_seconds", backend), first_byte_s)
+        queue_s = [attempt.queue_s for attempt in attempts if attempt.queue_s is not None]
+        self._observe(("upstream_queue_seconds", backend), queue_s)
+        for attempt in attempts:
+            rows["upstream_requests", backend, attempt.endpoint, attempt.code][0] += 1
+            if attempt.repeated_for:
+                rows["retries", backend, attempt.repeated_for][0] += 1
+        return self._observe(("upstream_seconds", backend), _each("seconds", attempts))
+
+    def _count_codec(self, group: list[Exchange], one: Exchange) -> None:
+        """Count what the codec did for exchanges of the same kind as *one*; for failed ones, on the request alone."""
+        self._count_direction("request", "input_datatypes", group)
+        if one.error is not None:
+            return
+        self._count_direction("response", "output_datatypes", group)
+        for direction, format_ in (("request", one.client_format), ("response", one.reply_format)):
+            if format_ is Format.BINARY:
+                upstream, client = attrgetter(f"{direction}_bytes"), attrgetter(f"client_{direction}_bytes")
+                saved = [upstream(exchange.attempts[-1]) - client(exchange) for exchange in group]
+                self._rows["json_bytes_avoided", direction][0] += sum(n_bytes for n_bytes in saved if n_bytes > 0)
+
+    def _count_direction(self, direction: str, datatypes: str, group: list[Exchange]) -> None:
+        self._observe(("transcode_seconds", direction), _each(f"{direction}_codec_s", group))
+        for datatype in chain.from_iterable(_each(datatypes, group)):
+            self._rows["tensors", direction, datatype][0] += 1
+        self._rows["nonfinite_values", direction][0] += sum(_each(f"{direction}_nonfinite", group))
+
+    def _observe(self, row: Row, amounts: Iterable[float]) -> float:
+        """Add *amounts*, of which none is NaN, to a histogram, where a bucket holds those up to its bound. Their sum.
+
+        For a hundred amounts, to sort them takes a third of the time of finding the bucket of each.
+        """
+        cells, bounds = self._rows[row], BOUNDS[str(row[0])]
+        ordered = sorted(amounts)
+        total = sum(ordered)
+        cells[-1] += total
+        start = 0
+        while start < len(ordered):
+            bucket = bisect_left(bounds, ordered[start])
+            end = bisect_right(ordered, bounds[bucket], start)
+            cells[bucket] += end - start
+            start = end
+        return total
+
+    def _model_label(self, exchange: Exchange) -> str:
+        """The model's name once it has answered an inference with success, else `other`: clients cannot make labels."""
+        model = exchange.model
+        if model is None or model in self._models:
+            return model or "other"
+        is_success = exchange.is_inference and 200 <= exchange.status < 300 and exchange.error is None
+        if is_success and exchange.attempts and len(self._models) < MAX_MODELS:
+            self._models.add(model)
+            return model
+        return "other"
+
+
+def _zeros_of_route(route: str) -> Iterator[Row]:
+    is_matched = route != _NO_ROUTE
+    yield "requests", route, "other", 200 if is_matched else ErrorKind.NO_ROUTE.status
+    yield "request_seconds", route, "other"
+    for format_ in Format if is_matched else (Format.OTHER,):
+        for side in ("client", "upstream") if is_matched else ("client",):
+            yield f"{side}_request_bytes", route, format_
+            yield f"{side}_response_bytes", route, format_
+    for (reason, blame), kind in _ERRORS.items():
+        if not (is_matched and kind is ErrorKind.NO_ROUTE):
+            yield "errors", route, reason, blame
+
+
+def _zeros_of_backend(backend: str) -> Iterator[Row]:
+    for name in ("upstream_seconds", "upstream_first_byte_seconds", "upstream_queue_seconds"):
+        yield name, backend
+    for reason in _FAILURES:
+        yield "retries", backend, reason
+
+
+def _each(name: str, records: Iterable[Exchange | Attempt]) -> Iterator[Any]:
+    """The field *name* of each of *records*."""
+    return map(_FIELDS[name], records)

@@ -1,0 +1,108 @@
+"""The table of sums: the metrics that are counted, and a row for each of their series.
+
+Each process that serves clients adds its finished requests to such a table. With several workers the tables are sent to
+the supervisor and added up there as they are. Not here: what is counted in which row (`counting`), who reads it
+(`metrics`), and the sums of the last minute (`recent`).
+"""
+
+from collections.abc import Iterable
+from math import inf
+from operator import add
+from typing import NamedTuple
+
+Row = tuple[str | int, ...]
+"""The name of what is summed, then the values of its labels."""
+
+Cells = list[float]
+"""A counter has one cell. A histogram has one for each bucket, then one for the sum of all amounts."""
+
+_SIZES = tuple(256.0 * 4**power for power in range(12))  # 256 B to 1 GiB
+# Neighbours differ by a factor of 2.5 at most, and no quantile is further off than that.
+_REQUEST_SECONDS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    20.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+)
+_LAG_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
+_CODEC_SECONDS = (50e-6, 100e-6, 250e-6, 500e-6, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+class Family(NamedTuple):
+    """One metric of the table; its name stands without prefix, and of a counter without `_total`."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+    """The upper bounds of a histogram's buckets, without the last one, which has none; a counter has no buckets."""
+
+
+FAMILIES = (
+    Family("requests", "Requests of clients that are finished", ("route", "model", "code")),
+    Family("client_connections_refused", "Connections of clients that were closed at once, beyond limits.connections"),
+    Family("client_connections_slow", "Connections of clients that were too slow, by what they exceeded", ("limit",)),
+    Family("tensors", "Binary tensors transcoded", ("direction", "datatype")),
+    Family("json_bytes_avoided", "JSON bytes that the client's wire saved", ("direction",)),
+    Family("upstream_requests", "Attempts", ("backend", "endpoint", "code")),
+    Family("retries", "Attempts that were followed by another of the same request", ("backend", "reason")),
+    Family("errors", "Requests that failed, and who caused it", ("route", "reason", "blame")),
+    Family("nonfinite_values", "NaN and infinities let through by policy", ("direction",)),
+    Family("header_recovered", "Requests whose missing header length was found"),
+    Family("request_seconds", "From a request's head to its reply's last byte", ("route", "model"), _REQUEST_SECONDS),
+    Family(
+        "admission_wait_seconds", "Waiting until slow uploads made room, per request that did", (), _REQUEST_SECONDS
+    ),
+    Family("event_loop_lag_seconds", "How late the event loop was, sampled", (), _LAG_SECONDS),
+    Family("client_request_bytes", "Request bodies as clients sent them", ("route", "format"), _SIZES),
+    Family("client_response_bytes", "Reply bodies as clients got them", ("route", "format"), _SIZES),
+    Family("upstream_request_bytes", "Request bodies as backends got them", ("route", "format"), _SIZES),
+    Family("upstream_response_bytes", "Answer bodies as backends sent them", ("route", "format"), _SIZES),
+    Family("transcode_seconds", "Time in the codec alone", ("direction",), _CODEC_SECONDS),
+    Family("upstream_seconds", "From sending to the answer's last byte, per attempt", ("backend",), _REQUEST_SECONDS),
+    Family(
+        "upstream_first_byte_seconds",
+        "From sending to the answer's head, per attempt",
+        ("backend",),
+        _REQUEST_SECONDS,
+    ),
+    Family(
+        "upstream_queue_seconds",
+        "Waiting for a connection to the backend, per attempt",
+        ("backend",),
+        _REQUEST_SECONDS,
+    ),
+)
+"""The metrics that are counted. The names and labels are promised to operators, in a table of the documentation."""
+
+BOUNDS = {family.name: (*family.bounds, inf) for family in FAMILIES if family.bounds}
+"""The upper bounds of the buckets of each histogram."""
+
+_WIDTHS = {family.name: len(family.bounds) + 2 if family.bounds else 1 for family in FAMILIES}
+
+
+class Table(dict[Row, Cells]):
+    """Sums by row; a row begins with zeros when it is first asked for."""
+
+    def __missing__(self, row: Row) -> Cells:
+        cells = self[row] = [0.0] * _WIDTHS[str(row[0])]
+        return cells
+
+    def add(self, rows: Iterable[tuple[Row, Cells]]) -> None:
+        """Add *rows*."""
+        for row, cells in rows:
+            self[row] = list(map(add, self[row], cells))
