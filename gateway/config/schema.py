@@ -99,9 +99,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         yield from ()
 
     def _at_least_1(self, *keys: str) -> Iterator[Problem]:
-        for key in keys:
-            if getattr(self, key) < 1:
-                yield key, "expected at least 1"
+        yield from ((key, "expected at least 1") for key in keys if getattr(self, key) < 1)
 
     def _positive(self, *keys: str) -> Iterator[Problem]:
         for key in keys:
@@ -119,7 +117,7 @@ class Limits(Part, frozen=True):
     concurrent_requests: int = 512
     connections: int = 4096
     tensors: int = 1024
-    header: Size = Size(1024**2)
+    header: Size = Size(128 * 1024)
     head: Size = Size(64 * 1024)
     client_keep_alive: Duration = Duration(75)
     header_timeout: Duration = Duration(10)
@@ -127,10 +125,12 @@ class Limits(Part, frozen=True):
     client_idle: Duration = Duration(60)
 
     def problems(self) -> Iterator[Problem]:
-        """No limit is zero."""
+        """No limit is zero, and a header is read in one step."""
         yield from self._positive("request_body", "response_body", "header", "head")
         yield from self._positive("client_keep_alive", "header_timeout", "body_timeout", "client_idle")
         yield from self._at_least_1("concurrent_requests", "connections", "tensors")
+        if self.header > 256 * 1024:
+            yield "header", "expected at most 256KiB: it is read in one step"
 
 
 class ListenerTls(Part, frozen=True):
