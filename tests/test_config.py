@@ -309,6 +309,7 @@ def test_the_documented_file_names_the_keys_of_what_it_leaves_out(type_: Any) ->
         ("limits: {connections: 0}\n" + MINIMAL, "limits.connections: expected at least 1"),
         ("limits: {tensors: 0}\n" + MINIMAL, "limits.tensors: expected at least 1"),
         ("limits: {header: 0B}\n" + MINIMAL, "limits.header: expected more than 0B"),
+        ("limits: {header: 257KiB}\n" + MINIMAL, "limits.header: expected at most 256KiB"),
         (
             "workers: 2\nlimits: {connections: 1}\n" + MINIMAL,
             "limits.connections: expected at least as many as `workers`",

@@ -395,7 +395,7 @@ MAX_LINES, MAX_COMPLEXITY, MAX_ATTRIBUTES = 400, 15, 15
 
 LONG_FILES = {
     "backend/upstream.py": 473,
-    "codec/dialects/outputs.py": 419,
+    "codec/dialects/outputs.py": 443,
     "codec/tensors/number_reading.py": 672,
 }
 COMPLEX_FUNCTIONS = {
@@ -408,7 +408,6 @@ COMPLEX_FUNCTIONS = {
     "codec/json/scanner.py:Scanner._walk": 22,
     "codec/tensors/nesting.py:Layout.flatten": 18,
     "codec/v2/raw.py:_solve": 16,
-    "codec/v2/request_reading.py:read_request": 24,
 }
 LARGE_CLASSES = {
     "backend/upstream.py:_Call": 16,

@@ -197,6 +197,7 @@ _OWN = "name the inference server, or listen on another port"
 
 ERRORS = (
     Rule(Limits, "request_body response_body header head", *_POSITIVE),
+    Rule(Limits, "header", lambda at: at.value > 256 * 1024, "expected at most 256KiB: it is read in one step"),
     Rule(Limits, "client_keep_alive header_timeout body_timeout client_idle", *_POSITIVE),
     Rule(Limits, "concurrent_requests connections tensors", *_AT_LEAST_1),
     Rule(Access, "deny.*", lambda at: not at.value.startswith(("/", "*")),

@@ -26,7 +26,7 @@ from gateway.codec.dialects.outputs import Output, Outputs
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, label_of
 from gateway.codec.json.arriving import ArrivingText, Reading, read_members
 from gateway.codec.json.brackets import ARRAY, OBJECT, QUOTE
-from gateway.codec.json.members import Members, excerpt
+from gateway.codec.json.members import Members, excerpt, parse_object
 from gateway.codec.json.scanner import is_key
 from gateway.codec.json.sinks import TextSink
 from gateway.codec.tensors import number_printing, string_printing
@@ -34,6 +34,7 @@ from gateway.codec.tensors.datatypes import Kind
 from gateway.codec.tensors.pieces import SPACE
 from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
 from gateway.codec.v2.reply import Reply, ReplyText
+from gateway.codec.values import SHORT_BYTES
 from gateway.errors import CodecError, TooLargeError
 
 
@@ -166,7 +167,7 @@ def _read_document(text: ArrivingText, form: AnswerForm, outputs: Outputs, besid
             if name in form.members:
                 found = value != b"null"  # which is the same as none
                 outputs.start_again()
-                if found:
+                if found and not outputs.take_short(value, b64_objects=form.b64_objects):
                     yield from _read_outputs(ArrivingText.of_value(bytearray(value)), form, outputs)
             else:
                 beside.add(name, value)
@@ -180,11 +181,24 @@ def _read_document(text: ArrivingText, form: AnswerForm, outputs: Outputs, besid
         else:
             yield from beside.read(name, text)
 
-    yield from read_members(text, read_run, read_long)
+    members = _members_if_whole(text)
+    yield from read_run(members) if members is not None else read_members(text, read_run, read_long)
     if not found:
         wanted = " or ".join(f"`{name}`" for name in form.members)
         words = words_of(beside.words)
         raise CodecError(f"no {wanted}, but an error: {shortened(words)}" if words else f"no {wanted}")
+
+
+def _members_if_whole(text: ArrivingText) -> Members | None:
+    """Take the whole answer, if it is there and short; None if it is not, or is to be looked at more closely."""
+    if len(text.buffer) > SHORT_BYTES or not text.buffer.endswith(b"}"):
+        return None
+    try:
+        members = parse_object(bytes(text.buffer))
+    except CodecError:
+        return None
+    text.drop(len(text.buffer))
+    return members
 
 
 def _read_outputs(text: ArrivingText, form: AnswerForm, outputs: Outputs) -> Reading[None]:

@@ -14,13 +14,13 @@ from gateway.codec.dialects.description import MAX_NAMED, ModelDescription
 from gateway.codec.inference import HeaderLimits, OutputSelection, label_of, shape_text
 from gateway.codec.json.arriving import STEP, ArrivingText, ItemText, Reading, read_items, read_members, read_objects
 from gateway.codec.json.brackets import ARRAY, END_ARRAY, OBJECT, QUOTE, WALK_BYTES
-from gateway.codec.json.members import Members, excerpt, parse_list, parse_lists
+from gateway.codec.json.members import Members, excerpt, parse_list, parse_lists, parse_object
 from gateway.codec.json.sinks import Sink, SkipSink, TextSink, labelling
 from gateway.codec.tensors.datatypes import Datatype, Kind
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.pieces import PIECE_BYTES, beginning
 from gateway.codec.tensors.string_reading import BytesSink
-from gateway.codec.values import Value, short_value
+from gateway.codec.values import SHORT_BYTES, Value, short_value
 from gateway.errors import CodecError
 
 WAITING_BYTES = 1024 * 1024
@@ -169,6 +169,30 @@ class Outputs:
         """Forget all: the answer's outputs come a second time, and the last member of a name wins (protocol 1.6)."""
         self._found.clear()
         self._rows = self._done_bytes = self._waiting_bytes = 0
+
+    def take_short(self, text: bytes, *, b64_objects: bool) -> bool:
+        """Take all outputs from *text*, if it is short and they are in it by name, or the only one as nested data.
+
+        False if it has to be read in another way; then nothing has been taken.
+        """
+        values = {self._names[0]: text} if len(self._names) == 1 else {}
+        if text[:1] == b"{" and len(text) <= SHORT_BYTES and not (b64_objects and b"b64" in text):
+            values = parse_object(text)
+        taken: dict[str, Value] = {}
+        for name, value in values.items():
+            described = self._described.get(name)
+            if described is None or described.datatype is None or not self._selection.is_wanted(name):
+                return False
+            read = short_value(value, described.datatype)
+            if read is None:
+                return False
+            taken[name] = read
+        for name, read in taken.items():
+            output = self._open(name)
+            assert output is not None  # it is wanted
+            output.take(read)
+            self._done_bytes += read.n_bytes
+        return bool(taken)
 
     def read_named(self, name: str, text: ArrivingText) -> Reading[None]:
         """Read the value of the output called *name*."""

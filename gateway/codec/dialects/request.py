@@ -26,7 +26,7 @@ from gateway.codec.inference import (
     label_of,
 )
 from gateway.codec.json.members import Members
-from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson, joined
+from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson
 from gateway.codec.json.sinks import pour
 from gateway.codec.tensors.datatypes import Kind, element_count
 from gateway.codec.tensors.elements import WINDOW_BYTES, check_elements
@@ -153,9 +153,9 @@ class BoundRequest(PiecedJson):
         tensors = self.request.inputs
         return sum(len(t.blob) + list_count(t.shape) for t in tensors) <= SINGLE_PIECE_BYTES
 
-    def json_pieces(self) -> Iterator[Piece]:
-        """The body in pieces of bounded size, of which some may be empty; every call makes it anew."""
-        return joined(self.writer(self.request))
+    def texts(self) -> Iterator[Piece]:
+        """The body in texts of bounded size, of which some may be empty; every call makes it anew."""
+        return self.writer(self.request)
 
 
 # From the body to tensors
@@ -178,8 +178,7 @@ def _parsed(
             label = label_of_input(entry, index)
             raise CodecError(f"{label}: this backend cannot read shared memory; send its values")
         if isinstance(values, int):
-            tensor = announced(entry, index, values, blobs[:0])
-            inputs.append(Tensor(tensor.name, tensor.datatype, tensor.shape, cursor.take(values, tensor)))
+            inputs.append(announced(entry, index, values, cursor))
         else:
             inputs.append(declared(entry, index, values))
             unread[index] = text_of((entry.parameters or {}).get("content_type", UNSET)) == "base64"

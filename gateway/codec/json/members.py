@@ -17,6 +17,8 @@ T = TypeVar("T")
 Members = dict[str, bytes]
 """An object of JSON: each member's value is the text it came as."""
 
+RawMembers = dict[str, msgspec.Raw]
+
 HELD_PER_BYTE = 30
 """How many bytes of memory one byte of JSON takes at most when it has been split into members and protected.
 
@@ -45,14 +47,25 @@ def parse_object(text: bytes) -> Members:
 
     Raises `CodecError` if it is not JSON, not UTF-8, not an object, or nested too deep to be read.
     """
-    text, marker = protect_literals(text)
-    return _restored(_decode(_OBJECT, text), marker)
+    return _restored(*split_object(text))
 
 
 def parse_objects(text: bytes) -> list[Members]:
     """The members of each object in the JSON array *text*. Raises `CodecError` as `parse_object` does."""
+    items, marker = split_objects(text)
+    return [_restored(item, marker) for item in items]
+
+
+def split_object(text: bytes) -> tuple[RawMembers, bytes]:
+    """As `parse_object`, with what is still to be undone by `restore_literals`."""
     text, marker = protect_literals(text)
-    return [_restored(item, marker) for item in _decode(_OBJECTS, text)]
+    return _decode(_OBJECT, text), marker
+
+
+def split_objects(text: bytes) -> tuple[list[RawMembers], bytes]:
+    """As `parse_objects`, with what is still to be undone by `restore_literals`."""
+    text, marker = protect_literals(text)
+    return _decode(_OBJECTS, text), marker
 
 
 def parse_list(text: bytes) -> list[bytes]:
@@ -117,13 +130,18 @@ def restore_literals(text: bytes, marker: bytes) -> bytes:
     return text
 
 
-def _restored(members: dict[str, msgspec.Raw], marker: bytes) -> Members:
+def _restored(members: RawMembers, marker: bytes) -> Members:
     if not marker:
         return {key: bytes(value) for key, value in members.items()}
-    return {
-        restore_literals(key.encode(), marker).decode(): restore_literals(bytes(value), marker)
-        for key, value in members.items()
-    }
+    literals = {b"%b%d]" % (marker, index): literal for index, literal in enumerate(_LITERALS)}
+    word = marker.decode()
+    restored = {}
+    for key, value in members.items():
+        text = bytes(value)
+        if word in key:
+            key = restore_literals(key.encode(), marker).decode()  # noqa: PLW2901  a name with such a word in it
+        restored[key] = literals.get(text) or restore_literals(text, marker)
+    return restored
 
 
 def _decode(decoder: msgspec.json.Decoder[T], text: bytes) -> T:

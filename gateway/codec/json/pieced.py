@@ -29,16 +29,21 @@ class PiecedJson(ABC):
         """Whether it is small enough to be made and sent in one go."""
 
     @abstractmethod
+    def texts(self) -> Iterator[Piece]:
+        """The document in texts of bounded size; an empty one ends a step of work. Every call makes it anew."""
+
     def json_pieces(self) -> Iterator[Piece]:
-        """The document in pieces of bounded size, of which some may be empty; every call makes it anew."""
+        """The document in pieces that are worth sending, of which some may be empty."""
+        return joined(self.texts())
 
     def whole_json(self) -> Generator[None, None, bytes]:
         """The document in one text; yields after each step of work."""
-        pieces = []
-        for piece in self.json_pieces():
-            pieces.append(piece)
-            yield
-        return pieces[0] if len(pieces) == 1 and isinstance(pieces[0], bytes) else b"".join(pieces)
+        texts = []
+        for text in self.texts():
+            texts.append(text)
+            if not text:
+                yield
+        return b"".join(texts)
 
     def json_bytes(self) -> Generator[None, None, int]:
         """The document's length; it is made for it and not kept. Yields after each step of work."""

@@ -19,7 +19,7 @@ from gateway.codec.inference import (
     label_of,
     labelled,
 )
-from gateway.codec.json.members import HELD_PER_BYTE, parse_object
+from gateway.codec.json.members import HELD_PER_BYTE, split_object
 from gateway.codec.json.scanner import Scanner
 from gateway.codec.json.sinks import Sink, TextSink, pour, taken_out
 from gateway.codec.tensors.datatypes import Datatype, Kind, element_count
@@ -267,7 +267,7 @@ class InferAnswer:
         _refuse_trailing(scanner.trailing_bytes(), scanner.consumed)
         answer = messages.read(Answer, scanner.skeleton)
         if answer is None:
-            answer = messages.uncommon_answer(parse_object(scanner.skeleton), self._limits.max_tensors)
+            answer = messages.uncommon_answer(*split_object(scanner.skeleton), self._limits.max_tensors)
         return answer
 
     def _reply(self, answer: Answer) -> Generator[None, None, Reply]:

@@ -15,8 +15,15 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from gateway.codec.inference import label_of
-from gateway.codec.json.members import Members, excerpt, members_of, object_text, parse_object, parse_objects
-from gateway.codec.v2.error_bodies import shortened, words_of
+from gateway.codec.json.members import (
+    RawMembers,
+    excerpt,
+    members_of,
+    restore_literals,
+    split_object,
+    split_objects,
+)
+from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
 from gateway.errors import CodecError
 
 Text = Raw | UnsetType
@@ -79,6 +86,7 @@ class _UncommonAnswer(Answer, gc=True, dict=True):
 
 _DECODERS = {kind: msgspec.json.Decoder(kind) for kind in (Request, Answer)}
 _ENTRY = msgspec.json.Decoder(Entry)
+_PARAMETERS = msgspec.json.Decoder(Parameters)
 _STRING = msgspec.json.Decoder(str)
 _encode = msgspec.json.Encoder().encode
 
@@ -99,40 +107,43 @@ def read_entry(text: bytes, section: str, index: int) -> Entry:
         text.decode()
         return _ENTRY.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _entry(parse_object(text), section, index)
+        return _entry(*split_object(text), section, index)
 
 
-def uncommon_request(top: Members, max_tensors: int) -> Request:
-    """The request with the members *top*. Raises `CodecError` that says what is wrong with it."""
-    known, others = _told_apart(top, Request)
-    if known.get("inputs", b"null") == b"null":  # protocol 1.6
+def uncommon_request(top: RawMembers, marker: bytes, max_tensors: int) -> Request:
+    """The request with the members *top*, in which *marker* stands for literals (`members.protect_literals`).
+
+    Raises `CodecError` that says what is wrong with it.
+    """
+    known, others = _told_apart(top, marker, Request)
+    inputs, outputs, parameters = (known.pop(key, _NULL) for key in ("inputs", "outputs", "parameters"))
+    if bytes(inputs) == b"null":  # protocol 1.6
         raise CodecError("the request has no `inputs` array")
-    request = _UncommonRequest(inputs=_entries(known["inputs"], "inputs", max_tensors))
-    if known.get("outputs", b"null") != b"null":  # protocol 2.8
-        request.outputs = _entries(known["outputs"], "outputs", max_tensors)
-    if "id" in known:
-        request.id = Raw(known["id"])
-    if "parameters" in known:
-        request.parameters = _parameters(known["parameters"], "")
+    request = _UncommonRequest(inputs=_entries(inputs, "inputs", max_tensors), **known)  # type: ignore[arg-type]
+    if bytes(outputs) != b"null":  # protocol 2.8
+        request.outputs = _entries(outputs, "outputs", max_tensors)
+    if parameters is not _NULL:
+        request.parameters = _parameters(parameters, "")
     request.others = others  # type: ignore[misc]
     return request
 
 
-def uncommon_answer(top: Members, max_tensors: int) -> Answer:
-    """The answer with the members *top*. Raises `CodecError` that says what is wrong with it."""
-    if "outputs" not in top and (words := words_of(top)):  # protocol 4.9
-        raise CodecError(f"no `outputs`, but an error: {shortened(words)}")
-    known, others = _told_apart(top, Answer)
+def uncommon_answer(top: RawMembers, marker: bytes, max_tensors: int) -> Answer:
+    """The answer with the members *top*, as `uncommon_request`."""
+    if "outputs" not in top:
+        words = words_of({key: restore_literals(bytes(top[key]), marker) for key in WORD_MEMBERS if key in top})
+        raise CodecError(f"no `outputs`, but an error: {shortened(words)}" if words else _NO_OUTPUTS)  # protocol 4.9
+    known, others = _told_apart(top, marker, Answer)
     try:
-        outputs = _entries(known.pop("outputs", b"null"), "outputs", max_tensors)
+        outputs = _entries(known.pop("outputs"), "outputs", max_tensors)
     except _NoArrayError:
-        raise CodecError("no `outputs` array of objects") from None
-    answer = _UncommonAnswer(outputs=outputs, **{key: Raw(text) for key, text in known.items()})
+        raise CodecError(_NO_OUTPUTS) from None
+    answer = _UncommonAnswer(outputs=outputs, **known)
     answer.others = others  # type: ignore[misc]
     return answer
 
 
-def check_count(entries: list[Entry] | list[Members] | UnsetType | None, key: str, max_tensors: int) -> None:
+def check_count(entries: list[Entry] | list[RawMembers] | UnsetType | None, key: str, max_tensors: int) -> None:
     """Raise `CodecError` for more *entries* in the array *key* than *max_tensors*."""
     if entries and len(entries) > max_tensors:
         raise CodecError(f"more than {max_tensors} entries in `{key}`, which is the most that `limits.tensors` allows")
@@ -148,6 +159,9 @@ def printed(message: Message) -> list[bytes]:
     return text.split(b"\0")  # which no JSON has
 
 
+_NO_OUTPUTS = "no `outputs` array of objects"
+_NULL = Raw(b"null")
+
 LATER = Raw(b"\0")
 """The `data` of an entry whose text is not known when the message is printed."""
 
@@ -156,40 +170,43 @@ class _NoArrayError(CodecError):
     """A section is no array of objects."""
 
 
-def _told_apart(members: Members, kind: type[msgspec.Struct]) -> tuple[Members, bytes]:
-    """The *members* that *kind* has, and the inside of an object with all others."""
+def _told_apart(members: RawMembers, marker: bytes, kind: type[msgspec.Struct]) -> tuple[RawMembers, bytes]:
+    """The *members* that *kind* has, and the inside of an object with all others; *marker* stands for literals."""
     known = {name: members.pop(name) for name in kind.__struct_fields__ if name in members}
-    return known, object_text(members)[1:-1]
+    if marker:
+        known = {name: Raw(restore_literals(bytes(value), marker)) for name, value in known.items()}
+    return known, restore_literals(_encode(members)[1:-1], marker) if members else b""
 
 
-def _entries(text: bytes, section: str, max_tensors: int) -> list[Entry]:
+def _entries(text: Raw, section: str, max_tensors: int) -> list[Entry]:
     try:
-        entries = parse_objects(text)
+        entries, marker = split_objects(bytes(text))
     except CodecError:
-        raise _NoArrayError(f"`{section}` must be an array of objects, got {excerpt(text)}") from None
+        raise _NoArrayError(f"`{section}` must be an array of objects, got {excerpt(bytes(text))}") from None
     check_count(entries, section, max_tensors)
-    return [_entry(members, section[:-1], index) for index, members in enumerate(entries)]
+    return [_entry(members, marker, section[:-1], index) for index, members in enumerate(entries)]
 
 
-def _entry(members: Members, what: str, index: int) -> Entry:
-    known, others = _told_apart(members, Entry)
+def _entry(members: RawMembers, marker: bytes, what: str, index: int) -> Entry:
+    known, others = _told_apart(members, marker, Entry)
     parameters = known.pop("parameters", None)
-    entry = _UncommonEntry()
-    for key, text in known.items():
-        setattr(entry, key, Raw(text))
+    entry = _UncommonEntry(**known)  # type: ignore[arg-type]
     if parameters is not None:
-        name = text_of(entry.name)
-        label = f"{what} {index}" if name is None else label_of(what, name)
-        entry.parameters = _parameters(parameters, f"{label}: ")
+        entry.parameters = _parameters(parameters, what, entry, index)
     entry.others = others  # type: ignore[misc]
     return entry
 
 
-def _parameters(text: bytes, where: str) -> Parameters | None:
-    """Raises `CodecError` that begins with *where* if *text* is neither an object nor null (protocol 2.8)."""
-    if text == b"null":
+def _parameters(text: Raw, what: str, entry: Entry | None = None, index: int = 0) -> Parameters | None:
+    """Raises `CodecError` if *text* is neither an object nor null (protocol 2.8)."""
+    if bytes(text) == b"null":
         return None
-    return {key: Raw(value) for key, value in members_of(text, f"{where}parameters").items()}
+    try:
+        return _PARAMETERS.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        name = text_of(entry.name) if entry is not None else None
+        where = "" if entry is None else f"{what} {index}: " if name is None else f"{label_of(what, name)}: "
+        return {key: Raw(value) for key, value in members_of(bytes(text), f"{where}parameters").items()}
 
 
 def _with_others(struct: Entry | Message) -> bytes:

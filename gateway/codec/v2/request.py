@@ -23,7 +23,7 @@ from gateway.codec.inference import (
     is_half_precision,
 )
 from gateway.codec.json.members import HELD_PER_BYTE
-from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson, joined
+from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson
 from gateway.codec.tensors import elements, number_printing, string_printing
 from gateway.codec.tensors.datatypes import Kind, element_count
 from gateway.codec.tensors.pieces import PIECE_BYTES
@@ -141,9 +141,9 @@ class InferRequest(PiecedJson):
         """Whether its JSON is small enough to be made and sent in one go."""
         return sum(len(s.blob) if isinstance(s, Tensor) else len(s) for s in self._segments) <= SINGLE_PIECE_BYTES
 
-    def json_pieces(self) -> Iterator[Piece]:
-        """The backend's JSON in pieces of bounded size; every call makes it anew."""
-        return joined(chain.from_iterable(map(self._text, self._segments)))
+    def texts(self) -> Iterator[Piece]:
+        """The backend's JSON in texts of bounded size; every call makes it anew."""
+        return chain.from_iterable(map(self._text, self._segments))
 
     def _text(self, segment: bytes | memoryview | Tensor) -> Iterator[Piece]:
         if not isinstance(segment, Tensor):
@@ -174,8 +174,7 @@ def _written(
     for index, entry in enumerate(request.inputs):
         values = source(entry, index, text.spans)
         if isinstance(values, int):
-            tensor = announced(entry, index, values, blobs[:0])
-            tensor = Tensor(tensor.name, tensor.datatype, tensor.shape, cursor.take(values, tensor))
+            tensor = announced(entry, index, values, cursor)
             _announce_text(entry, tensor, policy)
             inputs.append(tensor)
             later.append(tensor)

@@ -6,6 +6,7 @@ Whatever the backend speaks, a client's request is read here. Not here: what it 
 
 import re
 from collections.abc import Callable, Collection, Generator
+from contextlib import suppress
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from gateway.codec.inference import (
     label_of,
 )
 from gateway.codec.json.brackets import MAX_TEXT_DEPTH
-from gateway.codec.json.members import HELD_PER_BYTE, Members, excerpt, parse_object, parse_objects
+from gateway.codec.json.members import HELD_PER_BYTE, RawMembers, excerpt, split_object, split_objects
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES
 from gateway.codec.json.scanner import Scanner
 from gateway.codec.json.sinks import SkipSink
@@ -27,7 +28,7 @@ from gateway.codec.tensors.datatypes import Kind, element_count
 from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES, SPACE, check_utf8
 from gateway.codec.v2 import messages
 from gateway.codec.v2.declarations import datatype_of, name_of, shape_of
-from gateway.codec.v2.framing import HEADER_LENGTH
+from gateway.codec.v2.framing import HEADER_LENGTH, Cursor
 from gateway.codec.v2.messages import Entry, Request, check_count, text_of
 from gateway.errors import CodecError, TooLargeError
 
@@ -39,6 +40,7 @@ _SEARCH_OVERLAP = 64  # no shorter than a key with its blanks
 _SIZE = re.compile(rb"[0-9]{1,20}")
 _FLAGS = {b"true": True, b"false": False}
 _NULL = b"null"
+_NO_BYTES = memoryview(b"")
 
 UNLISTED = {by_default: OutputSelection(by_default) for by_default in (False, True)}
 """What is selected by a request that lists no outputs."""
@@ -49,6 +51,9 @@ Reserve = Callable[[int], None]
 
 def reserve_nothing(_: int) -> None:
     """Reserve without a budget."""
+
+
+_Splitting = Generator[None, None, tuple[bytes, list[memoryview], int]]
 
 
 class RequestText(NamedTuple):
@@ -79,37 +84,21 @@ def read_request(
     *unjudged*: None is returned for JSON without a header length that does not use the extension, right or wrong
     (protocol 1.6), unless it has one of these members. Raises `CodecError`, and of these `TooLargeError`.
     """
-    n_bytes = len(body) if header_length is None else header_length
-    if n_bytes > len(body):  # protocol 1.2
-        raise CodecError(
-            f"{HEADER_LENGTH} is {n_bytes}, but the whole body has {len(body)} bytes; "
-            "it counts the JSON header before compression"
-        )
+    n_bytes = _json_bytes(body, header_length)
     is_judged = header_length is not None or unjudged is None
-    request = None
+    request: Request | None = None
     spans: list[memoryview] = []
-    if n_bytes <= limits.max_header_bytes and _is_read_whole(text := bytes(body[:n_bytes])):
+    text = bytes(body[:n_bytes]) if n_bytes <= limits.max_header_bytes else b""
+    if text and _is_read_whole(text):
         reserve(n_bytes * HELD_PER_BYTE)
         reserve = reserve_nothing
         request = messages.read(Request, text)
         if header_length is None:  # blanks behind the JSON may be a blob
             n_bytes = len(text.rstrip(SPACE))
     if request is None:
-        try:
-            text, spans, n_bytes = yield from _split(body, header_length, limits)
-            reserve(len(text) * HELD_PER_BYTE)
-            request = messages.read(Request, text)
-            top = parse_object(text) if request is None else {}
-        except CodecError:
-            # what cannot be read is judged only if it was plainly meant to be binary
-            if is_judged or (yield from was_meant_binary(body)):
-                raise
-            return None
-        if request is None:
-            if not (is_judged or any(key in top for key in unjudged or ()) or _is_binary_leniently(top)):
-                return None
-            request = messages.uncommon_request(top, limits.max_tensors)
-    if not (is_judged or any(getattr(request, key) is not UNSET for key in unjudged or ()) or _is_binary(request)):
+        split = _split(body, header_length, limits, reserve)
+        request, spans, n_bytes = yield from _any_request(body, split, limits, None if is_judged else unjudged)
+    if request is None or not (is_judged or _is_binary(request) or _has_any(request, unjudged or ())):
         return None
     check_count(request.inputs, "inputs", limits.max_tensors)
     check_count(request.outputs, "outputs", limits.max_tensors)
@@ -120,6 +109,37 @@ def read_request(
     return RequestText(request, blobs, len(blobs) > 0, spans)
 
 
+def _json_bytes(body: memoryview, header_length: int | None) -> int:
+    """How many bytes of *body* the client says are JSON; all, if it does not say."""
+    n_bytes = len(body) if header_length is None else header_length
+    if n_bytes > len(body):  # protocol 1.2
+        raise CodecError(
+            f"{HEADER_LENGTH} is {n_bytes}, but the whole body has {len(body)} bytes; "
+            "it counts the JSON header before compression"
+        )
+    return n_bytes
+
+
+def _any_request(
+    body: memoryview, split: _Splitting, limits: HeaderLimits, unjudged: Collection[str] | None
+) -> Generator[None, None, tuple[Request | None, list[memoryview], int]]:
+    """A request that the structs may refuse; None if it is not to be judged, see `read_request`."""
+    try:
+        text, spans, n_bytes = yield from split
+        request = messages.read(Request, text)
+        if request is not None:
+            return request, spans, n_bytes
+        top, marker = split_object(text)
+    except CodecError:
+        # what cannot be read is judged only if it was plainly meant to be binary
+        if unjudged is None or (yield from was_meant_binary(body)):
+            raise
+        return None, [], 0
+    if unjudged is not None and not (any(key in top for key in unjudged) or _is_binary_leniently(top)):
+        return None, [], 0
+    return messages.uncommon_request(top, marker, limits.max_tensors), spans, n_bytes
+
+
 def _is_read_whole(text: bytes) -> bool:
     """Whether *text* is read with the data that it may have, which is not long or nested too deep."""
     if b'"data"' not in text:
@@ -127,9 +147,7 @@ def _is_read_whole(text: bytes) -> bool:
     return len(text) <= SINGLE_PIECE_BYTES and text.count(b"[") + text.count(b"{") <= MAX_TEXT_DEPTH
 
 
-def _split(
-    body: memoryview, header_length: int | None, limits: HeaderLimits
-) -> Generator[None, None, tuple[bytes, list[memoryview], int]]:
+def _split(body: memoryview, header_length: int | None, limits: HeaderLimits, reserve: Reserve) -> _Splitting:
     """The JSON with numbers in place of each input's `data`, the text of each, and where the JSON ends in the body."""
     text = body[:header_length]
     scanner = Scanner(
@@ -161,7 +179,12 @@ def _split(
         yield from check_utf8(body[start:end], "the request's JSON")
         first = NOT_SPACE.search(body, start, end)
         spans.append(body[start if first is None else first.start() : end])
+    reserve(scanner.skeleton_bytes * HELD_PER_BYTE)
     return scanner.skeleton, spans, scanner.consumed if header_length is None else header_length
+
+
+def _has_any(request: Request, members: Collection[str]) -> bool:
+    return any(getattr(request, member) is not UNSET for member in members)
 
 
 def _is_binary(request: Request) -> bool:
@@ -173,20 +196,15 @@ def _is_binary(request: Request) -> bool:
     )
 
 
-def _is_binary_leniently(top: Members) -> bool:
+def _is_binary_leniently(top: RawMembers) -> bool:
     """The same of a request that has the members *top*, whatever they are: JSON that nobody judges may be anything."""
     words = {"inputs": "binary_data_size", "outputs": "binary_data"}
     entries = [(top, "binary_data_output")]
     for section, word in words.items():
-        try:
-            entries += [(entry, word) for entry in parse_objects(top.get(section, b"[]"))]
-        except CodecError:
-            continue
-    for entry, word in entries:
-        parameters = entry.get("parameters", b"")
-        if parameters[:1] == b"{" and word in parse_object(parameters):
-            return True
-    return False
+        with suppress(CodecError):
+            entries += [(entry, word) for entry in split_objects(bytes(top.get(section, b"[]")))[0]]
+    parameters = [(bytes(entry.get("parameters", b"")), word) for entry, word in entries]
+    return any(text[:1] == b"{" and word in split_object(text)[0] for text, word in parameters)
 
 
 def _blobs_behind(request: Request, blobs: memoryview, *, recover: bool) -> memoryview:
@@ -285,12 +303,12 @@ def source(entry: Entry, index: int, spans: list[memoryview]) -> memoryview | in
     return data if size is None else size
 
 
-def announced(entry: Entry, index: int, size: int, blob: memoryview) -> Tensor:
-    """The binary input *entry* of *size* bytes, which are to be in *blob*.
+def announced(entry: Entry, index: int, size: int, blobs: Cursor) -> Tensor:
+    """The binary input *entry* of *size* bytes, which are taken off *blobs*.
 
-    Raises `CodecError` if what it says does not fit (protocol 2.2, 2.3).
+    Raises `CodecError` if what it says does not fit (protocol 2.2, 2.3), or the bytes are missing (protocol 1.5).
     """
-    tensor = declared(entry, index, blob)
+    tensor = declared(entry, index, _NO_BYTES)
     n_elements = element_count(tensor.shape)
     if tensor.datatype.kind is Kind.BYTES:
         if n_elements * 4 > size:  # protocol 2.4: each has a length of four bytes
@@ -303,7 +321,7 @@ def announced(entry: Entry, index: int, size: int, blob: memoryview) -> Tensor:
             f"{tensor}: binary_data_size: expected {count_text(n_elements * tensor.datatype.item_bytes)}, got {size} "
             f"({count_text(n_elements)} elements of {tensor.datatype.item_bytes} bytes)"
         )
-    return tensor
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, blobs.take(size, tensor))
 
 
 def declared(entry: Entry, index: int, blob: memoryview) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec import DATATYPES, OutputSelection, run
+from gateway.codec import DATATYPES, HeaderLimits, OutputSelection, run
 from gateway.codec.dialects.answer import AnswerForm, DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.dialects.outputs import JOIN_BYTES, JOINED_BYTES, WAITING_BYTES, Output
@@ -32,7 +32,8 @@ def described(names: dict[str, str]) -> ModelDescription:
 def answer_for(description: ModelDescription, text: bytes, *, binary: bool = True) -> DialectAnswer:
     """For an answer that begins as *text*: `predictions` are rows."""
     form = ROWS if text.startswith(b'{"predictions"') else FORM
-    return DialectAnswer(form, description, OutputSelection(binary), model="m", request_id=b"")
+    limits = HeaderLimits(1024 * 1024)
+    return DialectAnswer(form, description, OutputSelection(binary), model="m", request_id=b"", limits=limits)
 
 
 def value_of(numbers: Any, nonfinite: int = 0) -> Value:

@@ -4,20 +4,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gateway.codec import run
-from gateway.codec.json.pieced import PIECE_SEGMENTS, Piece, PiecedJson, joined
+from gateway.codec.json.pieced import PIECE_SEGMENTS, Piece, PiecedJson
 from gateway.codec.tensors.pieces import PIECE_BYTES
 
 
 @dataclass
 class Document(PiecedJson):
-    texts: list[Piece]
+    made_of: list[Piece]
 
     @property
     def is_small(self) -> bool:
         return False
 
-    def json_pieces(self) -> Iterator[Piece]:
-        return joined(self.texts)
+    def texts(self) -> Iterator[Piece]:
+        return iter(self.made_of)
 
 
 def test_short_texts_are_joined_and_long_ones_are_not_copied() -> None:
