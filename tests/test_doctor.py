@@ -129,6 +129,7 @@ async def silent(connection: Connection) -> None:
         (answering(b'{"type": "InvalidKeyException"}', "400 Bad Request"), 'it needs credentials (400: {"type": "Inv'),
         (answering(b"nothing", "404 Not Found"), "GET /v2 got 404 Not Found"),
         (answering(b'{"data": []}'), "OpenAI's interface"),
+        (answering(b"No required SSL certificate was sent", "400 Bad Request"), "since it wants a client certificate"),
     ],
 )
 async def test_what_is_no_server_that_it_knows_ends_with_2_and_one_problem(script: Script, words: str) -> None:
@@ -665,6 +666,14 @@ async def test_sizes_in_the_words_of_a_refusal_are_tried() -> None:
     assert block["inputs"] == {"input": {"datatype": "FP32", "shape": [-1, 10]}}
     assert block["outputs"] == {"output": {"datatype": "FP64", "shape": [-1]}}
     assert found.table["infer in binary"] == GUESSED
+
+
+async def test_values_that_form_no_tensor_are_a_problem() -> None:
+    async with inferring("/v1/models/m:predict", lambda asked: (200, {"predictions": [[1, 2], [3]]})) as url:
+        found = await doctor(url, "--model", "m")
+    (problem,) = found.findings("problem")
+    assert "answered with values of output that do not form a tensor" in problem
+    assert found.code == 1
 
 
 async def test_a_model_of_v1_that_answers_no_trial_gets_a_block_to_be_filled_in() -> None:
