@@ -25,6 +25,11 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if sys.dont_write_bytecode:  # each of two hundred processes would compile the gateway again, for half of its start
+        sys.dont_write_bytecode = False
+        sys.pycache_prefix = str(config.rootpath / ".pytest_cache" / "bytecode")
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for name in ("no_proxy", "NO_PROXY"):  # a proxy of this machine is for packages; what tests talk to is on loopback
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost,::1"]))
 

@@ -70,7 +70,7 @@ def test_help_names_the_commands_and_their_options(run_here: Callable[..., tuple
 
 def test_the_installed_command_is_the_same() -> None:
     command = Path(sys.executable).with_name("tensor-gateway")
-    assert subprocess.check_output([command, "--version"], text=True) == run("--version").stdout
+    assert subprocess.check_output([command, "--version"], text=True) == run_inside("--version").stdout
 
 
 def test_python_without_orjson_is_told_what_is_missing_and_what_to_do() -> None:
@@ -144,13 +144,15 @@ def test_warnings_leave_a_file_valid(tmp_path: Path, run_here: Callable[..., tup
     assert complaint.startswith(f"{path}:2: warning: admin: open to other machines")
 
 
-def test_check_reads_standard_input() -> None:
+def test_check_reads_standard_input(
+    run_here: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for text, expected in [
-        ("backends: {a: {endpoints: ['http://x:1']}}", (0, "-: valid; backends: a\n", "")),
-        ("\nbackends: {}", (2, "", "-:2: backends: expected at least one\n")),
+        (b"backends: {a: {endpoints: ['http://x:1']}}", (0, "-: valid; backends: a\n", "")),
+        (b"\nbackends: {}", (2, "", "-:2: backends: expected at least one\n")),
     ]:
-        result = subprocess.run([*COMMAND, "check", "-"], input=text, capture_output=True, text=True, check=False)
-        assert (result.returncode, result.stdout, result.stderr) == expected
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+        assert run_here("check", "-") == expected
 
 
 def test_check_shows_nothing_that_came_from_outside(

@@ -16,6 +16,7 @@ import pytest
 
 import gateway
 from tests.conftest import require_tool
+from tests.test_cli import run_inside
 
 ROOT = Path(__file__).parent.parent
 SHTAB = "pip install 'tensor-gateway[completion]'"
@@ -120,7 +121,7 @@ def completions(script: str, *words: str) -> list[str]:
 def print_completion(shell: str) -> str:
     if importlib.util.find_spec("shtab") is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"shtab is missing: {SHTAB}")
-    return run(sys.executable, "-m", "gateway", "--print-completion", shell)
+    return run_inside("--print-completion", shell).stdout
 
 
 def test_bash_completes_commands_options_and_files(tmp_path: Path) -> None:

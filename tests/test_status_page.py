@@ -231,6 +231,7 @@ TOO_PALE = """
 EACH_SIZE = [("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360), ("light", 768)]
 
 
+@pytest.mark.slow
 async def test_the_page_in_trouble_and_in_health_fits_every_screen(
     tmp_path: Path, new_page: Callable[[], Awaitable[Page]], server: JsonServer, shots: Path
 ) -> None:

@@ -271,6 +271,7 @@ def test_thresholds_are_taken_off(expression: str, expected: str) -> None:
     assert without_threshold(expression) == expected
 
 
+@pytest.mark.slow
 async def test_every_query_of_the_dashboard_and_of_the_alerts_has_data(watched: Watched) -> None:
     chosen = {"$instance": ".*", "$route": ".*", "$backend": ".*", "$__rate_interval": "1m"}
     queries = {
