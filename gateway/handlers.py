@@ -17,10 +17,10 @@ from functools import partial
 
 from gateway import own_answers
 from gateway.backend.asking import BackendRequest, Body
-from gateway.backend.attempt import Answer
+from gateway.backend.attempt import Answer, Read
 from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
 from gateway.backend.metadata import ModelMetadata, is_undescribed, is_worth_keeping
-from gateway.backend.upstream import Read, Upstream
+from gateway.backend.upstream import Upstream
 from gateway.call import Answered, Call, Described
 from gateway.client.request import ClientRequest, request_id
 from gateway.codec import (

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gateway.backend.asking import BackendRequest, Body, Sending
-from gateway.backend.attempt import Answer
-from gateway.backend.upstream import Read, Upstream
+from gateway.backend.attempt import Answer, Read
+from gateway.backend.upstream import Upstream
 from gateway.call import Answered, Call
 from gateway.codec import HEADER_LENGTH, Framing, MemberReplacer, find_header_length
 from gateway.errors import ErrorKind, GatewayError, blaming

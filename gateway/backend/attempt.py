@@ -6,7 +6,8 @@ which endpoint is tried, and whether a failed attempt is followed by another (`u
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
 from gateway.backend.arriving import ArrivingAnswer, LostError, NotHttpError
 from gateway.backend.asking import BackendRequest, Pieces, Sending, broken_line
@@ -25,6 +26,8 @@ SURE_TO_REPEAT = frozenset({"GET", "HEAD"})
 """Methods that are sent again on a new connection even where the backend may have read the request."""
 
 log = logging.getLogger("gateway")
+
+T = TypeVar("T")
 
 
 class StaleConnectionError(Exception):
@@ -132,6 +135,13 @@ class Answer:
             raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
 
 
+Read = Callable[[Answer], Awaitable[T]]
+"""What is made of an answer."""
+
+Transcode = Callable[[], Awaitable[tuple[BackendRequest, Read[T]]]]
+"""Makes of a request that is passed on as it came one that every endpoint reads, and says how its answer is read."""
+
+
 class Sent:
     """A request that has gone out, or is still going out, over a leased connection."""
 
@@ -143,6 +153,8 @@ class Sent:
     _is_read = False  # the answer, to its end
     is_over = False
     """Whether the connection was given back or closed."""
+    status: int | None = None
+    """That of the answer, once its head has come and was found right."""
     has_begun_body = False
     """Whether a streamed body was opened, so that one that cannot be repeated is lost."""
     max_bytes: int | None = None
@@ -173,6 +185,7 @@ class Sent:
         defect = head.defect()
         if defect is not None:
             raise self._malformed(defect)
+        self.status = head.code
         return Answer(self, head)
 
     def _head_has_come(self, status: int) -> None:

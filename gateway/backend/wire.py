@@ -17,6 +17,7 @@ read (`arriving`), and what the kernel tells (`witness`).
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import Callable
 
 from gateway.backend.arriving import MAX_HEAD_BYTES, READ_BYTES, ArrivingAnswer, LostError
@@ -33,8 +34,10 @@ class Wire(asyncio.Protocol):
     Between exchanges, any byte that comes closes the connection (design: whose connection).
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: "Callable[[Wire], None]") -> None:
-        """*on_lost* is called when the connection is gone."""
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, on_lost: "Callable[[Wire], None]", sock: socket.socket | None = None
+    ) -> None:
+        """*on_lost* is called when the connection is gone. *sock* is asked in place of what asyncio wraps around it."""
         self._loop = loop
         self._on_lost = on_lost
         self.transport: asyncio.Transport | None = None
@@ -46,6 +49,7 @@ class Wire(asyncio.Protocol):
         self.tls: TlsLayer | None = None
         """Between this and the socket, where the endpoint speaks TLS."""
         self._heads = Heads(loop, MAX_HEAD_BYTES, is_for_requests=False)
+        self._socket = sock
         self._witness: Witness
         self._answer: ArrivingAnswer | None = None  # while an exchange is open
         self._is_discarded = False
@@ -57,7 +61,7 @@ class Wire(asyncio.Protocol):
         """The connection is open, with TLS behind the handshake."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self._witness = Witness(transport)
+        self._witness = Witness(self._socket or transport.get_extra_info("socket"))
 
     # Between exchanges
 

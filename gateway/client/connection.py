@@ -103,7 +103,8 @@ class ClientConnection(asyncio.Protocol):
         self._next: ClientRequest | GatewayError | None = None  # what the task is to serve
         self._awaited: asyncio.Future[None] | None = None  # ends when there is a next
         self._task: asyncio.Task[None] | None = None
-        self._since_s = owner.watcher.time()  # when the state became IDLE or HEAD
+        # when the state became IDLE or HEAD; None: since the last look, and the next one takes its own time for it
+        self._since_s: float | None = owner.watcher.time()
         self._dropped_bytes = 0  # in the state REFUSING
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -141,11 +142,12 @@ class ClientConnection(asyncio.Protocol):
         arriving = self.arriving
         message = arriving.message
         try:
-            found = arriving.take_head(data)
+            found = message.feed_head(data)
         except MalformedError as error:
             self._break(error)
             return
         if found is None:
+            arriving.count()
             if self.state is State.IDLE and message.has_begun:
                 self.state = State.HEAD
                 if not self._is_first:  # the first head has its time from the connection on
@@ -161,8 +163,7 @@ class ClientConnection(asyncio.Protocol):
             message.expect_chunks()
         else:
             message.expect_sized(request.content_length or 0)
-        if behind:
-            arriving.take_body(behind)
+        arriving.take_body(behind)
         self._wake()
 
     def _drop(self, data: bytes) -> None:
@@ -182,13 +183,9 @@ class ClientConnection(asyncio.Protocol):
 
     def _wake(self) -> None:
         """Let the task go on, if it waits."""
-        awaited = self._awaited
+        awaited, self._awaited = self._awaited, None
         if awaited is not None and not awaited.done():
             awaited.set_result(None)
-
-    def body_was_read(self) -> None:
-        """Something of the body was read."""
-        self.arriving.body_was_read()
 
     # What is served
 
@@ -197,7 +194,8 @@ class ClientConnection(asyncio.Protocol):
         try:
             while True:
                 if self._next is None:
-                    await self._wait()
+                    self._awaited = self._owner.loop.create_future()
+                    await self._awaited
                     continue
                 if not await self._serve_next():
                     break
@@ -211,14 +209,6 @@ class ClientConnection(asyncio.Protocol):
         except Exception:
             log.exception("the connection of client %s failed", self.peer.address)
         self._close()
-
-    async def _wait(self) -> None:
-        """Wait until `_wake`."""
-        self._awaited = self._owner.loop.create_future()
-        try:
-            await self._awaited
-        finally:
-            self._awaited = None
 
     async def _serve_next(self) -> bool:
         """Serve what is next; whether another request may follow. Keeps nothing of it."""
@@ -235,9 +225,8 @@ class ClientConnection(asyncio.Protocol):
             await self._fail(request, served, error)
             return False
         finally:
-            is_broken = served.is_broken
             served.end()
-        if is_broken:
+        if served.is_broken:
             await self._linger()
         return served.keeps_alive and served.has_arrived
 
@@ -271,7 +260,8 @@ class ClientConnection(asyncio.Protocol):
         with suppress(TimeoutError):
             async with asyncio.timeout(DROP_S):
                 while self._dropped_bytes < DROP_BYTES:
-                    await self._wait()
+                    self._awaited = self._owner.loop.create_future()
+                    await self._awaited
 
     async def _fail(self, request: ClientRequest, served: Served, error: Exception) -> None:
         """The handler has raised *error*: reply 500, never with a traceback, or cut off the reply that has begun.
@@ -293,7 +283,7 @@ class ClientConnection(asyncio.Protocol):
         self.state = State.IDLE
         self.serving = None
         self._is_first = False
-        self._since_s = self.time()
+        self._since_s = None
         behind = self.arriving.begin_next()
         if behind:
             self._take_head(behind)
@@ -375,6 +365,8 @@ class ClientConnection(asyncio.Protocol):
         transport = self.transport
         if transport is None:
             return
+        if self._since_s is None:
+            self._since_s = now_s
         if self.out.is_read_too_slowly(now_s, limits.client_idle):
             self._owner.slow_connections["client_idle"] += 1
             self.reset()
