@@ -225,6 +225,7 @@ class Wire(asyncio.Protocol):
         """
         if not answer.received_bytes and self._witness.is_too_early():
             return False
+        answer.wakes_at_once = False
         descriptor = transport.get_extra_info("socket").fileno()
         left = READ_BYTES
         with contextlib.suppress(OSError):  # nothing more is there, or the reset
