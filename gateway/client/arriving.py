@@ -4,12 +4,12 @@ Not here: what becomes of a request (`connection`), and the writing half (`outgo
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from gateway.client.watching import GoneCheck
-from gateway.config import Limits
 from gateway.http1 import Heads, Incoming
+
+if TYPE_CHECKING:
+    from gateway.client.server import Server
 
 BEHIND_BYTES = 64 * 1024
 """How much may wait behind the request that is served before nothing more is read from the client."""
@@ -21,22 +21,12 @@ UNCOUNTED_BYTES = 4 * 1024
 """A connection that holds no more than this is not counted: the head of an ordinary request, and a small body."""
 
 
-class Reading(Protocol):
-    """What all connections of a process share, as far as they read."""
-
-    loop: asyncio.AbstractEventLoop
-    limits: Limits
-    gone_check: GoneCheck
-    hold_unread: Callable[[int], None]
-    """Counts what connections hold in `limits.in_flight_bytes`: so many bytes more, or less."""
-
-
 class Arriving:
     """What has come of one connection and was not served yet."""
 
     __slots__ = ("_behind", "_heads", "_is_paused", "_owner", "held_bytes", "message", "transport")
 
-    def __init__(self, owner: Reading) -> None:
+    def __init__(self, owner: "Server") -> None:
         self._owner = owner
         self._heads = Heads(owner.loop, owner.limits.head, is_for_requests=True)
         self.message = Incoming(self._heads)

@@ -25,23 +25,24 @@ together (`server`), the two halves of one (`arriving`, `outgoing`), what a requ
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from enum import Enum, auto
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from gateway.client.arriving import Arriving, Reading
+from gateway.client.arriving import Arriving
 from gateway.client.body import DROP_BYTES, DROP_S
 from gateway.client.outgoing import Outgoing, client_left
 from gateway.client.request import ClientRequest, read_request
 from gateway.client.served import Served
-from gateway.client.watching import Watcher
 from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1 import HeadTooLargeError, MalformedError
 from gateway.policy.crossing import UNIX_PEER
 from gateway.sockets import has_unread, hung_up, reset_on_close
 from gateway.waking import Bell
+
+if TYPE_CHECKING:
+    from gateway.client.server import Server
 
 HEAD_TOO_LARGE = 431
 UNKNOWN_METHOD = "UNKNOWN"  # of what is no HTTP
@@ -69,27 +70,10 @@ class Peer(NamedTuple):
     """`https` on a connection with TLS, else `http`."""
 
 
-class Owner(Reading, Protocol):
-    """What all connections of a process share, see `server.Server`."""
-
-    watcher: Watcher
-    slow_connections: dict[str, int]
-    handler: Callable[[ClientRequest], Awaitable[None]]
-
-    async def refuse(self, peer: Peer, served: Served, method: str, fault: GatewayError) -> None:
-        """Reply to what never became a request, or whose handler failed, and record it."""
-
-    def opened(self, connection: "ClientConnection") -> None:
-        """*connection* is open."""
-
-    def closed(self, connection: "ClientConnection") -> None:
-        """*connection* has ended, or was never opened; only the first time counts."""
-
-
 class ClientConnection(asyncio.Protocol):
     """One connection; see the table of this module."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: "Server") -> None:
         """Must be made on a running event loop."""
         self._owner = owner
         self.transport: asyncio.Transport | None = None

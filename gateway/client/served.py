@@ -4,27 +4,16 @@ Not here: when the connection is read, and what comes behind the request (`conne
 """
 
 import asyncio
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from gateway.client.arriving import Arriving
-from gateway.client.outgoing import Outgoing, client_left
+from gateway.client.outgoing import client_left
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1 import Incoming, MalformedError, Phase
 from gateway.pacing import Pacer
 from gateway.policy.slowness import find_slowness
 
-
-class Client(Protocol):
-    """The connection that a request came on."""
-
-    out: Outgoing
-    arriving: Arriving
-
-    def time(self) -> float:
-        """The clock by which clients are judged."""
-
-    def reset(self) -> None:
-        """End the connection with a reset."""
+if TYPE_CHECKING:
+    from gateway.client.connection import ClientConnection
 
 
 class Served:
@@ -44,8 +33,8 @@ class Served:
         "message",
     )
 
-    def __init__(self, client: Client, message: Incoming) -> None:
-        self._client: Client | None = client
+    def __init__(self, client: "ClientConnection", message: Incoming) -> None:
+        self._client: ClientConnection | None = client
         self.message = message
         self.keeps_alive = False
         """Whether the connection serves another request after this one. `Reply` sets it to False when it says so."""
