@@ -26,7 +26,7 @@ LAYERS = [
     {"translation", "own_answers", "passing"},
     {"call"},
     {"client", "backend"},
-    {"plan", "telemetry", "exchange", "pacing", "tls", "certificates", "sockets", "http1", "waking"},
+    {"plan", "telemetry", "exchange", "pacing", "tls", "certificates", "sockets", "http1"},
     {"config"},
     {"policy", "codec"},
     {"errors", "headers"},

@@ -25,7 +25,6 @@ from aiohttp.http import RawResponseMessage
 
 from gateway.backend.heads import AnswerHead
 from gateway.http1 import PIECE_BYTES, Heads, Incoming, MalformedError, Phase
-from gateway.waking import Bell
 
 READ_BYTES = 256 * 1024
 """How much of an answer may wait to be read before the backend has to wait, as it is on the wire."""
@@ -69,34 +68,32 @@ class ArrivingAnswer:
     """The answer to one request."""
 
     __slots__ = (
-        "_bell",
         "_decoded",
         "_defect",
         "_head",
         "_is_last",
         "_is_paused",
+        "_loop",
         "_message",
         "_method",
         "_n_interim",
         "_on_held",
         "_transport",
+        "_waiter",
         "ends_with_connection",
         "received_bytes",
         "state",
-        "wakes_at_once",
     )
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, heads: Heads, method: str
     ) -> None:
         """To a request of *method*. *transport* pauses while too much waits to be read; *heads* are its own."""
-        self._bell = Bell(loop)
+        self._loop = loop
         self._transport = transport
         self._method = method
         self._message = Incoming(heads)
         self.state = State.HEAD
-        self.wakes_at_once = True
-        """Whether the reader goes on before `feed` returns; not where the end of the connection is being seen to."""
         self.received_bytes = 0
         """With the head, on the wire."""
         self._is_last = False  # on its connection: it says so, or something has come that is no part of it
@@ -105,6 +102,7 @@ class ArrivingAnswer:
         self._decoded: list[bytes] = []  # of a chunked body, before the reader asked for it
         self._defect = ""  # in words, of what is BROKEN
         self._on_held: Callable[[int], None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
         self._is_paused = False
         self.ends_with_connection = False
         """Whether only the connection's end tells that the body has come to its own."""
@@ -203,13 +201,14 @@ class ArrivingAnswer:
             self._on_held = None  # it leads to the request, which holds this
             if self.state is State.HELD:
                 self.state = State.BODY
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
         if message.unread_bytes > READ_BYTES and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
-        if self.wakes_at_once:
-            self._bell.ring_now()
-        else:
-            self._bell.ring()
 
     def _is_enough(self) -> bool:
         """Whether so much of the body has come that a head that was held is given now."""
@@ -239,7 +238,7 @@ class ArrivingAnswer:
         self._on_held = None
         self._message.drop()
         self._surplus()
-        self._bell.ring()
+        self._wake()
 
     def _surplus(self) -> None:
         """What comes from now on is nobody's, and not even read."""
@@ -252,7 +251,7 @@ class ArrivingAnswer:
             self.state = State.LOST
             self._on_held = None
             self._message.end()
-            self._bell.ring()
+            self._wake()
 
     def cut(self) -> None:
         """This side closes the connection: the reader gets nothing more, unless all of the answer is there."""
@@ -262,14 +261,19 @@ class ArrivingAnswer:
         self._on_held = None
         self._message.drop()
         self._decoded.clear()
-        self._bell.ring()
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     # What is read
 
     async def read_head(self) -> AnswerHead:
         """The head that is not interim. Raises `LostError` and `NotHttpError`."""
         while self._head is None or self.state is State.HELD:
-            await self._change()
+            await self._wait()
         if self.state is State.CUT:
             raise LostError
         return self._head
@@ -286,7 +290,7 @@ class ArrivingAnswer:
             elif message.is_read:
                 return b""
             else:
-                await self._change()
+                await self._wait()
                 continue
             if self._is_paused and message.unread_bytes < READ_BYTES // 2:
                 self._is_paused = False
@@ -330,10 +334,11 @@ class ArrivingAnswer:
                 raise NotHttpError(self._defect) from None
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _change(self) -> Bell:
-        """What to await until something has changed. Raises `LostError` and `NotHttpError` where nothing will."""
+    async def _wait(self) -> None:
+        """Wait until something has changed. Raises `LostError` and `NotHttpError` where nothing will."""
         if self.state is State.BROKEN:
             raise NotHttpError(self._defect)
         if self.state in (State.LOST, State.CUT):
             raise LostError
-        return self._bell
+        self._waiter = self._loop.create_future()
+        await self._waiter

@@ -25,7 +25,6 @@ from gateway.backend.witness import Witness
 from gateway.http1 import Heads
 from gateway.sockets import reset_on_close
 from gateway.tls import TlsLayer, why_refused
-from gateway.waking import Bell
 
 
 class Wire(asyncio.Protocol):
@@ -53,10 +52,10 @@ class Wire(asyncio.Protocol):
         self._socket = sock
         self._witness: Witness
         self._answer: ArrivingAnswer | None = None  # while an exchange is open
+        self._is_discarded = False
         self._is_premature = False  # bytes came in this exchange that the backend sent before it had the request
         self._reset: BaseException | None = None
-        self._is_full = False  # so much waits to be sent that nothing more should be written
-        self._room = Bell(loop)  # rings when there is room again, or the connection is gone
+        self._room = _Room()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is open, with TLS behind the handshake."""
@@ -93,6 +92,7 @@ class Wire(asyncio.Protocol):
             transport is None
             or answer is None
             or not answer.may_be_followed()
+            or self._is_discarded
             or transport.is_closing()
             or transport.get_write_buffer_size()
             or (self.tls is not None and not self.tls.is_at_rest)
@@ -106,8 +106,7 @@ class Wire(asyncio.Protocol):
     @property
     def should_close(self) -> bool:
         """Whether the connection can carry no other exchange, as far as is known here."""
-        transport, answer = self.transport, self._answer
-        return transport is None or transport.is_closing() or (answer is not None and answer.is_last())
+        return self._is_discarded or (self._answer is not None and self._answer.is_last())
 
     # Within an exchange
 
@@ -144,10 +143,8 @@ class Wire(asyncio.Protocol):
 
     async def drain(self) -> None:
         """Wait until the backend has taken so much that more may be sent. Raises `LostError`."""
-        while self._is_full:
-            if self.transport is None:
-                raise LostError
-            await self._room
+        if self._room.is_paused:
+            await self._room.wait(self._loop)
 
     @property
     def was_reset(self) -> bool:
@@ -179,14 +176,15 @@ class Wire(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Too much waits to be sent."""
-        self._is_full = True
+        self._room.is_paused = True
 
     def resume_writing(self) -> None:
         """Most of what waited was sent."""
-        self._is_full = False
-        self._room.ring()
+        self._room.is_paused = False
+        self._room.wake()
 
     def _discard(self) -> None:
+        self._is_discarded = True
         if self.transport is not None:
             self.transport.abort()
 
@@ -199,7 +197,7 @@ class Wire(asyncio.Protocol):
         self.transport = None
         if self._answer is not None:
             self._answer.lose()
-        self._room.ring()
+        self._room.close()
         if not self.closed.done():
             self.closed.set_result(None)
         self._on_lost(self)
@@ -227,7 +225,6 @@ class Wire(asyncio.Protocol):
         """
         if not answer.received_bytes and self._witness.is_too_early():
             return False
-        answer.wakes_at_once = False
         descriptor = transport.get_extra_info("socket").fileno()
         left = READ_BYTES
         with contextlib.suppress(OSError):  # nothing more is there, or the reset
@@ -273,3 +270,33 @@ class Wire(asyncio.Protocol):
         acknowledgement comes after the end that it sent before.
         """
         return not self.received_bytes and not self._is_premature and self._witness.is_unsent()
+
+
+class _Room:
+    """Whether there is room for more to be sent, and who waits for it."""
+
+    __slots__ = ("_is_closed", "_waiter", "is_paused")
+
+    def __init__(self) -> None:
+        self.is_paused = False
+        self._is_closed = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait for room. Raises `LostError`."""
+        while self.is_paused and not self._is_closed:
+            self._waiter = loop.create_future()
+            await self._waiter
+        if self._is_closed:
+            raise LostError
+
+    def wake(self) -> None:
+        """Let whoever waits look again."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self._is_closed = True
+        self.wake()

@@ -39,7 +39,6 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.http1 import HeadTooLargeError, MalformedError
 from gateway.policy.crossing import UNIX_PEER
 from gateway.sockets import has_unread, hung_up, reset_on_close
-from gateway.waking import Bell
 
 if TYPE_CHECKING:
     from gateway.client.server import Server
@@ -86,7 +85,7 @@ class ClientConnection(asyncio.Protocol):
         self._is_first = True  # whether no request has been served yet
         self.arriving = Arriving(owner)
         self._next: ClientRequest | GatewayError | None = None  # what the task is to serve
-        self._bell = Bell(owner.loop)  # rings when there is a next
+        self._awaited: asyncio.Future[None] | None = None  # ends when there is a next
         self._task: asyncio.Task[None] | None = None
         # when the state became IDLE or HEAD; None: since the last look, and the next one takes its own time for it
         self._since_s: float | None = owner.watcher.time()
@@ -149,14 +148,14 @@ class ClientConnection(asyncio.Protocol):
         else:
             message.expect_sized(request.content_length or 0)
         arriving.take_body(behind)
-        self._bell.ring_now()
+        self._wake()
 
     def _drop(self, data: bytes) -> None:
         """Drop *data*, which comes behind what was refused; the connection closes when it is too much."""
         self._dropped_bytes += len(data)
         if self._dropped_bytes >= DROP_BYTES:
             self.arriving.pause()
-            self._bell.ring()
+            self._wake()
 
     def _break(self, error: MalformedError) -> None:
         """What has come is no head: let the task refuse it."""
@@ -164,7 +163,13 @@ class ClientConnection(asyncio.Protocol):
         words = f"{error} (limits.head)" if status is not None and "bytes" in str(error) else str(error)
         self.state = State.REFUSING
         self._next = GatewayError(ErrorKind.MALFORMED_REQUEST, words, status=status)
-        self._bell.ring()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Let the task go on, if it waits."""
+        awaited, self._awaited = self._awaited, None
+        if awaited is not None and not awaited.done():
+            awaited.set_result(None)
 
     # What is served
 
@@ -173,7 +178,8 @@ class ClientConnection(asyncio.Protocol):
         try:
             while True:
                 if self._next is None:
-                    await self._bell
+                    self._awaited = self._owner.loop.create_future()
+                    await self._awaited
                     continue
                 if not await self._serve_next():
                     break
@@ -238,7 +244,8 @@ class ClientConnection(asyncio.Protocol):
         with suppress(TimeoutError):
             async with asyncio.timeout(DROP_S):
                 while self._dropped_bytes < DROP_BYTES:
-                    await self._bell
+                    self._awaited = self._owner.loop.create_future()
+                    await self._awaited
 
     async def _fail(self, request: ClientRequest, served: Served, error: Exception) -> None:
         """The handler has raised *error*: reply 500, never with a traceback, or cut off the reply that has begun.
@@ -342,6 +349,8 @@ class ClientConnection(asyncio.Protocol):
         transport = self.transport
         if transport is None:
             return
+        if self._since_s is None:
+            self._since_s = now_s
         if self.out.is_read_too_slowly(now_s, limits.client_idle):
             self._owner.slow_connections["client_idle"] += 1
             self.reset()
@@ -351,17 +360,11 @@ class ClientConnection(asyncio.Protocol):
             if self.serving is not None and self.serving.fail_if_slow(now_s, limits.body_timeout):
                 self._owner.slow_connections["body_timeout"] += 1
         elif self.state is State.HEAD or self.is_silent:
-            if self._waited_s(now_s) >= limits.header_timeout and not (self.is_silent and has_unread(transport)):
+            if now_s - self._since_s >= limits.header_timeout and not (self.is_silent and has_unread(transport)):
                 self._owner.slow_connections["header_timeout"] += 1
                 transport.abort()
-        elif self._waited_s(now_s) >= self._idle_limit_s(limits) and not has_unread(transport):
+        elif now_s - self._since_s >= self._idle_limit_s(limits) and not has_unread(transport):
             self._close()
-
-    def _waited_s(self, now_s: float) -> float:
-        """How long the connection has been in the state IDLE or HEAD."""
-        if self._since_s is None:
-            self._since_s = now_s
-        return now_s - self._since_s
 
     def _idle_limit_s(self, limits: Limits) -> float:
         """How long the connection may be idle; with blank lines, which may be the beginning of a head, not longer."""
