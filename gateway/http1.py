@@ -101,25 +101,27 @@ class Heads:
         self.max_bytes = max_bytes
         self._parser = self._new_parser(with_body=False)
 
-    def parse(self, text: bytes) -> RawRequestMessage | RawResponseMessage | None:
-        """Take *text*, which does not go on behind the head's end; the head if it ends there.
-
-        Raises `MalformedError`.
-        """
+    def feed(self, text: bytes, *, is_end: bool) -> RawRequestMessage | RawResponseMessage | None:
+        """Take *text* of a head; the head if its last line, which is empty, *is_end*s it. Raises `MalformedError`."""
+        feed_data = self._parser.feed_data
         try:
-            heads, _, _ = self._parser.feed_data(text)
+            early = feed_data(text[:-1] if is_end else text)[0]
+            heads = feed_data(b"\n")[0] if is_end else early
         except HttpProcessingError as error:
             raise _malformed(error) from None
         except ValueError:  # from the URL that the parser makes of a target
             raise MalformedError("malformed HTTP") from None
-        if not heads:
+        if early or len(heads) != is_end:
+            # the parser of answers ends a head also at lines that are not empty, such as `X:` and two CR
+            raise MalformedError("malformed HTTP")
+        if not is_end:
             return None
         head = heads[0][0]
+        if head.upgrade:  # the parser would take what comes next for another protocol
+            self._parser = self._new_parser(with_body=False)
         if self._is_for_requests and not head.chunked and "Transfer-Encoding" in head.headers:
             # nobody knows where its body ends (RFC 9112 section 6.3); the parser only says so where it reads bodies
             raise MalformedError("a request whose Transfer-Encoding does not end in 'chunked'")
-        if head.upgrade:  # the parser would take what comes next for another protocol
-            self._parser = self._new_parser(with_body=False)
         return head
 
     def chunks(self) -> "_Chunks":
@@ -187,41 +189,31 @@ class Incoming:
 
         To be called again behind an interim head (100 to 199). Raises `MalformedError`.
         """
-        n_bytes = len(data)
-        if not self.has_begun:
-            data = data.lstrip(b"\r\n")  # blank lines before a message are passed over (RFC 9112 section 2.2)
-            self.has_begun = bool(data)
-        tail = self._tail
-        found = _HEAD_END.search(tail + data[:2]) if tail else None
-        if found is not None:
-            end = found.end() - len(tail)
-        else:
-            found = _HEAD_END.search(data)
-            end = len(data) if found is None else found.end()
-        self.head_bytes += n_bytes - len(data) + end
-        heads = self._heads
+        heads, tail = self._heads, self._tail
+        # blank lines before a message are passed over (RFC 9112 section 2.2)
+        text = data if self.has_begun else data.lstrip(b"\r\n")
+        found = _HEAD_END.search(tail + text)
+        end = len(text) if found is None else found.end() - len(tail)
+        self.head_bytes += len(data) - len(text) + end
         if self.head_bytes > heads.max_bytes:
             raise HeadTooLargeError(f"the head has more than {heads.max_bytes} bytes")
-        self._n_lines += data.count(b"\n", 0, end)
+        self._n_lines += text.count(b"\n", 0, end)
         if self._n_lines > MAX_LINES:
             raise HeadTooLargeError(f"the head has more than {MAX_LINES} lines")
-        text = data[:end]
+        behind = text[end:]
+        if behind:
+            text = text[:end]
         if not text.isascii():
             self.is_ascii = False
-        early = heads.parse(text if found is None else text[:-1])
-        if early is not None:
-            # the parser of answers ends a head also at lines that are not empty, such as `X:` and two CR
-            raise MalformedError("malformed HTTP")
-        if found is None:
-            self._tail = (tail + data[-2:])[-2:]
-            return None
-        head = heads.parse(b"\n")
+        head = heads.feed(text, is_end=found is not None)
         if head is None:
-            raise MalformedError("malformed HTTP")
+            self.has_begun = self.has_begun or bool(text)
+            self._tail = (tail + text)[-2:]
+            return None
         self._tail = b""
         self._n_lines = 0
         self.has_begun = False
-        return head, data[end:]
+        return head, behind
 
     def expect_sized(self, n_bytes: int) -> None:
         """The body has *n_bytes*."""

@@ -40,20 +40,18 @@ ESTABLISHED = 1
 class Watched:
     """The socket of one connection, to be asked many times; nothing may be asked once it is closed."""
 
-    __slots__ = ("_info", "_poll")
+    __slots__ = ("_info", "has_unread")
 
-    def __init__(self, transport: asyncio.BaseTransport) -> None:
-        sock = transport.get_extra_info("socket")
+    def __init__(self, sock: socket.socket) -> None:
+        getsockopt: Callable[..., bytes] = sock.getsockopt
         # where the kernel does not tell, there are no bytes to take apart; an old kernel has too few
         self._info: Callable[[], bytes] = (
-            bytes if _TCP_INFO is None else partial(sock.getsockopt, socket.IPPROTO_TCP, _TCP_INFO, _COUNTERS.size)
+            bytes if _TCP_INFO is None else partial(getsockopt, socket.IPPROTO_TCP, _TCP_INFO, _COUNTERS.size)
         )
-        self._poll = poll = select.poll()
+        poll = select.poll()
         poll.register(sock.fileno(), select.POLLIN)
-
-    def has_unread(self) -> bool:
-        """Whether bytes, or the end of the stream, have arrived and were not read yet."""
-        return bool(self._poll.poll(0))
+        self.has_unread: Callable[[], object] = partial(poll.poll, 0)
+        """What it gives is true if bytes, or the end of the stream, have arrived and were not read yet."""
 
     def counters(self) -> TcpCounters | None:
         """The kernel's counters; None where the kernel does not tell."""

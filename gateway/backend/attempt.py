@@ -6,7 +6,8 @@ which endpoint is tried, and whether a failed attempt is followed by another (`u
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
 from gateway.backend.arriving import ArrivingAnswer, LostError, NotHttpError
 from gateway.backend.asking import BackendRequest, Pieces, Sending, broken_line
@@ -25,6 +26,8 @@ SURE_TO_REPEAT = frozenset({"GET", "HEAD"})
 """Methods that are sent again on a new connection even where the backend may have read the request."""
 
 log = logging.getLogger("gateway")
+
+T = TypeVar("T")
 
 
 class StaleConnectionError(Exception):
@@ -79,10 +82,7 @@ class Answer:
             self._exchange.client_has_taken()
 
     def take_arrived(self, max_bytes: int) -> bytes | None:
-        """The whole body, if it has arrived to its end and is no longer than *max_bytes*; None: read it with `chunks`.
-
-        Nothing of it may have been read before.
-        """
+        """The whole body if it is there, has at most *max_bytes*, and nothing of it was read; else None."""
         return self._exchange.take_arrived(max_bytes)
 
     async def read_whole(self, max_bytes: int, what: str) -> bytes:
@@ -143,6 +143,13 @@ class Answer:
             raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
 
 
+Read = Callable[[Answer], Awaitable[T]]
+"""What is made of an answer."""
+
+Transcode = Callable[[], Awaitable[tuple[BackendRequest, Read[T]]]]
+"""Makes of a request that is passed on as it came one that every endpoint reads, and says how its answer is read."""
+
+
 class Sent:
     """A request that has gone out, or is still going out, over a leased connection."""
 
@@ -154,6 +161,8 @@ class Sent:
     _is_read = False  # the answer, to its end
     is_over = False
     """Whether the connection was given back or closed."""
+    status: int | None = None
+    """That of the answer, once its head has come and was found right."""
     has_begun_body = False
     """Whether a streamed body was opened, so that one that cannot be repeated is lost."""
     max_bytes: int | None = None
@@ -184,6 +193,7 @@ class Sent:
         defect = head.defect()
         if defect is not None:
             raise self._malformed(defect)
+        self.status = head.code
         return Answer(self, head)
 
     def _head_has_come(self, status: int) -> None:
@@ -323,7 +333,7 @@ class Sent:
         """The answer is one to this request: if all of it was read, the connection is kept for another one.
 
         Unless the request is still being sent. An answer that is not approved is maybe another request's, and no other
-        request follows it on its connection (design: an answer says whose it is).
+        request follows it on its connection (docs/configuration.md, "Answers that belong to another request").
         """
         if self.is_over or not self._is_read:
             return
@@ -362,7 +372,10 @@ class Sent:
             self._sender.cancel()
 
     def _lost_before_answer(self, wire: Wire, endpoint: Endpoint) -> Exception:
-        """What the loss of the connection before any byte of an answer means (design: executed once)."""
+        """What the loss of the connection before any byte of an answer means.
+
+        See docs/architecture.md, "Connections to backends".
+        """
         if self._send_error is not None:
             return self._send_error
         tls = endpoint.tls

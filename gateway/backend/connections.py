@@ -275,7 +275,7 @@ class Connections:
                 sock = await aiohappyeyeballs.start_connection(
                     addresses, happy_eyeballs_delay=NEXT_ADDRESS_S, interleave=1, loop=loop
                 )
-                wire = Wire(loop, partial(self._lost, endpoint))
+                wire = Wire(loop, partial(self._lost, endpoint), sock)
                 if endpoint.tls is None:
                     await loop.create_connection(lambda: wire, sock=sock)
                 else:

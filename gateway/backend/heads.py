@@ -187,17 +187,13 @@ class AnswerHead:
         return self._defect
 
     def _find_defect(self) -> str | None:
-        if self.code < 100:
-            return f"answered with status {self.code:03}, which does not exist"
-        if self.code < 200:
-            return "answered 101 Switching Protocols, which nobody asked for"
+        if not 200 <= self.code <= MAX_STATUS:
+            return self._status_defect()
         text = b"".join([value for _, value in self.raw_headers])
         if self._has_bad_name or len(text.translate(None, _CONTROLS)) < len(text):
             return "answered with a header that holds a control character"
         if not text.isascii() and not all(_is_utf8(value) for _, value in self.raw_headers):
             return "answered with a header whose bytes are not UTF-8"
-        if self.code > MAX_STATUS:
-            return f"answered with status {self.code}; the highest is {MAX_STATUS}"
         if self._connection is not None and len(self._connection) > MAX_CONNECTION_BYTES:
             return f"answered with a Connection header of more than {MAX_CONNECTION_BYTES} bytes"
         if self.codings is not None:
@@ -206,6 +202,13 @@ class AnswerHead:
         elif self.length is not None and self.length > MAX_CONTENT_LENGTH:
             return f"answered with Content-Length {self.length}, at most {MAX_CONTENT_LENGTH} is possible"
         return None
+
+    def _status_defect(self) -> str:
+        if self.code < 100:
+            return f"answered with status {self.code:03}, which does not exist"
+        if self.code < 200:
+            return "answered 101 Switching Protocols, which nobody asked for"
+        return f"answered with status {self.code}; the highest is {MAX_STATUS}"
 
     @property
     def headers(self) -> Headers:

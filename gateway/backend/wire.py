@@ -17,6 +17,7 @@ read (`arriving`), and what the kernel tells (`witness`).
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import Callable
 
 from gateway.backend.arriving import MAX_HEAD_BYTES, READ_BYTES, ArrivingAnswer, LostError
@@ -30,11 +31,13 @@ class Wire(asyncio.Protocol):
     """A connection for one request at a time.
 
     `begin` opens an exchange: the request's bytes go out with `send`, the answer is read from what `begin` gives.
-    Between exchanges, any byte that comes closes the connection (design: whose connection).
+    Between exchanges, any byte that comes closes the connection (docs/architecture.md, "Connections to backends").
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: "Callable[[Wire], None]") -> None:
-        """*on_lost* is called when the connection is gone."""
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, on_lost: "Callable[[Wire], None]", sock: socket.socket | None = None
+    ) -> None:
+        """*on_lost* is called when the connection is gone. *sock* is asked in place of what asyncio wraps around it."""
         self._loop = loop
         self._on_lost = on_lost
         self.transport: asyncio.Transport | None = None
@@ -46,6 +49,7 @@ class Wire(asyncio.Protocol):
         self.tls: TlsLayer | None = None
         """Between this and the socket, where the endpoint speaks TLS."""
         self._heads = Heads(loop, MAX_HEAD_BYTES, is_for_requests=False)
+        self._socket = sock
         self._witness: Witness
         self._answer: ArrivingAnswer | None = None  # while an exchange is open
         self._is_discarded = False
@@ -57,7 +61,7 @@ class Wire(asyncio.Protocol):
         """The connection is open, with TLS behind the handshake."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self._witness = Witness(transport)
+        self._witness = Witness(self._socket or transport.get_extra_info("socket"))
 
     # Between exchanges
 
@@ -258,7 +262,9 @@ class Wire(asyncio.Protocol):
         return why_refused(self._reset, where)
 
     def was_surely_not_read(self) -> bool:
-        """Whether it is certain that the backend read nothing of this exchange's request (design: executed once).
+        """Whether it is certain that the backend read nothing of this exchange's request.
+
+        See docs/architecture.md, "Connections to backends".
 
         So it is only if none of its bytes left this machine. Once one has, nothing that is seen here is a proof: a
         reset may have overtaken the acknowledgement of what was read. Nor is the end of the stream without an

@@ -6,7 +6,7 @@ arrived (`sockets.TcpCounters`). Compared before and after an exchange, these co
 Not here: what follows from it for a request (`attempt`), and the socket's options and calls (`sockets`).
 """
 
-import asyncio
+import socket
 
 from gateway.sockets import ACKED, ESTABLISHED, RECEIVED, SENT, STATE, TcpCounters, Watched
 
@@ -16,11 +16,11 @@ class Witness:
 
     __slots__ = ("_after", "_before", "_is_acknowledged", "_socket", "has_unread", "received_bytes")
 
-    def __init__(self, transport: asyncio.BaseTransport) -> None:
-        """*transport* is open."""
-        self._socket = Watched(transport)
+    def __init__(self, sock: socket.socket) -> None:
+        """*sock* is that of the connection, and open."""
+        self._socket = Watched(sock)
         self.has_unread = self._socket.has_unread
-        """Whether bytes, or the end of the stream, have arrived and were not read yet."""
+        """What it gives is true if bytes, or the end of the stream, have arrived and were not read yet."""
         self.received_bytes = 0
         """Since the connection was opened, without the framing of TLS; whoever reads them counts them."""
         self._before: TcpCounters | None = None  # any byte of the request left

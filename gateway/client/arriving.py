@@ -4,14 +4,12 @@ Not here: what becomes of a request (`connection`), and the writing half (`outgo
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from aiohttp.http import RawRequestMessage
-
-from gateway.client.watching import GoneCheck
-from gateway.config import Limits
 from gateway.http1 import Heads, Incoming
+
+if TYPE_CHECKING:
+    from gateway.client.server import Server
 
 BEHIND_BYTES = 64 * 1024
 """How much may wait behind the request that is served before nothing more is read from the client."""
@@ -23,28 +21,20 @@ UNCOUNTED_BYTES = 4 * 1024
 """A connection that holds no more than this is not counted: the head of an ordinary request, and a small body."""
 
 
-class Reading(Protocol):
-    """What all connections of a process share, as far as they read."""
-
-    loop: asyncio.AbstractEventLoop
-    limits: Limits
-    gone_check: GoneCheck
-    hold_unread: Callable[[int], None]
-    """Counts what connections hold in `limits.in_flight_bytes`: so many bytes more, or less."""
-
-
 class Arriving:
     """What has come of one connection and was not served yet."""
 
-    __slots__ = ("_behind", "_heads", "_held_bytes", "_owner", "message", "transport")
+    __slots__ = ("_behind", "_heads", "_is_paused", "_owner", "held_bytes", "message", "transport")
 
-    def __init__(self, owner: Reading) -> None:
+    def __init__(self, owner: "Server") -> None:
         self._owner = owner
         self._heads = Heads(owner.loop, owner.limits.head, is_for_requests=True)
         self.message = Incoming(self._heads)
         """The request that comes, or is served."""
         self._behind = bytearray()  # what has come behind it
-        self._held_bytes = 0  # of those counted by the owner
+        self.held_bytes = 0
+        """What the owner has counted of it; 0 for nearly all connections."""
+        self._is_paused = False
         self.transport: asyncio.Transport | None = None
         """None before the connection is open, and when it has ended."""
 
@@ -56,24 +46,13 @@ class Arriving:
         """The connection has ended."""
         self.transport = None
         self._owner.gone_check.unwatch(self)
-        self._owner.hold_unread(-self._held_bytes)
-        self._held_bytes = 0
+        self._owner.hold_unread(-self.held_bytes)
+        self.held_bytes = 0
 
     @property
     def has_behind(self) -> bool:
         """Whether something has come behind the request."""
         return bool(self._behind)
-
-    def take_head(self, data: bytes) -> tuple[RawRequestMessage, bytes] | None:
-        """See `Incoming.feed_head`."""
-        found = self.message.feed_head(data)
-        if found is None or self._held_bytes or self.message.head_bytes > UNCOUNTED_BYTES:
-            self._count()
-        if found is None:
-            return None
-        head, behind = found
-        assert isinstance(head, RawRequestMessage)
-        return head, behind
 
     def take_body(self, data: bytes) -> None:
         """Keep *data* for whoever reads the body, and what is behind it for later."""
@@ -81,53 +60,53 @@ class Arriving:
         behind = message.feed_body(data)
         if behind:
             self._behind += behind
-        elif not self._held_bytes and message.head_bytes + message.unread_bytes <= UNCOUNTED_BYTES:
+        elif not self.held_bytes and message.head_bytes + message.unread_bytes <= UNCOUNTED_BYTES:
             return  # nearly all requests
-        self._count()
+        self.count()
         if message.unread_bytes >= UNREAD_BYTES or len(self._behind) >= BEHIND_BYTES:
             self.pause()
 
     def body_was_read(self) -> None:
         """Something of the body was read: count it, and read on if that was paused."""
-        if self._held_bytes:  # else nothing is paused
-            self._count()
-            self.read_on()
+        self.count()
+        self.read_on()
 
     def begin_next(self) -> bytes:
         """The request is served, and the next is taken from now on; what has come of it. `read_on` must follow."""
-        owner = self._owner
+        owner, behind = self._owner, b""
         if owner.limits.head != self._heads.max_bytes:  # a reload has changed it
             self._heads = Heads(owner.loop, owner.limits.head, is_for_requests=True)
         self.message = Incoming(self._heads)
-        behind = self._behind
-        if behind:
-            self._behind = bytearray()
-        if self._held_bytes:
-            self._count()
-        return bytes(behind) if behind else b""
+        if self._behind:
+            behind, self._behind = bytes(self._behind), bytearray()
+        if self.held_bytes:
+            self.count()
+        return behind
 
-    def _count(self) -> None:
+    def count(self) -> None:
         """Tell the owner what this connection holds by now."""
         message = self.message
         held_bytes = message.head_bytes + message.unread_bytes + len(self._behind)
         if held_bytes <= UNCOUNTED_BYTES:
             held_bytes = 0
-        if held_bytes != self._held_bytes:
-            self._owner.hold_unread(held_bytes - self._held_bytes)
-            self._held_bytes = held_bytes
+        if held_bytes != self.held_bytes:
+            self._owner.hold_unread(held_bytes - self.held_bytes)
+            self.held_bytes = held_bytes
 
     def pause(self) -> None:
         """Read nothing more for now. asyncio does not notice then that a client leaves: `GoneCheck` does."""
         transport = self.transport
         if transport is not None and transport.is_reading():
+            self._is_paused = True
             transport.pause_reading()
             self._owner.gone_check.watch(self)
 
     def read_on(self) -> None:
         """Go on reading from the client, if that was paused and there is room again."""
         transport = self.transport
-        if transport is None or transport.is_reading() or transport.is_closing():
+        if not self._is_paused or transport is None or transport.is_closing():
             return
         if self.message.unread_bytes < UNREAD_BYTES and len(self._behind) < BEHIND_BYTES:
+            self._is_paused = False
             transport.resume_reading()
             self._owner.gone_check.unwatch(self)

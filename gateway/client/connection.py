@@ -25,22 +25,23 @@ together (`server`), the two halves of one (`arriving`, `outgoing`), what a requ
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from enum import Enum, auto
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from gateway.client.arriving import Arriving, Reading
+from gateway.client.arriving import Arriving
 from gateway.client.body import DROP_BYTES, DROP_S
 from gateway.client.outgoing import Outgoing, client_left
 from gateway.client.request import ClientRequest, read_request
 from gateway.client.served import Served
-from gateway.client.watching import Watcher
 from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1 import HeadTooLargeError, MalformedError
 from gateway.policy.crossing import UNIX_PEER
 from gateway.sockets import has_unread, hung_up, reset_on_close
+
+if TYPE_CHECKING:
+    from gateway.client.server import Server
 
 HEAD_TOO_LARGE = 431
 UNKNOWN_METHOD = "UNKNOWN"  # of what is no HTTP
@@ -68,27 +69,10 @@ class Peer(NamedTuple):
     """`https` on a connection with TLS, else `http`."""
 
 
-class Owner(Reading, Protocol):
-    """What all connections of a process share, see `server.Server`."""
-
-    watcher: Watcher
-    slow_connections: dict[str, int]
-    handler: Callable[[ClientRequest], Awaitable[None]]
-
-    async def refuse(self, peer: Peer, served: Served, method: str, fault: GatewayError) -> None:
-        """Reply to what never became a request, or whose handler failed, and record it."""
-
-    def opened(self, connection: "ClientConnection") -> None:
-        """*connection* is open."""
-
-    def closed(self, connection: "ClientConnection") -> None:
-        """*connection* has ended, or was never opened; only the first time counts."""
-
-
 class ClientConnection(asyncio.Protocol):
     """One connection; see the table of this module."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: "Server") -> None:
         """Must be made on a running event loop."""
         self._owner = owner
         self.transport: asyncio.Transport | None = None
@@ -103,7 +87,8 @@ class ClientConnection(asyncio.Protocol):
         self._next: ClientRequest | GatewayError | None = None  # what the task is to serve
         self._awaited: asyncio.Future[None] | None = None  # ends when there is a next
         self._task: asyncio.Task[None] | None = None
-        self._since_s = owner.watcher.time()  # when the state became IDLE or HEAD
+        # when the state became IDLE or HEAD; None: since the last look, and the next one takes its own time for it
+        self._since_s: float | None = owner.watcher.time()
         self._dropped_bytes = 0  # in the state REFUSING
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -141,11 +126,12 @@ class ClientConnection(asyncio.Protocol):
         arriving = self.arriving
         message = arriving.message
         try:
-            found = arriving.take_head(data)
+            found = message.feed_head(data)
         except MalformedError as error:
             self._break(error)
             return
         if found is None:
+            arriving.count()
             if self.state is State.IDLE and message.has_begun:
                 self.state = State.HEAD
                 if not self._is_first:  # the first head has its time from the connection on
@@ -161,8 +147,7 @@ class ClientConnection(asyncio.Protocol):
             message.expect_chunks()
         else:
             message.expect_sized(request.content_length or 0)
-        if behind:
-            arriving.take_body(behind)
+        arriving.take_body(behind)
         self._wake()
 
     def _drop(self, data: bytes) -> None:
@@ -182,13 +167,9 @@ class ClientConnection(asyncio.Protocol):
 
     def _wake(self) -> None:
         """Let the task go on, if it waits."""
-        awaited = self._awaited
+        awaited, self._awaited = self._awaited, None
         if awaited is not None and not awaited.done():
             awaited.set_result(None)
-
-    def body_was_read(self) -> None:
-        """Something of the body was read."""
-        self.arriving.body_was_read()
 
     # What is served
 
@@ -197,7 +178,8 @@ class ClientConnection(asyncio.Protocol):
         try:
             while True:
                 if self._next is None:
-                    await self._wait()
+                    self._awaited = self._owner.loop.create_future()
+                    await self._awaited
                     continue
                 if not await self._serve_next():
                     break
@@ -211,14 +193,6 @@ class ClientConnection(asyncio.Protocol):
         except Exception:
             log.exception("the connection of client %s failed", self.peer.address)
         self._close()
-
-    async def _wait(self) -> None:
-        """Wait until `_wake`."""
-        self._awaited = self._owner.loop.create_future()
-        try:
-            await self._awaited
-        finally:
-            self._awaited = None
 
     async def _serve_next(self) -> bool:
         """Serve what is next; whether another request may follow. Keeps nothing of it."""
@@ -235,9 +209,8 @@ class ClientConnection(asyncio.Protocol):
             await self._fail(request, served, error)
             return False
         finally:
-            is_broken = served.is_broken
             served.end()
-        if is_broken:
+        if served.is_broken:
             await self._linger()
         return served.keeps_alive and served.has_arrived
 
@@ -271,7 +244,8 @@ class ClientConnection(asyncio.Protocol):
         with suppress(TimeoutError):
             async with asyncio.timeout(DROP_S):
                 while self._dropped_bytes < DROP_BYTES:
-                    await self._wait()
+                    self._awaited = self._owner.loop.create_future()
+                    await self._awaited
 
     async def _fail(self, request: ClientRequest, served: Served, error: Exception) -> None:
         """The handler has raised *error*: reply 500, never with a traceback, or cut off the reply that has begun.
@@ -293,7 +267,7 @@ class ClientConnection(asyncio.Protocol):
         self.state = State.IDLE
         self.serving = None
         self._is_first = False
-        self._since_s = self.time()
+        self._since_s = None
         behind = self.arriving.begin_next()
         if behind:
             self._take_head(behind)
@@ -368,13 +342,15 @@ class ClientConnection(asyncio.Protocol):
         return self._is_first and self.state is State.IDLE
 
     def look(self, now_s: float, limits: Limits) -> None:
-        """End the connection if the client is too slow for *limits* (docs/configuration.md, limits).
+        """End the connection if the client is too slow for *limits* (docs/configuration.md, "Limits").
 
         What is seen here is at most one look old, so a limit takes effect a little late, and never early.
         """
         transport = self.transport
         if transport is None:
             return
+        if self._since_s is None:
+            self._since_s = now_s
         if self.out.is_read_too_slowly(now_s, limits.client_idle):
             self._owner.slow_connections["client_idle"] += 1
             self.reset()
@@ -384,11 +360,17 @@ class ClientConnection(asyncio.Protocol):
             if self.serving is not None and self.serving.fail_if_slow(now_s, limits.body_timeout):
                 self._owner.slow_connections["body_timeout"] += 1
         elif self.state is State.HEAD or self.is_silent:
-            if now_s - self._since_s >= limits.header_timeout and not (self.is_silent and has_unread(transport)):
-                self._owner.slow_connections["header_timeout"] += 1
-                transport.abort()
+            self._look_at_head(now_s - self._since_s, limits)
         elif now_s - self._since_s >= self._idle_limit_s(limits) and not has_unread(transport):
             self._close()
+
+    def _look_at_head(self, awaited_s: float, limits: Limits) -> None:
+        """End the connection if its head was *awaited_s* too long."""
+        transport = self.transport
+        assert transport is not None
+        if awaited_s >= limits.header_timeout and not (self.is_silent and has_unread(transport)):
+            self._owner.slow_connections["header_timeout"] += 1
+            transport.abort()
 
     def _idle_limit_s(self, limits: Limits) -> float:
         """How long the connection may be idle; with blank lines, which may be the beginning of a head, not longer."""

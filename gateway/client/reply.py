@@ -25,10 +25,7 @@ WRITE_BYTES = 256 * 1024
 JOIN_BYTES = 64 * 1024
 """Up to this size the body of a whole reply is joined to its head and leaves in the same write."""
 
-# The reply writes these itself, the last two only where they are missing.
-_SPECIAL = frozenset(
-    {"connection", "content-length", "keep-alive", "transfer-encoding", "x-request-id", "server", "date"}
-)
+_WRITTEN_HERE = frozenset({"connection", "content-length", "keep-alive", "transfer-encoding", "x-request-id"})
 
 _BODILESS = frozenset({204, 304})
 # Of these a header value that is sent may hold none (RFC 9110 section 5.5); a tab is allowed.
@@ -82,48 +79,15 @@ class Reply:
         self.is_complete = False
         """The whole reply was handed to the socket: if the client leaves now, it was served."""
 
-    def send_small(self, status: int, headers: Pairs, buffers: Sequence[bytes | memoryview], reason: str = "") -> None:
-        """Send head and *buffers*, which have `JOIN_BYTES` at most, in one write, and wait for nothing.
-
-        The reply is complete then, unless the client is behind in reading: whoever finds `is_complete` False awaits
-        `complete`. Raises as `begin` does.
-        """
-        self._send_joined(status, headers, buffers, sum(map(len, buffers)), reason)
-
-    def _send_joined(
-        self,
-        status: int,
-        headers: Pairs,
-        buffers: Sequence[bytes | memoryview],
-        n_bytes: int,
-        reason: str = "",
-        lines: HeaderLines | None = None,
-    ) -> None:
-        connection = self._connection
-        head = self._head(status, headers, n_bytes, reason, lines)
-        if self._is_bodiless:
-            connection.write(head)
-        else:
-            connection.write(b"".join([head, *buffers]))
-            self._exchange.client_response_bytes = n_bytes
-        self.is_complete = not connection.is_behind
-
     async def complete(self) -> None:
-        """Wait while too much of the reply waits to be sent. Raises `ConnectionError` when the client left."""
+        """Wait while too much of what was written waits to be sent. Raises `ConnectionError` when the client left."""
         if self._connection.is_behind:
             await self._connection.drain()
         self.is_complete = True
 
     async def whole(self, status: int, headers: Pairs, body: bytes, reason: str = "") -> None:
         """Send head and *body*, up to `JOIN_BYTES` in one write. Raises as `begin` does."""
-        if len(body) <= JOIN_BYTES:
-            self.send_small(status, headers, (body,), reason)
-            if not self.is_complete:
-                await self.complete()
-            return
-        await self.begin(status, headers, len(body), reason)
-        await self.write(body)
-        await self.end()
+        await self.buffers(status, headers, (body,), reason=reason)
 
     async def buffers(
         self,
@@ -131,18 +95,26 @@ class Reply:
         headers: Pairs,
         buffers: Sequence[bytes | memoryview],
         lines: HeaderLines | None = None,
+        reason: str = "",
     ) -> None:
         """Send head and *buffers*; joined only if they have `JOIN_BYTES` at most. Raises as `begin` does."""
         n_bytes = sum(map(len, buffers))
-        if n_bytes <= JOIN_BYTES:
-            self._send_joined(status, headers, buffers, n_bytes, lines=lines)
-            if not self.is_complete:
-                await self.complete()
+        if n_bytes > JOIN_BYTES:
+            await self.begin(status, headers, n_bytes, reason, lines)
+            for buffer in buffers:
+                await self.write(buffer)
+            await self.end()
             return
-        await self.begin(status, headers, n_bytes, lines=lines)
-        for buffer in buffers:
-            await self.write(buffer)
-        await self.end()
+        connection = self._connection
+        head = self._head(status, headers, n_bytes, reason, lines)
+        if self._is_bodiless:
+            connection.write(head)
+        else:
+            connection.write(b"".join([head, *buffers]))
+            self._exchange.client_response_bytes = n_bytes
+        if connection.is_behind:
+            await connection.drain()
+        self.is_complete = True
 
     async def begin(
         self,
@@ -241,70 +213,75 @@ class Reply:
     ) -> bytes:
         """The head of the reply; from here on it has begun."""
         assert not self.has_begun, "a request has one reply"
-        request = self._request
-        connection = self._connection
-        exchange = self._exchange
-        is_old = request.version < (1, 1)
-        is_bodiless = self._is_bodiless = status in _BODILESS or request.method == "HEAD"
-        self._is_chunked = length is None and not is_old and not is_bodiless
-        body = self._body
-        if connection.keeps_alive and (
-            body is None
-            or (not connection.has_arrived and body.is_left_over())
-            or self._is_draining()
-            # what comes behind a chunked body is dropped with it, see `http1`
-            or "transfer-encoding" in request.headers.first
-            # only the end of the connection ends such a body
-            or (length is None and is_old and not is_bodiless)
-        ):
+        connection, exchange = self._connection, self._exchange
+        is_old = self._request.version < (1, 1)
+        self._is_bodiless = status in _BODILESS or self._request.method == "HEAD"
+        self._is_chunked = length is None and not is_old and not self._is_bodiless
+        if connection.keeps_alive and self._is_last(length):
             connection.keeps_alive = False
-
         if not reason or not (reason.isascii() and reason.isprintable()):
             reason = _PHRASES.get(status, "")
         lines = [f"HTTP/1.{0 if is_old else 1} {status} {reason}"]
-        has_server = has_date = False
-        n_ends = 1  # of lines, besides one for each of these
-        if ready is not None:
-            lines.append(ready.text)
-            n_ends = ready.n_lines
-            has_server, has_date = ready.has_server, ready.has_date
-        for name, value in headers:
-            lower = name.lower()
-            if lower in _SPECIAL:
-                if lower == "server":
-                    has_server = True
-                elif lower == "date":
-                    has_date = True
-                else:
-                    continue
-            lines.append(f"{name}: {value}")
-        if not has_server:
-            lines.append("Server: tensor-gateway")
-        if not has_date:
-            lines.append(_date(int(time.time())))
+        self._add_fields(lines, headers, ready)
         lines.append(f"X-Request-Id: {exchange.request_id}")
         if self._timing is not None:
             lines.append(f"Server-Timing: {self._timing(exchange)}")
-        if length is not None:
-            if status != 204:
-                lines.append(f"Content-Length: {length}")
-        elif self._is_chunked:
+        if self._is_chunked:
             lines.append("Transfer-Encoding: chunked")
+        elif length is not None and status != 204:
+            lines.append(f"Content-Length: {length}")
         if not connection.keeps_alive:
             lines.append("Connection: close")
         elif is_old:
             lines.append("Connection: keep-alive")
-        try:
-            head = ("\r\n".join(lines) + "\r\n\r\n").encode()
-        except UnicodeEncodeError:
-            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, "a header of the answer is not UTF-8") from None
-        if len(head) - len(head.translate(None, _CONTROLS)) != 2 * (len(lines) + n_ends):  # those that end its lines
-            raise _unsendable(lines if ready is None else lines[2:])
+        head = _encoded(lines, len(lines) + (0 if ready is None else ready.n_lines - 1))
         self.has_begun = connection.has_begun = True
         exchange.status = status
         if status >= 400 and exchange.error is None:
             exchange.error = ErrorKind.BACKEND_ERROR  # errors of the gateway's own have set theirs before
         return head
+
+    def _is_last(self, length: int | None) -> bool:
+        """Whether the connection cannot serve another request behind this reply."""
+        body = self._body
+        return (
+            body is None
+            or (not self._connection.has_arrived and body.is_left_over())
+            or self._is_draining()
+            # what comes behind a chunked body is dropped with it, see `http1`
+            or "transfer-encoding" in self._request.headers.first
+            # only the end of the connection ends such a body
+            or (length is None and not self._is_chunked and not self._is_bodiless)
+        )
+
+    def _add_fields(self, lines: list[str], headers: Pairs, ready: HeaderLines | None) -> None:
+        """Add the fields of the answer to *lines*, and `Server` and `Date` where they are missing."""
+        has_server = has_date = False
+        if ready is not None:
+            lines.append(ready.text)
+            has_server, has_date = ready.has_server, ready.has_date
+        for name, value in headers:
+            lower = name.lower()
+            if lower in _WRITTEN_HERE:
+                continue
+            has_server = has_server or lower == "server"
+            has_date = has_date or lower == "date"
+            lines.append(f"{name}: {value}")
+        if not has_server:
+            lines.append("Server: tensor-gateway")
+        if not has_date:
+            lines.append(_date(int(time.time())))
+
+
+def _encoded(lines: list[str], n_lines: int) -> bytes:
+    """The head of *n_lines* that *lines* make, some of which may hold several. Raises `GatewayError`."""
+    try:
+        head = ("\r\n".join(lines) + "\r\n\r\n").encode()
+    except UnicodeEncodeError:
+        raise GatewayError(ErrorKind.MALFORMED_RESPONSE, "a header of the answer is not UTF-8") from None
+    if len(head) - len(head.translate(None, _CONTROLS)) != 2 * (n_lines + 1):  # the ends of lines, and of the head
+        raise _unsendable(lines if n_lines == len(lines) else lines[2:])
+    return head
 
 
 def _unsendable(lines: list[str]) -> GatewayError:

@@ -6,11 +6,11 @@ connection itself (`connection`), and what is read from it (`body`) or written t
 
 import random
 import re
-from typing import Protocol
 
 import msgspec
-from aiohttp.http import RawRequestMessage
+from aiohttp.http import RawRequestMessage, RawResponseMessage
 
+from gateway.client.served import Served
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
 
@@ -25,57 +25,6 @@ MAX_DIGITS = 20
 
 MAX_REQUEST_ID = 128
 """The longest `X-Request-Id` of a client that is kept, in characters."""
-
-
-class Connection(Protocol):
-    """What `ClientBody` and `Reply` need of a client's connection, for the time of one request."""
-
-    keeps_alive: bool
-    """Whether the connection serves another request after this one. `Reply` sets it to False when it says so."""
-    has_begun: bool
-    """Whether the head of a reply was written."""
-
-    async def read(self) -> bytes:
-        """What has arrived of the body; waits if that is nothing; empty at the end.
-
-        Raises `GatewayError`, MALFORMED_REQUEST for a body that breaks HTTP and SLOW_CLIENT for one that comes too
-        slowly (`limits.body_timeout`); `ConnectionError` if the client left.
-        """
-
-    def fail(self, error: Exception) -> None:
-        """Let the `read` that waits at the moment, or else the next one, raise *error*; no other request may follow."""
-
-    def read_arrived(self) -> bytes:
-        """What has arrived of the body, without waiting, possibly nothing. Raises as `read` does."""
-
-    @property
-    def has_arrived(self) -> bool:
-        """Whether the body has arrived to its end (it need not be read yet)."""
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the body has arrived to its end and everything was read."""
-
-    @property
-    def is_closing(self) -> bool:
-        """Whether the connection is closed or about to be."""
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether so much waits to be sent that nothing more should be written before `drain`."""
-
-    @property
-    def cut_reason(self) -> str:
-        """Why the gateway has cut the connection of a client that does not read; empty if it has not."""
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write to the client. Raises `ConnectionResetError` when the client left."""
-
-    async def drain(self) -> None:
-        """Wait while too much waits to be sent. Raises `ConnectionError` when the client left."""
-
-    def cut(self) -> None:
-        """End the connection with a reset, so that the client sees that its reply is incomplete."""
 
 
 class ClientRequest(msgspec.Struct, eq=False):
@@ -96,7 +45,7 @@ class ClientRequest(msgspec.Struct, eq=False):
     """None if the client did not say, which with `has_body` means a chunked body."""
     has_body: bool
     """Whether there is a body of at least one byte, or a chunked one."""
-    connection: Connection
+    connection: Served
     fault: GatewayError | None = None
     """Why the request must be refused whatever it asks for (`find_fault`); to be raised before routing."""
     is_from_proxy: bool = False
@@ -104,9 +53,10 @@ class ClientRequest(msgspec.Struct, eq=False):
 
 
 def read_request(
-    head: RawRequestMessage, peer: str, scheme: str, connection: Connection, *, is_ascii: bool
+    head: RawRequestMessage | RawResponseMessage, peer: str, scheme: str, connection: Served, *, is_ascii: bool
 ) -> ClientRequest:
     """The request that *head* begins, which may be ASCII. Says to *connection* whether another request may follow."""
+    assert isinstance(head, RawRequestMessage)
     method, path, version = head.method, head.path, head.version
     connection.keeps_alive = not head.should_close
     headers = Headers(head.headers.items())
@@ -152,16 +102,8 @@ def find_fault(
     """
     if version not in ((1, 0), (1, 1)):
         return _fault(f"HTTP/{version[0]}.{version[1]} is not supported, only 1.0 and 1.1", status=505)
-    first = headers.first
-    if "transfer-encoding" in first:
-        codings = headers.all("transfer-encoding")
-        if [coding.lower() for coding in codings] != ["chunked"]:
-            quoted = ", ".join(codings).encode(errors="replace").decode()[:64]
-            return _fault(f"Transfer-Encoding: only 'chunked' is supported, got {quoted!r}", status=501)
-        if "content-length" in first:  # RFC 9112 section 6.3: an attempt at request smuggling
-            return _fault("Content-Length and Transfer-Encoding exclude each other")
-        if version == (1, 0):  # RFC 9112 section 6.1: its framing is to be treated as faulty
-            return _fault("HTTP/1.0 has no Transfer-Encoding")
+    if "transfer-encoding" in headers.first and (fault := _coding_fault(version, headers)) is not None:
+        return fault
     if content_length is not None and content_length > MAX_CONTENT_LENGTH:
         return _fault(f"Content-Length {content_length} is too large, at most {MAX_CONTENT_LENGTH} is possible")
     if method == "CONNECT":
@@ -171,11 +113,28 @@ def find_fault(
         return _fault(f"the target of a request must be a path or an http URL, got {quoted!r}")
     if "#" in target:
         return _fault("'#' cannot stand in the target of a request")
-    if not is_ascii:
-        for name, value in headers.pairs:
-            if _is_undecodable(value):
-                return _fault(f"header {name[:64]!r} holds bytes that are not UTF-8")
-    if not is_ascii and _is_undecodable(target):
+    return None if is_ascii else _encoding_fault(target, headers)
+
+
+def _coding_fault(version: tuple[int, int], headers: Headers) -> GatewayError | None:
+    """What is wrong with the `Transfer-Encoding` that a request has."""
+    codings = headers.all("transfer-encoding")
+    if [coding.lower() for coding in codings] != ["chunked"]:
+        quoted = ", ".join(codings).encode(errors="replace").decode()[:64]
+        return _fault(f"Transfer-Encoding: only 'chunked' is supported, got {quoted!r}", status=501)
+    if "content-length" in headers.first:  # RFC 9112 section 6.3: an attempt at request smuggling
+        return _fault("Content-Length and Transfer-Encoding exclude each other")
+    if version == (1, 0):  # RFC 9112 section 6.1: its framing is to be treated as faulty
+        return _fault("HTTP/1.0 has no Transfer-Encoding")
+    return None
+
+
+def _encoding_fault(target: str, headers: Headers) -> GatewayError | None:
+    """Which part of a head that is not ASCII is not UTF-8 either."""
+    for name, value in headers.pairs:
+        if _is_undecodable(value):
+            return _fault(f"header {name[:64]!r} holds bytes that are not UTF-8")
+    if _is_undecodable(target):
         return _fault("the target of the request holds bytes that are not UTF-8")
     return None
 

@@ -1,36 +1,23 @@
-# ruff: noqa: D102  `client.request.Connection` says what the methods do
 """What one request may do with its connection: read its body and write its reply, as long as it lasts.
 
 Not here: when the connection is read, and what comes behind the request (`connection`).
 """
 
 import asyncio
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from gateway.client.outgoing import Outgoing, client_left
+from gateway.client.outgoing import client_left
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1 import Incoming, MalformedError, Phase
 from gateway.pacing import Pacer
 from gateway.policy.slowness import find_slowness
 
-
-class Client(Protocol):
-    """The connection that a request came on."""
-
-    out: Outgoing
-
-    def time(self) -> float:
-        """The clock by which clients are judged."""
-
-    def body_was_read(self) -> None:
-        """Something of the body was read."""
-
-    def reset(self) -> None:
-        """End the connection with a reset."""
+if TYPE_CHECKING:
+    from gateway.client.connection import ClientConnection
 
 
 class Served:
-    """A connection for the time of one request; see `client.request.Connection`. Afterwards nobody can touch it."""
+    """A connection for the time of one request. Afterwards its holder can no longer touch the connection."""
 
     __slots__ = (
         "_client",
@@ -41,15 +28,20 @@ class Served:
         "_waiter",
         "_waits_since_s",
         "has_begun",
+        "is_broken",
         "keeps_alive",
         "message",
     )
 
-    def __init__(self, client: Client, message: Incoming) -> None:
-        self._client: Client | None = client
+    def __init__(self, client: "ClientConnection", message: Incoming) -> None:
+        self._client: ClientConnection | None = client
         self.message = message
         self.keeps_alive = False
+        """Whether the connection serves another request after this one. `Reply` sets it to False when it says so."""
         self.has_begun = False
+        """Whether the head of a reply was written."""
+        self.is_broken = False
+        """Whether the body is malformed, so that nobody knows where it ends."""
         self._failure: Exception | None = None
         self._pacer: Pacer | None = None  # of a chunked body
         self._received_bytes = 0
@@ -73,11 +65,17 @@ class Served:
                 waiter.set_result(None)
 
     def fail(self, error: Exception) -> None:
+        """Let the `read` that waits at the moment, or else the next one, raise *error*; no other request may follow."""
         self._failure = error
         self.keeps_alive = False
         self.wake()
 
     async def read(self) -> bytes:
+        """What has arrived of the body; waits if that is nothing; empty at the end.
+
+        Raises `GatewayError`, MALFORMED_REQUEST for a body that breaks HTTP and SLOW_CLIENT for one that comes too
+        slowly (`limits.body_timeout`); `ConnectionError` if the client left.
+        """
         message = self.message
         while True:
             if message.phase is Phase.CHUNKED and message.unread_bytes:
@@ -91,17 +89,21 @@ class Served:
                 await self._wait_for_more()
 
     def read_arrived(self) -> bytes:
+        """What has arrived of the body, without waiting, possibly nothing. Raises as `read` does."""
         if self._failure is not None:
             raise self._failure.with_traceback(None)
-        if self._client is None:
+        client = self._client
+        if client is None:
             raise client_left()
         try:
             chunk = self.message.read()
         except MalformedError as error:
+            self.is_broken = True
             self.fail(GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed HTTP body: {error}"))
             return self.read_arrived()
         self._received_bytes += len(chunk)
-        self._client.body_was_read()
+        if client.arriving.held_bytes:  # else nothing is counted, and nothing is paused
+            client.arriving.body_was_read()
         return chunk
 
     async def _wait_for_more(self) -> None:
@@ -115,11 +117,6 @@ class Served:
         finally:
             self._waiter = self._waits_since_s = None
             self._waited_s += now_s() - since_s
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether the body is malformed, so that nobody knows where it ends."""
-        return isinstance(self._failure, GatewayError) and self._failure.kind is ErrorKind.MALFORMED_REQUEST
 
     @property
     def is_awaited(self) -> bool:
@@ -143,33 +140,41 @@ class Served:
 
     @property
     def has_arrived(self) -> bool:
+        """Whether the body has arrived to its end (it need not be read yet)."""
         return self.message.phase is Phase.DONE
 
     @property
     def is_read(self) -> bool:
+        """Whether the body has arrived to its end and everything was read."""
         return self.message.is_read
 
     @property
     def is_closing(self) -> bool:
+        """Whether the connection is closed or about to be."""
         return self._client is None or self._client.out.is_closing
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Write to the client. Raises `ConnectionResetError` when the client left."""
         if self._client is None:
             raise client_left()
         self._client.out.write(data)
 
     @property
     def is_behind(self) -> bool:
+        """Whether so much waits to be sent that nothing more should be written before `drain`."""
         return self._client is not None and self._client.out.is_behind
 
     async def drain(self) -> None:
+        """Wait while too much waits to be sent. Raises `ConnectionError` when the client left."""
         if self._client is not None:
             await self._client.out.drain()
 
     @property
     def cut_reason(self) -> str:
+        """Why the gateway has cut the connection of a client that does not read; empty if it has not."""
         return "" if self._client is None else self._client.out.cut_reason
 
     def cut(self) -> None:
+        """End the connection with a reset, so that the client sees that its reply is incomplete."""
         if self._client is not None:
             self._client.reset()

@@ -7,10 +7,14 @@ too slow, and what is done about it (`server`).
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gateway.config import Limits
 from gateway.sockets import hung_up
+
+if TYPE_CHECKING:
+    from gateway.client.arriving import Arriving
+    from gateway.client.connection import ClientConnection
 
 LOOK_S = 1.0
 """How often each connection is looked at. A limit takes effect so much late at most, or a quarter of itself if less."""
@@ -24,13 +28,6 @@ GONE_CHECK_S = 1.0
 log = logging.getLogger("gateway")
 
 
-class Watched(Protocol):
-    """A connection as the watcher sees it."""
-
-    def look(self, now_s: float, limits: Limits) -> None:
-        """End the connection if its client is too slow for *limits*; *now_s* is `Watcher.time`."""
-
-
 class Watcher:
     """Looks at every connection once per `LOOK_S`, without a task or timer of its own for any of them.
 
@@ -42,8 +39,8 @@ class Watcher:
         """*limits* gives those that hold at the moment. Must be made on a running event loop."""
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._watched: set[Watched] = set()
-        self._left: list[Watched] = []
+        self._watched: set[ClientConnection] = set()
+        self._left: list[ClientConnection] = []
         self._next: asyncio.Handle | None = None
         self._due_s = 0.0
         self._lost_s = 0.0
@@ -61,13 +58,13 @@ class Watcher:
         """Whether another look is planned: as long as there are connections."""
         return self._next is not None
 
-    def watch(self, connection: Watched) -> None:
+    def watch(self, connection: "ClientConnection") -> None:
         """Look at *connection* from now on."""
         self._watched.add(connection)
         if self._next is None:
             self._plan()
 
-    def unwatch(self, connection: Watched) -> None:
+    def unwatch(self, connection: "ClientConnection") -> None:
         """*connection* has ended."""
         self._watched.discard(connection)
 
@@ -102,14 +99,6 @@ class Watcher:
             self._plan()
 
 
-class Unread(Protocol):
-    """A connection as the check for clients that have left sees it."""
-
-    @property
-    def transport(self) -> asyncio.Transport | None:
-        """Its transport; None if it has ended."""
-
-
 class GoneCheck:
     """Aborts the connections of unread clients that have left, which cancels their handlers (protocol 10, case 25).
 
@@ -120,7 +109,7 @@ class GoneCheck:
     def __init__(self) -> None:
         """Must be made on a running event loop."""
         self._loop = asyncio.get_running_loop()
-        self._unread: set[Unread] = set()
+        self._unread: set[Arriving] = set()
         self._next: asyncio.TimerHandle | None = None
 
     @property
@@ -128,13 +117,13 @@ class GoneCheck:
         """Whether another look is planned: as long as there are connections that are not read."""
         return self._next is not None
 
-    def watch(self, connection: Unread) -> None:
+    def watch(self, connection: "Arriving") -> None:
         """Notice within `GONE_CHECK_S` if the client of *connection* leaves, which is not read from now on."""
         self._unread.add(connection)
         if self._next is None:
             self._next = self._loop.call_later(GONE_CHECK_S, self._abort_gone)
 
-    def unwatch(self, connection: Unread) -> None:
+    def unwatch(self, connection: "Arriving") -> None:
         """*connection* is read again, or has ended."""
         self._unread.discard(connection)
 

@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 
 from gateway.backend.asking import BackendRequest, Body
-from gateway.backend.attempt import Answer
+from gateway.backend.attempt import Answer, Read, Transcode
 from gateway.backend.metadata import ModelMetadata
-from gateway.backend.upstream import Read, Transcode, Upstream
+from gateway.backend.upstream import Upstream
 from gateway.client.body import ClientBody
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest

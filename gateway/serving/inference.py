@@ -8,8 +8,8 @@ import time
 from functools import partial
 
 from gateway.backend.asking import BackendRequest, Body, Pieces, Sending
-from gateway.backend.attempt import Answer
-from gateway.backend.upstream import Read, Upstream
+from gateway.backend.attempt import Answer, Read
+from gateway.backend.upstream import Upstream
 from gateway.codec import (
     HEADER_LENGTH,
     WHOLE_BYTES,

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from gateway.backend.asking import BackendRequest, Body
-from gateway.backend.attempt import Answer
-from gateway.backend.upstream import Read, Upstream
+from gateway.backend.attempt import Answer, Read
+from gateway.backend.upstream import Upstream
 from gateway.codec import HEADER_LENGTH, Framing, MemberReplacer, find_header_length
 from gateway.errors import ErrorKind, GatewayError, blaming
 from gateway.exchange import Format

@@ -6,7 +6,8 @@ import pytest
 
 from gateway.client.body import ClientBody
 from gateway.client.reply import JOIN_BYTES, WRITE_BYTES, Reply
-from gateway.client.request import ClientRequest, Connection
+from gateway.client.request import ClientRequest
+from gateway.client.served import Served
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import HeaderLines, Pairs
 from gateway.pacing import Pacer
@@ -104,7 +105,7 @@ async def test_a_small_reply_leaves_in_one_write(monkeypatch: pytest.MonkeyPatch
         connection = type(request.connection)
         original = connection.write
 
-        def write(self: Connection, data: bytes) -> None:
+        def write(self: Served, data: bytes) -> None:
             writes.append(data)
             original(self, data)
 
@@ -283,9 +284,10 @@ async def test_a_small_reply_is_complete_at_once_unless_its_client_is_behind_in_
             request.connection.write(b"HTTP/1.1 103 Early Hints\r\nX: " + bytes(9_000_000).replace(b"\0", b"x"))
             request.connection.write(b"\r\n\r\n")
             assert request.connection.is_behind
-        reply.send_small(200, [], (b"a", memoryview(b"b")))
+        sending = asyncio.ensure_future(reply.buffers(200, [], (b"a", memoryview(b"b"))))
+        await asyncio.sleep(0)
         completed.append(reply.is_complete)
-        await reply.complete()
+        await sending
         completed.append(reply.is_complete)
         assert not request.connection.is_behind
 
