@@ -443,6 +443,25 @@ async def test_large_json_is_streamed_in_the_framing_of_the_backend(server: Json
     assert (names.get("content-length") == str(server.request_bytes)) == (framing == "content-length")
 
 
+async def test_more_json_beside_the_data_than_the_limit_is_refused_with_its_name(server: JsonServer) -> None:
+    """128 KiB where nothing else is said; `data` does not count."""
+    async with running(server.url) as client:
+        reply = await client.infer_binary({**FP32, "more": "x" * 129 * 1024}, X.tobytes())
+        assert (reply.status, "limits.header" in reply.error) == (413, True)
+        assert server.inferences == 0
+        data = {"name": "x", "datatype": "UINT8", "shape": [100_000], "data": [1] * 100_000}
+        reply = await client.infer_binary({**FP32, "inputs": [data], "more": "x" * 100 * 1024})
+        assert (reply.status, reply.binary) == (200, bytes([1]) * 100_000)
+
+
+async def test_more_json_beside_the_data_of_an_answer_than_the_limit_is_the_backends_fault() -> None:
+    output = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
+    answer = json.dumps({"outputs": [output], "more": "x" * 129 * 1024}).encode()
+    async with lying(answering(answer)) as liar, running(liar.url) as client:
+        reply = await client.infer_binary(FP32, X.tobytes())
+        assert (reply.status, "limits.header" in reply.error) == (502, True)
+
+
 async def test_body_larger_than_the_limit_is_refused(server: JsonServer) -> None:
     async with running(server.url, "limits: {request_body: 1KiB}\n") as client:
         body, length = encoded(FP32, b"1" * 2000)

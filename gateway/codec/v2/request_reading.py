@@ -150,6 +150,11 @@ def _is_read_whole(text: bytes) -> bool:
 def _split(body: memoryview, header_length: int | None, limits: HeaderLimits, reserve: Reserve) -> _Splitting:
     """The JSON with numbers in place of each input's `data`, the text of each, and where the JSON ends in the body."""
     text = body[:header_length]
+    if header_length is not None and header_length <= limits.max_header_bytes:
+        header = bytes(text)
+        if b'"data"' not in header and b"\\u" not in header:
+            reserve(header_length * HELD_PER_BYTE)
+            return header, [], header_length
     scanner = Scanner(
         "inputs",
         lambda entry: SkipSink("the JSON of an input"),
