@@ -443,6 +443,7 @@ async def test_large_json_is_streamed_in_the_framing_of_the_backend(server: Json
     assert (names.get("content-length") == str(server.request_bytes)) == (framing == "content-length")
 
 
+@pytest.mark.rule("1.8")
 async def test_more_json_beside_the_data_than_the_limit_is_refused_with_its_name(server: JsonServer) -> None:
     """128 KiB where nothing else is said; `data` does not count."""
     async with running(server.url) as client:
@@ -454,6 +455,7 @@ async def test_more_json_beside_the_data_than_the_limit_is_refused_with_its_name
         assert (reply.status, reply.binary) == (200, bytes([1]) * 100_000)
 
 
+@pytest.mark.rule("1.8")
 async def test_more_json_beside_the_data_of_an_answer_than_the_limit_is_the_backends_fault() -> None:
     output = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
     answer = json.dumps({"outputs": [output], "more": "x" * 129 * 1024}).encode()
