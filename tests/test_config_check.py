@@ -530,7 +530,7 @@ def test_the_schema_refuses_what_check_refuses(text: str, tmp_path: Path) -> Non
 def test_every_default_in_the_schema_is_that_of_the_type() -> None:
     schema = json_schema()
     assert schema["properties"]["workers"]["default"] == 1
-    assert schema["properties"]["limits"]["properties"]["header"]["default"] == "1MiB"
+    assert schema["properties"]["limits"]["properties"]["header"]["default"] == "128KiB"
     eject = schema["properties"]["backends"]["additionalProperties"]["properties"]["eject"]
     assert eject["properties"]["for"]["default"] == "30s"
     assert "hidden" not in schema["properties"]

@@ -37,6 +37,7 @@ _PARAMETER_KEY_OR_ESCAPE = re.compile(_PARAMETER_KEY.pattern + rb"|\\u00")
 _SEARCH_BYTES = 256 * 1024
 _SEARCH_OVERLAP = 64  # no shorter than a key with its blanks
 
+_DATA_OR_ESCAPE = re.compile(rb'"data"|\\u')
 _SIZE = re.compile(rb"[0-9]{1,20}")
 _FLAGS = {b"true": True, b"false": False}
 _NULL = b"null"
@@ -152,7 +153,7 @@ def _split(body: memoryview, header_length: int | None, limits: HeaderLimits, re
     text = body[:header_length]
     if header_length is not None and header_length <= limits.max_header_bytes:
         header = bytes(text)
-        if b'"data"' not in header and b"\\u" not in header:
+        if not _DATA_OR_ESCAPE.search(header):
             reserve(header_length * HELD_PER_BYTE)
             return header, [], header_length
     scanner = Scanner(
