@@ -24,8 +24,9 @@ from gateway.config import Config, without_hidden_paths
 from gateway.config.tokens import token_problems
 from gateway.errors import ConfigError, ErrorKind
 from gateway.exchange import Exchange
-from gateway.handlers import Gateway, Serving
 from gateway.plan import BackendPlan, Plan
+from gateway.serving.call import Serving
+from gateway.serving.gateway import Gateway
 from gateway.telemetry.access_log import AccessLog, FailureLog
 from gateway.telemetry.log_writer import change_level
 from gateway.telemetry.metrics import EndpointReading, Metrics

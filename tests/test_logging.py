@@ -369,7 +369,7 @@ routes: [{{name: gone, path_prefix: /gone, backend: gone}}, {{name: all, backend
 
 TROUBLE = """
 import sys, warnings, logging, threading
-from gateway import handlers
+from gateway.serving import gateway
 
 async def broken(*_):
     warnings.warn("a library warns")
@@ -377,7 +377,7 @@ async def broken(*_):
     threading.Thread(target=lambda: 1 / 0).start()
     raise RuntimeError("a bug")
 
-handlers._Call.server_metadata = broken
+gateway.server_metadata = broken
 from gateway.__main__ import main
 sys.exit(main())
 """

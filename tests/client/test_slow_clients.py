@@ -1,4 +1,4 @@
-"""Clients that are too slow: with their head, their body, in reading their reply (design: limits).
+"""Clients that are too slow: with their head, their body, in reading their reply (docs/configuration.md, "Limits").
 
 Real sockets and short limits. What a limit is meant to spare is proved by looks at the connections that find it still
 open: each connection of `looked_at` is ended by such a look. Not here: what counts as too slow, see

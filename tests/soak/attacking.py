@@ -1,7 +1,7 @@
 """Clients that attack: bodies in chunks of one byte, and large heads behind a slow request.
 
-Each attack has one right ending (design.md, "Tiny chunks" and "Heads"), whatever the endpoints do: 400, or the reply of
-the slow request and then 431.
+Each attack has one right ending, whatever the endpoints do (docs/architecture.md, "Connections of clients"): 400, or
+the reply of the slow request and then 431.
 """
 
 import asyncio

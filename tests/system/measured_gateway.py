@@ -14,8 +14,8 @@ import time
 from gateway.app import settle
 from gateway.client.request import ClientRequest
 from gateway.config import for_backend, parse
-from gateway.handlers import Gateway
 from gateway.process.application import Application
+from gateway.serving.gateway import Gateway
 
 HELD = "/held"
 HELD_S = 0.05

@@ -1,6 +1,6 @@
 """Tokens and denied paths through a running gateway: refused first, before routes and bodies, and nothing leaks.
 
-Rules: design.md "Access".
+Rules: docs/configuration.md, "Who may use it".
 """
 
 import asyncio

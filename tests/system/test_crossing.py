@@ -1,6 +1,6 @@
 """What may cross the gateway and what may not: paths, header bytes, framing, loops, errors' words, codings.
 
-Rules: design.md "Paths", "Labels", "Every reply carries X-Request-Id"; protocol 4.5, 4.9, 7.
+Rules: docs/operations.md, "Access log"; protocol 4.5, 4.9, 7.
 """
 
 import asyncio

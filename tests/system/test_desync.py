@@ -1,7 +1,7 @@
 """Each side keeps its place in the bytes of a connection, or ends the connection.
 
 What a backend sends that parsers read in different ways, and what might be taken for the answer to another request
-(design.md, "Whose connection"). What clients send of this kind is in tests/client/test_server.py.
+(docs/architecture.md, "Connections to backends"). What clients send of this kind is in tests/client/test_server.py.
 """
 
 import logging

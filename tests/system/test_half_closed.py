@@ -1,7 +1,8 @@
 """A server that half-closes an idle connection, goes on reading and executes, behind a network with latency.
 
 The end of its stream and the next request cross on their way, so to the gateway the stream has ended and nothing of the
-request was acknowledged. The server executes it all the same: it must not get it twice (design.md, "Executed once").
+request was acknowledged. The server executes it all the same: it must not get it twice
+(docs/architecture.md, "Connections to backends").
 """
 
 import asyncio

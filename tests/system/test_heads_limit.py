@@ -1,4 +1,4 @@
-"""Heads are bounded, counted, and not parsed before their time (design.md, "Heads").
+"""Heads are bounded, counted, and not parsed before their time (docs/architecture.md, "Connections of clients").
 
 A head has at most `limits.head` bytes and 128 fields. While a request of a connection is served, nothing behind it is
 parsed, little of it is read, and what is held is counted.

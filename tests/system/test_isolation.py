@@ -1,7 +1,7 @@
 """A byte belongs to one request: backends that send too much, fail late or drop connections, and clients that leave.
 
 Each request carries a value of its own that the answer must echo, and the backend counts what it executes
-(design.md, "Whose connection" and "Executed once").
+(docs/architecture.md, "Connections to backends").
 """
 
 import array

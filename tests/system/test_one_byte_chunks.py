@@ -1,4 +1,6 @@
-"""Bodies in tiny chunks cost others little: what is accepted, what is refused, on both sides (design.md, Tiny chunks).
+"""Bodies in tiny chunks cost others little: what is accepted, what is refused, on both sides.
+
+See docs/architecture.md, "Connections of clients".
 
 A chunk of one byte costs six on the wire. A connection whose chunks carry less than a third of what they cost on the
 wire, over any 64 KiB, is refused. Its figures in a table: row 6c of tests/bench.

@@ -16,7 +16,7 @@ import pytest
 from gateway.backend import speaking
 from gateway.backend.speaking import Spoken
 from gateway.backend.upstream import Upstream
-from gateway.passing import UPLOAD_BYTES
+from gateway.serving.relaying import UPLOAD_BYTES
 from tests.conftest import HEADER_LENGTH, Client, Connection, Liar, Reply, lying, running, tensor
 from tests.system.scripted import head_of, wire
 

@@ -1,6 +1,6 @@
 """Routes through a running gateway: prefixes that are stripped, models with two names, splits and what sticks.
 
-Rules: design.md "rename", "Sticky"; protocol 8.
+Rules: docs/configuration.md, "Routes"; protocol 8.
 """
 
 import asyncio

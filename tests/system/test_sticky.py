@@ -1,4 +1,4 @@
-"""Requests that belong together stay on one endpoint, as long as that lives (design: sticky)."""
+"""Requests that belong together stay on one endpoint, as long as that lives (docs/configuration.md, "Routes")."""
 
 import asyncio
 from collections.abc import AsyncIterator

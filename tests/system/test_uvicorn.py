@@ -1,4 +1,6 @@
-"""A real uvicorn whose application raises: who asks next does not pay for it (design.md, "Whose connection").
+"""A real uvicorn whose application raises: who asks next does not pay for it.
+
+See docs/architecture.md, "Connections to backends".
 
 uvicorn answers an unhandled exception with a whole 500, logs the traceback, and closes the connection 1 to 20 ms later,
 without having said so.

@@ -1,4 +1,6 @@
-"""Waiting and holding: what one client, or one backend, can take from the others (design.md, "Waiting is visible").
+"""Waiting and holding: what one client, or one backend, can take from the others.
+
+See docs/configuration.md, "Connections and waiting".
 
 Connections to backends and their queue, uploads that send nothing, answers that announce more than they send.
 """

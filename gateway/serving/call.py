@@ -1,44 +1,34 @@
-"""What the ways of serving a request have in common: asking a backend, passing its answer on, wording its errors.
+"""What the ways of serving a request have in common: choosing a backend, asking it, wording its errors.
 
-Here: one request while it is served, and the steps of which `handlers` and `translation` are made. Not here: which of
-them a request takes, and in which order.
+Not here: which of these steps a request takes, and in which order.
 """
 
 import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from gateway.backend.asking import BackendRequest, Body, Pieces, Sending
+from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer
 from gateway.backend.metadata import ModelMetadata
 from gateway.backend.upstream import Read, Transcode, Upstream
 from gateway.client.body import ClientBody
-from gateway.client.reply import JOIN_BYTES, Reply
+from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
-from gateway.codec import (
-    HEADER_LENGTH,
-    Coding,
-    Framing,
-    MemberReplacer,
-    ModelDescription,
-    choose_coding,
-    compressed,
-    error_body,
-    inflated_beginning,
-)
+from gateway.codec import HEADER_LENGTH, ModelDescription, error_body, inflated_beginning
 from gateway.codec import Reply as InferReply
-from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
-from gateway.exchange import Exchange, Format
+from gateway.errors import ErrorKind, GatewayError, blaming
+from gateway.exchange import Exchange
 from gateway.headers import HeaderLines
 from gateway.pacing import Pacer
 from gateway.plan import BackendPlan, Plan
 from gateway.policy.admission import Admission
-from gateway.policy.crossing import Fields, may_name_model, relayed_to_client, renamed_to_client
+from gateway.policy.crossing import Fields
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match
 from gateway.policy.trace_context import Trace
@@ -48,8 +38,6 @@ ERROR_BYTES = 64 * 1024
 
 MAX_LOCATION = 200
 """The most characters of a redirect's address that stand in an error."""
-
-_JSON = ("Content-Type", "application/json")
 
 log = logging.getLogger("gateway")
 
@@ -75,6 +63,15 @@ def _no_words(_: bytes) -> None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What a request is served by, from its beginning to its end: one value, which a reload replaces in one step."""
+
+    plan: Plan
+    upstreams: Mapping[str, Upstream]
+    """The plan's backends by name."""
+
+
 class Shared(Protocol):
     """What all requests of a process share, whatever plan they are served by."""
 
@@ -85,58 +82,12 @@ class Shared(Protocol):
     is_draining: bool
 
 
-class Proven(Protocol):
-    """A client's request that has been proved right."""
-
-    @property
-    def datatypes(self) -> list[str]:
-        """Of each binary input."""
-
-    @property
-    def header_recovered(self) -> bool:
-        """Whether its header length was found out (protocol section 6)."""
-
-    @property
-    def nonfinite(self) -> int:
-        """How many NaN and infinities are let through by policy."""
-
-
-class Written(Protocol):
-    """The JSON that a request becomes; it is made anew as often as it is asked for."""
-
-    @property
-    def is_small(self) -> bool:
-        """Whether it can be made and sent in one go."""
-
-    def whole_json(self) -> Generator[None, None, bytes]:
-        """All of it; yields after each step of work."""
-
-    def json_bytes(self) -> Generator[None, None, int]:
-        """Its length; yields after each step of work."""
-
-    def json_pieces(self) -> Iterator[bytes | bytearray | memoryview]:
-        """It, in pieces of bounded size."""
-
-
-class Decoder(Protocol):
-    """Reads one answer: `feed` what arrives, then `finish`. Both yield after each step, and raise `CodecError`."""
-
-    @property
-    def held_bytes(self) -> int:
-        """What the answer takes so far."""
-
-    def feed(self, chunk: bytes) -> Generator[None, None, None]:
-        """Take the next bytes of the JSON."""
-
-    def finish(self) -> Generator[None, None, InferReply]:
-        """The reply."""
-
-
 class Call:
     """One request while it is served: what all its steps need."""
 
-    def __init__(self, shared: Shared, plan: Plan, request: ClientRequest, exchange: Exchange) -> None:
-        self.plan = plan
+    def __init__(self, shared: Shared, serving: Serving, request: ClientRequest, exchange: Exchange) -> None:
+        self.plan = plan = serving.plan
+        self.upstreams = serving.upstreams
         self.shared = shared
         self.request = request
         self.exchange = exchange
@@ -144,32 +95,17 @@ class Call:
         self.total_at: float | None = None
         self.match: Match
         self.sticky_key: str | None = None
-        limits = plan.limits
-        self.body = ClientBody(request, exchange, shared.admission, limits.request_body, self.pacer)
+        self.body = ClientBody(request, exchange, shared.admission, plan.limits.request_body, self.pacer)
         self.reply = Reply(
             request, exchange, body=self.body, is_draining=lambda: shared.is_draining, timing=plan.timing
         )
 
-    def own_id(self, backend: BackendPlan) -> bytes:
-        """The id, as JSON text, of a request to *backend* where the client has none; empty: it has none there either.
-
-        It is the value of `X-Request-Id`, which the server's log may have as well.
-        """
-        return msgspec.json.encode(self.exchange.request_id) if backend.settings.ids == "always" else b""
-
-    def choose(self, upstreams: Mapping[str, Upstream], sequence_id: str | None = None) -> tuple[Upstream, BackendPlan]:
+    def choose(self, sequence_id: str | None = None) -> tuple[Upstream, BackendPlan]:
         """The backend that gets the request, which may have a *sequence_id*."""
         destination = self.match.destination
         self.sticky_key = sequence_id or destination.sticky.header_key(self.request.headers)
         name = self.exchange.backend = destination.pick(self.sticky_key, random.random())  # noqa: S311  no secret
-        return upstreams[name], self.plan.backends[name]
-
-    def transcoded_headers(self, backend: BackendPlan) -> Fields:
-        """The headers that *backend* gets with JSON that the gateway has made."""
-        fields = backend.headers.transcoded(self.request)
-        fields.append(self.plan.via)
-        fields.append(("X-Request-Id", self.exchange.request_id))
-        return fields
+        return self.upstreams[name], self.plan.backends[name]
 
     async def run_parser(self, steps: Generator[None, None, T]) -> T:
         """The client's request, which *steps* parse. Raises `GatewayError` if it is malformed."""
@@ -184,17 +120,6 @@ class Call:
         """Record the steps of the request's codec that *pacer* has just run."""
         self.exchange.request_codec_s += pacer.take_seconds()
         self.exchange.request_codec_until_s = time.perf_counter()
-
-    def note(self, parsed: Proven) -> None:
-        """Record in the exchange what the request holds."""
-        exchange = self.exchange
-        exchange.is_transcoded = True
-        exchange.upstream_format = Format.JSON
-        exchange.client_format = Format.BINARY if parsed.datatypes else Format.JSON
-        exchange.request_nonfinite = parsed.nonfinite
-        exchange.input_datatypes = parsed.datatypes
-        if parsed.header_recovered:
-            self.note_recovered()
 
     def note_recovered(self) -> None:
         """Record that the client did not say how long its JSON is, and that it was found out (protocol section 6)."""
@@ -263,79 +188,6 @@ class Call:
             is_read_whole=True,
         )
         return upstream.call(asked, self.exchange.attempts, read, total_at=self.total_at)
-
-    async def json_body(self, written: Written, backend: BackendPlan) -> Body:
-        """The backend's JSON: whole if it is small, else a stream that is made while it is sent."""
-        if written.is_small:
-            text = await self.pacer.run(written.whole_json())
-            self.add_request_codec(self.pacer)
-            return Body(whole=text)
-        length = None
-        if backend.settings.framing == "content-length":
-            # The length is only known by making the JSON; it is made again while it is sent, and never held.
-            length = await self.pacer.run(written.json_bytes())
-
-        async def pieces(sending: Sending) -> Pieces:
-            made = written.json_pieces()
-            pacer = Pacer()
-            while (piece := await pacer.next(made)) is not None:
-                # now, not at the end, which an attempt that fails does not see
-                self.add_request_codec(pacer)
-                sending.piece(len(piece))
-                yield piece
-            sending.done()
-
-        return Body(open=pieces, length=length)
-
-    async def decode(self, answer: Answer, text: bytes | None, decoder: Decoder) -> InferReply:
-        """The reply, made of *answer* while it arrives; *text* is its body if that was read. Raises `GatewayError`."""
-        limit = self.plan.limits.response_body
-        received = 0
-        self.exchange.response_codec_at_s = time.perf_counter()
-        with blaming(ErrorKind.MALFORMED_RESPONSE):
-            async for chunk in answer.chunks() if text is None else _once(text):
-                received += len(chunk)
-                if received > limit:
-                    raise CodecError(f"larger than limits.response_body, {int(limit)} bytes")
-                await self.pacer.run(decoder.feed(chunk))
-                self.body.hold_answer(decoder.held_bytes)
-            if not received:
-                raise CodecError(f"{answer.status} without a body")
-            answered = await self.pacer.run(decoder.finish())
-            self.body.hold_answer(decoder.held_bytes)
-        self.exchange.response_codec_s += self.pacer.take_seconds()
-        self.exchange.response_codec_until_s = time.perf_counter()
-        return answered
-
-    async def answer_inference(self, answered: InferReply, crossing: HeaderLines | Fields, framing: Framing) -> None:
-        """Send header and blobs without joining them, and what is *crossing* of the answer's head."""
-        lines, headers = (crossing, Fields()) if isinstance(crossing, HeaderLines) else (None, crossing)
-        if answered.is_binary:
-            self.exchange.reply_format = Format.BINARY
-            header_bytes = answered.header_bytes
-            headers += (("Content-Type", framing.content_type(header_bytes)), (HEADER_LENGTH, str(header_bytes)))
-        else:
-            self.exchange.reply_format = Format.JSON
-            headers.append(_JSON)
-        buffers: list[bytes | memoryview] = [*answered.header, *answered.blobs]
-        coding = self._reply_coding(answered, headers) if self.plan.compression.responses else None
-        if coding is None:
-            await self.reply.buffers(200, headers, buffers, lines)
-            return
-        headers.append(("Content-Encoding", coding.label))
-        # how long it gets shows only at the end, so it goes out in chunks
-        await self.reply.begin(200, headers, None, lines=lines)
-        pieces = compressed(buffers, coding)
-        while (piece := await self.pacer.next(pieces)) is not None:
-            await self.reply.write(piece)
-        await self.reply.end()
-
-    def _reply_coding(self, answered: InferReply, headers: Fields) -> Coding | None:
-        """How the reply is to be compressed, if at all (protocol 7); says in *headers* what that depends on."""
-        headers.append(("Vary", "Accept-Encoding"))
-        if answered.n_bytes < self.plan.compression.min_size:
-            return None
-        return choose_coding(self.request.headers.joined("accept-encoding"))
 
     def ask(
         self,
@@ -408,45 +260,6 @@ class Call:
         """*headers* and those that the gateway adds to every request to a backend."""
         return [*headers, self.plan.via, ("X-Request-Id", self.exchange.request_id)]
 
-    async def stream(self, answer: Answer, headers: Fields | None = None) -> None:
-        """Pass an answer on as it arrives, with the client's name of the model in place of the backend's.
-
-        *headers*: instead of the answer's own, for a body that has no name of the model that could be replaced.
-        """
-        reply = self.reply
-        match = self.match
-        if headers is None and match.is_renamed and may_name_model(answer.status, answer.headers):
-            await self._stream_renamed(answer, MemberReplacer(match.naming_key(self.request.method), match.model or ""))
-            return
-        if headers is None:
-            headers = relayed_to_client(answer.headers)
-        if whole := answer.take_arrived(JOIN_BYTES):
-            await reply.whole(answer.status, headers, whole, answer.reason)
-            return
-        await reply.begin(answer.status, headers, answer.content_length, answer.reason)
-        async for chunk in answer.chunks_for_client():
-            await reply.write(chunk)
-        await reply.end()
-
-    async def _stream_renamed(self, answer: Answer, replacer: MemberReplacer) -> None:
-        answer.refuse_encoded()
-        headers = renamed_to_client(answer.headers)
-        length = answer.content_length
-        if length is not None and length <= JOIN_BYTES and self.request.method != "HEAD":
-            text = await answer.read_whole(JOIN_BYTES, "the answer")
-            whole = b"".join(replacer.feed(text)) + replacer.finish()
-            await self.reply.whole(answer.status, headers, whole, answer.reason)
-            return
-        await self.reply.begin(answer.status, headers, None, answer.reason)
-        async for chunk in answer.chunks_for_client():
-            pieces = replacer.feed(chunk)
-            passed = bytearray()
-            while (piece := await self.pacer.next(pieces)) is not None:
-                passed += piece
-            await self.reply.write(passed)
-        await self.reply.write(replacer.finish())
-        await self.reply.end()
-
     async def backend_error(
         self,
         answer: Answer,
@@ -474,7 +287,3 @@ class Call:
         body, words = await self.pacer.run(steps)
         headers = answer.transcoded_headers()
         return GatewayError(ErrorKind.BACKEND_ERROR, words, headers=headers, status=answer.status, body=body)
-
-
-async def _once(text: bytes) -> AsyncIterator[bytes]:
-    yield text

@@ -8,24 +8,20 @@ endpoint that has not said that it reads binary, the request is handed back to b
 Not here: whether a server speaks the extension (`backend.speaking`).
 """
 
-import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar
 
-from gateway.backend.asking import BackendRequest, Body, Sending
+from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer
 from gateway.backend.upstream import Read, Upstream
-from gateway.call import Answered, Call
 from gateway.codec import HEADER_LENGTH, Framing, MemberReplacer, find_header_length
 from gateway.errors import ErrorKind, GatewayError, blaming
 from gateway.exchange import Format
 from gateway.plan import BackendPlan
 from gateway.policy.crossing import Fields, relayed_to_client, renamed_to_client
-
-UPLOAD_BYTES = 64 * 1024
-"""A relayed upload takes a connection to its backend when so much of it, or all of it, is there to be sent."""
+from gateway.serving.call import Answered, Call
+from gateway.serving.relaying import UPLOAD_BYTES, begin_upload, in_time, stream, streamed
 
 WHOLE_BYTES = 1024 * 1024
 """A request that is announced to be no longer is read to its end before it is sent, and not streamed.
@@ -33,8 +29,6 @@ WHOLE_BYTES = 1024 * 1024
 Its body can be sent again, so it goes over a kept connection. An image of 600 KB takes 0.6 times the processor time of
 one that is streamed over a new connection, and 0.5 times with TLS; with 4 MB the difference is gone (measured).
 """
-
-T = TypeVar("T")
 
 _HEADER_LENGTH = HEADER_LENGTH.lower()
 _BYTES = "application/octet-stream"
@@ -69,8 +63,8 @@ async def pass_through(
     if body is None:
         check = call.body.check_length
         check()
-        first = await _begin_upload(call, backend, check)
-        sent = _streamed(call, first, check)
+        first = await begin_upload(call, backend, check)
+        sent = streamed(call, first, check)
         whole = partial(_read_all, call, backend, first)
     else:
         if is_missing:
@@ -145,14 +139,14 @@ async def _pass_back(call: Call, answer: Answer, framing: Framing) -> None:
     text = answer.headers.get(_HEADER_LENGTH)
     if not _DIGITS.fullmatch(text):
         call.exchange.reply_format = Format.JSON
-        await call.stream(answer)
+        await stream(call, answer)
         return
     call.exchange.reply_format = Format.BINARY
     header_length = int(text)
     if call.match.is_renamed:
         await _pass_back_renamed(call, answer, header_length, framing)
     else:
-        await call.stream(answer, _said_as_asked(relayed_to_client(answer.headers), header_length, framing))
+        await stream(call, answer, _said_as_asked(relayed_to_client(answer.headers), header_length, framing))
 
 
 async def _pass_back_renamed(call: Call, answer: Answer, header_length: int, framing: Framing) -> None:
@@ -198,31 +192,6 @@ def _said_as_asked(headers: Fields, header_length: int, framing: Framing) -> Fie
     return [*others, ("Content-Type", framing.content_type(header_length))]
 
 
-def _any_length() -> None:
-    pass
-
-
-async def upload(call: Call, backend: BackendPlan, check: Callable[[], None] = _any_length) -> Body:
-    """A body that streams: whole if it is small, and so can be sent again if a connection turns out to be dead.
-
-    Its beginning is waited for here, so that a client that sends nothing holds no slot and no connection of a backend.
-    *check* is called after each part that has come, and may raise `GatewayError`.
-    """
-    return _streamed(call, await _begin_upload(call, backend, check), check)
-
-
-async def _begin_upload(call: Call, backend: BackendPlan, check: Callable[[], None]) -> bytes:
-    """What is there of the body when so much is there that it can go on. Raises `GatewayError`."""
-    body = call.body
-    length = call.request.content_length
-    await body.admit(UPLOAD_BYTES if length is None else min(length, UPLOAD_BYTES))
-    body.invite()
-    first = await _in_time(call, backend, body.read_first(UPLOAD_BYTES))
-    check()
-    await body.take_slot()
-    return first
-
-
 async def _read_all(call: Call, backend: BackendPlan, first: bytes) -> memoryview:
     """The whole body of an upload of which nothing was sent, and *first* was read. Raises `GatewayError`."""
     body = call.body
@@ -236,35 +205,5 @@ async def _read_all(call: Call, backend: BackendPlan, first: bytes) -> memoryvie
             whole.extend(chunk)
 
     if not body.at_end:
-        await _in_time(call, backend, read())
+        await in_time(call, backend, read())
     return memoryview(whole)
-
-
-async def _in_time(call: Call, backend: BackendPlan, reading: Coroutine[Any, Any, T]) -> T:
-    """What *reading* from the client gives. Raises `GatewayError` when `timeouts.total` is over."""
-    try:
-        async with asyncio.timeout_at(call.begin_total(backend)):
-            return await reading
-    except TimeoutError:
-        words = f"the client kept the request open for more than {backend.settings.timeouts.total:g} s (timeouts.total)"
-        raise GatewayError(ErrorKind.SLOW_CLIENT, words) from None
-
-
-def _streamed(call: Call, first: bytes, check: Callable[[], None]) -> Body:
-    """The body that begins with *first*, which was read."""
-    body = call.body
-    if body.at_end:
-        return Body(whole=first)
-
-    async def pieces(sending: Sending) -> AsyncIterator[bytes]:
-        sending.piece(len(first))
-        yield first
-        sending.paused()
-        async for chunk in body.chunks():
-            check()
-            sending.piece(len(chunk))
-            yield chunk
-            sending.paused()
-        sending.done()
-
-    return Body(open=pieces, length=call.request.content_length, can_be_repeated=False)

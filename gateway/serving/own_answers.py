@@ -1,7 +1,7 @@
 """What the gateway answers itself, where a server cannot: health, and what models and servers are (protocol 8).
 
 Servers of other dialects than V2 have none of the protocol's paths; servers of V2 may lack some. Not here: inferences
-(`handlers`, `translation`).
+(`inference`).
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from gateway.backend.attempt import Answer
-from gateway.codec import configured_for, v2_metadata, v2_server_metadata
+from gateway.codec import v2_metadata, v2_server_metadata
 from gateway.errors import ErrorKind, GatewayError
 from gateway.plan import BackendPlan
 from gateway.policy.routing import Match, V2Path
-from gateway.translation import Translation
+from gateway.serving.speech import Foreign, configured_metadata
 
 HEALTH_BYTES = 64 * 1024
 """How much of an answer about health is read."""
@@ -27,80 +27,80 @@ LIVE, READY = b'{"live":true}', b'{"ready":true}'
 """What KServe's client reads; others look at the status alone."""
 
 
-async def answer(translation: Translation) -> None:
+async def answer(foreign: Foreign) -> None:
     """Answer anything but an inference for a backend of another dialect. Raises `GatewayError`."""
-    request, path = translation.call.request, translation.path
+    request, path = foreign.call.request, foreign.path
     known = _OF_SERVERS if path.model is None else _OF_MODELS
     tell = known.get(path.asked) if request.method in ("GET", "HEAD") else None
     if tell is None:
         words = (
-            f"{request.method} {request.path.partition('?')[0]}: servers of dialect {translation.dialect.name!r} have "
+            f"{request.method} {request.path.partition('?')[0]}: servers of dialect {foreign.dialect.name!r} have "
             "nothing like it; for these the gateway answers health, readiness, metadata and inferences"
         )
         raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=404)
-    await translation.call.reply.whole(200, [JSON], await tell(translation))
+    await foreign.call.reply.whole(200, [JSON], await tell(foreign))
 
 
-async def _live(translation: Translation) -> bytes:
-    await _require_live(translation)
+async def _live(foreign: Foreign) -> bytes:
+    await _require_live(foreign)
     return LIVE
 
 
-async def _ready(translation: Translation) -> bytes:
-    await _require_live(translation)
+async def _ready(foreign: Foreign) -> bytes:
+    await _require_live(foreign)
     return READY
 
 
-async def _server(translation: Translation) -> bytes:
-    await _require_live(translation)
-    return v2_server_metadata(translation.dialect.server_name)
+async def _server(foreign: Foreign) -> bytes:
+    await _require_live(foreign)
+    return v2_server_metadata(foreign.dialect.server_name)
 
 
-async def _require_live(translation: Translation) -> None:
+async def _require_live(foreign: Foreign) -> None:
     """Raise `GatewayError` unless the server runs."""
-    dialect = translation.dialect
+    dialect = foreign.dialect
 
     async def read(answer: Answer) -> None:
         text = await answer.read_beginning(HEALTH_BYTES)
         if not dialect.is_live(answer.status, text):
-            raise await translation.error(answer, text, hint=f" (GET {dialect.live_path})")
+            raise await foreign.error(answer, text, hint=f" (GET {dialect.live_path})")
 
-    path = translation.path.before + dialect.live_path
-    await translation.call.question(translation.upstream, translation.backend, path, read)
+    path = foreign.path.before + dialect.live_path
+    await foreign.question(path, read)
 
 
-async def _model_ready(translation: Translation) -> bytes:
-    model = translation.call.match.model
-    if not await translation.is_ready():
+async def _model_ready(foreign: Foreign) -> bytes:
+    model = foreign.call.match.model
+    if not await foreign.is_ready():
         # 4xx is the protocol's way of saying no
         raise GatewayError(ErrorKind.BACKEND_ERROR, f"model {model!r} is not ready", status=400)
     return msgspec.json.encode({"name": model, "ready": True})
 
 
-async def _model(translation: Translation) -> bytes:
+async def _model(foreign: Foreign) -> bytes:
     """A model's metadata, from what its server and the configuration say. Raises `GatewayError` if neither does."""
-    dialect, (_, name, version, _) = translation.dialect, translation.path
+    dialect, (_, name, version, _) = foreign.dialect, foreign.path
     model = name or ""
-    translation.path_of(dialect.description_path(model, version) or dialect.ready_path(model, version))
-    described = await translation.description()
+    foreign.path_of(dialect.description_path(model, version) or dialect.ready_path(model, version))
+    described = await foreign.description()
     if not described.by_server:
-        await translation.is_ready()  # a pattern of the configuration may match models that do not exist
+        await foreign.is_ready()  # a pattern of the configuration may match models that do not exist
     description = described.model
     if not (description.inputs or description.outputs):
         words = (
             f"nothing is known of model {model!r}: its server does not describe it, and neither does "
-            f"`backends.{translation.backend.name}.models` of the gateway's configuration"
+            f"`backends.{foreign.backend.name}.models` of the gateway's configuration"
         )
         raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=404)
-    return v2_metadata(translation.call.match.model or "", description)
+    return v2_metadata(foreign.call.match.model or "", description)
 
 
-_OF_SERVERS: Mapping[str, Callable[[Translation], Awaitable[bytes]]] = {
+_OF_SERVERS: Mapping[str, Callable[[Foreign], Awaitable[bytes]]] = {
     "/health/live": _live,
     "/health/ready": _ready,
     "": _server,
 }
-_OF_MODELS: Mapping[str, Callable[[Translation], Awaitable[bytes]]] = {"/ready": _model_ready, "": _model}
+_OF_MODELS: Mapping[str, Callable[[Foreign], Awaitable[bytes]]] = {"/ready": _model_ready, "": _model}
 
 
 # For servers of V2
@@ -118,14 +118,6 @@ def instead(match: Match, backend: BackendPlan, method: str, status: int, *, is_
     if path.model is None:
         return {"/health/live": LIVE, "/health/ready": READY}.get(path.asked) if is_usable else None
     return None if path.asked else configured_metadata(backend, match)
-
-
-def configured_metadata(backend: BackendPlan, match: Match) -> bytes | None:
-    """A model's metadata, as the configuration describes it, under its name for the client; None if it does not."""
-    description = configured_for(backend.models, match.v2_path.model or "")
-    if not (description.inputs or description.outputs):
-        return None
-    return v2_metadata(match.model or "", description)
 
 
 def hint(method: str, path: V2Path) -> str:

@@ -1,0 +1,143 @@
+"""Every request of a process, from its head to its record.
+
+`Gateway.handle` finds out where a request goes; then `infer`, `relay`, `server_metadata` or `own_answers` serve it. Not
+here: their steps.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from gateway.backend.metadata import ModelMetadata
+from gateway.client.request import ClientRequest, request_id
+from gateway.errors import ErrorKind, GatewayError
+from gateway.exchange import Exchange
+from gateway.headers import Headers
+from gateway.pacing import LOAD
+from gateway.plan import Plan
+from gateway.policy.admission import Admission
+from gateway.policy.quiet import OncePerInterval
+from gateway.policy.routing import Match, PathKind
+from gateway.policy.trace_context import Trace
+from gateway.serving import own_answers
+from gateway.serving.call import Call, Described, Serving
+from gateway.serving.inference import infer
+from gateway.serving.relaying import relay, server_metadata
+from gateway.serving.speech import Foreign, dialect_of
+
+WARNED_CLIENTS = 1000
+"""How many client addresses are remembered that were warned of because they send no header length."""
+
+log = logging.getLogger("gateway")
+
+
+class Gateway:
+    """Serves all requests of a process. The plan can be replaced while it runs; its state stays."""
+
+    def __init__(self, serving: Serving, record: Callable[[Exchange], None]) -> None:
+        """*record* is called once with each finished exchange."""
+        self.serving = serving
+        self.begin_trace: Callable[[Headers], Trace] | None = None
+        """Gives each request its trace; None: requests are not traced. A reload may replace it."""
+        plan = serving.plan
+        self.admission = Admission(plan.limits.in_flight_bytes, plan.limits.concurrent_requests)
+        self.metadata = ModelMetadata[bytes]()
+        self.descriptions = ModelMetadata[Described]()
+        self.recovered_warnings = OncePerInterval(max_keys=WARNED_CLIENTS)
+        self.in_flight = 0
+        self.is_draining = False
+        self._record = record
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def replace(self, serving: Serving) -> None:
+        """Serve by *serving* from now on; requests that have begun keep what they took."""
+        self.serving = serving
+        limits = serving.plan.limits
+        self.admission.max_bytes = limits.in_flight_bytes
+        self.admission.max_requests = limits.concurrent_requests
+
+    async def handle(self, request: ClientRequest) -> None:
+        """Serve one request of a client."""
+        loop = asyncio.get_running_loop()
+        serving = self.serving
+        exchange = Exchange(
+            client=request.peer,
+            method=request.method,
+            path=request.path,
+            request_id=request_id(request.headers),
+            started_s=loop.time(),
+        )
+        if self.begin_trace is not None:
+            exchange.trace, exchange.scheme = self.begin_trace(request.headers), request.scheme
+        proxies = serving.plan.proxies
+        if proxies is not None and proxies.trusts(request.peer):
+            request.is_from_proxy = True
+            exchange.client = proxies.client_of(request.peer, request.headers.joined("x-forwarded-for"))
+        call = Call(self, serving, request, exchange)
+        self.in_flight += 1
+        LOAD.requests += 1
+        self._idle.clear()
+        try:
+            try:
+                call.match = self._route(request, call.plan, exchange)
+                await _serve(call)
+            except GatewayError as error:
+                await call.reply.error(error)
+            if not request.connection.has_arrived:
+                await call.body.drop_rest()
+        except (asyncio.CancelledError, ConnectionError):
+            call.reply.client_left()
+            raise
+        except Exception as error:
+            log.exception("request %s failed", exchange.request_id)
+            await call.reply.error(GatewayError(ErrorKind.INTERNAL, f"internal error: {type(error).__name__}"))
+        finally:
+            self.in_flight -= 1
+            LOAD.requests -= 1
+            if self.in_flight == 0:
+                self._idle.set()
+            call.body.release()
+            exchange.seconds = loop.time() - exchange.started_s
+            self._record(exchange)
+
+    def _route(self, request: ClientRequest, plan: Plan, exchange: Exchange) -> Match:
+        """Where the request goes, if its client may send it there. Raises `GatewayError`."""
+        request.headers = plan.access.authorize(request.headers)
+        if request.fault is not None:
+            raise request.fault
+        match = plan.route(request.method, request.host, request.path, request.headers)
+        exchange.route = match.destination.route
+        exchange.backend = match.destination.only or "none"
+        exchange.model = match.model
+        return match
+
+    async def wait_until_idle(self, timeout_s: float) -> int:
+        """Wait until no request is in flight, at most *timeout_s*; how many still are."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        return self.in_flight
+
+    async def close(self) -> None:
+        """Give up metadata that is being fetched for requests."""
+        await self.metadata.close()
+        await self.descriptions.close()
+
+
+async def _serve(call: Call) -> None:
+    """Do what the path asks for. Raises `GatewayError`."""
+    match, method = call.match, call.request.method
+    if match.kind is PathKind.INFER and method == "POST":
+        await infer(call)
+        return
+    upstream, backend = call.choose()
+    dialect = None
+    if backend.dialect != "v2" and match.kind is not PathKind.OTHER:
+        dialect = await dialect_of(upstream, backend)
+    if dialect is not None:
+        await own_answers.answer(Foreign(call, upstream, backend, dialect))
+    elif match.kind is PathKind.SERVER_METADATA and method == "GET":
+        await server_metadata(call, upstream, backend)
+    else:
+        await relay(call, upstream, backend)

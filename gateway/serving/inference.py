@@ -1,0 +1,203 @@
+"""An inference, from the client's body to its reply: read, parse, send, decode, reply.
+
+The same steps for every backend. Not here: how each dialect takes them (`speech`), and inferences that cross as they
+came (`passing`).
+"""
+
+import time
+from functools import partial
+
+from gateway.backend.asking import BackendRequest, Body, Pieces, Sending
+from gateway.backend.attempt import Answer
+from gateway.backend.upstream import Read, Upstream
+from gateway.codec import HEADER_LENGTH, Coding, Framing, choose_coding, compressed, find_sequence_id, parse_framing
+from gateway.codec import Reply as InferReply
+from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
+from gateway.exchange import Format
+from gateway.headers import HeaderLines
+from gateway.pacing import Pacer
+from gateway.plan import BackendPlan
+from gateway.policy.crossing import Fields
+from gateway.serving.call import Answered, Call
+from gateway.serving.passing import pass_through
+from gateway.serving.relaying import stream
+from gateway.serving.speech import Prepared, Proven, Written, speech_to
+
+SMALL_ANSWER_BYTES = 64 * 1024
+"""An answer that is announced to be no longer is waited for, and decoded in one go."""
+
+
+async def infer(call: Call) -> None:
+    """Serve an inference. Raises `GatewayError`."""
+    call.exchange.is_inference = True
+    headers = call.request.headers
+    with blaming(ErrorKind.MALFORMED_REQUEST):
+        framing = parse_framing(headers.all("inference-header-content-length"), headers.get("content-type"))
+    body = sequence_id = None
+    if call.match.destination.sticky.by_sequence:
+        body = await call.body.read()
+        sequence_id = await call.pacer.run(find_sequence_id(body, framing.header_length))
+    upstream, backend = call.choose(sequence_id)
+    if backend.binary != "never" and (await upstream.spoken()).binary:
+        transcode = partial(_transcoded, call, upstream, backend, framing)
+        answered = await pass_through(call, upstream, backend, framing, body, transcode)
+    else:
+        if body is None:
+            body = await call.body.read()
+        asked, read = await _transcoded(call, upstream, backend, framing, body)
+        answered = await call.send(upstream, asked, read)
+    if answered is not None:
+        await _reply(call, *answered, framing)
+
+
+async def _transcoded(
+    call: Call, upstream: Upstream, backend: BackendPlan, framing: Framing, body: memoryview
+) -> tuple[BackendRequest, Read[Answered | None]]:
+    """What the backend gets of *body* in JSON, and how its answer is read.
+
+    That gives the reply, or None for JSON that is passed on, whose reply is written while it is read. Raises
+    `GatewayError`.
+    """
+    exchange = call.exchange
+    exchange.client_format = Format.JSON if framing.header_length is None else Format.BINARY
+    speech = await speech_to(call, upstream, backend)
+    prepared = await speech.prepare(body, framing)
+    if prepared is None:
+        return _as_it_came(call, upstream, backend, body), partial(_pass_on, call)
+    _note(call, prepared.request)
+    json_body = await _json_body(call, prepared.written, backend)
+
+    async def read(answer: Answer) -> Answered:
+        if answer.status >= 300:
+            raise await speech.refusal(answer, exchange.attempts[-1].request_bytes)
+        try:
+            return await _decoded(call, answer, prepared), answer.transcoded_lines()
+        except GatewayError as error:
+            if error.kind is ErrorKind.MALFORMED_RESPONSE:
+                speech.misunderstood()
+            raise
+
+    fields = call.with_own(backend.headers.transcoded(call.request))
+    return call.asked(upstream, fields, json_body, target=speech.target, is_read_whole=True), read
+
+
+def _note(call: Call, request: Proven) -> None:
+    """Record in the exchange what *request* holds."""
+    exchange = call.exchange
+    exchange.is_transcoded = True
+    exchange.upstream_format = Format.JSON
+    exchange.client_format = Format.BINARY if request.datatypes else Format.JSON
+    exchange.request_nonfinite = request.nonfinite
+    exchange.input_datatypes = request.datatypes
+    if request.header_recovered:
+        call.note_recovered()
+
+
+def _as_it_came(call: Call, upstream: Upstream, backend: BackendPlan, body: memoryview) -> BackendRequest:
+    """Pure JSON: byte for byte to the backend (protocol 3.6)."""
+    request = call.request
+    call.exchange.upstream_format = Format.JSON
+    # what the gateway reads must not be compressed
+    headers = backend.headers.transcoded(request) if call.match.is_renamed else backend.headers.inflated(request)
+    return call.asked(upstream, call.with_own(headers), Body.of(body))
+
+
+async def _pass_on(call: Call, answer: Answer) -> None:
+    """The answer to pure JSON: if it is a 2xx, byte for byte to the client (protocol 3.6)."""
+    if answer.status >= 300:
+        raise await call.backend_error(answer)
+    call.exchange.reply_format = Format.JSON
+    await stream(call, answer)
+
+
+async def _json_body(call: Call, written: Written, backend: BackendPlan) -> Body:
+    """The backend's JSON: whole if it is small, else a stream that is made while it is sent."""
+    if written.is_small:
+        text = await call.pacer.run(written.whole_json())
+        call.add_request_codec(call.pacer)
+        return Body(whole=text)
+    length = None
+    if backend.settings.framing == "content-length":
+        # The length is only known by making the JSON; it is made again while it is sent, and never held.
+        length = await call.pacer.run(written.json_bytes())
+
+    async def pieces(sending: Sending) -> Pieces:
+        made = written.json_pieces()
+        pacer = Pacer()
+        while (piece := await pacer.next(made)) is not None:
+            # now, not at the end, which an attempt that fails does not see
+            call.add_request_codec(pacer)
+            sending.piece(len(piece))
+            yield piece
+        sending.done()
+
+    return Body(open=pieces, length=length)
+
+
+async def _decoded(call: Call, answer: Answer, prepared: Prepared) -> InferReply:
+    """The reply, made of *answer* while it arrives. Raises `GatewayError`."""
+    answer.refuse_encoded()
+    text = answer.take_arrived(SMALL_ANSWER_BYTES)
+    if text is None and 0 < (answer.content_length or 0) <= SMALL_ANSWER_BYTES:
+        text = await answer.read_whole(SMALL_ANSWER_BYTES, "the answer")
+    exchange, pacer, body = call.exchange, call.pacer, call.body
+    decoder = prepared.decoder()
+    limit = call.plan.limits.response_body
+    received = 0
+    exchange.response_codec_at_s = time.perf_counter()
+
+    async def take(chunk: bytes) -> None:
+        nonlocal received
+        received += len(chunk)
+        if received > limit:
+            raise CodecError(f"larger than limits.response_body, {int(limit)} bytes")
+        await pacer.run(decoder.feed(chunk))
+        body.hold_answer(decoder.held_bytes)
+
+    with blaming(ErrorKind.MALFORMED_RESPONSE):
+        if text is not None:
+            await take(text)
+        else:
+            async for chunk in answer.chunks():
+                await take(chunk)
+        if not received:
+            raise CodecError(f"{answer.status} without a body")
+        answered = await pacer.run(decoder.finish())
+    body.hold_answer(decoder.held_bytes)
+    exchange.response_codec_s += pacer.take_seconds()
+    exchange.response_codec_until_s = time.perf_counter()
+    exchange.output_datatypes = answered.datatypes
+    exchange.response_nonfinite = answered.nonfinite
+    return answered
+
+
+async def _reply(call: Call, answered: InferReply, crossing: HeaderLines | Fields, framing: Framing) -> None:
+    """Send header and blobs without joining them, and what is *crossing* of the answer's head."""
+    lines, headers = (crossing, Fields()) if isinstance(crossing, HeaderLines) else (None, crossing)
+    if answered.is_binary:
+        call.exchange.reply_format = Format.BINARY
+        header_bytes = answered.header_bytes
+        headers += (("Content-Type", framing.content_type(header_bytes)), (HEADER_LENGTH, str(header_bytes)))
+    else:
+        call.exchange.reply_format = Format.JSON
+        headers.append(("Content-Type", "application/json"))
+    buffers: list[bytes | memoryview] = [*answered.header, *answered.blobs]
+    coding = _reply_coding(call, answered, headers) if call.plan.compression.responses else None
+    if coding is None:
+        await call.reply.buffers(200, headers, buffers, lines)
+        return
+    headers.append(("Content-Encoding", coding.label))
+    # how long it gets shows only at the end, so it goes out in chunks
+    await call.reply.begin(200, headers, None, lines=lines)
+    pieces = compressed(buffers, coding)
+    while (piece := await call.pacer.next(pieces)) is not None:
+        await call.reply.write(piece)
+    await call.reply.end()
+
+
+def _reply_coding(call: Call, answered: InferReply, headers: Fields) -> Coding | None:
+    """How the reply is to be compressed, if at all (protocol 7); says in *headers* what that depends on."""
+    headers.append(("Vary", "Accept-Encoding"))
+    if answered.n_bytes < call.plan.compression.min_size:
+        return None
+    return choose_coding(call.request.headers.joined("accept-encoding"))

@@ -1,0 +1,182 @@
+"""What crosses as it came: requests that are no inferences, uploads, and answers.
+
+Not here: inferences in binary, which cross only to servers that read them (`passing`), and what the gateway answers
+where a server cannot (`own_answers`).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from gateway.backend.asking import Body, Sending
+from gateway.backend.attempt import Answer
+from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
+from gateway.backend.upstream import Upstream
+from gateway.client.reply import JOIN_BYTES
+from gateway.codec import MemberReplacer, with_extension
+from gateway.errors import ErrorKind, GatewayError
+from gateway.plan import BackendPlan
+from gateway.policy.crossing import Fields, may_name_model, relayed_to_client, renamed_to_client
+from gateway.policy.routing import PathKind
+from gateway.serving import own_answers
+from gateway.serving.call import Call
+
+UPLOAD_BYTES = 64 * 1024
+"""A relayed upload takes a connection to its backend when so much of it, or all of it, is there to be sent."""
+
+T = TypeVar("T")
+
+
+async def relay(call: Call, upstream: Upstream, backend: BackendPlan) -> None:
+    """Any other request and its answer, as they stream."""
+    request = call.request
+    body = Body() if request.content_length is None else Body(whole=b"")
+    if request.has_body:
+        body = await upload(call, backend)
+    elif request.method not in ("GET", "HEAD"):
+        await call.body.admit(0)
+    match, wanted = call.match, backend.headers
+    headers = wanted.relayed_uncoded(request) if match.is_renamed else wanted.relayed(request)
+
+    async def read(answer: Answer) -> None:
+        if answer.status >= 400 and match.kind is not PathKind.OTHER:
+            await _refused(call, answer, upstream, backend)
+        else:
+            await stream(call, answer)
+
+    try:
+        await call.ask(upstream, call.with_own(headers), body, read)
+    finally:
+        if (reloaded := match.reloaded_path) is not None:
+            call.shared.metadata.forget(backend.fingerprint, reloaded)
+
+
+async def _refused(call: Call, answer: Answer, upstream: Upstream, backend: BackendPlan) -> None:
+    """Answer in place of the server what it does not have and the gateway knows. Raises the server's error."""
+    method = call.request.method
+    if answer.status not in own_answers.LACKING:
+        raise await call.backend_error(answer)
+    text = own_answers.instead(call.match, backend, method, answer.status, is_usable=upstream.is_usable)
+    if text is None:
+        raise await call.backend_error(answer, hint=own_answers.hint(method, call.match.v2_path))
+    await call.reply.whole(200, [own_answers.JSON], text)
+
+
+async def server_metadata(call: Call, upstream: Upstream, backend: BackendPlan) -> None:
+    """`GET /v2`: the backend's answer, with the extension among its extensions (protocol 8)."""
+    request = call.request
+
+    async def read(answer: Answer) -> tuple[bytes, Fields] | None:
+        if answer.status >= 400:
+            raise await call.backend_error(answer)
+        length = answer.content_length or 0
+        if answer.status != 200 or length > METADATA_BYTES or "content-encoding" in answer.headers:
+            await stream(call, answer)
+            return None
+        text = await answer.read_whole(METADATA_BYTES, "the server's metadata")
+        return text, relayed_to_client(answer.headers)
+
+    described = await call.ask(upstream, call.with_own(backend.headers.relayed_uncoded(request)), Body(), read)
+    if described is None:
+        return
+    text, crossing = described
+    advertised = with_extension(text)
+    if advertised != text:
+        crossing = [field for field in crossing if field[0].lower() != "etag"]
+    await call.reply.whole(200, crossing, advertised)
+
+
+async def stream(call: Call, answer: Answer, headers: Fields | None = None) -> None:
+    """Pass an answer on as it arrives, with the client's name of the model in place of the backend's.
+
+    *headers*: instead of the answer's own, for a body that has no name of the model that could be replaced.
+    """
+    reply = call.reply
+    match = call.match
+    if headers is None and match.is_renamed and may_name_model(answer.status, answer.headers):
+        await _stream_renamed(call, answer, MemberReplacer(match.naming_key(call.request.method), match.model or ""))
+        return
+    if headers is None:
+        headers = relayed_to_client(answer.headers)
+    if whole := answer.take_arrived(JOIN_BYTES):
+        await reply.whole(answer.status, headers, whole, answer.reason)
+        return
+    await reply.begin(answer.status, headers, answer.content_length, answer.reason)
+    async for chunk in answer.chunks_for_client():
+        await reply.write(chunk)
+    await reply.end()
+
+
+async def _stream_renamed(call: Call, answer: Answer, replacer: MemberReplacer) -> None:
+    answer.refuse_encoded()
+    headers = renamed_to_client(answer.headers)
+    length = answer.content_length
+    if length is not None and length <= JOIN_BYTES and call.request.method != "HEAD":
+        text = await answer.read_whole(JOIN_BYTES, "the answer")
+        whole = b"".join(replacer.feed(text)) + replacer.finish()
+        await call.reply.whole(answer.status, headers, whole, answer.reason)
+        return
+    await call.reply.begin(answer.status, headers, None, answer.reason)
+    async for chunk in answer.chunks_for_client():
+        pieces = replacer.feed(chunk)
+        passed = bytearray()
+        while (piece := await call.pacer.next(pieces)) is not None:
+            passed += piece
+        await call.reply.write(passed)
+    await call.reply.write(replacer.finish())
+    await call.reply.end()
+
+
+def _any_length() -> None:
+    pass
+
+
+async def upload(call: Call, backend: BackendPlan, check: Callable[[], None] = _any_length) -> Body:
+    """A body that streams: whole if it is small, and so can be sent again if a connection turns out to be dead.
+
+    Its beginning is waited for here, so that a client that sends nothing holds no slot and no connection of a backend.
+    *check* is called after each part that has come, and may raise `GatewayError`.
+    """
+    return streamed(call, await begin_upload(call, backend, check), check)
+
+
+async def begin_upload(call: Call, backend: BackendPlan, check: Callable[[], None]) -> bytes:
+    """What is there of the body when so much is there that it can go on. Raises `GatewayError`."""
+    body = call.body
+    length = call.request.content_length
+    await body.admit(UPLOAD_BYTES if length is None else min(length, UPLOAD_BYTES))
+    body.invite()
+    first = await in_time(call, backend, body.read_first(UPLOAD_BYTES))
+    check()
+    await body.take_slot()
+    return first
+
+
+async def in_time(call: Call, backend: BackendPlan, reading: Coroutine[Any, Any, T]) -> T:
+    """What *reading* from the client gives. Raises `GatewayError` when `timeouts.total` is over."""
+    try:
+        async with asyncio.timeout_at(call.begin_total(backend)):
+            return await reading
+    except TimeoutError:
+        words = f"the client kept the request open for more than {backend.settings.timeouts.total:g} s (timeouts.total)"
+        raise GatewayError(ErrorKind.SLOW_CLIENT, words) from None
+
+
+def streamed(call: Call, first: bytes, check: Callable[[], None]) -> Body:
+    """The body that begins with *first*, which was read."""
+    body = call.body
+    if body.at_end:
+        return Body(whole=first)
+
+    async def pieces(sending: Sending) -> AsyncIterator[bytes]:
+        sending.piece(len(first))
+        yield first
+        sending.paused()
+        async for chunk in body.chunks():
+            check()
+            sending.piece(len(chunk))
+            yield chunk
+            sending.paused()
+        sending.done()
+
+    return Body(open=pieces, length=call.request.content_length, can_be_repeated=False)
