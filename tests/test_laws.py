@@ -405,7 +405,6 @@ COMPLEX_FUNCTIONS = {
     "codec/json/scanner.py:Scanner._walk": 22,
     "codec/tensors/nesting.py:Layout.flatten": 18,
     "codec/v2/raw.py:_solve": 16,
-    "codec/v2/request_reading.py:_split": 16,
 }
 LARGE_CLASSES = {
     "codec/json/scanner.py:Scanner": 22,
