@@ -28,14 +28,14 @@ def test_a_value_from_outside_stands_wherever_text_can_be_read(monkeypatch: pyte
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     config = parse(
-        "workers: ${N}\nlisten: ${WHERE}\nlimits: {header: '${SIZE}', tensors: '${N}'}\n"
+        "workers: ${N}\nlisten: ${WHERE}\nlimits: {head: '${SIZE}', tensors: '${N}'}\n"
         "compression: {responses: '${YES}'}\nshutdown: {grace: '${TIME}'}\n"
         "backends: {a: {endpoints: ['http://${HOST}:80/x', 'http://${HOST}:8${N}'], nonfinite: '${WORD}', "
         "retry: {budget: '${SHARE}'}, max_connections: '${N}', sticky: 'header:X-${HOST}', "
         "headers: {set: {A: 'Bearer ${TOKEN} ${TOKEN}', B: '$${TOKEN}', C: '${EMPTY}', D: '$${${TOKEN}$'}}}}\n"
     )
     backend = config.backends["a"]
-    assert (config.workers, config.listen, config.limits.header, config.limits.tensors) == (
+    assert (config.workers, config.listen, config.limits.head, config.limits.tensors) == (
         3,
         "127.0.0.1:8081",
         2 * 1024**2,

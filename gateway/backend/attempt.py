@@ -102,14 +102,13 @@ class Answer:
 
     async def small_or_chunks(self, small_bytes: int) -> AsyncIterator[bytes]:
         """The body as `chunks`; in one chunk if it has arrived, or is announced to have at most *small_bytes*."""
-        text = self.take_arrived(small_bytes)
-        if text is None and 0 < (self.content_length or 0) <= small_bytes:
-            text = await self.read_whole(small_bytes, "the answer")
-        if text is not None:
+        if 0 < (self.content_length or 0) <= small_bytes:
+            yield await self.read_whole(small_bytes, "the answer")
+        elif (text := self.take_arrived(small_bytes)) is not None:
             yield text
-            return
-        async for chunk in self.chunks():
-            yield chunk
+        else:
+            async for chunk in self.chunks():
+                yield chunk
 
     async def read_beginning(self, max_bytes: int) -> bytes:
         """The body up to *max_bytes*; the rest is not read. Raises `GatewayError`."""
@@ -295,8 +294,7 @@ class Sent:
         self._deadlines.enter("gateway")
         if chunk:
             self._attempt.response_bytes += len(chunk)
-            if self.max_bytes is not None:
-                self.check_length(self._attempt.response_bytes)
+            self.check_length(self._attempt.response_bytes)
             return chunk
         if self._answer.ends_with_connection and wire.was_reset:
             raise self._closed()  # such a body ends with the stream, not with a reset
@@ -314,8 +312,7 @@ class Sent:
             self._deadlines.enter("gateway")
             self._attempt.response_bytes += len(whole)
             self._end()
-            if self.max_bytes is not None:
-                self.check_length(len(whole))
+            self.check_length(len(whole))
         return whole
 
     def check_length(self, n_bytes: int) -> None:
