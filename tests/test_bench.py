@@ -109,16 +109,17 @@ def test_wrong_values_in_traffic_are_noticed_on_either_side_of_the_gateway(tmp_p
     ("stack", "step"),
     [
         ("Handle._run (asyncio/events.py:78)", steps.LOOP),
-        ("ClientProtocol._parse (gateway/client/server.py:1);data_received (aiohttp/web_protocol.py:2)", steps.LOOP),
-        ("Reply.whole (gateway/client/reply.py:1);_Connection.write (gateway/client/server.py:2)", steps.CLIENT),
-        ("_Call.serve (gateway/handlers.py:1);pick (gateway/policy/routing.py:2)", steps.ROUTING),
+        ("ClientConnection.data_received (gateway/client/connection.py:1);feed (gateway/http1.py:2)", steps.LOOP),
+        ("Reply.whole (gateway/client/reply.py:1);Outgoing.write (gateway/client/outgoing.py:2)", steps.CLIENT),
+        ("Gateway.handle (gateway/serving/gateway.py:1);pick (gateway/policy/routing.py:2)", steps.ROUTING),
         (
-            "_Call.infer (gateway/handlers.py:1);check (gateway/codec/v2/request.py:2);dumps (orjson.py:3)",
+            "infer (gateway/serving/inference.py:1);check (gateway/codec/v2/request.py:2);dumps (orjson.py:3)",
             steps.REQUEST,
         ),
+        ("Wire.data_received (gateway/backend/wire.py:1);feed (gateway/http1.py:2)", steps.BACKEND),
         ("feed (gateway/codec/v2/answer.py:1);size (gateway/codec/tensors/datatypes.py:2)", steps.ANSWER),
         ("Sent.start (gateway/backend/attempt.py:1);write (asyncio/selector_events.py:2)", steps.BACKEND),
-        ("Gateway.handle (gateway/handlers.py:1);add (gateway/telemetry/metrics.py:2)", steps.TELEMETRY),
+        ("Gateway.handle (gateway/serving/gateway.py:1);add (gateway/telemetry/metrics.py:2)", steps.TELEMETRY),
     ],
 )
 def test_a_sample_belongs_to_the_step_of_the_innermost_function_of_the_gateway(stack: str, step: str) -> None:

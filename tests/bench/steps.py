@@ -2,8 +2,8 @@
 
 A sample is a stack of frames `function (package/module.py:line)`, outermost first. It belongs to the innermost
 function of the gateway in it, with all that this calls in libraries: what aiohttp does for `gateway/backend` is part
-of the backend's call. What no function of the gateway has called is the loop's, and so is `gateway/client/server.py`,
-which is aiohttp's server with what the gateway changes in it.
+of the backend's call, and so is what `gateway/http1.py` does for it. What no function of the gateway has called is the
+loop's, and so are the connections of clients.
 """
 
 import re
@@ -23,7 +23,7 @@ STEPS = (LOOP, CLIENT, ROUTING, REQUEST, BACKEND, ANSWER, TELEMETRY)
 
 _REPLY_PARTS = re.compile(r"gateway/client/(reply|body)\b")
 _GATEWAY = (
-    (re.compile(r"gateway/(__main__|cli|process|client/(server|listeners))\b"), LOOP),
+    (re.compile(r"gateway/(__main__|cli|process|client/(?!reply|body)\w+)\b"), LOOP),
     (_REPLY_PARTS, CLIENT),
     (re.compile(r"gateway/(backend/|sockets)"), BACKEND),
     (re.compile(r"gateway/(telemetry/|exchange)"), TELEMETRY),
@@ -45,7 +45,7 @@ def stacks(text: str) -> Iterator[tuple[list[str], int]]:
 
 def step_of_gateway(frames: list[str]) -> str:
     """The step of a sample of the gateway."""
-    mine = [frame for frame in frames if "gateway/" in frame]
+    mine = [frame for frame in frames if "gateway/" in frame and "gateway/http1" not in frame]
     if not mine:
         return LOOP
     for pattern, step in _GATEWAY:

@@ -15,7 +15,7 @@ from tests.system.scripted import CountingBackend, Seen, counting, many_connecti
 pytestmark = pytest.mark.rule("4.10")
 
 SMALL, LARGE = 4, 20_000
-"""Elements of INT64: one takes the short way, the other is written and read in pieces."""
+"""Elements of INT64: one is read and written in one go, the other in pieces."""
 
 LATE_S = 0.002
 PATH = "/v2/models/m/infer"

@@ -1,4 +1,4 @@
-"""What a client's JSON says, whatever the backend speaks; what is refused is in `test_request_header`."""
+"""What a client's JSON says, whatever the backend speaks; what is refused is in `test_messages`."""
 
 import json
 from typing import Any
