@@ -226,20 +226,24 @@ class Reply:
         lines.append(f"X-Request-Id: {exchange.request_id}")
         if self._timing is not None:
             lines.append(f"Server-Timing: {self._timing(exchange)}")
-        if self._is_chunked:
-            lines.append("Transfer-Encoding: chunked")
-        elif length is not None and status != 204:
-            lines.append(f"Content-Length: {length}")
-        if not connection.keeps_alive:
-            lines.append("Connection: close")
-        elif is_old:
-            lines.append("Connection: keep-alive")
+        self._add_framing(lines, None if status == 204 else length, is_old=is_old)
         head = _encoded(lines, len(lines) + (0 if ready is None else ready.n_lines - 1))
         self.has_begun = connection.has_begun = True
         exchange.status = status
         if status >= 400 and exchange.error is None:
             exchange.error = ErrorKind.BACKEND_ERROR  # errors of the gateway's own have set theirs before
         return head
+
+    def _add_framing(self, lines: list[str], length: int | None, *, is_old: bool) -> None:
+        """Add to *lines* where the body ends and whether the connection goes on (RFC 9112 sections 6 and 9)."""
+        if self._is_chunked:
+            lines.append("Transfer-Encoding: chunked")
+        elif length is not None:
+            lines.append(f"Content-Length: {length}")
+        if not self._connection.keeps_alive:
+            lines.append("Connection: close")
+        elif is_old:
+            lines.append("Connection: keep-alive")
 
     def _is_last(self, length: int | None) -> bool:
         """Whether the connection cannot serve another request behind this reply."""
