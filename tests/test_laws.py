@@ -398,7 +398,6 @@ LONG_FILES = {
     "codec/tensors/number_reading.py": 672,
 }
 COMPLEX_FUNCTIONS = {
-    "client/reply.py:Reply._head": 16,
     "codec/dialects/description.py:missing_datatype": 18,
     "codec/json/member_finder.py:MemberFinder.step": 19,
     "codec/json/scanner.py:Scanner._walk": 22,

@@ -219,9 +219,7 @@ class Reply:
         self._is_chunked = length is None and not is_old and not self._is_bodiless
         if connection.keeps_alive and self._is_last(length):
             connection.keeps_alive = False
-        if not reason or not (reason.isascii() and reason.isprintable()):
-            reason = _PHRASES.get(status, "")
-        lines = [f"HTTP/1.{0 if is_old else 1} {status} {reason}"]
+        lines = [f"HTTP/1.{0 if is_old else 1} {status} {_phrase(status, reason)}"]
         self._add_fields(lines, headers, ready)
         lines.append(f"X-Request-Id: {exchange.request_id}")
         if self._timing is not None:
@@ -275,6 +273,11 @@ class Reply:
             lines.append("Server: tensor-gateway")
         if not has_date:
             lines.append(_date(int(time.time())))
+
+
+def _phrase(status: int, reason: str) -> str:
+    """The backend's words behind *status* where they can be sent on, else the usual ones."""
+    return reason if reason and reason.isascii() and reason.isprintable() else _PHRASES.get(status, "")
 
 
 def _encoded(lines: list[str], n_lines: int) -> bytes:
