@@ -25,7 +25,7 @@ from gateway.codec.dialects.description import OCTETS_SUFFIX, ModelDescription
 from gateway.codec.dialects.outputs import Output, Outputs
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, label_of
 from gateway.codec.json.arriving import ArrivingText, Reading, read_members
-from gateway.codec.json.brackets import ARRAY, OBJECT, QUOTE
+from gateway.codec.json.brackets import ARRAY, MAX_TEXT_DEPTH, OBJECT, QUOTE
 from gateway.codec.json.members import Members, excerpt, parse_object
 from gateway.codec.json.scanner import is_key
 from gateway.codec.json.sinks import TextSink
@@ -192,6 +192,8 @@ def _read_document(text: ArrivingText, form: AnswerForm, outputs: Outputs, besid
 def _members_if_whole(text: ArrivingText) -> Members | None:
     """Take the whole answer, if it is there and short; None if it is not, or is to be looked at more closely."""
     if len(text.buffer) > SHORT_BYTES or not text.buffer.endswith(b"}"):
+        return None
+    if text.buffer.count(b"[") + text.buffer.count(b"{") > MAX_TEXT_DEPTH:  # how deep msgspec reads depends on Python
         return None
     try:
         members = parse_object(bytes(text.buffer))
