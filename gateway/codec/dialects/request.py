@@ -182,6 +182,8 @@ def _parsed(
         else:
             inputs.append(declared(entry, index, values))
             unread[index] = text_of((entry.parameters or {}).get("content_type", UNSET)) == "base64"
+        if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
+            yield
     cursor.finish()
     for index, is_base64 in unread.items():
         inputs[index] = yield from _read(inputs[index], reserve, is_base64=is_base64)

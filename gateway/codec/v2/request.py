@@ -181,6 +181,8 @@ def _written(
         elif values is not None and text.spans:
             entry.data = LATER
             later.append(values)
+        if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
+            yield
     cursor.finish()
     nonfinite = yield from _check_values(inputs, policy)
 
