@@ -28,7 +28,6 @@ from gateway.codec.tensors import elements, number_printing, string_printing
 from gateway.codec.tensors.datatypes import Kind, element_count
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.v2.framing import Cursor
-from gateway.codec.v2.ids import is_absent
 from gateway.codec.v2.messages import LATER, Entry, printed
 from gateway.codec.v2.raw import raw_header
 from gateway.codec.v2.request_reading import (
@@ -36,6 +35,7 @@ from gateway.codec.v2.request_reading import (
     Reserve,
     announced,
     check_names,
+    id_of,
     may_have_binary_parameters,
     read_request,
     reserve_nothing,
@@ -186,7 +186,7 @@ def _written(
     cursor.finish()
     nonfinite = yield from _check_values(inputs, policy)
 
-    request_id = b"" if request.id is UNSET or is_absent(bytes(request.id)) else bytes(request.id)
+    request_id = id_of(request)
     sent_id = request_id or own_id
     if own_id and not request_id:  # protocol 4.10
         request.id = Raw(own_id)

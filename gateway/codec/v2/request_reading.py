@@ -36,6 +36,7 @@ from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES, SPACE, check_ut
 from gateway.codec.v2 import messages
 from gateway.codec.v2.declarations import datatype_of, name_of, shape_of
 from gateway.codec.v2.framing import HEADER_LENGTH, Cursor
+from gateway.codec.v2.ids import is_absent
 from gateway.codec.v2.messages import Entry, Request, check_count, text_of
 from gateway.errors import CodecError, TooLargeError
 
@@ -239,6 +240,11 @@ def _blobs_behind(request: Request, blobs: memoryview, *, recover: bool) -> memo
         f"the header {HEADER_LENGTH} is missing, and the body does not make up for it: {len(blobs)} bytes follow "
         f"the JSON, but the binary_data_size of all inputs add up to {expected}"
     )
+
+
+def id_of(request: Request) -> bytes:
+    """The client's id as JSON text; empty if it sent none."""
+    return b"" if request.id is UNSET or is_absent(bytes(request.id)) else bytes(request.id)
 
 
 def select(request: Request) -> OutputSelection:
