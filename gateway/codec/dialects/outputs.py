@@ -9,16 +9,24 @@ Not here: where in an answer the outputs stand (`answer`), and what the client g
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from gateway.codec.dialects.description import MAX_NAMED, ModelDescription
 from gateway.codec.inference import HeaderLimits, OutputSelection, label_of, shape_text
 from gateway.codec.json.arriving import STEP, ArrivingText, ItemText, Reading, read_items, read_members, read_objects
-from gateway.codec.json.brackets import ARRAY, END_ARRAY, OBJECT, QUOTE, WALK_BYTES
-from gateway.codec.json.members import Members, excerpt, parse_list, parse_lists, parse_object
-from gateway.codec.json.sinks import Sink, SkipSink, TextSink, labelling
+from gateway.codec.json.brackets import ARRAY, END_ARRAY
+from gateway.codec.json.members import (
+    Members,
+    columns_of,
+    excerpt,
+    parse_list,
+    parse_lists,
+    parse_object,
+    parse_objects,
+)
+from gateway.codec.json.sinks import Sink, TextSink
 from gateway.codec.tensors.datatypes import Datatype, Kind
 from gateway.codec.tensors.number_reading import NumberSink
-from gateway.codec.tensors.pieces import PIECE_BYTES, beginning
 from gateway.codec.tensors.string_reading import BytesSink
 from gateway.codec.values import SHORT_BYTES, Value, short_value
 from gateway.errors import CodecError
@@ -46,7 +54,6 @@ class Output:
         """*described* is the shape that the model's description says."""
         self.name = name
         self.datatype = datatype
-        self.label = f"{label_of('output', name)} ({datatype.name})"
         self.nonfinite = 0
         self.shape: tuple[int, ...] = (0,)
         self.waiting = bytearray()
@@ -54,6 +61,11 @@ class Output:
         self._described = described or ()
         self._blobs: list[memoryview] = []
         self._joined = bytearray()
+
+    @property
+    def label(self) -> str:
+        """How errors call it."""
+        return f"{label_of('output', self.name)} ({self.datatype.name})"
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
@@ -170,16 +182,13 @@ class Outputs:
         self._found.clear()
         self._rows = self._done_bytes = self._waiting_bytes = 0
 
-    def take_short(self, text: bytes, *, b64_objects: bool) -> bool:
-        """Take all outputs from *text*, if it is short and they are in it by name, or the only one as nested data.
+    def take_short(self, text: bytes) -> bool:
+        """Take all outputs from *text*, if it is short and they are in it by name, in rows, or the only one as it is.
 
         False if it has to be read in another way; then nothing has been taken.
         """
-        values = {self._names[0]: text} if len(self._names) == 1 else {}
-        if text[:1] == b"{" and len(text) <= SHORT_BYTES and not (b64_objects and b"b64" in text):
-            values = parse_object(text)
         taken: dict[str, Value] = {}
-        for name, value in values.items():
+        for name, value in self._short_values(text).items():
             described = self._described.get(name)
             if described is None or described.datatype is None or not self._selection.is_wanted(name):
                 return False
@@ -193,6 +202,18 @@ class Outputs:
             output.take(read)
             self._done_bytes += read.n_bytes
         return bool(taken)
+
+    def _short_values(self, text: bytes) -> Members:
+        """The text of each output's values in *text*; none if that is not short or not plainly one of these forms."""
+        if len(text) > SHORT_BYTES:
+            return {}
+        has_names = b"{" in text and not (self._b64_objects and b"b64" in text)
+        if has_names and text[:1] == b"{":
+            return parse_object(text)
+        if has_names and text[1:].lstrip()[:1] == b"{":
+            with suppress(CodecError):
+                return columns_of(parse_objects(text))
+        return {self._names[0]: text} if len(self._names) == 1 else {}
 
     def read_named(self, name: str, text: ArrivingText) -> Reading[None]:
         """Read the value of the output called *name*."""
@@ -393,7 +414,7 @@ class Outputs:
                 yield from text.pour(sink)
                 shape = sink.shape
             else:
-                yield from _pour_scalar(text, sink)
+                yield from text.pour_scalar(sink)
                 shape = sink.shape[1:]
             self._sink = None
             value = Value(shape, sink.blobs(), sink.nonfinite if isinstance(sink, NumberSink) else 0)
@@ -417,27 +438,3 @@ class Outputs:
                 f"more than {self._limits.max_tensors} outputs, which is the most that `limits.tensors` allows"
             )
         return output
-
-
-def _pour_scalar(text: ArrivingText, sink: NumberSink | BytesSink) -> Reading[None]:
-    """Let *sink* take the value that comes next, which is no array, as the only element of one."""
-    scalar = SkipSink(sink.label)
-    # where the value has strings, all that the sink is given is searched for the ends of some
-    window_bytes = WALK_BYTES if text.buffer[0] in (QUOTE, OBJECT) else PIECE_BYTES
-    inside = bytearray(b"[")
-    while not scalar.done:
-        with labelling(scalar):
-            taken = scalar.step(text.buffer[:window_bytes])
-        if not taken:
-            yield from text.more(sink.label, PIECE_BYTES)
-            continue
-        inside += memoryview(text.buffer)[:taken]
-        text.drop(taken)
-        if scalar.done:
-            inside += b"]"
-        with labelling(sink):
-            while inside and (taken := sink.step(inside)):
-                del inside[:taken]
-                yield STEP
-    if not sink.done:  # the word that ended has a bracket in it: 0[1
-        raise CodecError(f"{sink.label}: expected a value, got {beginning(inside[1:])}")

@@ -42,7 +42,6 @@ from gateway.codec.tensors.row_printing import Column, NumberColumn, StringColum
 from gateway.codec.tensors.string_reading import BytesSink, from_base64, joined_blobs
 from gateway.codec.v2.declarations import name_of
 from gateway.codec.v2.framing import Cursor
-from gateway.codec.v2.ids import is_absent
 from gateway.codec.v2.messages import Entry, text_of
 from gateway.codec.v2.request import CHECKED_TENSORS, check_finite, framed_raw
 from gateway.codec.v2.request_reading import (
@@ -51,6 +50,7 @@ from gateway.codec.v2.request_reading import (
     announced,
     check_names,
     declared,
+    id_of,
     label_of_input,
     read_request,
     reserve_nothing,
@@ -182,11 +182,13 @@ def _parsed(
         else:
             inputs.append(declared(entry, index, values))
             unread[index] = text_of((entry.parameters or {}).get("content_type", UNSET)) == "base64"
+        if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
+            yield
     cursor.finish()
     for index, is_base64 in unread.items():
         inputs[index] = yield from _read(inputs[index], reserve, is_base64=is_base64)
     nonfinite, octets = yield from _check_values(inputs, policy)
-    request_id = b"" if request.id is UNSET or is_absent(bytes(request.id)) else bytes(request.id)
+    request_id = id_of(request)
     return DialectRequest(
         inputs,
         selection,

@@ -6,6 +6,7 @@ Infinity and -Infinity are taken beside what JSON allows: many servers and clien
 Not here: documents that arrive in pieces (`scanner`), and what any member means.
 """
 
+from functools import lru_cache
 from typing import TypeVar
 
 import msgspec
@@ -19,10 +20,10 @@ Members = dict[str, bytes]
 
 RawMembers = dict[str, msgspec.Raw]
 
-HELD_PER_BYTE = 30
+HELD_PER_BYTE = 32
 """How many bytes of memory one byte of JSON takes at most when it has been split into members and protected.
 
-Measured with tracemalloc: objects with one member (`{"":10},`) 29, empty objects 26; a mebibyte of members with names
+Measured with tracemalloc: objects with one member (`{"":10},`) 31, empty objects 26; a mebibyte of members with names
 of one character beyond U+FFFF 16, with NaN as values 19; arrays and long strings 1, of NaN 6.
 """
 
@@ -47,50 +48,63 @@ def parse_object(text: bytes) -> Members:
 
     Raises `CodecError` if it is not JSON, not UTF-8, not an object, or nested too deep to be read.
     """
-    return _restored(*split_object(text))
+    text, marker = protect_literals(text)
+    return restore_members(split_object(text), marker)
 
 
 def parse_objects(text: bytes) -> list[Members]:
     """The members of each object in the JSON array *text*. Raises `CodecError` as `parse_object` does."""
-    items, marker = split_objects(text)
-    return [_restored(item, marker) for item in items]
-
-
-def split_object(text: bytes) -> tuple[RawMembers, bytes]:
-    """As `parse_object`, with what is still to be undone by `restore_literals`."""
     text, marker = protect_literals(text)
-    return _decode(_OBJECT, text), marker
+    return [restore_members(item, marker) for item in split_objects(text)]
 
 
-def split_objects(text: bytes) -> tuple[list[RawMembers], bytes]:
-    """As `parse_objects`, with what is still to be undone by `restore_literals`."""
-    text, marker = protect_literals(text)
-    return _decode(_OBJECTS, text), marker
+def split_object(text: bytes) -> RawMembers:
+    """As `parse_object`, of text in which literals are protected, and still are in the members."""
+    return decoded(_OBJECT, text)
+
+
+def split_objects(text: bytes) -> list[RawMembers]:
+    """As `parse_objects`, of text in which literals are protected, and still are in the members."""
+    return decoded(_OBJECTS, text)
+
+
+def decoded(decoder: msgspec.json.Decoder[T], text: bytes) -> T:
+    """What *decoder* makes of *text*, in which literals are protected. Raises `CodecError` as `parse_object` does."""
+    try:
+        if not text.isascii():
+            text.decode()  # msgspec does not look into the strings of a Raw
+        return decoder.decode(text)
+    except UnicodeDecodeError as error:
+        raise CodecError(f"JSON is not UTF-8: {error.reason} at byte {error.start}") from None
+    except RecursionError:
+        raise CodecError("JSON is nested too deep to be read") from None
+    except msgspec.DecodeError as error:
+        words = str(error).replace("JSON is malformed", "malformed JSON")
+        raise CodecError(words.replace("Input data was truncated", "JSON is cut off")) from None
 
 
 def parse_list(text: bytes) -> list[bytes]:
     """The text of each value in the JSON array *text*. Raises `CodecError` as `parse_object` does."""
     text, marker = protect_literals(text)
-    return [restore_literals(bytes(value), marker) for value in _decode(_LIST, text)]
+    return [restore_literals(bytes(value), marker) for value in decoded(_LIST, text)]
 
 
 def parse_lists(text: bytes) -> list[list[bytes]]:
     """The texts of the values in each array in the JSON array *text*. Raises `CodecError` as `parse_object` does."""
     text, marker = protect_literals(text)
-    return [[restore_literals(bytes(value), marker) for value in item] for item in _decode(_LISTS, text)]
+    return [[restore_literals(bytes(value), marker) for value in item] for item in decoded(_LISTS, text)]
 
 
 def check_json(text: bytes) -> None:
     """Raise `CodecError` unless *text* is one JSON value."""
-    _decode(_ANY, protect_literals(text)[0])
+    decoded(_ANY, protect_literals(text)[0])
 
 
-def members_of(raw: bytes, what: str) -> Members:
-    """The members of the JSON object *raw*. Raises `CodecError` naming *what* if it is none."""
-    try:
-        return parse_object(raw)
-    except CodecError:
-        raise CodecError(f"{what} must be an object, got {excerpt(raw)}") from None
+def columns_of(rows: list[Members]) -> Members:
+    """The values under each name in all *rows*, as arrays of JSON; none if the rows have other names than the first."""
+    if any(row.keys() != rows[0].keys() for row in rows):
+        return {}
+    return {name: b"[%b]" % b",".join([row[name] for row in rows]) for name in rows[0]}
 
 
 def object_text(members: Members) -> bytes:
@@ -116,8 +130,8 @@ def protect_literals(text: bytes) -> tuple[bytes, bytes]:
     marker = text
     while marker in text:
         marker = b"[1%07d" % (hash(marker) % _MARKER_VALUES)
-    for index, literal in enumerate(_LITERALS):
-        text = text.replace(literal, b"%b%d]" % (marker, index))
+    for stand_in, literal in _literals_of(marker).items():
+        text = text.replace(literal, stand_in)
     return text, marker
 
 
@@ -125,15 +139,16 @@ def restore_literals(text: bytes, marker: bytes) -> bytes:
     """Undo `protect_literals`, in a part of what it returned."""
     if not marker or marker not in text:
         return text
-    for index, literal in enumerate(_LITERALS):
-        text = text.replace(b"%b%d]" % (marker, index), literal)
+    for stand_in, literal in _literals_of(marker).items():
+        text = text.replace(stand_in, literal)
     return text
 
 
-def _restored(members: RawMembers, marker: bytes) -> Members:
+def restore_members(members: RawMembers, marker: bytes) -> Members:
+    """Undo `protect_literals` in the *members* of an object."""
     if not marker:
         return {key: bytes(value) for key, value in members.items()}
-    literals = {b"%b%d]" % (marker, index): literal for index, literal in enumerate(_LITERALS)}
+    literals = _literals_of(marker)
     word = marker.decode()
     restored = {}
     for key, value in members.items():
@@ -144,15 +159,7 @@ def _restored(members: RawMembers, marker: bytes) -> Members:
     return restored
 
 
-def _decode(decoder: msgspec.json.Decoder[T], text: bytes) -> T:
-    try:
-        if not text.isascii():
-            text.decode()  # msgspec does not look into the strings of a Raw
-        return decoder.decode(text)
-    except UnicodeDecodeError as error:
-        raise CodecError(f"JSON is not UTF-8: {error.reason} at byte {error.start}") from None
-    except RecursionError:
-        raise CodecError("JSON is nested too deep to be read") from None
-    except msgspec.DecodeError as error:
-        words = str(error).replace("JSON is malformed", "malformed JSON")
-        raise CodecError(words.replace("Input data was truncated", "JSON is cut off")) from None
+@lru_cache(maxsize=1)  # one text has many parts
+def _literals_of(marker: bytes) -> dict[bytes, bytes]:
+    """The literals by what stands in their places."""
+    return {b"%b%d]" % (marker, index): literal for index, literal in enumerate(_LITERALS)}

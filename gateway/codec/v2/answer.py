@@ -19,7 +19,7 @@ from gateway.codec.inference import (
     label_of,
     labelled,
 )
-from gateway.codec.json.members import HELD_PER_BYTE, split_object
+from gateway.codec.json.members import HELD_PER_BYTE, protect_literals, split_object
 from gateway.codec.json.scanner import Scanner
 from gateway.codec.json.sinks import Sink, TextSink, pour, taken_out
 from gateway.codec.tensors.datatypes import Datatype, Kind, element_count
@@ -29,7 +29,17 @@ from gateway.codec.tensors.string_reading import BytesSink, from_base64
 from gateway.codec.v2 import messages
 from gateway.codec.v2.declarations import datatype_of, name_of, shape_of
 from gateway.codec.v2.ids import check_id, is_absent
-from gateway.codec.v2.messages import LATER, Answer, Entry, Parameters, check_count, printed, read_entry, text_of
+from gateway.codec.v2.messages import (
+    LATER,
+    Answer,
+    Description,
+    Entry,
+    Parameters,
+    check_count,
+    printed,
+    read_description,
+    text_of,
+)
 from gateway.codec.v2.reply import Reply, ReplyText
 from gateway.codec.values import shaped_value
 from gateway.errors import CodecError
@@ -73,7 +83,7 @@ class _Values:
 
     def open(self, entry_text: Callable[[], bytes]) -> Sink:
         """Choose the sink for an output's `data`, by what its entry has said so far."""
-        entry = read_entry(entry_text(), "output", len(self.opened))
+        entry = read_description(entry_text())
         name = text_of(entry.name)
         value = _Value()
         is_wanted = name is None or self._selection.is_wanted(name)
@@ -90,7 +100,7 @@ class _Values:
         self.opened.append(value)
         return value.sink
 
-    def restore_datatype(self, entry: Entry, name: str | None) -> None:
+    def restore_datatype(self, entry: Description, name: str | None) -> None:
         """Undo the promotion of an output's inputs, where the model declares a narrower datatype."""
         if name in self._declared and text_of(entry.datatype) == "FP32":
             entry.datatype = Raw(b'"%b"' % self._declared[name or ""].encode())
@@ -123,13 +133,13 @@ class _Values:
         yield from pour((text,), sink)
         return self._taken(sink)
 
-    def _open_binary(self, value: _Value, entry: Entry, name: str) -> None:
+    def _open_binary(self, value: _Value, entry: Description, name: str) -> None:
         """Give *value* the sink that makes binary of it."""
         value.said = _said(entry)
         value.datatype, value.shape = self._described(entry, name)
         value.sink = _sink_for(name, value.datatype, value.shape)
 
-    def _described(self, entry: Entry, name: str) -> tuple[Datatype, tuple[int, ...]]:
+    def _described(self, entry: Description, name: str) -> tuple[Datatype, tuple[int, ...]]:
         """Datatype and shape of an output. Raises `CodecError` for wrong ones, and for more than can be there."""
         datatype, shape = datatype_of(entry, "output", name), shape_of(entry, "output", name)
         n_elements = element_count(shape)
@@ -147,7 +157,7 @@ class _Values:
         return sink.blobs()
 
 
-def _said(entry: Entry) -> tuple[bytes, bytes]:
+def _said(entry: Description) -> tuple[bytes, bytes]:
     return bytes(entry.datatype or b""), bytes(entry.shape or b"")
 
 
@@ -267,7 +277,10 @@ class InferAnswer:
         _refuse_trailing(scanner.trailing_bytes(), scanner.consumed)
         answer = messages.read(Answer, scanner.skeleton)
         if answer is None:
-            answer = messages.uncommon_answer(*split_object(scanner.skeleton), self._limits.max_tensors)
+            yield
+            text, marker = protect_literals(scanner.skeleton)
+            answer = yield from messages.uncommon_answer(split_object(text), marker, self._limits.max_tensors)
+            yield
         return answer
 
     def _reply(self, answer: Answer) -> Generator[None, None, Reply]:

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from gateway.codec.inference import label_of
 from gateway.codec.json.members import excerpt
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype
-from gateway.codec.v2.messages import Entry, Text, text_of
+from gateway.codec.v2.messages import Description, Text, text_of
 from gateway.errors import CodecError
 
 MAX_RANK = 64
@@ -35,7 +35,7 @@ _SHAPES = {
 }
 
 
-def name_of(entry: Entry, section: str, index: int) -> str:
+def name_of(entry: Description, section: str, index: int) -> str:
     """The tensor's name (protocol 2.2); *entry* is number *index* of its *section*, `input` or `output`.
 
     Raises `CodecError` if it is no string, and the functions below for what they do not expect.
@@ -46,7 +46,7 @@ def name_of(entry: Entry, section: str, index: int) -> str:
     return name
 
 
-def datatype_of(entry: Entry, section: str, tensor: str) -> Datatype:
+def datatype_of(entry: Description, section: str, tensor: str) -> Datatype:
     """The datatype of the *tensor* with this name: one of fourteen."""
     text = bytes(entry.datatype) if entry.datatype is not UNSET else b""
     datatype = _BY_TEXT.get(text) or DATATYPES.get(text_of(entry.datatype) or "")
@@ -58,7 +58,7 @@ def datatype_of(entry: Entry, section: str, tensor: str) -> Datatype:
     return datatype
 
 
-def shape_of(entry: Entry, section: str, tensor: str) -> tuple[int, ...]:
+def shape_of(entry: Description, section: str, tensor: str) -> tuple[int, ...]:
     """The shape of the *tensor* with this name: a list of integers >= 0."""
     shape = parse_shape(bytes(entry.shape)) if entry.shape is not UNSET else None
     if shape is None:

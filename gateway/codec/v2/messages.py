@@ -9,6 +9,8 @@ Printed, the members of a message and of its tensors have the order of the struc
 not know (protocol 3.2, 4.4).
 """
 
+from collections.abc import Generator
+from itertools import islice
 from typing import ClassVar, TypeVar
 
 import msgspec
@@ -17,10 +19,11 @@ from msgspec import UNSET, Raw, UnsetType
 from gateway.codec.inference import label_of
 from gateway.codec.json.members import (
     RawMembers,
+    decoded,
     excerpt,
-    members_of,
+    protect_literals,
     restore_literals,
-    split_object,
+    restore_members,
     split_objects,
 )
 from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
@@ -31,16 +34,24 @@ Text = Raw | UnsetType
 
 Parameters = dict[str, Raw]
 
+STEP_ENTRIES = 64
+"""How many entries, and how many parameters of one, are looked at in one step where the structs refuse a message."""
 
-class Entry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+
+class Description(msgspec.Struct, gc=False):
+    """What a tensor is."""
+
+    name: Text = UNSET
+    shape: Text = UNSET
+    datatype: Text = UNSET
+
+
+class Entry(Description, forbid_unknown_fields=True, gc=False):
     """What a message says of one input or output."""
 
     others: ClassVar[bytes] = b""
     """The members that the protocol does not know, as the inside of an object."""
 
-    name: Text = UNSET
-    shape: Text = UNSET
-    datatype: Text = UNSET
     parameters: Parameters | UnsetType | None = UNSET
     data: Text = UNSET
 
@@ -85,7 +96,7 @@ class _UncommonAnswer(Answer, gc=True, dict=True):
 
 
 _DECODERS = {kind: msgspec.json.Decoder(kind) for kind in (Request, Answer)}
-_ENTRY = msgspec.json.Decoder(Entry)
+_DESCRIPTION = msgspec.json.Decoder(Description)
 _PARAMETERS = msgspec.json.Decoder(Parameters)
 _STRING = msgspec.json.Decoder(str)
 _encode = msgspec.json.Encoder().encode
@@ -101,44 +112,44 @@ def read(kind: type[M], text: bytes) -> M | None:
         return None
 
 
-def read_entry(text: bytes, section: str, index: int) -> Entry:
-    """What *text* says of the tensor with number *index* of its *section*, `input` or `output`. Raises `CodecError`."""
-    try:
-        text.decode()
-        return _ENTRY.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _entry(*split_object(text), section, index)
+def read_description(text: bytes) -> Description:
+    """What the tensor is of which *text* is the entry. Raises `CodecError` if that is no object."""
+    text, marker = protect_literals(text)
+    said = decoded(_DESCRIPTION, text)
+    return Description(*[_restored(value, marker) for value in (said.name, said.shape, said.datatype)])
 
 
-def uncommon_request(top: RawMembers, marker: bytes, max_tensors: int) -> Request:
+def uncommon_request(top: RawMembers, marker: bytes, max_tensors: int) -> Generator[None, None, Request]:
     """The request with the members *top*, in which *marker* stands for literals (`members.protect_literals`).
 
-    Raises `CodecError` that says what is wrong with it.
+    Yields after each step of work. Raises `CodecError` that says what is wrong with it.
     """
+    inputs, outputs, parameters = (top.pop(key, _NULL) for key in ("inputs", "outputs", "parameters"))
     known, others = _told_apart(top, marker, Request)
-    inputs, outputs, parameters = (known.pop(key, _NULL) for key in ("inputs", "outputs", "parameters"))
     if bytes(inputs) == b"null":  # protocol 1.6
         raise CodecError("the request has no `inputs` array")
-    request = _UncommonRequest(inputs=_entries(inputs, "inputs", max_tensors), **known)  # type: ignore[arg-type]
+    entries = yield from _entries(inputs, marker, "inputs", max_tensors)
+    request = _UncommonRequest(inputs=entries, **known)  # type: ignore[arg-type]
     if bytes(outputs) != b"null":  # protocol 2.8
-        request.outputs = _entries(outputs, "outputs", max_tensors)
+        request.outputs = yield from _entries(outputs, marker, "outputs", max_tensors)
     if parameters is not _NULL:
-        request.parameters = _parameters(parameters, "")
+        request.parameters = yield from _parameters(parameters, marker, "")
     request.others = others  # type: ignore[misc]
     return request
 
 
-def uncommon_answer(top: RawMembers, marker: bytes, max_tensors: int) -> Answer:
+def uncommon_answer(top: RawMembers, marker: bytes, max_tensors: int) -> Generator[None, None, Answer]:
     """The answer with the members *top*, as `uncommon_request`."""
     if "outputs" not in top:
         words = words_of({key: restore_literals(bytes(top[key]), marker) for key in WORD_MEMBERS if key in top})
         raise CodecError(f"no `outputs`, but an error: {shortened(words)}" if words else _NO_OUTPUTS)  # protocol 4.9
+    outputs = top.pop("outputs")
     known, others = _told_apart(top, marker, Answer)
     try:
-        outputs = _entries(known.pop("outputs"), "outputs", max_tensors)
+        entries = yield from _entries(outputs, marker, "outputs", max_tensors)
     except _NoArrayError:
         raise CodecError(_NO_OUTPUTS) from None
-    answer = _UncommonAnswer(outputs=outputs, **known)
+    answer = _UncommonAnswer(outputs=entries, **known)
     answer.others = others  # type: ignore[misc]
     return answer
 
@@ -170,6 +181,10 @@ class _NoArrayError(CodecError):
     """A section is no array of objects."""
 
 
+def _restored(value: Text, marker: bytes) -> Text:
+    return value if value is UNSET or not marker else Raw(restore_literals(bytes(value), marker))
+
+
 def _told_apart(members: RawMembers, marker: bytes, kind: type[msgspec.Struct]) -> tuple[RawMembers, bytes]:
     """The *members* that *kind* has, and the inside of an object with all others; *marker* stands for literals."""
     known = {name: members.pop(name) for name in kind.__struct_fields__ if name in members}
@@ -178,35 +193,52 @@ def _told_apart(members: RawMembers, marker: bytes, kind: type[msgspec.Struct]) 
     return known, restore_literals(_encode(members)[1:-1], marker) if members else b""
 
 
-def _entries(text: Raw, section: str, max_tensors: int) -> list[Entry]:
+def _entries(text: Raw, marker: bytes, section: str, max_tensors: int) -> Generator[None, None, list[Entry]]:
     try:
-        entries, marker = split_objects(bytes(text))
+        found = split_objects(bytes(text))
     except CodecError:
-        raise _NoArrayError(f"`{section}` must be an array of objects, got {excerpt(bytes(text))}") from None
-    check_count(entries, section, max_tensors)
-    return [_entry(members, marker, section[:-1], index) for index, members in enumerate(entries)]
+        shown = excerpt(restore_literals(bytes(text), marker))
+        raise _NoArrayError(f"`{section}` must be an array of objects, got {shown}") from None
+    check_count(found, section, max_tensors)
+    yield
+    entries: list[Entry] = []
+    for members in found:
+        entries.append((yield from _entry(members, marker, section[:-1], len(entries))))
+        if len(entries) % STEP_ENTRIES == 0:
+            yield
+    return entries
 
 
-def _entry(members: RawMembers, marker: bytes, what: str, index: int) -> Entry:
+def _entry(members: RawMembers, marker: bytes, what: str, index: int) -> Generator[None, None, Entry]:
+    parameters = members.pop("parameters", None)
     known, others = _told_apart(members, marker, Entry)
-    parameters = known.pop("parameters", None)
     entry = _UncommonEntry(**known)  # type: ignore[arg-type]
     if parameters is not None:
-        entry.parameters = _parameters(parameters, what, entry, index)
+        name = text_of(entry.name)
+        where = f"{what} {index}: " if name is None else f"{label_of(what, name)}: "
+        entry.parameters = yield from _parameters(parameters, marker, where)
     entry.others = others  # type: ignore[misc]
     return entry
 
 
-def _parameters(text: Raw, what: str, entry: Entry | None = None, index: int = 0) -> Parameters | None:
+def _parameters(text: Raw, marker: bytes, where: str) -> Generator[None, None, Parameters | None]:
     """Raises `CodecError` if *text* is neither an object nor null (protocol 2.8)."""
     if bytes(text) == b"null":
         return None
     try:
-        return _PARAMETERS.decode(text)
+        parameters = _PARAMETERS.decode(text)
     except (msgspec.DecodeError, RecursionError):
-        name = text_of(entry.name) if entry is not None else None
-        where = "" if entry is None else f"{what} {index}: " if name is None else f"{label_of(what, name)}: "
-        return {key: Raw(value) for key, value in members_of(bytes(text), f"{where}parameters").items()}
+        shown = excerpt(restore_literals(bytes(text), marker))
+        raise CodecError(f"{where}parameters must be an object, got {shown}") from None
+    if not marker:
+        return parameters
+    restored: Parameters = {}
+    items = iter(parameters.items())
+    while some := restore_members(dict(islice(items, STEP_ENTRIES)), marker):
+        restored.update((key, Raw(value)) for key, value in some.items())
+        if len(some) == STEP_ENTRIES:
+            yield
+    return restored
 
 
 def _with_others(struct: Entry | Message) -> bytes:

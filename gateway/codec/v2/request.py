@@ -4,7 +4,7 @@
 makes the JSON as often as it is asked to: the body is held once, its JSON never.
 """
 
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -28,7 +28,6 @@ from gateway.codec.tensors import elements, number_printing, string_printing
 from gateway.codec.tensors.datatypes import Kind, element_count
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.v2.framing import Cursor
-from gateway.codec.v2.ids import is_absent
 from gateway.codec.v2.messages import LATER, Entry, printed
 from gateway.codec.v2.raw import raw_header
 from gateway.codec.v2.request_reading import (
@@ -36,6 +35,7 @@ from gateway.codec.v2.request_reading import (
     Reserve,
     announced,
     check_names,
+    id_of,
     may_have_binary_parameters,
     read_request,
     reserve_nothing,
@@ -45,6 +45,7 @@ from gateway.codec.v2.request_reading import (
 from gateway.errors import CodecError
 
 _FINITE_ELEMENTS = 256 * 1024  # looking is sixteen times as fast as printing
+_FEW_ELEMENTS = 256  # a loop over pieces takes as long as the work on them
 _COPY_BYTES = 1024 * 1024
 _LIST_LATER = Raw(b"[%b]" % bytes(LATER))
 _BASE64 = Raw(b'"base64"')
@@ -145,10 +146,10 @@ class InferRequest(PiecedJson):
         """The backend's JSON in texts of bounded size; every call makes it anew."""
         return chain.from_iterable(map(self._text, self._segments))
 
-    def _text(self, segment: bytes | memoryview | Tensor) -> Iterator[Piece]:
+    def _text(self, segment: bytes | memoryview | Tensor) -> Iterable[Piece]:
         if not isinstance(segment, Tensor):
             if len(segment) <= PIECE_BYTES:
-                return iter((segment,))
+                return (segment,)
             return (segment[start : start + PIECE_BYTES] for start in range(0, len(segment), PIECE_BYTES))
         if segment.datatype.kind is Kind.BYTES:
             if self._policy.bytes is BytesPolicy.BASE64:  # protocol 3.5
@@ -158,6 +159,8 @@ class InferRequest(PiecedJson):
         if self._policy.nonfinite is NonFinite.LITERAL and segment.datatype.kind is Kind.FLOAT:
             # protocol 3.4
             return number_printing.literal_pieces(values, segment.datatype)
+        if 0 < len(values) <= _FEW_ELEMENTS:
+            return (number_printing.array_text(values, segment.datatype)[1:-1],)
         return number_printing.text_pieces(values, segment.datatype)
 
 
@@ -181,18 +184,21 @@ def _written(
         elif values is not None and text.spans:
             entry.data = LATER
             later.append(values)
+        if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
+            yield
     cursor.finish()
     nonfinite = yield from _check_values(inputs, policy)
 
-    request_id = b"" if request.id is UNSET or is_absent(bytes(request.id)) else bytes(request.id)
+    request_id = id_of(request)
     sent_id = request_id or own_id
     if own_id and not request_id:  # protocol 4.10
         request.id = Raw(own_id)
     for key in policy.leave_out:
         setattr(request, key, UNSET)
-    segments: list[bytes | memoryview | Tensor] = []
-    for text_before, values_behind in zip(printed(request), (*later, b""), strict=True):
-        segments += (text_before, values_behind)
+    beginning, *texts_behind = printed(request)
+    segments: list[bytes | memoryview | Tensor] = [beginning]
+    for values_before, text_behind in zip(later, texts_behind, strict=True):
+        segments += (values_before, text_behind)
     return InferRequest(
         inputs,
         selection,
@@ -261,6 +267,8 @@ def check_finite(tensor: Tensor, policy: NonFinite) -> Generator[None, None, int
     """How many NaN and infinities are let through. Raises `CodecError` where *policy* refuses one (protocol 3.4)."""
     nonfinite = 0
     array = tensor.datatype.view(tensor.blob)
+    if len(array) <= _FEW_ELEMENTS and b"\0" not in tensor.datatype.is_finite(array).tobytes():  # type: ignore[misc]
+        return 0
     for start in range(0, len(array), _FINITE_ELEMENTS):
         if start:
             yield

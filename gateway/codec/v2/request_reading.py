@@ -20,7 +20,14 @@ from gateway.codec.inference import (
     label_of,
 )
 from gateway.codec.json.brackets import MAX_TEXT_DEPTH
-from gateway.codec.json.members import HELD_PER_BYTE, RawMembers, excerpt, split_object, split_objects
+from gateway.codec.json.members import (
+    HELD_PER_BYTE,
+    RawMembers,
+    excerpt,
+    protect_literals,
+    split_object,
+    split_objects,
+)
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES
 from gateway.codec.json.scanner import Scanner
 from gateway.codec.json.sinks import SkipSink
@@ -29,6 +36,7 @@ from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES, SPACE, check_ut
 from gateway.codec.v2 import messages
 from gateway.codec.v2.declarations import datatype_of, name_of, shape_of
 from gateway.codec.v2.framing import HEADER_LENGTH, Cursor
+from gateway.codec.v2.ids import is_absent
 from gateway.codec.v2.messages import Entry, Request, check_count, text_of
 from gateway.errors import CodecError, TooLargeError
 
@@ -130,7 +138,9 @@ def _any_request(
         request = messages.read(Request, text)
         if request is not None:
             return request, spans, n_bytes
-        top, marker = split_object(text)
+        yield
+        text, marker = protect_literals(text)
+        top = split_object(text)
     except CodecError:
         # what cannot be read is judged only if it was plainly meant to be binary
         if unjudged is None or (yield from was_meant_binary(body)):
@@ -138,7 +148,10 @@ def _any_request(
         return None, [], 0
     if unjudged is not None and not (any(key in top for key in unjudged) or _is_binary_leniently(top)):
         return None, [], 0
-    return messages.uncommon_request(top, marker, limits.max_tensors), spans, n_bytes
+    yield
+    request = yield from messages.uncommon_request(top, marker, limits.max_tensors)
+    yield
+    return request, spans, n_bytes
 
 
 def _is_read_whole(text: bytes) -> bool:
@@ -208,9 +221,9 @@ def _is_binary_leniently(top: RawMembers) -> bool:
     entries = [(top, "binary_data_output")]
     for section, word in words.items():
         with suppress(CodecError):
-            entries += [(entry, word) for entry in split_objects(bytes(top.get(section, b"[]")))[0]]
+            entries += [(entry, word) for entry in split_objects(bytes(top.get(section, b"[]")))]
     parameters = [(bytes(entry.get("parameters", b"")), word) for entry, word in entries]
-    return any(text[:1] == b"{" and word in split_object(text)[0] for text, word in parameters)
+    return any(text[:1] == b"{" and word in split_object(text) for text, word in parameters)
 
 
 def _blobs_behind(request: Request, blobs: memoryview, *, recover: bool) -> memoryview:
@@ -227,6 +240,11 @@ def _blobs_behind(request: Request, blobs: memoryview, *, recover: bool) -> memo
         f"the header {HEADER_LENGTH} is missing, and the body does not make up for it: {len(blobs)} bytes follow "
         f"the JSON, but the binary_data_size of all inputs add up to {expected}"
     )
+
+
+def id_of(request: Request) -> bytes:
+    """The client's id as JSON text; empty if it sent none."""
+    return b"" if request.id is UNSET or is_absent(bytes(request.id)) else bytes(request.id)
 
 
 def select(request: Request) -> OutputSelection:
