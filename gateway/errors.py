@@ -1,7 +1,7 @@
 """Every kind of error that the gateway reports, in one closed list.
 
 There are two layers. The codec raises `CodecError`, which says what is wrong with some bytes and where: it does not
-know whether they came from the client or from the backend. `handlers` does, and turns it into a `GatewayError`
+know whether they came from the client or from the backend. `serving` does, and turns it into a `GatewayError`
 (`blaming`), whose `ErrorKind` gives it a status, a label for metrics and logs, and a blame. Not here:
 what a client gets to read (`client.reply`).
 """

@@ -1,7 +1,7 @@
 """One attempt: a request is sent over one connection, and the head of its answer is read.
 
 Here: what is written and read, what it means when that fails, and when a connection may be used again. Not here:
-which endpoint is tried, and whether a failed attempt is followed by another (`upstream`).
+which endpoint is tried, and whether a failed attempt is followed by another (`calling`).
 """
 
 import asyncio

@@ -3,7 +3,8 @@
     gateway      every request, from its head to its record; where it goes
     inference    an inference: read, parse, send, decode, reply
     speech       how an inference is put to a backend of V2, and to one of another dialect
-    passing      what crosses as it came: uploads, and inferences to servers that read binary
+    relaying     what crosses as it came: requests that are no inferences, uploads, answers
+    passing      inferences that cross to servers that read binary
     own_answers  what the gateway answers itself, where a server cannot
     call         what these have in common: asking the backend, passing its answer on, wording its errors
 

@@ -189,19 +189,9 @@ class Call:
         )
         return upstream.call(asked, self.exchange.attempts, read, total_at=self.total_at)
 
-    def ask(
-        self,
-        upstream: Upstream,
-        fields: Fields,
-        body: Body,
-        read: Read[T],
-        *,
-        target: str | None = None,
-        is_read_whole: bool = False,
-    ) -> Awaitable[T]:
+    def ask(self, upstream: Upstream, fields: Fields, body: Body, read: Read[T]) -> Awaitable[T]:
         """Ask the backend what the client asks, and *read* its answer; see `asked` and `send`."""
-        asked = self.asked(upstream, fields, body, target=target, is_read_whole=is_read_whole)
-        return self.send(upstream, asked, read)
+        return self.send(upstream, self.asked(upstream, fields, body), read)
 
     def asked(
         self,
