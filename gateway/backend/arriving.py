@@ -67,23 +67,18 @@ class NotHttpError(Exception):
 class ArrivingAnswer:
     """The answer to one request."""
 
-    __slots__ = (
-        "_decoded",
-        "_defect",
-        "_head",
-        "_is_last",
-        "_is_paused",
-        "_loop",
-        "_message",
-        "_method",
-        "_n_interim",
-        "_on_held",
-        "_transport",
-        "_waiter",
-        "ends_with_connection",
-        "received_bytes",
-        "state",
-    )
+    state = State.HEAD
+    received_bytes = 0
+    """With the head, on the wire."""
+    ends_with_connection = False
+    """Whether only the connection's end tells that the body has come to its own."""
+    _is_last = False  # on its connection: it says so, or something has come that is no part of it
+    _is_paused = False
+    _n_interim = 0
+    _head: AnswerHead | None = None
+    _on_held: Callable[[int], None] | None = None
+    _waiter: asyncio.Future[None] | None = None
+    _defect = ""  # in words, of what is BROKEN
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, heads: Heads, method: str
@@ -93,19 +88,7 @@ class ArrivingAnswer:
         self._transport = transport
         self._method = method
         self._message = Incoming(heads)
-        self.state = State.HEAD
-        self.received_bytes = 0
-        """With the head, on the wire."""
-        self._is_last = False  # on its connection: it says so, or something has come that is no part of it
-        self._head: AnswerHead | None = None
-        self._n_interim = 0
         self._decoded: list[bytes] = []  # of a chunked body, before the reader asked for it
-        self._defect = ""  # in words, of what is BROKEN
-        self._on_held: Callable[[int], None] | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._is_paused = False
-        self.ends_with_connection = False
-        """Whether only the connection's end tells that the body has come to its own."""
 
     def hold(self, on_held: Callable[[int], None]) -> None:
         """Give the head of a 2xx only when its body has come too, or `HELD_BYTES` of that, or the connection's end.
@@ -125,38 +108,30 @@ class ArrivingAnswer:
         """Whether the connection can carry no other request, as far as is known of the answer."""
         return self._is_last or self._message.has_surplus or self.state is not State.BODY
 
-    def may_be_followed(self) -> bool:
-        """Whether all of the answer was read, and the connection can carry another request."""
-        message = self._message
-        is_last = self._is_last or message.has_surplus or self.state is not State.BODY
-        return not is_last and message.is_read and not self._decoded
-
     # What comes
 
     def feed(self, data: bytes) -> None:
         """Take what the backend has sent. Of a chunked body at most one piece is decoded here."""
         is_first = not self.received_bytes
         self.received_bytes += len(data)
-        state = self.state
-        if state is State.HEAD:
+        if self.state is State.HEAD:
             try:
                 self._feed_head(data)
             except MalformedError as error:
                 is_tls = is_first and data.startswith(_TLS_ALERT)
                 self._break("it speaks TLS there: write https:// in the endpoint" if is_tls else str(error))
-        elif state is State.HELD or state is State.BODY:
+        elif self.state is State.HELD or self.state is State.BODY:
             self._feed_body(data)
         else:
             self._surplus()
 
     def _feed_head(self, data: bytes) -> None:
         """Read heads until the answer's own has come. Raises `MalformedError`."""
-        message = self._message
-        while (found := message.feed_head(data)) is not None:
+        while (found := self._message.feed_head(data)) is not None:
             parsed, data = found
             assert isinstance(parsed, RawResponseMessage)
             head = AnswerHead(parsed)
-            if head.code >= 200 or not head.is_interim:
+            if not head.is_interim:
                 self._begin_body(head)
                 self._feed_body(data)
                 return
@@ -168,9 +143,10 @@ class ArrivingAnswer:
 
     def _begin_body(self, head: AnswerHead) -> None:
         self._head = head
-        is_bodiless = head.is_bodiless(self._method)
-        self._is_last = head.ends_connection(is_bodiless=is_bodiless)
         message = self._message
+        is_bodiless = head.is_bodiless(self._method)
+        if head.ends_connection(is_bodiless=is_bodiless):
+            self._is_last = True
         if is_bodiless:
             message.expect_nothing()
         elif head.length is not None and head.codings is None:
@@ -181,11 +157,8 @@ class ArrivingAnswer:
             self.ends_with_connection = True
             message.expect_until_end()
         # what is refused for its head is refused now, whether or not a body comes
-        if self._on_held is not None and 200 <= head.code < 300 and head.defect() is None:
-            self.state = State.HELD
-        else:
-            self.state = State.BODY
-            self._on_held = None
+        is_held = self._on_held is not None and 200 <= head.code < 300 and head.defect is None
+        self.state = State.HELD if is_held else State.BODY
 
     def _feed_body(self, data: bytes) -> None:
         """Take bytes of the body, maybe none."""
@@ -198,14 +171,10 @@ class ArrivingAnswer:
                 assert self._on_held is not None
                 self._on_held(self._head.code)
                 return
-            self._on_held = None  # it leads to the request, which holds this
             if self.state is State.HELD:
                 self.state = State.BODY
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
+        if self._waiter is not None:
+            self._wake()
         if message.unread_bytes > READ_BYTES and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
@@ -235,7 +204,6 @@ class ArrivingAnswer:
         """What comes is not HTTP, in words."""
         self._defect = defect
         self.state = State.BROKEN
-        self._on_held = None
         self._message.drop()
         self._surplus()
         self._wake()
@@ -249,21 +217,19 @@ class ArrivingAnswer:
         """The connection has ended; a body without length is complete now."""
         if self.state in (State.HEAD, State.HELD, State.BODY):
             self.state = State.LOST
-            self._on_held = None
             self._message.end()
             self._wake()
 
     def cut(self) -> None:
         """This side closes the connection: the reader gets nothing more, unless all of the answer is there."""
-        if self._message.phase is Phase.DONE:
-            return
-        self.state = State.CUT
-        self._on_held = None
-        self._message.drop()
-        self._decoded.clear()
-        self._wake()
+        if self._message.phase is not Phase.DONE:
+            self.state = State.CUT
+            self._message.drop()
+            self._decoded.clear()
+            self._wake()
 
     def _wake(self) -> None:
+        self._on_held = None  # it leads to the request, which holds this
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -273,9 +239,10 @@ class ArrivingAnswer:
     async def read_head(self) -> AnswerHead:
         """The head that is not interim. Raises `LostError` and `NotHttpError`."""
         while self._head is None or self.state is State.HELD:
-            await self._wait()
+            await self._change()
         if self.state is State.CUT:
             raise LostError
+        self._on_held = None
         return self._head
 
     async def read_body(self) -> bytes:
@@ -290,7 +257,7 @@ class ArrivingAnswer:
             elif message.is_read:
                 return b""
             else:
-                await self._wait()
+                await self._change()
                 continue
             if self._is_paused and message.unread_bytes < READ_BYTES // 2:
                 self._is_paused = False
@@ -334,11 +301,11 @@ class ArrivingAnswer:
                 raise NotHttpError(self._defect) from None
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def _wait(self) -> None:
-        """Wait until something has changed. Raises `LostError` and `NotHttpError` where nothing will."""
+    def _change(self) -> "asyncio.Future[None]":
+        """Done when something has changed. Raises `LostError` and `NotHttpError` where nothing will."""
         if self.state is State.BROKEN:
             raise NotHttpError(self._defect)
-        if self.state in (State.LOST, State.CUT):
+        if self.state is State.LOST or self.state is State.CUT:
             raise LostError
-        self._waiter = self._loop.create_future()
-        await self._waiter
+        self._waiter = waiter = self._loop.create_future()
+        return waiter

@@ -1,21 +1,28 @@
-"""What a backend is asked: a request, and its body while it is sent.
+"""What a backend is asked: a request, how its head is written, and its body while it is sent.
 
 Not here: connections, and what is made of an answer (`attempt`).
 """
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
+from gateway.backend.arriving import LostError
 from gateway.backend.deadlines import Deadlines
+from gateway.backend.endpoints import Endpoint
+from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
-from gateway.exchange import Attempt
+from gateway.exchange import Attempt, new_span_id
 from gateway.policy.trace_context import Trace
 
 PIECE_BYTES = 256 * 1024
 """A body that the gateway holds is written to the connection in pieces of this size."""
 
 Pieces = AsyncIterator[bytes | bytearray | memoryview]
+
+log = logging.getLogger("gateway")
 
 
 class Body(msgspec.Struct, frozen=True):
@@ -61,21 +68,45 @@ class BackendRequest(msgspec.Struct, frozen=True):
     is_passed: bool = False
     """Whether it is an inference as it came, which only endpoints may get that speak the binary extension."""
 
-
-def broken_line() -> GatewayError:
-    """What is raised for a line break in a field, which would begin another one."""
-    return GatewayError(ErrorKind.INTERNAL, "a line break in a header of the request to the backend")
+    def first_bytes(self, endpoint: Endpoint, attempt: Attempt) -> bytes:
+        """The head for *endpoint*, with a body that is whole; *attempt* notes what it holds. Raises `GatewayError`."""
+        headers, body = self.headers, self.body
+        target = f"{endpoint.base_path}{self.raw_path}"
+        if self.trace is not None:
+            attempt.span_id, attempt.target = new_span_id(), target
+            headers = headers + self.trace.fields(attempt.span_id)
+        lines = [f"{self.method} {target} HTTP/1.1\r\nHost: {endpoint.authority}", *map(": ".join, headers)]
+        whole = body.whole
+        if whole is not None:
+            attempt.request_bytes = len(whole)
+            lines.append(f"Content-Length: {len(whole)}\r\n\r\n")
+        elif body.open is None:
+            lines.append("\r\n")
+        elif body.length is None:
+            lines.append("Transfer-Encoding: chunked\r\n\r\n")
+        else:
+            lines.append(f"Content-Length: {body.length}\r\n\r\n")
+        head = "\r\n".join(lines)
+        n_lines = len(headers) + (3 if whole is None and body.open is None else 4)
+        if head.count("\n") != n_lines or head.count("\r") != n_lines:  # a line break would begin another field
+            raise GatewayError(ErrorKind.INTERNAL, "a line break in a header of the request to the backend")
+        data = head.encode(errors="surrogateescape")
+        return data + whole if whole else data
 
 
 class Sending:
-    """What a streaming body tells of its progress, so that the right timeout runs."""
+    """A streamed body while it is sent. The body tells of its progress, so that the right timeout runs."""
 
-    __slots__ = ("_attempt", "_deadlines", "_is_answered")
+    error: GatewayError | None = None
+    """Why the body cannot be sent to its end."""
+    is_sent = False
+    is_answered = False
+    """Whether the answer has begun, maybe before all was sent: from then on its reading sets the timeouts."""
 
     def __init__(self, deadlines: Deadlines, attempt: Attempt) -> None:
         self._deadlines = deadlines
         self._attempt = attempt
-        self._is_answered = False
+        self._task: asyncio.Task[None]
 
     def piece(self, n_bytes: int) -> None:
         """*n_bytes* are handed to the connection now: the backend has `idle` to take them."""
@@ -90,10 +121,44 @@ class Sending:
         """All is sent: the backend has `first_byte` to begin its answer."""
         self._enter("first_byte")
 
-    def answered(self) -> None:
-        """The answer has begun, maybe before all was sent: from now on its reading sets the timeouts."""
-        self._is_answered = True
-
     def _enter(self, phase: str) -> None:
-        if not self._is_answered:
+        if not self.is_answered:
             self._deadlines.enter(phase)
+
+    def begin(self, wire: Wire, pieces: Pieces, *, in_chunks: bool) -> None:
+        """Send *pieces* over *wire* from now on, beside the reading of the answer; `stop` and `stopped` must follow.
+
+        If the body cannot be sent to its end, the connection is closed, so that reading the answer ends with `error`.
+        """
+        self._task = asyncio.ensure_future(self._send(wire, pieces, in_chunks=in_chunks))
+
+    async def _send(self, wire: Wire, pieces: Pieces, *, in_chunks: bool) -> None:
+        try:
+            async for piece in pieces:
+                if not piece:
+                    continue  # as a chunk it would be the end
+                wire.send(b"".join((b"%x\r\n" % len(piece), piece, b"\r\n")) if in_chunks else piece)
+                await wire.drain()
+            if in_chunks:
+                wire.send(b"0\r\n\r\n")
+            self.is_sent = True
+            return
+        except LostError:
+            return  # reading finds out how
+        except GatewayError as error:
+            self.error = error
+        except ConnectionError:
+            self.error = GatewayError(ErrorKind.CLIENT_CLOSED, "the client left while it was sending")
+        except Exception as error:
+            log.exception("the request's body could not be made")
+            self.error = GatewayError(ErrorKind.INTERNAL, f"internal error: {type(error).__name__}")
+        wire.abort()
+
+    def stop(self) -> None:
+        """Send no more."""
+        self._task.cancel()
+
+    async def stopped(self) -> None:
+        """Wait until nothing reads the body any more, behind `stop`."""
+        if not self._task.done():
+            await asyncio.wait((self._task,))

@@ -1,31 +1,28 @@
-"""One attempt: a request is sent over one connection, and the head of its answer is read.
+"""One attempt: a request that goes over one connection, and its answer.
 
-Here: what is written and read, what it means when that fails, and when a connection may be used again. Not here:
-which endpoint is tried, and whether a failed attempt is followed by another (`calling`).
+Here: what is read, what it means when that fails, and when a connection may be used again. Not here: which endpoint is
+tried, and whether a failed attempt is followed by another (`calling`); how a request is written (`asking`).
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 from gateway.backend.arriving import ArrivingAnswer, LostError, NotHttpError
-from gateway.backend.asking import BackendRequest, Pieces, Sending, broken_line
-from gateway.backend.connections import Lease
+from gateway.backend.asking import BackendRequest, Sending
+from gateway.backend.connections import Connections
 from gateway.backend.deadlines import Deadlines
 from gateway.backend.endpoints import Endpoint
 from gateway.backend.heads import AnswerHead
 from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
-from gateway.exchange import Attempt, new_span_id
+from gateway.exchange import Attempt
 from gateway.headers import HeaderLines, Headers
 from gateway.pacing import Pacer
 from gateway.policy.crossing import Fields
 
 SURE_TO_REPEAT = frozenset({"GET", "HEAD"})
 """Methods that are sent again on a new connection even where the backend may have read the request."""
-
-log = logging.getLogger("gateway")
 
 T = TypeVar("T")
 
@@ -35,16 +32,98 @@ class StaleConnectionError(Exception):
 
 
 class Answer:
-    """A backend's answer whose head has come; the body is read once, with one of the methods for it."""
+    """A backend's answer to a request that goes out over a connection of its own, until that is given back or closed.
 
-    __slots__ = ("_exchange", "_head", "reason", "status")
+    `ask` and `begin` send the request and wait for the answer's head. Then the body is read once, with one of the
+    methods for it. The connection is this answer's alone while `_wire` is there, and out of its reach afterwards.
+    """
 
-    def __init__(self, exchange: "Sent", head: AnswerHead) -> None:
-        self.status = head.code
-        self.reason = head.reason
-        """The words behind the status; printable ASCII."""
+    __slots__ = (
+        "_arriving",
+        "_attempt",
+        "_connections",
+        "_deadlines",
+        "_head",
+        "_is_read",
+        "_limit",
+        "_pacer",
+        "_request",
+        "_wire",
+        "reason",
+        "sending",
+        "status",
+    )
+
+    _arriving: ArrivingAnswer
+    _head: AnswerHead
+    reason: str
+    """The words behind the status; printable ASCII."""
+
+    def __init__(
+        self, request: BackendRequest, connections: Connections, wire: Wire, deadlines: Deadlines, attempt: Attempt
+    ) -> None:
+        """*wire* is one of *connections*, taken for this *attempt*, as is its slot."""
+        self.status = 0
+        """0 until the answer's head has come and was found right."""
+        self.sending: Sending | None = None
+        """The request's body, if it is a stream that was opened."""
+        self._request = request
+        self._connections = connections
+        self._wire: Wire | None = wire
+        self._deadlines = deadlines
+        self._attempt = attempt
+        self._is_read = False  # to its end
+        self._limit: tuple[int, str] | None = None  # of the body's bytes, and how messages name it
+        self._pacer: Pacer | None = None  # once a part of the body was read
+
+    # The request, and the answer's head
+
+    def ask(self, first_bytes: bytes) -> None:
+        """Send a request that begins with *first_bytes*; a stream behind them goes on being sent by a task."""
+        wire, body = self._wire, self._request.body
+        assert wire is not None
+        self._arriving = arriving = wire.begin(self._request.method)
+        if self._request.is_read_whole:
+            arriving.hold(self._body_is_awaited)
+        try:
+            wire.send_first(first_bytes)
+        except LostError:
+            return  # reading finds out how
+        if body.open is None:
+            self._deadlines.enter("first_byte")
+            return
+        sending = Sending(self._deadlines, self._attempt)
+        pieces = body.open(sending)
+        self.sending = sending
+        sending.begin(wire, pieces, in_chunks=body.length is None)
+
+    async def begin(self, endpoint: Endpoint) -> None:
+        """Wait for the head of the *endpoint*'s answer. Raises `GatewayError` and `StaleConnectionError`."""
+        try:
+            head = await self._arriving.read_head()
+        except NotHttpError as error:
+            raise self._malformed(f"does not speak HTTP: {error}") from None
+        except LostError:
+            raise self._lost_before_answer(endpoint) from None
+        self._head_has_come(head.code)
+        if head.defect is not None:
+            raise self._malformed(head.defect)
         self._head = head
-        self._exchange = exchange
+        self.status, self.reason = head.code, head.reason
+
+    def _head_has_come(self, status: int) -> None:
+        """The answer has begun."""
+        attempt = self._attempt
+        if attempt.first_byte_s is None:
+            attempt.code = str(status)
+            attempt.first_byte_s = asyncio.get_running_loop().time() - attempt.started_s
+        if self.sending is not None:
+            self.sending.is_answered = True
+
+    def _body_is_awaited(self, status: int) -> None:
+        """The answer has begun, and each piece of its body has `idle` to come; see `ArrivingAnswer.hold`."""
+        self._head_has_come(status)
+        self._deadlines.enter("idle")
 
     @property
     def headers(self) -> Headers:
@@ -59,66 +138,6 @@ class Answer:
         """As `transcoded_headers`, but as lines, if there are any."""
         return self._head.transcoded_lines() or []
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives, not decompressed; others run in between, also while all of it is there.
-
-        Raises `GatewayError`.
-        """
-        exchange = self._exchange
-        pacer = Pacer()
-        while chunk := await exchange.read():
-            yield chunk
-            if not exchange.has_read_all():  # a small answer takes no turn behind large requests
-                await pacer.breathe()
-
-    async def chunks_for_client(self) -> AsyncIterator[bytes]:
-        """As `chunks`, where each is handed to the client before the next is read.
-
-        If `timeouts.total` is over while the client takes one, the client is to blame and not the backend.
-        """
-        async for chunk in self.chunks():
-            self._exchange.wait_for_client()
-            yield chunk
-            self._exchange.client_has_taken()
-
-    def take_arrived(self, max_bytes: int) -> bytes | None:
-        """The whole body if it is there, has at most *max_bytes*, and nothing of it was read; else None."""
-        return self._exchange.take_arrived(max_bytes)
-
-    async def read_whole(self, max_bytes: int, what: str) -> bytes:
-        """The body of an answer that has no reason to be large. Raises `GatewayError`, also for more than *max_bytes*.
-
-        *what* is the body's name in that error.
-        """
-        text = self.take_arrived(max_bytes)
-        if text is not None:
-            return text
-        text = b""
-        async for chunk in self.chunks():
-            text += chunk
-            if len(text) > max_bytes:
-                raise GatewayError(ErrorKind.MALFORMED_RESPONSE, f"{what} is larger than {max_bytes} bytes")
-        return text
-
-    async def small_or_chunks(self, small_bytes: int) -> AsyncIterator[bytes]:
-        """The body as `chunks`; in one chunk if it has arrived, or is announced to have at most *small_bytes*."""
-        if 0 < (self.content_length or 0) <= small_bytes:
-            yield await self.read_whole(small_bytes, "the answer")
-        elif (text := self.take_arrived(small_bytes)) is not None:
-            yield text
-        else:
-            async for chunk in self.chunks():
-                yield chunk
-
-    async def read_beginning(self, max_bytes: int) -> bytes:
-        """The body up to *max_bytes*; the rest is not read. Raises `GatewayError`."""
-        text = b""
-        async for chunk in self.chunks():
-            text += chunk[: max_bytes - len(text)]
-            if len(text) >= max_bytes:
-                break
-        return text
-
     @property
     def content_length(self) -> int | None:
         """How many bytes of body the answer announces; None if it does not say."""
@@ -129,8 +148,8 @@ class Answer:
 
         Raises `GatewayError` if the answer announces more; else reading it does, when more has come.
         """
-        self._exchange.max_bytes, self._exchange.max_name = max_bytes, name
-        self._exchange.check_length(self.content_length or 0)
+        self._limit = max_bytes, name
+        self._count(0, self.content_length or 0)
 
     def refuse_encoded(self) -> None:
         """Raise `GatewayError` if the body is compressed: the gateway has asked for one that is not."""
@@ -141,184 +160,96 @@ class Answer:
             )
             raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
 
+    # The body
 
-Read = Callable[[Answer], Awaitable[T]]
-"""What is made of an answer."""
+    async def next(self, whole_bytes: int = 0) -> bytes:
+        """The next bytes of the body as they come, not decompressed; empty at its end. Raises `GatewayError`.
 
-Transcode = Callable[[], Awaitable[tuple[BackendRequest, Read[T]]]]
-"""Makes of a request that is passed on as it came one that every endpoint reads, and says how its answer is read."""
-
-
-class Sent:
-    """A request that has gone out, or is still going out, over a leased connection."""
-
-    _answer: ArrivingAnswer  # once it is being sent
-    _sending: Sending | None = None  # of a stream
-    _sender: asyncio.Task[None] | None = None
-    _send_error: GatewayError | None = None
-    _is_sent = False
-    _is_read = False  # the answer, to its end
-    is_over = False
-    """Whether the connection was given back or closed."""
-    status: int | None = None
-    """That of the answer, once its head has come and was found right."""
-    has_begun_body = False
-    """Whether a streamed body was opened, so that one that cannot be repeated is lost."""
-    max_bytes: int | None = None
-    """The most that the answer's body may have; None: as much as it likes."""
-    max_name = ""
-    """How messages name that limit."""
-
-    def __init__(
-        self, backend: str, request: BackendRequest, lease: Lease, deadlines: Deadlines, attempt: Attempt
-    ) -> None:
-        self._backend = backend
-        self._request = request
-        self._lease = lease
-        self._deadlines = deadlines
-        self._attempt = attempt
-
-    async def start(self, endpoint: Endpoint) -> Answer:
-        """Send the request and read the answer's head. Raises `GatewayError` and `StaleConnectionError`."""
-        wire = self._lease.wire
-        self._send(wire, endpoint)
-        try:
-            head = await self._answer.read_head()
-        except NotHttpError as error:
-            raise self._malformed(f"does not speak HTTP: {error}") from None
-        except LostError:
-            raise self._lost_before_answer(wire, endpoint) from None
-        self._head_has_come(head.code)
-        defect = head.defect()
-        if defect is not None:
-            raise self._malformed(defect)
-        self.status = head.code
-        return Answer(self, head)
-
-    def _head_has_come(self, status: int) -> None:
-        """The answer has begun."""
-        attempt = self._attempt
-        if attempt.first_byte_s is None:
-            attempt.code = str(status)
-            attempt.first_byte_s = asyncio.get_running_loop().time() - attempt.started_s
-        if self._sending is not None:
-            self._sending.answered()
-
-    def _body_is_awaited(self, status: int) -> None:
-        """The answer has begun, and each piece of its body has `idle` to come; see `ArrivingAnswer.hold`."""
-        self._head_has_come(status)
-        self._deadlines.enter("idle")
-
-    def _send(self, wire: Wire, endpoint: Endpoint) -> None:
-        """Hand the request to the connection; a stream goes on being sent by a task of its own."""
-        request = self._request
-        body = request.body
-        whole = body.whole
-        if whole is not None:
-            framing = f"Content-Length: {len(whole)}\r\n"
-            self._attempt.request_bytes = len(whole)
-        elif body.open is None:
-            framing = ""
-        else:
-            framing = "Transfer-Encoding: chunked\r\n" if body.length is None else f"Content-Length: {body.length}\r\n"
-        target = f"{endpoint.base_path}{request.raw_path}"
-        start = f"{request.method} {target} HTTP/1.1\r\nHost: {endpoint.authority}"
-        headers = request.headers
-        if request.trace is not None:
-            attempt = self._attempt
-            attempt.span_id, attempt.target = new_span_id(), target
-            headers = headers + request.trace.fields(attempt.span_id)
-        head = "\r\n".join([start, *map(": ".join, headers), framing, ""])
-        n_lines = len(headers) + (4 if framing else 3)
-        if head.count("\n") != n_lines or head.count("\r") != n_lines:
-            raise broken_line()
-        data = head.encode(errors="surrogateescape")
-        if whole:
-            data += whole
-        self._answer = wire.begin(request.method)
-        if request.is_read_whole:
-            self._answer.hold(self._body_is_awaited)
-        try:
-            wire.send_first(data)
-        except LostError:
-            return  # reading finds out how
-        if body.open is None:
-            self._is_sent = True
-            self._deadlines.enter("first_byte")
-            return
-        self._sending = Sending(self._deadlines, self._attempt)
-        pieces = body.open(self._sending)
-        self.has_begun_body = True
-        self._sender = asyncio.ensure_future(self._stream(wire, pieces, in_chunks=body.length is None))
-
-    async def _stream(self, wire: Wire, pieces: Pieces, *, in_chunks: bool) -> None:
-        try:
-            async for piece in pieces:
-                if not piece:
-                    continue  # as a chunk it would be the end
-                if in_chunks:
-                    wire.send(b"".join((b"%x\r\n" % len(piece), piece, b"\r\n")))
-                else:
-                    wire.send(piece)
-                await wire.drain()
-            if in_chunks:
-                wire.send(b"0\r\n\r\n")
-            self._is_sent = True
-        except LostError:
-            pass  # reading finds out how
-        except GatewayError as error:
-            self._fail_sending(wire, error)
-        except ConnectionError:
-            self._fail_sending(wire, GatewayError(ErrorKind.CLIENT_CLOSED, "the client left while it was sending"))
-        except Exception as error:
-            log.exception("the request's body could not be made")
-            self._fail_sending(wire, GatewayError(ErrorKind.INTERNAL, f"internal error: {type(error).__name__}"))
-
-    def _fail_sending(self, wire: Wire, error: GatewayError) -> None:
-        """The body cannot be sent to its end: close the connection, so that reading the answer ends with *error*."""
-        self._send_error = error
-        wire.abort()
-
-    async def read(self) -> bytes:
-        """The next bytes of the answer's body; empty at its end, where the lease may end. Raises `GatewayError`."""
-        if self.is_over or self._is_read:
+        All of it in one piece, if it has arrived and has at most *whole_bytes*, or is announced to have no more.
+        Between two pieces others run, also while all of the body is there.
+        """
+        if self._wire is None or self._is_read:
             return b""
-        wire = self._lease.wire
-        self._deadlines.enter("idle")
-        try:
-            chunk = await self._answer.read_body()
-        except NotHttpError as error:
-            raise self._malformed(f"does not speak HTTP: {error}") from None
-        except LostError:
-            raise self._send_error or self._closed() from None
-        self._deadlines.enter("gateway")
-        if chunk:
-            self._attempt.response_bytes += len(chunk)
-            self.check_length(self._attempt.response_bytes)
-            return chunk
-        if self._answer.ends_with_connection and wire.was_reset:
-            raise self._closed()  # such a body ends with the stream, not with a reset
-        self._end()
-        return b""
+        if self._pacer is None:
+            text = self.take_arrived(whole_bytes)
+            if text is not None:
+                return text
+            self._pacer = Pacer()
+            if (self.content_length or whole_bytes + 1) <= whole_bytes:
+                return await self.read_whole(whole_bytes, "the answer")
+        elif not self._arriving.is_read:  # a small answer takes no turn behind large requests
+            await self._pacer.breathe()
+        return await self._read(self._wire)
 
-    def has_read_all(self) -> bool:
-        """Whether nothing more of the answer is to be waited for."""
-        return self.is_over or self._is_read or self._answer.is_read
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it arrives, see `next`."""
+        while chunk := await self.next():
+            yield chunk
+
+    async def chunks_for_client(self) -> AsyncIterator[bytes]:
+        """As `chunks`, where each is handed to the client before the next is read.
+
+        If `timeouts.total` is over while the client takes one, the client is to blame and not the backend.
+        """
+        while chunk := await self.next():
+            self._deadlines.enter("client")
+            yield chunk
+            self._deadlines.enter("gateway")  # which may have to wait for its own turn before it reads on
+
+    async def read_whole(self, max_bytes: int, what: str) -> bytes:
+        """The body of an answer that has no reason to be large. Raises `GatewayError`, also for more than *max_bytes*.
+
+        *what* is the body's name in that error.
+        """
+        text = await self.read_beginning(max_bytes + 1)
+        if len(text) > max_bytes:
+            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, f"{what} is larger than {max_bytes} bytes")
+        return text
+
+    async def read_beginning(self, max_bytes: int) -> bytes:
+        """The body up to *max_bytes*; the rest is not read. Raises `GatewayError`."""
+        text = b""
+        while len(text) < max_bytes and (chunk := await self.next()):
+            text += chunk[: max_bytes - len(text)]
+        return text
 
     def take_arrived(self, max_bytes: int) -> bytes | None:
-        """All of the answer's body, which may end the lease; None if it has not arrived, is longer, or was read."""
-        whole = None if self.is_over or self._is_read else self._answer.take_arrived(max_bytes)
+        """The whole body if it is there, has at most *max_bytes*, and nothing of it was read; else None."""
+        if self._wire is None or self._is_read:
+            return None
+        whole = self._arriving.take_arrived(max_bytes)
         if whole is not None:
             self._deadlines.enter("gateway")
-            self._attempt.response_bytes += len(whole)
             self._end()
-            self.check_length(len(whole))
+            self._count(len(whole))
         return whole
 
-    def check_length(self, n_bytes: int) -> None:
-        """Raise `GatewayError` for an answer whose body has *n_bytes* if that is more than `max_bytes`."""
-        if self.max_bytes is not None and n_bytes > self.max_bytes:
-            raise self._malformed(f"answered with a body larger than {self.max_name}, {self.max_bytes} bytes")
+    async def _read(self, wire: Wire) -> bytes:
+        self._deadlines.enter("idle")
+        try:
+            chunk = await self._arriving.read_body()
+        except NotHttpError as error:
+            raise self._malformed(f"does not speak HTTP: {error}") from None
+        except LostError:
+            raise self._lost() from None
+        self._deadlines.enter("gateway")
+        if chunk:
+            self._count(len(chunk))
+        elif self._arriving.ends_with_connection and wire.was_reset:
+            raise self._lost()  # such a body ends with the stream, not with a reset
+        else:
+            self._end()
+        return chunk
+
+    def _count(self, n_bytes: int, n_announced: int = 0) -> None:
+        """*n_bytes* more of the body have come. Raises `GatewayError` for more than `limit` allows."""
+        attempt = self._attempt
+        attempt.response_bytes += n_bytes
+        if self._limit is not None and max(attempt.response_bytes, n_announced) > self._limit[0]:
+            max_bytes, name = self._limit
+            raise self._malformed(f"answered with a body larger than {name}, {max_bytes} bytes")
+
+    # The end
 
     def _end(self) -> None:
         """The answer was read to its end. Where the gateway still judges it, its connection waits for `approve`."""
@@ -332,68 +263,64 @@ class Sent:
         Unless the request is still being sent. An answer that is not approved is maybe another request's, and no other
         request follows it on its connection (docs/configuration.md, "Answers that belong to another request").
         """
-        if self.is_over or not self._is_read:
+        wire = self._wire
+        if wire is None or not self._is_read:
             return
-        if self._is_sent:
-            self.is_over = True
-            self._lease.give_back()
-        else:
-            self.abandon()
+        if self.sending is None or self.sending.is_sent:
+            self._wire = None
+            self._connections.give_back(wire)
+        elif self.abandon():
+            self._connections.release_slot()
 
-    def wait_for_client(self) -> None:
-        """The gateway waits for the client from now on."""
-        self._deadlines.enter("client")
+    def abandon(self) -> bool:
+        """Stop sending, and close the connection; False if it was given back or closed before.
 
-    def client_has_taken(self) -> None:
-        """The client has taken what it was given; the gateway may have to wait for its own turn before it reads on."""
-        self._deadlines.enter("gateway")
+        Else its slot is the caller's, for another attempt or to be released.
+        """
+        if self.sending is not None:
+            self.sending.stop()
+        wire, self._wire = self._wire, None
+        if wire is None:
+            return False
+        self._connections.drop(wire)
+        return True
 
-    def abandon(self) -> None:
-        """Stop sending and close the connection, unless it was given back already."""
-        self._stop_sending()
-        self._lease.close()
-
-    async def stopped(self) -> None:
-        """Wait until nothing reads the request's body any more; `abandon` must have been called."""
-        if self._sender is not None and not self._sender.done():
-            await asyncio.wait((self._sender,))
-
-    def abandon_and_keep_slot(self) -> bool:
-        """As `abandon`, but keep the slot for another attempt; False if the connection was given back already."""
-        self._stop_sending()
-        return self._lease.close_and_keep_slot()
-
-    def _stop_sending(self) -> None:
-        self.is_over = True
-        if self._sender is not None:
-            self._sender.cancel()
-
-    def _lost_before_answer(self, wire: Wire, endpoint: Endpoint) -> Exception:
+    def _lost_before_answer(self, endpoint: Endpoint) -> Exception:
         """What the loss of the connection before any byte of an answer means.
 
         See docs/architecture.md, "Connections to backends".
         """
-        if self._send_error is not None:
-            return self._send_error
-        tls = endpoint.tls
+        if self.sending is not None and self.sending.error is not None:
+            return self.sending.error
+        wire, request, tls = self._wire, self._request, endpoint.tls
+        assert wire is not None
         refused = wire.why_certificate_was_refused(tls.where) if tls is not None else None
         if refused is not None:
-            words = f"backend {self._backend!r} cannot be reached at {endpoint.url}: {refused}"
-            return GatewayError(ErrorKind.UNREACHABLE, words, sent=False)
+            return self._error(ErrorKind.UNREACHABLE, f"cannot be reached at {endpoint.url}: {refused}", sent=False)
         is_unread = wire.was_surely_not_read()
-        request = self._request
         may_repeat = request.body.can_be_repeated and (is_unread or request.method in SURE_TO_REPEAT)
         if wire.is_reused and not wire.received_bytes and may_repeat:
             return StaleConnectionError()
-        closed = self._closed(sent=not is_unread)
+        lost = self._lost(sent=not is_unread)
         if tls is not None and not tls.settings.certificate and not wire.is_reused:
             # many servers end such a handshake without the alert that would say so
-            closed.message += f"; if it requires a client certificate, set {tls.where}.certificate"
-        return closed
+            lost.message += f"; if it requires a client certificate, set {tls.where}.certificate"
+        return lost
 
-    def _closed(self, *, sent: bool = True) -> GatewayError:
-        words = f"backend {self._backend!r} closed the connection before its answer was complete"
-        return GatewayError(ErrorKind.UPSTREAM_CLOSED, words, sent=sent)
+    def _lost(self, *, sent: bool = True) -> GatewayError:
+        if self.sending is not None and self.sending.error is not None:
+            return self.sending.error
+        return self._error(ErrorKind.UPSTREAM_CLOSED, "closed the connection before its answer was complete", sent=sent)
 
     def _malformed(self, words: str) -> GatewayError:
-        return GatewayError(ErrorKind.MALFORMED_RESPONSE, f"backend {self._backend!r} {words}")
+        return self._error(ErrorKind.MALFORMED_RESPONSE, words)
+
+    def _error(self, kind: ErrorKind, words: str, *, sent: bool = True) -> GatewayError:
+        return GatewayError(kind, f"backend {self._connections.backend!r} {words}", sent=sent)
+
+
+Read = Callable[[Answer], Awaitable[T]]
+"""What is made of an answer."""
+
+Transcode = Callable[[], Awaitable[tuple[BackendRequest, Read[T]]]]
+"""Makes of a request that is passed on as it came one that every endpoint reads, and says how its answer is read."""

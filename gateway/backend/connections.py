@@ -1,7 +1,7 @@
 """The connections to one backend: opened, lent for one request at a time, kept for the next, closed.
 
-A lease is the right to use one connection. It ends once: with `give_back`, where request and answer have been
-exchanged to their ends, or with `close`. After that its holder cannot reach the connection any more.
+Whoever takes a connection has it alone until it is given up, once: with `give_back`, where request and answer have been
+exchanged to their ends, or with `drop`. The holder is an `attempt.Answer`, which forgets the connection then.
 
 A request needs a slot before it gets a connection, and there are `max_connections` slots. When all are held, up to
 `queue.length` requests wait, each for `queue.timeout` at most; beyond either limit they are refused as `overloaded`.
@@ -32,16 +32,16 @@ NEXT_ADDRESS_S = 0.25
 """How long one address of a host name may take to connect before the next is tried beside it (RFC 8305)."""
 
 
-class _Pool:
+class Pool:
     """The connections to one endpoint that are open."""
 
     __slots__ = ("busy", "endpoint", "idle", "is_kept")
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, *, is_kept: bool) -> None:
         self.endpoint = endpoint
         self.busy = 0
         self.idle: deque[Wire] = deque()  # the last used is on the right
-        self.is_kept = True
+        self.is_kept = is_kept
         """Whether the endpoint is still one of the backend's; else its connections end when they become idle."""
 
 
@@ -55,58 +55,22 @@ class UnreachableError(GatewayError):
         self.reason = reason
 
 
-class Lease:
-    """One connection, for one request, and its slot among those of the backend."""
-
-    __slots__ = ("_connections", "_pool", "_wire")
-
-    def __init__(self, connections: "Connections", pool: _Pool, wire: Wire) -> None:
-        self._connections = connections
-        self._pool = pool
-        self._wire: Wire | None = wire
-
-    @property
-    def wire(self) -> Wire:
-        """The connection, while the lease lasts."""
-        assert self._wire is not None, "the lease is over"
-        return self._wire
-
-    def give_back(self) -> None:
-        """Keep the connection for another request, if it can carry one; else close it."""
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            self._connections._take_back(self._pool, wire)
-
-    def close(self) -> None:
-        """Close the connection at once, without waiting for what is still to be sent."""
-        if self.close_and_keep_slot():
-            self._connections.release_slot()
-
-    def close_and_keep_slot(self) -> bool:
-        """As `close`, but keep the slot, which must be used or released; False if the lease was over already."""
-        wire, self._wire = self._wire, None
-        if wire is None:
-            return False
-        wire.cut()
-        self._connections._forget(self._pool)
-        return True
-
-
 class Connections:
     """The connections of one backend, to all of its endpoints. A reload changes their limits, not the connections."""
 
     def __init__(self, backend: str, names: Names) -> None:
         """*names* knows the addresses of the endpoints. `configure` must follow."""
-        self._backend = backend
+        self.backend = backend
+        """Its name."""
         self._names = names
         self._max_connections = 0
         self._queue_length = 0
         self._queue_timeout_s = 0.0
         self._connect_timeout_s = 0.0
         self._keep_alive_s = 0.0
-        self._in_use = 0  # slots that requests hold, from before they are connected until their lease is over
+        self._in_use = 0  # slots that requests hold, from before they are connected until the connection is given up
         self._waiters: deque[asyncio.Future[None]] = deque()
-        self._pools: dict[Endpoint, _Pool] = {}
+        self._pools: dict[Endpoint, Pool] = {}
         self._open: set[Wire] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._is_retired = False
@@ -147,7 +111,7 @@ class Connections:
             pool.is_kept = False
         for endpoint in endpoints:
             # the key becomes this very object: what is the same object is not compared field by field
-            kept = self._pools.pop(endpoint, None) or _Pool(endpoint)
+            kept = self._pools.pop(endpoint, None) or Pool(endpoint, is_kept=True)
             kept.is_kept = True
             self._pools[endpoint] = kept
         for pool in list(self._pools.values()):
@@ -159,15 +123,7 @@ class Connections:
         self._is_retired = True
         self.keep_only(())
 
-    def _pool(self, endpoint: Endpoint) -> _Pool:
-        """The pool of *endpoint*; one of its own for a request to an endpoint that has just left."""
-        pool = self._pools.get(endpoint)
-        if pool is None:
-            pool = _Pool(endpoint)
-            pool.is_kept = False
-        return pool
-
-    def _empty(self, pool: _Pool) -> None:
+    def _empty(self, pool: Pool) -> None:
         """Close what is idle to an endpoint that is gone, and forget it when nothing is busy any more."""
         while pool.idle:
             pool.idle.popleft().abort()
@@ -180,7 +136,7 @@ class Connections:
         return (pool.busy, len(pool.idle)) if pool is not None else (0, 0)
 
     def take_slot(self) -> bool:
-        """Whether one more connection may be used at once; then `lease` or `release_slot` must follow."""
+        """Whether one more connection may be used at once; then one must be taken, or `release_slot` follow."""
         if self._in_use >= self._max_connections:
             return False
         self._in_use += 1
@@ -224,47 +180,46 @@ class Connections:
     def _overloaded(self, reason: str) -> GatewayError:
         return GatewayError(
             ErrorKind.OVERLOADED,
-            f"backend {self._backend!r}: all {self._max_connections} connections (max_connections) are in use, "
+            f"backend {self.backend!r}: all {self._max_connections} connections (max_connections) are in use, "
             + reason,
             headers=[("Retry-After", "1")],
             sent=False,
         )
 
-    def lease_idle(self, endpoint: Endpoint, now_s: float) -> Lease | None:
-        """A kept connection to *endpoint* for the holder of a slot, which the lease takes over; None if there is none.
+    def take_idle(self, endpoint: Endpoint, now_s: float) -> Wire | None:
+        """A kept connection to *endpoint* for the holder of a slot, which goes with it; None if there is none.
 
         It is to be written to at once: nothing has come on it, as far as the kernel knows at this moment. It is the one
         that was used last, among those that are still usable *now_s*, by the event loop's clock.
         """
         pool = self._pools.get(endpoint)
-        if pool is None:
-            return None
-        idle = pool.idle
-        while idle:
-            wire = idle.pop()
+        while pool is not None and pool.idle:
+            wire = pool.idle.pop()
             if now_s - wire.idle_since < self._keep_alive_s and wire.is_usable():
                 pool.busy += 1
-                return Lease(self, pool, wire)
+                return wire
             wire.abort()
         return None
 
-    async def lease_new(self, endpoint: Endpoint) -> Lease:
-        """A new connection to *endpoint* for the holder of a slot, which the lease takes over.
+    async def take_new(self, endpoint: Endpoint) -> Wire:
+        """A new connection to *endpoint* for the holder of a slot, which goes with it.
 
         Raises `GatewayError` UNREACHABLE, or OVERLOADED where this machine is at its limits. Whatever it raises, the
         holder still has the slot.
         """
-        pool = self._pool(endpoint)
+        # an endpoint that has just left has a pool of its own
+        pool = self._pools.get(endpoint) or Pool(endpoint, is_kept=False)
         if pool.idle:  # the request must not go over a kept one: without this, each such request would leave one more
             pool.idle.popleft().abort()
         elif self._in_use + self._n_idle() > self._max_connections:
             self._close_longest_idle()
         wire = await self.connect(endpoint)
+        wire.pool = pool
         pool.busy += 1
-        return Lease(self, pool, wire)
+        return wire
 
     async def connect(self, endpoint: Endpoint) -> Wire:
-        """A new connection that takes none of the slots: whoever asks for it ends it with `abort` or leases it.
+        """A new connection that takes none of the slots: whoever asks for it ends it with `abort`.
 
         Raises `UnreachableError`; another `GatewayError` says nothing about the endpoint.
         """
@@ -284,15 +239,15 @@ class Connections:
             self._names.look_up_soon(endpoint)
             limit = f"{self._connect_timeout_s:g} s (timeouts.connect)"
             reason = f"no connection within {limit}{self._names.waiting_for(endpoint)}"
-            raise UnreachableError(self._backend, endpoint, reason) from None
+            raise UnreachableError(self.backend, endpoint, reason) from None
         except UnknownHostError as error:
-            raise UnreachableError(self._backend, endpoint, str(error)) from None
+            raise UnreachableError(self.backend, endpoint, str(error)) from None
         except OSError as error:
             if error.errno in _OWN_LIMITS:
                 words = f"no connection to {endpoint.url} can be opened by this machine: {_why(error)}"
                 raise GatewayError(ErrorKind.OVERLOADED, words, headers=[("Retry-After", "1")], sent=False) from None
             self._names.look_up_soon(endpoint)
-            raise UnreachableError(self._backend, endpoint, _why(error)) from None
+            raise UnreachableError(self.backend, endpoint, _why(error)) from None
         self._open.add(wire)
         return wire
 
@@ -309,21 +264,26 @@ class Connections:
         if longest is not None:
             longest.popleft().abort()
 
-    def _take_back(self, pool: _Pool, wire: Wire) -> None:
+    def give_back(self, wire: Wire) -> None:
+        """Keep a connection that was taken for another request, if it can carry one; else close it."""
+        pool = wire.pool
+        assert pool is not None
         if pool.is_kept and self._in_use <= self._max_connections and wire.end():
             pool.idle.append(wire)
+            pool.busy -= 1
             if self._sweeper is None:
                 self._sweeper = asyncio.get_running_loop().call_later(self._keep_alive_s, self._sweep)
-            pool.busy -= 1
         else:
-            wire.cut()
-            self._forget(pool)
+            self.drop(wire)
         self._in_use -= 1
         if self._waiters:
             self._admit_waiters()
 
-    def _forget(self, pool: _Pool) -> None:
-        """One of the busy connections was closed."""
+    def drop(self, wire: Wire) -> None:
+        """Close a connection that was taken, at once. Its slot stays the holder's, to be used or released."""
+        pool = wire.pool
+        assert pool is not None
+        wire.cut()
         pool.busy -= 1
         if not pool.is_kept:
             self._empty(pool)

@@ -7,8 +7,11 @@ inferences never do.
 Not here: how a head is parsed (`http1`), and which fields cross (`policy.crossing`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
+from itertools import compress
+from operator import itemgetter
+from typing import TypeVar
 
 from aiohttp.http import RawResponseMessage
 
@@ -32,12 +35,16 @@ _CONTROLS = bytes({*range(0x20), 0x7F} - {0x09})
 
 _WITHOUT_BODY = frozenset({204, 304})
 _SWITCHING = 101
-_UNJUDGED = "not judged yet"
+_NAME: Callable[[tuple[bytes, bytes]], bytes] = itemgetter(0)
+_VALUE: Callable[[tuple[bytes, bytes]], bytes] = itemgetter(1)
+
+T = TypeVar("T")
+
 _UNHANDLED = 500
 
 
 class _Note(IntEnum):
-    """What is noted of a field besides its line."""
+    """What is noted of a field."""
 
     NOTHING = 0
     LENGTH = 1
@@ -49,7 +56,7 @@ class _Note(IntEnum):
     BAD_NAME = 7
 
 
-_NOTES = {
+_NOTED = {
     "content-length": _Note.LENGTH,
     "transfer-encoding": _Note.CODING,
     "content-encoding": _Note.ENCODING,
@@ -59,22 +66,23 @@ _NOTES = {
 }
 
 
-class _Names(dict[bytes, tuple[bytes, _Note]]):
-    """Of a field's name as it came: how its line in a reply starts, empty if it does not cross, and what is noted.
+def _note_of(name: str) -> _Note:
+    """What is noted of the field *name*."""
+    return _NOTED.get(name, _Note.NOTHING) if name.isascii() and name.isprintable() else _Note.BAD_NAME
 
-    This depends on the bytes of the name alone, and is remembered for so many names of so many bytes.
-    """
+
+class _Names(dict[bytes, T]):
+    """What depends on a field's name alone, by the bytes of the name as it came: remembered for so many of them."""
 
     MAX_NAMES = 1024
     MAX_NAME_BYTES = 64
 
-    def __missing__(self, raw: bytes) -> tuple[bytes, _Note]:
-        # a blank may stand behind a name, see `AnswerHead.headers`
-        name = raw.decode("latin-1").rstrip(" ")
-        lower = name.lower()
-        found = b"\r\n%b: " % name.encode() if crosses_transcoded(lower) else b"", _NOTES.get(lower, _Note.NOTHING)
-        if not (name.isascii() and name.isprintable()):
-            found = b"", _Note.BAD_NAME
+    def __init__(self, find: Callable[[str], T]) -> None:
+        """*find* gets the name in lower case, without the blank that may stand behind it, see `AnswerHead.headers`."""
+        self._find = find
+
+    def __missing__(self, raw: bytes) -> T:
+        found = self._find(raw.decode("latin-1").rstrip(" ").lower())
         if len(raw) <= self.MAX_NAME_BYTES:
             if len(self) >= self.MAX_NAMES:
                 self.clear()
@@ -82,69 +90,46 @@ class _Names(dict[bytes, tuple[bytes, _Note]]):
         return found
 
 
-_names = _Names()
+_notes = _Names(_note_of)
+_crossing = _Names(crosses_transcoded)
+_NOTE, _CROSSES = _notes.__getitem__, _crossing.__getitem__
 _LENGTH, _SERVER, _DATE = _Note.LENGTH, _Note.SERVER, _Note.DATE
 
 
 class AnswerHead:
     """The head of an answer, as it was parsed."""
 
-    __slots__ = (
-        "_connection",
-        "_defect",
-        "_has_bad_name",
-        "_has_date",
-        "_has_server",
-        "_headers",
-        "_is_read_chunked",
-        "_is_to_close",
-        "_lines",
-        "code",
-        "codings",
-        "encoding",
-        "length",
-        "raw_headers",
-        "reason",
-    )
+    length: int | None = None
+    """The `Content-Length`, in bytes."""
+    codings: bytes | None = None
+    """All that `Transfer-Encoding` says."""
+    encoding: bytes | None = None
+    """The first `Content-Encoding`."""
+    _headers: Headers | None = None
+    _connection: bytes | None = None
+    _has_bad_name = _has_server = _has_date = False
 
     def __init__(self, message: RawResponseMessage) -> None:
         """*message* is what aiohttp's parser makes of it, which refuses lengths that are no numbers or repeated."""
+        self._message = message
         self.code: int = message.code
-        raw: Sequence[tuple[bytes, bytes]] = message.raw_headers
-        self.raw_headers = raw
-        self.length: int | None = None
-        """The `Content-Length`, in bytes."""
-        self.codings: bytes | None = None
-        """All that `Transfer-Encoding` says."""
-        self.encoding: bytes | None = None
-        """The first `Content-Encoding`."""
-        self._headers: Headers | None = None
-        self._defect: str | None = _UNJUDGED
-        self._is_to_close: bool = message.should_close
-        self._is_read_chunked: bool = message.chunked
         reason: str = message.reason
         self.reason = reason if reason.isascii() and reason.isprintable() else ""
         """The words behind the status, if they are printable ASCII."""
-        self._connection: bytes | None = None
-        self._has_bad_name = False
-        has_server = has_date = False
-        lines: list[bytes] = []
-        self._lines = lines
-        names = _names
-        for name, value in raw:
-            start, note = names[name]
-            if start:
-                lines += start, value
-            if note:
-                if note is _DATE:
-                    has_date = True
-                elif note is _SERVER:
-                    has_server = True
-                elif note is _LENGTH:
-                    self.length = int(value) if len(value) <= MAX_LENGTH_DIGITS else MAX_CONTENT_LENGTH + 1
-                else:
-                    self._note(note, value)
-        self._has_server, self._has_date = has_server, has_date
+        raw: Sequence[tuple[bytes, bytes]] = message.raw_headers
+        self.raw_headers = raw
+        for name, value in compress(raw, map(_NOTE, map(_NAME, raw))):
+            note = _notes[name]
+            if note is _DATE:
+                self._has_date = True
+            elif note is _SERVER:
+                self._has_server = True
+            elif note is _LENGTH:
+                self.length = int(value) if len(value) <= MAX_LENGTH_DIGITS else MAX_CONTENT_LENGTH + 1
+            else:
+                self._note(note, value)
+        self.defect = self._find_defect()
+        """In words, what of the head must not be passed on, or leaves it open how the body is read; None if nothing."""
 
     def _note(self, note: _Note, value: bytes) -> None:
         if note is _Note.CODING:
@@ -164,7 +149,7 @@ class AnswerHead:
     @property
     def is_chunked(self) -> bool:
         """Whether the body is chunked, and coded in no other way; the parser, which unfolds lines otherwise, agrees."""
-        return self.codings is not None and self.codings.lower() == b"chunked" and self._is_read_chunked
+        return self.codings is not None and self.codings.lower() == b"chunked" and self._message.chunked
 
     def is_bodiless(self, method: str) -> bool:
         """Whether the answer to a request of *method* has no body, whatever it announces (RFC 9112 section 6.3)."""
@@ -178,19 +163,13 @@ class AnswerHead:
         connection some milliseconds later without having said so, under the next request.
         """
         is_announced = self.codings is not None or bool(self.length)
-        return self._is_to_close or self.code == _UNHANDLED or (is_bodiless and is_announced)
-
-    def defect(self) -> str | None:
-        """In words, what of the head must not be passed on, or leaves it open how the body is read; None if nothing."""
-        if self._defect is _UNJUDGED:
-            self._defect = self._find_defect()
-        return self._defect
+        return self._message.should_close or self.code == _UNHANDLED or (is_bodiless and is_announced)
 
     def _find_defect(self) -> str | None:
         if not 200 <= self.code <= MAX_STATUS:
             return self._status_defect()
-        text = b"".join([value for _, value in self.raw_headers])
-        if self._has_bad_name or len(text.translate(None, _CONTROLS)) < len(text):
+        text = b"".join(map(_VALUE, self.raw_headers))
+        if self._has_bad_name or text.translate(None, _CONTROLS) != text:
             return "answered with a header that holds a control character"
         if not text.isascii() and not all(_is_utf8(value) for _, value in self.raw_headers):
             return "answered with a header whose bytes are not UTF-8"
@@ -227,22 +206,17 @@ class AnswerHead:
 
     def transcoded_lines(self) -> HeaderLines | None:
         """As `transcoded_fields`, but as lines of a reply's head, without `X-Request-Id`; None if there are none."""
-        lines = self._lines
-        connection = self._connection
+        raw = self.raw_headers
+        fields: Iterable[tuple[bytes, bytes]] = compress(raw, map(_CROSSES, map(_NAME, raw)))
         has_server, has_date = self._has_server, self._has_date
+        connection = self._connection
         if connection is not None and connection.lower() not in (b"keep-alive", b"close"):
-            lines = self._lines_without_named()
-            left = [start.lower() for start in lines[::2]]  # `Connection` may name these two, too
-            has_server, has_date = b"\r\nserver: " in left, b"\r\ndate: " in left
-        if not lines:
-            return None
-        return HeaderLines(b"".join(lines)[2:].decode(), len(lines) // 2, has_server, has_date)
-
-    def _lines_without_named(self) -> list[bytes]:
-        """The lines that cross, but for those that a `Connection` field names."""
-        crossing = {name.encode() for name, _ in self.transcoded_fields()}
-        kept = [(_names[name][0], value) for name, value in self.raw_headers if name in crossing]
-        return [part for start, value in kept if start for part in (start, value)]
+            kept = {name.encode() for name, _ in self.transcoded_fields()}  # without those that `Connection` names
+            fields = [field for field in fields if field[0] in kept]
+            noted = [_notes[name] for name, _ in fields]
+            has_server, has_date = _SERVER in noted, _DATE in noted
+        lines = list(map(b": ".join, fields))
+        return HeaderLines(b"\r\n".join(lines).decode(), len(lines), has_server, has_date) if lines else None
 
 
 def _is_utf8(text: bytes) -> bool:

@@ -146,26 +146,19 @@ class Upstream:
         self._turn += 1
         if total_at is None:
             total_at = now_s + self.deadlines.limits_s["total"]
-        return Call(self, request, attempts, read, transcode, total_at, sticky_key, self._turn).run(is_settled)
+        return Call(self, request, attempts, read, transcode, total_at, sticky_key, self._turn).run(is_settled, now_s)
 
-    def pick(
-        self,
-        tried: Sequence[EndpointState],
-        turn: int,
-        sticky_key: str | None,
-        now_s: float,
-        *,
-        is_passed: bool = False,
-    ) -> EndpointState:
-        """The endpoint for the next attempt of a call that has *tried* some already.
+    def pick(self, call: Call[Any], now_s: float) -> EndpointState:
+        """The endpoint for the next attempt of *call*.
 
-        *is_passed*: see `BackendRequest`. An endpoint that may not get it is only picked where no other is left that
-        was not tried: then the caller transcodes (protocol 11.5).
+        One that may not get what is passed on is only picked where no other is left that was not tried: then the call
+        is transcoded (protocol 11.5).
         """
         states: Sequence[EndpointState] = self.endpoints.states
         if len(states) == 1:
             return states[0]
-        if is_passed:
+        tried, sticky_key, turn = call.tried, call.sticky_key, call.turn
+        if call.request.is_passed:
             may_get = self.speaking.may_get_binary
             states = [state for state in states if state not in tried and may_get(state)] or states
         if not tried and sticky_key is None and are_all_usable(states):

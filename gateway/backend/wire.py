@@ -19,12 +19,16 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from gateway.backend.arriving import MAX_HEAD_BYTES, READ_BYTES, ArrivingAnswer, LostError
 from gateway.backend.witness import Witness
 from gateway.http1 import Heads
 from gateway.sockets import reset_on_close
 from gateway.tls import TlsLayer, why_refused
+
+if TYPE_CHECKING:
+    from gateway.backend.connections import Pool
 
 
 class Wire(asyncio.Protocol):
@@ -34,34 +38,32 @@ class Wire(asyncio.Protocol):
     Between exchanges, any byte that comes closes the connection (docs/architecture.md, "Connections to backends").
     """
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, on_lost: "Callable[[Wire], None]", sock: socket.socket | None = None
-    ) -> None:
-        """*on_lost* is called when the connection is gone. *sock* is asked in place of what asyncio wraps around it."""
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: "Callable[[Wire], None]", sock: socket.socket) -> None:
+        """*on_lost* is called when the connection is gone. *sock* is connected, and the kernel is asked about it."""
         self._loop = loop
         self._on_lost = on_lost
         self.transport: asyncio.Transport | None = None
         """None before the connection is open, and when it is gone."""
         self.closed: asyncio.Future[None] = loop.create_future()
         """Done when the connection is gone."""
+        self.pool: Pool | None = None
+        """Whose it is, once it was taken for a request."""
         self.idle_since = 0.0
         self.is_reused = False
         self.tls: TlsLayer | None = None
         """Between this and the socket, where the endpoint speaks TLS."""
         self._heads = Heads(loop, MAX_HEAD_BYTES, is_for_requests=False)
-        self._socket = sock
-        self._witness: Witness
+        self._witness = Witness(sock)
         self._answer: ArrivingAnswer | None = None  # while an exchange is open
         self._is_discarded = False
         self._is_premature = False  # bytes came in this exchange that the backend sent before it had the request
         self._reset: BaseException | None = None
-        self._room = _Room()
+        self._room: asyncio.Future[None] | None = None  # done when more may be sent; None: it may
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is open, with TLS behind the handshake."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self._witness = Witness(self._socket or transport.get_extra_info("socket"))
 
     # Between exchanges
 
@@ -91,7 +93,8 @@ class Wire(asyncio.Protocol):
         if (
             transport is None
             or answer is None
-            or not answer.may_be_followed()
+            or answer.is_last()
+            or not answer.is_read
             or self._is_discarded
             or transport.is_closing()
             or transport.get_write_buffer_size()
@@ -123,8 +126,8 @@ class Wire(asyncio.Protocol):
         if not self.is_reused:
             self.send(data)
             return
-        transport, witness = self.transport, self._witness
-        if transport is None or transport.is_closing() or witness.has_unread():
+        witness = self._witness
+        if self.transport is None or witness.has_unread():
             self._discard()
             raise LostError
         self.send(data)
@@ -143,8 +146,10 @@ class Wire(asyncio.Protocol):
 
     async def drain(self) -> None:
         """Wait until the backend has taken so much that more may be sent. Raises `LostError`."""
-        if self._room.is_paused:
-            await self._room.wait(self._loop)
+        if self._room is not None:
+            await self._room
+        if self.transport is None:
+            raise LostError
 
     @property
     def was_reset(self) -> bool:
@@ -176,12 +181,13 @@ class Wire(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Too much waits to be sent."""
-        self._room.is_paused = True
+        self._room = self._loop.create_future()
 
     def resume_writing(self) -> None:
         """Most of what waited was sent."""
-        self._room.is_paused = False
-        self._room.wake()
+        room, self._room = self._room, None
+        if room is not None and not room.done():
+            room.set_result(None)
 
     def _discard(self) -> None:
         self._is_discarded = True
@@ -197,7 +203,7 @@ class Wire(asyncio.Protocol):
         self.transport = None
         if self._answer is not None:
             self._answer.lose()
-        self._room.close()
+        self.resume_writing()  # whoever waits for room finds out
         if not self.closed.done():
             self.closed.set_result(None)
         self._on_lost(self)
@@ -272,33 +278,3 @@ class Wire(asyncio.Protocol):
         acknowledgement comes after the end that it sent before.
         """
         return not self.received_bytes and not self._is_premature and self._witness.is_unsent()
-
-
-class _Room:
-    """Whether there is room for more to be sent, and who waits for it."""
-
-    __slots__ = ("_is_closed", "_waiter", "is_paused")
-
-    def __init__(self) -> None:
-        self.is_paused = False
-        self._is_closed = False
-        self._waiter: asyncio.Future[None] | None = None
-
-    async def wait(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait for room. Raises `LostError`."""
-        while self.is_paused and not self._is_closed:
-            self._waiter = loop.create_future()
-            await self._waiter
-        if self._is_closed:
-            raise LostError
-
-    def wake(self) -> None:
-        """Let whoever waits look again."""
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    def close(self) -> None:
-        """The connection is gone."""
-        self._is_closed = True
-        self.wake()

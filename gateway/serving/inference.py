@@ -149,7 +149,7 @@ async def _decoded(call: Call, answer: Answer, prepared: Prepared) -> InferReply
     received = 0
     exchange.response_codec_at_s = time.perf_counter()
     with blaming(ErrorKind.MALFORMED_RESPONSE):
-        async for chunk in answer.small_or_chunks(WHOLE_BYTES):
+        while chunk := await answer.next(WHOLE_BYTES):
             received += len(chunk)
             if received > limit:
                 raise CodecError(f"larger than limits.response_body, {int(limit)} bytes")

@@ -116,7 +116,7 @@ async def listening(method: str) -> AsyncIterator[tuple[Wire, ArrivingAnswer]]:
     """A connection on which a request of *method* is open; the test gives it what the backend sends."""
     ours, theirs = socket.socketpair()
     loop = asyncio.get_running_loop()
-    transport, wire = await loop.create_connection(lambda: Wire(loop, lambda lost: None), sock=ours)
+    transport, wire = await loop.create_connection(lambda: Wire(loop, lambda lost: None, ours), sock=ours)
     answer = wire.begin(method)
     try:
         yield wire, answer

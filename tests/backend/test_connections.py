@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from gateway.backend.asking import BackendRequest, Body, Sending
-from gateway.backend.connections import Connections, Lease
+from gateway.backend.attempt import Answer
+from gateway.backend.connections import Connections
 from gateway.backend.endpoints import Endpoint
 from gateway.backend.upstream import Upstream
+from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Attempt
 from tests.backend.sockets import ANSWER, Backend, ask, read_whole, upstream_to, whole
@@ -36,20 +38,27 @@ async def pool(settings: str) -> AsyncIterator[tuple[Backend, Upstream, Connecti
             each.close()
 
 
-async def take(connections: Connections, endpoint: Endpoint, *, fresh: bool = False) -> Lease:
+async def take(connections: Connections, endpoint: Endpoint, *, fresh: bool = False) -> Wire:
     await connections.wait_for_slot()
     try:
-        lease = None if fresh else connections.lease_idle(endpoint, asyncio.get_running_loop().time())
-        return await connections.lease_new(endpoint) if lease is None else lease
+        wire = None if fresh else connections.take_idle(endpoint, asyncio.get_running_loop().time())
+        return await connections.take_new(endpoint) if wire is None else wire
     except BaseException:
         connections.release_slot()
         raise
 
 
-async def be_answered(backend: Backend, lease: Lease) -> None:
-    """A request and its answer over a new connection that is leased."""
-    answer = lease.wire.begin("GET")
-    lease.wire.send_first(b"GET / HTTP/1.1\r\n\r\n")
+def close(connections: Connections, *taken: Wire) -> None:
+    """Close connections that were taken, and release their slots."""
+    for wire in taken:
+        connections.drop(wire)
+        connections.release_slot()
+
+
+async def be_answered(backend: Backend, wire: Wire) -> None:
+    """A request and its answer over a new connection."""
+    answer = wire.begin("GET")
+    wire.send_first(b"GET / HTTP/1.1\r\n\r\n")
     await backend.serve_once(await backend.accept())
     assert (await answer.read_body(), await answer.read_body()) == (b"ok", b"")
 
@@ -165,8 +174,8 @@ async def test_a_connection_that_is_cancelled_while_it_opens_releases_its_slot_a
         await turns(n_turns)
         taking.cancel()
         for taken in await asyncio.gather(taking, return_exceptions=True):
-            if isinstance(taken, Lease):
-                taken.close()
+            if isinstance(taken, Wire):
+                close(connections, taken)
         assert connections._in_use == 0
 
 
@@ -180,49 +189,57 @@ async def test_a_backend_that_refuses_releases_the_slot(unused_tcp_port: int) ->
     await upstream.close()
 
 
-async def test_a_lease_ends_once() -> None:
-    async with pool("max_connections: 2") as (_, _, connections, endpoint):
-        lease, other = await take(connections, endpoint), await take(connections, endpoint)
-        assert connections.counts(endpoint) == (2, 0)
-        for _ in range(2):
-            lease.close()
-            lease.give_back()
-            assert connections.counts(endpoint) == (1, 0)
-        with pytest.raises(AssertionError, match="the lease is over"):
-            _ = lease.wire
-        other.close()
+@pytest.mark.parametrize("is_read_whole", [False, True])
+async def test_an_answer_that_gave_its_connection_back_cannot_reach_it_any_more(is_read_whole: bool) -> None:
+    async with pool("max_connections: 2") as (backend, upstream, connections, endpoint):
+        answers: list[Answer] = []
+
+        async def read(answer: Answer) -> bytes:
+            answers.append(answer)
+            return await read_whole(answer)
+
+        request = BackendRequest("POST", "/x", [], whole(b"x"), is_read_whole=is_read_whole)
+        asked = asyncio.ensure_future(upstream.call(request, [], read))
+        await backend.serve_once(await backend.accept())
+        assert await asked == b"ok"
+        asked = asyncio.ensure_future(upstream.call(request, [], read_whole))
+        await backend.read_request(backend.connections[0])
+        assert connections.counts(endpoint) == (1, 0)
+        answers[0].approve()
+        assert not answers[0].abandon()
+        assert (answers[0].take_arrived(10), await answers[0].next()) == (None, b"")
+        assert connections.counts(endpoint) == (1, 0)
+        await asyncio.get_running_loop().sock_sendall(backend.connections[0], ANSWER)
+        assert await asked == b"ok"
 
 
 async def test_the_connection_used_last_is_used_next() -> None:
     async with pool("max_connections: 3") as (backend, _, connections, endpoint):
-        first, second = await take(connections, endpoint), await take(connections, endpoint)
-        wires = [first.wire, second.wire]
-        for lease in (first, second):
-            await be_answered(backend, lease)
-            lease.give_back()
+        wires = [await take(connections, endpoint), await take(connections, endpoint)]
+        for wire in wires:
+            await be_answered(backend, wire)
+            connections.give_back(wire)
         assert connections.counts(endpoint) == (0, 2)
-        lease = await take(connections, endpoint)
-        assert lease.wire is wires[1]
+        used = await take(connections, endpoint)
+        assert used is wires[1]
         assert connections.counts(endpoint) == (1, 1)
         fresh = await take(connections, endpoint, fresh=True)
-        assert fresh.wire not in wires
-        lease.close()
-        fresh.close()
+        assert fresh not in wires
+        close(connections, used, fresh)
 
 
 async def test_one_connection_more_than_are_allowed_closes_the_one_that_was_idle_longest() -> None:
     async with pool("max_connections: 2") as (backend, _, connections, endpoint):
-        leases = [await take(connections, endpoint) for _ in range(2)]
-        kept = [lease.wire for lease in leases]
-        for lease in leases:
-            await be_answered(backend, lease)
-            lease.give_back()
+        kept = [await take(connections, endpoint) for _ in range(2)]
+        for wire in kept:
+            await be_answered(backend, wire)
+            connections.give_back(wire)
         assert connections.counts(endpoint) == (0, 2)
         fresh = await take(connections, endpoint, fresh=True)
         assert connections.counts(endpoint) == (1, 1)
         await turns()
-        assert connections._open == {fresh.wire, kept[1]}
-        fresh.close()
+        assert connections._open == {fresh, kept[1]}
+        close(connections, fresh)
 
 
 async def test_idle_connections_are_closed_after_keep_alive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +269,7 @@ async def test_a_connection_that_was_idle_too_long_is_not_used_even_if_nobody_sw
     async with pool("keep_alive: 1m") as (backend, upstream, connections, endpoint):
         await exchange(backend, upstream)
         assert connections.counts(endpoint) == (0, 1)
-        assert connections.lease_idle(endpoint, asyncio.get_running_loop().time() + 61) is None
+        assert connections.take_idle(endpoint, asyncio.get_running_loop().time() + 61) is None
         assert connections.counts(endpoint) == (0, 0)
 
 
@@ -278,8 +295,7 @@ async def test_closing_ends_the_waiting() -> None:
 async def test_nothing_is_remembered_of_an_endpoint_that_left_while_a_request_was_on_its_way_to_it() -> None:
     async with pool("keep_alive: 1m") as (_, _, connections, endpoint):
         connections.keep_only(())  # its name stands for another address now
-        lease = await take(connections, endpoint)
-        lease.give_back()
+        connections.give_back(await take(connections, endpoint))
         assert not connections._pools
         while connections._open:
             await asyncio.sleep(0)

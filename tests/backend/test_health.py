@@ -342,13 +342,13 @@ async def test_probes_take_no_place_and_are_no_requests() -> None:
     async with serving() as server, probing(server.url, settings) as (upstream, state):
         connections = upstream.connections
         await connections.wait_for_slot()
-        lease = await connections.lease_new(state.endpoint)
+        wire = await connections.take_new(state.endpoint)
         await server.answers(5)
         assert state.is_up
         assert state.in_flight == 0
         assert connections.counts(state.endpoint) == (1, 0)
-        assert not lease.wire.transport.is_closing()  # type: ignore[union-attr]
-        lease.close()
+        assert not wire.transport.is_closing()  # type: ignore[union-attr]
+        connections.drop(wire)
 
 
 async def test_a_machine_at_its_limits_says_nothing_about_the_endpoint(

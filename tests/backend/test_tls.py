@@ -192,7 +192,7 @@ async def test_an_address_of_a_name_is_asked_for_by_the_name(authority: Authorit
             address = reached.endpoints.states[0].endpoint
             named = replace(address, authority=f"models.example:{address.port}")
             await reached.connections.wait_for_slot()
-            (await reached.connections.lease_new(named)).close()
+            reached.connections.drop(await reached.connections.take_new(named))
             assert backend.names == ["models.example"]
 
 
@@ -422,7 +422,7 @@ async def test_a_renewed_authority_is_used_for_new_connections_while_others_go_o
                 port = int(after.url.rpartition(":")[2])
                 moved = replace(reached.endpoints.states[0].endpoint, port=port, authority=f"127.0.0.1:{port}")
                 await reached.connections.wait_for_slot()
-                (await reached.connections.lease_new(moved)).close()
+                reached.connections.drop(await reached.connections.take_new(moved))
             await serving
 
 

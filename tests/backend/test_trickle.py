@@ -2,17 +2,14 @@
 
 import asyncio
 import time
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
-from aiohttp.http import RawResponseMessage
 
 from gateway.backend.asking import BackendRequest, Body
-from gateway.backend.attempt import Answer, Sent
-from gateway.backend.heads import AnswerHead
+from gateway.backend.attempt import Answer
 from gateway.errors import ErrorKind, GatewayError
 from gateway.pacing import SLICE_S, Pacer
+from tests.backend.endpoints import well
 from tests.backend.sockets import upstream_to
 from tests.system.scripted import Seen, counting
 
@@ -27,21 +24,23 @@ def work() -> None:
 
 
 class Arrived:
-    """An exchange whose answer is all there: reading it takes long and never waits."""
+    """An answer that is all there: reading it takes long and never waits."""
+
+    is_read = ends_with_connection = False
 
     def __init__(self) -> None:
         self.left = N_CHUNKS
 
-    async def read(self) -> bytes:
+    def take_arrived(self, max_bytes: int) -> None:
+        return None
+
+    async def read_body(self) -> bytes:
         work()
         self.left -= 1
         return b"x" if self.left >= 0 else b""
 
-    def has_read_all(self) -> bool:
-        return False
 
-
-async def test_others_run_while_an_answer_is_read_that_is_all_there() -> None:
+async def test_others_run_while_an_answer_is_read_that_is_all_there(monkeypatch: pytest.MonkeyPatch) -> None:
     n_turns = 0
 
     async def others() -> None:
@@ -50,15 +49,18 @@ async def test_others_run_while_an_answer_is_read_that_is_all_there() -> None:
             n_turns += 1
             await asyncio.sleep(0)
 
-    beside = asyncio.create_task(others())
-    head = AnswerHead(
-        cast(
-            RawResponseMessage, SimpleNamespace(code=200, reason="", raw_headers=(), should_close=False, chunked=False)
-        )
-    )
-    answer = Answer(cast(Sent, Arrived()), head)
-    assert b"".join([chunk async for chunk in answer.chunks()]) == b"x" * N_CHUNKS
-    beside.cancel()
+    async def read(answer: Answer) -> bytes:
+        monkeypatch.setattr(answer, "_arriving", Arrived())
+        beside = asyncio.create_task(others())
+        try:
+            return b"".join([chunk async for chunk in answer.chunks()])
+        finally:
+            beside.cancel()
+
+    async with counting(well) as backend:
+        upstream = upstream_to(backend.url)
+        assert await upstream.call(BackendRequest("GET", "/x", [], Body()), [], read) == b"x" * N_CHUNKS
+        await upstream.close()
     assert n_turns >= N_CHUNKS
 
 
