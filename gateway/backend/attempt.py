@@ -38,43 +38,27 @@ class Answer:
     methods for it. The connection is this answer's alone while `_wire` is there, and out of its reach afterwards.
     """
 
-    __slots__ = (
-        "_arriving",
-        "_attempt",
-        "_connections",
-        "_deadlines",
-        "_head",
-        "_is_read",
-        "_limit",
-        "_pacer",
-        "_request",
-        "_wire",
-        "reason",
-        "sending",
-        "status",
-    )
-
-    _arriving: ArrivingAnswer
-    _head: AnswerHead
+    status = 0
+    """0 until the answer's head has come and was found right."""
     reason: str
     """The words behind the status; printable ASCII."""
+    sending: Sending | None = None
+    """The request's body, if it is a stream that was opened."""
+    _arriving: ArrivingAnswer
+    _head: AnswerHead
+    _is_read = False  # to its end
+    _limit: tuple[int, str] | None = None  # of the body's bytes, and how messages name it
+    _pacer: Pacer | None = None  # once a part of the body was read
 
     def __init__(
         self, request: BackendRequest, connections: Connections, wire: Wire, deadlines: Deadlines, attempt: Attempt
     ) -> None:
         """*wire* is one of *connections*, taken for this *attempt*, as is its slot."""
-        self.status = 0
-        """0 until the answer's head has come and was found right."""
-        self.sending: Sending | None = None
-        """The request's body, if it is a stream that was opened."""
         self._request = request
         self._connections = connections
         self._wire: Wire | None = wire
         self._deadlines = deadlines
         self._attempt = attempt
-        self._is_read = False  # to its end
-        self._limit: tuple[int, str] | None = None  # of the body's bytes, and how messages name it
-        self._pacer: Pacer | None = None  # once a part of the body was read
 
     # The request, and the answer's head
 

@@ -62,18 +62,18 @@ class Call(Generic[T]):
 
     async def run(self, is_settled: Callable[[], bool], now_s: float) -> T:
         """Attempts from *now_s* on, until one succeeds or no other may follow."""
-        upstream, loop = self._upstream, asyncio.get_running_loop()
+        upstream = self._upstream
         number = 1
         try:
             while True:
                 try:
                     if self.request.is_passed and not upstream.speaking.may_get_binary(upstream.pick(self, now_s)):
                         await self._change_form()
-                        now_s = loop.time()
+                        now_s = asyncio.get_running_loop().time()
                     return await self._attempt(now_s)
                 except _NotBinaryError:
                     self._attempts.pop()  # it has waited in vain, and sent nothing
-                    now_s = loop.time()
+                    now_s = asyncio.get_running_loop().time()
                     continue
                 except GatewayError as error:
                     delay_s = None if is_settled() else self._delay_before_next(number, error)
@@ -85,7 +85,7 @@ class Call(Generic[T]):
                 self._has_failed = False
                 if delay_s:
                     await asyncio.sleep(delay_s)
-                now_s = loop.time()
+                now_s = asyncio.get_running_loop().time()
         finally:
             if self._has_slot:
                 upstream.connections.release_slot()

@@ -79,8 +79,10 @@ class Deadlines:
     cancellation was theirs, and then raises what `expired` gives. This is what `asyncio.timeout` does.
     """
 
-    _is_expired = False
-    _ended_in = "total"  # the phase, if they have expired
+    _phase = "total"
+    # if they have expired:
+    _ended_in: str | None = None  # the phase
+    _is_own_limit = False  # and not that of `total`
     _silent_s = 0.0
 
     def __init__(self, running: "set[Deadlines]", limits_s: Mapping[str, float], total_at: float, now_s: float) -> None:
@@ -88,12 +90,11 @@ class Deadlines:
         self.total_at = self.ends_at = total_at
         self._running = running
         self._limits_s = limits_s
-        self._loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
+        self._loop = loop = asyncio.get_running_loop()
+        task = asyncio.current_task(loop)
         assert task is not None
         self._task = task
         self._cancelling = task.cancelling()
-        self._phase = "total"
         self._entered_s = now_s  # the phase, if it is the endpoint's
 
     def enter(self, phase: str) -> None:
@@ -114,15 +115,15 @@ class Deadlines:
     def expire(self, now_s: float) -> None:
         """The time of the phase is over: cancel the task."""
         self._running.discard(self)
-        self._is_expired = True
         self._ended_in = self._phase  # the attempt may enter another phase before it is cancelled
+        self._is_own_limit = self._phase in _WORDS and now_s < self.total_at
         self._silent_s = now_s - self._entered_s
         self._task.cancel()
 
     def stop(self) -> bool:
         """The attempt is over; whether these deadlines, and nobody else, have cancelled the task."""
         self._running.discard(self)
-        return self._is_expired and self._task.uncancel() <= self._cancelling
+        return self._ended_in is not None and self._task.uncancel() <= self._cancelling
 
     def was_silent(self) -> bool:
         """Whether the time that ran out was the endpoint's to answer in.
@@ -133,8 +134,7 @@ class Deadlines:
         """
         if self._ended_in not in self._limits_s:
             return False
-        is_own_limit = self._ended_in in _WORDS and self._loop.time() < self.total_at
-        return is_own_limit or self._silent_s > self._limits_s["total"] / 2
+        return self._is_own_limit or self._silent_s > self._limits_s["total"] / 2
 
     def is_clients(self) -> bool:
         """Whether it is the client that the attempt waits for at this moment."""
@@ -142,13 +142,13 @@ class Deadlines:
 
     def expired(self, backend: str) -> GatewayError:
         """The error to raise when time has run out."""
+        if self._is_own_limit and self._ended_in is not None:
+            limit = f"{self._limits_s[self._ended_in]:g} s (timeouts.{self._ended_in})"
+            return GatewayError(ErrorKind.TIMEOUT, f"backend {backend!r} {_WORDS[self._ended_in]} {limit}")
         total = f"{self._limits_s['total']:g} s (timeouts.total)"
         if self._ended_in == "queue":
             words = f"backend {backend!r}: all connections (max_connections) were in use for {total}"
             return GatewayError(ErrorKind.OVERLOADED, words, headers=[("Retry-After", "1")], sent=False)
-        if self._ended_in not in _WORDS or self._loop.time() >= self.total_at:
-            if self._ended_in == "client":
-                return GatewayError(ErrorKind.SLOW_CLIENT, f"the client kept the request open for more than {total}")
-            return GatewayError(ErrorKind.TIMEOUT, f"backend {backend!r} took longer than {total}")
-        limit = f"{self._limits_s[self._ended_in]:g} s (timeouts.{self._ended_in})"
-        return GatewayError(ErrorKind.TIMEOUT, f"backend {backend!r} {_WORDS[self._ended_in]} {limit}")
+        if self._ended_in == "client":
+            return GatewayError(ErrorKind.SLOW_CLIENT, f"the client kept the request open for more than {total}")
+        return GatewayError(ErrorKind.TIMEOUT, f"backend {backend!r} took longer than {total}")

@@ -7,11 +7,8 @@ inferences never do.
 Not here: how a head is parsed (`http1`), and which fields cross (`policy.crossing`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from enum import IntEnum
-from itertools import compress
+from collections.abc import Callable, Container, Sequence
 from operator import itemgetter
-from typing import TypeVar
 
 from aiohttp.http import RawResponseMessage
 
@@ -35,54 +32,30 @@ _CONTROLS = bytes({*range(0x20), 0x7F} - {0x09})
 
 _WITHOUT_BODY = frozenset({204, 304})
 _SWITCHING = 101
-_NAME: Callable[[tuple[bytes, bytes]], bytes] = itemgetter(0)
 _VALUE: Callable[[tuple[bytes, bytes]], bytes] = itemgetter(1)
 
-T = TypeVar("T")
-
 _UNHANDLED = 500
+_BAD = "bad"
+_NOTED = frozenset({"content-length", "transfer-encoding", "content-encoding", "connection", "server", "date"})
 
 
-class _Note(IntEnum):
-    """What is noted of a field."""
+class _Names(dict[bytes, tuple[bytes, str]]):
+    """Of a field's name as it came: how its line in a reply starts, and what its value is noted as.
 
-    NOTHING = 0
-    LENGTH = 1
-    CODING = 2
-    ENCODING = 3
-    CONNECTION = 4
-    SERVER = 5
-    DATE = 6
-    BAD_NAME = 7
-
-
-_NOTED = {
-    "content-length": _Note.LENGTH,
-    "transfer-encoding": _Note.CODING,
-    "content-encoding": _Note.ENCODING,
-    "connection": _Note.CONNECTION,
-    "server": _Note.SERVER,
-    "date": _Note.DATE,
-}
-
-
-def _note_of(name: str) -> _Note:
-    """What is noted of the field *name*."""
-    return _NOTED.get(name, _Note.NOTHING) if name.isascii() and name.isprintable() else _Note.BAD_NAME
-
-
-class _Names(dict[bytes, T]):
-    """What depends on a field's name alone, by the bytes of the name as it came: remembered for so many of them."""
+    The first is empty if the field does not cross, the second if its value decides nothing. This depends on the bytes
+    of the name alone, and is remembered for so many names of so many bytes.
+    """
 
     MAX_NAMES = 1024
     MAX_NAME_BYTES = 64
 
-    def __init__(self, find: Callable[[str], T]) -> None:
-        """*find* gets the name in lower case, without the blank that may stand behind it, see `AnswerHead.headers`."""
-        self._find = find
-
-    def __missing__(self, raw: bytes) -> T:
-        found = self._find(raw.decode("latin-1").rstrip(" ").lower())
+    def __missing__(self, raw: bytes) -> tuple[bytes, str]:
+        # a blank may stand behind a name, see `AnswerHead.headers`
+        name = raw.decode("latin-1").rstrip(" ")
+        lower = name.lower()
+        found = b"\r\n%b: " % name.encode() if crosses_transcoded(lower) else b"", lower if lower in _NOTED else ""
+        if not (name.isascii() and name.isprintable()):
+            found = b"", _BAD
         if len(raw) <= self.MAX_NAME_BYTES:
             if len(self) >= self.MAX_NAMES:
                 self.clear()
@@ -90,10 +63,7 @@ class _Names(dict[bytes, T]):
         return found
 
 
-_notes = _Names(_note_of)
-_crossing = _Names(crosses_transcoded)
-_NOTE, _CROSSES = _notes.__getitem__, _crossing.__getitem__
-_LENGTH, _SERVER, _DATE = _Note.LENGTH, _Note.SERVER, _Note.DATE
+_names = _Names()
 
 
 class AnswerHead:
@@ -101,13 +71,7 @@ class AnswerHead:
 
     length: int | None = None
     """The `Content-Length`, in bytes."""
-    codings: bytes | None = None
-    """All that `Transfer-Encoding` says."""
-    encoding: bytes | None = None
-    """The first `Content-Encoding`."""
     _headers: Headers | None = None
-    _connection: bytes | None = None
-    _has_bad_name = _has_server = _has_date = False
 
     def __init__(self, message: RawResponseMessage) -> None:
         """*message* is what aiohttp's parser makes of it, which refuses lengths that are no numbers or repeated."""
@@ -118,28 +82,24 @@ class AnswerHead:
         """The words behind the status, if they are printable ASCII."""
         raw: Sequence[tuple[bytes, bytes]] = message.raw_headers
         self.raw_headers = raw
-        for name, value in compress(raw, map(_NOTE, map(_NAME, raw))):
-            note = _notes[name]
-            if note is _DATE:
-                self._has_date = True
-            elif note is _SERVER:
-                self._has_server = True
-            elif note is _LENGTH:
-                self.length = int(value) if len(value) <= MAX_LENGTH_DIGITS else MAX_CONTENT_LENGTH + 1
-            else:
-                self._note(note, value)
+        lines: list[bytes] = []
+        said: dict[str, bytes] = {}
+        self._lines, self._said = lines, said
+        names = _names
+        for name, value in raw:
+            start, noted = names[name]
+            if start:
+                lines += start, value
+            if noted:
+                said[noted] = b"%b, %b" % (said[noted], value) if noted in said else value
+        digits = said.get("content-length")
+        if digits is not None:
+            self.length = int(digits) if len(digits) <= MAX_LENGTH_DIGITS else MAX_CONTENT_LENGTH + 1
+        self.codings = said.get("transfer-encoding")
+        """All that `Transfer-Encoding` says."""
+        self.encoding = said.get("content-encoding")
         self.defect = self._find_defect()
         """In words, what of the head must not be passed on, or leaves it open how the body is read; None if nothing."""
-
-    def _note(self, note: _Note, value: bytes) -> None:
-        if note is _Note.CODING:
-            self.codings = value if self.codings is None else b"%b, %b" % (self.codings, value)
-        elif note is _Note.CONNECTION:
-            self._connection = value if self._connection is None else b"%b, %b" % (self._connection, value)
-        elif note is _Note.BAD_NAME:
-            self._has_bad_name = True
-        elif self.encoding is None:
-            self.encoding = value
 
     @property
     def is_interim(self) -> bool:
@@ -168,12 +128,12 @@ class AnswerHead:
     def _find_defect(self) -> str | None:
         if not 200 <= self.code <= MAX_STATUS:
             return self._status_defect()
-        text = b"".join(map(_VALUE, self.raw_headers))
-        if self._has_bad_name or text.translate(None, _CONTROLS) != text:
+        said, text = self._said, b"".join(map(_VALUE, self.raw_headers))
+        if _BAD in said or text.translate(None, _CONTROLS) != text:
             return "answered with a header that holds a control character"
         if not text.isascii() and not all(_is_utf8(value) for _, value in self.raw_headers):
             return "answered with a header whose bytes are not UTF-8"
-        if self._connection is not None and len(self._connection) > MAX_CONNECTION_BYTES:
+        if "connection" in said and len(said["connection"]) > MAX_CONNECTION_BYTES:
             return f"answered with a Connection header of more than {MAX_CONNECTION_BYTES} bytes"
         if self.codings is not None:
             if not self.is_chunked:
@@ -206,17 +166,17 @@ class AnswerHead:
 
     def transcoded_lines(self) -> HeaderLines | None:
         """As `transcoded_fields`, but as lines of a reply's head, without `X-Request-Id`; None if there are none."""
-        raw = self.raw_headers
-        fields: Iterable[tuple[bytes, bytes]] = compress(raw, map(_CROSSES, map(_NAME, raw)))
-        has_server, has_date = self._has_server, self._has_date
-        connection = self._connection
+        lines: list[bytes] = self._lines
+        noted: Container[str] = self._said
+        connection = self._said.get("connection")
         if connection is not None and connection.lower() not in (b"keep-alive", b"close"):
             kept = {name.encode() for name, _ in self.transcoded_fields()}  # without those that `Connection` names
-            fields = [field for field in fields if field[0] in kept]
-            noted = [_notes[name] for name, _ in fields]
-            has_server, has_date = _SERVER in noted, _DATE in noted
-        lines = list(map(b": ".join, fields))
-        return HeaderLines(b"\r\n".join(lines).decode(), len(lines), has_server, has_date) if lines else None
+            crossing = [(*_names[name], value) for name, value in self.raw_headers if name in kept]
+            lines = [part for start, _, value in crossing if start for part in (start, value)]
+            noted = {name for start, name, _ in crossing if start}
+        if not lines:
+            return None
+        return HeaderLines(b"".join(lines)[2:].decode(), len(lines) // 2, "server" in noted, "date" in noted)
 
 
 def _is_utf8(text: bytes) -> bool:

@@ -451,7 +451,7 @@ async def test_a_body_that_has_arrived_is_taken_at_once(answer: bytes, max_bytes
         await asyncio.get_running_loop().sock_sendall(connection, answer)
         await asked
         assert taken == [expected]
-        # the lease has ended, as where it is read to its end
+        # the connection was given up, as where it is read to its end
         assert counts == [(1, 0) if expected is None else (0, 1)]
         assert attempts[0].response_bytes == len(expected or b"")
 

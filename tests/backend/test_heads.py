@@ -118,11 +118,11 @@ async def test_defects_are_said_in_words(head: bytes, words: str) -> None:
 
 
 async def test_only_so_many_names_of_so_many_bytes_are_remembered() -> None:
-    remembered = heads._crossing
+    remembered = heads._names
     remembered.clear()
     long = b"x" * (remembered.MAX_NAME_BYTES + 1)
-    assert remembered[long]
+    assert remembered[long] == (b"\r\n%b: " % long, "")
     assert not remembered
     for number in range(2 * remembered.MAX_NAMES):
-        assert remembered[b"x-%d" % number]
+        assert remembered[b"x-%d" % number][0]
         assert len(remembered) <= remembered.MAX_NAMES
