@@ -66,6 +66,10 @@ class Phase(Enum):
     DONE = auto()
 
 
+# an attribute of an enum costs as much as a call
+_HEAD, _SIZED, _CHUNKED, _DONE = Phase.HEAD, Phase.SIZED, Phase.CHUNKED, Phase.DONE
+
+
 class MalformedError(Exception):
     """What came is not HTTP; the message says why, without the bytes themselves, which may hold a secret."""
 
@@ -156,6 +160,7 @@ class Incoming:
         "_n_lines",
         "_pieces",
         "_tail",
+        "has_arrived",
         "has_begun",
         "has_surplus",
         "head_bytes",
@@ -167,7 +172,9 @@ class Incoming:
     def __init__(self, heads: Heads) -> None:
         """The next message of the connection that *heads* belongs to; the one before has come to its end."""
         self._heads = heads
-        self.phase = Phase.HEAD
+        self.phase = _HEAD
+        self.has_arrived = False
+        """Whether the message has come to its end (it need not be read yet)."""
         self.head_bytes = 0
         """How much of the head has come, with interim heads and blank lines before it."""
         self.unread_bytes = 0
@@ -218,7 +225,9 @@ class Incoming:
     def expect_sized(self, n_bytes: int) -> None:
         """The body has *n_bytes*."""
         self._left = n_bytes
-        self.phase = Phase.SIZED if n_bytes else Phase.DONE
+        self.phase = _SIZED
+        if not n_bytes:
+            self.expect_nothing()
 
     def expect_chunks(self) -> None:
         """The body is chunked."""
@@ -231,25 +240,29 @@ class Incoming:
 
     def expect_nothing(self) -> None:
         """There is no body."""
-        self.phase = Phase.DONE
+        self.phase = _DONE
+        self.has_arrived = True
 
     def feed_body(self, data: bytes) -> bytes:
         """Take bytes of the body; those behind it, which is as far as its length is known.
 
         What comes behind a chunked body is dropped with it: see `has_surplus`.
         """
-        behind = b""
-        if self.phase is Phase.SIZED:
-            if len(data) > self._left:
-                data, behind = data[: self._left], data[self._left :]
-            self._left -= len(data)
-            if not self._left:
-                self.phase = Phase.DONE
-        elif self.phase is Phase.DONE:
+        if self.has_arrived:
             return data
+        behind = b""
         n_bytes = len(data)
+        if self.phase is _SIZED:
+            left = self._left
+            if n_bytes > left:
+                data, behind = data[:left], data[left:]
+                n_bytes = left
+            self._left = left = left - n_bytes
+            if not left:
+                self.phase = _DONE
+                self.has_arrived = True
         self.unread_bytes += n_bytes
-        if self.phase is Phase.CHUNKED and n_bytes > PIECE_BYTES:
+        if n_bytes > PIECE_BYTES and self.phase is _CHUNKED:
             self._pieces.extend(data[start : start + PIECE_BYTES] for start in range(0, n_bytes, PIECE_BYTES))
         elif n_bytes:
             self._pieces.append(data)
@@ -260,11 +273,11 @@ class Incoming:
 
         Of a chunked body at most `PIECE_BYTES` are decoded. Raises `MalformedError`.
         """
-        if self.phase is Phase.CHUNKED:
-            return self._decode() if self._pieces else b""
         pieces = self._pieces
         if not pieces:
             return b""
+        if self.phase is _CHUNKED:
+            return self._decode()
         whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         self.unread_bytes = 0
@@ -273,12 +286,12 @@ class Incoming:
     @property
     def is_read(self) -> bool:
         """Whether the message has come to its end, and all of it was read."""
-        return self.phase is Phase.DONE and not self._pieces
+        return self.has_arrived and not self._pieces
 
     def end(self) -> None:
         """The stream has ended: a body that ends with it is complete."""
         if self.phase is Phase.UNTIL_END:
-            self.phase = Phase.DONE
+            self.expect_nothing()
 
     def drop(self) -> None:
         """Forget what was not read."""
@@ -297,7 +310,7 @@ class Incoming:
         text = chunks.decode(piece)
         if chunks.is_at_end:
             self.has_surplus = chunks.has_surplus or bool(pieces)
-            self.phase = Phase.DONE
+            self.expect_nothing()
             self.drop()
         return text
 

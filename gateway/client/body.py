@@ -292,16 +292,16 @@ class ClientBody:
         return b"".join(pieces)
 
     async def _read(self) -> bytes:
-        """As `Connection.read`, counted. The time in which the client is waited for is its upload's."""
+        """As `Served.read_more`, counted. The time in which the client is waited for is its upload's."""
         upload = self._upload
         if upload is None:
-            chunk = await self._connection.read()
+            chunk = await self._connection.read_more()
         else:
             now_s = asyncio.get_running_loop().time
             chunk = b""
             upload.begin_wait(now_s())
             try:
-                chunk = await self._connection.read()
+                chunk = await self._connection.read_more()
             finally:
                 upload.end_wait(now_s(), len(chunk))
         self._exchange.client_request_bytes += len(chunk)
@@ -315,7 +315,7 @@ class ClientBody:
     async def chunks(self) -> AsyncIterator[bytes]:
         """The rest of the body as it arrives, counted; others run in between, also while all of it is there.
 
-        Raises as `Connection.read` does.
+        Raises as `Served.read_more` does.
         """
         while chunk := await self._read():
             yield chunk
@@ -326,7 +326,7 @@ class ClientBody:
     def invite(self) -> None:
         """Answer `Expect: 100-continue`, once, now that the body is welcome."""
         if self._waits_for_invitation():
-            self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._connection.out.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._is_invited = True
 
     def _waits_for_invitation(self) -> bool:
@@ -348,12 +348,12 @@ class ClientBody:
         What is left after that ends with the connection.
         """
         connection = self._connection
-        if connection.has_arrived or connection.is_closing or self._waits_for_invitation():
+        if connection.has_arrived or connection.out.is_closing or self._waits_for_invitation():
             return
         dropped = 0
         with suppress(TimeoutError, GatewayError):
             async with asyncio.timeout(DROP_S):
-                while dropped < DROP_BYTES and (chunk := await connection.read()):
+                while dropped < DROP_BYTES and (chunk := await connection.read_more()):
                     dropped += len(chunk)
 
 

@@ -7,7 +7,7 @@
     HEAD     the end of the head                 SERVING
     HEAD     what is no head, or too large       REFUSING
     SERVING  the body                            SERVING: it waits until the request's task reads it
-    SERVING  bytes behind the body               SERVING: they wait unparsed, within bounds (`arriving`)
+    SERVING  bytes behind the body               SERVING: they wait unparsed, within bounds
     SERVING  the reply is complete               IDLE, or CLOSING if no other request may follow,
                                                  or REFUSING behind a malformed body
     REFUSING more bytes                          REFUSING: they are dropped, `DROP_BYTES` at most
@@ -19,29 +19,35 @@ as gone, as it does with nginx: on the wire it cannot be told from a client that
 running at the backend.
 
 Here: what is done with what comes, and the connection's end. Not here: accepting (`listeners`), all connections
-together (`server`), the two halves of one (`arriving`, `outgoing`), what a request may do with it (`served`).
+together (`server`), one request and what it may do with its connection (`served`), what waits to be sent (`outgoing`).
 """
 
 import asyncio
 import logging
-import socket
 from contextlib import suppress
 from enum import Enum, auto
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from gateway.client.arriving import Arriving
 from gateway.client.body import DROP_BYTES, DROP_S
-from gateway.client.outgoing import Outgoing, client_left
-from gateway.client.request import ClientRequest, read_request
+from gateway.client.outgoing import Outgoing, client_left, wake
+from gateway.client.request import ClientRequest, Peer, peer_of, read_request
 from gateway.client.served import Served
 from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
-from gateway.http1 import HeadTooLargeError, MalformedError
-from gateway.policy.crossing import UNIX_PEER
-from gateway.sockets import has_unread, hung_up, reset_on_close
+from gateway.http1 import Heads, HeadTooLargeError, MalformedError
+from gateway.sockets import has_unread, hung_up
 
 if TYPE_CHECKING:
     from gateway.client.server import Server
+
+BEHIND_BYTES = 64 * 1024
+"""How much may wait behind the request that is served before nothing more is read from the client."""
+
+UNREAD_BYTES = 256 * 1024
+"""How much of a body may wait to be read before nothing more is read from the client. One read may bring as much."""
+
+UNCOUNTED_BYTES = 4 * 1024
+"""A connection that holds no more than this is not counted: the head of an ordinary request, and a small body."""
 
 HEAD_TOO_LARGE = 431
 UNKNOWN_METHOD = "UNKNOWN"  # of what is no HTTP
@@ -60,13 +66,8 @@ class State(Enum):
     CLOSED = auto()
 
 
-class Peer(NamedTuple):
-    """Who has connected."""
-
-    address: str
-    """The client's address, or `UNIX_PEER`."""
-    scheme: str
-    """`https` on a connection with TLS, else `http`."""
+# an attribute of an enum costs as much as a call
+_IDLE, _HEAD, _SERVING = State.IDLE, State.HEAD, State.SERVING
 
 
 class ClientConnection(asyncio.Protocol):
@@ -81,9 +82,12 @@ class ClientConnection(asyncio.Protocol):
         self.state = State.IDLE
         self.out = Outgoing()
         self.serving: Served | None = None
-        """The request that is being served."""
+        """The request that comes, from its first byte on, or is served."""
         self._is_first = True  # whether no request has been served yet
-        self.arriving = Arriving(owner)
+        self._heads = Heads(owner.loop, owner.limits.head, is_for_requests=True)
+        self._behind = bytearray()  # what has come behind the request that is served
+        self.held_bytes = 0
+        """What the owner has counted of what has come and was not served yet; 0 for nearly all connections."""
         self._next: ClientRequest | GatewayError | None = None  # what the task is to serve
         self._awaited: asyncio.Future[None] | None = None  # ends when there is a next
         self._task: asyncio.Task[None] | None = None
@@ -95,15 +99,8 @@ class ClientConnection(asyncio.Protocol):
         """The connection is open, with TLS behind the handshake."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self.arriving.open(transport)
         self.out.open(transport)
-        peername = transport.get_extra_info("peername")
-        address = self.peer.address
-        if isinstance(peername, tuple):
-            address = str(peername[0])
-        elif transport.get_extra_info("socket").family == socket.AF_UNIX:
-            address = UNIX_PEER
-        self.peer = Peer(address, "http" if transport.get_extra_info("sslcontext") is None else "https")
+        self.peer = peer_of(transport)
         self._owner.opened(self)
         self._task = self._owner.loop.create_task(self._serve())
 
@@ -112,50 +109,84 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take *data* as the state says."""
         state = self.state
-        if state is State.IDLE or state is State.HEAD:
+        if state is _IDLE or state is _HEAD:
             self._take_head(data)
-        elif state is State.SERVING:
+        elif state is _SERVING:
             assert self.serving is not None
-            self.arriving.take_body(data)
-            self.serving.wake()
+            self._take_body(data, self.serving)
+            self.serving.more_has_come()
         elif state is State.REFUSING:
             self._drop(data)
 
     def _take_head(self, data: bytes) -> None:
         """Parse *data*, with which a head begins or goes on, and let the task serve the request if it ends there."""
-        arriving = self.arriving
-        message = arriving.message
+        request = self.serving
+        if request is None:
+            limit = self._owner.limits.head
+            if limit != self._heads.max_bytes:  # a reload has changed it
+                self._heads = Heads(self._owner.loop, limit, is_for_requests=True)
+            self.serving = request = Served(self, self._heads)
         try:
-            found = message.feed_head(data)
+            found = request.feed_head(data)
         except MalformedError as error:
             self._break(error)
             return
         if found is None:
-            arriving.count()
-            if self.state is State.IDLE and message.has_begun:
+            self.count()
+            if self.state is _IDLE and request.has_begun:
                 self.state = State.HEAD
                 if not self._is_first:  # the first head has its time from the connection on
                     self._since_s = self.time()
             return
         head, behind = found
-        self.state = State.SERVING
-        self.serving = served = Served(self, message)
-        self._next = request = read_request(
-            head, self.peer.address, self.peer.scheme, served, is_ascii=message.is_ascii
-        )
-        if head.chunked:
-            message.expect_chunks()
-        else:
-            message.expect_sized(request.content_length or 0)
-        arriving.take_body(behind)
-        self._wake()
+        self.state = _SERVING
+        self._next = read_request(head, self.peer, request)
+        self._take_body(behind, request)
+        wake(self._awaited)
+
+    def _take_body(self, data: bytes, request: Served) -> None:
+        """Keep *data* for whoever reads the body of *request*, and what is behind it for later."""
+        behind = request.feed_body(data)
+        if behind:
+            self._behind += behind
+        elif not self.held_bytes and request.head_bytes + request.unread_bytes <= UNCOUNTED_BYTES:
+            return  # nearly all requests
+        self.count()
+        if request.unread_bytes >= UNREAD_BYTES or len(self._behind) >= BEHIND_BYTES:
+            self._pause()
+
+    def count(self) -> None:
+        """Tell the owner what this connection holds by now of what has come and was not served yet."""
+        request = self.serving
+        held_bytes = len(self._behind) + (0 if request is None else request.head_bytes + request.unread_bytes)
+        if held_bytes <= UNCOUNTED_BYTES:
+            held_bytes = 0
+        if held_bytes != self.held_bytes:
+            self._owner.hold_unread(held_bytes - self.held_bytes)
+            self.held_bytes = held_bytes
+
+    def _pause(self) -> None:
+        """Read nothing more for now. asyncio does not notice then that a client leaves: `GoneCheck` does."""
+        transport = self.transport
+        if transport is not None and transport.is_reading():
+            transport.pause_reading()
+            self._owner.gone_check.watch(self)
+
+    def read_on(self) -> None:
+        """Go on reading from the client, if that was paused and there is room again."""
+        transport = self.transport
+        if transport is None or transport.is_closing() or transport.is_reading() or len(self._behind) >= BEHIND_BYTES:
+            return
+        if self.serving is None or self.serving.unread_bytes < UNREAD_BYTES:
+            transport.resume_reading()
+            self._owner.gone_check.unwatch(self)
 
     def _drop(self, data: bytes) -> None:
         """Drop *data*, which comes behind what was refused; the connection closes when it is too much."""
         self._dropped_bytes += len(data)
         if self._dropped_bytes >= DROP_BYTES:
-            self.arriving.pause()
-            self._wake()
+            self._pause()
+            wake(self._awaited)
 
     def _break(self, error: MalformedError) -> None:
         """What has come is no head: let the task refuse it."""
@@ -163,27 +194,40 @@ class ClientConnection(asyncio.Protocol):
         words = f"{error} (limits.head)" if status is not None and "bytes" in str(error) else str(error)
         self.state = State.REFUSING
         self._next = GatewayError(ErrorKind.MALFORMED_REQUEST, words, status=status)
-        self._wake()
-
-    def _wake(self) -> None:
-        """Let the task go on, if it waits."""
-        awaited, self._awaited = self._awaited, None
-        if awaited is not None and not awaited.done():
-            awaited.set_result(None)
+        wake(self._awaited)
 
     # What is served
 
     async def _serve(self) -> None:
-        """Serve the requests of this connection one after the other, to its end, where this task is cancelled."""
+        """Serve the requests of this connection one after the other, to its end, where this task is cancelled.
+
+        Between two of them nothing of the first is kept.
+        """
+        owner = self._owner
         try:
             while True:
-                if self._next is None:
-                    self._awaited = self._owner.loop.create_future()
+                request, self._next = self._next, None
+                if request is None:
+                    self._awaited = owner.loop.create_future()
                     await self._awaited
                     continue
-                if not await self._serve_next():
+                if isinstance(request, GatewayError):
+                    await self._refuse(request)
                     break
-                if self.arriving.has_behind:
+                served = request.connection
+                try:
+                    await owner.handler(request)
+                except Exception as error:
+                    await self._fail(request, served, error)
+                    break
+                finally:
+                    served.leave()
+                if served.is_broken:
+                    await self._linger()
+                if not (served.keeps_alive and served.has_arrived):
+                    break
+                del request, served
+                if self._behind:
                     await asyncio.sleep(0)  # other connections come before the next request of a pipeline
                     if self._has_left():  # nobody would read the replies to what is behind
                         break
@@ -194,26 +238,6 @@ class ClientConnection(asyncio.Protocol):
             log.exception("the connection of client %s failed", self.peer.address)
         self._close()
 
-    async def _serve_next(self) -> bool:
-        """Serve what is next; whether another request may follow. Keeps nothing of it."""
-        request, self._next = self._next, None
-        if isinstance(request, GatewayError):
-            await self._refuse(request)
-            return False
-        served = self.serving
-        assert request is not None
-        assert served is not None
-        try:
-            await self._owner.handler(request)
-        except Exception as error:
-            await self._fail(request, served, error)
-            return False
-        finally:
-            served.end()
-        if served.is_broken:
-            await self._linger()
-        return served.keeps_alive and served.has_arrived
-
     def _has_left(self) -> bool:
         """Whether the client is known to have left; of one that is not read the kernel has to be asked."""
         transport = self.transport
@@ -223,9 +247,10 @@ class ClientConnection(asyncio.Protocol):
 
     async def _refuse(self, fault: GatewayError) -> None:
         """Reply to what is no request, unless its client has left already."""
-        self._dropped_bytes = self.arriving.message.head_bytes
-        with suppress(ConnectionError):
-            await self._owner.refuse(self.peer, Served(self, self.arriving.message), UNKNOWN_METHOD, fault)
+        served = self.serving
+        assert served is not None
+        self._dropped_bytes = served.head_bytes
+        await self._owner.refuse(self.peer, served, UNKNOWN_METHOD, fault)
         await self._linger()
 
     async def _linger(self) -> None:
@@ -252,34 +277,36 @@ class ClientConnection(asyncio.Protocol):
 
         A client that has left gets no reply: its connection is closing, and its handler is not cancelled yet.
         """
-        if served.has_begun:
-            served.cut()
+        if served.is_answered:
+            served.out.reset()
             return
         if isinstance(error, ConnectionError):  # the client left, which its handler has recorded
             return
         log.error("a handler failed", exc_info=error)
-        with suppress(ConnectionError):
-            fault = GatewayError(ErrorKind.INTERNAL, "internal error")
-            await self._owner.refuse(self.peer, served, request.method, fault)
+        fault = GatewayError(ErrorKind.INTERNAL, "internal error")
+        await self._owner.refuse(self.peer, served, request.method, fault)
 
     def _begin_next(self) -> None:
         """Be ready for the next request, of which a part may have come behind the one that was served."""
-        self.state = State.IDLE
+        self.state = _IDLE
         self.serving = None
         self._is_first = False
         self._since_s = None
-        behind = self.arriving.begin_next()
-        if behind:
+        if self._behind:
+            behind = bytes(self._behind)
+            self._behind.clear()
             self._take_head(behind)
-        self.arriving.read_on()
+        if self.held_bytes:
+            self.count()
+            self.read_on()
 
     # The end
 
     def end(self) -> None:
         """Serve no other request: close the connection now if it is idle, else behind the reply."""
         if self.state is State.SERVING:
-            if self.serving is not None:
-                self.serving.keeps_alive = False
+            assert self.serving is not None
+            self.serving.keeps_alive = False
         elif self.state is not State.REFUSING:
             self._close()
 
@@ -298,12 +325,6 @@ class ClientConnection(asyncio.Protocol):
                 self.transport.resume_reading()
                 self.transport.close()
 
-    def reset(self) -> None:
-        """End the connection with a reset; what waits to be sent is dropped."""
-        if self.transport is not None:
-            reset_on_close(self.transport)  # also while it is closing, with what is unsent
-            self.transport.abort()
-
     def connection_lost(self, exc: BaseException | None) -> None:
         """The connection is gone: cancel what is under way."""
         self.state = State.CLOSED
@@ -313,7 +334,6 @@ class ClientConnection(asyncio.Protocol):
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        self.arriving.close()
         self.transport = None
         self._owner.closed(self)
 
@@ -353,16 +373,21 @@ class ClientConnection(asyncio.Protocol):
             self._since_s = now_s
         if self.out.is_read_too_slowly(now_s, limits.client_idle):
             self._owner.slow_connections["client_idle"] += 1
-            self.reset()
+            self.out.reset()
         elif transport.is_closing() or self.state is State.REFUSING:
             return
         elif self.state is State.SERVING:
-            if self.serving is not None and self.serving.fail_if_slow(now_s, limits.body_timeout):
+            assert self.serving is not None
+            if self.serving.fail_if_slow(now_s, limits.body_timeout):
                 self._owner.slow_connections["body_timeout"] += 1
         elif self.state is State.HEAD or self.is_silent:
             self._look_at_head(now_s - self._since_s, limits)
-        elif now_s - self._since_s >= self._idle_limit_s(limits) and not has_unread(transport):
-            self._close()
+        else:
+            limit_s = limits.client_keep_alive
+            if self.serving is not None:  # blank lines have come, which may be the beginning of a head
+                limit_s = min(limit_s, limits.header_timeout)
+            if now_s - self._since_s >= limit_s and not has_unread(transport):
+                self._close()
 
     def _look_at_head(self, awaited_s: float, limits: Limits) -> None:
         """End the connection if its head was *awaited_s* too long."""
@@ -371,9 +396,3 @@ class ClientConnection(asyncio.Protocol):
         if awaited_s >= limits.header_timeout and not (self.is_silent and has_unread(transport)):
             self._owner.slow_connections["header_timeout"] += 1
             transport.abort()
-
-    def _idle_limit_s(self, limits: Limits) -> float:
-        """How long the connection may be idle; with blank lines, which may be the beginning of a head, not longer."""
-        if self.arriving.message.head_bytes:
-            return min(limits.client_keep_alive, limits.header_timeout)
-        return limits.client_keep_alive

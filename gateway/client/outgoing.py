@@ -3,7 +3,7 @@
 import asyncio
 
 from gateway.policy.slowness import Backlog
-from gateway.sockets import unacknowledged_bytes
+from gateway.sockets import reset_on_close, unacknowledged_bytes
 
 
 def client_left() -> ConnectionResetError:
@@ -11,8 +11,17 @@ def client_left() -> ConnectionResetError:
     return ConnectionResetError("the client closed the connection")
 
 
+def wake(waiter: "asyncio.Future[None] | None") -> None:
+    """Let whoever awaits *waiter* go on, if anybody still does."""
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
+
+
 class Outgoing:
-    """The writing half of a connection: what was written, what waits, and whether the client reads it in time."""
+    """The writing half of a connection: what was written, what waits, and whether the client reads it in time.
+
+    One that was never opened is that of a client that has left.
+    """
 
     __slots__ = ("_backlog", "_transport", "_waiter", "cut_reason", "is_behind", "written_bytes")
 
@@ -21,7 +30,7 @@ class Outgoing:
         self._waiter: asyncio.Future[None] | None = None
         self._backlog: Backlog | None = None  # while the client is behind in reading
         self.cut_reason = ""
-        """Why the gateway has cut the connection; empty if it has not."""
+        """Why the gateway has cut the connection of a client that does not read; empty if it has not."""
         self.is_behind = False
         """Whether so much waits to be sent that nothing more should be written before `drain`."""
         self.written_bytes = 0
@@ -46,26 +55,31 @@ class Outgoing:
 
     async def drain(self) -> None:
         """Wait while too much waits to be sent. Raises `ConnectionError` when the client left."""
-        if self.is_behind:
+        while self.is_behind:
             if self._transport is None:
                 raise client_left()
-            if self._waiter is None:
+            if self._waiter is None or self._waiter.done():
                 self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
     def go_on(self) -> None:
         """The client has taken so much that more may be written."""
         self.is_behind = False
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        wake(self._waiter)
+
+    def reset(self) -> None:
+        """End the connection with a reset, so that the client sees that its reply is incomplete.
+
+        What waits to be sent is dropped.
+        """
+        if self._transport is not None:
+            reset_on_close(self._transport)  # also while it is closing, with what is unsent
+            self._transport.abort()
 
     def close(self) -> None:
         """The connection is gone."""
         self._transport = None
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(client_left())
+        wake(self._waiter)
 
     def is_read_too_slowly(self, now_s: float, limit_s: float) -> bool:
         """Whether the client has been behind in reading for too long; `cut_reason` says it in words."""
@@ -84,3 +98,7 @@ class Outgoing:
             return False
         self.cut_reason = f"the client read its reply too slowly: {words} (limits.client_idle)"
         return True
+
+
+NOBODY = Outgoing()
+"""The client that a request has whose time with its connection is over."""

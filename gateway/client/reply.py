@@ -81,8 +81,7 @@ class Reply:
 
     async def complete(self) -> None:
         """Wait while too much of what was written waits to be sent. Raises `ConnectionError` when the client left."""
-        if self._connection.is_behind:
-            await self._connection.drain()
+        await self._connection.out.drain()
         self.is_complete = True
 
     async def whole(self, status: int, headers: Pairs, body: bytes, reason: str = "") -> None:
@@ -105,15 +104,15 @@ class Reply:
                 await self.write(buffer)
             await self.end()
             return
-        connection = self._connection
         head = self._head(status, headers, n_bytes, reason, lines)
+        out = self._connection.out
         if self._is_bodiless:
-            connection.write(head)
+            out.write(head)
         else:
-            connection.write(b"".join([head, *buffers]))
+            out.write(b"".join([head, *buffers]))
             self._exchange.client_response_bytes = n_bytes
-        if connection.is_behind:
-            await connection.drain()
+        if out.is_behind:
+            await out.drain()
         self.is_complete = True
 
     async def begin(
@@ -130,7 +129,7 @@ class Reply:
         before them, as they are. Raises `GatewayError` (MALFORMED_RESPONSE), before anything is sent, for headers that
         cannot be sent, and `ConnectionError` when the client left.
         """
-        self._connection.write(self._head(status, headers, length, reason, lines))
+        self._connection.out.write(self._head(status, headers, length, reason, lines))
         self._left = length
         self._pacer = Pacer()
         if length == 0:
@@ -156,10 +155,9 @@ class Reply:
         view = memoryview(piece)
         for start in range(0, n_bytes, WRITE_BYTES):
             part = view[start : start + WRITE_BYTES]
-            self._connection.write(b"".join((b"%x\r\n" % len(part), part, b"\r\n")) if self._is_chunked else part)
+            self._connection.out.write(b"".join((b"%x\r\n" % len(part), part, b"\r\n")) if self._is_chunked else part)
             self._exchange.client_response_bytes += len(part)
-            if self._connection.is_behind:
-                await self._connection.drain()
+            await self._connection.out.drain()
             if self._left == 0 and start + WRITE_BYTES >= n_bytes:
                 break  # at once: the client may leave with its whole reply while others run
             await self._pacer.breathe()
@@ -169,7 +167,7 @@ class Reply:
     async def end(self) -> None:
         """End the body. Raises `GatewayError` (MALFORMED_RESPONSE) for less than the announced length."""
         if self._is_chunked:
-            self._connection.write(b"0\r\n\r\n")
+            self._connection.out.write(b"0\r\n\r\n")
         elif self._left and not self._is_bodiless:
             raise GatewayError(
                 ErrorKind.MALFORMED_RESPONSE,
@@ -190,7 +188,7 @@ class Reply:
         if self.has_begun:
             # an end without a reset would look like the end of a reply without length
             self._connection.keeps_alive = False
-            self._connection.cut()
+            self._connection.out.reset()
             return
         body = error.body
         if body is None:
@@ -206,7 +204,7 @@ class Reply:
         if exchange.error is None and not self.is_complete:
             exchange.error = ErrorKind.CLIENT_CLOSED
             exchange.status = ErrorKind.CLIENT_CLOSED.status
-            exchange.detail = self._connection.cut_reason
+            exchange.detail = self._connection.out.cut_reason
 
     def _head(
         self, status: int, headers: Pairs, length: int | None, reason: str, ready: HeaderLines | None = None
@@ -226,7 +224,7 @@ class Reply:
             lines.append(f"Server-Timing: {self._timing(exchange)}")
         self._add_framing(lines, None if status == 204 else length, is_old=is_old)
         head = _encoded(lines, len(lines) + (0 if ready is None else ready.n_lines - 1))
-        self.has_begun = connection.has_begun = True
+        self.has_begun = connection.is_answered = True
         exchange.status = status
         if status >= 400 and exchange.error is None:
             exchange.error = ErrorKind.BACKEND_ERROR  # errors of the gateway's own have set theirs before

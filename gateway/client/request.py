@@ -4,8 +4,11 @@ Here: what the rest of the gateway knows of a client's request, and how it is ma
 connection itself (`connection`), and what is read from it (`body`) or written to it (`reply`).
 """
 
+import asyncio
 import random
 import re
+import socket
+from typing import NamedTuple
 
 import msgspec
 from aiohttp.http import RawRequestMessage, RawResponseMessage
@@ -13,6 +16,7 @@ from aiohttp.http import RawRequestMessage, RawResponseMessage
 from gateway.client.served import Served
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
+from gateway.policy.crossing import UNIX_PEER
 
 ABSOLUTE = re.compile(r"https?://(?:[^/?#]*@)?([^/?#]+)", re.IGNORECASE)
 """The beginning of a target in absolute form; group 1 is the authority without the user."""
@@ -25,6 +29,26 @@ MAX_DIGITS = 20
 
 MAX_REQUEST_ID = 128
 """The longest `X-Request-Id` of a client that is kept, in characters."""
+
+
+class Peer(NamedTuple):
+    """Who has connected."""
+
+    address: str
+    """The client's address, or `UNIX_PEER`."""
+    scheme: str
+    """`https` on a connection with TLS, else `http`."""
+
+
+def peer_of(transport: asyncio.BaseTransport) -> Peer:
+    """Who has opened the connection of *transport*."""
+    peername = transport.get_extra_info("peername")
+    address = "unknown"
+    if isinstance(peername, tuple):
+        address = str(peername[0])
+    elif transport.get_extra_info("socket").family == socket.AF_UNIX:
+        address = UNIX_PEER
+    return Peer(address, "http" if transport.get_extra_info("sslcontext") is None else "https")
 
 
 class ClientRequest(msgspec.Struct, eq=False):
@@ -52,10 +76,11 @@ class ClientRequest(msgspec.Struct, eq=False):
     """Whether the peer is one of `trusted_proxies`, which says who the client is."""
 
 
-def read_request(
-    head: RawRequestMessage | RawResponseMessage, peer: str, scheme: str, connection: Served, *, is_ascii: bool
-) -> ClientRequest:
-    """The request that *head* begins, which may be ASCII. Says to *connection* whether another request may follow."""
+def read_request(head: RawRequestMessage | RawResponseMessage, peer: Peer, connection: Served) -> ClientRequest:
+    """The request that *head* begins.
+
+    Says to *connection* what body it has, and whether another request may follow.
+    """
     assert isinstance(head, RawRequestMessage)
     method, path, version = head.method, head.path, head.version
     connection.keeps_alive = not head.should_close
@@ -65,7 +90,7 @@ def read_request(
     length = None
     if given_length:  # in digits, as the parser has proved
         length = int(given_length) if len(given_length) <= MAX_DIGITS else MAX_CONTENT_LENGTH + 1
-    fault = find_fault(method, path, version, headers, length, is_ascii=is_ascii)
+    fault = find_fault(method, path, version, headers, length, is_ascii=connection.is_ascii)
     if fault is not None:
         path = path.encode(errors="backslashreplace").decode()  # may stand in a log
         if (
@@ -83,8 +108,14 @@ def read_request(
             path = path[absolute.end() :]
         if not path.startswith("/"):
             path = f"/{path}"
-    has_body = head.chunked or bool(length)
-    return ClientRequest(method, path, headers, host, peer, scheme, version, length, has_body, connection, fault)
+    if head.chunked:
+        connection.expect_chunks()
+    else:
+        connection.expect_sized(length or 0)
+    has_body = not connection.has_arrived
+    return ClientRequest(
+        method, path, headers, host, peer.address, peer.scheme, version, length, has_body, connection, fault
+    )
 
 
 def find_fault(

@@ -6,10 +6,11 @@ Not here: one connection (`connection`), and how connections are accepted (`list
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
-from gateway.client.connection import ClientConnection, Peer
+from gateway.client.connection import ClientConnection
 from gateway.client.reply import Reply
-from gateway.client.request import ClientRequest, new_request_id
+from gateway.client.request import ClientRequest, Peer, new_request_id
 from gateway.client.served import Served
 from gateway.client.watching import GoneCheck, Watcher
 from gateway.config import Limits
@@ -104,6 +105,9 @@ class Server:
             self.open_connections -= 1
         self._open.discard(connection)
         self.watcher.unwatch(connection)
+        self.gone_check.unwatch(connection)
+        self.hold_unread(-connection.held_bytes)
+        connection.held_bytes = 0
 
     def n_unfinished_heads(self) -> int:
         """Connections on which the beginning of a request has come, and nothing is served yet."""
@@ -120,7 +124,8 @@ class Server:
         request = ClientRequest(method, "", Headers(), "", peer.address, peer.scheme, (1, 1), None, False, served)
         reply = Reply(request, exchange, body=None, is_draining=lambda: True)
         try:
-            await reply.error(fault)
+            with suppress(ConnectionError):  # the client has left
+                await reply.error(fault)
         finally:
             self._record(exchange)
 

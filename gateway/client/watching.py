@@ -13,7 +13,6 @@ from gateway.config import Limits
 from gateway.sockets import hung_up
 
 if TYPE_CHECKING:
-    from gateway.client.arriving import Arriving
     from gateway.client.connection import ClientConnection
 
 LOOK_S = 1.0
@@ -109,7 +108,7 @@ class GoneCheck:
     def __init__(self) -> None:
         """Must be made on a running event loop."""
         self._loop = asyncio.get_running_loop()
-        self._unread: set[Arriving] = set()
+        self._unread: set[ClientConnection] = set()
         self._next: asyncio.TimerHandle | None = None
 
     @property
@@ -117,13 +116,13 @@ class GoneCheck:
         """Whether another look is planned: as long as there are connections that are not read."""
         return self._next is not None
 
-    def watch(self, connection: "Arriving") -> None:
+    def watch(self, connection: "ClientConnection") -> None:
         """Notice within `GONE_CHECK_S` if the client of *connection* leaves, which is not read from now on."""
         self._unread.add(connection)
         if self._next is None:
             self._next = self._loop.call_later(GONE_CHECK_S, self._abort_gone)
 
-    def unwatch(self, connection: "Arriving") -> None:
+    def unwatch(self, connection: "ClientConnection") -> None:
         """*connection* is read again, or has ended."""
         self._unread.discard(connection)
 

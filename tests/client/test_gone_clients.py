@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from gateway.client import watching
-from gateway.client.arriving import BEHIND_BYTES
 from gateway.client.body import ClientBody
+from gateway.client.connection import BEHIND_BYTES
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
 from gateway.client.server import Server

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from gateway.client.body import ClientBody
+from gateway.client.outgoing import Outgoing
 from gateway.client.reply import JOIN_BYTES, WRITE_BYTES, Reply
 from gateway.client.request import ClientRequest
-from gateway.client.served import Served
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import HeaderLines, Pairs
 from gateway.pacing import Pacer
@@ -102,14 +102,14 @@ async def test_a_small_reply_leaves_in_one_write(monkeypatch: pytest.MonkeyPatch
     writes: list[bytes] = []
 
     async def serve(request: ClientRequest, _: ClientBody, reply: Reply) -> None:
-        connection = type(request.connection)
-        original = connection.write
+        out = type(request.connection.out)
+        original = out.write
 
-        def write(self: Served, data: bytes) -> None:
+        def write(self: Outgoing, data: bytes) -> None:
             writes.append(data)
             original(self, data)
 
-        monkeypatch.setattr(connection, "write", write)
+        monkeypatch.setattr(out, "write", write)
         await reply.whole(200, [], b"body")
 
     async with serving(serve) as running, connect(running.url) as client:
@@ -279,17 +279,17 @@ async def test_a_client_that_does_not_read_is_waited_for_and_gets_everything() -
 
 async def test_a_small_reply_is_complete_at_once_unless_its_client_is_behind_in_reading() -> None:
     async def serve(request: ClientRequest, _: ClientBody, reply: Reply) -> None:
-        assert not request.connection.is_behind
+        assert not request.connection.out.is_behind
         if request.path == "/large":
-            request.connection.write(b"HTTP/1.1 103 Early Hints\r\nX: " + bytes(9_000_000).replace(b"\0", b"x"))
-            request.connection.write(b"\r\n\r\n")
-            assert request.connection.is_behind
+            request.connection.out.write(b"HTTP/1.1 103 Early Hints\r\nX: " + bytes(9_000_000).replace(b"\0", b"x"))
+            request.connection.out.write(b"\r\n\r\n")
+            assert request.connection.out.is_behind
         sending = asyncio.ensure_future(reply.buffers(200, [], (b"a", memoryview(b"b"))))
         await asyncio.sleep(0)
         completed.append(reply.is_complete)
         await sending
         completed.append(reply.is_complete)
-        assert not request.connection.is_behind
+        assert not request.connection.out.is_behind
 
     completed: list[bool] = []
     async with serving(serve) as running, connect(running.url) as client:

@@ -16,8 +16,8 @@ from tritonclient.utils import InferenceServerException
 from gateway import certificates
 from gateway.certificates import TlsContext, tls_problems, tls_warnings
 from gateway.client import listeners, watching
-from gateway.client.arriving import BEHIND_BYTES
 from gateway.client.body import ClientBody
+from gateway.client.connection import BEHIND_BYTES
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
 from gateway.client.server import Server
