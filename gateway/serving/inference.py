@@ -44,7 +44,7 @@ async def infer(call: Call) -> None:
         body = await call.body.read()
         sequence_id = await call.pacer.run(find_sequence_id(body, framing.header_length))
     upstream, backend = call.choose(sequence_id)
-    if backend.binary != "never" and (await upstream.spoken()).binary:
+    if backend.binary != "never" and (upstream.configured or await upstream.spoken()).binary:
         transcode = partial(_transcoded, call, upstream, backend, framing)
         answered = await pass_through(call, upstream, backend, framing, body, transcode)
     else:
@@ -92,9 +92,9 @@ def _note(call: Call, request: Proven) -> None:
     exchange = call.exchange
     exchange.is_transcoded = True
     exchange.upstream_format = Format.JSON
-    exchange.client_format = Format.BINARY if request.datatypes else Format.JSON
+    exchange.input_datatypes = datatypes = request.datatypes
+    exchange.client_format = Format.BINARY if datatypes else Format.JSON
     exchange.request_nonfinite = request.nonfinite
-    exchange.input_datatypes = request.datatypes
     if request.header_recovered:
         call.note_recovered()
 
