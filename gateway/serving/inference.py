@@ -21,7 +21,7 @@ from gateway.codec import (
     parse_framing,
 )
 from gateway.codec import Reply as InferReply
-from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
+from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
 from gateway.exchange import Format
 from gateway.headers import HeaderLines
 from gateway.pacing import Pacer
@@ -37,8 +37,10 @@ async def infer(call: Call) -> None:
     """Serve an inference. Raises `GatewayError`."""
     call.exchange.is_inference = True
     headers = call.request.headers
-    with blaming(ErrorKind.MALFORMED_REQUEST):
+    try:
         framing = parse_framing(headers.all("inference-header-content-length"), headers.get("content-type"))
+    except CodecError as error:
+        raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
     body = sequence_id = None
     if call.match.destination.sticky.by_sequence:
         body = await call.body.read()
@@ -148,7 +150,7 @@ async def _decoded(call: Call, answer: Answer, prepared: Prepared) -> InferReply
     limit = call.plan.limits.response_body
     received = 0
     exchange.response_codec_at_s = time.perf_counter()
-    with blaming(ErrorKind.MALFORMED_RESPONSE):
+    try:
         async for chunk in answer.small_or_chunks(WHOLE_BYTES):
             received += len(chunk)
             if received > limit:
@@ -158,6 +160,8 @@ async def _decoded(call: Call, answer: Answer, prepared: Prepared) -> InferReply
         if not received:
             raise CodecError(f"{answer.status} without a body")
         answered = await pacer.run(decoder.finish())
+    except CodecError as error:
+        raise blamed(error, ErrorKind.MALFORMED_RESPONSE) from error
     body.hold_answer(decoder.held_bytes)
     exchange.response_codec_s += pacer.take_seconds()
     exchange.response_codec_until_s = time.perf_counter()
