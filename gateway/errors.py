@@ -2,7 +2,7 @@
 
 There are two layers. The codec raises `CodecError`, which says what is wrong with some bytes and where: it does not
 know whether they came from the client or from the backend. `serving` does, and turns it into a `GatewayError`
-(`blaming`), whose `ErrorKind` gives it a status, a label for metrics and logs, and a blame. Not here:
+(`blamed`), whose `ErrorKind` gives it a status, a label for metrics and logs, and a blame. Not here:
 what a client gets to read (`client.reply`).
 """
 
@@ -97,25 +97,10 @@ class GatewayError(Exception):
         self.sent = sent
 
 
-class blaming:  # noqa: N801  reads as a verb: with blaming(...)
-    """Turn a `CodecError` raised inside into a `GatewayError` of *kind*; a request that is too large is BODY_TOO_LARGE.
-
-    A class, because `contextlib.contextmanager` costs three times as much, and this runs several times per request.
-    """
-
-    __slots__ = ("_kind",)
-
-    def __init__(self, kind: ErrorKind) -> None:
-        self._kind = kind
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, type_: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, CodecError):
-            is_too_large = isinstance(error, TooLargeError) and self._kind is ErrorKind.MALFORMED_REQUEST
-            whose = "the backend's answer: " if self._kind is ErrorKind.MALFORMED_RESPONSE else ""
-            # whoever asks closes the connection of every answer that is refused; this one's is worth a word
-            closed = "; its connection was closed" if isinstance(error, ForeignAnswerError) else ""
-            kind = ErrorKind.BODY_TOO_LARGE if is_too_large else self._kind
-            raise GatewayError(kind, f"{whose}{error}{closed}") from error
+def blamed(error: CodecError, kind: ErrorKind) -> GatewayError:
+    """*error* as one of *kind*; a request that is too large is BODY_TOO_LARGE."""
+    if kind is ErrorKind.MALFORMED_RESPONSE:
+        # whoever asks closes the connection of every answer that is refused; for a foreign one that is worth a word
+        closed = "; its connection was closed" if isinstance(error, ForeignAnswerError) else ""
+        return GatewayError(kind, f"the backend's answer: {error}{closed}")
+    return GatewayError(ErrorKind.BODY_TOO_LARGE if isinstance(error, TooLargeError) else kind, str(error))

@@ -73,13 +73,10 @@ class Plan:
     """Makes the `Server-Timing` of replies; None if they have none."""
     name: str
     """What this gateway calls itself in `Via`; all its workers have the same name, and no other gateway has it."""
+    via: tuple[str, str]
+    """The field that names this gateway."""
     matches: dict[tuple[str, str], Match] = field(default_factory=dict, compare=False)
     """What `route` has found by host and target."""
-
-    @property
-    def via(self) -> tuple[str, str]:
-        """The field that names this gateway."""
-        return "Via", f"1.1 {self.name}"
 
     @classmethod
     def of(cls, config: Config, name: str) -> "Plan":
@@ -118,6 +115,7 @@ class Plan:
             TrustedProxies(config.trusted_proxies) if config.trusted_proxies else None,
             server_timing if config.logging.server_timing else None,
             name,
+            ("Via", f"1.1 {name}"),
         )
 
     def route(self, method: str, host: str, target: str, headers: Headers) -> Match:

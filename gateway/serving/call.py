@@ -22,7 +22,7 @@ from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
 from gateway.codec import HEADER_LENGTH, ModelDescription, error_body, inflated_beginning
 from gateway.codec import Reply as InferReply
-from gateway.errors import ErrorKind, GatewayError, blaming
+from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
 from gateway.exchange import Exchange
 from gateway.headers import HeaderLines
 from gateway.pacing import Pacer
@@ -111,8 +111,9 @@ class Call:
         """The client's request, which *steps* parse. Raises `GatewayError` if it is malformed."""
         self.exchange.request_codec_at_s = time.perf_counter()
         try:
-            with blaming(ErrorKind.MALFORMED_REQUEST):
-                return await self.pacer.run(steps)
+            return await self.pacer.run(steps)
+        except CodecError as error:
+            raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
         finally:
             self.add_request_codec(self.pacer)
 

@@ -81,8 +81,11 @@ class Gateway:
         self._idle.clear()
         try:
             try:
-                call.match = self._route(request, call.plan, exchange)
-                await _serve(call)
+                match = call.match = self._route(request, call.plan, exchange)
+                if match.kind is PathKind.INFER and request.method == "POST":
+                    await infer(call)
+                else:
+                    await _serve_other(call)
             except GatewayError as error:
                 await call.reply.error(error)
             if not request.connection.has_arrived:
@@ -125,12 +128,9 @@ class Gateway:
         await self.descriptions.close()
 
 
-async def _serve(call: Call) -> None:
-    """Do what the path asks for. Raises `GatewayError`."""
+async def _serve_other(call: Call) -> None:
+    """Serve a request that is no inference. Raises `GatewayError`."""
     match, method = call.match, call.request.method
-    if match.kind is PathKind.INFER and method == "POST":
-        await infer(call)
-        return
     upstream, backend = call.choose()
     dialect = None
     if backend.dialect != "v2" and match.kind is not PathKind.OTHER:

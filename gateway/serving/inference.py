@@ -21,7 +21,7 @@ from gateway.codec import (
     parse_framing,
 )
 from gateway.codec import Reply as InferReply
-from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
+from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
 from gateway.exchange import Format
 from gateway.headers import HeaderLines
 from gateway.pacing import Pacer
@@ -37,14 +37,16 @@ async def infer(call: Call) -> None:
     """Serve an inference. Raises `GatewayError`."""
     call.exchange.is_inference = True
     headers = call.request.headers
-    with blaming(ErrorKind.MALFORMED_REQUEST):
+    try:
         framing = parse_framing(headers.all("inference-header-content-length"), headers.get("content-type"))
+    except CodecError as error:
+        raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
     body = sequence_id = None
     if call.match.destination.sticky.by_sequence:
         body = await call.body.read()
         sequence_id = await call.pacer.run(find_sequence_id(body, framing.header_length))
     upstream, backend = call.choose(sequence_id)
-    if backend.binary != "never" and (await upstream.spoken()).binary:
+    if backend.binary != "never" and (upstream.configured or await upstream.spoken()).binary:
         transcode = partial(_transcoded, call, upstream, backend, framing)
         answered = await pass_through(call, upstream, backend, framing, body, transcode)
     else:
@@ -92,9 +94,9 @@ def _note(call: Call, request: Proven) -> None:
     exchange = call.exchange
     exchange.is_transcoded = True
     exchange.upstream_format = Format.JSON
-    exchange.client_format = Format.BINARY if request.datatypes else Format.JSON
+    exchange.input_datatypes = datatypes = request.datatypes
+    exchange.client_format = Format.BINARY if datatypes else Format.JSON
     exchange.request_nonfinite = request.nonfinite
-    exchange.input_datatypes = request.datatypes
     if request.header_recovered:
         call.note_recovered()
 
@@ -148,7 +150,7 @@ async def _decoded(call: Call, answer: Answer, prepared: Prepared) -> InferReply
     limit = call.plan.limits.response_body
     received = 0
     exchange.response_codec_at_s = time.perf_counter()
-    with blaming(ErrorKind.MALFORMED_RESPONSE):
+    try:
         async for chunk in answer.small_or_chunks(WHOLE_BYTES):
             received += len(chunk)
             if received > limit:
@@ -158,6 +160,8 @@ async def _decoded(call: Call, answer: Answer, prepared: Prepared) -> InferReply
         if not received:
             raise CodecError(f"{answer.status} without a body")
         answered = await pacer.run(decoder.finish())
+    except CodecError as error:
+        raise blamed(error, ErrorKind.MALFORMED_RESPONSE) from error
     body.hold_answer(decoder.held_bytes)
     exchange.response_codec_s += pacer.take_seconds()
     exchange.response_codec_until_s = time.perf_counter()

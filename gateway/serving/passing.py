@@ -16,7 +16,7 @@ from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer, Read
 from gateway.backend.upstream import Upstream
 from gateway.codec import HEADER_LENGTH, Framing, MemberReplacer, find_header_length
-from gateway.errors import ErrorKind, GatewayError, blaming
+from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
 from gateway.exchange import Format
 from gateway.plan import BackendPlan
 from gateway.policy.crossing import Fields, relayed_to_client, renamed_to_client
@@ -103,8 +103,10 @@ def _check_header_length(header_length: int | None, n_bytes: int | None) -> None
 
 async def _find_header_length(call: Call, body: memoryview) -> int | None:
     """Where the JSON of *body* ends, if it has blobs behind it. Raises `GatewayError`."""
-    with blaming(ErrorKind.MALFORMED_REQUEST):
+    try:
         found = await call.pacer.run(find_header_length(body, call.plan.header_limits, reserve=call.body.reserve))
+    except CodecError as error:
+        raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
     if found is not None:
         call.note_recovered()
     return found

@@ -31,7 +31,7 @@ from gateway.codec import (
     v2_metadata,
 )
 from gateway.codec import Reply as InferReply
-from gateway.errors import CodecError, ErrorKind, GatewayError, blaming
+from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
 from gateway.plan import BackendPlan
 from gateway.policy.routing import Match
 from gateway.serving.call import Call, Described
@@ -256,8 +256,10 @@ class Foreign:
             steps = DialectRequest.parse(body, framing.header_length, policy, limits, recover=recover, reserve=reserve)
         request = await call.run_parser(steps)
         self._require_datatypes(described, request.selection)
-        with blaming(ErrorKind.MALFORMED_REQUEST):
+        try:
             written = request.bound(dialect.writer(description))
+        except CodecError as error:
+            raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
 
         def decoder() -> Decoder:
             return DialectAnswer(
