@@ -6,6 +6,7 @@ A client of the V2 protocol reads the member `error`. Not here: which statuses a
 """
 
 import html
+import math
 import re
 from collections.abc import Generator
 
@@ -29,6 +30,8 @@ STEP_TAGS = 256
 
 MANY_BYTES = 1024 * 1024
 """More JSON than this may be why a backend refuses a request with 400 or 415; with 413 any length is."""
+
+_TOLD_ABOVE = {400: MANY_BYTES, 413: 0, 415: MANY_BYTES}
 
 _TAG = re.compile(r"<(/?title|script|style)?[^<>]*+>?", re.IGNORECASE)
 _CLOSING = {name: re.compile(f"</{name}", re.IGNORECASE) for name in ("script", "style")}
@@ -66,7 +69,7 @@ def error_body(
         words, is_json = yield from _plain_words(text)
         if not words or (backend and not is_json):
             words = _introduced(words or reason.encode("ascii", "replace").decode(), status, backend)
-    if json_bytes is not None and (status == 413 or (status in (400, 415) and json_bytes > MANY_BYTES)):
+    if json_bytes is not None and json_bytes > _TOLD_ABOVE.get(status, math.inf):
         words += f" (the gateway had made {json_bytes} bytes of JSON of this request)"
     elif "error" in members and not own_words:
         return text, words
