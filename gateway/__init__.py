@@ -1,3 +1,3 @@
 """tensor-gateway: binary tensor clients in front of JSON-only inference servers."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"

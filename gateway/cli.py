@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -32,7 +32,7 @@ from gateway.config import (
     load,
     parse,
 )
-from gateway.config.values import shortened
+from gateway.config.values import nearest, shortened
 from gateway.doctor import TLS_OPTIONS, Given, examine
 from gateway.errors import ConfigError
 from gateway.process import ports
@@ -99,9 +99,19 @@ examples:
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that says which command was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """See argparse."""
+        wrong, *choices = re.findall("'([^']*)'", message) if "invalid choice" in message else [""]
+        meant = nearest(wrong, choices) if choices else None
+        super().error(f"{message}; did you mean {meant}?" if meant else message)
+
+
 def parser() -> argparse.ArgumentParser:
     """The commands and their options, each with `run`: the function that carries it out, or None without a command."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="tensor-gateway",
         description="Gives JSON-only inference servers the binary tensor extension of Triton and KServe.",
         epilog=_EXAMPLES,
@@ -127,8 +137,8 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--backend", "URL", "serve in front of this one JSON-only server, such as http://127.0.0.1:8000, without a file"
     )
-    add("--listen", "HOST:PORT", "with --backend: where clients connect (default 127.0.0.1:8080)")
-    add("--admin", "HOST:PORT", "with --backend: metrics and health (default 127.0.0.1:9090)")
+    add("--listen", "[HOST:]PORT", "with --backend: where clients connect (default 127.0.0.1:8080)")
+    add("--admin", "[HOST:]PORT", "with --backend: metrics and health (default 127.0.0.1:9090)")
     add("--workers", "N", "with --backend: processes that share the port (default 1; auto: one per core)")
     log_words = "with --backend: how requests are logged to standard output (default json, on a terminal text)"
     add("--log", None, log_words, choices=("json", "text", "none"))
@@ -141,12 +151,12 @@ def parser() -> argparse.ArgumentParser:
     check = commands.add_parser(
         "check",
         help="check a configuration",
-        description="Check a configuration. Every error and warning is a line on standard error: file, line, key, "
-        "reason. Exit code 0 without errors, else 2.",
+        description="Check configurations, each by itself. Every error and warning is a line on standard error: file, "
+        "line, key, reason. Exit code 0 without errors, else 2.",
     )
     check.set_defaults(run=_check, usage=check)
-    file_words = "the YAML file to check; - for standard input, where paths are relative to the working directory"
-    _add(check, "file", "FILE", file_words, nargs="?")
+    file_words = "the YAML files to check; - for standard input, where paths are relative to the working directory"
+    _add(check, "files", "FILE", file_words, nargs="*")
 
     schema = commands.add_parser(
         "schema",
@@ -216,20 +226,22 @@ class _PrintCompletion(argparse.Action):
 
 
 def _check(options: argparse.Namespace) -> int:
-    if options.file is None:
+    if not options.files:
         options.usage.error("name the file: tensor-gateway check gateway.yaml; - reads standard input")
-    if "://" in options.file:
-        raise ConfigError(f"{options.file}: expected a file; to serve in front of a server: serve --backend URL")
-    if options.file == "-":
-        found = inspect_bytes(sys.stdin.buffer.read(MAX_FILE_BYTES + 1), "-")
-    else:
-        found = inspect(Path(options.file))
+    return max([_checked(file) for file in options.files])
+
+
+def _checked(file: str) -> int:
+    """Print what is to be said of *file*; the exit code for it. Raises `ConfigError` for what can be no file."""
+    if "://" in file:
+        raise ConfigError(f"{file}: expected a file; to serve in front of a server: serve --backend URL")
+    found = inspect_bytes(sys.stdin.buffer.read(MAX_FILE_BYTES + 1), "-") if file == "-" else inspect(Path(file))
     _prove(found)
     for text in found.texts():
         print(text, file=sys.stderr)
     if found.config is None:
         return 2
-    print(f"{options.file}: valid; backends: {', '.join(found.config.backends)}")
+    print(f"{file}: valid; backends: {', '.join(found.config.backends)}", flush=True)
     return 0
 
 
@@ -290,9 +302,14 @@ def _of_options(backend: str, options: argparse.Namespace) -> Config:
     """The configuration of `serve --backend`. Raises `ConfigError`."""
     access = options.log or ("text" if sys.stdout.isatty() else "json")
     try:
-        return for_backend(backend, options.listen, options.admin, access, options.workers)
+        return for_backend(backend, _address(options.listen), _address(options.admin), access, options.workers)
     except ConfigError as error:
         raise ConfigError(_in_options(str(error))) from None
+
+
+def _address(given: str | None) -> str | None:
+    """The address that was *given*; a port alone is one of this machine."""
+    return f"127.0.0.1:{given}" if given is not None and given.isdecimal() else given
 
 
 def _in_options(reasons: str) -> str:

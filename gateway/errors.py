@@ -20,27 +20,33 @@ class Blame(Enum):
 
 
 class ErrorKind(Enum):
-    """One row per kind of error: its label in metrics and logs, its usual status, its blame."""
+    """One row per kind of error: its label in metrics and logs, its usual status, its blame, its type in RFC 9209."""
 
-    NO_ROUTE = ("no_route", 404, Blame.CLIENT)
-    DENIED = ("denied", 403, Blame.CLIENT)  # 401 where a token is missing
-    OVERLOADED = ("overloaded", 503, Blame.GATEWAY)
-    BODY_TOO_LARGE = ("body_too_large", 413, Blame.CLIENT)
-    SLOW_CLIENT = ("slow_client", 408, Blame.CLIENT)
-    MALFORMED_REQUEST = ("malformed_request", 400, Blame.CLIENT)
-    UNSUPPORTED_ENCODING = ("unsupported_encoding", 415, Blame.CLIENT)
-    UNREACHABLE = ("unreachable", 503, Blame.BACKEND)
-    TIMEOUT = ("timeout", 504, Blame.BACKEND)
-    UPSTREAM_CLOSED = ("upstream_closed", 502, Blame.BACKEND)
-    MALFORMED_RESPONSE = ("malformed_response", 502, Blame.BACKEND)
-    BACKEND_ERROR = ("backend_error", 502, Blame.BACKEND)  # the backend's own 4xx or 5xx keeps its status
-    CLIENT_CLOSED = ("client_closed", 499, Blame.CLIENT)  # never sent: nobody is there to read it
-    INTERNAL = ("internal", 500, Blame.GATEWAY)
+    NO_ROUTE = ("no_route", 404, Blame.CLIENT, "destination_not_found")
+    DENIED = ("denied", 403, Blame.CLIENT, "http_request_denied")  # 401 where a token is missing
+    OVERLOADED = ("overloaded", 503, Blame.GATEWAY, "connection_limit_reached")
+    BODY_TOO_LARGE = ("body_too_large", 413, Blame.CLIENT, "http_request_error")
+    SLOW_CLIENT = ("slow_client", 408, Blame.CLIENT, "http_request_error")
+    MALFORMED_REQUEST = ("malformed_request", 400, Blame.CLIENT, "http_request_error")
+    UNSUPPORTED_ENCODING = ("unsupported_encoding", 415, Blame.CLIENT, "http_request_error")
+    UNREACHABLE = ("unreachable", 503, Blame.BACKEND, "destination_unavailable")
+    TIMEOUT = ("timeout", 504, Blame.BACKEND, "connection_timeout")
+    UPSTREAM_CLOSED = ("upstream_closed", 502, Blame.BACKEND, "connection_terminated")
+    MALFORMED_RESPONSE = ("malformed_response", 502, Blame.BACKEND, "http_protocol_error")
+    BACKEND_ERROR = (
+        "backend_error",
+        502,
+        Blame.BACKEND,
+        "http_request_error",
+    )  # the backend's own 4xx or 5xx keeps its status
+    CLIENT_CLOSED = ("client_closed", 499, Blame.CLIENT, "")  # never sent: nobody is there to read it
+    INTERNAL = ("internal", 500, Blame.GATEWAY, "proxy_internal_error")
 
-    def __init__(self, label: str, status: int, blame: Blame) -> None:
+    def __init__(self, label: str, status: int, blame: Blame, proxy_error: str) -> None:
         self.label = label
         self.status = status
         self.blame = blame
+        self.proxy_error = proxy_error
 
 
 def blame_of(kind: ErrorKind, status: int) -> Blame:
@@ -95,6 +101,23 @@ class GatewayError(Exception):
         self.status = status or kind.status
         self.body = body
         self.sent = sent
+
+
+LOOP_DETECTED = 508
+
+MAX_DETAILS = 300
+"""The most characters of a message that stand in `Proxy-Status`."""
+
+
+def proxy_status(error: GatewayError) -> tuple[str, str]:
+    """The header that says who has refused a request, the gateway or the backend behind it (RFC 9209)."""
+    if error.kind is ErrorKind.BACKEND_ERROR and error.body is not None:  # else the gateway answers in its place
+        return "Proxy-Status", f"tensor-gateway; received-status={error.status}"
+    type_ = "proxy_loop_detected" if error.status == LOOP_DETECTED else error.kind.proxy_error
+    details = error.message[:MAX_DETAILS].encode("ascii", "replace").decode()
+    details = "".join(character if character.isprintable() else " " for character in details)
+    details = details.replace("\\", "\\\\").replace('"', '\\"')
+    return "Proxy-Status", f'tensor-gateway; error={type_}; details="{details}"'
 
 
 def blamed(error: CodecError, kind: ErrorKind) -> GatewayError:

@@ -273,7 +273,7 @@ def test_the_documented_file_names_the_keys_of_what_it_leaves_out(type_: Any) ->
         ("backends: {a: {}}", "backends.a.endpoints: missing; expected a list"),
         ("backends: {a: {endpoints: http://x}}", "backends.a.endpoints: expected a list, got 'http://x'"),
         ("backends: {a: {endpoints: [5]}}", "backends.a.endpoints[0]: expected a URL of scheme, host and port"),
-        ("backends: [a]", "backends: expected keys and values, got a list"),
+        ("backends: [a]", "backends: expected keys and values, such as `{default: {endpoints: ["),
         ("backends: {a: b}", "backends.a: expected keys and values, got 'b'"),
         ("shutdown:\n" + MINIMAL, "shutdown: expected keys and values, got nothing"),
         (one_backend("headers: {set: {A: 1}}"), "headers.set.A: expected text in quotes, got 1"),

@@ -486,7 +486,7 @@ def test_every_field_of_the_access_log_is_explained() -> None:
 
 def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:
     rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
-    alerts = {rule["alert"]: rule["annotations"]["runbook"] for rule in rules if "alert" in rule}
+    alerts = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in rules if "alert" in rule}
     explained = re.findall(r"^### (\w+)\n\n(.+)", section("## Alerts"), re.MULTILINE)
     assert {name for name, _ in explained} == set(alerts)
     for name, runbook in alerts.items():

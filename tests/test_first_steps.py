@@ -61,7 +61,7 @@ def test_the_command_alone_prints_the_help_with_examples() -> None:
         (["serve", "http://x/v2"], "--backend: leave out /v2, with which the path of every request begins anyway"),
         (["serve", "http://x:8000/a/v2/models/m/infer"], "did you mean `http://x:8000/a`?"),
         (["serve", "grpc://x:8001"], "--backend: expected the URL of the server's HTTP port"),
-        (["serve", "http://x", "--listen", "8080"], "--listen: expected host:port"),
+        (["serve", "http://x", "--listen", "here"], "--listen: expected host:port"),
         (["serve", "http://127.0.0.1:8080"], "this is the gateway's own listener"),  # MLServer has the same port
         (["serve", "http://127.0.0.1:8080"], "or listen on another port: --listen 127.0.0.1:8090"),
         (["serve", "http://127.0.0.1:9090"], "or listen on another port: --admin 127.0.0.1:9091"),
@@ -135,6 +135,12 @@ async def test_serve_takes_a_file_or_a_url_without_an_option(tmp_path: Path, ser
             assert serve.stderr is not None
             line = (await asyncio.wait_for(serve.stderr.readline(), 30)).decode()
             assert re.search(rf" INFO gateway: backend '\w+': {server.url}: embedded 1 answers$", line)
+
+
+async def test_a_port_alone_is_one_of_this_machine(server: JsonServer) -> None:
+    async with process("serve", server.url, "--listen", "0", "--admin", "0") as serve:
+        urls = [await url_in_line(serve.stderr), await url_in_line(serve.stderr)]
+    assert all(url.startswith("http://127.0.0.1:") for url in urls)
 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])

@@ -14,7 +14,7 @@ import orjson
 
 from gateway.client.body import ClientBody
 from gateway.client.request import ClientRequest
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, proxy_status
 from gateway.exchange import Exchange
 from gateway.headers import HeaderLines, Pairs
 from gateway.pacing import Pacer
@@ -193,7 +193,8 @@ class Reply:
         body = error.body
         if body is None:
             body = orjson.dumps({"error": error.message.encode(errors="replace").decode()})
-        await self.whole(error.status, [("Content-Type", "application/json"), *error.headers], body)
+        fields = [("Content-Type", "application/json"), *error.headers, proxy_status(error)]
+        await self.whole(error.status, fields, body)
 
     def client_left(self) -> None:
         """Record that the client went away, unless its whole reply had been handed to the socket (499).

@@ -70,7 +70,7 @@ def for_backend(
     logging = {"access": access} if access is not None else None
     given = {"listen": listen, "admin": admin, "workers": workers, "logging": logging}
     tree = {key: value for key, value in given.items() if value is not None}
-    return parse(yaml.safe_dump({"backends": {"default": {"endpoints": [endpoint]}}, **tree}))
+    return parse(yaml.safe_dump({"backends": {"default": {"endpoints": [endpoint], "health": {}}}, **tree}))
 
 
 def encode(config: Config) -> bytes:

@@ -38,6 +38,7 @@ MAX_FINDINGS = 100
 MAX_INTEGER = 2**53
 """The largest number; beyond it not every program that reads JSON sees the same one."""
 
+_BACKENDS = '`{default: {endpoints: ["http://127.0.0.1:8000"]}}`'
 _NAMED_KEY = re.compile("`([^`]+)`")
 _FROM_TEXT: dict[Any, tuple[re.Pattern[str], Callable[[str], Any]]] = {
     bool: (re.compile("true|false"), "true".__eq__),
@@ -123,7 +124,8 @@ class Reader:
         if not is_struct(type_) and origin not in (dict, list):
             return self._scalar(value, type_, path)
         if not isinstance(node, yaml.SequenceNode if origin is list else yaml.MappingNode):
-            return self._fail(path, f"expected {words_for(type_)}, got {shown(value)}")
+            example = f", such as {_BACKENDS}" if path == "backends" else ""
+            return self._fail(path, f"expected {words_for(type_)}{example}, got {shown(value)}")
         if is_struct(type_):
             return self._struct(node, type_, path)
         inner_type = typing.get_args(type_)[-1]

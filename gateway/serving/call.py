@@ -274,7 +274,15 @@ class Call:
             return GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
         text = await answer.read_beginning(ERROR_BYTES) if text is None else text
         text = inflated_beginning(text, answer.headers.joined("content-encoding"), ERROR_BYTES)
-        steps = error_body(text, answer.status, answer.reason, json_bytes, own_words=words_in(text), hint=hint)
+        steps = error_body(
+            text,
+            answer.status,
+            answer.reason,
+            json_bytes,
+            backend=self.exchange.backend,
+            own_words=words_in(text),
+            hint=hint,
+        )
         body, words = await self.pacer.run(steps)
         headers = answer.transcoded_headers()
         return GatewayError(ErrorKind.BACKEND_ERROR, words, headers=headers, status=answer.status, body=body)

@@ -36,7 +36,9 @@ async def relay(call: Call, upstream: Upstream, backend: BackendPlan) -> None:
     elif request.method not in ("GET", "HEAD"):
         await call.body.admit(0)
     match, wanted = call.match, backend.headers
-    headers = wanted.relayed_uncoded(request) if match.is_renamed else wanted.relayed(request)
+    # tritonclient's aio client says that it reads gzip, and does not, of metadata and health
+    is_read_raw = match.kind is PathKind.V2 and request.method in ("GET", "HEAD")
+    headers = wanted.relayed_uncoded(request) if match.is_renamed or is_read_raw else wanted.relayed(request)
 
     async def read(answer: Answer) -> None:
         if answer.status >= 400 and match.kind is not PathKind.OTHER:

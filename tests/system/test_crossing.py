@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from gateway.config import parse
+from gateway.errors import ErrorKind, GatewayError, proxy_status
 from gateway.process.application import Application
 from tests.conftest import HEADER_LENGTH, Client, Connection, answering, lying, running
 from tests.system.scripted import (
@@ -370,6 +371,47 @@ async def test_a_name_that_cannot_be_resolved_is_named() -> None:
         assert "no-such-host.invalid" in reply.error
 
 
+# Whose error it is: `Proxy-Status` (RFC 9209)
+
+
+@pytest.mark.rule("4.9")
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/v2/health/ready"), ("GET", "/v2"), ("POST", "/v2/models/m/infer")]
+)
+async def test_an_error_of_the_backend_is_said_to_be_its_own(method: str, path: str) -> None:
+    answer = answering(b"Internal Server Error", "500 x", "Content-Type: text/plain\r\n")
+    async with lying(answer) as liar, running(liar.url) as client:
+        reply = await client.request(method, path, data=b"{}" if method == "POST" else None)
+    assert reply.error == 'backend "main" answered 500: Internal Server Error'
+    assert reply.headers["Proxy-Status"] == "tensor-gateway; received-status=500"
+
+
+@pytest.mark.rule("4.9")
+async def test_an_error_of_the_gateway_says_its_type_and_words() -> None:
+    refused = {
+        "http_request_error": ("POST", "/v2/models/m/infer", {"data": b"x", "headers": {HEADER_LENGTH: "7"}}),
+        "destination_unavailable": ("GET", "/v2/health/ready", {}),
+    }
+    async with running("http://127.0.0.1:1") as client:
+        for type_, (method, path, options) in refused.items():
+            reply = await client.request(method, path, **options)
+            details = reply.error.replace('"', '\\"')[:300]
+            assert reply.headers["Proxy-Status"] == f'tensor-gateway; error={type_}; details="{details}"'
+
+
+def test_details_fit_into_a_header() -> None:
+    error = GatewayError(ErrorKind.TIMEOUT, 'a "b" \\ \u00e9\r\nX: 1' + "x" * 1000)
+    name, value = proxy_status(error)
+    start = 'tensor-gateway; error=connection_timeout; details="a \\"b\\" \\\\ ?  X: 1xx'
+    assert name == "Proxy-Status"
+    assert value.startswith(start)
+    assert value.isascii()
+    assert value.isprintable()
+    assert len(value) < 400
+    looped = GatewayError(ErrorKind.NO_ROUTE, "loop", status=508)
+    assert "error=proxy_loop_detected;" in proxy_status(looped)[1]
+
+
 # Every reply has an id
 
 
@@ -504,8 +546,17 @@ async def test_bodies_that_the_gateway_does_not_read_keep_the_clients_codings(fo
 
 
 @pytest.mark.rule("7")
-@pytest.mark.parametrize("request_bytes", [infer_message("1", X, "INT64"), head_of("GET", "/v2")])
-async def test_answers_that_the_gateway_reads_are_asked_for_uncoded(request_bytes: bytes) -> None:
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        infer_message("1", X, "INT64"),
+        head_of("GET", "/v2"),
+        head_of("GET", "/v2/health/ready"),  # what tritonclient's aio client reads raw
+        head_of("GET", "/v2/models/m"),
+        head_of("GET", "/v2/models/m/config"),
+    ],
+)
+async def test_answers_that_the_gateway_or_a_client_reads_raw_are_asked_for_uncoded(request_bytes: bytes) -> None:
     async with counting(coded) as backend, running(backend.url) as client, wire(client.url) as sender:
         await sender.send(request_bytes.replace(b"Host: x\r\n", b"Host: x\r\nAccept-Encoding: gzip\r\n"))
         assert (await sender.reply()).status == 200

@@ -363,7 +363,7 @@ async def test_a_description_that_is_refused_is_refused_in_the_servers_words(sta
         assert not stage.sent
         server.paths["/v1/models/m/metadata"] = (status, b"no entry")
         words = error_of(await stage.infer(), int(status[:3]))
-        assert words.startswith("no entry")
+        assert words.startswith(f'backend "main" answered {status[:3]}: no entry (')
         assert "GET /v1/models/m/metadata, the model's description" in words
     async with before(server, TENSORFLOW + ONE) as stage:
         assert (await stage.infer()).status == 200
@@ -604,8 +604,8 @@ async def test_a_server_that_is_not_there_is_neither_alive_nor_ready(settings: s
     ("status", "body", "expected", "words"),
     [
         ("500 Internal Server Error", b'{"error": "no disk"}', 500, "no disk"),
-        ("503 Service Unavailable", b"loading", 503, "loading (GET {path})"),
-        ("404 Not Found", b"", 404, "the backend answered 404 Not Found (GET {path})"),
+        ("503 Service Unavailable", b"loading", 503, 'backend "main" answered 503: loading (GET {path})'),
+        ("404 Not Found", b"", 404, 'backend "main" answered 404: Not Found (GET {path})'),
         (
             "302 Found",
             b"",

@@ -6,6 +6,7 @@ A client of the V2 protocol reads the member `error`. Not here: which statuses a
 """
 
 import html
+import math
 import re
 from collections.abc import Generator
 
@@ -27,8 +28,10 @@ WORD_MEMBERS = ("error", "detail", "message")
 STEP_TAGS = 256
 """How many tags of an HTML page one step looks at."""
 
-_TOLD_THE_SIZE = frozenset((400, 413, 415))
-"""Statuses that a backend may give because the JSON differs from what the client sent, above all in length."""
+MANY_BYTES = 1024 * 1024
+"""More JSON than this may be why a backend refuses a request with 400 or 415; with 413 any length is."""
+
+_TOLD_ABOVE = {400: MANY_BYTES, 413: 0, 415: MANY_BYTES}
 
 _TAG = re.compile(r"<(/?title|script|style)?[^<>]*+>?", re.IGNORECASE)
 _CLOSING = {name: re.compile(f"</{name}", re.IGNORECASE) for name in ("script", "style")}
@@ -42,13 +45,15 @@ def error_body(
     reason: str,
     json_bytes: int | None = None,
     *,
+    backend: str = "",
     own_words: str | None = None,
     hint: str = "",
 ) -> Generator[None, None, tuple[bytes, str]]:
     """The body that the client gets for a backend's error, and the error's words for the log (protocol 4.9).
 
     *text* is the backend's body, of which the caller has read a bounded part; *reason* is the reason phrase.
-    *json_bytes* is how many bytes of JSON the gateway had made of a transcoded request, None for all others.
+    *json_bytes* is how many bytes of JSON the gateway had made of a transcoded request, None for all others. A body
+    that is no JSON, or says nothing, is introduced with the name of the *backend*, if that is given.
     *own_words* are the reason where the caller has found it; *hint* follows the words of a body without `error`.
     A body with an `error` member goes through byte for byte, unless the size has to be told in it; bytes that
     are not UTF-8 are replaced by U+FFFD. Yields after each step of work.
@@ -59,9 +64,12 @@ def error_body(
         members = parse_object(text)
     except CodecError:
         members = {}
-    words = own_words or words_of(members) or (yield from _plain_words(text))
-    words = words or f"the backend answered {status} {reason.encode('ascii', 'replace').decode()}".strip()
-    if json_bytes is not None and status in _TOLD_THE_SIZE:
+    words = own_words or words_of(members)
+    if not words:
+        words, is_json = yield from _plain_words(text)
+        if not words or (backend and not is_json):
+            words = _introduced(words or reason.encode("ascii", "replace").decode(), status, backend)
+    if json_bytes is not None and json_bytes > _TOLD_ABOVE.get(status, math.inf):
         words += f" (the gateway had made {json_bytes} bytes of JSON of this request)"
     elif "error" in members and not own_words:
         return text, words
@@ -69,6 +77,12 @@ def error_body(
         words += hint
     members.pop("error", None)
     return object_text({"error": orjson.dumps(words), **members}), words
+
+
+def _introduced(words: str, status: int, backend: str) -> str:
+    """*words*, maybe none, with whose they are."""
+    whose = f'backend "{backend}"' if backend else "the backend"
+    return f"{whose} answered {status}: {words}" if words else f"{whose} answered {status}"
 
 
 def words_of(members: Members) -> str:
@@ -89,20 +103,20 @@ def shortened(words: str) -> str:
     return words if len(words) <= MAX_WORDS else f"{words[:half]} ... {words[-half:]}"
 
 
-def _plain_words(text: bytes) -> Generator[None, None, str]:
-    """The words in a body without members that say them: an HTML page, a JSON string, or text."""
+def _plain_words(text: bytes) -> Generator[None, None, tuple[str, bool]]:
+    """The words in a body without members that say them: an HTML page, JSON, or text; and whether they are JSON."""
     words = text.decode().strip()
     if words[:1] == "<" and "</" in words:
-        return (yield from _html_words(words))
+        return (yield from _html_words(words)), False
     if len(words) > MAX_WORDS and words[0] != '"':
-        return words  # too long to be null or an empty value
+        return words, False  # too long to be null or an empty value
     try:
         parsed = _ANY.decode(words)
     except (msgspec.DecodeError, RecursionError):
-        return words
+        return words, False
     if isinstance(parsed, str):
-        return parsed.strip()
-    return words if parsed else ""  # null and empty objects say nothing
+        return parsed.strip(), True
+    return (words if parsed else ""), True  # null and empty objects say nothing
 
 
 def _html_words(page: str) -> Generator[None, None, str]:

@@ -27,12 +27,12 @@ def answered(text: bytes, status: int, reason: str, json_bytes: int | None = Non
         (b"404", "404"),
         (b"\xff", "\ufffd"),
         (b"a\xe9b", "a\ufffdb"),
-        (b"", "the backend answered 500 Oops"),
-        (b" \r\n", "the backend answered 500 Oops"),
-        (b"null", "the backend answered 500 Oops"),
-        (b"{}", "the backend answered 500 Oops"),
-        (b"[]", "the backend answered 500 Oops"),
-        (b'""', "the backend answered 500 Oops"),
+        (b"", "the backend answered 500: Oops"),
+        (b" \r\n", "the backend answered 500: Oops"),
+        (b"null", "the backend answered 500: Oops"),
+        (b"{}", "the backend answered 500: Oops"),
+        (b"[]", "the backend answered 500: Oops"),
+        (b'""', "the backend answered 500: Oops"),
         (b"[" * 60_000, "[" * 60_000),
         (b'{"error": "cut o', '{"error": "cut o'),
         (b'{"error": "a"} and more', '{"error": "a"} and more'),
@@ -89,6 +89,23 @@ def test_body_with_an_error_that_is_not_utf8_has_the_wrong_bytes_replaced() -> N
     assert answered(b'{ "error": "caf\xe9" }', 500, "") == (b'{ "error": "caf\xef\xbf\xbd" }', "caf\ufffd")
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"Internal Server Error", 'backend "vision" answered 500: Internal Server Error'),
+        (b"<html><h1>no</h1></html>", 'backend "vision" answered 500: no'),
+        (b"", 'backend "vision" answered 500: Oops'),
+        (b"{}", 'backend "vision" answered 500: Oops'),
+        (b'"quoted"', "quoted"),
+        (b"[1, 2]", "[1, 2]"),
+        (b'{"detail": "no"}', "no"),
+    ],
+)
+def test_words_that_are_no_json_say_whose_they_are(text: bytes, words: str) -> None:
+    _, said = run(error_body(text, 500, "Oops", backend="vision"))
+    assert said == words
+
+
 @pytest.mark.parametrize("status", [400, 413, 415])
 @pytest.mark.parametrize(
     ("text", "words", "others"),
@@ -109,10 +126,17 @@ def test_transcoded_request_that_may_have_grown_too_long_is_told_its_length(
     assert json.loads(body) == {"error": said, **others}
 
 
-@pytest.mark.parametrize("status", [401, 404, 422, 500, 503])
-def test_length_is_told_only_where_it_may_be_the_cause(status: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "json_bytes"),
+    [(401, 2**21), (404, 2**21), (422, 2**21), (500, 2**21), (503, 2**21), (400, 2**20), (415, 9)],
+)
+def test_length_is_told_only_where_it_may_be_the_cause(status: int, json_bytes: int) -> None:
     text = b'{"error":"no"}'
-    assert answered(text, status, "", json_bytes=1234567) == (text, "no")
+    assert answered(text, status, "", json_bytes=json_bytes) == (text, "no")
+
+
+def test_length_is_told_of_every_413() -> None:
+    assert answered(b'{"error":"no"}', 413, "", json_bytes=9)[1].startswith("no (the gateway had made 9 bytes")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +156,7 @@ def test_length_is_told_only_where_it_may_be_the_cause(status: int) -> None:
 )
 def test_html_becomes_its_text_without_tags(page: str, words: str) -> None:
     _, said = answered(page.encode(), 502, "Bad Gateway")
-    assert said == (words or "the backend answered 502 Bad Gateway")
+    assert said == (words or "the backend answered 502: Bad Gateway")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +169,7 @@ def test_page_of_nothing_but_tags_is_read_in_one_pass(page: str) -> None:
 
 def test_reason_that_is_no_text_is_no_trouble() -> None:
     assert answered(b"", 520, "")[1] == "the backend answered 520"
-    assert answered(b"", 400, "Err\udce9ur")[1] == "the backend answered 400 Err?ur"
+    assert answered(b"", 400, "Err\udce9ur")[1] == "the backend answered 400: Err?ur"
 
 
 def test_long_words_keep_their_beginning_and_their_end() -> None:
@@ -203,7 +227,7 @@ def test_reason_that_the_caller_has_found_takes_the_place_of_the_servers_error()
     text = b'{"error": "see the trace", "trace": ["a", "b"]}'
     body, said = run(error_body(text, 500, "", own_words="paper"))
     assert (json.loads(body), said) == ({"error": "paper", "trace": ["a", "b"]}, "paper")
-    body, said = run(error_body(text, 400, "", json_bytes=9, own_words="paper"))
+    body, said = run(error_body(text, 413, "", json_bytes=9, own_words="paper"))
     assert said.startswith("paper (")
     assert json.loads(body)["error"] == said
 
