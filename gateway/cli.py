@@ -30,7 +30,6 @@ from gateway.config import (
     inspect_bytes,
     json_schema,
     load,
-    parse,
 )
 from gateway.config.values import nearest, shortened
 from gateway.doctor import TLS_OPTIONS, Given, examine
@@ -301,15 +300,12 @@ def _take_from_kserve(options: argparse.Namespace, file: Path | None) -> None:
 def _of_options(backend: str, options: argparse.Namespace) -> Config:
     """The configuration of `serve --backend`. Raises `ConfigError`."""
     access = options.log or ("text" if sys.stdout.isatty() else "json")
+    given = (options.listen, options.admin)
+    listen, admin = [f"127.0.0.1:{port}" if port and port.isdecimal() else port for port in given]
     try:
-        return for_backend(backend, _address(options.listen), _address(options.admin), access, options.workers)
+        return for_backend(backend, listen, admin, access, options.workers)
     except ConfigError as error:
         raise ConfigError(_in_options(str(error))) from None
-
-
-def _address(given: str | None) -> str | None:
-    """The address that was *given*; a port alone is one of this machine."""
-    return f"127.0.0.1:{given}" if given is not None and given.isdecimal() else given
 
 
 def _in_options(reasons: str) -> str:
@@ -398,20 +394,7 @@ def _stop_event() -> asyncio.Event:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    return asyncio.run(_demonstrate(once=options.once))
+    async def demonstrate() -> int:
+        return await demo.demonstrate(_stop_event(), once=options.once)
 
-
-async def _demonstrate(*, once: bool) -> int:
-    stopped = _stop_event()
-    async with demo.JsonServer.on_port(demo.PORTS.server) as server:
-        config = parse(demo.configuration(server.url))
-        application = await Application.start(config)
-        try:
-            exact = await demo.show(server, application.listen_url, application.admin_url)
-            if not exact or once or stopped.is_set():
-                return 0 if exact else 1
-            print(demo.next_steps(server.url, application.listen_url, application.admin_url), flush=True)
-            await stopped.wait()
-            return 0
-        finally:
-            await application.stop()
+    return asyncio.run(demonstrate())

@@ -5,6 +5,7 @@ JSON of the Open Inference Protocol and refuses a binary body. It shares no code
 codec cannot hide behind the same defect here. Not here: anything that the gateway needs to serve.
 """
 
+import asyncio
 import json
 import socket
 import time
@@ -20,10 +21,26 @@ import orjson
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.config import Address
+from gateway.config import Address, parse
+from gateway.process.application import Application
 from gateway.process.ports import user_of
 
 Image = npt.NDArray[np.float32]
+
+
+async def demonstrate(stopped: asyncio.Event, *, once: bool) -> int:
+    """Start server and gateway, and show an inference; unless *once*, both serve until *stopped*. The exit code."""
+    async with JsonServer.on_port(PORTS.server) as server:
+        application = await Application.start(parse(configuration(server.url)))
+        try:
+            exact = await show(server, application.listen_url, application.admin_url)
+            if not exact or once or stopped.is_set():
+                return 0 if exact else 1
+            print(next_steps(server.url, application.listen_url, application.admin_url), flush=True)
+            await stopped.wait()
+            return 0
+        finally:
+            await application.stop()
 
 
 class Ports(NamedTuple):

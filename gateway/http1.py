@@ -53,6 +53,8 @@ _HEAD_END = re.compile(rb"\n\r?\n")  # the parser of answers also takes lines th
 _CHUNKED_REQUEST = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 _CHUNKED_ANSWER = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 _TLS = "Received HTTPS traffic on an HTTP port"  # says aiohttp's parser
+_HTTP2_PREFACE = b"PRI * HTTP/2"  # how a client begins that knows that the server speaks HTTP/2 (RFC 9113 section 3.4)
+_OTHER_PROTOCOL = "this port speaks HTTP/1.1; the client speaks HTTP/2, as gRPC does: it needs the URL for HTTP"
 _TOO_MANY = "Too many headers received"  # says aiohttp's parser
 
 
@@ -117,7 +119,7 @@ class Heads:
             raise MalformedError("malformed HTTP") from None
         if early or len(heads) != is_end:
             # the parser of answers ends a head also at lines that are not empty, such as `X:` and two CR
-            raise MalformedError("malformed HTTP")
+            raise MalformedError(_OTHER_PROTOCOL if text.startswith(_HTTP2_PREFACE) else "malformed HTTP")
         if not is_end:
             return None
         head = heads[0][0]

@@ -140,6 +140,14 @@ async def test_a_head_that_is_not_sound_is_refused_in_the_error_shape_and_record
     assert caplog.records == []
 
 
+async def test_a_client_of_http2_or_grpc_is_told_what_this_port_speaks() -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        reply = await client.exchange(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+        assert reply.status == 400
+        assert "this port speaks HTTP/1.1" in reply.error
+        assert "gRPC" in (await running.exchange()).detail
+
+
 async def test_a_client_that_sends_a_body_behind_a_head_that_is_refused_gets_to_see_the_reply() -> None:
     """A reset would mean that bytes were left unread; it may overtake the reply on its way."""
     head = b"POST /a HTTP/1.1\r\nHost: x\r\nBad Name: 1\r\nContent-Length: 200000\r\n\r\n"

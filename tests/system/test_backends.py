@@ -120,7 +120,7 @@ async def test_broken_answers_are_named(answer: bytes, words: list[str]) -> None
         ("422 Unprocessable", b'{"detail":[{"loc":["body"],"msg":"field required"}]}', 422, "field required"),
         ("400 Bad Request", b'{"detail":"no"}', 400, "no"),
         ("500 Internal Server Error", b"<html>boom</html>", 500, "boom"),
-        ("503 Service Unavailable", b"", 503, "503 Service Unavailable"),
+        ("503 Service Unavailable", b"", 503, "503: Service Unavailable"),
         ("500 Internal Server Error", b"\xff\xfe", 500, "\ufffd"),
         ("302 Found", b"", 502, "redirect"),
         ("201 Created", output(), 200, None),
@@ -157,7 +157,7 @@ async def test_204_is_an_answer_without_a_body() -> None:
 async def test_error_bodies_are_bounded() -> None:
     reply = await ask(b"x" * 1_000_000, status="500 Oops")
     assert reply.status == 500
-    assert len(reply.error) == 64 * 1024
+    assert reply.error == 'backend "main" answered 500: ' + "x" * 64 * 1024
 
 
 async def test_answers_beyond_the_limit_are_refused() -> None:
