@@ -33,12 +33,8 @@ class ErrorKind(Enum):
     TIMEOUT = ("timeout", 504, Blame.BACKEND, "connection_timeout")
     UPSTREAM_CLOSED = ("upstream_closed", 502, Blame.BACKEND, "connection_terminated")
     MALFORMED_RESPONSE = ("malformed_response", 502, Blame.BACKEND, "http_protocol_error")
-    BACKEND_ERROR = (
-        "backend_error",
-        502,
-        Blame.BACKEND,
-        "http_request_error",
-    )  # the backend's own 4xx or 5xx keeps its status
+    # the backend's own 4xx or 5xx keeps its status
+    BACKEND_ERROR = ("backend_error", 502, Blame.BACKEND, "http_request_error")
     CLIENT_CLOSED = ("client_closed", 499, Blame.CLIENT, "")  # never sent: nobody is there to read it
     INTERNAL = ("internal", 500, Blame.GATEWAY, "proxy_internal_error")
 
