@@ -11,14 +11,14 @@ import os
 import secrets
 import socket
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from gateway import certificates
 from gateway.backend.upstream import Upstream
 from gateway.certificates import TlsContext
-from gateway.client.listeners import ClientListener
+from gateway.client.fronts import Fronts, grpc_problems
 from gateway.client.server import Server
 from gateway.config import Config, without_hidden_paths
 from gateway.config.tokens import token_problems
@@ -81,7 +81,7 @@ def settle() -> None:
 
 def file_problems(config: Config) -> Iterator[tuple[str, str]]:
     """What is wrong with the files and the extra that *config* needs: the path of the key, and the reason."""
-    for problems in (certificates.tls_problems, token_problems, tracing_problems):
+    for problems in (certificates.tls_problems, token_problems, tracing_problems, grpc_problems):
         for key, reason in problems(config):
             yield key, without_hidden_paths(config, reason)
 
@@ -106,8 +106,8 @@ class Change:
     config: Config
     serving: Serving
     """New backends have been started; changed ones are started by `commit`."""
-    tls: TlsContext | None
-    """Of the clients' listener."""
+    tls: list[TlsContext | None]
+    """Of the clients' listeners."""
     tracing: Tracing | None
 
 
@@ -122,7 +122,6 @@ class DataPlane:
         """
         self.config = config
         self.counting = Counting(deliver)
-        self.url = ""
         plan = Plan.of(config, name)
         upstreams = {backend.name: Upstream(backend) for backend in plan.backends.values()}
         self._access_log = _access_log(config)
@@ -130,8 +129,7 @@ class DataPlane:
         self.gateway = Gateway(Serving(plan, upstreams), self._record)
         self._trace_by(self._tracing)
         self.server = Server(self.gateway.handle, self._record, config.limits, self.gateway.admission.hold_unread)
-        tls = TlsContext("tls", config.tls) if config.tls is not None else None
-        self._listener = ClientListener(self.server, tls=tls, handshake_timeout_s=config.limits.header_timeout)
+        self._fronts = Fronts(config, self.server)
         self._certificate_watch: asyncio.Task[None] | None = None
         self._sampler: asyncio.Task[None] | None = None
         self._starting: set[asyncio.Task[None]] = set()
@@ -149,22 +147,24 @@ class DataPlane:
         if exchange.error is ErrorKind.INTERNAL:
             log.error("request %s: %s", exchange.request_id, exchange.detail)
 
-    async def start(self, *, shared: bool = False, inherited: socket.socket | None = None) -> None:
-        """Listen, on a port that is *shared* with other workers, or on an *inherited* socket.
+    async def start(self, *, shared: bool = False, inherited: Sequence[socket.socket | None] = ()) -> None:
+        """Listen, on ports that are *shared* with other workers, or on *inherited* sockets.
 
-        Raises `OSError` if the address cannot be had.
+        Raises `OSError` if an address cannot be had.
         """
         await asyncio.gather(*(upstream.start() for upstream in self._upstreams))
-        if inherited is not None:
-            self.url = self._listener.open_on(inherited, self.config.listen)
-        else:
-            self.url = await self._listener.open(self.config.listen, shared=shared)
+        await self._fronts.open(self.config, shared=shared, inherited=inherited)
         await self._expect()
         self._sampler = asyncio.create_task(self._sample())
         self._certificate_watch = asyncio.create_task(certificates.watch(self._tls_contexts))
 
+    @property
+    def urls(self) -> list[str]:
+        """Where clients are served: of HTTP/1.1, and of gRPC if that is configured."""
+        return self._fronts.urls
+
     def _tls_contexts(self) -> list[TlsContext | None]:
-        return [self._listener.tls, *(upstream.tls for upstream in self._upstreams)]
+        return [*self._fronts.tls, *(upstream.tls for upstream in self._upstreams)]
 
     async def _expect(self) -> None:
         """Tell the counting what there will be to count, which begins with 0."""
@@ -256,7 +256,7 @@ class DataPlane:
 
     async def _build(self, config: Config) -> Change:
         plan = Plan.of(config, self.gateway.serving.plan.name)
-        tls = TlsContext.following(self._listener.tls, "tls", config.tls) if config.tls is not None else None
+        tls = self._fronts.following(config)
         running = self.gateway.serving.upstreams
         upstreams = {
             name: running[name] if self._keeps(backend) else Upstream(backend, running.get(name))
@@ -280,8 +280,7 @@ class DataPlane:
         self.gateway.replace(change.serving)
         self.config = config = change.config
         self.server.limits = config.limits
-        self._listener.tls = change.tls
-        self._listener.handshake_timeout_s = config.limits.header_timeout
+        self._fronts.take(config, change.tls)
         self._access_log.finish()
         self._access_log = _access_log(config)
         change_level(config.logging.level)
@@ -325,14 +324,15 @@ class DataPlane:
         shutdown = self.config.shutdown
         self.gateway.is_draining = True
         await asyncio.sleep(shutdown.delay)
-        await self._listener.stop_accepting()
+        await self._fronts.stop_accepting()
+        self.server.drain()
         loop = asyncio.get_running_loop()
         first_head_at = loop.time() + FIRST_HEAD_S
         ends_at = loop.time() + shutdown.grace
         await asyncio.sleep(min(HEAD_S, shutdown.grace))
         # a request whose head has begun to arrive on a connection that was accepted in time counts as in flight
         while (left := ends_at - loop.time()) > 0:
-            is_awaited = loop.time() < first_head_at and (self.server.n_silent() or self._listener.n_opening)
+            is_awaited = loop.time() < first_head_at and (self.server.n_silent() or self._fronts.n_opening)
             if not (self.gateway.in_flight or self.server.n_unfinished_heads() or is_awaited):
                 break
             await asyncio.sleep(min(LOOK_S, left))
@@ -343,7 +343,7 @@ class DataPlane:
 
     async def stop(self) -> None:
         """Close the listener and all connections at once."""
-        await self._listener.close()
+        await self._fronts.close()
         if self._sampler is not None:
             self._sampler.cancel()
         for task in self._starting:

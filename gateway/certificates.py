@@ -23,7 +23,8 @@ certificate is not read before its key has been written too: within ten seconds.
 MAX_PEM_BYTES = 16 * 1024**2
 """The most that is read of one file; a system's collection of authorities has some 200 KiB."""
 
-ALPN = ["http/1.1"]
+HTTP1, HTTP2 = "http/1.1", "h2"
+"""What is spoken on a connection, as its handshake says it."""
 
 _KEY_MARK = "PRIVATE KEY-----"
 _CERTIFICATE_MARKS = ("-----BEGIN CERTIFICATE-----", "-----BEGIN TRUSTED CERTIFICATE-----")
@@ -41,13 +42,14 @@ class TlsContext:
     Connections take `context` when they begin, and those that are open keep the one that they began with.
     """
 
-    def __init__(self, where: str, settings: Settings) -> None:
-        """*where* is the path of *settings* in the configuration. Raises `ConfigError`."""
+    def __init__(self, where: str, settings: Settings, protocol: str = HTTP1) -> None:
+        """*where* is the path of *settings* in the configuration; *protocol* is spoken. Raises `ConfigError`."""
         self.where = where
+        self._protocol = protocol
         self.settings = settings
         # before reading: what changes meanwhile is seen at the next look
         self._loaded = self._judged = self._last_seen = self._stamps()
-        self.context = _context(where, settings)
+        self.context = _context(where, settings, protocol)
         """For handshakes that begin now."""
         self.expires_at = _expiry(settings)
         """When the own certificate expires; None if there is none."""
@@ -58,13 +60,15 @@ class TlsContext:
         return self.settings.server_name if isinstance(self.settings, BackendTls) else None
 
     @classmethod
-    def following(cls, before: "TlsContext | None", where: str, settings: Settings) -> "TlsContext":
+    def following(
+        cls, before: "TlsContext | None", where: str, settings: Settings, protocol: str = HTTP1
+    ) -> "TlsContext":
         """For a reload: the context *before* with its files read again if its settings stay, else a new one.
 
         Raises `ConfigError`.
         """
         if before is None or (before.where, before.settings) != (where, settings):
-            return cls(where, settings)
+            return cls(where, settings, protocol)
         stamps = before._stamps()
         if stamps != before._loaded:
             before._load(stamps)
@@ -90,7 +94,8 @@ class TlsContext:
     def _load(self, stamps: list[Stamp]) -> None:
         """Read the files, which had these *stamps*. Raises `ConfigError`; nothing has changed then."""
         self._judged = stamps
-        self.context, self.expires_at = _context(self.where, self.settings), _expiry(self.settings)
+        self.context = _context(self.where, self.settings, self._protocol)
+        self.expires_at = _expiry(self.settings)
         self._loaded = stamps
 
     def _stamps(self) -> list[Stamp]:
@@ -158,13 +163,13 @@ def _stamp(path: str) -> Stamp:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _context(where: str, settings: Settings) -> ssl.SSLContext:
+def _context(where: str, settings: Settings, protocol: str = HTTP1) -> ssl.SSLContext:
     """A context as *settings* want it. Raises `ConfigError`: the path of the key, the file, the reason."""
     is_listener = isinstance(settings, ListenerTls)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_listener else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
-    context.set_alpn_protocols(ALPN)
+    context.set_alpn_protocols([protocol])
     _load_own(context, where, settings)
     if isinstance(settings, ListenerTls):
         if settings.client_ca is not None:

@@ -138,6 +138,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--listen", "[HOST:]PORT", "with --backend: where clients connect (default 127.0.0.1:8080)")
     add("--admin", "[HOST:]PORT", "with --backend: metrics and health (default 127.0.0.1:9090)")
+    add("--grpc", "[HOST:]PORT", "with --backend: where clients of gRPC connect (default: nowhere)")
     add("--workers", "N", "with --backend: processes that share the port (default 1; auto: one per core)")
     log_words = "with --backend: how requests are logged to standard output (default json, on a terminal text)"
     add("--log", None, log_words, choices=("json", "text", "none"))
@@ -268,10 +269,10 @@ def _serve(options: argparse.Namespace) -> int:
     notifier = Notifier.from_environment()
     file, backend = _source(options)
     _take_from_kserve(options, file)
-    of_backend = (options.listen, options.admin, options.workers, options.log)
+    of_backend = (options.listen, options.admin, options.grpc, options.workers, options.log)
     if file is not None and any(option is not None for option in of_backend):
         options.usage.error(
-            "--listen, --admin, --workers and --log go with --backend; with --config set them in the file"
+            "--listen, --admin, --grpc, --workers and --log go with --backend; with --config set them in the file"
         )
     if file is None and options.watch:
         options.usage.error("--watch goes with --config: there is no file to watch")
@@ -300,10 +301,10 @@ def _take_from_kserve(options: argparse.Namespace, file: Path | None) -> None:
 def _of_options(backend: str, options: argparse.Namespace) -> Config:
     """The configuration of `serve --backend`. Raises `ConfigError`."""
     access = options.log or ("text" if sys.stdout.isatty() else "json")
-    given = (options.listen, options.admin)
-    listen, admin = [f"127.0.0.1:{port}" if port and port.isdecimal() else port for port in given]
+    given = (options.listen, options.admin, options.grpc)
+    listen, admin, grpc = [f"127.0.0.1:{port}" if port and port.isdecimal() else port for port in given]
     try:
-        return for_backend(backend, listen, admin, access, options.workers)
+        return for_backend(backend, listen, admin, access, options.workers, grpc)
     except ConfigError as error:
         raise ConfigError(_in_options(str(error))) from None
 
@@ -313,7 +314,9 @@ def _in_options(reasons: str) -> str:
     for own, elsewhere in (("listen", "--listen 127.0.0.1:8090"), ("admin", "--admin 127.0.0.1:9091")):
         if f"own `{own}`" in reasons or f"own listener, `{own}`" in reasons:
             reasons = reasons.replace("listen on another port", f"listen on another port: {elsewhere}")
-    return re.sub("^(listen|admin|workers): ", r"--\1: ", reasons.replace(_ENDPOINT, "--backend"), flags=re.MULTILINE)
+    return re.sub(
+        "^(listen|admin|grpc|workers): ", r"--\1: ", reasons.replace(_ENDPOINT, "--backend"), flags=re.MULTILINE
+    )
 
 
 def _source(options: argparse.Namespace) -> tuple[Path | None, str]:
@@ -352,6 +355,8 @@ async def _serve_until_stopped(
     try:
         settle()
         announce.info("tensor-gateway %s serves clients on %s", __version__, application.listen_url)
+        for url in application.grpc_urls:
+            announce.info("clients of gRPC on %s", url)
         announce.info("status page, metrics and health on %s", application.admin_url)
         notifier.ready(
             f"clients on {application.listen_url}, status page, metrics and health on {application.admin_url}"

@@ -61,6 +61,8 @@ class Exchange(msgspec.Struct, gc=False):
     request_id: str
     started_s: float
     """Of the event loop's clock."""
+    protocol: str = "http"
+    """What the client speaks: `http` or `grpc`."""
     model: str | None = None
     route: str = "none"
     backend: str = "none"

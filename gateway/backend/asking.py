@@ -36,19 +36,21 @@ class Body(msgspec.Struct, frozen=True):
     """Whether `open` gives the same pieces again."""
 
     @classmethod
-    def of(cls, data: memoryview) -> "Body":
-        """*data* whole if it is small, else as a stream of its slices, so that it is not held twice."""
-        if len(data) <= PIECE_BYTES:
-            return cls(whole=bytes(data))
+    def of(cls, *buffers: memoryview) -> "Body":
+        """*buffers* whole if they are small, else as a stream of their slices, so that they are not held twice."""
+        n_bytes = sum(map(len, buffers))
+        if n_bytes <= PIECE_BYTES:
+            return cls(whole=b"".join(buffers))
 
         async def pieces(sending: "Sending") -> Pieces:
-            for start in range(0, len(data), PIECE_BYTES):
-                piece = data[start : start + PIECE_BYTES]
-                sending.piece(len(piece))
-                yield piece
+            for data in buffers:
+                for start in range(0, len(data), PIECE_BYTES):
+                    piece = data[start : start + PIECE_BYTES]
+                    sending.piece(len(piece))
+                    yield piece
             sending.done()
 
-        return cls(open=pieces, length=len(data))
+        return cls(open=pieces, length=n_bytes)
 
 
 class BackendRequest(msgspec.Struct, frozen=True):

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import numpy as np
 
-from gateway.client.request import ClientRequest
-from gateway.codec import Coding, Inflater, parse_content_encoding
-from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError
+from gateway.client.request import ClientRequest, Incoming
+from gateway.codec import Coding, Framing, Inflater, parse_content_encoding, parse_framing
+from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed
 from gateway.exchange import Exchange
 from gateway.pacing import Pacer
 from gateway.policy.admission import LOOK_S, MAX_WAIT_S, SMALL_BYTES, Admission, Claim, Reservation, Upload
@@ -44,7 +44,7 @@ class ClientBody:
     ) -> None:
         """*max_bytes* is `limits.request_body`."""
         self._request = request
-        self._connection = request.connection
+        self._connection: Incoming = request.connection
         self._exchange = exchange
         self._admission = admission
         self._max_bytes = int(max_bytes)  # a `config.Size` would print its unit in messages that say "bytes"
@@ -186,6 +186,14 @@ class ClientBody:
         whole = self._connection.read_arrived()
         self._exchange.client_request_bytes = len(whole)
         return memoryview(whole)
+
+    def framing(self) -> Framing:
+        """Where the JSON of an inference ends, as the client says it. Raises `GatewayError`."""
+        headers = self._request.headers
+        try:
+            return parse_framing(headers.all("inference-header-content-length"), headers.get("content-type"))
+        except CodecError as error:
+            raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
 
     async def read(self) -> memoryview:
         """The whole body, as `read_arrived` or else `read_rest` gives it. Raises `GatewayError`."""

@@ -32,6 +32,7 @@ from gateway.client.body import DROP_BYTES, DROP_S
 from gateway.client.outgoing import Outgoing, client_left, wake
 from gateway.client.request import ClientRequest, Peer, peer_of, read_request
 from gateway.client.served import Served
+from gateway.client.watching import Connection
 from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1 import Heads, HeadTooLargeError, MalformedError
@@ -70,7 +71,7 @@ class State(Enum):
 _IDLE, _HEAD, _SERVING = State.IDLE, State.HEAD, State.SERVING
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(Connection):
     """One connection; see the table of this module."""
 
     def __init__(self, owner: "Server") -> None:

@@ -7,14 +7,16 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from aiohttp import web
 
 from gateway import tls
 from gateway.certificates import TlsContext
+from gateway.client.connection import ClientConnection
 from gateway.client.server import Server
+from gateway.client.watching import Connection
 from gateway.config import Address
 from gateway.policy.quiet import OncePerInterval
 
@@ -44,12 +46,19 @@ class ClientListener:
     """
 
     def __init__(
-        self, server: Server, *, tls: TlsContext | None = None, handshake_timeout_s: float = HANDSHAKE_S
+        self,
+        server: Server,
+        kind: Callable[[Server], Connection] = ClientConnection,
+        *,
+        tls: TlsContext | None = None,
+        handshake_timeout_s: float = HANDSHAKE_S,
     ) -> None:
+        """*kind* makes a connection, of HTTP/1.1 or of gRPC."""
         self.tls = tls
         """For connections that come from now on; None: they are plain."""
         self.handshake_timeout_s = handshake_timeout_s
         self._server = server
+        self._kind = kind
         self._socket: socket.socket | None = None
         self._paused: asyncio.TimerHandle | None = None
         self._opening: set[asyncio.Task[None]] = set()
@@ -130,7 +139,7 @@ class ClientListener:
 
     async def _open(self, client: socket.socket) -> None:
         """Give an accepted connection to the server."""
-        connection = self._server.new_connection()
+        connection = self._server.new_connection(self._kind)
         try:
             if self.tls is None:
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, client)

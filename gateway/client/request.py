@@ -8,11 +8,13 @@ import asyncio
 import random
 import re
 import socket
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from aiohttp.http import RawRequestMessage, RawResponseMessage
 
+from gateway.client.outgoing import Outgoing
 from gateway.client.served import Served
 from gateway.errors import ErrorKind, GatewayError
 from gateway.headers import Headers
@@ -51,6 +53,32 @@ def peer_of(transport: asyncio.BaseTransport) -> Peer:
     return Peer(address, "http" if transport.get_extra_info("sslcontext") is None else "https")
 
 
+class Incoming(Protocol):
+    """What a `ClientBody` reads from: a body while it comes."""
+
+    out: Outgoing
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether all of it is there to be read, or was read."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all of it was read."""
+
+    def read_arrived(self) -> bytes:
+        """What has arrived of it, without waiting, possibly nothing. Raises as `read_more` does."""
+
+    async def read_more(self) -> bytes:
+        """What has arrived of it; waits if that is nothing; empty at the end.
+
+        Raises `GatewayError`, and `ConnectionError` if the client left.
+        """
+
+    def fail(self, error: Exception) -> None:
+        """Let whoever reads, now or next, get *error*."""
+
+
 class ClientRequest(msgspec.Struct, eq=False):
     """One request of a client; its body is read by `ClientBody`. A msgspec struct is made in a third of the time."""
 
@@ -69,11 +97,20 @@ class ClientRequest(msgspec.Struct, eq=False):
     """None if the client did not say, which with `has_body` means a chunked body."""
     has_body: bool
     """Whether there is a body of at least one byte, or a chunked one."""
-    connection: Served
+    connection: Any
+    """A `Served`, or what another front has in its place."""
     fault: GatewayError | None = None
     """Why the request must be refused whatever it asks for (`find_fault`); to be raised before routing."""
     is_from_proxy: bool = False
     """Whether the peer is one of `trusted_proxies`, which says who the client is."""
+    protocol: str = "http"
+    """The front that the request came to: `http` or `grpc`."""
+    front: Callable[..., tuple[Any, Any]] | None = None
+    """Makes what reads the body and what writes the reply; None: those of HTTP/1.1."""
+    begin: Callable[[], Awaitable[None]] | None = None
+    """Reads what the request asks for where its body says that: to be awaited before it is routed."""
+    deadline_s: float | None = None
+    """When the client gives up, by the event loop's clock, if it says so."""
 
 
 def read_request(head: RawRequestMessage | RawResponseMessage, peer: Peer, connection: Served) -> ClientRequest:
@@ -144,7 +181,7 @@ def find_fault(
         return _fault(f"the target of a request must be a path or an http URL, got {quoted!r}")
     if "#" in target:
         return _fault("'#' cannot stand in the target of a request")
-    return None if is_ascii else _encoding_fault(target, headers)
+    return None if is_ascii else find_encoding_fault(target, headers)
 
 
 def _coding_fault(version: tuple[int, int], headers: Headers) -> GatewayError | None:
@@ -160,7 +197,7 @@ def _coding_fault(version: tuple[int, int], headers: Headers) -> GatewayError | 
     return None
 
 
-def _encoding_fault(target: str, headers: Headers) -> GatewayError | None:
+def find_encoding_fault(target: str, headers: Headers) -> GatewayError | None:
     """Which part of a head that is not ASCII is not UTF-8 either."""
     for name, value in headers.pairs:
         if _is_undecodable(value):

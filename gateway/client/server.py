@@ -8,11 +8,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from gateway.client.connection import ClientConnection
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest, Peer, new_request_id
 from gateway.client.served import Served
-from gateway.client.watching import GoneCheck, Watcher
+from gateway.client.watching import Connection, GoneCheck, Watcher
 from gateway.config import Limits
 from gateway.errors import GatewayError
 from gateway.exchange import Exchange
@@ -65,11 +64,11 @@ class Server:
         self.gone_check = GoneCheck()
         """Of the connections that are not read at the moment."""
         self._warnings = OncePerInterval()
-        self._admitted: set[ClientConnection] = set()
-        self._open: set[ClientConnection] = set()
+        self._admitted: set[Connection] = set()
+        self._open: set[Connection] = set()
 
     @property
-    def connections(self) -> list[ClientConnection]:
+    def connections(self) -> list[Connection]:
         """Those that are open."""
         return list(self._open)
 
@@ -87,18 +86,18 @@ class Server:
             )
         return False
 
-    def new_connection(self) -> ClientConnection:
-        """A connection that has a slot that `admit` has taken, and is still to be opened."""
-        connection = ClientConnection(self)
+    def new_connection(self, kind: "Callable[[Server], Connection]") -> Connection:
+        """A connection of *kind* that has a slot that `admit` has taken, and is still to be opened."""
+        connection = kind(self)
         self._admitted.add(connection)
         return connection
 
-    def opened(self, connection: ClientConnection) -> None:
+    def opened(self, connection: Connection) -> None:
         """*connection* is open."""
         self._open.add(connection)
         self.watcher.watch(connection)
 
-    def closed(self, connection: ClientConnection) -> None:
+    def closed(self, connection: Connection) -> None:
         """*connection* has ended, or was never opened; only the first time counts."""
         if connection in self._admitted:
             self._admitted.discard(connection)
@@ -128,6 +127,11 @@ class Server:
                 await reply.error(fault)
         finally:
             self._record(exchange)
+
+    def drain(self) -> None:
+        """Tell those clients whose connections would bring requests for as long as they are open."""
+        for connection in self.connections:
+            connection.drain()
 
     async def close(self) -> None:
         """End all connections: idle ones at once; what is still served is cut off."""

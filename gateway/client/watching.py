@@ -7,13 +7,10 @@ too slow, and what is done about it (`server`).
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from gateway.config import Limits
 from gateway.sockets import hung_up
-
-if TYPE_CHECKING:
-    from gateway.client.connection import ClientConnection
 
 LOOK_S = 1.0
 """How often each connection is looked at. A limit takes effect so much late at most, or a quarter of itself if less."""
@@ -27,6 +24,40 @@ GONE_CHECK_S = 1.0
 log = logging.getLogger("gateway")
 
 
+class Connection(asyncio.Protocol):
+    """What the server knows of a connection, whatever is spoken on it."""
+
+    transport: asyncio.Transport | None
+    """None before the connection is open, and when it has ended."""
+    held_bytes: int
+    """What the server has counted of what has come and was not served yet."""
+
+    @property
+    def is_in_head(self) -> bool:
+        """Whether a part of a request's head has come, which is not served yet."""
+        raise NotImplementedError
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing has come yet."""
+        raise NotImplementedError
+
+    def look(self, now_s: float, limits: Limits) -> None:
+        """End the connection if the client is too slow for *limits* (docs/configuration.md, "Limits")."""
+        raise NotImplementedError
+
+    def drain(self) -> None:
+        """Take no other request where the client has to be told so beforehand."""
+
+    def end(self) -> None:
+        """Serve no other request: close the connection now if it is idle, else behind the reply."""
+        raise NotImplementedError
+
+    def cancel(self) -> "asyncio.Future[Any] | None":
+        """Cancel what is served; ends soon, when all of it has."""
+        raise NotImplementedError
+
+
 class Watcher:
     """Looks at every connection once per `LOOK_S`, without a task or timer of its own for any of them.
 
@@ -38,8 +69,8 @@ class Watcher:
         """*limits* gives those that hold at the moment. Must be made on a running event loop."""
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._watched: set[ClientConnection] = set()
-        self._left: list[ClientConnection] = []
+        self._watched: set[Connection] = set()
+        self._left: list[Connection] = []
         self._next: asyncio.Handle | None = None
         self._due_s = 0.0
         self._lost_s = 0.0
@@ -57,13 +88,13 @@ class Watcher:
         """Whether another look is planned: as long as there are connections."""
         return self._next is not None
 
-    def watch(self, connection: "ClientConnection") -> None:
+    def watch(self, connection: Connection) -> None:
         """Look at *connection* from now on."""
         self._watched.add(connection)
         if self._next is None:
             self._plan()
 
-    def unwatch(self, connection: "ClientConnection") -> None:
+    def unwatch(self, connection: Connection) -> None:
         """*connection* has ended."""
         self._watched.discard(connection)
 
@@ -108,7 +139,7 @@ class GoneCheck:
     def __init__(self) -> None:
         """Must be made on a running event loop."""
         self._loop = asyncio.get_running_loop()
-        self._unread: set[ClientConnection] = set()
+        self._unread: set[Connection] = set()
         self._next: asyncio.TimerHandle | None = None
 
     @property
@@ -116,13 +147,13 @@ class GoneCheck:
         """Whether another look is planned: as long as there are connections that are not read."""
         return self._next is not None
 
-    def watch(self, connection: "ClientConnection") -> None:
+    def watch(self, connection: Connection) -> None:
         """Notice within `GONE_CHECK_S` if the client of *connection* leaves, which is not read from now on."""
         self._unread.add(connection)
         if self._next is None:
             self._next = self._loop.call_later(GONE_CHECK_S, self._abort_gone)
 
-    def unwatch(self, connection: "ClientConnection") -> None:
+    def unwatch(self, connection: Connection) -> None:
         """*connection* is read again, or has ended."""
         self._unread.discard(connection)
 

@@ -285,6 +285,8 @@ class Config(Part, frozen=True):
     backends: dict[str, Backend]
     listen: Address = Address("127.0.0.1:8080")
     admin: Address = Address("127.0.0.1:9090")
+    grpc: Address | None = None
+    """Where gRPC is spoken; None: nowhere. Needs the extra `grpc`."""
     workers: Workers = Workers(1)
     limits: Limits = Limits()
     shutdown: Shutdown = Shutdown()

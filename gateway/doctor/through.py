@@ -32,7 +32,7 @@ async def gateway(endpoint: str, report: Report) -> AsyncIterator[Asker]:
     plane = DataPlane(parse(f"{text}logging: {{access: none}}\n"), new_name())
     try:
         await plane.start()
-        yield Asker(Endpoint.parse(plane.url, None))
+        yield Asker(Endpoint.parse(plane.urls[0], None))
     finally:
         await plane.stop()
         log.removeHandler(quiet)

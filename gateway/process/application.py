@@ -28,6 +28,8 @@ class Application:
         self.data_plane = DataPlane(config, self.name, self.metrics.add)
         self.gateway = self.data_plane.gateway
         self.listen_url = ""
+        self.grpc_urls: list[str] = []
+        """Where gRPC is spoken; empty: nowhere."""
         self.admin_url = ""
         self._is_serving = False
         self._admin = AdminListener(
@@ -48,7 +50,7 @@ class Application:
         except BaseException:
             await application.stop()
             raise
-        application.listen_url = application.data_plane.url
+        application.listen_url, *application.grpc_urls = application.data_plane.urls
         application._is_serving = True
         return application
 

@@ -40,18 +40,21 @@ class Flags(NamedTuple):
 
     listen: str
     admin: str
+    grpc: str
 
 
-COMMAND_LINE = Flags("--listen ", "--admin ")
+COMMAND_LINE = Flags("--listen ", "--admin ", "--grpc ")
 """Where the addresses came from the command line."""
 
-FILE = Flags("listen: ", "admin: ")
+FILE = Flags("listen: ", "admin: ", "grpc: ")
 """Where they came from a file."""
 
 
 def explained(error: OSError, config: Config, flags: Flags) -> OSError:
     """*error* of a start with *config*, in more words if an address cannot be listened on: a line for each address."""
-    addresses = ((config.admin, flags.admin), (config.listen, flags.listen))
+    addresses = [(config.admin, flags.admin), (config.listen, flags.listen)]
+    if config.grpc is not None:
+        addresses.append((config.grpc, flags.grpc))
     lines: list[str] = []
     suggested: set[int] = set()
     for address, flag in addresses:

@@ -34,7 +34,7 @@ AGAIN_S = 10.0
 Kubernetes updates a ConfigMap and the Secret with the tokens or certificates that it names at different times.
 """
 
-FIXED = ("listen", "admin", "workers")
+FIXED = ("listen", "admin", "grpc", "workers")
 """Keys that take effect after a restart only; so does whether there is `tls` (its files are read again)."""
 
 log = logging.getLogger("gateway")

@@ -20,6 +20,7 @@ from prometheus_client import Metric
 
 from gateway.app import new_name, require_usable_files
 from gateway.client import listeners
+from gateway.client.fronts import addresses
 from gateway.config import Address, Config, encode
 from gateway.errors import ConfigError
 from gateway.process import control
@@ -130,8 +131,10 @@ class Supervisor:
         self.admin_url = ""
         self.metrics = Metrics(lambda: [reading for _, reading in self._readings()], lambda: self._workers)
         self._config = config
-        self._listen = config.listen
-        """Where the workers listen: with the real port."""
+        self.grpc_urls: list[str] = []
+        """Where gRPC is spoken; empty: nowhere."""
+        self._addresses: dict[str, Address] = {}
+        """Where the workers listen, by the key of the configuration: with the real ports."""
         self._admin = AdminListener(
             config.admin, lambda: self._config, self._collect, self._not_ready, self._status, self.stalled
         )
@@ -144,7 +147,8 @@ class Supervisor:
         """Read the messages of the workers."""
         self._changes = asyncio.Lock()
         """Held while workers are brought to another configuration, or join those that are."""
-        self._port_holder: socket.socket | None = None
+        self._port_holders: list[socket.socket] = []
+        """One a listener of the workers."""
 
     @classmethod
     async def start(cls, config: Config) -> "Supervisor":
@@ -163,35 +167,40 @@ class Supervisor:
         return supervisor
 
     async def _start_workers(self) -> None:
-        address = self._config.listen
-        self._port_holder = await listeners.reserve(address)
-        if not address.is_unix:
-            port = self._port_holder.getsockname()[1]
-            address = Address(f"{address.rpartition(':')[0]}:{port}")
         scheme = "http" if self._config.tls is None else "https"
-        self.listen_url = listeners.url_of(address, 0 if address.is_unix else address.port, scheme)
-        self._listen = address
+        urls = []
+        for key, configured in zip(("listen", "grpc"), addresses(self._config), strict=False):
+            holder = await listeners.reserve(configured)
+            self._port_holders.append(holder)
+            address = configured
+            if not address.is_unix:
+                address = Address(f"{address.rpartition(':')[0]}:{holder.getsockname()[1]}")
+            urls.append(listeners.url_of(address, 0 if address.is_unix else address.port, scheme))
+            self._addresses[key] = address
+        self.listen_url, *self.grpc_urls = urls
         workers = await asyncio.gather(*(self._spawn() for _ in range(self._config.workers)))
         self._minders = [asyncio.create_task(self._mind(worker)) for worker in workers]
 
     def _share(self) -> Config:
         """The configuration of one worker."""
-        return msgspec.structs.replace(self._config.share(), listen=self._listen)
+        return msgspec.structs.replace(self._config.share(), **self._addresses)
 
     async def _spawn(self) -> _WorkerProcess:
         """Start a worker and wait until it listens. Raises `OSError` if it does not."""
         told, tell = os.pipe()
         # the workers of a `unix:` listener share one socket, which cannot be bound a second time
-        inherited = []
-        if self._config.listen.is_unix and self._port_holder is not None:
-            inherited = [self._port_holder.fileno()]
+        inherited = [
+            holder.fileno() if address.is_unix else None
+            for holder, address in zip(self._port_holders, addresses(self._config), strict=True)
+        ]
+        names = [control.NONE if number is None else str(number) for number in inherited]
         # until the worker ignores them: the terminal's signals go to all processes, and end those that do not
         signal.pthread_sigmask(signal.SIG_BLOCK, _OF_TERMINAL)
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway.process.worker", str(tell), self.name, *map(str, inherited)),
+                *(sys.executable, "-m", "gateway.process.worker", str(tell), self.name, *names),
                 stdin=asyncio.subprocess.PIPE,
-                pass_fds=[tell, *inherited],
+                pass_fds=[tell, *(number for number in inherited if number is not None)],
             )
         except BaseException:
             os.close(told)
@@ -237,7 +246,7 @@ class Supervisor:
         config, kept = keep_fixed(config, self._config)
         config = fit(config, self._config)
         async with self._changes:
-            share = msgspec.structs.replace(config.share(), listen=self._listen)
+            share = msgspec.structs.replace(config.share(), **self._addresses)
             prepare = Prepare(msgspec.Raw(encode(share)))
             workers = self._serving()
             for worker in workers:
@@ -297,9 +306,10 @@ class Supervisor:
     async def drain(self) -> None:
         """Let all workers finish what is in flight, up to `shutdown.grace`."""
         self._is_draining = True
-        if self._config.listen.is_unix and self._port_holder is not None:
-            # closed here too, or it would go on listening: clients that come after the workers have stopped are refused
-            self._port_holder.close()
+        for holder in self._port_holders:
+            if holder.family == socket.AF_UNIX:
+                # closed here too, or it would go on listening: clients that come after the workers stop are refused
+                holder.close()
         for worker in list(self._workers.values()):
             with contextlib.suppress(ProcessLookupError):
                 worker.process.send_signal(signal.SIGTERM)
@@ -320,8 +330,8 @@ class Supervisor:
             await worker.process.wait()
         await asyncio.gather(*self._readers, return_exceptions=True)
         await self._admin.stop()
-        if self._port_holder is not None:
-            listeners.release(self._port_holder)
+        for holder in self._port_holders:
+            listeners.release(holder)
 
     async def _collect(self) -> Iterator[Metric]:
         return self.metrics.collect()

@@ -31,17 +31,17 @@ class _Worker:
         self.stopped = asyncio.Event()
         self._tell: asyncio.WriteTransport | None = None
 
-    async def run(self, tell: int, inherited: int | None) -> None:
+    async def run(self, tell: int, inherited: list[int | None]) -> None:
         """Serve until SIGTERM or the end of the supervisor, then drain. Writes to *tell*.
 
-        *inherited* is the descriptor of a socket that all workers share.
+        *inherited* are the descriptors of sockets that all workers share, for each listener one or None.
         """
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.stopped.set)
         self._tell, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(tell, "wb", 0))
         obeying: asyncio.Task[None] | None = None
         try:
-            shared = socket.socket(fileno=inherited) if inherited is not None else None
+            shared = [socket.socket(fileno=each) if each is not None else None for each in inherited]
             await self.data_plane.start(shared=True, inherited=shared)
             settle()
             self._answer(Listening())
@@ -110,7 +110,7 @@ def main() -> None:
     config = decode(bytes(start.config))
     writer = LogWriter(config.logging.level, f"worker {os.getpid()}")
     writer.start()
-    inherited = int(sys.argv[3]) if len(sys.argv) > 3 else None
+    inherited = [int(number) if number != control.NONE else None for number in sys.argv[3:]]
     try:
         asyncio.run(_serve(config, sys.argv[2], int(sys.argv[1]), inherited))
     except (ConfigError, OSError) as error:
@@ -120,7 +120,7 @@ def main() -> None:
         writer.stop()
 
 
-async def _serve(config: Config, name: str, tell: int, inherited: int | None) -> None:
+async def _serve(config: Config, name: str, tell: int, inherited: list[int | None]) -> None:
     await _Worker(config, name).run(tell, inherited)
 
 

@@ -95,6 +95,9 @@ class Call:
         self.total_at: float | None = None
         self.match: Match
         self.sticky_key: str | None = None
+        if request.front is not None:
+            self.body, self.reply = request.front(request, exchange, shared, plan, self.pacer)
+            return
         self.body = ClientBody(request, exchange, shared.admission, plan.limits.request_body, self.pacer)
         self.reply = Reply(
             request, exchange, body=self.body, is_draining=lambda: shared.is_draining, timing=plan.timing
@@ -105,6 +108,8 @@ class Call:
         destination = self.match.destination
         self.sticky_key = sequence_id or destination.sticky.header_key(self.request.headers)
         name = self.exchange.backend = destination.pick(self.sticky_key, random.random())  # noqa: S311  no secret
+        if self.request.deadline_s is not None:
+            self.begin_total(self.plan.backends[name])
         return self.upstreams[name], self.plan.backends[name]
 
     async def run_parser(self, steps: Generator[None, None, T]) -> T:
@@ -163,6 +168,8 @@ class Call:
         """When `timeouts.total` is over, by the event loop's clock: it begins now, unless it has begun."""
         if self.total_at is None:
             self.total_at = asyncio.get_running_loop().time() + backend.settings.timeouts.total
+            if self.request.deadline_s is not None:
+                self.total_at = min(self.total_at, self.request.deadline_s)
         return self.total_at
 
     def question(

@@ -69,6 +69,8 @@ class Gateway:
             request_id=request_id(request.headers),
             started_s=loop.time(),
         )
+        if request.protocol != "http":
+            exchange.protocol = request.protocol
         if self.begin_trace is not None:
             exchange.trace, exchange.scheme = self.begin_trace(request.headers), request.scheme
         proxies = serving.plan.proxies
@@ -81,6 +83,11 @@ class Gateway:
         self._idle.clear()
         try:
             try:
+                request.headers = call.plan.access.authorize(request.headers)
+                if request.fault is not None:
+                    raise request.fault
+                if request.begin is not None:
+                    await request.begin()
                 match = call.match = self._route(request, call.plan, exchange)
                 if match.kind is PathKind.INFER and request.method == "POST":
                     await infer(call)
@@ -107,9 +114,6 @@ class Gateway:
 
     def _route(self, request: ClientRequest, plan: Plan, exchange: Exchange) -> Match:
         """Where the request goes, if its client may send it there. Raises `GatewayError`."""
-        request.headers = plan.access.authorize(request.headers)
-        if request.fault is not None:
-            raise request.fault
         match = plan.route(request.method, request.host, request.path, request.headers)
         exchange.route = match.destination.route
         exchange.backend = match.destination.only or "none"

@@ -18,7 +18,6 @@ from gateway.codec import (
     choose_coding,
     compressed,
     find_sequence_id,
-    parse_framing,
 )
 from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
@@ -36,11 +35,7 @@ from gateway.serving.speech import Prepared, Proven, Written, speech_to
 async def infer(call: Call) -> None:
     """Serve an inference. Raises `GatewayError`."""
     call.exchange.is_inference = True
-    headers = call.request.headers
-    try:
-        framing = parse_framing(headers.all("inference-header-content-length"), headers.get("content-type"))
-    except CodecError as error:
-        raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
+    framing = call.body.framing()
     body = sequence_id = None
     if call.match.destination.sticky.by_sequence:
         body = await call.body.read()

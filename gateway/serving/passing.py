@@ -57,7 +57,7 @@ async def pass_through(
     header_length, length = framing.header_length, call.request.content_length
     is_missing = header_length is None and call.plan.recover_header_length
     is_small = length is not None and length <= WHOLE_BYTES
-    if body is None and (is_coded or is_missing or is_small):
+    if body is None and (is_coded or is_missing or is_small or framing.blobs is not None):
         body = await call.body.read()
     _check_header_length(header_length, length if body is None else len(body))
     if body is None:
@@ -69,7 +69,7 @@ async def pass_through(
     else:
         if is_missing:
             header_length = await _find_header_length(call, body)
-        sent = Body.of(body)
+        sent = Body.of(body, *(framing.blobs or ()))
         whole = partial(_once_read, body)
     exchange.client_format = exchange.upstream_format = Format.JSON if header_length is None else Format.BINARY
     fields = _fields(call, backend, header_length, _REPLACED_INFLATED if is_coded else _REPLACED)

@@ -162,6 +162,7 @@ class V2:
                 own_id=own_id,
                 reserve=reserve,
                 recover=plan.recover_header_length,
+                blobs=framing.blobs or (),
             )
         request = await call.run_parser(steps)
         if request is None:
@@ -253,7 +254,15 @@ class Foreign:
             steps = DialectRequest.parse_raw(body, metadata, policy, limits, reserve=reserve)
         else:
             recover = call.plan.recover_header_length
-            steps = DialectRequest.parse(body, framing.header_length, policy, limits, recover=recover, reserve=reserve)
+            steps = DialectRequest.parse(
+                body,
+                framing.header_length,
+                policy,
+                limits,
+                recover=recover,
+                blobs=framing.blobs or (),
+                reserve=reserve,
+            )
         request = await call.run_parser(steps)
         self._require_datatypes(described, request.selection)
         try:

@@ -97,13 +97,15 @@ class DialectRequest(msgspec.Struct, frozen=True):
         limits: HeaderLimits = DEFAULT_LIMITS,
         *,
         recover: bool,
+        blobs: Sequence[memoryview] = (),
         reserve: Reserve = reserve_nothing,
     ) -> Generator[None, None, "DialectRequest"]:
         """Parse and check a whole body, also one that is pure JSON.
 
-        *header_length* is the client's, None if it sent none; then *recover* allows protocol section 6. *reserve* is
-        called with the bytes of memory that the parsed header takes at most, and then for each input in JSON with
-        those of its tensor; what it raises passes through. Yields after each step of work.
+        *header_length* is the client's, None if it sent none; then *recover* allows protocol section 6. *blobs* are
+        those that are not in *body*, but in buffers of their own. *reserve* is called with the bytes of memory that the
+        parsed header takes at most, and then for each input in JSON with those of its tensor; what it raises passes
+        through. Yields after each step of work.
 
         Raises `CodecError`, and of these `TooLargeError` for more JSON beside the data than *limits* allow.
         """
@@ -111,7 +113,7 @@ class DialectRequest(msgspec.Struct, frozen=True):
             raise CodecError("empty request body")
         text = yield from read_request(body, header_length, limits, reserve, recover=recover)
         assert text is not None  # it is judged
-        return (yield from _parsed(text, text.blobs, policy, reserve))
+        return (yield from _parsed(text, Cursor(text.blobs, *blobs), policy, reserve))
 
     @staticmethod
     def parse_raw(
@@ -130,7 +132,7 @@ class DialectRequest(msgspec.Struct, frozen=True):
         header, blob, reserve = yield from framed_raw(body, metadata, limits, reserve)
         text = yield from read_request(header, len(header), limits, reserve)
         assert text is not None  # it is judged
-        return (yield from _parsed(text, blob, policy, reserve))
+        return (yield from _parsed(text, Cursor(blob), policy, reserve))
 
     def bound(self, writer: Writer) -> "BoundRequest":
         """The body that *writer* makes. Raises `CodecError` if its form cannot say this request."""
@@ -162,14 +164,13 @@ class BoundRequest(PiecedJson):
 
 
 def _parsed(
-    text: RequestText, blobs: memoryview, policy: TensorPolicy, reserve: Reserve
+    text: RequestText, cursor: Cursor, policy: TensorPolicy, reserve: Reserve
 ) -> Generator[None, None, DialectRequest]:
-    """The request in *text*, with *blobs* behind its JSON."""
+    """The request in *text*, with the blobs of *cursor* behind its JSON."""
     request = text.request
     selection = select(request)
     _refuse_extensions(request.outputs or ())
     check_names(request.inputs)
-    cursor = Cursor(blobs)
     inputs: list[Tensor] = []
     unread: dict[int, bool] = {}
     for index, entry in enumerate(request.inputs):

@@ -48,6 +48,8 @@ class Framing(msgspec.Struct, frozen=True):
     """None if the client did not say."""
     media_type: str | None = None
     """The vendor's content type that said it; the reply uses it too (protocol section 6)."""
+    blobs: Sequence[memoryview] | None = None
+    """The blobs, where they are in buffers of their own; None: they are behind the JSON, in the same one."""
 
     def content_type(self, header_bytes: int) -> str:
         """The content type of a reply with blobs behind a header of *header_bytes*."""
@@ -76,15 +78,21 @@ def parse_framing(header_lengths: Sequence[str], content_type: str) -> Framing:
 class Cursor:
     """Takes blobs off the binary part of a body, front to back. No other code counts offsets into it."""
 
-    __slots__ = ("_binary", "_offset")
+    __slots__ = ("_binary", "_later", "_offset", "_taken_before")
 
-    def __init__(self, binary: memoryview) -> None:
+    def __init__(self, binary: memoryview, *later: memoryview) -> None:
+        """*later*: where the binary part goes on in other buffers, of which each blob lies in one."""
         self._binary = binary
         self._offset = 0
+        self._later = iter(later)
+        self._taken_before = 0
 
     def take(self, n_bytes: int, what: object) -> memoryview:
         """The next *n_bytes* as a view. Raises `CodecError` naming *what* if they are missing (protocol 1.5)."""
         left = len(self._binary) - self._offset
+        while left < n_bytes and not left and (following := next(self._later, None)) is not None:
+            self._taken_before += self._offset
+            self._binary, self._offset, left = following, 0, len(following)
         if n_bytes > left:
             raise CodecError(
                 f"{what}: binary_data_size is {n_bytes}, but only {left} bytes of the body are left: "
@@ -96,9 +104,10 @@ class Cursor:
 
     def finish(self) -> None:
         """Raise `CodecError` if bytes are left over (protocol 1.5)."""
-        left = len(self._binary) - self._offset
+        left = len(self._binary) - self._offset + sum(map(len, self._later))
         if left:
+            taken = self._taken_before + self._offset
             raise CodecError(
                 f"{left} bytes left over behind the last binary input: the binary_data_size of all inputs "
-                f"add up to {self._offset}, the body has {len(self._binary)} bytes behind its JSON"
+                f"add up to {taken}, the body has {taken + left} bytes behind its JSON"
             )

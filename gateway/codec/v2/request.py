@@ -4,7 +4,7 @@
 makes the JSON as often as it is asked to: the body is held once, its JSON never.
 """
 
-from collections.abc import Collection, Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -80,6 +80,7 @@ class InferRequest(PiecedJson):
         limits: HeaderLimits = DEFAULT_LIMITS,
         *,
         recover: bool,
+        blobs: Sequence[memoryview] = (),
         own_id: bytes = b"",
         reserve: Reserve = reserve_nothing,
     ) -> Generator[None, None, "InferRequest | None"]:
@@ -88,9 +89,10 @@ class InferRequest(PiecedJson):
         JSON with members that *policy* leaves out is judged: it is written anew. So is all JSON with *own_id*, which is
         JSON text, and is sent as `id` where the client has none (protocol 4.10).
 
-        *header_length* is the client's, None if it sent none; then *recover* allows protocol section 6. *reserve* is
-        called once with the bytes of memory that the parsed header takes at most, before it is built, unless the body
-        is not parsed at all; what it raises passes through. Yields after each step of work.
+        *header_length* is the client's, None if it sent none; then *recover* allows protocol section 6. *blobs* are
+        those that are not in *body*, but in buffers of their own. *reserve* is called once with the bytes of memory
+        that the parsed header takes at most, before it is built, unless the body is not parsed at all; what it raises
+        passes through. Yields after each step of work.
 
         Raises `CodecError`, and of these `TooLargeError` for more JSON beside the data than *limits* allow.
         """
@@ -103,7 +105,9 @@ class InferRequest(PiecedJson):
                     return None
                 unjudged = policy.leave_out
         text = yield from read_request(body, header_length, limits, reserve, recover=recover, unjudged=unjudged)
-        return None if text is None else (yield from _written(text, text.blobs, policy, own_id))
+        if text is None:
+            return None
+        return (yield from _written(text, Cursor(text.blobs, *blobs), policy, own_id))
 
     @staticmethod
     def parse_raw(
@@ -123,7 +127,7 @@ class InferRequest(PiecedJson):
         header, blob, reserve = yield from framed_raw(body, metadata, limits, reserve)
         text = yield from read_request(header, len(header), limits, reserve)
         assert text is not None  # it is judged
-        return (yield from _written(text, blob, policy, own_id))
+        return (yield from _written(text, Cursor(blob), policy, own_id))
 
     @property
     def promotes(self) -> bool:
@@ -165,13 +169,12 @@ class InferRequest(PiecedJson):
 
 
 def _written(
-    text: RequestText, blobs: memoryview, policy: TensorPolicy, own_id: bytes
+    text: RequestText, cursor: Cursor, policy: TensorPolicy, own_id: bytes
 ) -> Generator[None, None, InferRequest]:
-    """The request in *text*, with *blobs* behind its JSON, as the backend gets it. Raises `CodecError`."""
+    """The request in *text*, with the blobs of *cursor*, as the backend gets it. Raises `CodecError`."""
     request = text.request
     selection = select(request)
     check_names(request.inputs)
-    cursor = Cursor(blobs)
     inputs: list[Tensor] = []
     later: list[memoryview | Tensor] = []
     for index, entry in enumerate(request.inputs):

@@ -1,0 +1,102 @@
+"""The listeners for clients: of HTTP/1.1, and of gRPC where that is configured.
+
+Here: which there are, and what a reload gives them. Not here: accepting (`listeners`), and what is spoken.
+"""
+
+import socket
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+
+from gateway.certificates import HTTP1, HTTP2, TlsContext
+from gateway.client.connection import ClientConnection
+from gateway.client.listeners import ClientListener
+from gateway.client.server import Server
+from gateway.config import Address, Config
+from gateway.errors import ConfigError
+
+
+def grpc_problems(config: Config) -> Iterator[tuple[str, str]]:
+    """What keeps `grpc` from working: the path of the key, and the reason."""
+    if config.grpc is not None and not _has_grpc():
+        yield "grpc", "needs h2 and protobuf, which are not installed: pip install 'tensor-gateway[grpc]'"
+
+
+def _has_grpc() -> bool:
+    try:
+        return all(map(find_spec, ("h2", "google.protobuf")))
+    except ModuleNotFoundError:
+        return False
+
+
+class Fronts:
+    """The listeners of one process."""
+
+    def __init__(self, config: Config, server: Server) -> None:
+        """Raises `ConfigError` for certificates that cannot be used, and where the extra `grpc` is missing."""
+        self.urls: list[str] = []
+        """Of each listener, once it is open."""
+        contexts = (
+            [TlsContext("tls", config.tls, HTTP1), TlsContext("tls", config.tls, HTTP2)] if config.tls else [None] * 2
+        )
+        timeout_s = config.limits.header_timeout
+        self._listeners = [ClientListener(server, ClientConnection, tls=contexts[0], handshake_timeout_s=timeout_s)]
+        if config.grpc is not None:
+            for key, reason in grpc_problems(config):
+                raise ConfigError(f"{key}: {reason}")
+            from gateway.client.grpc.connection import GrpcConnection  # noqa: PLC0415  an extra
+
+            self._listeners.append(
+                ClientListener(server, GrpcConnection, tls=contexts[1], handshake_timeout_s=timeout_s)
+            )
+
+    async def open(self, config: Config, *, shared: bool, inherited: Sequence[socket.socket | None]) -> None:
+        """Listen, on ports that are *shared* with other workers, or on *inherited* sockets, one a listener.
+
+        Raises `OSError` if an address cannot be had.
+        """
+        sockets = [*inherited, None, None]
+        for listener, address, bound in zip(self._listeners, addresses(config), sockets, strict=False):
+            if bound is not None:
+                self.urls.append(listener.open_on(bound, address))
+            else:
+                self.urls.append(await listener.open(address, shared=shared))
+
+    @property
+    def tls(self) -> list[TlsContext | None]:
+        """The contexts of the listeners; None where connections are plain."""
+        return [listener.tls for listener in self._listeners]
+
+    def following(self, config: Config) -> list[TlsContext | None]:
+        """The contexts for a reload to *config*. Raises `ConfigError`."""
+        if config.tls is None:
+            return [None] * len(self._listeners)
+        return [
+            TlsContext.following(listener.tls, "tls", config.tls, protocol)
+            for listener, protocol in zip(self._listeners, (HTTP1, HTTP2), strict=False)
+        ]
+
+    def take(self, config: Config, contexts: Sequence[TlsContext | None]) -> None:
+        """Connections that come from now on get *contexts*, and the limits of *config*."""
+        for listener, context in zip(self._listeners, contexts, strict=True):
+            listener.tls = context
+            listener.handshake_timeout_s = config.limits.header_timeout
+
+    @property
+    def n_opening(self) -> int:
+        """Connections that were accepted and are not open yet."""
+        return sum(listener.n_opening for listener in self._listeners)
+
+    async def stop_accepting(self) -> None:
+        """See `ClientListener.stop_accepting`."""
+        for listener in self._listeners:
+            await listener.stop_accepting()
+
+    async def close(self) -> None:
+        """See `ClientListener.close`."""
+        for listener in self._listeners:
+            await listener.close()
+
+
+def addresses(config: Config) -> list[Address]:
+    """Where the listeners for clients listen."""
+    return [config.listen] if config.grpc is None else [config.listen, config.grpc]

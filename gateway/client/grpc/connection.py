@@ -1,0 +1,418 @@
+"""A client's connection of HTTP/2: its frames, its streams, its windows, and how it ends.
+
+`h2` knows the protocol: it keeps the state of the connection and of each stream, and refuses what breaks RFC 9113. Here
+is what it leaves to its user: how much work one client may ask for at once, how much may wait, which streams are
+served, and when a connection is too old, too slow or too busy with nothing. The bounds, by what they are against:
+
+    many streams            `MAX_STREAMS` at once; the library refuses more
+    frames without work     `frames.Patience`: pings, settings, priorities, resets and empty frames
+    one turn of the loop    `TURN_S` of parsing, then others run; nothing is read meanwhile
+    fields                  `limits.head`, as they are sent and as they are; 128 of them (`call_head`)
+    unread messages         a window of 64 KiB a stream until its message is admitted; all of it is counted
+    replies nobody reads    `limits.client_idle`, as with HTTP/1.1; nothing more is read while replies wait
+
+Not here: one stream (`stream`), and what calls mean (`serving`, `calls`).
+"""
+
+import asyncio
+import logging
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import (
+    DataReceived,
+    Event,
+    PingReceived,
+    PriorityUpdated,
+    RemoteSettingsChanged,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes
+from hyperframe.frame import GoAwayFrame
+
+from gateway.client.grpc.frames import EARNED_BY_CALL, FRAME_BYTES, Frames, Patience
+from gateway.client.grpc.serving import serve
+from gateway.client.grpc.stream import Buffer, Fields, Stream
+from gateway.client.outgoing import Outgoing, client_left
+from gateway.client.request import Peer, peer_of
+from gateway.client.watching import Connection
+from gateway.config import Limits
+from gateway.errors import CodecError
+from gateway.sockets import has_unread
+
+if TYPE_CHECKING:
+    from gateway.client.server import Server
+
+MAX_STREAMS = 128
+"""The most calls of one connection at once."""
+
+STREAM_WINDOW = 64 * 1024 - 1
+"""How much of a stream may wait before its message is admitted; HTTP/2's own default."""
+
+CONNECTION_WINDOW = MAX_STREAMS * STREAM_WINDOW
+"""How much of all streams together may wait, so that none stops another."""
+
+TURN_S = 0.001
+"""How long frames are worked on before others run."""
+
+UNCOUNTED_BYTES = 4 * 1024
+"""A connection that holds no more than this is not counted."""
+
+_HTTP1 = re.compile(rb"[A-Z]{1,20} [/*h]")
+_WRONG_PORT = b"this port speaks gRPC (HTTP/2); HTTP/1.1 is spoken at the address of `listen`\n"
+_USELESS = (PingReceived, PriorityUpdated, RemoteSettingsChanged, StreamReset)
+
+log = logging.getLogger("gateway")
+
+
+class GrpcConnection(Connection):
+    """One connection; see the table of this module."""
+
+    def __init__(self, owner: "Server") -> None:
+        """Must be made on a running event loop."""
+        self.owner = owner
+        self.transport: asyncio.Transport | None = None
+        """None before the connection is open, and when it has ended."""
+        self.peer = Peer("unknown", "http")
+        self.out = Outgoing()
+        self.held_bytes = 0
+        """What the owner has counted of what has come and was not taken yet."""
+        self._streams: dict[int, Stream] = {}
+        self._frames = Frames(int(owner.limits.head))
+        self._waiting_bytes = 0  # of messages, in all streams
+        self._patience = Patience(owner.watcher.time())
+        self._idle_since_s = owner.watcher.time()
+        self._later: asyncio.Handle | None = None  # goes on with the frames
+        self._is_ending = False  # no new stream is served
+        self._h2 = H2Connection(
+            H2Configuration(
+                client_side=False,
+                header_encoding=None,
+                validate_outbound_headers=False,
+                normalize_outbound_headers=False,
+            )
+        )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is open, with TLS behind the handshake."""
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.out.open(transport)
+        self.peer = peer_of(transport)
+        self.owner.opened(self)
+        self._h2.local_settings.update(
+            {
+                SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+                SettingCodes.MAX_FRAME_SIZE: FRAME_BYTES,
+                SettingCodes.MAX_HEADER_LIST_SIZE: int(self.owner.limits.head),
+            }
+        )
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(CONNECTION_WINDOW - STREAM_WINDOW)
+
+    # What comes
+
+    def data_received(self, data: bytes) -> None:
+        """Take *data*, and work on the frames in it."""
+        self._frames.add(data)
+        if self._later is None:
+            self._work()
+
+    def _work(self) -> None:
+        """Give whole frames to the library, as long as `TURN_S` lasts."""
+        self._later = None
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        if wrong := self._frames.beginning:
+            self._refuse(wrong)
+            return
+        ends_s = time.perf_counter() + TURN_S
+        try:
+            while frames := self._frames.next():
+                for event in self._h2.receive_data(frames):
+                    self._take(event)
+                if time.perf_counter() > ends_s:
+                    self._pause()
+                    self._later = self.owner.loop.call_soon(self._work)
+                    break
+        except (ProtocolError, CodecError) as error:
+            log.debug("client %s broke HTTP/2: %s", self.peer.address, error)
+            self._go_away(ErrorCodes.PROTOCOL_ERROR, b"")
+            return
+        self._count()
+        self._flush()
+        if self._later is None:
+            self._read_on()
+
+    def _refuse(self, wrong: bytes) -> None:
+        """What has come is no HTTP/2: say so to a client of HTTP/1.1."""
+        log.warning("client %s: what has come at the port for gRPC is no HTTP/2", self.peer.address)
+        if _HTTP1.match(wrong):
+            head = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: "
+            self.out.write(b"%b%d\r\n\r\n%b" % (head, len(_WRONG_PORT), _WRONG_PORT))
+        self._close()
+
+    def _take(self, event: Event) -> None:
+        """Do what *event* asks for."""
+        if isinstance(event, DataReceived):
+            self._take_data(event)
+        elif isinstance(event, RequestReceived):
+            self._begin(event)
+        elif isinstance(event, StreamEnded):
+            if (stream := self._streams.get(event.stream_id or 0)) is not None:
+                stream.end()
+        elif isinstance(event, WindowUpdated):
+            self._tell_room(event.stream_id)
+        elif isinstance(event, _USELESS):
+            if self._patience.is_over(self.time()):
+                self._go_away(ErrorCodes.ENHANCE_YOUR_CALM, b"too_many_pings")
+            elif isinstance(event, StreamReset):
+                self._drop(event.stream_id)
+            elif isinstance(event, RemoteSettingsChanged):
+                self._tell_room(0)
+
+    def _take_data(self, event: DataReceived) -> None:
+        stream = self._streams.get(event.stream_id or 0)
+        data, n_bytes = event.data or b"", event.flow_controlled_length or 0
+        if stream is not None and not stream.is_closed:
+            stream.feed(data)
+            self._waiting_bytes += len(data)
+            n_bytes -= len(data)  # the padding
+        if not data and event.stream_ended is None and self._patience.is_over(self.time()):
+            self._go_away(ErrorCodes.ENHANCE_YOUR_CALM, b"empty frames")
+        if n_bytes:
+            self._h2.acknowledge_received_data(n_bytes, event.stream_id or 0)
+
+    def _begin(self, event: RequestReceived) -> None:
+        """A call has begun."""
+        number = event.stream_id or 0
+        if self._is_ending:
+            self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
+            return
+        stream = self._streams[number] = Stream(self, number)
+        stream.task = self.owner.loop.create_task(serve(self, stream, event.headers or []))
+        stream.task.add_done_callback(lambda _: self._ended(stream))
+
+    def _drop(self, number: int | None) -> None:
+        """The client does not want the answer any more."""
+        stream = self._streams.get(number or 0)
+        if stream is not None:
+            stream.close()
+            if stream.task is not None:
+                stream.task.cancel()
+
+    def _tell_room(self, number: int | None) -> None:
+        """The window of the stream *number* has grown, or, with 0, that of all."""
+        for stream in [self._streams.get(number)] if number else list(self._streams.values()):
+            if stream is not None:
+                stream.has_room()
+
+    def _ended(self, stream: Stream) -> None:
+        """The call of *stream* is over."""
+        self._streams.pop(stream.number, None)
+        if stream.is_answered:
+            self._patience.earn(EARNED_BY_CALL)
+        elif not stream.is_closed:
+            self.reset(stream)
+        self._forget_rest(stream)
+        if not self._streams:
+            self._idle_since_s = self.time()
+            if self._is_ending:
+                self._close()
+
+    def _forget_rest(self, stream: Stream) -> None:
+        """Drop what has come on *stream* and nobody takes."""
+        n_bytes = len(stream.unread)
+        if n_bytes:
+            stream.unread.clear()
+            self.taken(stream, n_bytes)
+
+    def _count(self) -> None:
+        """Tell the owner what this connection holds by now of what has come and was not taken yet."""
+        held_bytes = self._waiting_bytes + self._frames.unread_bytes
+        if held_bytes <= UNCOUNTED_BYTES:
+            held_bytes = 0
+        if held_bytes != self.held_bytes and self.transport is not None:
+            self.owner.hold_unread(held_bytes - self.held_bytes)
+            self.held_bytes = held_bytes
+
+    # For streams
+
+    def taken(self, stream: Stream, n_bytes: int) -> None:
+        """Of what has come on *stream*, *n_bytes* were taken: the client may send as much again."""
+        self._waiting_bytes -= n_bytes
+        if self.transport is None or not n_bytes:
+            return
+        self._h2.acknowledge_received_data(n_bytes, stream.number)
+        self._count()
+        self._flush()
+
+    def open_window(self, stream: Stream, n_bytes: int) -> None:
+        """Let the client send *n_bytes* more on *stream* before any of it is taken."""
+        if self.transport is not None and not stream.is_ended:
+            self._h2.increment_flow_control_window(n_bytes, stream.number)
+            self._flush()
+
+    def room(self, stream: Stream) -> int:
+        """How much may be sent on *stream* in one frame. Raises `ConnectionError` when the client left."""
+        if stream.is_closed or self.transport is None:
+            raise client_left()
+        return min(self._h2.local_flow_control_window(stream.number), self._h2.max_outbound_frame_size)
+
+    def send_data(self, stream: Stream, data: Buffer) -> None:
+        """Send a frame of *data*, for which there is room."""
+        self._h2.send_data(stream.number, data)
+        self._flush()
+
+    def send_fields(self, stream: Stream, fields: Fields, *, is_end: bool) -> None:
+        """Send *fields*, with which the stream ends if *is_end*. Raises `ConnectionError` when the client left."""
+        if stream.is_closed or self.transport is None:
+            raise client_left()
+        self._h2.send_headers(stream.number, fields, end_stream=is_end)
+        if is_end:
+            self._flush()
+
+    def refuse_rest(self, stream: Stream) -> None:
+        """Tell the client that nothing more of its message is read; the answer is complete (RFC 9113 section 8.1)."""
+        self._h2.reset_stream(stream.number, ErrorCodes.NO_ERROR)
+        self._flush()
+
+    def reset(self, stream: Stream) -> None:
+        """End *stream* without an answer, or in the middle of it."""
+        if not stream.is_closed and self.transport is not None:
+            stream.is_closed = True
+            self._h2.reset_stream(stream.number, ErrorCodes.INTERNAL_ERROR)
+            self._flush()
+
+    def time(self) -> float:
+        """The clock by which clients are judged, see `Watcher.time`."""
+        return self.owner.watcher.time()
+
+    def _flush(self) -> None:
+        """Write what the library has to say."""
+        transport = self.transport
+        if transport is not None and not transport.is_closing() and (data := self._h2.data_to_send()):
+            self.out.write(data)
+
+    # Writing
+
+    def pause_writing(self) -> None:
+        """See asyncio. A client that does not read is not read from: its pings would be answered, and held."""
+        self.out.is_behind = True
+        self._pause()
+
+    def resume_writing(self) -> None:
+        """See asyncio."""
+        self.out.go_on()
+        self._read_on()
+
+    def _pause(self) -> None:
+        """Read nothing more for now. asyncio does not notice then that a client leaves: `GoneCheck` does."""
+        transport = self.transport
+        if transport is not None and transport.is_reading():
+            transport.pause_reading()
+            self.owner.gone_check.watch(self)
+
+    def _read_on(self) -> None:
+        transport = self.transport
+        if transport is None or transport.is_closing() or transport.is_reading():
+            return
+        if not self.out.is_behind and self._later is None:
+            transport.resume_reading()
+            self.owner.gone_check.unwatch(self)
+
+    # The end
+
+    @property
+    def is_in_head(self) -> bool:
+        """Never: what has come of a call is its head."""
+        return False
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing has come yet."""
+        return not self._frames.has_begun
+
+    def look(self, now_s: float, limits: Limits) -> None:
+        """End what is too slow for *limits* (docs/configuration.md, "Limits")."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        slow = self.owner.slow_connections
+        if self.out.is_read_too_slowly(now_s, limits.client_idle):
+            slow["client_idle"] += 1
+            self.out.reset()
+        elif self.is_silent:
+            if now_s - self._idle_since_s >= limits.header_timeout and not has_unread(transport):
+                slow["header_timeout"] += 1
+                transport.abort()
+        elif self._is_idle(now_s, limits.client_keep_alive) and not has_unread(transport):
+            self._go_away(ErrorCodes.NO_ERROR, b"")
+        for stream in list(self._streams.values()):
+            if stream.fail_if_slow(now_s, limits.body_timeout):
+                slow["body_timeout"] += 1
+            elif stream.is_unread(now_s, limits.client_idle):
+                slow["client_idle"] += 1
+                self.out.cut_reason = f"the client opened no window for {limits.client_idle:g} s (limits.client_idle)"
+                self.reset(stream)
+                self._drop(stream.number)
+
+    def _is_idle(self, now_s: float, limit_s: float) -> bool:
+        """Whether no call has been under way for *limit_s*."""
+        return not self._streams and now_s - self._idle_since_s >= limit_s
+
+    def drain(self) -> None:
+        """Serve the calls that there are, and no others: the client opens another connection for these."""
+        if self.transport is None or self._is_ending:
+            return
+        self._is_ending = True
+        # the library would send nothing more on streams that are open
+        frame = GoAwayFrame(0, last_stream_id=self._h2.highest_inbound_stream_id, error_code=ErrorCodes.NO_ERROR)
+        self.out.write(frame.serialize())
+        if not self._streams:
+            self._close()
+
+    def end(self) -> None:
+        """Serve nothing more, and close."""
+        self._go_away(ErrorCodes.NO_ERROR, b"")
+
+    def cancel(self) -> "asyncio.Future[Any] | None":
+        """Cancel what is served; ends when all of it has."""
+        tasks = [stream.task for stream in self._streams.values() if stream.task is not None]
+        for task in tasks:
+            task.cancel()
+        return asyncio.gather(*tasks, return_exceptions=True) if tasks else None
+
+    def _go_away(self, code: ErrorCodes, words: bytes) -> None:
+        """Say that the connection ends, and close it behind what was written."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        self._is_ending = True
+        self._flush()
+        last = self._h2.highest_inbound_stream_id
+        self.out.write(GoAwayFrame(0, last_stream_id=last, error_code=code, additional_data=words).serialize())
+        self._close()
+
+    def _close(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The connection is gone: cancel what is under way."""
+        self.out.close()
+        self.transport = None
+        if self._later is not None:
+            self._later.cancel()
+        for number in list(self._streams):
+            self._drop(number)
+        self.owner.closed(self)

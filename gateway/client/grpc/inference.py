@@ -1,0 +1,509 @@
+"""A `ModelInfer` message as a request of the binary extension, and the reply as a message again.
+
+The message's tensors become the JSON header and the blobs that a client of HTTP would have sent, so that one codec
+proves and converts both (docs/protocol.md, section 12). Raw contents are views of the message: protobuf never sees
+them. Not here: how messages come and go.
+"""
+
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from gateway.client.grpc.messages import CLASSES, Message
+from gateway.codec import DATATYPES, Datatype, Kind
+from gateway.errors import CodecError, TooLargeError
+
+LONG_BYTES = 16 * 1024
+"""An input whose entry is longer has its values in it; they are converted in slices of this size."""
+
+STEP_FIELDS = 512
+"""How many fields of a message, or elements of BYTES, are looked at in one step."""
+
+MAX_MESSAGE_BYTES = 2**31 - 1
+"""The longest message that protobuf knows."""
+
+_TYPED = {
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "BOOL": "bool_contents",
+    "INT64": "int64_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+"""Where a message has the values of each datatype; FP16 and BF16 have no place there."""
+
+_HAVE_NO_PLACE = ("FP16", "BF16")
+
+_Request = CLASSES["ModelInferRequest"]
+_Response = CLASSES["ModelInferResponse"]
+_Contents = CLASSES["InferTensorContents"]
+_NUMBERS = {field.name: field.number for field in _Contents.DESCRIPTOR.fields}
+_FLOATS = (_NUMBERS["fp32_contents"], _NUMBERS["fp64_contents"])
+_ARRAYS = {
+    "bool_contents": np.dtype(bool),
+    "int_contents": np.dtype("i8"),
+    "int64_contents": np.dtype("i8"),
+    "uint_contents": np.dtype("u8"),
+    "uint64_contents": np.dtype("u8"),
+    "fp32_contents": np.dtype("f4"),
+    "fp64_contents": np.dtype("f8"),
+}
+_INPUTS, _RAW_INPUTS, _CONTENTS = 5, 7, 5  # fields of the request, and of one of its inputs
+_OUTPUT_TAG, _CONTENTS_TAG, _RAW_OUTPUT_TAG = b"\x2a", b"\x2a", b"\x32"  # fields of the answer, and of its outputs
+
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_INT64, _UINT64 = range(-(2**63), 2**63), range(2**64)
+
+Reserve = Callable[[int], None]
+"""Asks for so many bytes of memory; may raise to refuse the request."""
+
+Buffer = bytes | memoryview
+
+
+class InferMessage(NamedTuple):
+    """A `ModelInfer` request as the binary extension has it."""
+
+    target: str
+    """The path of the inference."""
+    header: bytes
+    """The JSON."""
+    blobs: list[memoryview]
+    """The values of each input that is not in shared memory."""
+    is_typed: bool
+    """Whether the values came in fields of their datatype, so that the answer's are to go there too."""
+
+
+# From the client
+
+
+def read_request(message: memoryview, max_header_bytes: int, reserve: Reserve) -> Generator[None, None, InferMessage]:
+    """What *message* asks for; yields after each step of work.
+
+    *reserve* is asked for the memory of values that are converted. Raises `CodecError`, and of these `TooLargeError`
+    for more than *max_header_bytes* beside the values.
+    """
+    rest, raw, long = yield from _taken_apart(message)
+    if len(rest) > max_header_bytes:
+        raise _too_large(len(rest), max_header_bytes)
+    request = _parsed(_Request, rest)
+    if not request.model_name:
+        raise CodecError("the request has no `model_name`")
+    blobs: list[memoryview] = []
+    entries: list[dict[str, Any]] = []
+    left = list(reversed(raw))
+    is_typed = False
+    for index, tensor in enumerate(request.inputs):
+        parameters = _to_json(tensor.parameters, f"input {tensor.name!r}")
+        entries.append(
+            {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype, "parameters": parameters}
+        )
+        if tensor.HasField("contents") or index in long:
+            if raw:
+                raise CodecError(f"input {tensor.name!r}: has `contents`, but there are `raw_input_contents` too")
+            is_typed = True
+            blob = yield from _typed_blob(tensor, long.get(index), reserve)
+        elif "shared_memory_region" in parameters:
+            continue
+        elif raw:
+            if not left:
+                raise _wrong_count(request, raw)
+            blob = left.pop()
+        else:
+            blob = _of_nothing(tensor)
+        parameters["binary_data_size"] = len(blob)
+        blobs.append(blob)
+    if left:
+        raise _wrong_count(request, raw)
+    header = _header(request, entries)
+    if len(header) > max_header_bytes:
+        raise _too_large(len(header), max_header_bytes)
+    return InferMessage(infer_path(request), header, blobs, is_typed)
+
+
+def infer_path(request: Message) -> str:
+    """The path of the inference that *request* asks for."""
+    version = f"/versions/{quote(request.model_version, safe='')}" if request.model_version else ""
+    return f"/v2/models/{quote(request.model_name, safe='')}{version}/infer"
+
+
+def _header(request: Message, inputs: list[dict[str, Any]]) -> bytes:
+    """The JSON of *request*, with these entries of *inputs*; it asks for all outputs in binary."""
+    parameters = _to_json(request.parameters, "the request")
+    parameters["binary_data_output"] = True
+    header: dict[str, Any] = {"parameters": parameters, "inputs": inputs}
+    if request.id:
+        header["id"] = request.id
+    if request.outputs:
+        header["outputs"] = outputs = []
+        for output in request.outputs:
+            of_output = _to_json(output.parameters, f"output {output.name!r}")
+            outputs.append({"name": output.name, "parameters": of_output} if of_output else {"name": output.name})
+    return msgspec.json.encode(header)
+
+
+def _taken_apart(message: memoryview) -> Generator[None, None, tuple[bytes, list[memoryview], dict[int, memoryview]]]:
+    """*message* without its long values, the raw contents, and the `contents` of long inputs by their index."""
+    kept: list[Buffer] = []
+    raw: list[memoryview] = []
+    long: dict[int, memoryview] = {}
+    n_inputs = 0
+    for count, (number, start, value, end) in enumerate(_fields(message), 1):
+        if number == _RAW_INPUTS:
+            raw.append(message[value:end])
+        elif number != _INPUTS:
+            kept.append(message[start:end])
+        else:
+            if end - value > LONG_BYTES:
+                entry, contents = _without_contents(message[value:end])
+                kept += (message[start : start + 1], varint(len(entry)), entry)
+                long[n_inputs] = contents
+            else:
+                kept.append(message[start:end])
+            n_inputs += 1
+        if count % STEP_FIELDS == 0:
+            yield
+    return b"".join(kept), raw, long
+
+
+def _without_contents(entry: memoryview) -> tuple[bytes, memoryview]:
+    """An input without its values, and these. Raises `CodecError` if it has none, or has them twice."""
+    kept: list[Buffer] = []
+    contents: list[memoryview] = []
+    for number, start, value, end in _fields(entry):
+        if len(kept) > STEP_FIELDS:
+            break
+        if number == _CONTENTS:
+            contents.append(entry[value:end])
+        else:
+            kept.append(entry[start:end])
+    if len(contents) != 1 or len(kept) > STEP_FIELDS:
+        raise CodecError(f"an input has {len(entry)} bytes beside its values, or its `contents` more than once")
+    return b"".join(kept), contents[0]
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """Number, start, start of the value, and end of each field of *data*. Raises `CodecError`."""
+    at, size = 0, len(data)
+    while at < size:
+        start = at
+        tag, at = _read_varint(data, at)
+        wire_type = tag & 7
+        value = at
+        if wire_type == _LENGTH:
+            length, value = _read_varint(data, at)
+            at = value + length
+        elif wire_type == _VARINT:
+            _, at = _read_varint(data, at)
+        elif wire_type in (_FIXED32, _FIXED64):
+            at += 4 if wire_type == _FIXED32 else 8
+        else:
+            raise CodecError("malformed message: a field has no type of protobuf")
+        if at > size or tag < 8:
+            raise CodecError("malformed message: a field is cut off")
+        yield tag >> 3, start, value, at
+
+
+def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
+    """The number at *at*, and where it ends. Raises `CodecError`."""
+    number = shift = 0
+    for byte in data[at : at + 10]:
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+        shift += 7
+    raise CodecError("malformed message: a number is cut off")
+
+
+def varint(number: int) -> bytes:
+    """*number* as protobuf writes it."""
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
+
+
+def _parsed(kind: Any, text: Buffer) -> Message:
+    try:
+        return kind.FromString(bytes(text))
+    except DecodeError as error:
+        raise CodecError(f"malformed message: {error}") from None
+
+
+def _too_large(n_bytes: int, max_header_bytes: int) -> TooLargeError:
+    return TooLargeError(
+        f"the request has {n_bytes} bytes beside its tensors' data, limits.header is {max_header_bytes}"
+    )
+
+
+def _wrong_count(request: Message, raw: list[memoryview]) -> CodecError:
+    expected = sum("shared_memory_region" not in tensor.parameters for tensor in request.inputs)
+    return CodecError(f"`raw_input_contents` has {len(raw)} entries, but {expected} inputs have their values there")
+
+
+def _of_nothing(tensor: Message) -> memoryview:
+    """The values of an input that brings none. Raises `CodecError` unless it has no elements."""
+    if 0 not in tensor.shape:
+        raise CodecError(f"input {tensor.name!r}: has no values, neither `contents` nor `raw_input_contents`")
+    return memoryview(b"")
+
+
+def _to_json(parameters: Any, whose: str) -> dict[str, Any]:
+    """*parameters* as members of JSON. Raises `CodecError` for what JSON cannot carry."""
+    found: dict[str, Any] = {}
+    for name in parameters:
+        parameter = parameters[name]
+        kind = parameter.WhichOneof("choice")
+        if kind is None:
+            raise CodecError(f"{whose}: parameter {name!r} has no value")
+        value = getattr(parameter, kind)
+        if kind == "double_param" and not math.isfinite(value):
+            raise CodecError(f"{whose}: parameter {name!r} is {value}, which JSON cannot carry")
+        found[name] = value
+    return found
+
+
+def _typed_blob(tensor: Message, long: memoryview | None, reserve: Reserve) -> Generator[None, None, memoryview]:
+    """The values of *tensor* as raw bytes, from its `contents`, or from *long* of these. Raises `CodecError`."""
+    label = f"input {tensor.name!r} ({tensor.datatype}, shape {list(tensor.shape)})"
+    datatype = DATATYPES.get(tensor.datatype)
+    if datatype is None:
+        return memoryview(b"")  # the codec names the datatypes that there are
+    name = _TYPED.get(datatype.name)
+    if name is None:
+        raise CodecError(f"{label}: `contents` has no field for {datatype.name}; send `raw_input_contents`")
+    contents = memoryview(tensor.contents.SerializeToString()) if long is None else long
+    runs = list(islice(_runs(contents), 2))
+    if datatype.kind is Kind.FLOAT and len(runs) == 1 and runs[0][:2] == (_NUMBERS[name], True):
+        blob = runs[0][2]  # packed floats are the raw bytes
+    else:
+        blob = yield from _converted(contents, datatype, name, label, reserve)
+    n_elements = math.prod(tensor.shape)
+    n_given = len(blob) // datatype.item_bytes if datatype.item_bytes else None
+    if n_given is not None and n_given != n_elements:
+        raise CodecError(f"{label}: expected {n_elements} elements in `{name}`, got {n_given}")
+    return blob
+
+
+def _converted(
+    contents: memoryview, datatype: Datatype, name: str, label: str, reserve: Reserve
+) -> Generator[None, None, memoryview]:
+    """The values in the field *name* of *contents* as raw bytes. Raises `CodecError`."""
+    written = bytearray()
+    for number, is_packed, values in _runs(contents):
+        if number != _NUMBERS[name]:
+            got = next((field for field, known in _NUMBERS.items() if known == number), f"field {number}")
+            raise CodecError(f"{label}: expected its values in `{name}`, got `{got}`")
+        for piece in _pieces(values, number, is_packed=is_packed):
+            raw = _raw(piece, datatype, name, label)
+            if len(contents) > LONG_BYTES:
+                reserve(len(raw))
+            written += raw
+            yield
+    return memoryview(written)
+
+
+def _runs(contents: memoryview) -> Iterator[tuple[int, bool, memoryview]]:
+    """Of *contents* the number of each field, whether it is packed, and its bytes; equal unpacked ones together."""
+    begun = at = 0
+    begun_number = 0
+    for number, start, value, end in _fields(contents):
+        is_packed = contents[start] & 7 == _LENGTH and number != _NUMBERS["bytes_contents"]
+        if begun_number and (is_packed or number != begun_number or end - begun > LONG_BYTES):
+            yield begun_number, False, contents[begun:at]
+            begun_number = 0
+        if is_packed:
+            yield number, True, contents[value:end]
+        elif not begun_number:
+            begun, begun_number = start, number
+        at = end
+    if begun_number:
+        yield begun_number, False, contents[begun:at]
+
+
+def _pieces(values: memoryview, number: int, *, is_packed: bool) -> Iterator[Buffer]:
+    """*values* of the field *number* in pieces, each of which is a message that protobuf reads."""
+    if not is_packed:
+        yield values
+        return
+    at = 0
+    while at < len(values):
+        end = min(at + LONG_BYTES, len(values))
+        while number not in _FLOATS and end < len(values) and values[end - 1] >= 0x80:  # inside of a number
+            end += 1
+        piece = values[at:end]
+        yield b"".join((varint(number << 3 | _LENGTH), varint(len(piece)), piece))
+        at = end
+
+
+def _raw(piece: Buffer, datatype: Datatype, name: str, label: str) -> bytes:
+    """The values in *piece*, a message with nothing but the field *name*, as raw bytes. Raises `CodecError`."""
+    given = getattr(_parsed(_Contents, piece), name)
+    if datatype.kind is Kind.BYTES:
+        return b"".join(part for element in given for part in (len(element).to_bytes(4, "little"), element))
+    values = np.array(given[:], _ARRAYS[name])
+    if name in ("int_contents", "uint_contents") and len(values):
+        for extreme in (values.min(), values.max()):
+            if not datatype.lowest <= extreme <= datatype.highest:
+                raise CodecError(f"{label}: {extreme} does not fit into {datatype.name}")
+    return values.astype(datatype.wire).tobytes()
+
+
+# To the client
+
+
+class _Output(msgspec.Struct):
+    name: str
+    datatype: str = ""
+    shape: list[int] = []
+    parameters: dict[str, Any] | None = None
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Answer(msgspec.Struct):
+    outputs: list[_Output]
+    model_name: Any = None
+    model_version: Any = None
+    id: Any = None
+    parameters: dict[str, Any] | None = None
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+
+
+def write_response(
+    header: bytes, blobs: Sequence[Buffer], *, is_typed: bool, is_final: bool = False
+) -> Generator[None, None, list[Buffer]]:
+    """The message with the JSON *header* of a reply and its *blobs*, in buffers; yields after each step of work.
+
+    *is_typed*: values go into fields of their datatype, if all datatypes have one. *is_final*: the parameter
+    `triton_final_response` says that no other answer follows. Raises `CodecError` for a reply that
+    is none of the binary extension, or no message can hold.
+    """
+    try:
+        answer = _ANSWER.decode(header)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CodecError(f"the reply cannot be made a message: {error}") from None
+    if any(output.data is not msgspec.UNSET for output in answer.outputs):
+        raise CodecError("the reply has outputs in JSON, which was not asked for")
+    is_typed = is_typed and not any(output.datatype in _HAVE_NO_PLACE for output in answer.outputs)
+    response = _Response(
+        model_name=_text(answer.model_name), model_version=_text(answer.model_version), id=_text(answer.id)
+    )
+    _add_parameters(response.parameters, answer.parameters)
+    if is_final:
+        response.parameters["triton_final_response"].bool_param = True
+    left = _Blobs(blobs)
+    parts: list[Buffer] = []
+    raw: list[Buffer] = []
+    for output in answer.outputs:
+        parameters = output.parameters or {}
+        n_bytes = parameters.pop("binary_data_size", 0)
+        values = left.take(n_bytes)
+        tensor = response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+        _add_parameters(tensor.parameters, parameters)
+        if not is_typed:
+            raw += (_RAW_OUTPUT_TAG, varint(n_bytes), *values)
+            continue
+        described = tensor.SerializeToString()
+        del response.outputs[:]
+        contents = yield from _contents(output.datatype, values)
+        inside = [described, _CONTENTS_TAG, varint(_length(contents)), *contents]
+        parts += (_OUTPUT_TAG, varint(_length(inside)), *inside)
+    message = [response.SerializeToString(), *parts, *raw]
+    if _length(message) > MAX_MESSAGE_BYTES:
+        raise TooLargeError(f"the reply has {_length(message)} bytes, a message of gRPC has at most 2^31 - 1")
+    return message
+
+
+def outputs_in_json(header: bytes) -> bool:
+    """Whether the reply *header* has outputs in JSON, as servers answer that do not do what they are asked."""
+    return b'"data"' in header
+
+
+class _Blobs:
+    """Takes the values of outputs off buffers, of which one output may have several."""
+
+    def __init__(self, buffers: Sequence[Buffer]) -> None:
+        self._left = [memoryview(buffer) for buffer in reversed(buffers)]
+
+    def take(self, n_bytes: int) -> list[Buffer]:
+        """The next *n_bytes*. Raises `CodecError` if they are missing."""
+        taken: list[Buffer] = []
+        while n_bytes:
+            if not self._left:
+                raise CodecError(f"the reply ends {n_bytes} bytes short of its outputs")
+            buffer = self._left.pop()
+            if len(buffer) > n_bytes:
+                self._left.append(buffer[n_bytes:])
+                buffer = buffer[:n_bytes]
+            taken.append(buffer)
+            n_bytes -= len(buffer)
+        return taken
+
+
+def _length(buffers: Sequence[Buffer]) -> int:
+    return sum(map(len, buffers))
+
+
+def _text(value: Any) -> str:
+    """A member of an answer as text; servers have numbers there, too."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _add_parameters(target: Any, parameters: dict[str, Any] | None) -> None:
+    """Write *parameters* of JSON into the map *target*; arrays and objects as their text, null not at all."""
+    for name, value in (parameters or {}).items():
+        if value is None:
+            continue
+        parameter = target[name]
+        if isinstance(value, bool):
+            parameter.bool_param = value
+        elif isinstance(value, int) and value in _INT64:
+            parameter.int64_param = value
+        elif isinstance(value, int) and value in _UINT64:
+            parameter.uint64_param = value
+        elif isinstance(value, float):
+            parameter.double_param = value
+        else:
+            parameter.string_param = _text(value)
+
+
+def _contents(datatype: str, values: list[Buffer]) -> Generator[None, None, list[Buffer]]:
+    """The raw *values* of an output as the fields of `InferTensorContents`. Raises `CodecError`."""
+    row, name = DATATYPES[datatype], _TYPED[datatype]
+    if row.kind is Kind.FLOAT:  # packed, they are the same bytes
+        return [varint(_NUMBERS[name] << 3 | _LENGTH), varint(_length(values)), *values] if values else []
+    written: list[Buffer] = []
+    whole = memoryview(values[0] if len(values) == 1 else b"".join(values))
+    if row.kind is Kind.BYTES:
+        elements: list[bytes] = []
+        at = 0
+        while at < len(whole):
+            start = at + 4
+            at = start + int.from_bytes(whole[at:start], "little")
+            elements.append(bytes(whole[start:at]))
+            if len(elements) == STEP_FIELDS or at >= len(whole):
+                written.append(_Contents(bytes_contents=elements).SerializeToString())
+                elements.clear()
+                yield
+        return written
+    step = LONG_BYTES - LONG_BYTES % row.item_bytes
+    for start in range(0, len(whole), step):
+        array = row.view(whole[start : start + step])
+        listed = (array != 0).tolist() if row.kind is Kind.BOOL else array.tolist()
+        written.append(_Contents(**{name: listed}).SerializeToString())
+        yield
+    return written

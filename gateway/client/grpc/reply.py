@@ -1,0 +1,296 @@
+"""The reply to one call: an answer as a message, or an error as a status.
+
+What the corridor replies is what it would reply over HTTP; it is made a message here when all of it is there. Not here:
+frames (`stream`), and what the statuses are (`statuses`).
+"""
+
+import asyncio
+from collections.abc import Generator, Sequence
+from typing import TypeVar
+from urllib.parse import quote
+
+from gateway.client.grpc.body import GrpcBody, HeaderTooLargeError
+from gateway.client.grpc.calls import Call
+from gateway.client.grpc.inference import outputs_in_json, varint, write_response
+from gateway.client.grpc.messages import CLASSES
+from gateway.client.grpc.statuses import Status, status_of
+from gateway.client.grpc.stream import PREFIX_BYTES, Buffer, Fields, Stream
+from gateway.codec import HEADER_LENGTH, InferAnswer, OutputSelection, error_body, run
+from gateway.errors import CodecError, ErrorKind, GatewayError, blamed, proxy_status
+from gateway.exchange import Exchange
+from gateway.headers import HeaderLines, Pairs
+from gateway.pacing import Pacer
+from gateway.plan import Plan
+
+MAX_WORDS = 4096
+"""The most bytes of an error's words in `grpc-message`."""
+
+CONTENT_TYPE = ("content-type", "application/grpc")
+
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+_NO_METADATA = ("content-", "grpc-", "transfer-encoding", "connection", "keep-alive", "trailer", "te", "x-request-id")
+_STREAM_ANSWER_TAG = b"\x12"  # `infer_response` of ModelStreamInferResponse
+T = TypeVar("T")
+
+_StreamAnswer = CLASSES["ModelStreamInferResponse"]
+
+
+class GrpcReply:
+    """The reply to one call; with the methods that the corridor knows of `Reply`."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        exchange: Exchange,
+        body: GrpcBody,
+        *,
+        call: Call | None,
+        deadline_s: float | None,
+        plan: Plan,
+    ) -> None:
+        """*call* is None for an inference. *deadline_s* is the client's, by the loop's clock."""
+        self._stream = stream
+        self._exchange = exchange
+        self._body = body
+        self._call = call
+        self._deadline_s = deadline_s
+        self._plan = plan
+        self._begun: tuple[int, Pairs] = (0, ())
+        self._pieces: list[Buffer] = []
+        self.has_begun = False
+        """From here on an error can only reset the stream."""
+        self.is_complete = False
+        """The whole reply was handed to the connection."""
+
+    # What the corridor calls
+
+    async def whole(self, status: int, headers: Pairs, body: bytes, reason: str = "") -> None:
+        """See `Reply.whole`."""
+        await self.buffers(status, headers, (body,))
+
+    async def begin(
+        self, status: int, headers: Pairs, length: int | None, reason: str = "", lines: HeaderLines | None = None
+    ) -> None:
+        """See `Reply.begin`. Nothing goes out before `end`, so another attempt may begin again."""
+        self._begun = status, tuple(headers)
+        self._pieces.clear()
+
+    async def write(self, piece: bytes | bytearray | memoryview) -> None:
+        """See `Reply.write`; what is kept counts as the answer's."""
+        self._pieces.append(bytes(piece))
+        self._body.hold_answer(sum(map(len, self._pieces)))
+
+    async def end(self) -> None:
+        """See `Reply.end`."""
+        await self.buffers(*self._begun, self._pieces)
+
+    async def buffers(
+        self,
+        status: int,
+        headers: Pairs,
+        buffers: Sequence[Buffer],
+        lines: HeaderLines | None = None,
+        reason: str = "",
+    ) -> None:
+        """Send what HTTP would send as *buffers*, as a message. Raises `GatewayError` for what cannot be made one."""
+        exchange = self._exchange
+        headers = [*headers, *_pairs(lines)]
+        if status >= 300:
+            await self._refuse(status, b"".join(buffers))
+            return
+        try:
+            if self._call is None:
+                message = await self._answer(headers, buffers)
+            else:
+                message = [self._call.answer(b"".join(buffers)).SerializeToString()]
+        except CodecError as error:
+            raise blamed(error, ErrorKind.MALFORMED_RESPONSE) from error
+        exchange.status = status
+        exchange.client_response_bytes = await self.send(headers, message)
+        self.is_complete = True
+
+    async def error(self, error: GatewayError) -> None:
+        """Send *error* as a status; if a reply has begun, cut it off with a reset."""
+        exchange, call = self._exchange, self._call
+        exchange.detail = error.message
+        if self.is_complete:
+            return
+        exchange.error = error.kind
+        if self.has_begun:
+            self._stream.connection.reset(self._stream)
+            return
+        exchange.status = error.status
+        if call is not None and call.refused is not None and _is_no(error):
+            exchange.client_response_bytes = await self.send(error.headers, [call.refused().SerializeToString()])
+            self.is_complete = True
+            return
+        words = error.message
+        deadline_s = self._deadline_s
+        if error.kind is ErrorKind.TIMEOUT and deadline_s is not None and _now() >= deadline_s:
+            words = exchange.detail = "the client's deadline (grpc-timeout) is over"
+        status = status_of(error.kind, error.status)
+        if isinstance(error, HeaderTooLargeError):
+            status = Status.INVALID_ARGUMENT
+        await self.send_status(status, words, [*error.headers, proxy_status(error)])
+        self.is_complete = True
+
+    def client_left(self) -> None:
+        """See `Reply.client_left`."""
+        exchange = self._exchange
+        if exchange.error is None and not self.is_complete:
+            exchange.error = ErrorKind.CLIENT_CLOSED
+            exchange.status = ErrorKind.CLIENT_CLOSED.status
+            exchange.detail = self._stream.connection.out.cut_reason
+
+    # How a message is made
+
+    async def _answer(self, headers: Pairs, buffers: Sequence[Buffer]) -> list[Buffer]:
+        """The answer to an inference, whose JSON and blobs are in *buffers*. Raises `CodecError`."""
+        asked = self._body.infer
+        assert asked is not None
+        length = next((value for name, value in headers if name.lower() == HEADER_LENGTH.lower()), "")
+        header, blobs = _divided(buffers, int(length) if length.isdecimal() else None)
+        if outputs_in_json(header) and not length:  # of a server that does not do what it is asked
+            decoder = InferAnswer(
+                OutputSelection(binary_by_default=True),
+                model=self._exchange.model or "",
+                request_id=b"",
+                limits=self._plan.header_limits,
+                max_bytes=int(self._plan.limits.response_body),
+            )
+            await self._run(decoder.feed(header))
+            found = await self._run(decoder.finish())
+            header, blobs = b"".join(found.header), list(found.blobs)
+        return await self._run(write_response(header, blobs, **self._form(asked.is_typed)))
+
+    def _form(self, is_typed: bool) -> dict[str, bool]:
+        return {"is_typed": is_typed}
+
+    async def _run(self, steps: Generator[None, None, T]) -> T:
+        pacer = Pacer()
+        found = await pacer.run(steps)
+        self._exchange.response_codec_s += pacer.take_seconds()
+        return found
+
+    async def _refuse(self, status: int, text: bytes) -> None:
+        """A server's refusal that was passed on: its words are the client's."""
+        backend = self._exchange.backend
+        _, words = run(error_body(text, status, "", None, backend=backend))
+        await self.error(GatewayError(ErrorKind.BACKEND_ERROR, words, status=status, body=text))
+
+    # How it goes out
+
+    async def send(self, headers: Pairs, message: list[Buffer]) -> int:
+        """Send *message* and the status OK; how many bytes it has. Raises `ConnectionError` when the client left."""
+        stream = self._stream
+        n_bytes = sum(map(len, message))
+        self.has_begun = True
+        stream.begin([(":status", "200"), CONTENT_TYPE, *self._metadata(headers)])
+        await stream.write([b"\0" + n_bytes.to_bytes(PREFIX_BYTES - 1), *message], Pacer())
+        stream.finish([("grpc-status", "0")])
+        return n_bytes
+
+    async def send_status(self, status: Status, words: str, headers: Pairs) -> None:
+        """Send nothing but *status* and *words*. Raises `ConnectionError` when the client left."""
+        fields = [(":status", "200"), CONTENT_TYPE, *self._metadata(headers), *status_fields(status, words)]
+        self.has_begun = True
+        self._stream.finish(fields)
+
+    def _metadata(self, headers: Pairs) -> Fields:
+        """What crosses of *headers* as metadata, and what every reply has."""
+        fields = [
+            (lower, value)
+            for name, value in headers
+            if not (lower := name.lower()).startswith(_NO_METADATA)
+            and not lower.endswith("-bin")
+            and lower != HEADER_LENGTH.lower()
+            and value.isascii()
+            and value.isprintable()
+        ]
+        fields.append(("x-request-id", self._exchange.request_id))
+        if self._plan.timing is not None:
+            fields.append(("server-timing", self._plan.timing(self._exchange)))
+        return fields
+
+
+class StreamedReply(GrpcReply):
+    """The reply to one message of `ModelStreamInfer`: one message of several, in the order of the requests."""
+
+    before: "asyncio.Future[None] | None" = None
+    """Is done when the reply to the message before has gone out."""
+    ends_with_errors = False
+    """Whether an error ends the stream with a status (metadata `triton_grpc_error`)."""
+
+    def _form(self, is_typed: bool) -> dict[str, bool]:
+        return {"is_typed": is_typed, "is_final": True}
+
+    async def send(self, headers: Pairs, message: list[Buffer]) -> int:
+        """Send *message* as one of the stream."""
+        n_bytes = sum(map(len, message))
+        return await self._send_next(headers, [_STREAM_ANSWER_TAG, varint(n_bytes), *message])
+
+    async def send_status(self, status: Status, words: str, headers: Pairs) -> None:
+        """Send *words* as one message of the stream, or end it with *status*."""
+        if not self.ends_with_errors:
+            await self._send_next(headers, [_StreamAnswer(error_message=words).SerializeToString()])
+            return
+        await self._turn()
+        if not self._stream.is_closed:
+            fields = status_fields(status, words)
+            if not self._stream.is_answered:
+                fields = [(":status", "200"), CONTENT_TYPE, *self._metadata(headers), *fields]
+            self._stream.finish(fields)
+
+    async def _send_next(self, headers: Pairs, message: list[Buffer]) -> int:
+        await self._turn()
+        stream = self._stream
+        n_bytes = sum(map(len, message))
+        self.has_begun = True
+        if not stream.is_answered:
+            stream.begin([(":status", "200"), CONTENT_TYPE, *self._metadata(headers)])
+        await stream.write([b"\0" + n_bytes.to_bytes(PREFIX_BYTES - 1), *message], Pacer())
+        return n_bytes
+
+    async def _turn(self) -> None:
+        if self.before is not None:
+            await asyncio.shield(self.before)
+
+
+def status_fields(status: Status, words: str) -> Fields:
+    """The trailers that say *status*."""
+    message = quote(words.encode(errors="replace")[:MAX_WORDS], safe=_PRINTABLE)
+    return [("grpc-status", str(int(status))), ("grpc-message", message)]
+
+
+def _is_no(error: GatewayError) -> bool:
+    """Whether *error* is the answer of a server, or of no server, that something is not ready or not there."""
+    return error.kind is ErrorKind.BACKEND_ERROR or error.kind is ErrorKind.NO_ROUTE
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _pairs(lines: HeaderLines | None) -> list[tuple[str, str]]:
+    """The fields that stand in *lines*."""
+    if lines is None:
+        return []
+    found = (line.partition(":") for line in lines.text.split("\r\n"))
+    return [(name, value.strip()) for name, _, value in found]
+
+
+def _divided(buffers: Sequence[Buffer], header_length: int | None) -> tuple[bytes, list[Buffer]]:
+    """The JSON at the beginning of *buffers*, and what is behind it. Raises `CodecError` where it is cut off."""
+    if header_length is None:
+        return b"".join(buffers), []
+    header: list[Buffer] = []
+    left = header_length
+    for index, buffer in enumerate(buffers):
+        if len(buffer) >= left:
+            view = memoryview(buffer)
+            header.append(view[:left])
+            rest = [view[left:]] if left < len(view) else []
+            return b"".join(header), [*rest, *buffers[index + 1 :]]
+        header.append(buffer)
+        left -= len(buffer)
+    raise CodecError(f"the answer ends inside of its JSON, which has {header_length} bytes ({HEADER_LENGTH})")

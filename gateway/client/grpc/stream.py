@@ -1,0 +1,296 @@
+"""One call of a client, a stream of HTTP/2: its messages as they come, and what is written back.
+
+Here: where a message begins and ends, windows, and waiting. Not here: the frames of a connection (`connection`), and
+what messages mean.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from gateway.client.outgoing import client_left, wake
+from gateway.errors import ErrorKind, GatewayError
+from gateway.pacing import Pacer
+from gateway.policy.slowness import find_slowness
+
+if TYPE_CHECKING:
+    from gateway.client.grpc.connection import GrpcConnection
+
+PREFIX_BYTES = 5
+"""Before a message: whether it is compressed, and its length."""
+
+OPEN_BYTES = 1024 * 1024
+"""How far the window of a stream is opened, beyond what it has at first, for a message that was admitted."""
+
+SKIPPED_BYTES = 256 * 1024
+"""The most of a refused message that is read and dropped, so that a stream of messages can go on."""
+
+WRITE_BYTES = 64 * 1024
+"""How much of a reply is made frames of at once."""
+
+Buffer = bytes | memoryview
+Fields = list[tuple[str, str]]
+
+
+class Stream:
+    """What comes on a stream, and who waits for it; what goes out on it."""
+
+    def __init__(self, connection: "GrpcConnection", number: int) -> None:
+        """*number* is the stream's in HTTP/2."""
+        self.connection = connection
+        self.number = number
+        self.unread = bytearray()
+        """What has come and was not taken yet; no more than the stream's window."""
+        self.is_ended = False
+        """Whether the client sends nothing more."""
+        self.is_answered = False
+        """Whether headers have gone out."""
+        self.is_closed = False
+        """Whether nothing more can go out: the end has gone out, or the stream was reset."""
+        self.task: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None  # of `more`
+        self._window: asyncio.Future[None] | None = None  # of `write`, until the client has room
+        self._received_bytes = 0
+        self._waited_s = 0.0
+        self._waits_since_s: float | None = None  # while the client is waited for, and judged
+        self._shut_since_s: float | None = None  # while a reply waits for room
+        self._opened_bytes = 0
+
+    # What comes
+
+    def feed(self, data: bytes) -> None:
+        """Keep *data*, which has come."""
+        self.unread += data
+        self._received_bytes += len(data)
+        wake(self._waiter)
+
+    def end(self) -> None:
+        """The client sends nothing more."""
+        self.is_ended = True
+        wake(self._waiter)
+
+    def fail(self, error: Exception) -> None:
+        """Let whoever reads, now or next, get *error*."""
+        self._failure = error
+        wake(self._waiter)
+
+    def close(self) -> None:
+        """The stream is gone: nothing more comes or goes."""
+        self.is_closed = True
+        self.fail(client_left())
+        wake(self._window)
+
+    def take(self, n_bytes: int) -> bytes:
+        """At most *n_bytes* of what has come, which the client may replace with more. Raises what `fail` was told."""
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        taken = bytes(self.unread[:n_bytes])
+        del self.unread[:n_bytes]
+        self.connection.taken(self, len(taken))
+        return taken
+
+    async def more(self, *, is_idle: bool = False) -> None:
+        """Wait until more has come, or the end; the client may take its time if it *is_idle*.
+
+        Raises what `fail` was told.
+        """
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        if self.is_ended:
+            return
+        since_s = self.connection.time()
+        self._waits_since_s = None if is_idle else since_s
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = self._waits_since_s = None
+            if not is_idle:
+                self._waited_s += self.connection.time() - since_s
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+
+    def expect(self, n_bytes: int) -> None:
+        """Let the client send faster, now that *n_bytes* of a message are welcome."""
+        wanted = min(n_bytes, OPEN_BYTES) - self._opened_bytes
+        if wanted > 0:
+            self._opened_bytes += wanted
+            self.connection.open_window(self, wanted)
+
+    def forgive(self) -> None:
+        """Judge the client's speed anew: between two messages of a stream it may take its time."""
+        self._received_bytes, self._waited_s = 0, 0.0
+
+    def fail_if_slow(self, now_s: float, limit_s: float) -> bool:
+        """As `Served.fail_if_slow`."""
+        if self._waits_since_s is None:
+            return False
+        silent_s = now_s - self._waits_since_s
+        words = find_slowness(self._received_bytes, self._waited_s + silent_s, silent_s, limit_s)
+        if words is None:
+            return False
+        words = f"the client sent its message too slowly: {words} (limits.body_timeout)"
+        self.fail(GatewayError(ErrorKind.SLOW_CLIENT, words))
+        return True
+
+    # What goes out
+
+    def begin(self, fields: Fields) -> None:
+        """Send the headers of an answer. Raises `ConnectionError` when the client left."""
+        self.connection.send_fields(self, fields, is_end=False)
+        self.is_answered = True
+
+    async def write(self, buffers: Sequence[Buffer], pacer: Pacer) -> None:
+        """Send *buffers* in frames as the client has room. Raises `ConnectionError` when the client left."""
+        for piece in _pieces(buffers):
+            at = 0
+            while at < len(piece):
+                room = self.connection.room(self)
+                if not room:
+                    await self._wait_for_room()
+                    continue
+                self.connection.send_data(self, piece[at : at + room])
+                at += room
+            if self.connection.out.is_behind:
+                await self.connection.out.drain()
+            if len(piece) == WRITE_BYTES:
+                await pacer.breathe()
+
+    async def _wait_for_room(self) -> None:
+        self._window = asyncio.get_running_loop().create_future()
+        self._shut_since_s = self.connection.time()
+        try:
+            await self._window
+        finally:
+            self._shut_since_s = None
+
+    def is_unread(self, now_s: float, limit_s: float) -> bool:
+        """Whether the client has had no room for *limit_s* while something waits for it."""
+        return self._shut_since_s is not None and now_s - self._shut_since_s >= limit_s
+
+    def finish(self, fields: Fields) -> None:
+        """Send the trailers, or all that there is where no headers have gone out; the stream is over then.
+
+        What the client still sends is not read. Raises `ConnectionError` when the client left.
+        """
+        self.connection.send_fields(self, fields, is_end=True)
+        self.is_answered = self.is_closed = True
+        if not self.is_ended:
+            self.connection.refuse_rest(self)
+
+    def has_room(self) -> None:
+        """The client can take more."""
+        wake(self._window)
+
+
+class Message:
+    """One message while it comes: what a `ClientBody` reads from."""
+
+    __slots__ = ("_is_one_of_many", "_left", "_read", "is_compressed", "length", "stream")
+
+    def __init__(self, stream: Stream, *, is_one_of_many: bool = False) -> None:
+        """*is_one_of_many*: others may follow, and the client may take its time before each."""
+        self.stream = stream
+        self._is_one_of_many = is_one_of_many
+        self._left = PREFIX_BYTES
+        self._read: asyncio.Future[None] | None = None
+        self.length: int | None = None
+        """In bytes; None before `begin`."""
+        self.is_compressed = False
+
+    async def begin(self) -> bool:
+        """Wait for the length; whether there is a message. Raises `GatewayError` for a beginning that is cut off."""
+        stream = self.stream
+        if self._is_one_of_many:
+            stream.forgive()
+        while len(stream.unread) < PREFIX_BYTES:
+            if stream.is_ended:
+                if not stream.unread:
+                    return False
+                raise _cut_off(len(stream.unread), PREFIX_BYTES)
+            await stream.more(is_idle=self._is_one_of_many and not stream.unread)
+        prefix = stream.take(PREFIX_BYTES)
+        if prefix[0] > 1:
+            raise GatewayError(ErrorKind.MALFORMED_REQUEST, "malformed message: its first byte must be 0 or 1")
+        self.is_compressed = bool(prefix[0])
+        self._left = self.length = int.from_bytes(prefix[1:])
+        return True
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether all of it is there to be read, or was read."""
+        return self.length is not None and len(self.stream.unread) >= self._left
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all of it was read."""
+        return self.length is not None and not self._left
+
+    def read_arrived(self) -> bytes:
+        """What has come of it, possibly nothing. Raises as `read_more` does."""
+        taken = self.stream.take(self._left)
+        self._left -= len(taken)
+        if not self._left:
+            wake(self._read)
+        return taken
+
+    async def read_more(self) -> bytes:
+        """What has come of it; waits if that is nothing; empty at the end. To be called when it was admitted.
+
+        Raises `GatewayError`, MALFORMED_REQUEST where it is cut off and SLOW_CLIENT where it comes too slowly
+        (`limits.body_timeout`); `ConnectionError` if the client left.
+        """
+        stream = self.stream
+        if self._left:
+            stream.expect(self._left - len(stream.unread))
+        while self._left:
+            if chunk := self.read_arrived():
+                return chunk
+            if stream.is_ended:
+                assert self.length is not None
+                raise _cut_off(self.length - self._left, self.length)
+            await stream.more()
+        return b""
+
+    def fail(self, error: Exception) -> None:
+        """Let whoever reads get *error*."""
+        self.stream.fail(error)
+
+    def wait_until_read(self) -> "asyncio.Future[None]":
+        """Is done when all of it was read."""
+        self._read = asyncio.get_running_loop().create_future()
+        if self.is_read:
+            self._read.set_result(None)
+        return self._read
+
+    async def skip(self) -> bool:
+        """Read and drop the rest of a message that was refused; False if it is too much."""
+        if self._left > SKIPPED_BYTES:
+            return False
+        while await self.read_more():
+            pass
+        return True
+
+
+def _cut_off(n_bytes: int, expected: int) -> GatewayError:
+    return GatewayError(ErrorKind.MALFORMED_REQUEST, f"the message is cut off: {n_bytes} of {expected} bytes have come")
+
+
+def _pieces(buffers: Iterable[Buffer]) -> Iterable[Buffer]:
+    """*buffers* in pieces of `WRITE_BYTES` at most; short ones are joined."""
+    joined: list[Buffer] = []
+    n_bytes = 0
+    for buffer in buffers:
+        if n_bytes + len(buffer) > WRITE_BYTES:
+            if joined:
+                yield b"".join(joined)
+                joined, n_bytes = [], 0
+            view = memoryview(buffer)
+            for start in range(0, len(view), WRITE_BYTES):
+                yield view[start : start + WRITE_BYTES]
+        else:
+            joined.append(buffer)
+            n_bytes += len(buffer)
+    if joined:
+        yield b"".join(joined)
