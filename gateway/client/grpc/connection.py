@@ -108,14 +108,14 @@ class GrpcConnection(Connection):
         self.out.open(transport)
         self.peer = peer_of(transport)
         self.owner.opened(self)
-        self._h2.local_settings.update(
+        self._h2.initiate_connection()
+        self._h2.update_settings(
             {
                 SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
                 SettingCodes.MAX_FRAME_SIZE: FRAME_BYTES,
                 SettingCodes.MAX_HEADER_LIST_SIZE: int(self.owner.limits.head),
             }
         )
-        self._h2.initiate_connection()
         self._h2.increment_flow_control_window(CONNECTION_WINDOW - STREAM_WINDOW)
 
     # What comes
