@@ -21,6 +21,10 @@ class Format(StrEnum):
     OTHER = "other"
 
 
+PROTOCOLS = ("http", "grpc")
+"""What clients speak."""
+
+
 class Attempt(msgspec.Struct, gc=False):
     """One try to have a request answered by an endpoint; its seconds count from its start, after the queue."""
 
@@ -62,7 +66,7 @@ class Exchange(msgspec.Struct, gc=False):
     started_s: float
     """Of the event loop's clock."""
     protocol: str = "http"
-    """What the client speaks: `http` or `grpc`."""
+    """What the client speaks: one of `PROTOCOLS`."""
     model: str | None = None
     route: str = "none"
     backend: str = "none"

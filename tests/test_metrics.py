@@ -219,7 +219,7 @@ def test_only_so_many_requests_wait_to_be_counted() -> None:
     exchange = Exchange("c", "GET", "/", "id", 0.0, status=200)
 
     def counted() -> float | None:
-        labels = {"route": "none", "model": "other", "code": "200"}
+        labels = {"route": "none", "model": "other", "code": "200", "protocol": "http"}
         return metrics.registry.get_sample_value("tensor_gateway_requests_total", labels)
 
     for _ in range(MAX_WAITING - 1):
@@ -250,7 +250,7 @@ def test_what_cannot_be_counted_is_logged_and_the_rest_is_counted_once(
     metrics.record(Exchange("c", "GET", "/", "id", 0.0, status=200))
     metrics.add_up()
     metrics.add_up()
-    labels = {"route": "none", "model": "other", "code": "200"}
+    labels = {"route": "none", "model": "other", "code": "200", "protocol": "http"}
     assert metrics.registry.get_sample_value("tensor_gateway_requests_total", labels) == 1
 
 

@@ -49,7 +49,7 @@ async def test_workers_share_the_port_and_their_metrics_are_summed(tmp_path: Pat
         async with aiohttp.ClientSession() as session:
             client = Client(session, None, url, admin)  # type: ignore[arg-type]
             await infer_afresh(client, 40)
-            counted = 'tensor_gateway_requests_total{code="200",model="identity",route="a"}'
+            counted = 'tensor_gateway_requests_total{code="200",model="identity",protocol="http",route="a"}'
             while (metrics := await client.metrics()).get(counted, 0) < 40:
                 await asyncio.sleep(0.05)  # a request is counted after its reply, in another process
             assert metrics[counted] == 40
@@ -68,7 +68,7 @@ async def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(tmp_path
         async with aiohttp.ClientSession() as session:
             client = Client(session, None, url, admin)  # type: ignore[arg-type]
             await infer_afresh(client, 20)
-            counted = 'tensor_gateway_requests_total{code="200",model="identity",route="a"}'
+            counted = 'tensor_gateway_requests_total{code="200",model="identity",protocol="http",route="a"}'
             while (await client.metrics()).get(counted, 0) < 20:  # a worker adds up what it has counted every 0.1 s
                 await asyncio.sleep(0.05)
             before = children_of(serve.pid)
@@ -94,7 +94,7 @@ async def test_what_workers_counted_that_die_again_and_again_stays(tmp_path: Pat
         url, admin = await url_in_line(serve.stderr), await url_in_line(serve.stderr)
         async with aiohttp.ClientSession() as session:
             client = Client(session, None, url, admin)  # type: ignore[arg-type]
-            counted = 'tensor_gateway_requests_total{code="200",model="identity",route="a"}'
+            counted = 'tensor_gateway_requests_total{code="200",model="identity",protocol="http",route="a"}'
             for round_ in range(1, 4):
                 await infer_afresh(client, 10)
                 while (await client.metrics()).get(counted, 0) < 10 * round_:

@@ -46,6 +46,7 @@ class AccessLine(msgspec.Struct, gc=False):
 
     time: str
     client: str
+    protocol: str
     method: str
     path: str
     model: str | None
@@ -209,6 +210,7 @@ def _access_line(exchange: Exchange, time_: str) -> AccessLine:
     return AccessLine(
         time=time_,
         client=exchange.client,
+        protocol=exchange.protocol,
         method=exchange.method,
         path=exchange.path,
         model=exchange.model,

@@ -18,7 +18,7 @@ import msgspec
 
 from gateway.codec import DATATYPES
 from gateway.errors import ErrorKind, blame_of
-from gateway.exchange import Attempt, Exchange, Format
+from gateway.exchange import PROTOCOLS, Attempt, Exchange, Format
 from gateway.policy.ejection import FAILURES
 from gateway.telemetry.failures import Failure, Failures
 from gateway.telemetry.recent import STEP, Group, steps_of
@@ -167,7 +167,7 @@ class Counting:
             route, model, seconds = exchange.route, exchange.model, exchange.seconds
             if model not in models:
                 model = self._model_label(exchange)
-            rows["requests", route, model, exchange.status][0] += 1
+            rows["requests", route, model, exchange.status, exchange.protocol][0] += 1
             cells = rows["request_seconds", route, model]
             cells[bisect_left(_REQUEST_BOUNDS, seconds)] += 1
             cells[-1] += seconds
@@ -278,7 +278,8 @@ class Counting:
 
 def _zeros_of_route(route: str) -> Iterator[Row]:
     is_matched = route != _NO_ROUTE
-    yield "requests", route, "other", 200 if is_matched else ErrorKind.NO_ROUTE.status
+    for protocol in PROTOCOLS:
+        yield "requests", route, "other", 200 if is_matched else ErrorKind.NO_ROUTE.status, protocol
     yield "request_seconds", route, "other"
     for format_ in Format if is_matched else (Format.OTHER,):
         for side in ("client", "upstream") if is_matched else ("client",):

@@ -53,7 +53,7 @@ class Family(NamedTuple):
 
 
 FAMILIES = (
-    Family("requests", "Requests of clients that are finished", ("route", "model", "code")),
+    Family("requests", "Requests of clients that are finished", ("route", "model", "code", "protocol")),
     Family("client_connections_refused", "Connections of clients that were closed at once, beyond limits.connections"),
     Family("client_connections_slow", "Connections of clients that were too slow, by what they exceeded", ("limit",)),
     Family("tensors", "Binary tensors transcoded", ("direction", "datatype")),

@@ -619,7 +619,7 @@ async def test_a_real_tritonclient_infers_by_tls_with_its_certificate_and_not_wi
             await asyncio.to_thread(infer_by_triton, client.url, {"ca_certs": str(authority.path)})
         assert isinstance(client.gateway, Application)
         metrics = await client.metrics()
-        assert metrics['tensor_gateway_requests_total{code="200",model="identity",route="main"}'] == 1
+        assert metrics['tensor_gateway_requests_total{code="200",model="identity",protocol="http",route="main"}'] == 1
 
 
 def test_the_handshake_has_a_limit_of_its_own() -> None:

@@ -50,5 +50,5 @@ async def test_a_client_that_leaves_with_the_last_byte_of_a_relayed_answer_count
             assert (await raw.exchange(b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")).body == b"{}"
         assert await client.gateway.gateway.wait_until_idle(5) == 0
         metrics = await client.metrics()
-        assert metrics['tensor_gateway_requests_total{code="200",model="other",route="main"}'] == 1
+        assert metrics['tensor_gateway_requests_total{code="200",model="other",protocol="http",route="main"}'] == 1
         ended.set()

@@ -652,7 +652,7 @@ async def test_an_attempt_that_cannot_pass_is_transcoded_within_the_same_call() 
     assert new['tensor_gateway_upstream_request_bytes_count{format="json",route="main"}'] >= 1
     assert not any('upstream_request_bytes_count{format="binary"' in name for name in new)
     assert new['tensor_gateway_transcode_seconds_count{direction="request"}'] == 1
-    assert new['tensor_gateway_requests_total{code="200",model="identity",route="main"}'] == 1
+    assert new['tensor_gateway_requests_total{code="200",model="identity",protocol="http",route="main"}'] == 1
 
 
 @pytest.mark.parametrize("array", [ARRAY, IMAGE, LARGE])

@@ -184,9 +184,9 @@ async def test_routes_choose_the_backend_and_everything_else_is_a_404(server: Js
         assert staged.status == 404  # the backend's: the prefix is not stripped
         assert b"no route" not in staged.body
         metrics = await client.metrics()
-        assert metrics['tensor_gateway_requests_total{code="404",model="other",route="none"}'] == 2
-        assert metrics['tensor_gateway_requests_total{code="200",model="other",route="ids"}'] == 1
-        assert metrics['tensor_gateway_requests_total{code="404",model="other",route="staging"}'] == 1
+        assert metrics['tensor_gateway_requests_total{code="404",model="other",protocol="http",route="none"}'] == 2
+        assert metrics['tensor_gateway_requests_total{code="200",model="other",protocol="http",route="ids"}'] == 1
+        assert metrics['tensor_gateway_requests_total{code="404",model="other",protocol="http",route="staging"}'] == 1
 
 
 async def test_a_refusal_that_is_relayed_as_it_came_is_the_backends_answer_to_a_clients_error() -> None:

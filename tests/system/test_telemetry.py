@@ -48,7 +48,7 @@ async def test_sizes_on_both_sides_of_the_transcoding(client: Client, server: Js
 async def test_a_request_is_counted_once_everywhere(client: Client, server: JsonServer) -> None:
     await client.infer_binary(HEADER, X.tobytes())
     metrics = await client.metrics()
-    assert metrics['tensor_gateway_requests_total{code="200",model="identity",route="main"}'] == 1
+    assert metrics['tensor_gateway_requests_total{code="200",model="identity",protocol="http",route="main"}'] == 1
     assert metrics['tensor_gateway_request_seconds_count{model="identity",route="main"}'] == 1
     assert metrics['tensor_gateway_tensors_total{datatype="FP32",direction="request"}'] == 1
     assert metrics['tensor_gateway_tensors_total{datatype="FP32",direction="response"}'] == 1
@@ -86,7 +86,7 @@ async def test_clients_cannot_make_model_labels(client: Client) -> None:
     for number in range(5):
         await client.infer_binary(HEADER, X.tobytes(), model=f"invented{number}")
     metrics = await client.metrics()
-    assert metrics['tensor_gateway_requests_total{code="404",model="other",route="main"}'] == 5
+    assert metrics['tensor_gateway_requests_total{code="404",model="other",protocol="http",route="main"}'] == 5
     assert not any("invented" in name for name in metrics)
 
 
@@ -98,8 +98,8 @@ async def test_only_a_successful_inference_makes_a_model_label() -> None:
         assert (await client.infer(b'{"inputs":[]}', model="good")).status == 200
         await client.request("GET", "/v2/models/good/ready")
         metrics = await client.metrics()
-    assert metrics['tensor_gateway_requests_total{code="200",model="other",route="main"}'] == 4
-    assert metrics['tensor_gateway_requests_total{code="200",model="good",route="main"}'] == 2
+    assert metrics['tensor_gateway_requests_total{code="200",model="other",protocol="http",route="main"}'] == 4
+    assert metrics['tensor_gateway_requests_total{code="200",model="good",protocol="http",route="main"}'] == 2
 
 
 async def test_connections_and_waiting_for_them_are_measured(client: Client) -> None:
@@ -181,7 +181,7 @@ async def test_refusals_are_counted_by_reason(client: Client) -> None:
     await client.infer(b"")
     metrics = await client.metrics()
     assert metrics['tensor_gateway_errors_total{blame="client",reason="malformed_request",route="main"}'] == 1
-    assert metrics['tensor_gateway_requests_total{code="400",model="other",route="main"}'] == 1
+    assert metrics['tensor_gateway_requests_total{code="400",model="other",protocol="http",route="main"}'] == 1
 
 
 async def test_promtool_finds_nothing_to_say(client: Client) -> None:

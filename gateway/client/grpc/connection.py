@@ -35,7 +35,7 @@ from h2.events import (
     WindowUpdated,
 )
 from h2.exceptions import ProtocolError
-from h2.settings import SettingCodes
+from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
 from gateway.client.grpc.frames import EARNED_BY_CALL, FRAME_BYTES, Frames, Patience
@@ -108,14 +108,19 @@ class GrpcConnection(Connection):
         self.out.open(transport)
         self.peer = peer_of(transport)
         self.owner.opened(self)
-        self._h2.initiate_connection()
-        self._h2.update_settings(
-            {
+        # enforced from the start: a client may send by them before it says that it has read them
+        max_head_bytes = int(self.owner.limits.head)
+        self._h2.local_settings = Settings(
+            client=False,
+            initial_values={
                 SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
                 SettingCodes.MAX_FRAME_SIZE: FRAME_BYTES,
-                SettingCodes.MAX_HEADER_LIST_SIZE: int(self.owner.limits.head),
-            }
+                SettingCodes.MAX_HEADER_LIST_SIZE: max_head_bytes,
+            },
         )
+        self._h2.max_inbound_frame_size = FRAME_BYTES
+        self._h2.decoder.max_header_list_size = max_head_bytes
+        self._h2.initiate_connection()
         self._h2.increment_flow_control_window(CONNECTION_WINDOW - STREAM_WINDOW)
 
     # What comes

@@ -58,7 +58,7 @@ class Frames:
     def next(self) -> bytes:
         """The next whole frames, at most `TURN_FRAMES` of them, or the preface; empty if there are none.
 
-        Raises `CodecError` for fields that take too much, which nobody else would count.
+        Raises `CodecError` for a frame that is too long, and for fields that take too much.
         """
         unread = self._unread
         end = 0
@@ -73,7 +73,9 @@ class Frames:
                     break
                 length = int.from_bytes(unread[at : at + 3])
                 kind, flags = unread[at + 3], unread[at + 4]
-                at += _HEAD_BYTES + min(length, FRAME_BYTES + 1)  # the library refuses one that is longer
+                if length > FRAME_BYTES:
+                    raise CodecError(f"a frame of {length} bytes, at most {FRAME_BYTES} are allowed")
+                at += _HEAD_BYTES + length
                 if at > len(unread):
                     break
                 end = at

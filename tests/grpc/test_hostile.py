@@ -1,0 +1,298 @@
+"""Clients that break HTTP/2, or use it against the gateway: each is refused, and others are served meanwhile."""
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+import tritonclient.grpc.aio as triton
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.utils import InferenceServerException
+
+from gateway.demo import JsonServer
+from tests.conftest import Client
+from tests.grpc.conftest import address_of, serving
+from tests.grpc.frames import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FIELDS,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PREFACE,
+    PRIORITY,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    connected,
+    fields,
+    frame,
+    message,
+)
+from tests.grpc.test_clients import Both, given, in_message
+
+pytestmark = pytest.mark.rule("12.6")
+
+BODY = in_message(np.ones(4, "f4"), "FP32", is_typed=False).SerializeToString()
+CALM, PROTOCOL = 11, 1
+
+
+async def still_serves(both: Both) -> None:
+    """Another client gets its answer, and nothing is left of the one that was hostile."""
+    result = await both[1].infer("identity", [given("x", np.ones(4, "f4"))])
+    assert result.as_numpy("x").tolist() == [1, 1, 1, 1]
+    admission = both[0].gateway.gateway.admission
+    async with asyncio.timeout(5):
+        while admission.held_bytes or admission.requests or both[0].gateway.gateway.in_flight:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_plain_call_on_a_raw_connection(both: Both) -> None:
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(fields(1) + frame(DATA, 1, message(BODY), END_STREAM))
+        assert (await raw.status(1))["grpc-status"] == "0"
+    await still_serves(both)
+
+
+FLOODS = {
+    "pings": frame(PING, 0, bytes(8)),
+    "settings": frame(SETTINGS),
+    "priorities": frame(PRIORITY, 1, bytes(4) + b"\x10"),
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+async def test_a_flood_of_frames_that_ask_for_nothing(both: Both, kind: str) -> None:
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(FLOODS[kind] * 300)
+        assert await raw.goaway() == CALM
+    await still_serves(both)
+
+
+async def test_streams_that_are_reset_as_soon_as_they_begin(both: Both, server: JsonServer) -> None:
+    async with connected(address_of(both[0])) as raw:
+        calls = [fields(2 * n + 1) + frame(RST_STREAM, 2 * n + 1, bytes(4)) for n in range(300)]
+        await raw.send(b"".join(calls))
+        assert await raw.goaway() == CALM
+    assert server.inferences == 0
+    await still_serves(both)
+
+
+async def test_empty_frames_of_data(both: Both) -> None:
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(fields(1) + frame(DATA, 1) * 300)
+        assert await raw.goaway() == CALM
+    await still_serves(both)
+
+
+async def test_continuations_without_end(both: Both) -> None:
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(fields(1, flags=0) + frame(CONTINUATION, 1, b"\x00\x01a\x7f" + b"b" * 127) * 1000)
+        assert await raw.goaway() in (PROTOCOL, CALM)
+    await still_serves(both)
+
+
+async def test_fields_that_are_small_only_on_the_wire(both: Both) -> None:
+    # one field of 4,000 bytes goes into the table, and is then named with one byte each
+    first = b"\x40\x01a\x7f" + bytes([0xA1, 0x1E]) + b"x" * 4000
+    bomb = frame(HEADERS, 1, first + b"\xbe" * 10_000, END_HEADERS)
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(bomb)
+        assert await raw.goaway() in (PROTOCOL, CALM)
+    await still_serves(both)
+
+
+async def test_more_than_128_fields(both: Both) -> None:
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(fields(1, FIELDS + [(f"x-{n}", "1") for n in range(130)]))
+        assert (await raw.status(1))["grpc-status"] == "3"
+    await still_serves(both)
+
+
+async def test_more_streams_than_are_allowed(both: Both) -> None:
+    async with connected(address_of(both[0])) as raw:
+        await raw.until(SETTINGS)
+        await raw.send(frame(SETTINGS, flags=1) * 2 + b"".join(fields(2 * n + 1) for n in range(140)))
+        assert await raw.goaway() in (PROTOCOL, -1)
+    await still_serves(both)
+
+
+BROKEN = {
+    "data on stream 0": frame(DATA, 0, b"x"),
+    "data before fields": frame(DATA, 1, b"x"),
+    "even stream": fields(2),
+    "window beyond 2^31": frame(WINDOW_UPDATE, 0, b"\x7f\xff\xff\xff"),
+    "window of nothing": frame(WINDOW_UPDATE, 0, bytes(4)),
+    "frame too long": frame(DATA, 1, bytes(70_000)),
+    "settings of the wrong size": frame(SETTINGS, 0, b"x"),
+    "a frame between fields and continuation": fields(1, flags=0) + frame(PING, 0, bytes(8)),
+    "no fields that can be read": frame(HEADERS, 1, b"\xff" * 20, END_HEADERS),
+    "fields without a method": fields(1, FIELDS[1:]),
+    "a push": frame(5, 1, bytes(4)),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+async def test_what_breaks_http2_ends_the_connection_or_the_stream(both: Both, case: str) -> None:
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(BROKEN[case])
+        while (got := await raw.read()) is not None:
+            if got[0] in (GOAWAY, RST_STREAM):
+                break
+    await still_serves(both)
+
+
+async def test_http1_on_this_port_is_told_what_it_is(both: Both) -> None:
+    async with connected(address_of(both[0]), begins=False) as raw:
+        await raw.send(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
+        reply = await raw.reader.read()
+    assert reply.startswith(b"HTTP/1.1 400 ")
+    assert b"this port speaks gRPC" in reply
+
+
+async def test_data_in_frames_of_one_byte(both: Both) -> None:
+    async with connected(address_of(both[0])) as raw:
+        body = message(BODY)
+        await raw.send(fields(1) + b"".join(frame(DATA, 1, body[n : n + 1]) for n in range(len(body))))
+        await raw.send(frame(DATA, 1, b"", END_STREAM))
+        assert (await raw.status(1))["grpc-status"] == "0"
+
+
+async def test_a_message_that_is_cut_off(both: Both, server: JsonServer) -> None:
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(fields(1) + frame(DATA, 1, message(BODY)[:-3], END_STREAM))
+        got = await raw.status(1)
+    assert got["grpc-status"] == "3"
+    assert "cut%20off" in got["grpc-message"] or "cut off" in got["grpc-message"]
+    assert server.inferences == 0
+    await still_serves(both)
+
+
+async def test_no_message_and_a_prefix_that_is_none(both: Both) -> None:
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(fields(1) + frame(DATA, 1, b"", END_STREAM))
+        assert (await raw.status(1))["grpc-status"] == "3"
+        await raw.send(fields(3) + frame(DATA, 3, b"\x02\0\0\0\0", END_STREAM))
+        assert (await raw.status(3))["grpc-status"] == "3"
+        await raw.send(fields(5) + frame(DATA, 5, message(b"\xff" * 50), END_STREAM))
+        assert (await raw.status(5))["grpc-status"] == "3"
+    await still_serves(both)
+
+
+async def test_a_connection_that_is_lost_in_the_middle_of_a_message(both: Both) -> None:
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(fields(1) + frame(DATA, 1, message(BODY)[:-3]))
+        await asyncio.sleep(0.05)
+        raw.writer.transport.abort()
+    await still_serves(both)
+
+
+async def test_a_message_beyond_the_limit_is_refused_before_it_is_read(server: JsonServer) -> None:
+    async with serving(server.url, "limits: {request_body: 1MiB, in_flight_bytes: 2MiB}") as both:
+        async with connected(address_of(both[0])) as raw:
+            await raw.send(fields(1) + frame(DATA, 1, b"\0" + (2**20 + 1).to_bytes(4) + bytes(1000)))
+            got = await raw.status(1)
+            assert got["grpc-status"] == "8"
+            assert "limits.request_body" in got["grpc-message"]
+            await raw.send(fields(3) + frame(DATA, 3, message(BODY), END_STREAM))  # the connection goes on
+            assert (await raw.status(3))["grpc-status"] == "0"
+        await still_serves(both)
+
+
+async def test_what_does_not_fit_into_memory_is_unavailable(server: JsonServer) -> None:
+    """Sixteen clients at once, of whose messages the budget holds three."""
+    array = np.random.default_rng(1).random(250_000).astype("f4")
+    async with serving(server.url, "limits: {request_body: 1MiB, in_flight_bytes: 3MiB}") as both:
+
+        async def one() -> str:
+            async with triton.InferenceServerClient(address_of(both[0])) as client:
+                try:
+                    result = await client.infer("identity", [given("x", array)])
+                except InferenceServerException as error:
+                    assert "limits.in_flight_bytes" in error.message()
+                    return str(error.status())
+                assert result.as_numpy("x").tobytes() == array.tobytes()
+                return "OK"
+
+        ends = await asyncio.gather(*(one() for _ in range(16)))
+        assert set(ends) == {"OK", "StatusCode.UNAVAILABLE"}
+        await still_serves(both)
+
+
+async def test_a_slow_message_is_given_up(server: JsonServer) -> None:
+    async with serving(server.url, "limits: {body_timeout: 1s}") as both:
+        async with connected(address_of(both[0])) as raw:
+            await raw.send(fields(1) + frame(DATA, 1, message(BODY)[:20]))
+            got = await raw.status(1)
+        assert got["grpc-status"] == "4"
+        assert "limits.body_timeout" in got["grpc-message"]
+        await still_serves(both)
+
+
+async def test_a_client_that_opens_no_window(server: JsonServer) -> None:
+    async with serving(server.url, "limits: {client_idle: 1s}") as both:
+        big = in_message(np.ones(100_000, "f4"), "FP32", is_typed=False).SerializeToString()
+        async with connected(address_of(both[0])) as raw:
+            await raw.until(WINDOW_UPDATE)
+            await raw.send(fields(1))
+            data = message(big)
+            for start in range(0, len(data), 16_000):
+                await raw.send(frame(DATA, 1, data[start : start + 16_000]))
+                await asyncio.sleep(0.01)
+            await raw.send(frame(DATA, 1, b"", END_STREAM))
+            got = await raw.until(RST_STREAM)
+            assert got[2] == 1
+        await still_serves(both)
+
+
+async def test_unread_bytes_count(server: JsonServer) -> None:
+    async with serving(server.url) as both:
+        admission = both[0].gateway.gateway.admission
+        async with connected(address_of(both[0])) as raw:
+            await raw.send(frame(SETTINGS, 0, b"") + b"\0\xff\xff\0\0\0\0\0\1" + bytes(60_000))
+            async with asyncio.timeout(5):
+                while admission.held_bytes < 50_000:
+                    await asyncio.sleep(0.01)
+        await still_serves(both)
+
+
+async def test_drain_lets_calls_finish_and_sends_clients_away(server: JsonServer) -> None:
+    async with serving(server.url) as both:
+        client: Client = both[0]
+        async with connected(address_of(client)) as raw:
+            await raw.send(fields(1) + frame(DATA, 1, message(BODY)[:-3]))
+            await asyncio.sleep(0.05)
+            draining = asyncio.ensure_future(client.gateway.drain())
+            assert (await raw.until(GOAWAY))[3][4:8] == bytes(4)
+            await raw.send(frame(DATA, 1, message(BODY)[-3:], END_STREAM))
+            assert (await raw.status(1))["grpc-status"] == "0"
+            async with asyncio.timeout(5):
+                await draining
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_damaged_exchanges_end_and_leave_nothing(both: Both, seed: int) -> None:
+    chance = random.Random(seed)
+    whole = PREFACE + frame(SETTINGS)
+    for n in range(5):
+        body = pb.ModelInferRequest.FromString(BODY)
+        body.id = str(n)
+        whole += fields(2 * n + 1) + frame(DATA, 2 * n + 1, message(body.SerializeToString()), END_STREAM)
+    damaged = bytearray(whole)
+    for _ in range(chance.randrange(1, 6)):
+        at = chance.randrange(len(PREFACE), len(damaged))
+        match chance.randrange(3):
+            case 0:
+                damaged[at] = chance.randrange(256)
+            case 1:
+                del damaged[at : at + chance.randrange(1, 20)]
+            case _:
+                damaged[at:at] = chance.randbytes(chance.randrange(1, 20))
+    async with connected(address_of(both[0]), begins=False) as raw:
+        await raw.send(bytes(damaged))
+        raw.writer.write_eof()
+        while await raw.read() is not None:
+            pass
+    await still_serves(both)
