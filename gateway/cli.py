@@ -304,7 +304,7 @@ def _of_options(backend: str, options: argparse.Namespace) -> Config:
     given = (options.listen, options.admin, options.grpc)
     listen, admin, grpc = [f"127.0.0.1:{port}" if port and port.isdecimal() else port for port in given]
     try:
-        return for_backend(backend, listen, admin, access, options.workers, grpc)
+        return for_backend(backend, listen, admin, grpc, access, options.workers)
     except ConfigError as error:
         raise ConfigError(_in_options(str(error))) from None
 
@@ -314,9 +314,8 @@ def _in_options(reasons: str) -> str:
     for own, elsewhere in (("listen", "--listen 127.0.0.1:8090"), ("admin", "--admin 127.0.0.1:9091")):
         if f"own `{own}`" in reasons or f"own listener, `{own}`" in reasons:
             reasons = reasons.replace("listen on another port", f"listen on another port: {elsewhere}")
-    return re.sub(
-        "^(listen|admin|grpc|workers): ", r"--\1: ", reasons.replace(_ENDPOINT, "--backend"), flags=re.MULTILINE
-    )
+    reasons = reasons.replace(_ENDPOINT, "--backend")
+    return re.sub("^(listen|admin|grpc|workers): ", r"--\1: ", reasons, flags=re.MULTILINE)
 
 
 def _source(options: argparse.Namespace) -> tuple[Path | None, str]:
@@ -356,11 +355,9 @@ async def _serve_until_stopped(
         settle()
         announce.info("tensor-gateway %s serves clients on %s", __version__, application.listen_url)
         for url in application.grpc_urls:
-            announce.info("clients of gRPC on %s", url)
+            announce.info("gRPC on %s", url)
         announce.info("status page, metrics and health on %s", application.admin_url)
-        notifier.ready(
-            f"clients on {application.listen_url}, status page, metrics and health on {application.admin_url}"
-        )
+        notifier.ready(f"clients on {application.listen_url}, status page and metrics on {application.admin_url}")
         notifier.start_watchdog(application.stalled)
         if not options.no_first_look:
             look.look_at(config)

@@ -63,13 +63,13 @@ def for_backend(
     endpoint: str,
     listen: str | None = None,
     admin: str | None = None,
+    grpc: str | None = None,
     access: str | None = None,
     workers: str | None = None,
-    grpc: str | None = None,
 ) -> Config:
     """The configuration of `serve --backend`; *access* is `logging.access`. Raises `ConfigError`."""
     logging = {"access": access} if access is not None else None
-    given = {"listen": listen, "admin": admin, "workers": workers, "logging": logging, "grpc": grpc}
+    given = {"listen": listen, "admin": admin, "grpc": grpc, "workers": workers, "logging": logging}
     tree = {key: value for key, value in given.items() if value is not None}
     return parse(yaml.safe_dump({"backends": {"default": {"endpoints": [endpoint], "health": {}}}, **tree}))
 

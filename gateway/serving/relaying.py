@@ -148,7 +148,7 @@ async def begin_upload(call: Call, backend: BackendPlan, check: Callable[[], Non
     length = call.request.content_length
     await body.admit(UPLOAD_BYTES if length is None else min(length, UPLOAD_BYTES))
     body.invite()
-    first = await in_time(call, backend, body.read_first(UPLOAD_BYTES))
+    first: bytes = await in_time(call, backend, body.read_first(UPLOAD_BYTES))
     check()
     await body.take_slot()
     return first

@@ -4,7 +4,7 @@
 is what it leaves to its user: how much work one client may ask for at once, how much may wait, which streams are
 served, and when a connection is too old, too slow or too busy with nothing. The bounds, by what they are against:
 
-    many streams            `MAX_STREAMS` at once; the library refuses more
+    many streams            128 at once; the library refuses more
     frames without work     `frames.Patience`: pings, settings, priorities, resets and empty frames
     one turn of the loop    `TURN_S` of parsing, then others run; nothing is read meanwhile
     fields                  `limits.head`, as they are sent and as they are; 128 of them (`call_head`)
@@ -16,12 +16,9 @@ Not here: one stream (`stream`), and what calls mean (`serving`, `calls`).
 
 import asyncio
 import logging
-import re
 import time
 from typing import TYPE_CHECKING, Any
 
-from h2.config import H2Configuration
-from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
     DataReceived,
@@ -35,10 +32,9 @@ from h2.events import (
     WindowUpdated,
 )
 from h2.exceptions import ProtocolError
-from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
-from gateway.client.grpc.frames import EARNED_BY_CALL, FRAME_BYTES, Frames, Patience
+from gateway.client.grpc.frames import EARNED_BY_CALL, Frames, Patience, begun, wrong_port
 from gateway.client.grpc.serving import serve
 from gateway.client.grpc.stream import Buffer, Fields, Stream
 from gateway.client.outgoing import Outgoing, client_left
@@ -51,23 +47,12 @@ from gateway.sockets import has_unread
 if TYPE_CHECKING:
     from gateway.client.server import Server
 
-MAX_STREAMS = 128
-"""The most calls of one connection at once."""
-
-STREAM_WINDOW = 64 * 1024 - 1
-"""How much of a stream may wait before its message is admitted; HTTP/2's own default."""
-
-CONNECTION_WINDOW = MAX_STREAMS * STREAM_WINDOW
-"""How much of all streams together may wait, so that none stops another."""
-
 TURN_S = 0.001
 """How long frames are worked on before others run."""
 
 UNCOUNTED_BYTES = 4 * 1024
 """A connection that holds no more than this is not counted."""
 
-_HTTP1 = re.compile(rb"[A-Z]{1,20} [/*h]")
-_WRONG_PORT = b"this port speaks gRPC (HTTP/2); HTTP/1.1 is spoken at the address of `listen`\n"
 _USELESS = (PingReceived, PriorityUpdated, RemoteSettingsChanged, StreamReset)
 
 log = logging.getLogger("gateway")
@@ -92,14 +77,7 @@ class GrpcConnection(Connection):
         self._idle_since_s = owner.watcher.time()
         self._later: asyncio.Handle | None = None  # goes on with the frames
         self._is_ending = False  # no new stream is served
-        self._h2 = H2Connection(
-            H2Configuration(
-                client_side=False,
-                header_encoding=None,
-                validate_outbound_headers=False,
-                normalize_outbound_headers=False,
-            )
-        )
+        self._h2 = begun(int(owner.limits.head))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is open, with TLS behind the handshake."""
@@ -108,20 +86,6 @@ class GrpcConnection(Connection):
         self.out.open(transport)
         self.peer = peer_of(transport)
         self.owner.opened(self)
-        # enforced from the start: a client may send by them before it says that it has read them
-        max_head_bytes = int(self.owner.limits.head)
-        self._h2.local_settings = Settings(
-            client=False,
-            initial_values={
-                SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
-                SettingCodes.MAX_FRAME_SIZE: FRAME_BYTES,
-                SettingCodes.MAX_HEADER_LIST_SIZE: max_head_bytes,
-            },
-        )
-        self._h2.max_inbound_frame_size = FRAME_BYTES
-        self._h2.decoder.max_header_list_size = max_head_bytes
-        self._h2.initiate_connection()
-        self._h2.increment_flow_control_window(CONNECTION_WINDOW - STREAM_WINDOW)
 
     # What comes
 
@@ -161,9 +125,7 @@ class GrpcConnection(Connection):
     def _refuse(self, wrong: bytes) -> None:
         """What has come is no HTTP/2: say so to a client of HTTP/1.1."""
         log.warning("client %s: what has come at the port for gRPC is no HTTP/2", self.peer.address)
-        if _HTTP1.match(wrong):
-            head = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: "
-            self.out.write(b"%b%d\r\n\r\n%b" % (head, len(_WRONG_PORT), _WRONG_PORT))
+        self.out.write(wrong_port(wrong))
         self._close()
 
     def _take(self, event: Event) -> None:

@@ -1,9 +1,24 @@
-"""What is known of frames before the library of HTTP/2 gets them: where they end, and how many are worth nothing.
+"""The bounds of a connection: what the library of HTTP/2 is told, and what is looked at before it gets frames.
 
-Not here: what frames mean.
+Not here: what frames mean (`connection`).
 """
 
+import re
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.settings import SettingCodes, Settings
+
 from gateway.errors import CodecError
+
+MAX_STREAMS = 128
+"""The most calls of one connection at once."""
+
+STREAM_WINDOW = 64 * 1024 - 1
+"""How much of a stream may wait before its message is admitted; HTTP/2's own default."""
+
+CONNECTION_WINDOW = MAX_STREAMS * STREAM_WINDOW
+"""How much of all streams together may wait, so that none stops another."""
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """What every connection of HTTP/2 begins with."""
@@ -23,8 +38,44 @@ EARNED_BY_CALL = 20
 EARNED_PER_S = 2
 """How many such frames each second earns: keepalive pings."""
 
+_HTTP1 = re.compile(rb"[A-Z]{1,20} [/*h]")
+_WRONG_PORT = b"this port speaks gRPC (HTTP/2); HTTP/1.1 is spoken at the address of `listen`\n"
 _HEAD_BYTES = 9
 _HEADERS, _CONTINUATION, _END_HEADERS = 0x1, 0x9, 0x4
+
+
+def begun(max_head_bytes: int) -> H2Connection:
+    """The library's state of a new connection, with what it has to tell the client.
+
+    *max_head_bytes* bounds the fields of a call. All bounds hold from the start: a client may send by them before it
+    says that it has read them.
+    """
+    connection = H2Connection(
+        H2Configuration(
+            client_side=False, header_encoding=None, validate_outbound_headers=False, normalize_outbound_headers=False
+        )
+    )
+    connection.local_settings = Settings(
+        client=False,
+        initial_values={
+            SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+            SettingCodes.MAX_FRAME_SIZE: FRAME_BYTES,
+            SettingCodes.MAX_HEADER_LIST_SIZE: max_head_bytes,
+        },
+    )
+    connection.max_inbound_frame_size = FRAME_BYTES
+    connection.decoder.max_header_list_size = max_head_bytes
+    connection.initiate_connection()
+    connection.increment_flow_control_window(CONNECTION_WINDOW - STREAM_WINDOW)
+    return connection
+
+
+def wrong_port(beginning: bytes) -> bytes:
+    """What to answer where not HTTP/2 has begun, but *beginning*: to HTTP/1.1 what this port speaks, else nothing."""
+    if not _HTTP1.match(beginning):
+        return b""
+    head = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: "
+    return b"%b%d\r\n\r\n%b" % (head, len(_WRONG_PORT), _WRONG_PORT)
 
 
 class Frames:

@@ -1,12 +1,12 @@
-"""A `ModelInfer` message as a request of the binary extension, and the reply as a message again.
+"""A `ModelInfer` message as a request of the binary extension.
 
 The message's tensors become the JSON header and the blobs that a client of HTTP would have sent, so that one codec
 proves and converts both (docs/protocol.md, section 12). Raw contents are views of the message: protobuf never sees
-them. Not here: how messages come and go.
+them. Not here: the answer (`answers`), and how messages come and go.
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -25,10 +25,7 @@ LONG_BYTES = 16 * 1024
 STEP_FIELDS = 512
 """How many fields of a message, or elements of BYTES, are looked at in one step."""
 
-MAX_MESSAGE_BYTES = 2**31 - 1
-"""The longest message that protobuf knows."""
-
-_TYPED = {
+TYPED = {
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
     **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
     "BOOL": "bool_contents",
@@ -40,13 +37,10 @@ _TYPED = {
 }
 """Where a message has the values of each datatype; FP16 and BF16 have no place there."""
 
-_HAVE_NO_PLACE = ("FP16", "BF16")
-
 _Request = CLASSES["ModelInferRequest"]
-_Response = CLASSES["ModelInferResponse"]
-_Contents = CLASSES["InferTensorContents"]
-_NUMBERS = {field.name: field.number for field in _Contents.DESCRIPTOR.fields}
-_FLOATS = (_NUMBERS["fp32_contents"], _NUMBERS["fp64_contents"])
+CONTENTS = CLASSES["InferTensorContents"]
+NUMBERS = {field.name: field.number for field in CONTENTS.DESCRIPTOR.fields}
+_FLOATS = (NUMBERS["fp32_contents"], NUMBERS["fp64_contents"])
 _ARRAYS = {
     "bool_contents": np.dtype(bool),
     "int_contents": np.dtype("i8"),
@@ -57,10 +51,8 @@ _ARRAYS = {
     "fp64_contents": np.dtype("f8"),
 }
 _INPUTS, _RAW_INPUTS, _CONTENTS = 5, 7, 5  # fields of the request, and of one of its inputs
-_OUTPUT_TAG, _CONTENTS_TAG, _RAW_OUTPUT_TAG = b"\x2a", b"\x2a", b"\x32"  # fields of the answer, and of its outputs
 
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
-_INT64, _UINT64 = range(-(2**63), 2**63), range(2**64)
+_VARINT, _FIXED64, LENGTH, _FIXED32 = 0, 1, 2, 5
 
 Reserve = Callable[[int], None]
 """Asks for so many bytes of memory; may raise to refuse the request."""
@@ -79,9 +71,6 @@ class InferMessage(NamedTuple):
     """The values of each input that is not in shared memory."""
     is_typed: bool
     """Whether the values came in fields of their datatype, so that the answer's are to go there too."""
-
-
-# From the client
 
 
 def read_request(message: memoryview, max_header_bytes: int, reserve: Reserve) -> Generator[None, None, InferMessage]:
@@ -197,7 +186,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int]]:
         tag, at = _read_varint(data, at)
         wire_type = tag & 7
         value = at
-        if wire_type == _LENGTH:
+        if wire_type == LENGTH:
             length, value = _read_varint(data, at)
             at = value + length
         elif wire_type == _VARINT:
@@ -279,12 +268,12 @@ def _typed_blob(tensor: Message, long: memoryview | None, reserve: Reserve) -> G
     datatype = DATATYPES.get(tensor.datatype)
     if datatype is None:
         return memoryview(b"")  # the codec names the datatypes that there are
-    name = _TYPED.get(datatype.name)
+    name = TYPED.get(datatype.name)
     if name is None:
         raise CodecError(f"{label}: `contents` has no field for {datatype.name}; send `raw_input_contents`")
     contents = memoryview(tensor.contents.SerializeToString()) if long is None else long
     runs = list(islice(_runs(contents), 2))
-    if datatype.kind is Kind.FLOAT and len(runs) == 1 and runs[0][:2] == (_NUMBERS[name], True):
+    if datatype.kind is Kind.FLOAT and len(runs) == 1 and runs[0][:2] == (NUMBERS[name], True):
         blob = runs[0][2]  # packed floats are the raw bytes
     else:
         blob = yield from _converted(contents, datatype, name, label, reserve)
@@ -301,8 +290,8 @@ def _converted(
     """The values in the field *name* of *contents* as raw bytes. Raises `CodecError`."""
     written = bytearray()
     for number, is_packed, values in _runs(contents):
-        if number != _NUMBERS[name]:
-            got = next((field for field, known in _NUMBERS.items() if known == number), f"field {number}")
+        if number != NUMBERS[name]:
+            got = next((field for field, known in NUMBERS.items() if known == number), f"field {number}")
             raise CodecError(f"{label}: expected its values in `{name}`, got `{got}`")
         for piece in _pieces(values, number, is_packed=is_packed):
             raw = _raw(piece, datatype, name, label)
@@ -318,7 +307,7 @@ def _runs(contents: memoryview) -> Iterator[tuple[int, bool, memoryview]]:
     begun = at = 0
     begun_number = 0
     for number, start, value, end in _fields(contents):
-        is_packed = contents[start] & 7 == _LENGTH and number != _NUMBERS["bytes_contents"]
+        is_packed = contents[start] & 7 == LENGTH and number != NUMBERS["bytes_contents"]
         if begun_number and (is_packed or number != begun_number or end - begun > LONG_BYTES):
             yield begun_number, False, contents[begun:at]
             begun_number = 0
@@ -342,13 +331,13 @@ def _pieces(values: memoryview, number: int, *, is_packed: bool) -> Iterator[Buf
         while number not in _FLOATS and end < len(values) and values[end - 1] >= 0x80:  # inside of a number
             end += 1
         piece = values[at:end]
-        yield b"".join((varint(number << 3 | _LENGTH), varint(len(piece)), piece))
+        yield b"".join((varint(number << 3 | LENGTH), varint(len(piece)), piece))
         at = end
 
 
 def _raw(piece: Buffer, datatype: Datatype, name: str, label: str) -> bytes:
     """The values in *piece*, a message with nothing but the field *name*, as raw bytes. Raises `CodecError`."""
-    given = getattr(_parsed(_Contents, piece), name)
+    given = getattr(_parsed(CONTENTS, piece), name)
     if datatype.kind is Kind.BYTES:
         return b"".join(part for element in given for part in (len(element).to_bytes(4, "little"), element))
     values = np.array(given[:], _ARRAYS[name])
@@ -357,153 +346,3 @@ def _raw(piece: Buffer, datatype: Datatype, name: str, label: str) -> bytes:
             if not datatype.lowest <= extreme <= datatype.highest:
                 raise CodecError(f"{label}: {extreme} does not fit into {datatype.name}")
     return values.astype(datatype.wire).tobytes()
-
-
-# To the client
-
-
-class _Output(msgspec.Struct):
-    name: str
-    datatype: str = ""
-    shape: list[int] = []
-    parameters: dict[str, Any] | None = None
-    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
-class _Answer(msgspec.Struct):
-    outputs: list[_Output]
-    model_name: Any = None
-    model_version: Any = None
-    id: Any = None
-    parameters: dict[str, Any] | None = None
-
-
-_ANSWER = msgspec.json.Decoder(_Answer)
-
-
-def write_response(
-    header: bytes, blobs: Sequence[Buffer], *, is_typed: bool, is_final: bool = False
-) -> Generator[None, None, list[Buffer]]:
-    """The message with the JSON *header* of a reply and its *blobs*, in buffers; yields after each step of work.
-
-    *is_typed*: values go into fields of their datatype, if all datatypes have one. *is_final*: the parameter
-    `triton_final_response` says that no other answer follows. Raises `CodecError` for a reply that
-    is none of the binary extension, or no message can hold.
-    """
-    try:
-        answer = _ANSWER.decode(header)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CodecError(f"the reply cannot be made a message: {error}") from None
-    if any(output.data is not msgspec.UNSET for output in answer.outputs):
-        raise CodecError("the reply has outputs in JSON, which was not asked for")
-    is_typed = is_typed and not any(output.datatype in _HAVE_NO_PLACE for output in answer.outputs)
-    response = _Response(
-        model_name=_text(answer.model_name), model_version=_text(answer.model_version), id=_text(answer.id)
-    )
-    _add_parameters(response.parameters, answer.parameters)
-    if is_final:
-        response.parameters["triton_final_response"].bool_param = True
-    left = _Blobs(blobs)
-    parts: list[Buffer] = []
-    raw: list[Buffer] = []
-    for output in answer.outputs:
-        parameters = output.parameters or {}
-        n_bytes = parameters.pop("binary_data_size", 0)
-        values = left.take(n_bytes)
-        tensor = response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
-        _add_parameters(tensor.parameters, parameters)
-        if not is_typed:
-            raw += (_RAW_OUTPUT_TAG, varint(n_bytes), *values)
-            continue
-        described = tensor.SerializeToString()
-        del response.outputs[:]
-        contents = yield from _contents(output.datatype, values)
-        inside = [described, _CONTENTS_TAG, varint(_length(contents)), *contents]
-        parts += (_OUTPUT_TAG, varint(_length(inside)), *inside)
-    message = [response.SerializeToString(), *parts, *raw]
-    if _length(message) > MAX_MESSAGE_BYTES:
-        raise TooLargeError(f"the reply has {_length(message)} bytes, a message of gRPC has at most 2^31 - 1")
-    return message
-
-
-def outputs_in_json(header: bytes) -> bool:
-    """Whether the reply *header* has outputs in JSON, as servers answer that do not do what they are asked."""
-    return b'"data"' in header
-
-
-class _Blobs:
-    """Takes the values of outputs off buffers, of which one output may have several."""
-
-    def __init__(self, buffers: Sequence[Buffer]) -> None:
-        self._left = [memoryview(buffer) for buffer in reversed(buffers)]
-
-    def take(self, n_bytes: int) -> list[Buffer]:
-        """The next *n_bytes*. Raises `CodecError` if they are missing."""
-        taken: list[Buffer] = []
-        while n_bytes:
-            if not self._left:
-                raise CodecError(f"the reply ends {n_bytes} bytes short of its outputs")
-            buffer = self._left.pop()
-            if len(buffer) > n_bytes:
-                self._left.append(buffer[n_bytes:])
-                buffer = buffer[:n_bytes]
-            taken.append(buffer)
-            n_bytes -= len(buffer)
-        return taken
-
-
-def _length(buffers: Sequence[Buffer]) -> int:
-    return sum(map(len, buffers))
-
-
-def _text(value: Any) -> str:
-    """A member of an answer as text; servers have numbers there, too."""
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
-def _add_parameters(target: Any, parameters: dict[str, Any] | None) -> None:
-    """Write *parameters* of JSON into the map *target*; arrays and objects as their text, null not at all."""
-    for name, value in (parameters or {}).items():
-        if value is None:
-            continue
-        parameter = target[name]
-        if isinstance(value, bool):
-            parameter.bool_param = value
-        elif isinstance(value, int) and value in _INT64:
-            parameter.int64_param = value
-        elif isinstance(value, int) and value in _UINT64:
-            parameter.uint64_param = value
-        elif isinstance(value, float):
-            parameter.double_param = value
-        else:
-            parameter.string_param = _text(value)
-
-
-def _contents(datatype: str, values: list[Buffer]) -> Generator[None, None, list[Buffer]]:
-    """The raw *values* of an output as the fields of `InferTensorContents`. Raises `CodecError`."""
-    row, name = DATATYPES[datatype], _TYPED[datatype]
-    if row.kind is Kind.FLOAT:  # packed, they are the same bytes
-        return [varint(_NUMBERS[name] << 3 | _LENGTH), varint(_length(values)), *values] if values else []
-    written: list[Buffer] = []
-    whole = memoryview(values[0] if len(values) == 1 else b"".join(values))
-    if row.kind is Kind.BYTES:
-        elements: list[bytes] = []
-        at = 0
-        while at < len(whole):
-            start = at + 4
-            at = start + int.from_bytes(whole[at:start], "little")
-            elements.append(bytes(whole[start:at]))
-            if len(elements) == STEP_FIELDS or at >= len(whole):
-                written.append(_Contents(bytes_contents=elements).SerializeToString())
-                elements.clear()
-                yield
-        return written
-    step = LONG_BYTES - LONG_BYTES % row.item_bytes
-    for start in range(0, len(whole), step):
-        array = row.view(whole[start : start + step])
-        listed = (array != 0).tolist() if row.kind is Kind.BOOL else array.tolist()
-        written.append(_Contents(**{name: listed}).SerializeToString())
-        yield
-    return written

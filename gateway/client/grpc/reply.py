@@ -9,9 +9,10 @@ from collections.abc import Generator, Sequence
 from typing import TypeVar
 from urllib.parse import quote
 
+from gateway.client.grpc.answers import outputs_in_json, write_response
 from gateway.client.grpc.body import GrpcBody, HeaderTooLargeError
 from gateway.client.grpc.calls import Call
-from gateway.client.grpc.inference import outputs_in_json, varint, write_response
+from gateway.client.grpc.inference import varint
 from gateway.client.grpc.messages import CLASSES
 from gateway.client.grpc.statuses import Status, status_of
 from gateway.client.grpc.stream import PREFIX_BYTES, Buffer, Fields, Stream

@@ -1,0 +1,179 @@
+"""The reply to an inference as a `ModelInferResponse`, in buffers that are never joined.
+
+Not here: the request (`inference`), and how the buffers go out (`reply`).
+"""
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.client.grpc.inference import (
+    CONTENTS,
+    LENGTH,
+    LONG_BYTES,
+    NUMBERS,
+    STEP_FIELDS,
+    TYPED,
+    Buffer,
+    varint,
+)
+from gateway.client.grpc.messages import CLASSES
+from gateway.codec import DATATYPES, Kind
+from gateway.errors import CodecError, TooLargeError
+
+MAX_MESSAGE_BYTES = 2**31 - 1
+"""The longest message that protobuf knows."""
+
+_HAVE_NO_PLACE = ("FP16", "BF16")  # in typed contents
+_OUTPUT_TAG, _CONTENTS_TAG, _RAW_OUTPUT_TAG = b"\x2a", b"\x2a", b"\x32"  # fields of the answer, and of its outputs
+_INT64, _UINT64 = range(-(2**63), 2**63), range(2**64)
+
+_Response = CLASSES["ModelInferResponse"]
+
+
+class _Output(msgspec.Struct):
+    name: str
+    datatype: str = ""
+    shape: list[int] = []
+    parameters: dict[str, Any] | None = None
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Answer(msgspec.Struct):
+    outputs: list[_Output]
+    model_name: Any = None
+    model_version: Any = None
+    id: Any = None
+    parameters: dict[str, Any] | None = None
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+
+
+def write_response(
+    header: bytes, blobs: Sequence[Buffer], *, is_typed: bool, is_final: bool = False
+) -> Generator[None, None, list[Buffer]]:
+    """The message with the JSON *header* of a reply and its *blobs*, in buffers; yields after each step of work.
+
+    *is_typed*: values go into fields of their datatype, if all datatypes have one. *is_final*: the parameter
+    `triton_final_response` says that no other answer follows. Raises `CodecError` for a reply that
+    is none of the binary extension, or no message can hold.
+    """
+    try:
+        answer = _ANSWER.decode(header)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CodecError(f"the reply cannot be made a message: {error}") from None
+    if any(output.data is not msgspec.UNSET for output in answer.outputs):
+        raise CodecError("the reply has outputs in JSON, which was not asked for")
+    is_typed = is_typed and not any(output.datatype in _HAVE_NO_PLACE for output in answer.outputs)
+    response = _Response(
+        model_name=_text(answer.model_name), model_version=_text(answer.model_version), id=_text(answer.id)
+    )
+    _add_parameters(response.parameters, answer.parameters)
+    if is_final:
+        response.parameters["triton_final_response"].bool_param = True
+    left = _Blobs(blobs)
+    parts: list[Buffer] = []
+    raw: list[Buffer] = []
+    for output in answer.outputs:
+        parameters = output.parameters or {}
+        n_bytes = parameters.pop("binary_data_size", 0)
+        values = left.take(n_bytes)
+        tensor = response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+        _add_parameters(tensor.parameters, parameters)
+        if not is_typed:
+            raw += (_RAW_OUTPUT_TAG, varint(n_bytes), *values)
+            continue
+        described = tensor.SerializeToString()
+        del response.outputs[:]
+        contents = yield from _contents(output.datatype, values)
+        inside = [described, _CONTENTS_TAG, varint(_length(contents)), *contents]
+        parts += (_OUTPUT_TAG, varint(_length(inside)), *inside)
+    message = [response.SerializeToString(), *parts, *raw]
+    if _length(message) > MAX_MESSAGE_BYTES:
+        raise TooLargeError(f"the reply has {_length(message)} bytes, a message of gRPC has at most 2^31 - 1")
+    return message
+
+
+def outputs_in_json(header: bytes) -> bool:
+    """Whether the reply *header* has outputs in JSON, as servers answer that do not do what they are asked."""
+    return b'"data"' in header
+
+
+class _Blobs:
+    """Takes the values of outputs off buffers, of which one output may have several."""
+
+    def __init__(self, buffers: Sequence[Buffer]) -> None:
+        self._left = [memoryview(buffer) for buffer in reversed(buffers)]
+
+    def take(self, n_bytes: int) -> list[Buffer]:
+        """The next *n_bytes*. Raises `CodecError` if they are missing."""
+        taken: list[Buffer] = []
+        while n_bytes:
+            if not self._left:
+                raise CodecError(f"the reply ends {n_bytes} bytes short of its outputs")
+            buffer = self._left.pop()
+            if len(buffer) > n_bytes:
+                self._left.append(buffer[n_bytes:])
+                buffer = buffer[:n_bytes]
+            taken.append(buffer)
+            n_bytes -= len(buffer)
+        return taken
+
+
+def _length(buffers: Sequence[Buffer]) -> int:
+    return sum(map(len, buffers))
+
+
+def _text(value: Any) -> str:
+    """A member of an answer as text; servers have numbers there, too."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _add_parameters(target: Any, parameters: dict[str, Any] | None) -> None:
+    """Write *parameters* of JSON into the map *target*; arrays and objects as their text, null not at all."""
+    for name, value in (parameters or {}).items():
+        if value is None:
+            continue
+        parameter = target[name]
+        if isinstance(value, bool):
+            parameter.bool_param = value
+        elif isinstance(value, int) and value in _INT64:
+            parameter.int64_param = value
+        elif isinstance(value, int) and value in _UINT64:
+            parameter.uint64_param = value
+        elif isinstance(value, float):
+            parameter.double_param = value
+        else:
+            parameter.string_param = _text(value)
+
+
+def _contents(datatype: str, values: list[Buffer]) -> Generator[None, None, list[Buffer]]:
+    """The raw *values* of an output as the fields of `InferTensorContents`. Raises `CodecError`."""
+    row, name = DATATYPES[datatype], TYPED[datatype]
+    if row.kind is Kind.FLOAT:  # packed, they are the same bytes
+        return [varint(NUMBERS[name] << 3 | LENGTH), varint(_length(values)), *values] if values else []
+    written: list[Buffer] = []
+    whole = memoryview(values[0] if len(values) == 1 else b"".join(values))
+    if row.kind is Kind.BYTES:
+        elements: list[bytes] = []
+        at = 0
+        while at < len(whole):
+            start = at + 4
+            at = start + int.from_bytes(whole[at:start], "little")
+            elements.append(bytes(whole[start:at]))
+            if len(elements) == STEP_FIELDS or at >= len(whole):
+                written.append(CONTENTS(bytes_contents=elements).SerializeToString())
+                elements.clear()
+                yield
+        return written
+    step = LONG_BYTES - LONG_BYTES % row.item_bytes
+    for start in range(0, len(whole), step):
+        array = row.view(whole[start : start + step])
+        listed = (array != 0).tolist() if row.kind is Kind.BOOL else array.tolist()
+        written.append(CONTENTS(**{name: listed}).SerializeToString())
+        yield
+    return written
