@@ -155,8 +155,7 @@ def parser() -> argparse.ArgumentParser:
         "line, key, reason. Exit code 0 without errors, else 2.",
     )
     check.set_defaults(run=_check, usage=check)
-    file_words = "the YAML files to check; - for standard input, where paths are relative to the working directory"
-    _add(check, "files", "FILE", file_words, nargs="*")
+    _add(check, "files", "FILE", "the files; - for standard input: paths are relative to the working folder", nargs="*")
 
     schema = commands.add_parser(
         "schema",
@@ -176,8 +175,7 @@ def parser() -> argparse.ArgumentParser:
     add = functools.partial(_add, doctor)
     add("url", "URL", "the server, such as http://127.0.0.1:8000")
     add("--model", "M", "what to try; without it the only model, if there is one", default="")
-    yaml_words = "print the configuration and nothing else; findings go to standard error"
-    add("--yaml", None, yaml_words, action="store_true")
+    add("--yaml", None, "print nothing but the configuration; findings go to standard error", action="store_true")
     add(
         "-H --header",
         "'NAME: VALUE'",

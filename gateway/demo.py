@@ -21,6 +21,7 @@ import orjson
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.client.fronts import has_grpc
 from gateway.config import Address, parse
 from gateway.process.application import Application
 from gateway.process.ports import user_of
@@ -36,7 +37,8 @@ async def demonstrate(stopped: asyncio.Event, *, once: bool) -> int:
             exact = await show(server, application.listen_url, application.admin_url)
             if not exact or once or stopped.is_set():
                 return 0 if exact else 1
-            print(next_steps(server.url, application.listen_url, application.admin_url), flush=True)
+            urls = (server.url, application.listen_url, application.admin_url, *application.grpc_urls)
+            print(next_steps(*urls), flush=True)
             await stopped.wait()
             return 0
         finally:
@@ -49,9 +51,10 @@ class Ports(NamedTuple):
     server: int
     gateway: int
     admin: int
+    grpc: int
 
 
-PORTS = Ports(8000, 8080, 9090)
+PORTS = Ports(8000, 8080, 9090, 8001)
 """Its ports, if they are free."""
 
 _SHAPE = [1, 3, 224, 224]
@@ -198,7 +201,9 @@ def free_port_or(wanted: int) -> int:
 
 def configuration(server_url: str) -> str:
     """The YAML of a gateway in front of the embedded server."""
+    grpc = f"grpc: 127.0.0.1:{free_port_or(PORTS.grpc)}\n" if has_grpc() else ""
     return (
+        f"{grpc}"
         f"listen: 127.0.0.1:{free_port_or(PORTS.gateway)}\n"
         f"admin: 127.0.0.1:{free_port_or(PORTS.admin)}\n"
         "logging: {access: none, level: warning}\n"
@@ -283,15 +288,16 @@ print(client.infer("identity", [image]).as_numpy("INPUT0").shape)
 """The program of the README."""
 
 
-def next_steps(server_url: str, gateway_url: str, admin_url: str) -> str:
+def next_steps(server_url: str, gateway_url: str, admin_url: str, *grpc_urls: str) -> str:
     """What a user can try while the demonstration is running. Programs are not indented, so that they can be pasted."""
+    grpc = "".join(f"  the same, for gRPC    {url.partition('://')[2]}\n" for url in grpc_urls)
     example = EXAMPLE.replace("127.0.0.1:8080", gateway_url.removeprefix("http://"))
     return f"""\
-{_moved(server_url, gateway_url, admin_url)}Both keep serving:
+{_moved(server_url, gateway_url, admin_url, *grpc_urls)}Both keep serving:
 
   the JSON-only server  {server_url}
   the gateway           {gateway_url}
-  its status page       {admin_url}/
+{grpc}  its status page       {admin_url}/
   its metrics           {admin_url}/metrics
 
 Try it from Python, after pip install "tritonclient[http]":
@@ -310,10 +316,10 @@ tensor-gateway serve --backend {_OWN_SERVER}"""
 
 def _moved(*urls: str) -> str:
     """A line for each of the demonstration's ports that is taken: by what, and what listens where instead."""
-    names = ("the JSON-only server", "the gateway", "its status page")
+    names = ("the JSON-only server", "the gateway", "its status page", "gRPC")
     return "".join(
         f"Port {port} is taken{user_of(Address(f'127.0.0.1:{port}'))}: {name} is on {url}\n"
-        for name, port, url in zip(names, PORTS, urls, strict=True)
+        for name, port, url in zip(names, PORTS, urls, strict=False)
         if urlsplit(url).port != port
     )
 

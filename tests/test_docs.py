@@ -420,13 +420,16 @@ def shown_configuration(block: Block) -> dict[str, Any]:
 async def test_every_example_runs(block: Block) -> None:
     with tempfile.TemporaryDirectory() as folder:
         async with backend(block, Path(folder)) as url:
-            document = shown_configuration(block) | {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"}
+            listeners = ("listen", "admin", "grpc")
+            document = shown_configuration(block) | dict.fromkeys(listeners, "127.0.0.1:0")
             document["logging"] = {"access": "none"}
             for each in document["backends"].values():
                 each["endpoints"] = [url]
             application = await Application.start(config.parse(yaml.safe_dump(document)))
             try:
                 text = re.sub(r"127\.0\.0\.1:80[89]0", application.listen_url.removeprefix("http://"), block.text)
+                for grpc_url in application.grpc_urls:
+                    text = text.replace("127.0.0.1:8001", grpc_url.partition("://")[2])
                 text = text.replace("127.0.0.1:9090", application.admin_url.removeprefix("http://"))
                 printed = await output_of(*command(block, text, Path(folder)))
             finally:

@@ -20,7 +20,7 @@ from tests.conftest import Client
 from tests.grpc.conftest import address_of, serving
 from tests.values import VALUES
 
-pytestmark = pytest.mark.rule("12.1")
+pytestmark = pytest.mark.rule("12")
 
 Both = tuple[Client, triton.InferenceServerClient]
 
@@ -80,6 +80,7 @@ async def test_every_datatype_crosses_exactly(grpc_client: triton.InferenceServe
     assert list(got.ravel()) == list(array.ravel()) if datatype == "BYTES" else got.tobytes() == array.tobytes()
 
 
+@pytest.mark.rule("12.1")
 @pytest.mark.parametrize("datatype", sorted(VALUES.keys() & TYPED.keys()))
 async def test_typed_contents_come_back_typed(both: Both, datatype: str) -> None:
     array = VALUES[datatype]
@@ -148,6 +149,7 @@ async def test_parameters_ids_and_selected_outputs_cross(both: Both, server: Jso
     assert sent["outputs"] == [{"name": "b"}]
 
 
+@pytest.mark.rule("12.2")
 async def test_answers_parameters_of_every_kind() -> None:
     answer = {
         "model_name": "m",
@@ -240,6 +242,7 @@ TRITONS = {
 }
 
 
+@pytest.mark.rule("12.3")
 async def test_calls_for_operators_are_those_of_http() -> None:
     asked: list[tuple[str, str, bytes]] = []
 
@@ -393,6 +396,7 @@ STATUSES = {
 }
 
 
+@pytest.mark.rule("12.5")
 @pytest.mark.parametrize("status", STATUSES)
 async def test_a_servers_refusal_has_the_paired_status_and_its_words(status: int) -> None:
     async with (
@@ -453,6 +457,7 @@ async def test_compressed_messages_are_inflated(grpc_client: triton.InferenceSer
     assert result.as_numpy("x").tobytes() == array.tobytes()
 
 
+@pytest.mark.rule("12.4")
 async def test_a_stream_answers_each_request_in_its_order(grpc_client: triton.InferenceServerClient) -> None:
     async def requests() -> Any:
         for number in range(50):
@@ -508,6 +513,7 @@ async def test_tokens_and_denied_paths_are_those_of_http(server: JsonServer, tmp
     assert not names & {"authorization", "x-api-key", "te", "grpc-accept-encoding", "grpc-timeout"}
 
 
+@pytest.mark.rule("12.7")
 async def test_metadata_crosses_as_headers_do(both: Both, server: JsonServer) -> None:
     async with grpc.aio.insecure_channel(address_of(both[0])) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
