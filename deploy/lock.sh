@@ -6,6 +6,6 @@ set -eu
 cd "$(dirname "$0")/.."
 lock() { uv pip compile "$@" --quiet --universal --python-version 3.11 --generate-hashes --upgrade --no-header; }
 
-lock pyproject.toml --extra tracing --output-file deploy/requirements.lock
+lock pyproject.toml --extra tracing --extra grpc --output-file deploy/requirements.lock
 python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' |
     lock - --output-file deploy/build.lock

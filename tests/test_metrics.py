@@ -89,7 +89,7 @@ class OneByOne:
             self._models.add(exchange.model)
         model = exchange.model if exchange.model in self._models else "other"
         assert model is not None
-        self.inc("requests", route, model, str(exchange.status))
+        self.inc("requests", route, model, str(exchange.status), exchange.protocol)
         self.observe("request_seconds", exchange.seconds, route, model)
         self.observe("client_request_bytes", exchange.client_request_bytes, route, exchange.client_format.value)
         self.observe("client_response_bytes", exchange.client_response_bytes, route, exchange.reply_format.value)

@@ -81,7 +81,8 @@ def assert_zeros(series: Series, routes: Iterable[str]) -> None:
         for side, format_ in product(("request", "response"), ("json", "other")):
             assert values(series, f"upstream_{side}_bytes_count", route=route, format=format_) == [0]
         assert values(series, "request_seconds_count", route=route, model="other") == [0]
-        assert values(series, "requests_total", route=route, model="other", code="200") == [0]
+        for protocol in ("http", "grpc"):
+            assert values(series, "requests_total", route=route, model="other", code="200", protocol=protocol) == [0]
     assert values(series, "errors_total", route="none", reason="no_route", blame="client") == [0]
     for direction in ("request", "response"):
         assert values(series, "tensors_total", direction=direction) == [0] * 14

@@ -191,7 +191,7 @@ class Supervisor:
         # the workers of a `unix:` listener share one socket, which cannot be bound a second time
         inherited = [
             holder.fileno() if address.is_unix else None
-            for holder, address in zip(self._port_holders, addresses(self._config), strict=True)
+            for holder, address in zip(self._port_holders, addresses(self._config), strict=False)
         ]
         names = [control.NONE if number is None else str(number) for number in inherited]
         # until the worker ignores them: the terminal's signals go to all processes, and end those that do not
