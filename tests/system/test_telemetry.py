@@ -69,7 +69,7 @@ async def test_a_request_that_ends_after_the_gateway_is_counted_and_logged_at_on
     async with running(server.url, "logging: {access: json}\n") as client:
         data_plane = client.gateway.data_plane
     data_plane._record(Exchange("c", "GET", "/late", "id", 0.0, status=200))
-    labels = {"route": "none", "model": "other", "code": "200"}
+    labels = {"route": "none", "model": "other", "code": "200", "protocol": "http"}
     samples = [each for metric in client.gateway.metrics.collect() for each in metric.samples if each.labels == labels]
     assert [each.value for each in samples] == [1]
     assert [json.loads(line)["path"] for line in access_lines(caplog)] == ["/late"]
@@ -202,6 +202,7 @@ async def test_access_log_as_json_has_every_field(server: JsonServer, caplog: py
     assert list(good) == [
         "time",
         "client",
+        "protocol",
         "method",
         "path",
         "model",
