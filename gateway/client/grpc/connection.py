@@ -118,7 +118,7 @@ class GrpcConnection(Connection):
             self._go_away(ErrorCodes.PROTOCOL_ERROR, b"")
             return
         self._count()
-        self._flush()
+        self.flush()
         if self._later is None:
             self._read_on()
 
@@ -221,13 +221,13 @@ class GrpcConnection(Connection):
             return
         self._h2.acknowledge_received_data(n_bytes, stream.number)
         self._count()
-        self._flush()
+        self.flush()
 
     def open_window(self, stream: Stream, n_bytes: int) -> None:
         """Let the client send *n_bytes* more on *stream* before any of it is taken."""
         if self.transport is not None and not stream.is_ended:
             self._h2.increment_flow_control_window(n_bytes, stream.number)
-            self._flush()
+            self.flush()
 
     def room(self, stream: Stream) -> int:
         """How much may be sent on *stream* in one frame. Raises `ConnectionError` when the client left."""
@@ -236,9 +236,8 @@ class GrpcConnection(Connection):
         return min(self._h2.local_flow_control_window(stream.number), self._h2.max_outbound_frame_size)
 
     def send_data(self, stream: Stream, data: Buffer) -> None:
-        """Send a frame of *data*, for which there is room."""
+        """Make a frame of *data*, for which there is room; `flush` sends it."""
         self._h2.send_data(stream.number, data)
-        self._flush()
 
     def send_fields(self, stream: Stream, fields: Fields, *, is_end: bool) -> None:
         """Send *fields*, with which the stream ends if *is_end*. Raises `ConnectionError` when the client left."""
@@ -246,25 +245,25 @@ class GrpcConnection(Connection):
             raise client_left()
         self._h2.send_headers(stream.number, fields, end_stream=is_end)
         if is_end:
-            self._flush()
+            self.flush()
 
     def refuse_rest(self, stream: Stream) -> None:
         """Tell the client that nothing more of its message is read; the answer is complete (RFC 9113 section 8.1)."""
         self._h2.reset_stream(stream.number, ErrorCodes.NO_ERROR)
-        self._flush()
+        self.flush()
 
     def reset(self, stream: Stream) -> None:
         """End *stream* without an answer, or in the middle of it."""
         if not stream.is_closed and self.transport is not None:
             stream.is_closed = True
             self._h2.reset_stream(stream.number, ErrorCodes.INTERNAL_ERROR)
-            self._flush()
+            self.flush()
 
     def time(self) -> float:
         """The clock by which clients are judged, see `Watcher.time`."""
         return self.owner.watcher.time()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Write what the library has to say."""
         transport = self.transport
         if transport is not None and not transport.is_closing() and (data := self._h2.data_to_send()):
@@ -365,7 +364,7 @@ class GrpcConnection(Connection):
         if transport is None or transport.is_closing():
             return
         self._is_ending = True
-        self._flush()
+        self.flush()
         last = self._h2.highest_inbound_stream_id
         self.out.write(GoAwayFrame(0, last_stream_id=last, error_code=code, additional_data=words).serialize())
         self._close()

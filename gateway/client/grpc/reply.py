@@ -250,6 +250,7 @@ class StreamedReply(GrpcReply):
         if not stream.is_answered:
             stream.begin([(":status", "200"), CONTENT_TYPE, *self._metadata(headers)])
         await stream.write([b"\0" + n_bytes.to_bytes(PREFIX_BYTES - 1), *message], Pacer())
+        stream.flush()
         return n_bytes
 
     async def _turn(self) -> None:

@@ -28,6 +28,9 @@ SKIPPED_BYTES = 256 * 1024
 WRITE_BYTES = 64 * 1024
 """How much of a reply is made frames of at once."""
 
+FLUSH_BYTES = 16 * 1024
+"""A shorter piece at the end of a reply goes out with its trailers, in one write."""
+
 Buffer = bytes | memoryview
 Fields = list[tuple[str, str]]
 
@@ -142,20 +145,29 @@ class Stream:
         self.is_answered = True
 
     async def write(self, buffers: Sequence[Buffer], pacer: Pacer) -> None:
-        """Send *buffers* in frames as the client has room. Raises `ConnectionError` when the client left."""
+        """Send *buffers* in frames as the client has room; the last of them go out with `flush` or `finish`.
+
+        Raises `ConnectionError` when the client left.
+        """
         for piece in _pieces(buffers):
             at = 0
             while at < len(piece):
                 room = self.connection.room(self)
                 if not room:
+                    self.flush()
                     await self._wait_for_room()
                     continue
                 self.connection.send_data(self, piece[at : at + room])
                 at += room
+            if len(piece) >= FLUSH_BYTES:
+                self.flush()
+                await pacer.breathe()
             if self.connection.out.is_behind:
                 await self.connection.out.drain()
-            if len(piece) == WRITE_BYTES:
-                await pacer.breathe()
+
+    def flush(self) -> None:
+        """Send what was written. Raises `ConnectionError` when the client left."""
+        self.connection.flush()
 
     async def _wait_for_room(self) -> None:
         self._window = asyncio.get_running_loop().create_future()
