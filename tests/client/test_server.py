@@ -219,6 +219,7 @@ async def test_a_body_that_breaks_in_one_piece_with_the_end_of_a_chunk_fails_at_
 def _waits_for_body(running: Running) -> bool:
     """Whether the handler of the only connection has read what has come of its body, and waits for more."""
     (protocol,) = running.server.connections
+    assert isinstance(protocol, ClientConnection)
     return protocol.serving is not None and protocol.serving.is_awaited
 
 
@@ -349,7 +350,7 @@ async def test_requests_of_other_connections_come_between_those_of_a_pipeline() 
         protocols: list[ClientConnection] = []
         while len(protocols) < 2:
             await asyncio.sleep(0)
-            found = running.server.connections
+            found = [each for each in running.server.connections if isinstance(each, ClientConnection)]
             protocols = [each for each in found if each.is_silent and each.transport is not None]
         one, other = protocols
         one.data_received(GET * 20)

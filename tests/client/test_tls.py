@@ -17,7 +17,7 @@ from gateway import certificates
 from gateway.certificates import TlsContext, tls_problems, tls_warnings
 from gateway.client import listeners, watching
 from gateway.client.body import ClientBody
-from gateway.client.connection import BEHIND_BYTES
+from gateway.client.connection import BEHIND_BYTES, ClientConnection
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
 from gateway.client.server import Server
@@ -152,6 +152,7 @@ async def test_a_client_that_reads_a_large_reply_slowly_costs_no_memory_and_gets
             await has_begun.wait()
             before = resident_bytes()
             (protocol,) = served.server.connections
+            assert isinstance(protocol, ClientConnection)
             while not protocol.out.is_behind:
                 await asyncio.sleep(0)
             for _ in range(200):  # were there no limit, more and more would be encrypted in this time

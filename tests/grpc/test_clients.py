@@ -118,7 +118,7 @@ async def test_unpacked_numbers_are_read_too(both: Both) -> None:
     message = pb.ModelInferRequest(model_name="identity").SerializeToString()
     message += b"\x2a" + _varint(len(entry_bytes)) + entry_bytes
     async with grpc.aio.insecure_channel(address_of(both[0])) as channel:
-        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        call: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         answer = pb.ModelInferResponse.FromString(await call(message))
     assert list(answer.outputs[0].contents.int64_contents) == values
 
@@ -289,7 +289,7 @@ async def test_calls_that_belong_to_the_server_alone_are_unimplemented(
 
 async def test_the_health_service_of_grpc(both: Both) -> None:
     async with grpc.aio.insecure_channel(address_of(both[0])) as channel:
-        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
         assert await check(b"") == b"\x08\x01"
         assert await check(b"\x0a\x1einference.GRPCInferenceService") == b"\x08\x01"
         with pytest.raises(grpc.aio.AioRpcError) as refused:

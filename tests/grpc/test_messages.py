@@ -1,5 +1,7 @@
 """The schema, beside that of tritonclient, which is generated from Triton's own."""
 
+from typing import Any
+
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from tritonclient.grpc import model_config_pb2, service_pb2
@@ -19,8 +21,9 @@ PARTS = ("ModelConfig", "ModelInput", "ModelOutput", "ModelStatistics")
 
 
 def theirs(name: str) -> Descriptor:
-    found = NESTED.get(name) or getattr(service_pb2, name, None) or getattr(model_config_pb2, name)
-    return found.DESCRIPTOR
+    found: Any = NESTED.get(name) or getattr(service_pb2, name, None) or getattr(model_config_pb2, name)
+    descriptor: Descriptor = found.DESCRIPTOR
+    return descriptor
 
 
 def shape_of(field: FieldDescriptor) -> tuple[object, ...]:
