@@ -72,6 +72,8 @@ class Tensor(msgspec.Struct, frozen=True):
     datatype: Datatype
     shape: tuple[int, ...]
     blob: memoryview
+    content_type: bytes = b""
+    """As JSON text, that of BYTES for which the client names another one than base64 (protocol 3.5)."""
 
     def __str__(self) -> str:
         """How errors call it."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from gateway.codec.inference import (
     DEFAULT_LIMITS,
@@ -22,13 +22,13 @@ from gateway.codec.inference import (
     TensorPolicy,
     is_half_precision,
 )
-from gateway.codec.json.members import HELD_PER_BYTE
+from gateway.codec.json.members import HELD_PER_BYTE, excerpt
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson
 from gateway.codec.tensors import elements, number_printing, string_printing
 from gateway.codec.tensors.datatypes import Kind, element_count
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.v2.framing import Cursor
-from gateway.codec.v2.messages import LATER, Entry, printed
+from gateway.codec.v2.messages import LATER, Entry, Parameters, printed, text_of
 from gateway.codec.v2.raw import raw_header
 from gateway.codec.v2.request_reading import (
     RequestText,
@@ -152,7 +152,7 @@ class InferRequest(PiecedJson):
                 return (segment,)
             return (segment[start : start + PIECE_BYTES] for start in range(0, len(segment), PIECE_BYTES))
         if segment.datatype.kind is Kind.BYTES:
-            if self._policy.bytes is BytesPolicy.BASE64:  # protocol 3.5
+            if _becomes_base64(segment, self._policy):
                 return string_printing.base64_pieces(segment.blob)
             return string_printing.text_pieces(segment.blob)
         values = segment.datatype.view(segment.blob)
@@ -177,7 +177,7 @@ def _written(
     for index, entry in enumerate(request.inputs):
         values = source(entry, index, text.spans)
         if isinstance(values, int):
-            tensor = announced(entry, index, values, cursor)
+            tensor = announced(entry, index, values, cursor, _content_type(entry.parameters, request.parameters))
             _announce_text(entry, tensor, policy)
             inputs.append(tensor)
             later.append(tensor)
@@ -211,13 +211,35 @@ def _written(
     )
 
 
+def _content_type(*said: Parameters | UnsetType | None) -> bytes:
+    """What the first of *said* names that names one, as JSON text; empty for base64, or if none does (protocol 3.5)."""
+    for parameters in said:
+        value = parameters.get("content_type", UNSET) if parameters else UNSET
+        if value is not UNSET and bytes(value) not in (b"null", b'""'):
+            return b"" if text_of(value) == "base64" else bytes(value)
+    return b""
+
+
+def _becomes_base64(tensor: Tensor, policy: TensorPolicy) -> bool:
+    """Whether *tensor*, which is BYTES, goes out in base64 (protocol 3.5)."""
+    return policy.bytes is BytesPolicy.BASE64 and not tensor.content_type
+
+
 def _announce_text(entry: Entry, tensor: Tensor, policy: TensorPolicy) -> None:
     """Say in *entry* what the values of *tensor* will be in JSON."""
     entry.data = _LIST_LATER
-    if tensor.datatype.kind is Kind.BYTES and policy.bytes is BytesPolicy.BASE64:  # protocol 3.5
+    if tensor.datatype.kind is Kind.BYTES and _becomes_base64(tensor, policy):
         entry.parameters = {**(entry.parameters or {}), "content_type": _BASE64}
     elif policy.half_precision is HalfPrecision.PROMOTE and is_half_precision(tensor.datatype):
         entry.datatype = _PROMOTED
+
+
+def _own_type_hint(tensor: Tensor) -> str:
+    """What to do about an element that is not UTF-8 because the client's content type keeps it from base64."""
+    return (
+        f", and the content type that the client names, {excerpt(tensor.content_type)}, keeps it from base64: "
+        "leave `content_type` out, or set it to `base64`"
+    )
 
 
 def _check_values(inputs: list[Tensor], policy: TensorPolicy) -> Generator[None, None, int]:
@@ -227,8 +249,13 @@ def _check_values(inputs: list[Tensor], policy: TensorPolicy) -> Generator[None,
         if index % CHECKED_TENSORS == 0:
             yield
         if tensor.datatype.kind is Kind.BYTES:
-            as_text = policy.bytes is BytesPolicy.UTF8
-            yield from elements.check_elements(tensor.blob, element_count(tensor.shape), tensor, utf8=as_text)
+            yield from elements.check_elements(
+                tensor.blob,
+                element_count(tensor.shape),
+                tensor,
+                utf8=not _becomes_base64(tensor, policy),
+                hint=elements.BASE64_HINT if policy.bytes is BytesPolicy.UTF8 else _own_type_hint(tensor),
+            )
         elif tensor.datatype.kind is Kind.FLOAT:
             nonfinite += yield from check_finite(tensor, policy.nonfinite)
     return nonfinite

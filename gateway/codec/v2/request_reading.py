@@ -327,8 +327,8 @@ def source(entry: Entry, index: int, spans: list[memoryview]) -> memoryview | in
     return data if size is None else size
 
 
-def announced(entry: Entry, index: int, size: int, blobs: Cursor) -> Tensor:
-    """The binary input *entry* of *size* bytes, which are taken off *blobs*.
+def announced(entry: Entry, index: int, size: int, blobs: Cursor, content_type: bytes = b"") -> Tensor:
+    """The binary input *entry* of *size* bytes, which are taken off *blobs*, with the client's own *content_type*.
 
     Raises `CodecError` if what it says does not fit (protocol 2.2, 2.3), or the bytes are missing (protocol 1.5).
     """
@@ -345,7 +345,7 @@ def announced(entry: Entry, index: int, size: int, blobs: Cursor) -> Tensor:
             f"{tensor}: binary_data_size: expected {count_text(n_elements * tensor.datatype.item_bytes)}, got {size} "
             f"({count_text(n_elements)} elements of {tensor.datatype.item_bytes} bytes)"
         )
-    return Tensor(tensor.name, tensor.datatype, tensor.shape, blobs.take(size, tensor))
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, blobs.take(size, tensor), content_type)
 
 
 def declared(entry: Entry, index: int, blob: memoryview) -> Tensor:
