@@ -105,8 +105,8 @@ def read_request(
         if header_length is None:  # blanks behind the JSON may be a blob
             n_bytes = len(text.rstrip(SPACE))
     if request is None:
-        split = _split(body, header_length, limits, reserve)
-        request, spans, n_bytes = yield from _any_request(body, split, limits, None if is_judged else unjudged)
+        unless = None if is_judged else unjudged
+        request, spans, n_bytes = yield from _any_request(body, header_length, limits, reserve, unless)
     if request is None or not (is_judged or _is_binary(request) or _has_any(request, unjudged or ())):
         return None
     check_count(request.inputs, "inputs", limits.max_tensors)
@@ -130,18 +130,24 @@ def _json_bytes(body: memoryview, header_length: int | None) -> int:
 
 
 def _any_request(
-    body: memoryview, split: _Splitting, limits: HeaderLimits, unjudged: Collection[str] | None
+    body: memoryview,
+    header_length: int | None,
+    limits: HeaderLimits,
+    reserve: Reserve,
+    unjudged: Collection[str] | None,
 ) -> Generator[None, None, tuple[Request | None, list[memoryview], int]]:
     """A request that the structs may refuse; None if it is not to be judged, see `read_request`."""
     try:
-        text, spans, n_bytes = yield from split
+        text, spans, n_bytes = yield from _split(body, header_length, limits, reserve)
         request = messages.read(Request, text)
         if request is not None:
             return request, spans, n_bytes
         yield
         text, marker = protect_literals(text)
         top = split_object(text)
-    except CodecError:
+    except CodecError as error:
+        if header_length is not None and not isinstance(error, TooLargeError):
+            raise CodecError(f"{error}{(yield from _length_hint(body, header_length, limits))}") from None
         # what cannot be read is judged only if it was plainly meant to be binary
         if unjudged is None or (yield from was_meant_binary(body)):
             raise
@@ -169,6 +175,21 @@ def _split(body: memoryview, header_length: int | None, limits: HeaderLimits, re
         if not _DATA_OR_ESCAPE.search(header):
             reserve(header_length * HELD_PER_BYTE)
             return header, [], header_length
+    scanner = yield from _scanned(text, limits, is_whole=header_length is not None)
+    yield from scanner.finish()
+    if header_length is not None and scanner.trailing_bytes():
+        raise CodecError("malformed JSON: trailing characters")
+    spans = []
+    for start, end in scanner.spans:
+        yield from check_utf8(body[start:end], "the request's JSON")
+        first = NOT_SPACE.search(body, start, end)
+        spans.append(body[start if first is None else first.start() : end])
+    reserve(scanner.skeleton_bytes * HELD_PER_BYTE)
+    return scanner.skeleton, spans, scanner.consumed if header_length is None else header_length
+
+
+def _scanned(text: memoryview, limits: HeaderLimits, *, is_whole: bool) -> Generator[None, None, Scanner]:
+    """What has walked through the JSON in *text*; what follows the JSON is looked at only if *text* *is_whole*."""
     scanner = Scanner(
         "inputs",
         lambda entry: SkipSink("the JSON of an input"),
@@ -177,29 +198,22 @@ def _split(body: memoryview, header_length: int | None, limits: HeaderLimits, re
     )
     for start in range(0, len(text), PIECE_BYTES):
         yield from scanner.feed(text[start : start + PIECE_BYTES])
-        if scanner.done and header_length is None:
+        if scanner.done and not is_whole:
             break
+    return scanner
+
+
+def _length_hint(body: memoryview, header_length: int, limits: HeaderLimits) -> Generator[None, None, str]:
+    """Where the JSON at the front of *body* ends, if it has an end and the client says another (protocol 1.7)."""
     try:
-        yield from scanner.finish()
-    except TooLargeError:
-        raise
-    except CodecError as error:
-        if header_length is None:
-            raise
-        raise CodecError(
-            f"{error}; {HEADER_LENGTH} says that the JSON has {header_length} bytes: is it too small?"
-        ) from None
-    if header_length is not None and scanner.trailing_bytes():
-        raise CodecError(
-            f"the JSON ends after {scanner.consumed} bytes, but {HEADER_LENGTH} is {header_length}: is it too large?"
-        )
-    spans = []
-    for start, end in scanner.spans:
-        yield from check_utf8(body[start:end], "the request's JSON")
-        first = NOT_SPACE.search(body, start, end)
-        spans.append(body[start if first is None else first.start() : end])
-    reserve(scanner.skeleton_bytes * HELD_PER_BYTE)
-    return scanner.skeleton, spans, scanner.consumed if header_length is None else header_length
+        scanner = yield from _scanned(body, limits, is_whole=False)
+    except CodecError:
+        return ""
+    end = scanner.consumed
+    if not scanner.done or (end <= header_length and not bytes(body[end:header_length]).strip(SPACE)):
+        return ""
+    size = "small" if header_length < end else "large"
+    return f"; the JSON ends after {end} bytes, but {HEADER_LENGTH} is {header_length}: is it too {size}?"
 
 
 def _has_any(request: Request, members: Collection[str]) -> bool:

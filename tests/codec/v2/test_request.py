@@ -2,6 +2,7 @@
 
 import json
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,12 +72,28 @@ def test_no_inputs_are_legal() -> None:
     assert sent(header_of()) == {"inputs": []}
 
 
-def test_header_length_that_cuts_the_json_is_refused_and_questioned() -> None:
-    header = header_of({"name": "x", "datatype": "INT8", "shape": [1], "data": [1]})
-    with pytest.raises(CodecError, match="is it too small"):
-        parse_request(header, len(header) - 3)
-    with pytest.raises(CodecError, match="is it too large"):
-        parse_request(header + b"xyz", len(header) + 3)
+@pytest.mark.rule("1.2", "1.7")
+@pytest.mark.parametrize("more", [{}, {"more": 1}, {"more": "é" * 10}, {"more": "x" * 20_000}])
+@pytest.mark.parametrize("tensor", [entry(), {"name": "x", "datatype": "INT8", "shape": [1], "data": [1]}])
+def test_header_length_that_is_not_where_the_json_ends_is_refused_and_questioned(
+    tensor: dict[str, Any], more: dict[str, Any]
+) -> None:
+    header = json.dumps({"inputs": [tensor], **more}, ensure_ascii=False).encode()
+    for wrong, size in ((-3, "small"), (-len(header) + 1, "small"), (3, "large"), (16, "large")):
+        with pytest.raises(CodecError) as caught:
+            parse_request(header + b"\1" * 16, len(header) + wrong)
+        words = f"the JSON ends after {len(header)} bytes, but Inference-Header-Content-Length is {len(header) + wrong}"
+        assert str(caught.value).endswith(f"; {words}: is it too {size}?")
+        assert str(caught.value).startswith(("JSON is cut off", "JSON is not UTF-8", "malformed JSON: trailing"))
+
+
+@pytest.mark.rule("1.7")
+def test_header_length_is_not_questioned_where_the_json_ends_nowhere_else() -> None:
+    header = header_of(entry())
+    for text, length in ((header[:-3], len(header) - 3), (header[:-1] + b", }", len(header) + 2)):
+        with pytest.raises(CodecError) as caught:
+            parse_request(text, length)
+        assert "is it too" not in str(caught.value)
 
 
 # blobs
