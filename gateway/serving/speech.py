@@ -64,11 +64,8 @@ class Written(Protocol):
     """The JSON that a request becomes; it is made anew as often as it is asked for."""
 
     @property
-    def is_small(self) -> bool:
-        """Whether it can be made and sent in one go."""
-
-    def whole_json(self) -> Generator[None, None, bytes]:
-        """All of it; yields after each step of work."""
+    def small_json(self) -> bytes | None:
+        """All of it, if it can be made and sent in one go."""
 
     def json_bytes(self) -> Generator[None, None, int]:
         """Its length; yields after each step of work."""

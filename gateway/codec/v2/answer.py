@@ -315,7 +315,7 @@ class InferAnswer:
                 text = self._values.opened[int(bytes(data))].text
                 if not text:
                     raise CodecError(f"{label_of('output', name)}: its name came twice and differs")
-                entry.data = LATER
+                entry.data = Raw(LATER)
                 later.append(text)
             entry.parameters = parameters or UNSET  # protocol 4.4
         missing = [name for name in self._selection.named if name not in names]
@@ -360,11 +360,11 @@ class InferAnswer:
             answer.model_name = Raw(orjson.dumps(self._model))  # protocol 4.6
         if answer.parameters is not UNSET and bytes(answer.parameters) == b"null":  # protocol 4.4
             answer.parameters = UNSET
-        pieces = printed(answer)
+        header = printed(answer)
         if not later:
-            return pieces
+            return [header]
         text = ReplyText()
-        for piece, values in zip(pieces, (*later, ()), strict=True):
+        for piece, values in zip(header.split(LATER), (*later, ()), strict=True):
             text.add(piece)
             for value in values:
                 text.add(value)

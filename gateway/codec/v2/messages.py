@@ -59,7 +59,8 @@ class Entry(Description, forbid_unknown_fields=True, gc=False):
 class Request(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_only=True):
     """A request."""
 
-    others: ClassVar[bytes] = b""
+    others: ClassVar[bytes | None] = None
+    """The members that the protocol does not know, as the inside of an object; None: no entry has any either."""
 
     id: Text = UNSET
     parameters: Parameters | UnsetType | None = UNSET
@@ -70,7 +71,7 @@ class Request(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_only=True
 class Answer(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_only=True):
     """An answer."""
 
-    others: ClassVar[bytes] = b""
+    others: ClassVar[bytes | None] = None
 
     model_name: Text = UNSET
     model_version: Text = UNSET
@@ -160,21 +161,21 @@ def check_count(entries: list[Entry] | list[RawMembers] | UnsetType | None, key:
         raise CodecError(f"more than {max_tensors} entries in `{key}`, which is the most that `limits.tensors` allows")
 
 
-def printed(message: Message) -> list[bytes]:
-    """*message* as JSON, cut at each `data` that is `LATER`."""
+def printed(message: Message) -> bytes:
+    """*message* as JSON, with `LATER` where that is the `data` of an entry."""
+    if message.others is None:
+        return _encode(message)
     for entries in (message.outputs, getattr(message, "inputs", None)):
         for index, entry in enumerate(entries or ()):
-            if entry.others:
-                entries[index] = Raw(_with_others(entry))  # type: ignore[index, call-overload]
-    text = _with_others(message) if message.others else _encode(message)
-    return text.split(b"\0")  # which no JSON has
+            entries[index] = Raw(_with_others(entry))  # type: ignore[index, call-overload]
+    return _with_others(message)
 
 
 _NO_OUTPUTS = "no `outputs` array of objects"
 _NULL = Raw(b"null")
 
-LATER = Raw(b"\0")
-"""The `data` of an entry whose text is not known when the message is printed."""
+LATER = b"\0"
+"""The `data` of an entry whose text is not known when the message is printed; no JSON has it."""
 
 
 class _NoArrayError(CodecError):
@@ -243,8 +244,9 @@ def _parameters(text: Raw, marker: bytes, where: str) -> Generator[None, None, P
 
 def _with_others(struct: Entry | Message) -> bytes:
     """*struct* as JSON, with the members that the protocol does not know before all others."""
+    others = struct.others or b""
     members = _encode(struct)[1:-1]
-    return b"{%b%b%b}" % (struct.others, b"," if struct.others and members else b"", members)
+    return b"{%b%b%b}" % (others, b"," if others and members else b"", members)
 
 
 # What an entry says, judged

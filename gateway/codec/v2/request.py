@@ -8,6 +8,7 @@ from collections.abc import Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
+import msgspec
 import numpy as np
 from msgspec import UNSET, Raw, UnsetType
 
@@ -22,14 +23,13 @@ from gateway.codec.inference import (
     TensorPolicy,
     is_half_precision,
 )
-from gateway.codec.json.members import HELD_PER_BYTE, excerpt
+from gateway.codec.json.members import excerpt
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson
 from gateway.codec.tensors import elements, number_printing, string_printing
 from gateway.codec.tensors.datatypes import Kind, element_count
 from gateway.codec.tensors.pieces import PIECE_BYTES
-from gateway.codec.v2.framing import Cursor
 from gateway.codec.v2.messages import LATER, Entry, Parameters, printed, text_of
-from gateway.codec.v2.raw import raw_header
+from gateway.codec.v2.raw import read_raw
 from gateway.codec.v2.request_reading import (
     RequestText,
     Reserve,
@@ -46,8 +46,8 @@ from gateway.errors import CodecError
 
 _FINITE_ELEMENTS = 256 * 1024  # looking is sixteen times as fast as printing
 _FEW_ELEMENTS = 256  # a loop over pieces takes as long as the work on them
-_COPY_BYTES = 1024 * 1024
-_LIST_LATER = Raw(b"[%b]" % bytes(LATER))
+_LATER = Raw(LATER)
+_LIST_LATER = Raw(b"[%b]" % LATER)
 _BASE64 = Raw(b'"base64"')
 _PROMOTED = Raw(b'"FP32"')
 
@@ -69,6 +69,8 @@ class InferRequest(PiecedJson):
     header_recovered: bool
     nonfinite: int
     """How many NaN and infinities are let through by policy."""
+    small_json: bytes | None
+    """The JSON, if it is small enough to be sent in one go."""
     _segments: list[bytes | memoryview | Tensor]
     _policy: TensorPolicy
 
@@ -103,7 +105,7 @@ class InferRequest(PiecedJson):
                     return None
                 unjudged = policy.leave_out
         text = yield from read_request(body, header_length, limits, reserve, recover=recover, unjudged=unjudged)
-        return None if text is None else (yield from _written(text, text.blobs, policy, own_id))
+        return None if text is None else (yield from InferRequest.proved(text, policy, own_id))
 
     @staticmethod
     def parse_raw(
@@ -120,10 +122,49 @@ class InferRequest(PiecedJson):
         *own_id* and *reserve* are those of `parse`; a BYTES element is copied behind its length, and its copy counts
         too. Yields after each step of work. Raises `CodecError`.
         """
-        header, blob, reserve = yield from framed_raw(body, metadata, limits, reserve)
-        text = yield from read_request(header, len(header), limits, reserve)
-        assert text is not None  # it is judged
-        return (yield from _written(text, blob, policy, own_id))
+        text = yield from read_raw(body, metadata, limits, reserve)
+        return (yield from InferRequest.proved(text, policy, own_id))
+
+    @staticmethod
+    def proved(text: RequestText, policy: TensorPolicy, own_id: bytes = b"") -> Generator[None, None, "InferRequest"]:
+        """The request in *text*, as the backend gets it. *own_id* is that of `parse`.
+
+        The values of a small request are printed at once, those of others each time that they are sent. Yields after
+        each step of work. Raises `CodecError`.
+        """
+        request = text.request
+        selection = select(request)
+        check_names(request.inputs)
+        is_small = text.n_bytes <= SINGLE_PIECE_BYTES
+        binary: list[tuple[Entry, Tensor]] = []
+        later: list[memoryview | Tensor] = []
+        for index, entry in enumerate(request.inputs):
+            values = source(entry, index, text.spans)
+            if isinstance(values, int):
+                tensor = _in_form(entry, announced(entry, index, values, text.blobs), request.parameters, policy)
+                binary.append((entry, tensor))
+                if not is_small:
+                    later.append(tensor)
+            elif values is not None and text.spans:
+                entry.data = _LATER
+                later.append(values)
+            if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
+                yield
+        text.blobs.finish()
+
+        nonfinite = yield from _fill_in(binary, policy, is_small=is_small)
+        request_id = id_of(request)
+        sent_id = b"" if "id" in policy.leave_out else request_id or own_id
+        if own_id and not request_id:  # protocol 4.10
+            request.id = Raw(own_id)
+        for key in policy.leave_out:
+            setattr(request, key, UNSET)
+        segments = _with_values(printed(request), later)
+        small_json = b"".join(segments) if is_small else None  # type: ignore[arg-type]  # which has no tensors
+        inputs = [tensor for _, tensor in binary]
+        return InferRequest(
+            inputs, selection, request_id, sent_id, text.is_recovered, nonfinite, small_json, segments, policy
+        )
 
     @property
     def promotes(self) -> bool:
@@ -137,78 +178,55 @@ class InferRequest(PiecedJson):
         """The datatype of each binary input."""
         return [tensor.datatype.name for tensor in self.inputs]
 
-    @property
-    def is_small(self) -> bool:
-        """Whether its JSON is small enough to be made and sent in one go."""
-        return sum(len(s.blob) if isinstance(s, Tensor) else len(s) for s in self._segments) <= SINGLE_PIECE_BYTES
-
     def texts(self) -> Iterator[Piece]:
         """The backend's JSON in texts of bounded size; every call makes it anew."""
         return chain.from_iterable(map(self._text, self._segments))
 
     def _text(self, segment: bytes | memoryview | Tensor) -> Iterable[Piece]:
-        if not isinstance(segment, Tensor):
-            if len(segment) <= PIECE_BYTES:
-                return (segment,)
-            return (segment[start : start + PIECE_BYTES] for start in range(0, len(segment), PIECE_BYTES))
-        if segment.datatype.kind is Kind.BYTES:
-            if _becomes_base64(segment, self._policy):
-                return string_printing.base64_pieces(segment.blob)
-            return string_printing.text_pieces(segment.blob)
-        values = segment.datatype.view(segment.blob)
-        if self._policy.nonfinite is NonFinite.LITERAL and segment.datatype.kind is Kind.FLOAT:
-            # protocol 3.4
-            return number_printing.literal_pieces(values, segment.datatype)
-        if 0 < len(values) <= _FEW_ELEMENTS:
-            return (number_printing.array_text(values, segment.datatype)[1:-1],)
-        return number_printing.text_pieces(values, segment.datatype)
+        if isinstance(segment, Tensor):
+            return _value_pieces(segment, self._policy)
+        return (segment[start : start + PIECE_BYTES] for start in range(0, len(segment), PIECE_BYTES))
 
 
-def _written(
-    text: RequestText, blobs: memoryview, policy: TensorPolicy, own_id: bytes
-) -> Generator[None, None, InferRequest]:
-    """The request in *text*, with *blobs* behind its JSON, as the backend gets it. Raises `CodecError`."""
-    request = text.request
-    selection = select(request)
-    check_names(request.inputs)
-    cursor = Cursor(blobs)
-    inputs: list[Tensor] = []
-    later: list[memoryview | Tensor] = []
-    for index, entry in enumerate(request.inputs):
-        values = source(entry, index, text.spans)
-        if isinstance(values, int):
-            tensor = announced(entry, index, values, cursor, _content_type(entry.parameters, request.parameters))
-            _announce_text(entry, tensor, policy)
-            inputs.append(tensor)
-            later.append(tensor)
-        elif values is not None and text.spans:
-            entry.data = LATER
-            later.append(values)
-        if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
+# What becomes of values
+
+
+def _fill_in(binary: list[tuple[Entry, Tensor]], policy: TensorPolicy, *, is_small: bool) -> Generator[None, None, int]:
+    """Check the values of the *binary* inputs, and put those of a small request into their entries.
+
+    How many NaN and infinities they have. Raises `CodecError` for values that the backend may not get.
+    """
+    nonfinite = 0
+    for index, (entry, tensor) in enumerate(binary, 1):
+        if tensor.datatype.kind is Kind.BYTES:
+            yield from _check_strings(tensor, policy)
+        array_text = _array_text(tensor, policy) if is_small else None
+        entry.data = _LIST_LATER if array_text is None else Raw(array_text)
+        if tensor.datatype.kind is Kind.FLOAT and _may_be_nonfinite(array_text, policy):
+            nonfinite += yield from check_finite(tensor, policy.nonfinite)
+        if index % CHECKED_TENSORS == 0:
             yield
-    cursor.finish()
-    nonfinite = yield from _check_values(inputs, policy)
+    return nonfinite
 
-    request_id = id_of(request)
-    sent_id = request_id or own_id
-    if own_id and not request_id:  # protocol 4.10
-        request.id = Raw(own_id)
-    for key in policy.leave_out:
-        setattr(request, key, UNSET)
-    beginning, *texts_behind = printed(request)
-    segments: list[bytes | memoryview | Tensor] = [beginning]
-    for values_before, text_behind in zip(later, texts_behind, strict=True):
-        segments += (values_before, text_behind)
-    return InferRequest(
-        inputs,
-        selection,
-        request_id,
-        b"" if "id" in policy.leave_out else sent_id,
-        text.is_recovered,
-        nonfinite,
-        segments,
-        policy,
-    )
+
+def _with_values(text: bytes, later: list[memoryview | Tensor]) -> list[bytes | memoryview | Tensor]:
+    """*text* with the values that come *later* in their places."""
+    if not later:
+        return [text]
+    beginning, *texts_behind = text.split(LATER)
+    return [beginning, *chain.from_iterable(zip(later, texts_behind, strict=True))]
+
+
+def _in_form(entry: Entry, tensor: Tensor, of_request: Parameters | UnsetType | None, policy: TensorPolicy) -> Tensor:
+    """*tensor*, after *entry* says what its values will be in JSON; *of_request* are the request's parameters."""
+    if tensor.datatype.kind is Kind.BYTES and policy.bytes is BytesPolicy.BASE64:  # protocol 3.5
+        content_type = _content_type(entry.parameters, of_request)
+        if content_type:
+            return msgspec.structs.replace(tensor, content_type=content_type)
+        entry.parameters = {**(entry.parameters or {}), "content_type": _BASE64}
+    elif policy.half_precision is HalfPrecision.PROMOTE and is_half_precision(tensor.datatype):
+        entry.datatype = _PROMOTED
+    return tensor
 
 
 def _content_type(*said: Parameters | UnsetType | None) -> bytes:
@@ -225,13 +243,44 @@ def _becomes_base64(tensor: Tensor, policy: TensorPolicy) -> bool:
     return policy.bytes is BytesPolicy.BASE64 and not tensor.content_type
 
 
-def _announce_text(entry: Entry, tensor: Tensor, policy: TensorPolicy) -> None:
-    """Say in *entry* what the values of *tensor* will be in JSON."""
-    entry.data = _LIST_LATER
-    if tensor.datatype.kind is Kind.BYTES and _becomes_base64(tensor, policy):
-        entry.parameters = {**(entry.parameters or {}), "content_type": _BASE64}
-    elif policy.half_precision is HalfPrecision.PROMOTE and is_half_precision(tensor.datatype):
-        entry.datatype = _PROMOTED
+def _array_text(tensor: Tensor, policy: TensorPolicy) -> bytes:
+    """The values of *tensor*, which is small, as a JSON array."""
+    datatype = tensor.datatype
+    if datatype.kind is Kind.BYTES:
+        return b"[%b]" % b"".join(_value_pieces(tensor, policy))
+    values = datatype.view(tensor.blob)
+    text = number_printing.array_text(values, datatype)
+    if datatype.kind is Kind.FLOAT and policy.nonfinite is NonFinite.LITERAL:  # protocol 3.4
+        return number_printing.with_literals(text, values, datatype)
+    return text
+
+
+def _may_be_nonfinite(array_text: bytes | None, policy: TensorPolicy) -> bool:
+    """Whether floats have to be looked at for NaN and infinities, which are printed as null if not as literals."""
+    return array_text is None or policy.nonfinite is NonFinite.LITERAL or b"n" in array_text
+
+
+def _value_pieces(tensor: Tensor, policy: TensorPolicy) -> Iterator[Piece]:
+    """The values of *tensor* as the inside of a JSON array."""
+    if tensor.datatype.kind is Kind.BYTES:
+        if _becomes_base64(tensor, policy):
+            return string_printing.base64_pieces(tensor.blob)
+        return string_printing.text_pieces(tensor.blob)
+    values = tensor.datatype.view(tensor.blob)
+    if policy.nonfinite is NonFinite.LITERAL and tensor.datatype.kind is Kind.FLOAT:  # protocol 3.4
+        return number_printing.literal_pieces(values, tensor.datatype)
+    return number_printing.text_pieces(values, tensor.datatype)
+
+
+def _check_strings(tensor: Tensor, policy: TensorPolicy) -> Iterator[None]:
+    """Prove that *tensor* has its elements, and that they are text if they go out as text (protocol 3.5)."""
+    return elements.check_elements(
+        tensor.blob,
+        element_count(tensor.shape),
+        tensor,
+        utf8=not _becomes_base64(tensor, policy),
+        hint=_own_type_hint(tensor) if tensor.content_type else elements.BASE64_HINT,
+    )
 
 
 def _own_type_hint(tensor: Tensor) -> str:
@@ -240,54 +289,6 @@ def _own_type_hint(tensor: Tensor) -> str:
         f", and the content type that the client names, {excerpt(tensor.content_type)}, keeps it from base64: "
         "leave `content_type` out, or set it to `base64`"
     )
-
-
-def _check_values(inputs: list[Tensor], policy: TensorPolicy) -> Generator[None, None, int]:
-    """How many NaN and infinities the *inputs* have. Raises `CodecError` for values that no backend may get."""
-    nonfinite = 0
-    for index, tensor in enumerate(inputs, 1):
-        if index % CHECKED_TENSORS == 0:
-            yield
-        if tensor.datatype.kind is Kind.BYTES:
-            yield from elements.check_elements(
-                tensor.blob,
-                element_count(tensor.shape),
-                tensor,
-                utf8=not _becomes_base64(tensor, policy),
-                hint=elements.BASE64_HINT if policy.bytes is BytesPolicy.UTF8 else _own_type_hint(tensor),
-            )
-        elif tensor.datatype.kind is Kind.FLOAT:
-            nonfinite += yield from check_finite(tensor, policy.nonfinite)
-    return nonfinite
-
-
-def framed_raw(
-    body: memoryview, metadata: bytes, limits: HeaderLimits, reserve: Reserve
-) -> Generator[None, None, tuple[memoryview, memoryview, Reserve]]:
-    """A raw *body* as if its client had sent a header: the header, the blob, and who is still asked for memory.
-
-    See `InferRequest.parse_raw`.
-    """
-    header = raw_header(metadata, len(body), limits)
-    text = memoryview(header.text)
-    if not header.is_bytes:
-        return text, body, reserve
-    if len(body) > elements.MAX_ELEMENT_BYTES:
-        raise CodecError(f"the body has {len(body)} bytes, more than a BYTES element can have")
-    reserve(len(body) + len(header.text) * HELD_PER_BYTE)
-    return text, (yield from _prefixed(body)), reserve_nothing
-
-
-def _prefixed(element: memoryview) -> Generator[None, None, memoryview]:
-    """A BYTES blob of one *element*: its length and a copy of it."""
-    # np.empty leaves the pages alone until they are written; bytearray(n) would clear them all at once
-    blob: memoryview = np.empty(4 + len(element), np.uint8).data
-    blob[:4] = len(element).to_bytes(4, "little")
-    for start in range(0, len(element), _COPY_BYTES):
-        piece = element[start : start + _COPY_BYTES]
-        blob[4 + start : 4 + start + len(piece)] = piece
-        yield
-    return blob
 
 
 def check_finite(tensor: Tensor, policy: NonFinite) -> Generator[None, None, int]:

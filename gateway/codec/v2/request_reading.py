@@ -7,7 +7,6 @@ Whatever the backend speaks, a client's request is read here. Not here: what it 
 import re
 from collections.abc import Callable, Collection, Generator
 from contextlib import suppress
-from types import MappingProxyType
 from typing import NamedTuple
 
 from msgspec import UNSET
@@ -46,7 +45,7 @@ _SEARCH_BYTES = 256 * 1024
 _SEARCH_OVERLAP = 64  # no shorter than a key with its blanks
 
 _DATA_OR_ESCAPE = re.compile(rb'"data"|\\u')
-_SIZE = re.compile(rb"[0-9]{1,20}")
+_SIZE_DIGITS = 20
 _FLAGS = {b"true": True, b"false": False}
 _NULL = b"null"
 _NO_BYTES = memoryview(b"")
@@ -69,11 +68,13 @@ class RequestText(NamedTuple):
     """A body, cut into its JSON and the blobs behind it."""
 
     request: Request
-    blobs: memoryview
+    blobs: Cursor
     is_recovered: bool
     """Whether the header length had to be found (protocol section 6)."""
     spans: list[memoryview]
     """The text of `data` that is not in *request*, where the number of its span stands in its place."""
+    n_bytes: int
+    """The length of the whole body."""
 
 
 def read_request(
@@ -112,10 +113,10 @@ def read_request(
     check_count(request.inputs, "inputs", limits.max_tensors)
     check_count(request.outputs, "outputs", limits.max_tensors)
     blobs = body[n_bytes:]
-    if header_length is not None:
-        return RequestText(request, blobs, False, spans)
-    blobs = _blobs_behind(request, blobs, recover=recover)
-    return RequestText(request, blobs, len(blobs) > 0, spans)
+    if header_length is None:
+        blobs = _blobs_behind(request, blobs, recover=recover)
+    is_recovered = header_length is None and len(blobs) > 0
+    return RequestText(request, Cursor(blobs), is_recovered, spans, len(body))
 
 
 def _json_bytes(body: memoryview, header_length: int | None) -> int:
@@ -270,7 +271,7 @@ def select(request: Request) -> OutputSelection:
     if not request.outputs:
         return UNLISTED[by_default]
     named: dict[str, bool] = {}
-    in_shared_memory = set()
+    in_shared_memory: frozenset[str] = frozenset()
     for index, entry in enumerate(request.outputs):
         name = name_of(entry, "output", index)
         if name in named:  # protocol 2.6
@@ -278,9 +279,9 @@ def select(request: Request) -> OutputSelection:
         flag = _flag(entry, "binary_data", name)
         named[name] = by_default if flag is None else flag  # protocol 4.1
         if entry.parameters and bytes(entry.parameters.get("shared_memory_region", _NULL)) != _NULL:  # protocol 4.5
-            in_shared_memory.add(name)
+            in_shared_memory |= {name}
             named[name] = False
-    return OutputSelection(by_default, MappingProxyType(named), frozenset(in_shared_memory))
+    return OutputSelection(by_default, named, in_shared_memory)
 
 
 def _flag(said: Request | Entry, key: str, output: str) -> bool | None:
@@ -341,8 +342,8 @@ def source(entry: Entry, index: int, spans: list[memoryview]) -> memoryview | in
     return data if size is None else size
 
 
-def announced(entry: Entry, index: int, size: int, blobs: Cursor, content_type: bytes = b"") -> Tensor:
-    """The binary input *entry* of *size* bytes, which are taken off *blobs*, with the client's own *content_type*.
+def announced(entry: Entry, index: int, size: int, blobs: Cursor) -> Tensor:
+    """The binary input *entry* of *size* bytes, which are taken off *blobs*.
 
     Raises `CodecError` if what it says does not fit (protocol 2.2, 2.3), or the bytes are missing (protocol 1.5).
     """
@@ -359,7 +360,7 @@ def announced(entry: Entry, index: int, size: int, blobs: Cursor, content_type: 
             f"{tensor}: binary_data_size: expected {count_text(n_elements * tensor.datatype.item_bytes)}, got {size} "
             f"({count_text(n_elements)} elements of {tensor.datatype.item_bytes} bytes)"
         )
-    return Tensor(tensor.name, tensor.datatype, tensor.shape, blobs.take(size, tensor), content_type)
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, blobs.take(size, tensor))
 
 
 def declared(entry: Entry, index: int, blob: memoryview) -> Tensor:
@@ -371,12 +372,12 @@ def declared(entry: Entry, index: int, blob: memoryview) -> Tensor:
 def binary_size(entry: Entry, index: int) -> int | None:
     """`binary_data_size` of the input *entry*; None if it has none (protocol 2.3). Raises `CodecError`."""
     value = bytes(entry.parameters.get("binary_data_size", _NULL)) if entry.parameters else _NULL
+    if value.isdigit() and len(value) <= _SIZE_DIGITS:
+        return int(value)
     if value == _NULL:
         return None
-    if not _SIZE.fullmatch(value):
-        label = label_of_input(entry, index)
-        raise CodecError(f"{label}: binary_data_size must be an integer >= 0, got {excerpt(value)}")
-    return int(value)
+    label = label_of_input(entry, index)
+    raise CodecError(f"{label}: binary_data_size must be an integer >= 0, got {excerpt(value)}")
 
 
 def may_have_binary_parameters(body: memoryview) -> Generator[None, None, bool]:
