@@ -156,11 +156,13 @@ async def _decoded(call: Call, answer: Answer, prepared: Prepared) -> InferReply
             received += len(chunk)
             if received > limit:
                 raise CodecError(f"larger than limits.response_body, {int(limit)} bytes")
+            if answer.is_read:
+                break
             await pacer.run(decoder.feed(chunk))
             body.hold_answer(decoder.held_bytes)
         if not received:
             raise CodecError(f"{answer.status} without a body")
-        answered = await pacer.run(decoder.finish())
+        answered = await pacer.run(decoder.finish(chunk))
     except CodecError as error:
         raise blamed(error, ErrorKind.MALFORMED_RESPONSE) from error
     body.hold_answer(decoder.held_bytes)

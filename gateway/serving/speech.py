@@ -75,7 +75,7 @@ class Written(Protocol):
 
 
 class Decoder(Protocol):
-    """Reads one answer: `feed` what arrives, then `finish`. Both yield after each step, and raise `CodecError`."""
+    """Reads one answer: `feed` what arrives, and `finish`. Both yield after each step, and raise `CodecError`."""
 
     @property
     def held_bytes(self) -> int:
@@ -84,8 +84,8 @@ class Decoder(Protocol):
     def feed(self, chunk: bytes) -> Generator[None, None, None]:
         """Take the next bytes of the JSON."""
 
-    def finish(self) -> Generator[None, None, InferReply]:
-        """The reply."""
+    def finish(self, last: bytes = b"") -> Generator[None, None, InferReply]:
+        """The reply, after the *last* bytes."""
 
 
 class Prepared(NamedTuple):

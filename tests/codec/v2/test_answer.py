@@ -556,7 +556,7 @@ def test_many_small_outputs_are_read_in_steps() -> None:
         answer = InferAnswer(OutputSelection(binary_by_default=True), model="m", request_id=b"", max_bytes=MAX_BYTES)
         entries = b",".join(entry % number for number in range(n_outputs))
         steps = sum(1 for _ in answer.feed(b'{"outputs":[%b]}' % entries)) + sum(1 for _ in answer.finish())
-        assert steps >= n_outputs
+        assert steps >= n_outputs - 1  # between them
 
 
 # a model with another name
