@@ -4,7 +4,7 @@ Here: the header length and the cursor over the blobs. Not here: what the JSON s
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -106,3 +106,17 @@ class Cursor:
                 f"{left} bytes left over behind the last binary input: the binary_data_size of all inputs "
                 f"add up to {self._offset}, the body has {len(self._binary)} bytes behind its JSON"
             )
+
+
+class SeparateBlobs(Cursor):
+    """Blobs that did not come in one body, but each by itself and as long as its input says."""
+
+    __slots__ = ("_blobs",)
+
+    def __init__(self, blobs: Iterable[memoryview]) -> None:
+        super().__init__(memoryview(b""))
+        self._blobs = iter(blobs)
+
+    def take(self, n_bytes: int, what: object) -> memoryview:
+        """The next blob."""
+        return next(self._blobs)

@@ -9,7 +9,7 @@ Printed, the members of a message and of its tensors have the order of the struc
 not know (protocol 3.2, 4.4).
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sized
 from itertools import islice
 from typing import ClassVar, TypeVar
 
@@ -155,7 +155,7 @@ def uncommon_answer(top: RawMembers, marker: bytes, max_tensors: int) -> Generat
     return answer
 
 
-def check_count(entries: list[Entry] | list[RawMembers] | UnsetType | None, key: str, max_tensors: int) -> None:
+def check_count(entries: Sized | UnsetType | None, key: str, max_tensors: int) -> None:
     """Raise `CodecError` for more *entries* in the array *key* than *max_tensors*."""
     if entries and len(entries) > max_tensors:
         raise CodecError(f"more than {max_tensors} entries in `{key}`, which is the most that `limits.tensors` allows")
