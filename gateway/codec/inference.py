@@ -9,7 +9,7 @@ from enum import Enum
 
 import msgspec
 
-from gateway.codec.tensors.datatypes import Datatype, Kind
+from gateway.codec.tensors.datatypes import FLOAT, Datatype
 
 MAX_NAME = 64
 """The most characters of a tensor's name that stand in an error."""
@@ -121,4 +121,4 @@ def count_text(count: int) -> str:
 
 def is_half_precision(datatype: Datatype) -> bool:
     """Whether it is FP16 or BF16, which `HalfPrecision` is about."""
-    return datatype.kind is Kind.FLOAT and datatype.item_bytes == 2
+    return datatype.item_bytes == 2 and datatype.kind is FLOAT

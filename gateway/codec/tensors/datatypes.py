@@ -29,6 +29,10 @@ class Kind(Enum):
     BYTES = auto()
 
 
+BYTES, FLOAT = Kind.BYTES, Kind.FLOAT
+"""For code that runs for each small tensor: Python 3.11 takes 70 ns to find a member in its enum."""
+
+
 def _same(array: Array) -> Array:
     return array
 

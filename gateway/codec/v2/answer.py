@@ -18,10 +18,10 @@ from gateway.codec.inference import (
     label_of,
     labelled,
 )
-from gateway.codec.json.members import HELD_PER_BYTE, protect_literals, split_object
+from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.codec.json.scanner import Scanner
 from gateway.codec.json.sinks import Sink, TextSink, pour, taken_out
-from gateway.codec.tensors.datatypes import Datatype, Kind, element_count
+from gateway.codec.tensors.datatypes import BYTES, Datatype, element_count
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.pieces import SPACE
 from gateway.codec.tensors.string_reading import BytesSink, from_base64
@@ -155,7 +155,7 @@ class _Values:
 def _sink_for(name: str, form: Form) -> NumberSink | BytesSink:
     datatype, shape = form
     label = labelled("output", name, datatype, shape)
-    return BytesSink(label, shape) if datatype.kind is Kind.BYTES else NumberSink(label, datatype, shape)
+    return BytesSink(label, shape) if datatype.kind is BYTES else NumberSink(label, datatype, shape)
 
 
 class InferAnswer:
@@ -275,8 +275,7 @@ class InferAnswer:
         answer = messages.read(Answer, scanner.skeleton)
         if answer is None:
             yield
-            text, marker = protect_literals(scanner.skeleton)
-            answer = yield from messages.uncommon_answer(split_object(text), marker, self._limits.max_tensors)
+            answer = yield from messages.uncommon_answer(scanner.skeleton, self._limits.max_tensors)
             yield
         return answer
 
@@ -322,7 +321,7 @@ class InferAnswer:
             blobs = yield from self._values.whole(name, form, data)
         else:
             blobs = yield from self._values.arrived(name, form, int(data))
-        if datatype.kind is Kind.BYTES and text_of(parameters.get("content_type", UNSET)) == "base64":  # protocol 4.8
+        if datatype.kind is BYTES and text_of(parameters.get("content_type", UNSET)) == "base64":  # protocol 4.8
             blobs = yield from from_base64(blobs, labelled("output", name, datatype, shape))
         n_bytes = sum(map(len, blobs))
         if self._scanner is None:

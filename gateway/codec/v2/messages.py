@@ -24,6 +24,7 @@ from gateway.codec.json.members import (
     protect_literals,
     restore_literals,
     restore_members,
+    split_object,
     split_objects,
 )
 from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
@@ -120,11 +121,14 @@ def read_description(text: bytes) -> Description:
     return Description(*[_restored(value, marker) for value in (said.name, said.shape, said.datatype)])
 
 
-def uncommon_request(top: RawMembers, marker: bytes, max_tensors: int) -> Generator[None, None, Request]:
-    """The request with the members *top*, in which *marker* stands for literals (`members.protect_literals`).
+def uncommon_request(text: bytes, max_tensors: int) -> Generator[None, None, Request]:
+    """The request that *text* is.
 
     Yields after each step of work. Raises `CodecError` that says what is wrong with it.
     """
+    text, marker = protect_literals(text)
+    top = split_object(text)
+    yield
     inputs, outputs, parameters = (top.pop(key, _NULL) for key in ("inputs", "outputs", "parameters"))
     known, others = _told_apart(top, marker, Request)
     if bytes(inputs) == b"null":  # protocol 1.6
@@ -139,17 +143,18 @@ def uncommon_request(top: RawMembers, marker: bytes, max_tensors: int) -> Genera
     return request
 
 
-def uncommon_answer(top: RawMembers, marker: bytes, max_tensors: int) -> Generator[None, None, Answer]:
-    """The answer with the members *top*, as `uncommon_request`."""
+def uncommon_answer(text: bytes, max_tensors: int) -> Generator[None, None, Answer]:
+    """The answer that *text* is, as `uncommon_request`."""
+    text, marker = protect_literals(text)
+    top = split_object(text)
     if "outputs" not in top:
         words = words_of({key: restore_literals(bytes(top[key]), marker) for key in WORD_MEMBERS if key in top})
-        raise CodecError(f"no `outputs`, but an error: {shortened(words)}" if words else _NO_OUTPUTS)  # protocol 4.9
+        raise CodecError(
+            f"no `outputs`, but an error: {shortened(words)}" if words else "no `outputs` array"
+        )  # protocol 4.9
     outputs = top.pop("outputs")
     known, others = _told_apart(top, marker, Answer)
-    try:
-        entries = yield from _entries(outputs, marker, "outputs", max_tensors)
-    except _NoArrayError:
-        raise CodecError(_NO_OUTPUTS) from None
+    entries = yield from _entries(outputs, marker, "outputs", max_tensors)
     answer = _UncommonAnswer(outputs=entries, **known)
     answer.others = others  # type: ignore[misc]
     return answer
@@ -171,15 +176,10 @@ def printed(message: Message) -> bytes:
     return _with_others(message)
 
 
-_NO_OUTPUTS = "no `outputs` array of objects"
 _NULL = Raw(b"null")
 
 LATER = b"\0"
 """The `data` of an entry whose text is not known when the message is printed; no JSON has it."""
-
-
-class _NoArrayError(CodecError):
-    """A section is no array of objects."""
 
 
 def _restored(value: Text, marker: bytes) -> Text:
@@ -199,7 +199,7 @@ def _entries(text: Raw, marker: bytes, section: str, max_tensors: int) -> Genera
         found = split_objects(bytes(text))
     except CodecError:
         shown = excerpt(restore_literals(bytes(text), marker))
-        raise _NoArrayError(f"`{section}` must be an array of objects, got {shown}") from None
+        raise CodecError(f"`{section}` must be an array of objects, got {shown}") from None
     check_count(found, section, max_tensors)
     yield
     entries: list[Entry] = []

@@ -54,7 +54,7 @@ def read_raw(
         blob = yield from _prefixed(body)
     text = yield from read_request(memoryview(header.text), len(header.text), limits, reserve)
     assert text is not None  # it is judged
-    return text._replace(blobs=Cursor(blob), n_bytes=text.n_bytes + len(blob))
+    return msgspec.structs.replace(text, blobs=Cursor(blob), n_bytes=text.n_bytes + len(blob))
 
 
 def _prefixed(element: memoryview) -> Generator[None, None, memoryview]:

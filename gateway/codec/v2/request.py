@@ -26,7 +26,7 @@ from gateway.codec.inference import (
 from gateway.codec.json.members import excerpt
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson
 from gateway.codec.tensors import elements, number_printing, string_printing
-from gateway.codec.tensors.datatypes import Kind, element_count
+from gateway.codec.tensors.datatypes import BYTES, FLOAT, element_count
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.v2.messages import LATER, Entry, Parameters, printed, text_of
 from gateway.codec.v2.raw import read_raw
@@ -46,6 +46,7 @@ from gateway.errors import CodecError
 
 _FINITE_ELEMENTS = 256 * 1024  # looking is sixteen times as fast as printing
 _FEW_ELEMENTS = 256  # a loop over pieces takes as long as the work on them
+_LITERAL = NonFinite.LITERAL
 _LATER = Raw(LATER)
 _LIST_LATER = Raw(b"[%b]" % LATER)
 _BASE64 = Raw(b'"base64"')
@@ -198,11 +199,11 @@ def _fill_in(binary: list[tuple[Entry, Tensor]], policy: TensorPolicy, *, is_sma
     """
     nonfinite = 0
     for index, (entry, tensor) in enumerate(binary, 1):
-        if tensor.datatype.kind is Kind.BYTES:
+        if tensor.datatype.kind is BYTES:
             yield from _check_strings(tensor, policy)
         array_text = _array_text(tensor, policy) if is_small else None
         entry.data = _LIST_LATER if array_text is None else Raw(array_text)
-        if tensor.datatype.kind is Kind.FLOAT and _may_be_nonfinite(array_text, policy):
+        if tensor.datatype.kind is FLOAT and _may_be_nonfinite(array_text, policy):
             nonfinite += yield from check_finite(tensor, policy.nonfinite)
         if index % CHECKED_TENSORS == 0:
             yield
@@ -219,12 +220,12 @@ def _with_values(text: bytes, later: list[memoryview | Tensor]) -> list[bytes | 
 
 def _in_form(entry: Entry, tensor: Tensor, of_request: Parameters | UnsetType | None, policy: TensorPolicy) -> Tensor:
     """*tensor*, after *entry* says what its values will be in JSON; *of_request* are the request's parameters."""
-    if tensor.datatype.kind is Kind.BYTES and policy.bytes is BytesPolicy.BASE64:  # protocol 3.5
+    if tensor.datatype.kind is BYTES and policy.bytes is BytesPolicy.BASE64:  # protocol 3.5
         content_type = _content_type(entry.parameters, of_request)
         if content_type:
             return msgspec.structs.replace(tensor, content_type=content_type)
         entry.parameters = {**(entry.parameters or {}), "content_type": _BASE64}
-    elif policy.half_precision is HalfPrecision.PROMOTE and is_half_precision(tensor.datatype):
+    elif is_half_precision(tensor.datatype) and policy.half_precision is HalfPrecision.PROMOTE:
         entry.datatype = _PROMOTED
     return tensor
 
@@ -246,28 +247,28 @@ def _becomes_base64(tensor: Tensor, policy: TensorPolicy) -> bool:
 def _array_text(tensor: Tensor, policy: TensorPolicy) -> bytes:
     """The values of *tensor*, which is small, as a JSON array."""
     datatype = tensor.datatype
-    if datatype.kind is Kind.BYTES:
+    if datatype.kind is BYTES:
         return b"[%b]" % b"".join(_value_pieces(tensor, policy))
     values = datatype.view(tensor.blob)
     text = number_printing.array_text(values, datatype)
-    if datatype.kind is Kind.FLOAT and policy.nonfinite is NonFinite.LITERAL:  # protocol 3.4
+    if datatype.kind is FLOAT and policy.nonfinite is _LITERAL:  # protocol 3.4
         return number_printing.with_literals(text, values, datatype)
     return text
 
 
 def _may_be_nonfinite(array_text: bytes | None, policy: TensorPolicy) -> bool:
     """Whether floats have to be looked at for NaN and infinities, which are printed as null if not as literals."""
-    return array_text is None or policy.nonfinite is NonFinite.LITERAL or b"n" in array_text
+    return array_text is None or policy.nonfinite is _LITERAL or array_text.find(b"n") >= 0
 
 
 def _value_pieces(tensor: Tensor, policy: TensorPolicy) -> Iterator[Piece]:
     """The values of *tensor* as the inside of a JSON array."""
-    if tensor.datatype.kind is Kind.BYTES:
+    if tensor.datatype.kind is BYTES:
         if _becomes_base64(tensor, policy):
             return string_printing.base64_pieces(tensor.blob)
         return string_printing.text_pieces(tensor.blob)
     values = tensor.datatype.view(tensor.blob)
-    if policy.nonfinite is NonFinite.LITERAL and tensor.datatype.kind is Kind.FLOAT:  # protocol 3.4
+    if policy.nonfinite is _LITERAL and tensor.datatype.kind is FLOAT:  # protocol 3.4
         return number_printing.literal_pieces(values, tensor.datatype)
     return number_printing.text_pieces(values, tensor.datatype)
 

@@ -6,12 +6,12 @@ Whatever the backend speaks, a client's request is read here. Not here: what it 
 
 import re
 from collections.abc import Callable, Collection, Generator
-from contextlib import suppress
-from typing import NamedTuple
 
+import msgspec
 from msgspec import UNSET
 
 from gateway.codec.inference import (
+    DEFAULT_LIMITS,
     HeaderLimits,
     OutputSelection,
     Tensor,
@@ -21,16 +21,12 @@ from gateway.codec.inference import (
 from gateway.codec.json.brackets import MAX_TEXT_DEPTH
 from gateway.codec.json.members import (
     HELD_PER_BYTE,
-    RawMembers,
     excerpt,
-    protect_literals,
-    split_object,
-    split_objects,
 )
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES
 from gateway.codec.json.scanner import Scanner
 from gateway.codec.json.sinks import SkipSink
-from gateway.codec.tensors.datatypes import Kind, element_count
+from gateway.codec.tensors.datatypes import BYTES, element_count
 from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES, SPACE, check_utf8
 from gateway.codec.v2 import messages
 from gateway.codec.v2.declarations import datatype_of, name_of, shape_of
@@ -64,7 +60,7 @@ def reserve_nothing(_: int) -> None:
 _Splitting = Generator[None, None, tuple[bytes, list[memoryview], int]]
 
 
-class RequestText(NamedTuple):
+class RequestText(msgspec.Struct, frozen=True):
     """A body, cut into its JSON and the blobs behind it."""
 
     request: Request
@@ -106,8 +102,7 @@ def read_request(
         if header_length is None:  # blanks behind the JSON may be a blob
             n_bytes = len(text.rstrip(SPACE))
     if request is None:
-        unless = None if is_judged else unjudged
-        request, spans, n_bytes = yield from _any_request(body, header_length, limits, reserve, unless)
+        request, spans, n_bytes = yield from _any_request(body, header_length, limits, reserve, is_judged=is_judged)
     if request is None or not (is_judged or _is_binary(request) or _has_any(request, unjudged or ())):
         return None
     check_count(request.inputs, "inputs", limits.max_tensors)
@@ -131,39 +126,28 @@ def _json_bytes(body: memoryview, header_length: int | None) -> int:
 
 
 def _any_request(
-    body: memoryview,
-    header_length: int | None,
-    limits: HeaderLimits,
-    reserve: Reserve,
-    unjudged: Collection[str] | None,
+    body: memoryview, header_length: int | None, limits: HeaderLimits, reserve: Reserve, *, is_judged: bool
 ) -> Generator[None, None, tuple[Request | None, list[memoryview], int]]:
-    """A request that the structs may refuse; None if it is not to be judged, see `read_request`."""
+    """A request that the structs may refuse, see `read_request`; None for what is not judged and cannot be read."""
     try:
         text, spans, n_bytes = yield from _split(body, header_length, limits, reserve)
         request = messages.read(Request, text)
-        if request is not None:
-            return request, spans, n_bytes
-        yield
-        text, marker = protect_literals(text)
-        top = split_object(text)
+        if request is None:
+            yield
+            request = yield from messages.uncommon_request(text, limits.max_tensors)
+            yield
     except CodecError as error:
         if header_length is not None and not isinstance(error, TooLargeError):
             raise CodecError(f"{error}{(yield from _length_hint(body, header_length, limits))}") from None
-        # what cannot be read is judged only if it was plainly meant to be binary
-        if unjudged is None or (yield from was_meant_binary(body)):
+        if is_judged or (yield from _contains(body, _PARAMETER_KEY)):  # which was plainly meant to be binary
             raise
         return None, [], 0
-    if unjudged is not None and not (any(key in top for key in unjudged) or _is_binary_leniently(top)):
-        return None, [], 0
-    yield
-    request = yield from messages.uncommon_request(top, marker, limits.max_tensors)
-    yield
     return request, spans, n_bytes
 
 
 def _is_read_whole(text: bytes) -> bool:
     """Whether *text* is read with the data that it may have, which is not long or nested too deep."""
-    if b'"data"' not in text:
+    if text.find(b'"data"') < 0:
         return True
     return len(text) <= SINGLE_PIECE_BYTES and text.count(b"[") + text.count(b"{") <= MAX_TEXT_DEPTH
 
@@ -230,17 +214,6 @@ def _is_binary(request: Request) -> bool:
     )
 
 
-def _is_binary_leniently(top: RawMembers) -> bool:
-    """The same of a request that has the members *top*, whatever they are: JSON that nobody judges may be anything."""
-    words = {"inputs": "binary_data_size", "outputs": "binary_data"}
-    entries = [(top, "binary_data_output")]
-    for section, word in words.items():
-        with suppress(CodecError):
-            entries += [(entry, word) for entry in split_objects(bytes(top.get(section, b"[]")))]
-    parameters = [(bytes(entry.get("parameters", b"")), word) for entry, word in entries]
-    return any(text[:1] == b"{" and word in split_object(text) for text, word in parameters)
-
-
 def _blobs_behind(request: Request, blobs: memoryview, *, recover: bool) -> memoryview:
     """The *blobs* behind JSON whose length the client did not say (protocol section 6). Raises `CodecError`."""
     sizes = [binary_size(entry, index) for index, entry in enumerate(request.inputs)]
@@ -259,7 +232,8 @@ def _blobs_behind(request: Request, blobs: memoryview, *, recover: bool) -> memo
 
 def id_of(request: Request) -> bytes:
     """The client's id as JSON text; empty if it sent none."""
-    return b"" if request.id is UNSET or is_absent(bytes(request.id)) else bytes(request.id)
+    text = b"" if request.id is UNSET else bytes(request.id)
+    return b"" if is_absent(text) else text
 
 
 def select(request: Request) -> OutputSelection:
@@ -349,7 +323,7 @@ def announced(entry: Entry, index: int, size: int, blobs: Cursor) -> Tensor:
     """
     tensor = declared(entry, index, _NO_BYTES)
     n_elements = element_count(tensor.shape)
-    if tensor.datatype.kind is Kind.BYTES:
+    if tensor.datatype.kind is BYTES:
         if n_elements * 4 > size:  # protocol 2.4: each has a length of four bytes
             raise CodecError(
                 f"{tensor}: expected {count_text(n_elements)} elements, which take at least "
@@ -380,14 +354,24 @@ def binary_size(entry: Entry, index: int) -> int | None:
     raise CodecError(f"{label}: binary_data_size must be an integer >= 0, got {excerpt(value)}")
 
 
+def find_header_length(
+    body: memoryview, limits: HeaderLimits = DEFAULT_LIMITS, *, reserve: Reserve = reserve_nothing
+) -> Generator[None, None, int | None]:
+    """How many bytes of *body* are its JSON, if blobs follow them; None if it is JSON, or nothing, to its end.
+
+    *reserve* is called as by `InferRequest.parse`. Yields after each step of work. Raises `CodecError` as that does.
+    """
+    if not body:
+        raise CodecError("empty request body")  # protocol 1.6
+    if not (yield from may_have_binary_parameters(body)):
+        return None
+    text = yield from read_request(body, None, limits, reserve, recover=True, unjudged=())
+    return len(body) - len(text.blobs) if text is not None and len(text.blobs) else None
+
+
 def may_have_binary_parameters(body: memoryview) -> Generator[None, None, bool]:
     """Whether *body* has to be parsed to know if it uses the extension: its words, or an escape that may hide them."""
     return (yield from _contains(body, _PARAMETER_KEY_OR_ESCAPE))
-
-
-def was_meant_binary(body: memoryview) -> Generator[None, None, bool]:
-    """Whether the words of the extension stand as keys anywhere in *body*, which may be no JSON."""
-    return (yield from _contains(body, _PARAMETER_KEY))
 
 
 def _contains(body: memoryview, pattern: re.Pattern[bytes]) -> Generator[None, None, bool]:
