@@ -250,9 +250,9 @@ class InferAnswer:
         """The answer that *text* is as a whole; None for a longer one, or one that has to be looked at more closely.
 
         Of a member that comes twice the last counts, but the scanner looks at both. So the words are counted: each
-        output has one of each, and no escape may hide another.
+        output has one of each, and no escape of a letter may hide another.
         """
-        if len(text) > min(WHOLE_BYTES, self._limits.max_header_bytes) or b"\\" in text:
+        if len(text) > min(WHOLE_BYTES, self._limits.max_header_bytes) or b"\\u00" in text:
             return None
         answer = messages.read(Answer, text)
         if answer is None:
