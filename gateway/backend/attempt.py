@@ -197,6 +197,11 @@ class Answer:
             text += chunk[: max_bytes - len(text)]
         return text
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the body was read to its end."""
+        return self._is_read
+
     def take_arrived(self, max_bytes: int) -> bytes | None:
         """The whole body if it is there, has at most *max_bytes*, and nothing of it was read; else None."""
         if self._wire is None or self._is_read:

@@ -17,7 +17,7 @@ from gateway.backend.connections import Connections
 from gateway.backend.endpoints import Endpoint, EndpointSet
 from gateway.backend.resolving import Names
 from gateway.backend.wire import Wire
-from gateway.codec import error_body, run
+from gateway.codec import error_body
 from gateway.config.values import shortened
 
 MAX_BODY_BYTES = 64 * 1024
@@ -81,7 +81,7 @@ class Answer(NamedTuple):
         """Status and, of an error, what the server says went wrong."""
         if self.status == 200:
             return "200"
-        _, words = run(error_body(self.body[:MAX_BODY_BYTES], self.status, self.reason))
+        _, words = error_body(self.body[:MAX_BODY_BYTES], self.status, self.reason)
         if words.startswith("the backend answered"):
             return str(self.status)
         words = " ".join(words.split())

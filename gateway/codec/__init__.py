@@ -51,9 +51,9 @@ from gateway.codec.v2.declarations import MAX_RANK
 from gateway.codec.v2.error_bodies import error_body
 from gateway.codec.v2.framing import HEADER_LENGTH, Framing, parse_framing
 from gateway.codec.v2.raw import half_precision_outputs
-from gateway.codec.v2.recovery import find_header_length
 from gateway.codec.v2.reply import Reply
 from gateway.codec.v2.request import InferRequest
+from gateway.codec.v2.request_reading import find_header_length
 from gateway.codec.v2.sequence import find_sequence_id
 from gateway.codec.v2.server_metadata import with_extension
 

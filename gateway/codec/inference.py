@@ -9,7 +9,7 @@ from enum import Enum
 
 import msgspec
 
-from gateway.codec.tensors.datatypes import Datatype, Kind
+from gateway.codec.tensors.datatypes import FLOAT, Datatype
 
 MAX_NAME = 64
 """The most characters of a tensor's name that stand in an error."""
@@ -72,6 +72,8 @@ class Tensor(msgspec.Struct, frozen=True):
     datatype: Datatype
     shape: tuple[int, ...]
     blob: memoryview
+    content_type: bytes = b""
+    """As JSON text, that of BYTES for which the client names another one than base64 (protocol 3.5)."""
 
     def __str__(self) -> str:
         """How errors call it."""
@@ -119,4 +121,4 @@ def count_text(count: int) -> str:
 
 def is_half_precision(datatype: Datatype) -> bool:
     """Whether it is FP16 or BF16, which `HalfPrecision` is about."""
-    return datatype.kind is Kind.FLOAT and datatype.item_bytes == 2
+    return datatype.item_bytes == 2 and datatype.kind is FLOAT

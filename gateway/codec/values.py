@@ -9,7 +9,7 @@ from itertools import chain
 import msgspec
 import orjson
 
-from gateway.codec.tensors.datatypes import Datatype, Kind, element_count
+from gateway.codec.tensors.datatypes import BYTES, Datatype, element_count
 from gateway.codec.tensors.elements import PREFIX_BYTES
 from gateway.codec.tensors.nesting import MAX_DEPTH
 from gateway.codec.tensors.number_reading import read_few, read_flat
@@ -36,7 +36,7 @@ def shaped_value(text: bytes, datatype: Datatype, shape: tuple[int, ...]) -> Val
     if text[:1] != b"[":
         return None
     n_elements = element_count(shape)
-    if datatype.kind is Kind.BYTES or text.find(b"[", 1) > 0:
+    if datatype.kind is BYTES or text.find(b"[", 1) > 0:
         value = short_value(text, datatype)
         return value if value is not None and value.shape in (shape, (n_elements,)) else None
     blob = read_few(text, datatype, n_elements) or read_flat(text, datatype, n_elements)
@@ -60,7 +60,7 @@ def short_value(text: bytes, datatype: Datatype) -> Value | None:
         level = list(chain.from_iterable(level))
     if list in types:
         return None
-    if datatype.kind is not Kind.BYTES:
+    if datatype.kind is not BYTES:
         flat = b"[%b]" % text.translate(None, b"[]")
         blob = read_few(flat, datatype, len(level)) or read_flat(flat, datatype, len(level))
     elif types == {str}:

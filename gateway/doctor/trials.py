@@ -343,6 +343,9 @@ class V2Trials(Trials):
             decodes = False
         if decodes:
             self._report.note("it reads base64 for BYTES that are not text: `bytes: base64`")
+            self._report.note(
+                "its model then gets bytes, and text only where the client names a `content_type` like `str`"
+            )
             self._report.set("bytes", "base64", "it reads base64, so BYTES need not be text")
         else:
             self._report.note("it does not read base64: BYTES have to be text (UTF-8)")

@@ -281,7 +281,7 @@ class Call:
             return GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
         text = await answer.read_beginning(ERROR_BYTES) if text is None else text
         text = inflated_beginning(text, answer.headers.joined("content-encoding"), ERROR_BYTES)
-        steps = error_body(
+        body, words = error_body(
             text,
             answer.status,
             answer.reason,
@@ -290,6 +290,5 @@ class Call:
             own_words=words_in(text),
             hint=hint,
         )
-        body, words = await self.pacer.run(steps)
         headers = answer.transcoded_headers()
         return GatewayError(ErrorKind.BACKEND_ERROR, words, headers=headers, status=answer.status, body=body)

@@ -115,9 +115,10 @@ async def _pass_on(call: Call, answer: Answer) -> None:
 
 async def _json_body(call: Call, written: Written, backend: BackendPlan) -> Body:
     """The backend's JSON: whole if it is small, else a stream that is made while it is sent."""
-    if written.is_small:
-        text = await call.pacer.run(written.whole_json())
-        call.add_request_codec(call.pacer)
+    started_s = time.perf_counter()
+    text = written.small_json
+    if text is not None:
+        call.exchange.request_codec_s += time.perf_counter() - started_s
         return Body(whole=text)
     length = None
     if backend.settings.framing == "content-length":
@@ -150,11 +151,13 @@ async def _decoded(call: Call, answer: Answer, prepared: Prepared) -> InferReply
             received += len(chunk)
             if received > limit:
                 raise CodecError(f"larger than limits.response_body, {int(limit)} bytes")
+            if answer.is_read:
+                break
             await pacer.run(decoder.feed(chunk))
             body.hold_answer(decoder.held_bytes)
         if not received:
             raise CodecError(f"{answer.status} without a body")
-        answered = await pacer.run(decoder.finish())
+        answered = await pacer.run(decoder.finish(chunk))
     except CodecError as error:
         raise blamed(error, ErrorKind.MALFORMED_RESPONSE) from error
     body.hold_answer(decoder.held_bytes)

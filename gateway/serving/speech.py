@@ -64,11 +64,8 @@ class Written(Protocol):
     """The JSON that a request becomes; it is made anew as often as it is asked for."""
 
     @property
-    def is_small(self) -> bool:
-        """Whether it can be made and sent in one go."""
-
-    def whole_json(self) -> Generator[None, None, bytes]:
-        """All of it; yields after each step of work."""
+    def small_json(self) -> bytes | None:
+        """All of it, if it can be made and sent in one go."""
 
     def json_bytes(self) -> Generator[None, None, int]:
         """Its length; yields after each step of work."""
@@ -78,7 +75,7 @@ class Written(Protocol):
 
 
 class Decoder(Protocol):
-    """Reads one answer: `feed` what arrives, then `finish`. Both yield after each step, and raise `CodecError`."""
+    """Reads one answer: `feed` what arrives, and `finish`. Both yield after each step, and raise `CodecError`."""
 
     @property
     def held_bytes(self) -> int:
@@ -87,8 +84,8 @@ class Decoder(Protocol):
     def feed(self, chunk: bytes) -> Generator[None, None, None]:
         """Take the next bytes of the JSON."""
 
-    def finish(self) -> Generator[None, None, InferReply]:
-        """The reply."""
+    def finish(self, last: bytes = b"") -> Generator[None, None, InferReply]:
+        """The reply, after the *last* bytes."""
 
 
 class Prepared(NamedTuple):

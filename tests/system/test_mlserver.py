@@ -4,6 +4,7 @@ The model is the identity runtime of `deploy/mlserver`. Without MLServer these t
 """
 
 import asyncio
+import json
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -77,6 +78,22 @@ async def test_bytes_that_are_no_text_cross_as_base64(mlserver: str) -> None:
         array = np.array([b"\xff\x00", b"", b"abc"], np.object_)
         got = await infer(client, array, "BYTES")
         assert got.tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("content_type", ["str", "datetime", "pd"])
+async def test_a_named_content_type_reaches_the_model_as_from_a_client_of_json(
+    mlserver: str, content_type: str
+) -> None:
+    element = b"2026-11-23T08:00:00+00:00"
+    blob = len(element).to_bytes(4, "little") + element
+    tensor_in = {"name": "x", "shape": [1], "datatype": "BYTES", "parameters": {"content_type": content_type}}
+    in_json = {**tensor_in, "data": [element.decode()]}
+    in_binary = {**tensor_in, "parameters": {"content_type": content_type, "binary_data_size": len(blob)}}
+    async with running(mlserver, backend="bytes: base64") as client:
+        from_json = await client.infer(json.dumps({"inputs": [in_json]}).encode())
+        from_binary = await client.infer_binary({"inputs": [in_binary]}, blob)
+    assert from_json.status == from_binary.status == 200
+    assert from_binary.json["outputs"] == from_json.json["outputs"]
 
 
 async def test_an_image_crosses_exactly_many_times_at_once(client: Client) -> None:

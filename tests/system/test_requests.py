@@ -431,6 +431,24 @@ async def test_bytes_as_base64_and_half_precision_promoted(server: JsonServer) -
         assert sent_text["parameters"] == {"content_type": "base64"}
 
 
+@pytest.mark.rule("3.5")
+async def test_a_clients_own_content_type_wins_over_base64(server: JsonServer) -> None:
+    element = b"2026-11-23T08:00:00Z"
+    blob = len(element).to_bytes(4, "little") + element
+    parameters = {"binary_data_size": len(blob), "content_type": "datetime"}
+    text = {"name": "t", "shape": [1], "datatype": "BYTES", "parameters": parameters}
+    async with running(server.url, backend="bytes: base64") as client:
+        reply = await client.infer_binary({"inputs": [text]}, blob)
+        assert reply.status == 200
+        (sent,) = server.last_request["inputs"]
+        assert (sent["data"], sent["parameters"]) == (["2026-11-23T08:00:00Z"], {"content_type": "datetime"})
+        refused = await client.infer_binary({"inputs": [text]}, blob[:-1] + b"\xff")
+        assert refused.status == 400
+        assert "input 't' (BYTES, shape [1]): element 0 is not UTF-8" in refused.error
+        assert 'the content type that the client names, "datetime",' in refused.error
+        assert server.inferences == 1
+
+
 @pytest.mark.parametrize("framing", ["chunked", "content-length"])
 async def test_large_json_is_streamed_in_the_framing_of_the_backend(server: JsonServer, framing: str) -> None:
     array = np.random.default_rng(3).standard_normal((300, 1000)).astype(np.float32)

@@ -16,7 +16,7 @@ from gateway.client.grpc.inference import varint
 from gateway.client.grpc.messages import CLASSES
 from gateway.client.grpc.statuses import Status, status_of
 from gateway.client.grpc.stream import PREFIX_BYTES, Buffer, Fields, Stream
-from gateway.codec import HEADER_LENGTH, InferAnswer, OutputSelection, error_body, run
+from gateway.codec import HEADER_LENGTH, InferAnswer, OutputSelection, error_body
 from gateway.errors import CodecError, ErrorKind, GatewayError, blamed, proxy_status
 from gateway.exchange import Exchange
 from gateway.headers import HeaderLines, Pairs
@@ -176,7 +176,7 @@ class GrpcReply:
     async def _refuse(self, status: int, text: bytes) -> None:
         """A server's refusal that was passed on: its words are the client's."""
         backend = self._exchange.backend
-        _, words = run(error_body(text, status, "", None, backend=backend))
+        _, words = error_body(text, status, "", None, backend=backend)
         await self.error(GatewayError(ErrorKind.BACKEND_ERROR, words, status=status, body=text))
 
     # How it goes out

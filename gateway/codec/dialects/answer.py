@@ -33,7 +33,7 @@ from gateway.codec.tensors import number_printing, string_printing
 from gateway.codec.tensors.datatypes import Kind
 from gateway.codec.tensors.pieces import SPACE
 from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
-from gateway.codec.v2.reply import Reply, ReplyText
+from gateway.codec.v2.reply import Reply, ReplyOutput, ReplyText
 from gateway.codec.values import SHORT_BYTES
 from gateway.errors import CodecError, TooLargeError
 
@@ -103,11 +103,13 @@ class DialectAnswer:
         if self._text.add(chunk):
             yield from self._read_on()
 
-    def finish(self) -> Generator[None, None, Reply]:
-        """The reply; yields after each step of work.
+    def finish(self, last: bytes = b"") -> Generator[None, None, Reply]:
+        """The reply, after the *last* bytes of the JSON; yields after each step of work.
 
         Raises `CodecError` if the answer is cut off or is not what it says, and as `feed` does.
         """
+        if last:
+            yield from self.feed(last)
         self._text.end()
         yield from self._read_on()
         outputs = self._outputs.wanted
@@ -132,20 +134,18 @@ class DialectAnswer:
         """The outputs as the client wants each of them, in V2's words and order (protocol 4.1, 4.4, 4.6)."""
         text = ReplyText()
         text.add(reply_beginning(self._model, self._version, self._request_id))
-        blobs: list[memoryview] = []
-        datatypes: list[str] = []
+        binary: list[ReplyOutput] = []
         for index, output in enumerate(outputs):
             if index:
                 text.add(b",")
             if self._selection.is_binary(output.name):
                 text.add(entry_text(output, {"binary_data_size": output.n_bytes}))
-                blobs += output.blobs()
-                datatypes.append(output.datatype.name)
+                binary.append(ReplyOutput(output.name, output.datatype, output.shape, {}, output.blobs()))
                 yield
             else:
                 yield from self._print(output, text)
         text.add(b"]}")
-        return Reply(text.pieces(), blobs, datatypes, sum(output.nonfinite for output in outputs))
+        return Reply(text.pieces(), binary, sum(output.nonfinite for output in outputs))
 
     def _print(self, output: Output, text: ReplyText) -> Generator[None, None, None]:
         """Add an output that the client wants in JSON to *text*; its values go as they are printed."""

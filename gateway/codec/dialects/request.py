@@ -41,9 +41,9 @@ from gateway.codec.tensors.number_reading import NATIVE_PIECE_BYTES, NumberSink
 from gateway.codec.tensors.row_printing import Column, NumberColumn, StringColumn, row_pieces
 from gateway.codec.tensors.string_reading import BytesSink, from_base64, joined_blobs
 from gateway.codec.v2.declarations import name_of
-from gateway.codec.v2.framing import Cursor
 from gateway.codec.v2.messages import Entry, text_of
-from gateway.codec.v2.request import CHECKED_TENSORS, check_finite, framed_raw
+from gateway.codec.v2.raw import read_raw
+from gateway.codec.v2.request import CHECKED_TENSORS, check_finite
 from gateway.codec.v2.request_reading import (
     RequestText,
     Reserve,
@@ -111,9 +111,9 @@ class DialectRequest(msgspec.Struct, frozen=True):
         """
         if not body:  # protocol 1.6
             raise CodecError("empty request body")
-        text = yield from read_request(body, header_length, limits, reserve, recover=recover)
+        text = yield from read_request(body, header_length, limits, reserve, recover=recover, blobs=blobs)
         assert text is not None  # it is judged
-        return (yield from _parsed(text, Cursor(text.blobs, *blobs), policy, reserve))
+        return (yield from _parsed(text, policy, reserve))
 
     @staticmethod
     def parse_raw(
@@ -129,10 +129,8 @@ class DialectRequest(msgspec.Struct, frozen=True):
         *reserve* is called as by `parse`; a BYTES element is copied behind its length, and its copy counts too.
         Yields after each step of work. Raises `CodecError`.
         """
-        header, blob, reserve = yield from framed_raw(body, metadata, limits, reserve)
-        text = yield from read_request(header, len(header), limits, reserve)
-        assert text is not None  # it is judged
-        return (yield from _parsed(text, Cursor(blob), policy, reserve))
+        text = yield from read_raw(body, metadata, limits, reserve)
+        return (yield from _parsed(text, policy, reserve))
 
     def bound(self, writer: Writer) -> "BoundRequest":
         """The body that *writer* makes. Raises `CodecError` if its form cannot say this request."""
@@ -150,10 +148,11 @@ class BoundRequest(PiecedJson):
     writer: Writer
 
     @property
-    def is_small(self) -> bool:
-        """Whether it is small enough to be made and sent in one go."""
+    def small_json(self) -> bytes | None:
+        """All of it, if it is small enough to be made and sent in one go."""
         tensors = self.request.inputs
-        return sum(len(t.blob) + list_count(t.shape) for t in tensors) <= SINGLE_PIECE_BYTES
+        is_small = sum(len(t.blob) + list_count(t.shape) for t in tensors) <= SINGLE_PIECE_BYTES
+        return b"".join(self.texts()) if is_small else None
 
     def texts(self) -> Iterator[Piece]:
         """The body in texts of bounded size, of which some may be empty; every call makes it anew."""
@@ -163,10 +162,8 @@ class BoundRequest(PiecedJson):
 # From the body to tensors
 
 
-def _parsed(
-    text: RequestText, cursor: Cursor, policy: TensorPolicy, reserve: Reserve
-) -> Generator[None, None, DialectRequest]:
-    """The request in *text*, with the blobs of *cursor* behind its JSON."""
+def _parsed(text: RequestText, policy: TensorPolicy, reserve: Reserve) -> Generator[None, None, DialectRequest]:
+    """The request in *text*."""
     request = text.request
     selection = select(request)
     _refuse_extensions(request.outputs or ())
@@ -179,13 +176,13 @@ def _parsed(
             label = label_of_input(entry, index)
             raise CodecError(f"{label}: this backend cannot read shared memory; send its values")
         if isinstance(values, int):
-            inputs.append(announced(entry, index, values, cursor))
+            inputs.append(announced(entry, index, values, text.blobs))
         else:
             inputs.append(declared(entry, index, values))
             unread[index] = text_of((entry.parameters or {}).get("content_type", UNSET)) == "base64"
         if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
             yield
-    cursor.finish()
+    text.blobs.finish()
     for index, is_base64 in unread.items():
         inputs[index] = yield from _read(inputs[index], reserve, is_base64=is_base64)
     nonfinite, octets = yield from _check_values(inputs, policy)

@@ -23,11 +23,6 @@ class PiecedJson(ABC):
 
     __slots__ = ()
 
-    @property
-    @abstractmethod
-    def is_small(self) -> bool:
-        """Whether it is small enough to be made and sent in one go."""
-
     @abstractmethod
     def texts(self) -> Iterator[Piece]:
         """The document in texts of bounded size; an empty one ends a step of work. Every call makes it anew."""
@@ -35,15 +30,6 @@ class PiecedJson(ABC):
     def json_pieces(self) -> Iterator[Piece]:
         """The document in pieces that are worth sending, of which some may be empty."""
         return joined(self.texts())
-
-    def whole_json(self) -> Generator[None, None, bytes]:
-        """The document in one text; yields after each step of work."""
-        texts = []
-        for text in self.texts():
-            texts.append(text)
-            if not text:
-                yield
-        return b"".join(texts)
 
     def json_bytes(self) -> Generator[None, None, int]:
         """The document's length; it is made for it and not kept. Yields after each step of work."""

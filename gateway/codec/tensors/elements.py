@@ -49,14 +49,19 @@ SHORT_ELEMENT_BYTES = 256
 RUN_ELEMENTS = 32
 """Fewer elements are not worth numpy's calls."""
 
+BASE64_HINT = ", and JSON has only text; set `bytes: base64` for this backend if it reads base64"
+"""What to do about an element that is not UTF-8."""
+
 _WORTH_GUESSING = 512  # a guess costs as much as walking through so many elements
-_BASE64_HINT = ", and JSON has only text; set `bytes: base64` for this backend if it reads base64"
 
 
-def check_elements(blob: memoryview, n_elements: int, label: object, *, utf8: bool) -> Iterator[None]:
+def check_elements(
+    blob: memoryview, n_elements: int, label: object, *, utf8: bool, hint: str = BASE64_HINT
+) -> Iterator[None]:
     """Prove that *blob* is exactly *n_elements* length-prefixed elements; with *utf8*, that each is UTF-8.
 
-    Yields after each step of work. Raises `CodecError` naming *label* and the element (protocol 2.4, 3.5).
+    *hint* ends the error for one that is not. Yields after each step of work. Raises `CodecError` naming *label* and
+    the element (protocol 2.4, 3.5).
     """
     if n_elements * PREFIX_BYTES > len(blob):
         raise CodecError(
@@ -69,7 +74,7 @@ def check_elements(blob: memoryview, n_elements: int, label: object, *, utf8: bo
         bounds = bounds_of(window, n_elements - index)
         if len(bounds) > 1:
             if utf8 and not window.isascii():
-                _check_utf8_of_all(window, bounds, index, label)
+                _check_utf8_of_all(window, bounds, index, label, hint)
             offset += int(bounds[-1])
             index += len(bounds) - 1
             yield
@@ -86,7 +91,7 @@ def check_elements(blob: memoryview, n_elements: int, label: object, *, utf8: bo
             raise CodecError(f"{label}: element {index} says it has {size} bytes, but only {left} are left")
         offset = start + size
         if utf8:
-            yield from check_utf8(blob[start:offset], f"{label}: element {index}", _BASE64_HINT)
+            yield from check_utf8(blob[start:offset], f"{label}: element {index}", hint)
         index += 1
         yield
     if offset != len(blob):
@@ -176,7 +181,7 @@ def _with_empty_ones(
     return filled
 
 
-def _check_utf8_of_all(window: bytes, bounds: npt.NDArray[np.int64], index: int, label: object) -> None:
+def _check_utf8_of_all(window: bytes, bounds: npt.NDArray[np.int64], index: int, label: object, hint: str) -> None:
     """Prove that the elements of *window*, the first of which is number *index*, are UTF-8, each on its own."""
     text = with_words(window, bounds, bytes(PREFIX_BYTES))
     if text.isascii():  # faster than decoding; a length above 127 is none
@@ -186,7 +191,7 @@ def _check_utf8_of_all(window: bytes, bounds: npt.NDArray[np.int64], index: int,
     except UnicodeDecodeError as error:
         number = int(np.searchsorted(bounds, error.start, "right")) - 1
         byte = error.start - int(bounds[number]) - PREFIX_BYTES
-        raise CodecError(f"{label}: element {index + number} is not UTF-8 at byte {byte}{_BASE64_HINT}") from None
+        raise CodecError(f"{label}: element {index + number} is not UTF-8 at byte {byte}{hint}") from None
 
 
 def with_words(window: bytes, bounds: npt.NDArray[np.int64], word: bytes) -> bytearray:

@@ -6,7 +6,6 @@ comes before its `datatype` and `shape`, until these are known.
 """
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
 
 import orjson
 from msgspec import UNSET, Raw
@@ -19,10 +18,10 @@ from gateway.codec.inference import (
     label_of,
     labelled,
 )
-from gateway.codec.json.members import HELD_PER_BYTE, protect_literals, split_object
+from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.codec.json.scanner import Scanner
 from gateway.codec.json.sinks import Sink, TextSink, pour, taken_out
-from gateway.codec.tensors.datatypes import Datatype, Kind, element_count
+from gateway.codec.tensors.datatypes import BYTES, Datatype, element_count
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.pieces import SPACE
 from gateway.codec.tensors.string_reading import BytesSink, from_base64
@@ -40,26 +39,31 @@ from gateway.codec.v2.messages import (
     read_description,
     text_of,
 )
-from gateway.codec.v2.reply import Reply, ReplyText
+from gateway.codec.v2.reply import Reply, ReplyOutput, ReplyText
 from gateway.codec.values import shaped_value
 from gateway.errors import CodecError
+
+_LATER = Raw(LATER)
 
 WHOLE_BYTES = 64 * 1024
 """The longest answer that is read in one go if it comes in one chunk."""
 
-_ONCE_EACH = (b'"data"', b'"name"', b'"shape"', b'"datatype"')
+Form = tuple[Datatype, tuple[int, ...]]
+"""Datatype and shape of an output."""
 
 
-@dataclass(slots=True)
 class _Value:
-    """One `data` of an answer that arrives: where it went."""
+    """One `data` of an answer that arrives: where it goes."""
 
-    sink: Sink = field(init=False)
-    datatype: Datatype | None = None
-    shape: tuple[int, ...] = ()
-    text: list[bytes] = field(default_factory=list)
-    said: tuple[bytes, bytes] = (b"", b"")
-    """Datatype and shape as the answer says them, before its `data`."""
+    __slots__ = ("form", "sink", "text")
+
+    sink: Sink
+
+    def __init__(self) -> None:
+        self.form: Form | None = None
+        """What the answer says of the output before its `data`, if that becomes binary as it arrives."""
+        self.text: list[bytes] = []
+        """The `data` that does not."""
 
 
 class _Values:
@@ -71,8 +75,8 @@ class _Values:
     def __init__(self, selection: OutputSelection, declared: Mapping[str, str], max_bytes: int) -> None:
         self.opened: list[_Value] = []
         self.nonfinite = 0
+        self.declared = declared
         self._selection = selection
-        self._declared = declared
         self._max_bytes = max_bytes
         self._done_bytes = 0
 
@@ -87,11 +91,11 @@ class _Values:
         name = text_of(entry.name)
         value = _Value()
         is_wanted = name is None or self._selection.is_wanted(name)
-        is_known = name is not None or not (self._selection.named or self._declared)
+        is_known = name is not None or not (self._selection.named or self.declared)
         is_described = entry.datatype is not UNSET and entry.shape is not UNSET
         if is_wanted and is_known and is_described and self._selection.is_binary(name or ""):
-            self.restore_datatype(entry, name)
-            self._open_binary(value, entry, name or "")
+            value.form = self.form_of(entry, name or "")
+            value.sink = _sink_for(name or "", value.form)
         else:
             label = label_of("output", name) if name is not None else f"output {len(self.opened)}"
             value.sink = TextSink(label, value.text if is_wanted else None)
@@ -100,47 +104,13 @@ class _Values:
         self.opened.append(value)
         return value.sink
 
-    def restore_datatype(self, entry: Description, name: str | None) -> None:
-        """Undo the promotion of an output's inputs, where the model declares a narrower datatype."""
-        if name in self._declared and text_of(entry.datatype) == "FP32":
-            entry.datatype = Raw(b'"%b"' % self._declared[name or ""].encode())
+    def form_of(self, entry: Description, name: str) -> Form:
+        """Datatype and shape of an output, after undoing the promotion of its inputs where its model declares less.
 
-    def blobs(self, entry: Entry, name: str, number: int) -> Generator[None, None, list[memoryview]]:
-        """The bytes of a binary output, in one or several pieces; its data was the value *number* that arrived."""
-        value = self.opened[number]
-        if value.datatype is None:
-            # its text was kept, because its datatype and shape were not known
-            kept_bytes = value.sink.held_bytes
-            self._open_binary(value, entry, name)
-            yield from pour(taken_out(value.text), value.sink)
-            if value is not self.opened[-1]:
-                self._done_bytes += value.sink.held_bytes - kept_bytes
-        elif value.said != _said(entry):
-            datatype, shape = datatype_of(entry, "output", name), shape_of(entry, "output", name)
-            if (datatype, shape) != (value.datatype, value.shape):
-                label = labelled("output", name, datatype, shape)
-                raise CodecError(f"{label}: datatype or shape came twice and differ")
-        assert isinstance(value.sink, NumberSink | BytesSink)
-        return self._taken(value.sink)
-
-    def read(self, entry: Entry, name: str, text: bytes) -> Generator[None, None, list[memoryview]]:
-        """The same of an output whose data is *text*."""
-        datatype, shape = self._described(entry, name)
-        value = shaped_value(text, datatype, shape)
-        if value is not None:
-            return value.blobs
-        sink = _sink_for(name, datatype, shape)
-        yield from pour((text,), sink)
-        return self._taken(sink)
-
-    def _open_binary(self, value: _Value, entry: Description, name: str) -> None:
-        """Give *value* the sink that makes binary of it."""
-        value.said = _said(entry)
-        value.datatype, value.shape = self._described(entry, name)
-        value.sink = _sink_for(name, value.datatype, value.shape)
-
-    def _described(self, entry: Description, name: str) -> tuple[Datatype, tuple[int, ...]]:
-        """Datatype and shape of an output. Raises `CodecError` for wrong ones, and for more than can be there."""
+        Raises `CodecError` for wrong ones, and for more elements than can be there.
+        """
+        if name in self.declared and text_of(entry.datatype) == "FP32":
+            entry.datatype = Raw(b'"%b"' % self.declared[name].encode())
         datatype, shape = datatype_of(entry, "output", name), shape_of(entry, "output", name)
         n_elements = element_count(shape)
         # every element takes a digit and a comma, or two quotes and a comma
@@ -151,19 +121,41 @@ class _Values:
             )
         return datatype, shape
 
+    def arrived(self, name: str, form: Form, number: int) -> Generator[None, None, list[memoryview]]:
+        """The bytes of an output of this *form*, whose data was the value *number* that arrived."""
+        value = self.opened[number]
+        if value.form is None:
+            # its text was kept, because its datatype and shape were not known
+            if value is not self.opened[-1]:
+                self._done_bytes -= value.sink.held_bytes
+            value.form, value.sink = form, _sink_for(name, form)
+            yield from pour(taken_out(value.text), value.sink)
+            if value is not self.opened[-1]:
+                self._done_bytes += value.sink.held_bytes
+        elif value.form != form:
+            raise CodecError(f"{labelled('output', name, *form)}: datatype or shape came twice and differ")
+        assert isinstance(value.sink, NumberSink | BytesSink)
+        return self._taken(value.sink)
+
+    def whole(self, name: str, form: Form, text: bytes) -> Generator[None, None, list[memoryview]]:
+        """The same of an output whose data is *text*."""
+        value = shaped_value(text, *form)
+        if value is not None:
+            return value.blobs
+        sink = _sink_for(name, form)
+        yield from pour((text,), sink)
+        return self._taken(sink)
+
     def _taken(self, sink: NumberSink | BytesSink) -> list[memoryview]:
         if isinstance(sink, NumberSink):
             self.nonfinite += sink.nonfinite
         return sink.blobs()
 
 
-def _said(entry: Description) -> tuple[bytes, bytes]:
-    return bytes(entry.datatype or b""), bytes(entry.shape or b"")
-
-
-def _sink_for(name: str, datatype: Datatype, shape: tuple[int, ...]) -> NumberSink | BytesSink:
+def _sink_for(name: str, form: Form) -> NumberSink | BytesSink:
+    datatype, shape = form
     label = labelled("output", name, datatype, shape)
-    return BytesSink(label, shape) if datatype.kind is Kind.BYTES else NumberSink(label, datatype, shape)
+    return BytesSink(label, shape) if datatype.kind is BYTES else NumberSink(label, datatype, shape)
 
 
 class InferAnswer:
@@ -240,33 +232,38 @@ class InferAnswer:
         if self._scanner.done:
             _refuse_trailing(self._scanner.trailing_bytes(), self._scanner.consumed)
 
-    def finish(self) -> Generator[None, None, Reply]:
-        """The reply; yields after each step of work.
+    def finish(self, last: bytes = b"") -> Generator[None, None, Reply]:
+        """The reply, after the *last* bytes of the JSON; yields after each step of work.
 
         Raises `CodecError` if the answer is cut off or is not what it says, and as `feed` does.
         """
-        answer = self._whole
+        if last:
+            yield from self.feed(last)
+        answer, self._whole = self._whole, None
         if answer is None:
             answer = yield from self._scanned()
-        self._whole = None
         reply = yield from self._reply(answer)
         self._held_per_byte = 1
-        if self._scanner is None:
-            self._whole_bytes = reply.n_bytes
         return reply
 
     def _read_whole(self, text: bytes) -> Answer | None:
         """The answer that *text* is as a whole; None for a longer one, or one that has to be looked at more closely.
 
         Of a member that comes twice the last counts, but the scanner looks at both. So the words are counted: each
-        output has one of each, and no escape may hide another.
+        output has one of each, and no escape of a letter may hide another.
         """
-        if len(text) > min(WHOLE_BYTES, self._limits.max_header_bytes) or b"\\" in text:
+        if len(text) > min(WHOLE_BYTES, self._limits.max_header_bytes) or b"\\u00" in text:
             return None
         answer = messages.read(Answer, text)
-        if answer is None or any(text.count(word) != len(answer.outputs) for word in _ONCE_EACH):
+        if answer is None:
             return None
-        return answer if text.count(b'"outputs"') == 1 else None
+        n_outputs = len(answer.outputs)
+        is_said_once = (
+            text.count(b'"data') == 2 * n_outputs  # of which half are datatypes
+            and text.count(b'"name"') == n_outputs
+            and text.count(b'"shape"') == n_outputs
+        )
+        return answer if is_said_once else None
 
     def _scanned(self) -> Generator[None, None, Answer]:
         """The answer, whose values have gone to sinks."""
@@ -278,8 +275,7 @@ class InferAnswer:
         answer = messages.read(Answer, scanner.skeleton)
         if answer is None:
             yield
-            text, marker = protect_literals(scanner.skeleton)
-            answer = yield from messages.uncommon_answer(split_object(text), marker, self._limits.max_tensors)
+            answer = yield from messages.uncommon_answer(scanner.skeleton, self._limits.max_tensors)
             yield
         return answer
 
@@ -287,60 +283,58 @@ class InferAnswer:
         check_count(answer.outputs, "outputs", self._limits.max_tensors)
         self._take_id(answer)
         kept: list[Entry] = []
-        names: set[str] = set()
-        blobs: list[memoryview] = []
-        datatypes: list[str] = []
+        names: list[str] = []
+        binary: list[ReplyOutput] = []
         later: list[list[bytes]] = []
         for index, entry in enumerate(answer.outputs):
             name = name_of(entry, "output", index)
             if not self._selection.is_wanted(name):  # protocol 4.5
                 continue
             kept.append(entry)
-            names.add(name)
-            self._values.restore_datatype(entry, name)
-            data, entry.data = entry.data, UNSET
+            names.append(name)
             parameters = entry.parameters or {}
             parameters.pop("binary_data_size", None)
-            if data is UNSET:
+            if entry.data is UNSET:
                 self._check_no_data(parameters, name)
             elif self._selection.is_binary(name):
-                own = yield from self._blobs(entry, name, bytes(data))
-                blobs += own
-                datatypes.append(datatype_of(entry, "output", name).name)
-                parameters["binary_data_size"] = Raw(b"%d" % sum(map(len, own)))
-                yield
-            elif self._scanner is None:
-                entry.data = data
-            else:
-                text = self._values.opened[int(bytes(data))].text
+                if binary:
+                    yield
+                binary.append((yield from self._binary(entry, name, parameters)))
+            elif self._scanner is not None:
+                text = self._values.opened[int(bytes(entry.data))].text
                 if not text:
                     raise CodecError(f"{label_of('output', name)}: its name came twice and differs")
-                entry.data = LATER
+                entry.data = _LATER
                 later.append(text)
             entry.parameters = parameters or UNSET  # protocol 4.4
-        missing = [name for name in self._selection.named if name not in names]
-        if missing:  # protocol 4.5
-            raise CodecError(f"{label_of('output', missing[0])} was requested, but the answer does not have it")
+        for name in self._selection.named:
+            if name not in names:  # protocol 4.5
+                raise CodecError(f"{label_of('output', name)} was requested, but the answer does not have it")
         answer.outputs = kept
-        return Reply(self._header(answer, later), blobs, datatypes, self._values.nonfinite)
+        return Reply(self._header(answer, later), binary, self._values.nonfinite)
 
-    def _blobs(self, entry: Entry, name: str, data: bytes) -> Generator[None, None, list[memoryview]]:
-        """The bytes of a binary output with this *data*, or with the number of the value that arrived in its place."""
+    def _binary(self, entry: Entry, name: str, parameters: Parameters) -> Generator[None, None, ReplyOutput]:
+        """A binary output; says its size in *parameters*, in place of the data of *entry*."""
+        datatype, shape = form = self._values.form_of(entry, name)
+        data, entry.data = bytes(entry.data), UNSET  # type: ignore[arg-type]
         if self._scanner is None:
-            blobs = yield from self._values.read(entry, name, data)
+            blobs = yield from self._values.whole(name, form, data)
         else:
-            blobs = yield from self._values.blobs(entry, name, int(data))
-        if entry.parameters and text_of(entry.parameters.get("content_type", UNSET)) == "base64":  # protocol 4.8
-            datatype, shape = datatype_of(entry, "output", name), shape_of(entry, "output", name)
-            if datatype.kind is Kind.BYTES:
-                blobs = yield from from_base64(blobs, labelled("output", name, datatype, shape))
-        return blobs
+            blobs = yield from self._values.arrived(name, form, int(data))
+        if datatype.kind is BYTES and text_of(parameters.get("content_type", UNSET)) == "base64":  # protocol 4.8
+            blobs = yield from from_base64(blobs, labelled("output", name, datatype, shape))
+        n_bytes = sum(map(len, blobs))
+        if self._scanner is None:
+            self._whole_bytes += n_bytes
+        parameters["binary_data_size"] = Raw(b"%d" % n_bytes)
+        return ReplyOutput(name, datatype, shape, parameters, blobs)
 
     def _take_id(self, answer: Answer) -> None:
         """Put the client's id into the answer, and take out the gateway's own. Raises `ForeignAnswerError`."""
         answered = b"" if answer.id is UNSET else bytes(answer.id)
         is_own = bool(self._sent_id) and not self._request_id
-        check_id(answered, self._sent_id, is_own=is_own)  # protocol 4.10
+        if answered != self._sent_id:
+            check_id(answered, self._sent_id, is_own=is_own)  # protocol 4.10
         if is_own or answered == b"null":
             answer.id = UNSET
         if self._request_id and is_absent(answered):  # protocol 4.6
@@ -360,11 +354,11 @@ class InferAnswer:
             answer.model_name = Raw(orjson.dumps(self._model))  # protocol 4.6
         if answer.parameters is not UNSET and bytes(answer.parameters) == b"null":  # protocol 4.4
             answer.parameters = UNSET
-        pieces = printed(answer)
+        header = printed(answer)
         if not later:
-            return pieces
+            return [header]
         text = ReplyText()
-        for piece, values in zip(pieces, (*later, ()), strict=True):
+        for piece, values in zip(header.split(LATER), (*later, ()), strict=True):
             text.add(piece)
             for value in values:
                 text.add(value)

@@ -69,13 +69,13 @@ def shape_of(entry: Description, section: str, tensor: str) -> tuple[int, ...]:
 
 def parse_shape(raw: bytes, lowest: int = 0) -> tuple[int, ...] | None:
     """The shape that *raw* (JSON) says; None unless it is an array of at most `MAX_RANK` integers >= *lowest*."""
-    if len(raw) > MAX_SHAPE_BYTES or (lowest == 0 and b"-" in raw):  # with a minus sign even 0 is refused
+    if len(raw) > MAX_SHAPE_BYTES:
         return None
     try:
         shape: tuple[int, ...] = _SHAPES[lowest].decode(raw)
     except msgspec.DecodeError:
         return None
-    return shape
+    return None if 0 in shape and lowest == 0 and b"-" in raw else shape  # with a minus sign even 0 is refused
 
 
 def _shown(value: Text) -> str:

@@ -8,7 +8,6 @@ A client of the V2 protocol reads the member `error`. Not here: which statuses a
 import html
 import math
 import re
-from collections.abc import Generator
 
 import msgspec
 import orjson
@@ -25,16 +24,17 @@ MAX_JSON_BYTES = 64 * 1024
 WORD_MEMBERS = ("error", "detail", "message")
 """The members in which servers say what went wrong, the first one that says something wins."""
 
-STEP_TAGS = 256
-"""How many tags of an HTML page one step looks at."""
+MAX_PAGE = 16 * 1024
+"""How many characters of an HTML page are read, beside scripts and styles: tags alone take a millisecond."""
 
 MANY_BYTES = 1024 * 1024
 """More JSON than this may be why a backend refuses a request with 400 or 415; with 413 any length is."""
 
 _TOLD_ABOVE = {400: MANY_BYTES, 413: 0, 415: MANY_BYTES}
 
-_TAG = re.compile(r"<(/?title|script|style)?[^<>]*+>?", re.IGNORECASE)
-_CLOSING = {name: re.compile(f"</{name}", re.IGNORECASE) for name in ("script", "style")}
+_HIDDEN = re.compile(r"<(script|style)\b.*?(?:</\1[^<>]*+>?|\Z)", re.IGNORECASE | re.DOTALL)
+_TITLE = re.compile(r"<title\b[^<>]*+>([^<]*+)", re.IGNORECASE)
+_TAG = re.compile(r"<[^<>]*+>?")
 _ANY = msgspec.json.Decoder()
 _TEXT = msgspec.json.Decoder(str)
 
@@ -48,7 +48,7 @@ def error_body(
     backend: str = "",
     own_words: str | None = None,
     hint: str = "",
-) -> Generator[None, None, tuple[bytes, str]]:
+) -> tuple[bytes, str]:
     """The body that the client gets for a backend's error, and the error's words for the log (protocol 4.9).
 
     *text* is the backend's body, of which the caller has read a bounded part; *reason* is the reason phrase.
@@ -56,7 +56,7 @@ def error_body(
     that is no JSON, or says nothing, is introduced with the name of the *backend*, if that is given.
     *own_words* are the reason where the caller has found it; *hint* follows the words of a body without `error`.
     A body with an `error` member goes through byte for byte, unless the size has to be told in it; bytes that
-    are not UTF-8 are replaced by U+FFFD. Yields after each step of work.
+    are not UTF-8 are replaced by U+FFFD.
     """
     if not text.isascii():
         text = text.decode(errors="replace").encode()
@@ -66,7 +66,7 @@ def error_body(
         members = {}
     words = own_words or words_of(members)
     if not words:
-        words, is_json = yield from _plain_words(text)
+        words, is_json = _plain_words(text)
         if not words or (backend and not is_json):
             words = _introduced(words or reason.encode("ascii", "replace").decode(), status, backend)
     if json_bytes is not None and json_bytes > _TOLD_ABOVE.get(status, math.inf):
@@ -103,11 +103,11 @@ def shortened(words: str) -> str:
     return words if len(words) <= MAX_WORDS else f"{words[:half]} ... {words[-half:]}"
 
 
-def _plain_words(text: bytes) -> Generator[None, None, tuple[str, bool]]:
+def _plain_words(text: bytes) -> tuple[str, bool]:
     """The words in a body without members that say them: an HTML page, JSON, or text; and whether they are JSON."""
     words = text.decode().strip()
     if words[:1] == "<" and "</" in words:
-        return (yield from _html_words(words)), False
+        return _html_words(words), False
     if len(words) > MAX_WORDS and words[0] != '"':
         return words, False  # too long to be null or an empty value
     try:
@@ -119,33 +119,18 @@ def _plain_words(text: bytes) -> Generator[None, None, tuple[str, bool]]:
     return (words if parsed else ""), True  # null and empty objects say nothing
 
 
-def _html_words(page: str) -> Generator[None, None, str]:
-    """The text of an HTML *page*, without tags and with blanks collapsed, up to about `MAX_WORDS` characters.
+def _html_words(page: str) -> str:
+    """The text of the first `MAX_PAGE` characters of an HTML *page* that can be seen, in at most `MAX_WORDS`.
 
-    A title that the text repeats is left out. Attributes and comments end at their first `>`. Yields after each step
-    of work.
+    A title that the text repeats is left out. Attributes and comments end at their first `>`.
     """
-    body: list[str] = []
-    title: list[str] = []
-    texts = body
-    left = MAX_WORDS
-    n_tags = position = 0
-    while position < len(page) and left > 0:
-        tag = _TAG.search(page, position)
-        start, end, name = (tag.start(), tag.end(), tag[1]) if tag else (len(page), len(page), None)
-        if text := page[position:start].strip()[:left]:
-            texts.append(text)
-            left -= len(text)
-        if name is not None:
-            name = name.lower()
-            if name in _CLOSING:
-                closing = _CLOSING[name].search(page, end)
-                end = closing.start() if closing else len(page)
-            else:
-                texts = title if name == "title" else body
-        position = end
-        n_tags += 1
-        if n_tags % STEP_TAGS == 0:
-            yield
-    body_text, title_text = (" ".join(html.unescape(" ".join(texts)).split()) for texts in (body, title))
+    seen = _HIDDEN.sub(" ", page)[:MAX_PAGE]
+    title = _TITLE.search(seen)
+    body_text = _text_of(seen[: title.start()] + seen[title.end() :] if title else seen)
+    title_text = _text_of(title[1]) if title else ""
     return body_text if title_text in body_text else f"{title_text}: {body_text}" if body_text else title_text
+
+
+def _text_of(page: str) -> str:
+    """*page* without tags and with blanks collapsed."""
+    return " ".join(html.unescape(_TAG.sub(" ", page)).split())[:MAX_WORDS]

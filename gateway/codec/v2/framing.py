@@ -87,6 +87,10 @@ class Cursor:
         self._later = iter(later)
         self._taken_before = 0
 
+    def __len__(self) -> int:
+        """How many bytes are left."""
+        return len(self._binary) - self._offset
+
     def take(self, n_bytes: int, what: object) -> memoryview:
         """The next *n_bytes* as a view. Raises `CodecError` naming *what* if they are missing (protocol 1.5)."""
         left = len(self._binary) - self._offset

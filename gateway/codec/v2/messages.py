@@ -9,7 +9,7 @@ Printed, the members of a message and of its tensors have the order of the struc
 not know (protocol 3.2, 4.4).
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sized
 from itertools import islice
 from typing import ClassVar, TypeVar
 
@@ -24,6 +24,7 @@ from gateway.codec.json.members import (
     protect_literals,
     restore_literals,
     restore_members,
+    split_object,
     split_objects,
 )
 from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
@@ -59,7 +60,8 @@ class Entry(Description, forbid_unknown_fields=True, gc=False):
 class Request(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_only=True):
     """A request."""
 
-    others: ClassVar[bytes] = b""
+    others: ClassVar[bytes | None] = None
+    """The members that the protocol does not know, as the inside of an object; None: no entry has any either."""
 
     id: Text = UNSET
     parameters: Parameters | UnsetType | None = UNSET
@@ -70,7 +72,7 @@ class Request(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_only=True
 class Answer(msgspec.Struct, forbid_unknown_fields=True, gc=False, kw_only=True):
     """An answer."""
 
-    others: ClassVar[bytes] = b""
+    others: ClassVar[bytes | None] = None
 
     model_name: Text = UNSET
     model_version: Text = UNSET
@@ -119,11 +121,14 @@ def read_description(text: bytes) -> Description:
     return Description(*[_restored(value, marker) for value in (said.name, said.shape, said.datatype)])
 
 
-def uncommon_request(top: RawMembers, marker: bytes, max_tensors: int) -> Generator[None, None, Request]:
-    """The request with the members *top*, in which *marker* stands for literals (`members.protect_literals`).
+def uncommon_request(text: bytes, max_tensors: int) -> Generator[None, None, Request]:
+    """The request that *text* is.
 
     Yields after each step of work. Raises `CodecError` that says what is wrong with it.
     """
+    text, marker = protect_literals(text)
+    top = split_object(text)
+    yield
     inputs, outputs, parameters = (top.pop(key, _NULL) for key in ("inputs", "outputs", "parameters"))
     known, others = _told_apart(top, marker, Request)
     if bytes(inputs) == b"null":  # protocol 1.6
@@ -138,47 +143,43 @@ def uncommon_request(top: RawMembers, marker: bytes, max_tensors: int) -> Genera
     return request
 
 
-def uncommon_answer(top: RawMembers, marker: bytes, max_tensors: int) -> Generator[None, None, Answer]:
-    """The answer with the members *top*, as `uncommon_request`."""
+def uncommon_answer(text: bytes, max_tensors: int) -> Generator[None, None, Answer]:
+    """The answer that *text* is, as `uncommon_request`."""
+    text, marker = protect_literals(text)
+    top = split_object(text)
     if "outputs" not in top:
         words = words_of({key: restore_literals(bytes(top[key]), marker) for key in WORD_MEMBERS if key in top})
-        raise CodecError(f"no `outputs`, but an error: {shortened(words)}" if words else _NO_OUTPUTS)  # protocol 4.9
+        raise CodecError(
+            f"no `outputs`, but an error: {shortened(words)}" if words else "no `outputs` array"
+        )  # protocol 4.9
     outputs = top.pop("outputs")
     known, others = _told_apart(top, marker, Answer)
-    try:
-        entries = yield from _entries(outputs, marker, "outputs", max_tensors)
-    except _NoArrayError:
-        raise CodecError(_NO_OUTPUTS) from None
+    entries = yield from _entries(outputs, marker, "outputs", max_tensors)
     answer = _UncommonAnswer(outputs=entries, **known)
     answer.others = others  # type: ignore[misc]
     return answer
 
 
-def check_count(entries: list[Entry] | list[RawMembers] | UnsetType | None, key: str, max_tensors: int) -> None:
+def check_count(entries: Sized | UnsetType | None, key: str, max_tensors: int) -> None:
     """Raise `CodecError` for more *entries* in the array *key* than *max_tensors*."""
     if entries and len(entries) > max_tensors:
         raise CodecError(f"more than {max_tensors} entries in `{key}`, which is the most that `limits.tensors` allows")
 
 
-def printed(message: Message) -> list[bytes]:
-    """*message* as JSON, cut at each `data` that is `LATER`."""
+def printed(message: Message) -> bytes:
+    """*message* as JSON, with `LATER` where that is the `data` of an entry."""
+    if message.others is None:
+        return _encode(message)
     for entries in (message.outputs, getattr(message, "inputs", None)):
         for index, entry in enumerate(entries or ()):
-            if entry.others:
-                entries[index] = Raw(_with_others(entry))  # type: ignore[index, call-overload]
-    text = _with_others(message) if message.others else _encode(message)
-    return text.split(b"\0")  # which no JSON has
+            entries[index] = Raw(_with_others(entry))  # type: ignore[index, call-overload]
+    return _with_others(message)
 
 
-_NO_OUTPUTS = "no `outputs` array of objects"
 _NULL = Raw(b"null")
 
-LATER = Raw(b"\0")
-"""The `data` of an entry whose text is not known when the message is printed."""
-
-
-class _NoArrayError(CodecError):
-    """A section is no array of objects."""
+LATER = b"\0"
+"""The `data` of an entry whose text is not known when the message is printed; no JSON has it."""
 
 
 def _restored(value: Text, marker: bytes) -> Text:
@@ -198,7 +199,7 @@ def _entries(text: Raw, marker: bytes, section: str, max_tensors: int) -> Genera
         found = split_objects(bytes(text))
     except CodecError:
         shown = excerpt(restore_literals(bytes(text), marker))
-        raise _NoArrayError(f"`{section}` must be an array of objects, got {shown}") from None
+        raise CodecError(f"`{section}` must be an array of objects, got {shown}") from None
     check_count(found, section, max_tensors)
     yield
     entries: list[Entry] = []
@@ -243,8 +244,9 @@ def _parameters(text: Raw, marker: bytes, where: str) -> Generator[None, None, P
 
 def _with_others(struct: Entry | Message) -> bytes:
     """*struct* as JSON, with the members that the protocol does not know before all others."""
+    others = struct.others or b""
     members = _encode(struct)[1:-1]
-    return b"{%b%b%b}" % (struct.others, b"," if struct.others and members else b"", members)
+    return b"{%b%b%b}" % (others, b"," if others and members else b"", members)
 
 
 # What an entry says, judged

@@ -4,18 +4,25 @@ Name, datatype and shape come from the model's metadata. Here: what they say of 
 """
 
 import math
+from collections.abc import Generator
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, count_text, label_of, shape_text
-from gateway.codec.json.members import excerpt
+from gateway.codec.json.members import HELD_PER_BYTE, excerpt
+from gateway.codec.tensors import elements
 from gateway.codec.tensors.datatypes import DATATYPES, Kind
 from gateway.codec.v2.declarations import MAX_RANK, parse_shape
+from gateway.codec.v2.framing import Cursor
+from gateway.codec.v2.request_reading import RequestText, Reserve, read_request, reserve_nothing
 from gateway.errors import CodecError
 
 MAX_NAMED = 5
 """How many inputs of a model an error names."""
+
+_COPY_BYTES = 1024 * 1024
 
 
 class _Tensor(msgspec.Struct):
@@ -31,6 +38,35 @@ class _Metadata(msgspec.Struct):
 
 _DECODER = msgspec.json.Decoder(_Metadata)
 _TENSORS = msgspec.json.Decoder(list[_Tensor])
+
+
+def read_raw(
+    body: memoryview, metadata: bytes, limits: HeaderLimits, reserve: Reserve
+) -> Generator[None, None, RequestText]:
+    """A raw *body* as if its client had sent a header, see `InferRequest.parse_raw`."""
+    header = raw_header(metadata, len(body), limits)
+    blob = body
+    if header.is_bytes:
+        if len(body) > elements.MAX_ELEMENT_BYTES:
+            raise CodecError(f"the body has {len(body)} bytes, more than a BYTES element can have")
+        reserve(len(body) + len(header.text) * HELD_PER_BYTE)
+        reserve = reserve_nothing
+        blob = yield from _prefixed(body)
+    text = yield from read_request(memoryview(header.text), len(header.text), limits, reserve)
+    assert text is not None  # it is judged
+    return msgspec.structs.replace(text, blobs=Cursor(blob), n_bytes=text.n_bytes + len(blob))
+
+
+def _prefixed(element: memoryview) -> Generator[None, None, memoryview]:
+    """A BYTES blob of one *element*: its length and a copy of it."""
+    # np.empty leaves the pages alone until they are written; bytearray(n) would clear them all at once
+    blob: memoryview = np.empty(4 + len(element), np.uint8).data
+    blob[:4] = len(element).to_bytes(4, "little")
+    for start in range(0, len(element), _COPY_BYTES):
+        piece = element[start : start + _COPY_BYTES]
+        blob[4 + start : 4 + start + len(piece)] = piece
+        yield
+    return blob
 
 
 class RawHeader(NamedTuple):

@@ -2,8 +2,22 @@
 
 import msgspec
 
+from gateway.codec.tensors.datatypes import Datatype
+
 WRITE_BYTES = 4096
 """Texts of the reply that are shorter are joined, so that a reply is a few writes."""
+
+
+class ReplyOutput(msgspec.Struct, frozen=True):
+    """A binary output."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    parameters: dict[str, msgspec.Raw]
+    """Those of the backend, and maybe `binary_data_size` among them."""
+    blobs: list[memoryview]
+    """Its values, in one or several pieces."""
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -11,17 +25,25 @@ class Reply(msgspec.Struct, frozen=True):
 
     header: list[bytes]
     """The JSON, in pieces."""
-    blobs: list[memoryview]
-    """Those of the binary outputs, in the order of the outputs; one output may have several."""
-    datatypes: list[str]
-    """The datatype of each binary output."""
+    outputs: list[ReplyOutput]
+    """The binary ones, in the order of the answer."""
     nonfinite: int
     """How many NaN and infinities the backend wrote as null, literals or strings."""
 
     @property
+    def blobs(self) -> list[memoryview]:
+        """Those of the binary outputs, in their order."""
+        return [blob for output in self.outputs for blob in output.blobs]
+
+    @property
+    def datatypes(self) -> list[str]:
+        """The datatype of each binary output."""
+        return [output.datatype.name for output in self.outputs]
+
+    @property
     def is_binary(self) -> bool:
         """Whether the client gets octets behind the JSON, and so a header length."""
-        return bool(self.blobs)
+        return bool(self.outputs)
 
     @property
     def header_bytes(self) -> int:

@@ -8,8 +8,9 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+import msgspec
 import numpy as np
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from gateway.codec.inference import (
     DEFAULT_LIMITS,
@@ -22,14 +23,13 @@ from gateway.codec.inference import (
     TensorPolicy,
     is_half_precision,
 )
-from gateway.codec.json.members import HELD_PER_BYTE
+from gateway.codec.json.members import excerpt
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson
 from gateway.codec.tensors import elements, number_printing, string_printing
-from gateway.codec.tensors.datatypes import Kind, element_count
+from gateway.codec.tensors.datatypes import BYTES, FLOAT, element_count
 from gateway.codec.tensors.pieces import PIECE_BYTES
-from gateway.codec.v2.framing import Cursor
-from gateway.codec.v2.messages import LATER, Entry, printed
-from gateway.codec.v2.raw import raw_header
+from gateway.codec.v2.messages import LATER, Entry, Parameters, printed, text_of
+from gateway.codec.v2.raw import read_raw
 from gateway.codec.v2.request_reading import (
     RequestText,
     Reserve,
@@ -46,8 +46,9 @@ from gateway.errors import CodecError
 
 _FINITE_ELEMENTS = 256 * 1024  # looking is sixteen times as fast as printing
 _FEW_ELEMENTS = 256  # a loop over pieces takes as long as the work on them
-_COPY_BYTES = 1024 * 1024
-_LIST_LATER = Raw(b"[%b]" % bytes(LATER))
+_LITERAL = NonFinite.LITERAL
+_LATER = Raw(LATER)
+_LIST_LATER = Raw(b"[%b]" % LATER)
 _BASE64 = Raw(b'"base64"')
 _PROMOTED = Raw(b'"FP32"')
 
@@ -69,6 +70,8 @@ class InferRequest(PiecedJson):
     header_recovered: bool
     nonfinite: int
     """How many NaN and infinities are let through by policy."""
+    small_json: bytes | None
+    """The JSON, if it is small enough to be sent in one go."""
     _segments: list[bytes | memoryview | Tensor]
     _policy: TensorPolicy
 
@@ -104,10 +107,10 @@ class InferRequest(PiecedJson):
                 if not policy.leave_out and not (yield from may_have_binary_parameters(body)):
                     return None
                 unjudged = policy.leave_out
-        text = yield from read_request(body, header_length, limits, reserve, recover=recover, unjudged=unjudged)
-        if text is None:
-            return None
-        return (yield from _written(text, Cursor(text.blobs, *blobs), policy, own_id))
+        text = yield from read_request(
+            body, header_length, limits, reserve, recover=recover, unjudged=unjudged, blobs=blobs
+        )
+        return None if text is None else (yield from InferRequest.proved(text, policy, own_id))
 
     @staticmethod
     def parse_raw(
@@ -124,10 +127,49 @@ class InferRequest(PiecedJson):
         *own_id* and *reserve* are those of `parse`; a BYTES element is copied behind its length, and its copy counts
         too. Yields after each step of work. Raises `CodecError`.
         """
-        header, blob, reserve = yield from framed_raw(body, metadata, limits, reserve)
-        text = yield from read_request(header, len(header), limits, reserve)
-        assert text is not None  # it is judged
-        return (yield from _written(text, Cursor(blob), policy, own_id))
+        text = yield from read_raw(body, metadata, limits, reserve)
+        return (yield from InferRequest.proved(text, policy, own_id))
+
+    @staticmethod
+    def proved(text: RequestText, policy: TensorPolicy, own_id: bytes = b"") -> Generator[None, None, "InferRequest"]:
+        """The request in *text*, as the backend gets it. *own_id* is that of `parse`.
+
+        The values of a small request are printed at once, those of others each time that they are sent. Yields after
+        each step of work. Raises `CodecError`.
+        """
+        request = text.request
+        selection = select(request)
+        check_names(request.inputs)
+        is_small = text.n_bytes <= SINGLE_PIECE_BYTES
+        binary: list[tuple[Entry, Tensor]] = []
+        later: list[memoryview | Tensor] = []
+        for index, entry in enumerate(request.inputs):
+            values = source(entry, index, text.spans)
+            if isinstance(values, int):
+                tensor = _in_form(entry, announced(entry, index, values, text.blobs), request.parameters, policy)
+                binary.append((entry, tensor))
+                if not is_small:
+                    later.append(tensor)
+            elif values is not None and text.spans:
+                entry.data = _LATER
+                later.append(values)
+            if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
+                yield
+        text.blobs.finish()
+
+        nonfinite = yield from _fill_in(binary, policy, is_small=is_small)
+        request_id = id_of(request)
+        sent_id = b"" if "id" in policy.leave_out else request_id or own_id
+        if own_id and not request_id:  # protocol 4.10
+            request.id = Raw(own_id)
+        for key in policy.leave_out:
+            setattr(request, key, UNSET)
+        segments = _with_values(printed(request), later)
+        small_json = b"".join(segments) if is_small else None  # type: ignore[arg-type]  # which has no tensors
+        inputs = [tensor for _, tensor in binary]
+        return InferRequest(
+            inputs, selection, request_id, sent_id, text.is_recovered, nonfinite, small_json, segments, policy
+        )
 
     @property
     def promotes(self) -> bool:
@@ -141,129 +183,117 @@ class InferRequest(PiecedJson):
         """The datatype of each binary input."""
         return [tensor.datatype.name for tensor in self.inputs]
 
-    @property
-    def is_small(self) -> bool:
-        """Whether its JSON is small enough to be made and sent in one go."""
-        return sum(len(s.blob) if isinstance(s, Tensor) else len(s) for s in self._segments) <= SINGLE_PIECE_BYTES
-
     def texts(self) -> Iterator[Piece]:
         """The backend's JSON in texts of bounded size; every call makes it anew."""
         return chain.from_iterable(map(self._text, self._segments))
 
     def _text(self, segment: bytes | memoryview | Tensor) -> Iterable[Piece]:
-        if not isinstance(segment, Tensor):
-            if len(segment) <= PIECE_BYTES:
-                return (segment,)
-            return (segment[start : start + PIECE_BYTES] for start in range(0, len(segment), PIECE_BYTES))
-        if segment.datatype.kind is Kind.BYTES:
-            if self._policy.bytes is BytesPolicy.BASE64:  # protocol 3.5
-                return string_printing.base64_pieces(segment.blob)
-            return string_printing.text_pieces(segment.blob)
-        values = segment.datatype.view(segment.blob)
-        if self._policy.nonfinite is NonFinite.LITERAL and segment.datatype.kind is Kind.FLOAT:
-            # protocol 3.4
-            return number_printing.literal_pieces(values, segment.datatype)
-        if 0 < len(values) <= _FEW_ELEMENTS:
-            return (number_printing.array_text(values, segment.datatype)[1:-1],)
-        return number_printing.text_pieces(values, segment.datatype)
+        if isinstance(segment, Tensor):
+            return _value_pieces(segment, self._policy)
+        return (segment[start : start + PIECE_BYTES] for start in range(0, len(segment), PIECE_BYTES))
 
 
-def _written(
-    text: RequestText, cursor: Cursor, policy: TensorPolicy, own_id: bytes
-) -> Generator[None, None, InferRequest]:
-    """The request in *text*, with the blobs of *cursor*, as the backend gets it. Raises `CodecError`."""
-    request = text.request
-    selection = select(request)
-    check_names(request.inputs)
-    inputs: list[Tensor] = []
-    later: list[memoryview | Tensor] = []
-    for index, entry in enumerate(request.inputs):
-        values = source(entry, index, text.spans)
-        if isinstance(values, int):
-            tensor = announced(entry, index, values, cursor)
-            _announce_text(entry, tensor, policy)
-            inputs.append(tensor)
-            later.append(tensor)
-        elif values is not None and text.spans:
-            entry.data = LATER
-            later.append(values)
-        if index % CHECKED_TENSORS == CHECKED_TENSORS - 1:
-            yield
-    cursor.finish()
-    nonfinite = yield from _check_values(inputs, policy)
-
-    request_id = id_of(request)
-    sent_id = request_id or own_id
-    if own_id and not request_id:  # protocol 4.10
-        request.id = Raw(own_id)
-    for key in policy.leave_out:
-        setattr(request, key, UNSET)
-    beginning, *texts_behind = printed(request)
-    segments: list[bytes | memoryview | Tensor] = [beginning]
-    for values_before, text_behind in zip(later, texts_behind, strict=True):
-        segments += (values_before, text_behind)
-    return InferRequest(
-        inputs,
-        selection,
-        request_id,
-        b"" if "id" in policy.leave_out else sent_id,
-        text.is_recovered,
-        nonfinite,
-        segments,
-        policy,
-    )
+# What becomes of values
 
 
-def _announce_text(entry: Entry, tensor: Tensor, policy: TensorPolicy) -> None:
-    """Say in *entry* what the values of *tensor* will be in JSON."""
-    entry.data = _LIST_LATER
-    if tensor.datatype.kind is Kind.BYTES and policy.bytes is BytesPolicy.BASE64:  # protocol 3.5
-        entry.parameters = {**(entry.parameters or {}), "content_type": _BASE64}
-    elif policy.half_precision is HalfPrecision.PROMOTE and is_half_precision(tensor.datatype):
-        entry.datatype = _PROMOTED
+def _fill_in(binary: list[tuple[Entry, Tensor]], policy: TensorPolicy, *, is_small: bool) -> Generator[None, None, int]:
+    """Check the values of the *binary* inputs, and put those of a small request into their entries.
 
-
-def _check_values(inputs: list[Tensor], policy: TensorPolicy) -> Generator[None, None, int]:
-    """How many NaN and infinities the *inputs* have. Raises `CodecError` for values that no backend may get."""
+    How many NaN and infinities they have. Raises `CodecError` for values that the backend may not get.
+    """
     nonfinite = 0
-    for index, tensor in enumerate(inputs, 1):
+    for index, (entry, tensor) in enumerate(binary, 1):
+        if tensor.datatype.kind is BYTES:
+            yield from _check_strings(tensor, policy)
+        array_text = _array_text(tensor, policy) if is_small else None
+        entry.data = _LIST_LATER if array_text is None else Raw(array_text)
+        if tensor.datatype.kind is FLOAT and _may_be_nonfinite(array_text, policy):
+            nonfinite += yield from check_finite(tensor, policy.nonfinite)
         if index % CHECKED_TENSORS == 0:
             yield
-        if tensor.datatype.kind is Kind.BYTES:
-            as_text = policy.bytes is BytesPolicy.UTF8
-            yield from elements.check_elements(tensor.blob, element_count(tensor.shape), tensor, utf8=as_text)
-        elif tensor.datatype.kind is Kind.FLOAT:
-            nonfinite += yield from check_finite(tensor, policy.nonfinite)
     return nonfinite
 
 
-def framed_raw(
-    body: memoryview, metadata: bytes, limits: HeaderLimits, reserve: Reserve
-) -> Generator[None, None, tuple[memoryview, memoryview, Reserve]]:
-    """A raw *body* as if its client had sent a header: the header, the blob, and who is still asked for memory.
-
-    See `InferRequest.parse_raw`.
-    """
-    header = raw_header(metadata, len(body), limits)
-    text = memoryview(header.text)
-    if not header.is_bytes:
-        return text, body, reserve
-    if len(body) > elements.MAX_ELEMENT_BYTES:
-        raise CodecError(f"the body has {len(body)} bytes, more than a BYTES element can have")
-    reserve(len(body) + len(header.text) * HELD_PER_BYTE)
-    return text, (yield from _prefixed(body)), reserve_nothing
+def _with_values(text: bytes, later: list[memoryview | Tensor]) -> list[bytes | memoryview | Tensor]:
+    """*text* with the values that come *later* in their places."""
+    if not later:
+        return [text]
+    beginning, *texts_behind = text.split(LATER)
+    return [beginning, *chain.from_iterable(zip(later, texts_behind, strict=True))]
 
 
-def _prefixed(element: memoryview) -> Generator[None, None, memoryview]:
-    """A BYTES blob of one *element*: its length and a copy of it."""
-    # np.empty leaves the pages alone until they are written; bytearray(n) would clear them all at once
-    blob: memoryview = np.empty(4 + len(element), np.uint8).data
-    blob[:4] = len(element).to_bytes(4, "little")
-    for start in range(0, len(element), _COPY_BYTES):
-        piece = element[start : start + _COPY_BYTES]
-        blob[4 + start : 4 + start + len(piece)] = piece
-        yield
-    return blob
+def _in_form(entry: Entry, tensor: Tensor, of_request: Parameters | UnsetType | None, policy: TensorPolicy) -> Tensor:
+    """*tensor*, after *entry* says what its values will be in JSON; *of_request* are the request's parameters."""
+    if tensor.datatype.kind is BYTES and policy.bytes is BytesPolicy.BASE64:  # protocol 3.5
+        content_type = _content_type(entry.parameters, of_request)
+        if content_type:
+            return msgspec.structs.replace(tensor, content_type=content_type)
+        entry.parameters = {**(entry.parameters or {}), "content_type": _BASE64}
+    elif is_half_precision(tensor.datatype) and policy.half_precision is HalfPrecision.PROMOTE:
+        entry.datatype = _PROMOTED
+    return tensor
+
+
+def _content_type(*said: Parameters | UnsetType | None) -> bytes:
+    """What the first of *said* names that names one, as JSON text; empty for base64, or if none does (protocol 3.5)."""
+    for parameters in said:
+        value = parameters.get("content_type", UNSET) if parameters else UNSET
+        if value is not UNSET and bytes(value) not in (b"null", b'""'):
+            return b"" if text_of(value) == "base64" else bytes(value)
+    return b""
+
+
+def _becomes_base64(tensor: Tensor, policy: TensorPolicy) -> bool:
+    """Whether *tensor*, which is BYTES, goes out in base64 (protocol 3.5)."""
+    return policy.bytes is BytesPolicy.BASE64 and not tensor.content_type
+
+
+def _array_text(tensor: Tensor, policy: TensorPolicy) -> bytes:
+    """The values of *tensor*, which is small, as a JSON array."""
+    datatype = tensor.datatype
+    if datatype.kind is BYTES:
+        return b"[%b]" % b"".join(_value_pieces(tensor, policy))
+    values = datatype.view(tensor.blob)
+    text = number_printing.array_text(values, datatype)
+    if datatype.kind is FLOAT and policy.nonfinite is _LITERAL:  # protocol 3.4
+        return number_printing.with_literals(text, values, datatype)
+    return text
+
+
+def _may_be_nonfinite(array_text: bytes | None, policy: TensorPolicy) -> bool:
+    """Whether floats have to be looked at for NaN and infinities, which are printed as null if not as literals."""
+    return array_text is None or policy.nonfinite is _LITERAL or array_text.find(b"n") >= 0
+
+
+def _value_pieces(tensor: Tensor, policy: TensorPolicy) -> Iterator[Piece]:
+    """The values of *tensor* as the inside of a JSON array."""
+    if tensor.datatype.kind is BYTES:
+        if _becomes_base64(tensor, policy):
+            return string_printing.base64_pieces(tensor.blob)
+        return string_printing.text_pieces(tensor.blob)
+    values = tensor.datatype.view(tensor.blob)
+    if policy.nonfinite is _LITERAL and tensor.datatype.kind is FLOAT:  # protocol 3.4
+        return number_printing.literal_pieces(values, tensor.datatype)
+    return number_printing.text_pieces(values, tensor.datatype)
+
+
+def _check_strings(tensor: Tensor, policy: TensorPolicy) -> Iterator[None]:
+    """Prove that *tensor* has its elements, and that they are text if they go out as text (protocol 3.5)."""
+    return elements.check_elements(
+        tensor.blob,
+        element_count(tensor.shape),
+        tensor,
+        utf8=not _becomes_base64(tensor, policy),
+        hint=_own_type_hint(tensor) if tensor.content_type else elements.BASE64_HINT,
+    )
+
+
+def _own_type_hint(tensor: Tensor) -> str:
+    """What to do about an element that is not UTF-8 because the client's content type keeps it from base64."""
+    return (
+        f", and the content type that the client names, {excerpt(tensor.content_type)}, keeps it from base64: "
+        "leave `content_type` out, or set it to `base64`"
+    )
 
 
 def check_finite(tensor: Tensor, policy: NonFinite) -> Generator[None, None, int]:

@@ -5,14 +5,13 @@ Whatever the backend speaks, a client's request is read here. Not here: what it 
 """
 
 import re
-from collections.abc import Callable, Collection, Generator
-from contextlib import suppress
-from types import MappingProxyType
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Generator, Sequence
 
+import msgspec
 from msgspec import UNSET
 
 from gateway.codec.inference import (
+    DEFAULT_LIMITS,
     HeaderLimits,
     OutputSelection,
     Tensor,
@@ -22,16 +21,12 @@ from gateway.codec.inference import (
 from gateway.codec.json.brackets import MAX_TEXT_DEPTH
 from gateway.codec.json.members import (
     HELD_PER_BYTE,
-    RawMembers,
     excerpt,
-    protect_literals,
-    split_object,
-    split_objects,
 )
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES
 from gateway.codec.json.scanner import Scanner
 from gateway.codec.json.sinks import SkipSink
-from gateway.codec.tensors.datatypes import Kind, element_count
+from gateway.codec.tensors.datatypes import BYTES, element_count
 from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES, SPACE, check_utf8
 from gateway.codec.v2 import messages
 from gateway.codec.v2.declarations import datatype_of, name_of, shape_of
@@ -46,7 +41,7 @@ _SEARCH_BYTES = 256 * 1024
 _SEARCH_OVERLAP = 64  # no shorter than a key with its blanks
 
 _DATA_OR_ESCAPE = re.compile(rb'"data"|\\u')
-_SIZE = re.compile(rb"[0-9]{1,20}")
+_SIZE_DIGITS = 20
 _FLAGS = {b"true": True, b"false": False}
 _NULL = b"null"
 _NO_BYTES = memoryview(b"")
@@ -65,15 +60,17 @@ def reserve_nothing(_: int) -> None:
 _Splitting = Generator[None, None, tuple[bytes, list[memoryview], int]]
 
 
-class RequestText(NamedTuple):
+class RequestText(msgspec.Struct, frozen=True):
     """A body, cut into its JSON and the blobs behind it."""
 
     request: Request
-    blobs: memoryview
+    blobs: Cursor
     is_recovered: bool
     """Whether the header length had to be found (protocol section 6)."""
     spans: list[memoryview]
     """The text of `data` that is not in *request*, where the number of its span stands in its place."""
+    n_bytes: int
+    """The length of the whole body."""
 
 
 def read_request(
@@ -84,11 +81,13 @@ def read_request(
     *,
     recover: bool = False,
     unjudged: Collection[str] | None = None,
+    blobs: Sequence[memoryview] = (),
 ) -> Generator[None, None, RequestText | None]:
     """The request in *body*; yields where JSON data is passed by in pieces.
 
     *header_length* is the client's, None if it sent none; then *recover* allows protocol section 6. *reserve* is asked
-    once, for the memory that the JSON takes when it is read, before that is done.
+    once, for the memory that the JSON takes when it is read, before that is done. *blobs* are those that are not in
+    *body*, but in buffers of their own.
 
     *unjudged*: None is returned for JSON without a header length that does not use the extension, right or wrong
     (protocol 1.6), unless it has one of these members. Raises `CodecError`, and of these `TooLargeError`.
@@ -105,17 +104,16 @@ def read_request(
         if header_length is None:  # blanks behind the JSON may be a blob
             n_bytes = len(text.rstrip(SPACE))
     if request is None:
-        split = _split(body, header_length, limits, reserve)
-        request, spans, n_bytes = yield from _any_request(body, split, limits, None if is_judged else unjudged)
+        request, spans, n_bytes = yield from _any_request(body, header_length, limits, reserve, is_judged=is_judged)
     if request is None or not (is_judged or _is_binary(request) or _has_any(request, unjudged or ())):
         return None
     check_count(request.inputs, "inputs", limits.max_tensors)
     check_count(request.outputs, "outputs", limits.max_tensors)
-    blobs = body[n_bytes:]
-    if header_length is not None:
-        return RequestText(request, blobs, False, spans)
-    blobs = _blobs_behind(request, blobs, recover=recover)
-    return RequestText(request, blobs, len(blobs) > 0, spans)
+    behind = body[n_bytes:]
+    if header_length is None:
+        behind = _blobs_behind(request, behind, recover=recover)
+    is_recovered = header_length is None and len(behind) > 0
+    return RequestText(request, Cursor(behind, *blobs), is_recovered, spans, len(body) + sum(map(len, blobs)))
 
 
 def _json_bytes(body: memoryview, header_length: int | None) -> int:
@@ -130,33 +128,28 @@ def _json_bytes(body: memoryview, header_length: int | None) -> int:
 
 
 def _any_request(
-    body: memoryview, split: _Splitting, limits: HeaderLimits, unjudged: Collection[str] | None
+    body: memoryview, header_length: int | None, limits: HeaderLimits, reserve: Reserve, *, is_judged: bool
 ) -> Generator[None, None, tuple[Request | None, list[memoryview], int]]:
-    """A request that the structs may refuse; None if it is not to be judged, see `read_request`."""
+    """A request that the structs may refuse, see `read_request`; None for what is not judged and cannot be read."""
     try:
-        text, spans, n_bytes = yield from split
+        text, spans, n_bytes = yield from _split(body, header_length, limits, reserve)
         request = messages.read(Request, text)
-        if request is not None:
-            return request, spans, n_bytes
-        yield
-        text, marker = protect_literals(text)
-        top = split_object(text)
-    except CodecError:
-        # what cannot be read is judged only if it was plainly meant to be binary
-        if unjudged is None or (yield from was_meant_binary(body)):
+        if request is None:
+            yield
+            request = yield from messages.uncommon_request(text, limits.max_tensors)
+            yield
+    except CodecError as error:
+        if header_length is not None and not isinstance(error, TooLargeError):
+            raise CodecError(f"{error}{(yield from _length_hint(body, header_length, limits))}") from None
+        if is_judged or (yield from _contains(body, _PARAMETER_KEY)):  # which was plainly meant to be binary
             raise
         return None, [], 0
-    if unjudged is not None and not (any(key in top for key in unjudged) or _is_binary_leniently(top)):
-        return None, [], 0
-    yield
-    request = yield from messages.uncommon_request(top, marker, limits.max_tensors)
-    yield
     return request, spans, n_bytes
 
 
 def _is_read_whole(text: bytes) -> bool:
     """Whether *text* is read with the data that it may have, which is not long or nested too deep."""
-    if b'"data"' not in text:
+    if text.find(b'"data"') < 0:
         return True
     return len(text) <= SINGLE_PIECE_BYTES and text.count(b"[") + text.count(b"{") <= MAX_TEXT_DEPTH
 
@@ -169,6 +162,21 @@ def _split(body: memoryview, header_length: int | None, limits: HeaderLimits, re
         if not _DATA_OR_ESCAPE.search(header):
             reserve(header_length * HELD_PER_BYTE)
             return header, [], header_length
+    scanner = yield from _scanned(text, limits, is_whole=header_length is not None)
+    yield from scanner.finish()
+    if header_length is not None and scanner.trailing_bytes():
+        raise CodecError("malformed JSON: trailing characters")
+    spans = []
+    for start, end in scanner.spans:
+        yield from check_utf8(body[start:end], "the request's JSON")
+        first = NOT_SPACE.search(body, start, end)
+        spans.append(body[start if first is None else first.start() : end])
+    reserve(scanner.skeleton_bytes * HELD_PER_BYTE)
+    return scanner.skeleton, spans, scanner.consumed if header_length is None else header_length
+
+
+def _scanned(text: memoryview, limits: HeaderLimits, *, is_whole: bool) -> Generator[None, None, Scanner]:
+    """What has walked through the JSON in *text*; what follows the JSON is looked at only if *text* *is_whole*."""
     scanner = Scanner(
         "inputs",
         lambda entry: SkipSink("the JSON of an input"),
@@ -177,29 +185,22 @@ def _split(body: memoryview, header_length: int | None, limits: HeaderLimits, re
     )
     for start in range(0, len(text), PIECE_BYTES):
         yield from scanner.feed(text[start : start + PIECE_BYTES])
-        if scanner.done and header_length is None:
+        if scanner.done and not is_whole:
             break
+    return scanner
+
+
+def _length_hint(body: memoryview, header_length: int, limits: HeaderLimits) -> Generator[None, None, str]:
+    """Where the JSON at the front of *body* ends, if it has an end and the client says another (protocol 1.7)."""
     try:
-        yield from scanner.finish()
-    except TooLargeError:
-        raise
-    except CodecError as error:
-        if header_length is None:
-            raise
-        raise CodecError(
-            f"{error}; {HEADER_LENGTH} says that the JSON has {header_length} bytes: is it too small?"
-        ) from None
-    if header_length is not None and scanner.trailing_bytes():
-        raise CodecError(
-            f"the JSON ends after {scanner.consumed} bytes, but {HEADER_LENGTH} is {header_length}: is it too large?"
-        )
-    spans = []
-    for start, end in scanner.spans:
-        yield from check_utf8(body[start:end], "the request's JSON")
-        first = NOT_SPACE.search(body, start, end)
-        spans.append(body[start if first is None else first.start() : end])
-    reserve(scanner.skeleton_bytes * HELD_PER_BYTE)
-    return scanner.skeleton, spans, scanner.consumed if header_length is None else header_length
+        scanner = yield from _scanned(body, limits, is_whole=False)
+    except CodecError:
+        return ""
+    end = scanner.consumed
+    if not scanner.done or (end <= header_length and not bytes(body[end:header_length]).strip(SPACE)):
+        return ""
+    size = "small" if header_length < end else "large"
+    return f"; the JSON ends after {end} bytes, but {HEADER_LENGTH} is {header_length}: is it too {size}?"
 
 
 def _has_any(request: Request, members: Collection[str]) -> bool:
@@ -213,17 +214,6 @@ def _is_binary(request: Request) -> bool:
         or any("binary_data_size" in (entry.parameters or ()) for entry in request.inputs)
         or any("binary_data" in (entry.parameters or ()) for entry in request.outputs or ())
     )
-
-
-def _is_binary_leniently(top: RawMembers) -> bool:
-    """The same of a request that has the members *top*, whatever they are: JSON that nobody judges may be anything."""
-    words = {"inputs": "binary_data_size", "outputs": "binary_data"}
-    entries = [(top, "binary_data_output")]
-    for section, word in words.items():
-        with suppress(CodecError):
-            entries += [(entry, word) for entry in split_objects(bytes(top.get(section, b"[]")))]
-    parameters = [(bytes(entry.get("parameters", b"")), word) for entry, word in entries]
-    return any(text[:1] == b"{" and word in split_object(text) for text, word in parameters)
 
 
 def _blobs_behind(request: Request, blobs: memoryview, *, recover: bool) -> memoryview:
@@ -244,7 +234,8 @@ def _blobs_behind(request: Request, blobs: memoryview, *, recover: bool) -> memo
 
 def id_of(request: Request) -> bytes:
     """The client's id as JSON text; empty if it sent none."""
-    return b"" if request.id is UNSET or is_absent(bytes(request.id)) else bytes(request.id)
+    text = b"" if request.id is UNSET else bytes(request.id)
+    return b"" if is_absent(text) else text
 
 
 def select(request: Request) -> OutputSelection:
@@ -256,7 +247,7 @@ def select(request: Request) -> OutputSelection:
     if not request.outputs:
         return UNLISTED[by_default]
     named: dict[str, bool] = {}
-    in_shared_memory = set()
+    in_shared_memory: frozenset[str] = frozenset()
     for index, entry in enumerate(request.outputs):
         name = name_of(entry, "output", index)
         if name in named:  # protocol 2.6
@@ -264,9 +255,9 @@ def select(request: Request) -> OutputSelection:
         flag = _flag(entry, "binary_data", name)
         named[name] = by_default if flag is None else flag  # protocol 4.1
         if entry.parameters and bytes(entry.parameters.get("shared_memory_region", _NULL)) != _NULL:  # protocol 4.5
-            in_shared_memory.add(name)
+            in_shared_memory |= {name}
             named[name] = False
-    return OutputSelection(by_default, MappingProxyType(named), frozenset(in_shared_memory))
+    return OutputSelection(by_default, named, in_shared_memory)
 
 
 def _flag(said: Request | Entry, key: str, output: str) -> bool | None:
@@ -334,7 +325,7 @@ def announced(entry: Entry, index: int, size: int, blobs: Cursor) -> Tensor:
     """
     tensor = declared(entry, index, _NO_BYTES)
     n_elements = element_count(tensor.shape)
-    if tensor.datatype.kind is Kind.BYTES:
+    if tensor.datatype.kind is BYTES:
         if n_elements * 4 > size:  # protocol 2.4: each has a length of four bytes
             raise CodecError(
                 f"{tensor}: expected {count_text(n_elements)} elements, which take at least "
@@ -357,22 +348,32 @@ def declared(entry: Entry, index: int, blob: memoryview) -> Tensor:
 def binary_size(entry: Entry, index: int) -> int | None:
     """`binary_data_size` of the input *entry*; None if it has none (protocol 2.3). Raises `CodecError`."""
     value = bytes(entry.parameters.get("binary_data_size", _NULL)) if entry.parameters else _NULL
+    if value.isdigit() and len(value) <= _SIZE_DIGITS:
+        return int(value)
     if value == _NULL:
         return None
-    if not _SIZE.fullmatch(value):
-        label = label_of_input(entry, index)
-        raise CodecError(f"{label}: binary_data_size must be an integer >= 0, got {excerpt(value)}")
-    return int(value)
+    label = label_of_input(entry, index)
+    raise CodecError(f"{label}: binary_data_size must be an integer >= 0, got {excerpt(value)}")
+
+
+def find_header_length(
+    body: memoryview, limits: HeaderLimits = DEFAULT_LIMITS, *, reserve: Reserve = reserve_nothing
+) -> Generator[None, None, int | None]:
+    """How many bytes of *body* are its JSON, if blobs follow them; None if it is JSON, or nothing, to its end.
+
+    *reserve* is called as by `InferRequest.parse`. Yields after each step of work. Raises `CodecError` as that does.
+    """
+    if not body:
+        raise CodecError("empty request body")  # protocol 1.6
+    if not (yield from may_have_binary_parameters(body)):
+        return None
+    text = yield from read_request(body, None, limits, reserve, recover=True, unjudged=())
+    return len(body) - len(text.blobs) if text is not None and len(text.blobs) else None
 
 
 def may_have_binary_parameters(body: memoryview) -> Generator[None, None, bool]:
     """Whether *body* has to be parsed to know if it uses the extension: its words, or an escape that may hide them."""
     return (yield from _contains(body, _PARAMETER_KEY_OR_ESCAPE))
-
-
-def was_meant_binary(body: memoryview) -> Generator[None, None, bool]:
-    """Whether the words of the extension stand as keys anywhere in *body*, which may be no JSON."""
-    return (yield from _contains(body, _PARAMETER_KEY))
 
 
 def _contains(body: memoryview, pattern: re.Pattern[bytes]) -> Generator[None, None, bool]:

@@ -50,7 +50,7 @@ def json_input(name: str, datatype: str, shape: list[int], data: Any, **members:
 
 def body_of(request: DialectRequest, writer: Writer) -> Any:
     text = b"".join(request.bound(writer).json_pieces())
-    assert run(request.bound(writer).whole_json()) == text
+    assert request.bound(writer).small_json in (text, None)
     assert run(request.bound(writer).json_bytes()) == len(text)
     return json.loads(text)
 
@@ -501,8 +501,9 @@ def test_steps_and_pieces_are_bounded_for_large_and_for_many_inputs() -> None:
 
 
 def test_small_bodies_are_those_whose_json_is_small() -> None:
-    assert json_request(X).bound(tensorflow_row("")).is_small
-    assert not json_request(json_input("x", "UINT8", [2000, *[1] * 40], [1] * 2000)).bound(tensorflow_row("")).is_small
+    assert json_request(X).bound(tensorflow_row("")).small_json
+    deep = json_request(json_input("x", "UINT8", [2000, *[1] * 40], [1] * 2000))
+    assert deep.bound(tensorflow_row("")).small_json is None
 
 
 @pytest.mark.parametrize("datatype", NUMERIC)

@@ -407,13 +407,74 @@ def test_promotion_touches_only_binary_halves() -> None:
 @pytest.mark.rule("3.5")
 def test_base64_is_announced_beside_other_parameters_and_only_for_bytes() -> None:
     header = header_of(
-        entry("t", "BYTES", [1], 5, parameters={"binary_data_size": 5, "content_type": "raw", "k": 1}),
+        entry("t", "BYTES", [1], 5, parameters={"binary_data_size": 5, "content_type": "base64", "k": 1}),
         entry("n", "INT8", [1], 1),
     )
     first, second = sent(header, b"\1\0\0\0\xff\7", TensorPolicy(bytes=BytesPolicy.BASE64))["inputs"]
     assert first["parameters"] == {"content_type": "base64", "k": 1}
     assert first["data"] == ["/w=="]
     assert "parameters" not in second
+
+
+@pytest.mark.rule("3.5")
+@pytest.mark.parametrize(
+    ("of_request", "of_input", "expected"),
+    [
+        ("str", ..., ...),
+        ("pd", None, None),
+        ("np", "", ""),
+        ("base64", "datetime", "datetime"),
+        (..., "str", "str"),
+        (..., 5, 5),
+    ],
+)
+def test_a_content_type_that_the_client_names_keeps_text_from_base64(
+    of_request: Any, of_input: Any, expected: Any
+) -> None:
+    text = sent(*request_with_content_types(of_request, of_input, b"now"), TensorPolicy(bytes=BytesPolicy.BASE64))
+    assert text["inputs"][0]["data"] == ["now"]
+    assert text["inputs"][0].get("parameters", {}).get("content_type", ...) == expected
+    assert text.get("parameters", {}).get("content_type", ...) == of_request
+
+
+@pytest.mark.rule("3.5")
+@pytest.mark.parametrize(
+    ("of_request", "of_input"),
+    [(..., ...), (None, None), ("", ""), ("base64", ...), ("base64", None), ("pd", "base64")],
+)
+def test_base64_is_for_whoever_names_no_content_type_or_this_one(of_request: Any, of_input: Any) -> None:
+    text = sent(*request_with_content_types(of_request, of_input, b"\xff"), TensorPolicy(bytes=BytesPolicy.BASE64))
+    assert text["inputs"][0]["data"] == ["/w=="]
+    assert text["inputs"][0]["parameters"]["content_type"] == "base64"
+
+
+@pytest.mark.rule("3.5")
+def test_base64_may_be_named_with_an_escape() -> None:
+    header, blob = request_with_content_types(..., "base64", b"\xff")
+    text = sent(header.replace(b"64", b"\\u00364"), blob, TensorPolicy(bytes=BytesPolicy.BASE64))
+    assert text["inputs"][0]["data"] == ["/w=="]
+
+
+@pytest.mark.rule("3.5")
+@pytest.mark.parametrize(("of_request", "of_input"), [("str", ...), (..., "str"), ("base64", "str")])
+def test_bytes_that_are_no_text_are_refused_where_the_client_names_a_content_type(
+    of_request: Any, of_input: Any
+) -> None:
+    with pytest.raises(CodecError) as caught:
+        sent(*request_with_content_types(of_request, of_input, b"a\xff"), TensorPolicy(bytes=BytesPolicy.BASE64))
+    assert str(caught.value) == (
+        "input 't' (BYTES, shape [1]): element 0 is not UTF-8 at byte 1, and the content type that the client names, "
+        '"str", keeps it from base64: leave `content_type` out, or set it to `base64`'
+    )
+
+
+def request_with_content_types(of_request: Any, of_input: Any, element: bytes) -> tuple[bytes, bytes]:
+    """Header and blob; `...` stands for a content type that is not there."""
+    blob = len(element).to_bytes(4, "little") + element
+    own = {} if of_input is ... else {"content_type": of_input}
+    top = {} if of_request is ... else {"parameters": {"content_type": of_request}}
+    tensor = entry("t", "BYTES", [1], ..., parameters={"binary_data_size": len(blob), **own})
+    return header_of(tensor, **top), blob
 
 
 # hostile

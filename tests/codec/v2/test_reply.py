@@ -1,6 +1,7 @@
 """Replies, and JSON that is put together without copying what is long."""
 
-from gateway.codec.v2.reply import WRITE_BYTES, Reply, ReplyText
+from gateway.codec import DATATYPES
+from gateway.codec.v2.reply import WRITE_BYTES, Reply, ReplyOutput, ReplyText
 
 
 def test_short_texts_are_joined_and_long_ones_stay_themselves() -> None:
@@ -13,6 +14,9 @@ def test_short_texts_are_joined_and_long_ones_stay_themselves() -> None:
 
 
 def test_a_reply_counts_its_json_and_its_blobs() -> None:
-    reply = Reply([b"ab", b"c"], [memoryview(b"12"), memoryview(b"")], ["INT8", "INT8"], 0)
+    blobs = [memoryview(b"12"), memoryview(b"")]
+    outputs = [ReplyOutput("y", DATATYPES["INT8"], (len(blob),), {}, [blob]) for blob in blobs]
+    reply = Reply([b"ab", b"c"], outputs, 0)
     assert (reply.is_binary, reply.header_bytes, reply.n_bytes) == (True, 3, 5)
-    assert not Reply([b"{}"], [], [], 0).is_binary
+    assert (reply.blobs, reply.datatypes) == (blobs, ["INT8", "INT8"])
+    assert not Reply([b"{}"], [], 0).is_binary

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,12 +72,28 @@ def test_no_inputs_are_legal() -> None:
     assert sent(header_of()) == {"inputs": []}
 
 
-def test_header_length_that_cuts_the_json_is_refused_and_questioned() -> None:
-    header = header_of({"name": "x", "datatype": "INT8", "shape": [1], "data": [1]})
-    with pytest.raises(CodecError, match="is it too small"):
-        parse_request(header, len(header) - 3)
-    with pytest.raises(CodecError, match="is it too large"):
-        parse_request(header + b"xyz", len(header) + 3)
+@pytest.mark.rule("1.2", "1.7")
+@pytest.mark.parametrize("more", [{}, {"more": 1}, {"more": "é" * 10}, {"more": "x" * 20_000}])
+@pytest.mark.parametrize("tensor", [entry(), {"name": "x", "datatype": "INT8", "shape": [1], "data": [1]}])
+def test_header_length_that_is_not_where_the_json_ends_is_refused_and_questioned(
+    tensor: dict[str, Any], more: dict[str, Any]
+) -> None:
+    header = json.dumps({"inputs": [tensor], **more}, ensure_ascii=False).encode()
+    for wrong, size in ((-3, "small"), (-len(header) + 1, "small"), (3, "large"), (16, "large")):
+        with pytest.raises(CodecError) as caught:
+            parse_request(header + b"\1" * 16, len(header) + wrong)
+        words = f"the JSON ends after {len(header)} bytes, but Inference-Header-Content-Length is {len(header) + wrong}"
+        assert str(caught.value).endswith(f"; {words}: is it too {size}?")
+        assert str(caught.value).startswith(("JSON is cut off", "JSON is not UTF-8", "malformed JSON: trailing"))
+
+
+@pytest.mark.rule("1.7")
+def test_header_length_is_not_questioned_where_the_json_ends_nowhere_else() -> None:
+    header = header_of(entry())
+    for text, length in ((header[:-3], len(header) - 3), (header[:-1] + b", }", len(header) + 2)):
+        with pytest.raises(CodecError) as caught:
+            parse_request(text, length)
+        assert "is it too" not in str(caught.value)
 
 
 # blobs
@@ -106,15 +123,15 @@ def test_blobs_are_taken_in_the_order_of_the_inputs_whatever_stands_between() ->
 
 
 def test_tensors_are_views_of_the_body() -> None:
-    header = header_of(entry("a", "UINT8", [2], 2))
-    body = bytearray(header + b"\1\2")
+    header = header_of(entry("a", "UINT8", [20_000], 20_000))
+    body = bytearray(header + bytes(20_000))
     steps = InferRequest.parse(memoryview(body), len(header), TensorPolicy(), recover=False)
     with pytest.raises(StopIteration) as stop:
         while True:
             next(steps)
     request = stop.value.value
     body[-1] = 7
-    assert b"[1,7]" in b"".join(request.json_pieces())
+    assert b"0,7]" in b"".join(request.json_pieces())
 
 
 # without a header length
@@ -216,7 +233,7 @@ def test_no_piece_of_a_large_request_is_longer_than_a_mebibyte(datatype: str) ->
         blob = np.random.default_rng(1).integers(0, 100, 500_000 * sizes[datatype], dtype="u1").tobytes()
     header = header_of(entry(datatype=datatype, shape=shape, size=len(blob)), {"name": "j", "data": ["y" * 3_000_000]})
     request = parsed(header, blob)
-    assert not request.is_small
+    assert request.small_json is None
     pieces = list(map(len, request.json_pieces()))
     assert max(pieces) <= 1024 * 1024
     assert len(json.loads(b"".join(request.json_pieces()))["inputs"][0]["data"]) == shape[0]
@@ -233,6 +250,6 @@ def test_checking_a_large_request_is_done_in_steps() -> None:
 
 def test_small_request_is_one_piece() -> None:
     request = parsed(header_of(entry()), bytes(16))
-    assert request.is_small
+    assert request.small_json is not None
     assert len(list(request.json_pieces())) == 1
     assert len(b"".join(request.json_pieces())) < PIECE_BYTES
