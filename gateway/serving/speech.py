@@ -23,10 +23,10 @@ from gateway.codec import (
     Framing,
     InferAnswer,
     InferRequest,
-    OutputSelection,
     configured_for,
     half_precision_outputs,
     missing_datatype,
+    unfit_input,
     unknown_output,
     v2_metadata,
 )
@@ -255,7 +255,7 @@ class Foreign:
             recover = call.plan.recover_header_length
             steps = DialectRequest.parse(body, framing.header_length, policy, limits, recover=recover, reserve=reserve)
         request = await call.run_parser(steps)
-        self._require_datatypes(described, request.selection)
+        self._judge(described, request)
         try:
             written = request.bound(dialect.writer(description))
         except CodecError as error:
@@ -335,11 +335,17 @@ class Foreign:
         """What *read* makes of the server's answer to *path*. Raises `GatewayError`."""
         return await self.call.question(self._upstream, self.backend, path, read)
 
-    def _require_datatypes(self, described: Described, selection: OutputSelection) -> None:
-        """Raise `GatewayError` if the answer could not be understood, or has no such output: nothing is sent then."""
-        unknown = unknown_output(described.model, selection) if described.by_server else None
-        if unknown is not None:
-            raise GatewayError(ErrorKind.MALFORMED_REQUEST, unknown)
+    def _judge(self, described: Described, request: DialectRequest) -> None:
+        """Raise `GatewayError` for a *request* that the model, as it is *described*, cannot be sent.
+
+        It has no such input or output, the server would change the values, or its answer could not be understood.
+        """
+        selection = request.selection
+        unfit = unfit_input(described.model, request.inputs, self.call.match.model or "")
+        if unfit is None and described.by_server:
+            unfit = unknown_output(described.model, selection)
+        if unfit is not None:
+            raise GatewayError(ErrorKind.MALFORMED_REQUEST, unfit)
         missing = missing_datatype(
             described.model, selection, dialect=self.dialect.name, backend=self.backend.name, model=self.model
         )

@@ -218,8 +218,8 @@ async def test_the_servers_own_words_come_first(options: tuple[str, ...]) -> Non
                 "500",
                 "boom: the kernel has failed\n\t [[{{node y}}]]",
             )
-            status, words = await refusal(client, "half_plus_two", {"z": x.reshape(1, 1)})
-            assert (status, words.startswith("Missing named input: x")) == ("400", True)
+            status, words = await refusal(client, "pair", {"a": np.ones((1, 2), np.float32)})
+            assert (status, words.startswith("Missing named input: b")) == ("400", True)
             status, words = await refusal(client, "nobody", {"x": x})
             assert (status, "nobody" in words) == ("404", True)
             status, words = await refusal(client, "loading", {"x": x.reshape(1, 1)})
@@ -229,7 +229,8 @@ async def test_the_servers_own_words_come_first(options: tuple[str, ...]) -> Non
 @pytest.mark.parametrize("model", ONLY_DESCRIBED)
 async def test_datatypes_that_the_server_has_no_json_of_are_its_own_error(client: Client, model: str) -> None:
     array: Array = np.array([1], np.uint16 if model == "uint16" else np.float16)
-    entry = {"name": "x", "datatype": "UINT16" if model == "uint16" else "FP16", "shape": [1]}
+    datatype = {"half": "FP16", "bfloat16": "BF16", "uint16": "UINT16"}[model]
+    entry = {"name": "x", "datatype": datatype, "shape": [1]}
     header = {"inputs": [{**entry, "parameters": {"binary_data_size": 2}}]}
     reply = await client.infer_binary(header, array.tobytes(), model=model)
     assert (reply.status, model in reply.json["error"]) == (501, True)

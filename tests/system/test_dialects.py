@@ -7,7 +7,7 @@ are in `test_dialect_servers`.
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,14 +25,20 @@ ONE = "models: {m: {outputs: {y: {datatype: FP32}}}}\n"
 TWO = "models: {m: {outputs: {y: {datatype: FP32}, n: {datatype: INT64}}}}\n"
 
 
-def described(**outputs: str) -> bytes:
-    """TensorFlow Serving's metadata of a model with an input `x` and *outputs* by name, each with its dtype."""
+X_IS_FLOAT: Mapping[str, str] = {"x": "DT_FLOAT"}
+
+
+def described(inputs: Mapping[str, str] = X_IS_FLOAT, **outputs: str) -> bytes:
+    """TensorFlow Serving's metadata of a model with *inputs* and *outputs* by name, each with its dtype."""
     dim = [{"size": "-1", "name": ""}, {"size": "4", "name": ""}]
     shape = {"dim": dim, "unknown_rank": False}
-    tensors = {name: {"dtype": dtype, "tensor_shape": shape, "name": f"{name}:0"} for name, dtype in outputs.items()}
+
+    def tensors(dtypes: Mapping[str, str]) -> dict[str, object]:
+        return {name: {"dtype": dtype, "tensor_shape": shape, "name": f"{name}:0"} for name, dtype in dtypes.items()}
+
     signature = {
-        "inputs": {"x": {"dtype": "DT_FLOAT", "tensor_shape": shape, "name": "x:0"}},
-        "outputs": tensors,
+        "inputs": tensors(inputs),
+        "outputs": tensors(outputs),
         "method_name": "tensorflow/serving/predict",
     }
     definition = {"signature_def": {"serving_default": signature}}
@@ -59,7 +65,9 @@ class Scripted:
         return True
 
 
-def tensorflow(inference: bytes = b"{}", status: str = "200 OK", **outputs: str) -> Scripted:
+def tensorflow(
+    inference: bytes = b"{}", inputs: Mapping[str, str] = X_IS_FLOAT, status: str = "200 OK", **outputs: str
+) -> Scripted:
     """One that speaks TensorFlow Serving's REST API; without *outputs* it does not describe its model."""
     available = {"version": "7", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
     paths = {
@@ -67,7 +75,10 @@ def tensorflow(inference: bytes = b"{}", status: str = "200 OK", **outputs: str)
         "/v1/models/m": ("200 OK", json.dumps({"model_version_status": [available]}).encode()),
     }
     if outputs:
-        paths["/v1/models/m/metadata"] = paths["/v1/models/m/versions/7/metadata"] = ("200 OK", described(**outputs))
+        paths["/v1/models/m/metadata"] = paths["/v1/models/m/versions/7/metadata"] = (
+            "200 OK",
+            described(inputs, **outputs),
+        )
     return Scripted(inference, status, paths)
 
 
@@ -134,7 +145,7 @@ async def test_binary_tensors_become_nested_json_and_nested_json_becomes_binary_
 
 @pytest.mark.rule("11.1")
 async def test_json_tensors_are_read_and_nested() -> None:
-    server = tensorflow(b'{"outputs": [1, 2]}', y="DT_INT64")
+    server = tensorflow(b'{"outputs": [1, 2]}', {"x": "DT_INT64"}, y="DT_INT64")
     async with before(server, TENSORFLOW) as stage:
         entry = {"name": "x", "datatype": "INT64", "shape": [2, 2], "data": [1, 2, 3, 2**63 - 1]}
         reply = await stage.client.request("POST", "/v2/models/m/infer", json={"inputs": [entry]})
@@ -410,7 +421,7 @@ async def test_parameters_go_to_mlflow() -> None:
 
 
 async def test_a_refusal_keeps_its_status_and_its_words() -> None:
-    server = tensorflow(b'{"error": "Input x is 2D, not 3D"}', "400 Bad Request", y="DT_FLOAT")
+    server = tensorflow(b'{"error": "Input x is 2D, not 3D"}', status="400 Bad Request", y="DT_FLOAT")
     async with before(server, TENSORFLOW) as stage:
         reply = await stage.infer()
         assert error_of(reply, 400).startswith("Input x is 2D, not 3D")
@@ -533,6 +544,69 @@ async def test_metrics_and_log_tell_what_was_converted(caplog: pytest.LogCapture
     (line,) = [json.loads(each) for each in access_lines(caplog)]
     assert (line["attempts"], line["model"], line["status"]) == (1, "m", 200)
     assert line["upstream_request_bytes"] > len(stage.sent[0].body) - 1
+
+
+# Inputs that the model does not have
+
+INPUTS = "models: {m: {inputs: {x: {datatype: FP32}, '1': {datatype: INT64}}, outputs: {y: {datatype: FP32}}}}\n"
+
+
+@pytest.mark.rule("11.2")
+@pytest.mark.parametrize(
+    ("array", "datatype"),
+    [(np.array([[16777217]], np.int32), "INT32"), (np.array([[1e300]]), "FP64"), (np.ones((1, 1), np.uint8), "UINT8")],
+    ids=["INT32", "FP64", "UINT8"],
+)
+async def test_an_input_of_another_datatype_than_the_models_is_refused(array: npt.NDArray[Any], datatype: str) -> None:
+    """TensorFlow makes 16777216 of the INT32 16777217, and infinity of 1e300, and says nothing."""
+    before_each = (
+        (tensorflow(b'{"outputs": [1]}', y="DT_FLOAT"), TENSORFLOW),
+        (tensorflow(b'{"predictions": [1]}'), TENSORFLOW + INPUTS.replace("{m: {", "{m: {format: row, ")),
+        (Scripted(b'{"predictions": [1]}'), MLFLOW + INPUTS),
+    )
+    for server, settings in before_each:
+        async with before(server, settings) as stage:
+            words = error_of(await stage.infer(array, datatype), 400)
+            assert words.startswith(f"input 'x' ({datatype}, shape [1, 1]): model 'm' takes FP32")
+            entry = {"name": "x", "datatype": datatype, "shape": [1, 1], "data": [1]}
+            reply = await stage.client.request("POST", "/v2/models/m/infer", json={"inputs": [entry]})
+            assert "model 'm' takes FP32" in error_of(reply, 400)
+            assert not stage.sent
+
+
+@pytest.mark.rule("11.2")
+async def test_an_input_that_the_model_does_not_have_is_refused_and_those_it_has_are_named() -> None:
+    """TensorFlow Serving leaves it out, and says nothing."""
+    header = {"inputs": [tensor("x", X, "FP32"), tensor("weights", X, "FP32")]}
+    before_each = (
+        (tensorflow(b'{"outputs": [1]}', {"x": "DT_FLOAT", "1": "DT_INT64"}, y="DT_FLOAT"), TENSORFLOW),
+        (Scripted(b'{"predictions": [1]}'), MLFLOW + INPUTS),
+    )
+    for server, settings in before_each:
+        async with before(server, settings) as stage:
+            reply = await stage.client.infer_binary(header, X.tobytes() * 2, model="m")
+            assert error_of(reply, 400) == "input 'weights': model 'm' has no such input; it has '1', 'x'"
+            assert not stage.sent
+
+
+@pytest.mark.rule("11.2")
+async def test_an_input_of_which_nothing_is_known_is_not_judged() -> None:
+    for server, settings in (
+        (tensorflow(b'{"outputs": [1]}', {"x": "DT_VARIANT"}, y="DT_FLOAT"), TENSORFLOW),
+        (tensorflow(b'{"outputs": [1]}'), TENSORFLOW + ONE),
+        (Scripted(b'{"predictions": [1]}'), MLFLOW + ONE),
+    ):
+        async with before(server, settings) as stage:
+            assert (await stage.infer(np.ones((1, 4), np.int32), "INT32")).status == 200
+
+
+async def test_an_input_without_a_name_has_any_name_but_one_datatype() -> None:
+    settings = MLFLOW + ONE.replace("{m: {", "{m: {inputs: {'': {datatype: FP32}}, ")
+    async with before(Scripted(b'{"predictions": [1]}'), settings) as stage:
+        assert (await stage.infer()).status == 200
+        assert stage.body == {"inputs": [[1.5, -2, 0.1, 3e38]]}
+        words = error_of(await stage.infer(np.ones((1, 4), np.int32), "INT32"), 400)
+        assert words.startswith("input 'x' (INT32, shape [1, 4]): model 'm' takes FP32")
 
 
 # What the gateway answers itself
