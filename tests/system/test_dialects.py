@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from gateway.serving import foreign, own_answers
 from tests.conftest import HEADER_LENGTH, Client, Reply, access_lines, running, tensor
 from tests.system.scripted import CountingBackend, Seen, counting, many_connections, total, until
 
@@ -200,15 +201,123 @@ async def test_outputs_are_chosen_and_each_has_its_form() -> None:
         assert [output["name"] for output in reply.json["outputs"]] == ["y"]
 
 
-async def test_a_description_that_an_answer_does_not_fit_is_asked_for_again() -> None:
+# Models that are replaced while they serve
+
+
+@pytest.fixture
+def stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every description is as one that is older than a second."""
+    for module in (foreign, own_answers):
+        monkeypatch.setattr(module, "FRESH_S", 0.0)
+
+
+def replace_model(stage_server: Scripted, description: bytes, inference: bytes) -> None:
+    """From now on another model is served under the same name."""
+    for path in ("/v1/models/m/metadata", "/v1/models/m/versions/7/metadata"):
+        stage_server.paths[path] = ("200 OK", description)
+    stage_server.inference = inference
+
+
+def labels(reply: Reply) -> list[tuple[str, str]]:
+    """The names and datatypes of the outputs that came."""
+    assert reply.status == 200, reply.body
+    return [(output["name"], output["datatype"]) for output in reply.json["outputs"]]
+
+
+@pytest.mark.rule("11.2")
+@pytest.mark.parametrize("settings", ["", "max_connections: 1\n"])
+async def test_an_answer_that_does_not_fit_the_description_is_labelled_by_a_new_one(settings: str) -> None:
+    server = tensorflow(b'{"outputs": [1]}', y="DT_FLOAT")
+    async with before(server, TENSORFLOW + settings) as stage:
+        assert labels(await stage.infer()) == [("y", "FP32")]
+        replace_model(server, described(y="DT_FLOAT", n="DT_INT64"), b'{"outputs": {"y": [1], "n": [2]}}')
+        assert labels(await stage.infer()) == [("y", "FP32"), ("n", "INT64")]
+        replace_model(server, described(z="DT_DOUBLE"), b'{"outputs": [1e300]}')
+        reply = await stage.infer()
+        assert labels(reply) == [("z", "FP64")]
+        assert reply.binary == np.array([1e300]).tobytes()
+        replace_model(server, described(z="DT_INT64"), b'{"outputs": {"w": [1]}}')  # fits neither
+        assert "output 'w'" in error_of(await stage.infer(), 502)
+        assert len(stage.sent) == 4
+        assert [seen.method for seen in stage.backend.seen].count("GET") == 4
+
+
+@pytest.mark.rule("11.2")
+async def test_an_answer_that_has_no_names_is_labelled_by_the_model_that_is_served_now(stale: None) -> None:
+    server = tensorflow(b'{"outputs": [1]}', y="DT_FLOAT")
+    async with before(server, TENSORFLOW + "max_connections: 1\n") as stage:
+        assert labels(await stage.infer()) == [("y", "FP32")]
+        replace_model(server, described(z="DT_INT64"), b'{"outputs": [7]}')
+        assert labels(await stage.infer()) == [("z", "INT64")]
+        metadata = (await get(stage, "/v2/models/m")).json
+        assert [output["name"] for output in metadata["outputs"]] == ["z"]
+
+
+@pytest.mark.rule("11.2")
+async def test_one_question_goes_out_beside_all_inferences_that_are_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither waits for the other: the question is answered when all inferences are there, and these behind it."""
+    server = tensorflow(b'{"outputs": [1]}', y="DT_FLOAT")
+    are_sent, is_asked = asyncio.Event(), asyncio.Event()
+    counts = {"POST": 0, "GET": 0}
+
+    async def behave(seen: Seen) -> bool:
+        counts[seen.method] += 1
+        if counts["GET"] > 1:  # the first describes the model to the first client
+            if seen.method == "GET":
+                is_asked.set()
+                await are_sent.wait()
+            elif counts["POST"] == 21:
+                are_sent.set()
+            await is_asked.wait()
+        return await server.behave(seen)
+
+    async with counting(behave) as backend, running(backend.url, backend=TENSORFLOW) as client:
+        stage = Stage(client, backend)
+        async with asyncio.timeout(20):
+            assert labels(await stage.infer()) == [("y", "FP32")]
+            monkeypatch.setattr(foreign, "FRESH_S", 0.0)
+            replace_model(server, described(z="DT_INT64"), b'{"outputs": [7]}')
+            replies = await asyncio.gather(*(stage.infer() for _ in range(20)))
+        assert [labels(reply) for reply in replies] == [[("z", "INT64")]] * 20
+        assert counts == {"POST": 21, "GET": 2}
+
+
+async def test_a_request_is_judged_by_the_model_that_is_served_now(stale: None) -> None:
+    server = tensorflow(b'{"outputs": [1]}', y="DT_FLOAT")
+    ints = np.array([[1, 2, 3, 4]], np.int32)
+    async with before(server, TENSORFLOW) as stage:
+        assert labels(await stage.infer()) == [("y", "FP32")]
+        replace_model(server, described({"x": "DT_INT32"}, z="DT_FLOAT"), b'{"outputs": [1]}')
+        assert labels(await stage.infer(ints, "INT32", outputs=[{"name": "z"}])) == [("z", "FP32")]
+        assert "takes INT32" in error_of(await stage.infer(), 400)
+        raw = await stage.client.request(
+            "POST", "/v2/models/m/infer", data=ints.tobytes(), headers={HEADER_LENGTH: "0"}
+        )
+        assert labels(raw) == [("z", "FP32")]
+        assert json.loads(stage.sent[-1].body) == {"inputs": {"x": [[1, 2, 3, 4]]}}
+
+
+async def test_an_answer_is_not_labelled_where_the_server_no_longer_describes_its_model(stale: None) -> None:
+    server = tensorflow(b'{"outputs": [1]}', y="DT_FLOAT")
+    async with before(server, TENSORFLOW + "retry: {attempts: 3}\neject: {failures: 1}\n") as stage:
+        assert labels(await stage.infer()) == [("y", "FP32")]
+        server.paths["/v1/models/m/metadata"] = ("503 Service Unavailable", b'{"error": "loading"}')
+        assert error_of(await stage.infer(), 503) == "loading"
+        assert len(stage.sent) == 2
+        replace_model(server, b"{}", b'{"outputs": [1]}')
+        assert "cannot be read" in error_of(await stage.infer(), 502)
+        assert total(await stage.client.metrics(), "endpoint_ejected") == 0
+
+
+async def test_a_long_answer_that_does_not_fit_the_description_is_not_kept_to_be_read_again() -> None:
     server = tensorflow(b'{"outputs": [1]}', y="DT_FLOAT")
     async with before(server, TENSORFLOW) as stage:
-        assert (await stage.infer()).status == 200
-        server.paths["/v1/models/m/metadata"] = ("200 OK", described(y="DT_FLOAT", n="DT_INT64"))
-        server.inference = b'{"outputs": {"y": [1], "n": [2]}}'
-        assert "output 'n': its datatype is not known" in error_of(await stage.infer(), 502)
-        reply = await stage.infer()
-        assert [output["datatype"] for output in reply.json["outputs"]] == ["FP32", "INT64"], reply.body
+        assert labels(await stage.infer()) == [("y", "FP32")]
+        long = b"[" + b"1," * 40_000 + b"1]"
+        replace_model(server, described(z="DT_INT64"), b'{"outputs": {"z": %b}}' % long)
+        assert "output 'z'" in error_of(await stage.infer(), 502)
 
 
 async def test_a_large_tensor_goes_through_in_pieces_both_ways() -> None:
