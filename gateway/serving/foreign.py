@@ -143,6 +143,7 @@ class Foreign:
             request_id=request.id,
             version=self.version,
             limits=call.plan.header_limits,
+            lists_all=described.by_server,
         )
 
     async def description(self, max_age_s: float) -> Described:

@@ -5,6 +5,7 @@ are in `test_dialect_servers`.
 """
 
 import asyncio
+import base64
 import io
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from gateway.serving import foreign, own_answers
 from tests.conftest import HEADER_LENGTH, Client, Reply, access_lines, running, tensor
@@ -716,6 +718,89 @@ async def test_an_input_without_a_name_has_any_name_but_one_datatype() -> None:
         assert stage.body == {"inputs": [[1.5, -2, 0.1, 3e38]]}
         words = error_of(await stage.infer(np.ones((1, 4), np.int32), "INT32"), 400)
         assert words.startswith("input 'x' (INT32, shape [1, 4]): model 'm' takes FP32")
+
+
+# Strings that are missing, and strings of base64
+
+
+def texts(reply: Reply) -> list[bytes]:
+    """The elements of the BYTES that came in binary."""
+    assert reply.status == 200, reply.body
+    return [bytes(element) for element in deserialize_bytes_tensor(reply.binary)]
+
+
+MISSING = b'{"predictions": [{"t": "a", "n": 1}, {"t": NaN, "n": NaN}, {"t": null, "n": null}, {"t": "", "n": 4}]}'
+
+
+@pytest.mark.rule("11.2")
+async def test_a_missing_string_is_refused_unless_the_configuration_says_what_it_becomes() -> None:
+    """Of a data frame with text: pandas writes `NaN` or `null`, as its column has it."""
+    settings = MLFLOW + "models: {m: {outputs: {t: {datatype: BYTES}, n: {datatype: FP64}}}}\n"
+    async with before(Scripted(MISSING), settings) as stage:
+        words = error_of(await stage.infer(), 502)
+        assert "output 't' (BYTES): element 1: expected a string, got NaN, which is no string; `missing`" in words
+        assert (await stage.infer(outputs=[{"name": "n"}])).status == 200
+    for missing in ("", "n/a", "\\xe9"):
+        given = settings.replace("BYTES", f'BYTES, missing: "{missing}"')
+        async with before(Scripted(MISSING), given) as stage:
+            reply = await stage.infer(outputs=[{"name": "t", "parameters": {"binary_data": True}}])
+            expected = missing.replace("\\xe9", "\xe9").encode()
+            assert texts(reply) == [b"a", expected, expected, b""]
+    settings = settings.replace("BYTES", "BYTES, missing: ''")
+    for answer in (b'{"predictions": {"t": ["a", null], "n": [1, 2]}}', b'{"predictions": {"t": null, "n": 1}}'):
+        async with before(Scripted(answer), settings) as stage:
+            assert texts(await stage.infer(outputs=[{"name": "t", "parameters": {"binary_data": True}}]))[-1] == b""
+    for broken in (b'["a", nul]', b'["a", nullx]', b'["a", NaNN]', b'["a", true]'):
+        async with before(Scripted(b'{"predictions": {"n": [1], "t": %b}}' % broken), settings) as stage:
+            assert "output 't'" in error_of(await stage.infer(), 502)
+
+
+@pytest.mark.rule("11.2")
+async def test_base64_of_an_output_is_read_also_in_lines() -> None:
+    settings = MLFLOW + "models: {m: {outputs: {b: {datatype: BYTES, encoding: base64}}}}\n"
+    octets = [bytes(range(256)), b"", b"x", b"\xff" * 57]
+    lines = [base64.encodebytes(octet).decode() for octet in octets]
+    rows = [{"b": line} for line in lines]
+    for predictions in (lines, {"b": lines}, rows, [{"b": line, "long": "y" * 9000} for line in lines]):
+        async with before(Scripted(json.dumps({"predictions": predictions}).encode()), settings) as stage:
+            assert texts(await stage.infer()) == octets
+            (output,) = (await stage.infer(parameters={})).json["outputs"]
+            assert output["parameters"] == {"content_type": "base64"}
+            assert [base64.b64decode(text) for text in output["data"]] == octets
+    async with before(Scripted(b'{"predictions": ["YQ"]}'), settings) as stage:
+        assert "output 'b' (BYTES): element 0 is not base64" in error_of(await stage.infer(), 502)
+
+
+@pytest.mark.parametrize("policy", ["", "bytes: base64\n"])
+@pytest.mark.parametrize("form", ["inputs", "dataframe_split"])
+async def test_each_column_of_strings_has_its_own_encoding(policy: str, form: str) -> None:
+    inputs = "b: {datatype: BYTES, encoding: base64}, t: {datatype: BYTES, encoding: text}"
+    settings = (
+        f"{MLFLOW}{policy}models: {{m: {{format: {form}, inputs: {{{inputs}}}, outputs: {{y: {{datatype: FP32}}}}}}}}\n"
+    )
+    octets, text = np.array([b"\x00\xff", b"a"], np.object_), np.array(["\xe9".encode(), b"2020-01-01"], np.object_)
+    blobs = [serialize_byte_tensor(array).item() for array in (octets, text)]
+    entries = [
+        {"name": name, "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": len(blob)}}
+        for name, blob in zip("bt", blobs, strict=True)
+    ]
+    async with before(Scripted(b'{"predictions": [1]}'), settings) as stage:
+        assert (await stage.client.infer_binary({"inputs": entries}, *blobs, model="m")).status == 200
+        columns = {"b": ["AP8=", "YQ=="], "t": ["\xe9", "2020-01-01"]}
+        table = {"columns": ["b", "t"], "data": [list(row) for row in zip(*columns.values(), strict=True)]}
+        assert stage.body == ({"inputs": columns} if form == "inputs" else {"dataframe_split": table})
+        entries[1]["parameters"] = {"binary_data_size": len(blobs[0])}
+        reply = await stage.client.infer_binary({"inputs": entries}, blobs[0], blobs[0], model="m")
+        assert "input 't' (BYTES, shape [2]): element 0 is not UTF-8" in error_of(reply, 400)
+
+
+async def test_what_an_answer_has_beside_the_outputs_that_are_listed_is_left_out() -> None:
+    for answer in (
+        b'{"predictions": [{"y": 1, "z": "a", "n": 2}, {"y": 3, "z": [{}], "n": 4}]}',
+        b'{"predictions": {"z": {"deep": [1]}, "y": [1, 3], "n": [2, 4]}}',
+    ):
+        async with before(Scripted(answer), MLFLOW + TWO) as stage:
+            assert labels(await stage.infer()) == [("y", "FP32"), ("n", "INT64")]
 
 
 # What the gateway answers itself

@@ -38,6 +38,10 @@ class TensorDescription(msgspec.Struct, frozen=True):
     datatype: Datatype | None = None
     shape: tuple[int, ...] | None = None
     """-1 is a variable dimension."""
+    encoding: str = ""
+    """How its BYTES stand in the server's JSON, `text` or `base64`; empty: as the backend or the dialect has them."""
+    missing: str | None = None
+    """What a missing string of an output becomes; None: the answer is refused."""
 
 
 class ModelDescription(msgspec.Struct, frozen=True):
@@ -76,6 +80,17 @@ class ModelDescription(msgspec.Struct, frozen=True):
             format=configured.format or self.format,
             signature=configured.signature or self.signature,
         )
+
+
+Encodings = Mapping[str, str]
+"""The `encoding` of each input that has one, by name; an input without a name is the only one."""
+
+NO_ENCODINGS: Encodings = {}
+
+
+def encodings_of(description: ModelDescription) -> Encodings:
+    """Those of a model."""
+    return {tensor.name: tensor.encoding for tensor in description.inputs if tensor.encoding}
 
 
 UNKNOWN = ModelDescription()
@@ -204,5 +219,5 @@ def _merged(
         tensor = theirs.get(name) or ours[name]
         wins = ours.get(name, tensor)
         shape = tensor.shape if wins.shape is None else wins.shape
-        merged.append(TensorDescription(name, wins.datatype or tensor.datatype, shape))
+        merged.append(structs.replace(wins, datatype=wins.datatype or tensor.datatype, shape=shape))
     return tuple(merged)

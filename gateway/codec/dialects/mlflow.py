@@ -5,13 +5,14 @@ Facts from the source of MLflow 3.17 (`mlflow.pyfunc.scoring_server`).
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 
 import msgspec
 import orjson
 
 from gateway.codec.dialects.answer import AnswerForm
-from gateway.codec.dialects.description import ModelDescription
+from gateway.codec.dialects.description import NO_ENCODINGS, Encodings, ModelDescription, encodings_of
 from gateway.codec.dialects.request import (
     DialectRequest,
     Writer,
@@ -73,13 +74,14 @@ class MLflow:
 
     def writer(self, description: ModelDescription) -> Writer:
         """`inputs` unless the configuration says otherwise."""
+        encodings = encodings_of(description)
         match description.format:
             case "instances":
-                return mlflow_instances()
+                return mlflow_instances(encodings)
             case "dataframe_split":
-                return mlflow_dataframe_split()
+                return mlflow_dataframe_split(encodings)
             case _:
-                return mlflow_inputs(description.has_nameless_input)
+                return mlflow_inputs(description.has_nameless_input, encodings)
 
     def answer_form(self, description: ModelDescription) -> AnswerForm:
         """What the model returns: nested data, several of them in a list, an object by name, or the rows of a table."""
@@ -98,30 +100,33 @@ class MLflow:
 # What it gets
 
 
-def mlflow_inputs(is_unnamed: bool) -> Writer:
+def mlflow_inputs(is_unnamed: bool, encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"inputs": {NAME: nested}, "params": ...}`; *is_unnamed*: the model's only input has no name."""
+    form = partial(_mlflow_form, encodings)
 
     def write(request: DialectRequest) -> Iterator[Piece]:
         if not is_unnamed:
-            return document(_params(request), b'"inputs":', by_name(request, _mlflow_form))
+            return document(_params(request), b'"inputs":', by_name(request, form))
         if len(request.inputs) != 1:
             raise CodecError(f"the model has one input, which has no name; the request has {len(request.inputs)}")
-        return document(_params(request), b'"inputs":', nested(request, request.inputs[0], _mlflow_form))
+        return document(_params(request), b'"inputs":', nested(request, request.inputs[0], form))
 
     return write
 
 
-def mlflow_instances() -> Writer:
+def mlflow_instances(encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"instances": [row, ...], "params": ...}`."""
+    form = partial(_mlflow_form, encodings)
 
     def write(request: DialectRequest) -> Iterator[Piece]:
-        return document(_params(request), b'"instances":', instances(request, _mlflow_form))
+        return document(_params(request), b'"instances":', instances(request, form))
 
     return write
 
 
-def mlflow_dataframe_split() -> Writer:
+def mlflow_dataframe_split(encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"dataframe_split": {"columns": [NAME, ...], "data": [row, ...]}, "params": ...}`."""
+    form = partial(_mlflow_form, encodings)
 
     def write(request: DialectRequest) -> Iterator[Piece]:
         inputs = request.inputs
@@ -129,7 +134,7 @@ def mlflow_dataframe_split() -> Writer:
             if len(tensor.shape) not in (1, 2) or tensor.shape[1:] not in ((), (1,)):
                 raise CodecError(f"{tensor}: a column of a table has the shape [n] or [n, 1]")
         n_rows = same_rows(request, "table")
-        columns = [column(request, tensor, (), _mlflow_form) for tensor in inputs]
+        columns = [column(request, tensor, (), form) for tensor in inputs]
         before = [b"," if index else b"[" for index in range(len(columns))]
         names = orjson.dumps([tensor.name for tensor in inputs])
         rows = row_pieces(columns, before, b"]", n_rows)
@@ -146,8 +151,11 @@ def _params(request: DialectRequest) -> Members:
     return {"params": b"{%b}" % members}
 
 
-def _mlflow_form(request: DialectRequest, tensor: Tensor) -> StringForm:
-    if request.policy.bytes is BytesPolicy.BASE64:
+def _mlflow_form(encodings: Encodings, request: DialectRequest, tensor: Tensor) -> StringForm:
+    encoding = encodings.get("", encodings.get(tensor.name))
+    if encoding == "base64":
+        return StringForm.BASE64
+    if encoding is None and request.policy.bytes is BytesPolicy.BASE64:
         return StringForm.TEXT if tensor.name in request.in_json else StringForm.BASE64
     if tensor.name in request.octets:
         raise request.octets[tensor.name]

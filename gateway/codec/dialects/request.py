@@ -28,8 +28,9 @@ from gateway.codec.inference import (
 from gateway.codec.json.members import Members
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson
 from gateway.codec.json.sinks import pour
+from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.datatypes import Kind, element_count
-from gateway.codec.tensors.elements import WINDOW_BYTES, check_elements
+from gateway.codec.tensors.elements import WINDOW_BYTES, check_elements, joined_blobs
 from gateway.codec.tensors.nested_printing import (
     StringForm,
     check_nestable,
@@ -39,7 +40,7 @@ from gateway.codec.tensors.nested_printing import (
 )
 from gateway.codec.tensors.number_reading import NATIVE_PIECE_BYTES, NumberSink
 from gateway.codec.tensors.row_printing import Column, NumberColumn, StringColumn, row_pieces
-from gateway.codec.tensors.string_reading import BytesSink, from_base64, joined_blobs
+from gateway.codec.tensors.string_reading import BytesSink
 from gateway.codec.v2.declarations import name_of
 from gateway.codec.v2.framing import Cursor
 from gateway.codec.v2.messages import Entry, text_of
