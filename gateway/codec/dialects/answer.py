@@ -175,7 +175,7 @@ def _read_document(text: ArrivingText, form: AnswerForm, outputs: Outputs, besid
             if name in form.members:
                 found = value != b"null"  # which is the same as none
                 outputs.start_again()
-                if found and not outputs.take_short(value):
+                if found:
                     yield from _read_outputs(ArrivingText.of_value(bytearray(value)), form, outputs)
             else:
                 beside.add(name, value)

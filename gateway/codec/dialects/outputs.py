@@ -9,7 +9,6 @@ Not here: where in an answer the outputs stand (`answer`), and what the client g
 """
 
 from collections.abc import Callable, Generator
-from contextlib import suppress
 from typing import TypeVar
 
 from gateway.codec.dialects.description import MAX_NAMED, ModelDescription
@@ -19,17 +18,14 @@ from gateway.codec.json.arriving import STEP, ArrivingText, ItemText, Reading, r
 from gateway.codec.json.brackets import ARRAY, END_ARRAY
 from gateway.codec.json.members import (
     Members,
-    columns_of,
     excerpt,
     parse_list,
     parse_lists,
-    parse_object,
-    parse_objects,
 )
 from gateway.codec.json.sinks import Sink, TextSink
 from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.number_reading import NumberSink
-from gateway.codec.values import SHORT_BYTES, Value, short_value
+from gateway.codec.values import Value, short_value
 from gateway.errors import CodecError
 
 T = TypeVar("T")
@@ -96,39 +92,6 @@ class Outputs:
         """Forget all: the answer's outputs come a second time, and the last member of a name wins (protocol 1.6)."""
         self._found.clear()
         self._rows = self._done_bytes = self._waiting_bytes = 0
-
-    def take_short(self, text: bytes) -> bool:
-        """Take all outputs from *text*, if it is short and they are in it by name, in rows, or the only one as it is.
-
-        False if it has to be read in another way; then nothing has been taken.
-        """
-        taken: dict[str, Value] = {}
-        for name, value in self._short_values(text).items():
-            described = self._described.get(name)
-            if described is None or described.datatype is None or not self._selection.is_wanted(name):
-                return False
-            read = short_value(value, described.datatype) if described.encoding != "base64" else None
-            if read is None:
-                return False
-            taken[name] = read
-        for name, read in taken.items():
-            output = self._open(name)
-            assert output is not None  # it is wanted
-            output.take(read)
-            self._done_bytes += read.n_bytes
-        return bool(taken)
-
-    def _short_values(self, text: bytes) -> Members:
-        """The text of each output's values in *text*; none if that is not short or not plainly one of these forms."""
-        if len(text) > SHORT_BYTES:
-            return {}
-        has_names = b"{" in text and not (self._b64_objects and b"b64" in text)
-        if has_names and text[:1] == b"{":
-            return parse_object(text)
-        if has_names and text[1:].lstrip()[:1] == b"{":
-            with suppress(CodecError):
-                return columns_of(parse_objects(text))
-        return {self._names[0]: text} if len(self._names) == 1 else {}
 
     def read_named(self, name: str, text: ArrivingText) -> Reading[None]:
         """Read the value of the output called *name*."""
