@@ -4,30 +4,16 @@ Facts from the source of MLflow 3.17 (`mlflow.pyfunc.scoring_server`).
 """
 
 import re
-from collections.abc import Iterator
 from functools import partial
-from itertools import chain
 
 import msgspec
-import orjson
 
 from gateway.codec.dialects.answer import AnswerForm
 from gateway.codec.dialects.description import NO_ENCODINGS, Encodings, ModelDescription, encodings_of
-from gateway.codec.dialects.request import (
-    DialectRequest,
-    Writer,
-    by_name,
-    column,
-    document,
-    instances,
-    nested,
-    same_rows,
-)
+from gateway.codec.dialects.request import DialectRequest, Writer
+from gateway.codec.dialects.template import body_of, by_name, instances, names, only, parameters, table
 from gateway.codec.inference import BytesPolicy, Tensor
-from gateway.codec.json.members import Members
-from gateway.codec.json.pieced import Piece
 from gateway.codec.tensors.nested_printing import StringForm
-from gateway.codec.tensors.row_printing import row_pieces
 from gateway.errors import CodecError
 
 
@@ -102,56 +88,22 @@ class MLflow:
 
 def mlflow_inputs(is_unnamed: bool, encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"inputs": {NAME: nested}, "params": ...}`; *is_unnamed*: the model's only input has no name."""
-    form = partial(_mlflow_form, encodings)
-
-    def write(request: DialectRequest) -> Iterator[Piece]:
-        if not is_unnamed:
-            return document(_params(request), b'"inputs":', by_name(request, form))
-        if len(request.inputs) != 1:
-            raise CodecError(f"the model has one input, which has no name; the request has {len(request.inputs)}")
-        return document(_params(request), b'"inputs":', nested(request, request.inputs[0], form))
-
-    return write
+    strings = partial(_strings, encodings)
+    return body_of({"params": parameters, "inputs": only(strings) if is_unnamed else by_name(strings)})
 
 
 def mlflow_instances(encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"instances": [row, ...], "params": ...}`."""
-    form = partial(_mlflow_form, encodings)
-
-    def write(request: DialectRequest) -> Iterator[Piece]:
-        return document(_params(request), b'"instances":', instances(request, form))
-
-    return write
+    return body_of({"params": parameters, "instances": instances(partial(_strings, encodings))})
 
 
 def mlflow_dataframe_split(encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"dataframe_split": {"columns": [NAME, ...], "data": [row, ...]}, "params": ...}`."""
-    form = partial(_mlflow_form, encodings)
-
-    def write(request: DialectRequest) -> Iterator[Piece]:
-        inputs = request.inputs
-        for tensor in inputs:
-            if len(tensor.shape) not in (1, 2) or tensor.shape[1:] not in ((), (1,)):
-                raise CodecError(f"{tensor}: a column of a table has the shape [n] or [n, 1]")
-        n_rows = same_rows(request, "table")
-        columns = [column(request, tensor, (), form) for tensor in inputs]
-        before = [b"," if index else b"[" for index in range(len(columns))]
-        names = orjson.dumps([tensor.name for tensor in inputs])
-        rows = row_pieces(columns, before, b"]", n_rows)
-        table = chain((b'{"columns":%b,"data":[' % names,), rows, (b"]}",))
-        return document(_params(request), b'"dataframe_split":', table)
-
-    return write
+    frame = body_of({"columns": names, "data": table(partial(_strings, encodings))})
+    return body_of({"params": parameters, "dataframe_split": frame})
 
 
-def _params(request: DialectRequest) -> Members:
-    if not request.parameters:
-        return {}
-    members = b",".join([orjson.dumps(key) + b":" + value for key, value in request.parameters.items()])
-    return {"params": b"{%b}" % members}
-
-
-def _mlflow_form(encodings: Encodings, request: DialectRequest, tensor: Tensor) -> StringForm:
+def _strings(encodings: Encodings, request: DialectRequest, tensor: Tensor) -> StringForm:
     encoding = encodings.get("", encodings.get(tensor.name))
     if encoding == "base64":
         return StringForm.BASE64

@@ -4,7 +4,6 @@ Facts from TensorFlow Serving's documentation and source (`api_rest.md`, `http_r
 and from KServe 0.21.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -12,7 +11,6 @@ from urllib.parse import quote
 
 import msgspec
 import numpy as np
-import orjson
 
 from gateway.codec.dialects.answer import AnswerForm
 from gateway.codec.dialects.description import (
@@ -23,10 +21,10 @@ from gateway.codec.dialects.description import (
     TensorDescription,
     encodings_of,
 )
-from gateway.codec.dialects.request import DialectRequest, Writer, by_name, document, instances
+from gateway.codec.dialects.request import DialectRequest, Writer
+from gateway.codec.dialects.template import body_of, by_name, constant, instances
 from gateway.codec.inference import BytesPolicy, Tensor, label_of
 from gateway.codec.json.members import excerpt
-from gateway.codec.json.pieced import Piece
 from gateway.codec.tensors.datatypes import DATATYPES, Array
 from gateway.codec.tensors.nested_printing import StringForm
 from gateway.codec.v2.declarations import MAX_RANK
@@ -192,22 +190,14 @@ class TensorFlow:
 
 def tensorflow_columnar(signature: str, encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"signature_name": ..., "inputs": {NAME: nested}}`; no name for an empty *signature*."""
-    form = partial(_tensorflow_form, encodings)
-
-    def write(request: DialectRequest) -> Iterator[Piece]:
-        return document(_named(signature), b'"inputs":', by_name(_for_tensorflow(request), form))
-
-    return write
+    body = body_of({"signature_name": constant(signature), "inputs": by_name(partial(_strings, encodings))})
+    return lambda request: body(_for_tensorflow(request))
 
 
 def tensorflow_row(signature: str, encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"signature_name": ..., "instances": [row, ...]}`; no name for an empty *signature*."""
-    form = partial(_tensorflow_form, encodings)
-
-    def write(request: DialectRequest) -> Iterator[Piece]:
-        return document(_named(signature), b'"instances":', instances(_for_tensorflow(request), form))
-
-    return write
+    body = body_of({"signature_name": constant(signature), "instances": instances(partial(_strings, encodings))})
+    return lambda request: body(_for_tensorflow(request))
 
 
 def _for_tensorflow(request: DialectRequest) -> DialectRequest:
@@ -244,11 +234,7 @@ _FP32 = DATATYPES["FP32"]
 _TENSORFLOW_FP32 = replace(_FP32, widen=_widen_largest)
 
 
-def _named(signature: str) -> dict[str, bytes]:
-    return {"signature_name": orjson.dumps(signature)} if signature else {}
-
-
-def _tensorflow_form(encodings: Encodings, request: DialectRequest, tensor: Tensor) -> StringForm:
+def _strings(encodings: Encodings, request: DialectRequest, tensor: Tensor) -> StringForm:
     """Octets are objects in base64: what is no text, and what the model or the policy says is octets."""
     encoding = encodings.get(tensor.name)
     is_base64 = tensor.name.endswith(OCTETS_SUFFIX) or request.policy.bytes is BytesPolicy.BASE64
