@@ -798,6 +798,8 @@ async def test_what_an_answer_has_beside_the_outputs_that_are_listed_is_left_out
     for answer in (
         b'{"predictions": [{"y": 1, "z": "a", "n": 2}, {"y": 3, "z": [{}], "n": 4}]}',
         b'{"predictions": {"z": {"deep": [1]}, "y": [1, 3], "n": [2, 4]}}',
+        b'{"predictions": [{"y": 1, "n": 2}, {"y": 3, "late": "a", "n": 4}, {"n": 5, "long": "%b", "y": 6}]}'
+        % (b"x" * 20_000),
     ):
         async with before(Scripted(answer), MLFLOW + TWO) as stage:
             assert labels(await stage.infer()) == [("y", "FP32"), ("n", "INT64")]

@@ -9,6 +9,7 @@ Not here: where in an answer the outputs stand (`answer`), and what the client g
 """
 
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import TypeVar
 
 from gateway.codec.dialects.description import MAX_NAMED, ModelDescription
@@ -131,7 +132,9 @@ class Outputs:
         elif not self._in_rows:
             yield from self._read_list(text, self._read_short, self.read_named)
         elif (yield from text.first()) == ARRAY:
-            yield from self._read_rows_of_lists(text)
+            read_row = partial(self._read_row, partial(self._read_list, text))
+            yield from read_items(text, self._rows_of_lists, self._add_rows, read_row)
+            yield from self._convert_all()
         else:
             raise self._no_list(f"{excerpt(bytes(text.buffer[:256]))} in place of all rows", "each row: ")
 
@@ -164,20 +167,12 @@ class Outputs:
         if count < len(names):
             raise self._no_list(str(count), where)
 
-    def _read_rows_of_lists(self, text: ArrivingText) -> Reading[None]:
-        """Read rows: an array of lists, each with one value for each output."""
-
-        def read_run(rows: list[list[bytes]]) -> "Reading[None]":
-            for index, row in enumerate(rows, self._rows):
-                if len(row) != len(self._names):
-                    raise self._no_list("more" if len(row) > len(self._names) else str(len(row)), f"row {index}: ")
-            yield from self._add_rows([dict(zip(self._names, row, strict=True)) for row in rows])
-
-        yield from read_items(
-            text, parse_lists, read_run, lambda: self._read_row(lambda run, long: self._read_list(text, run, long))
-        )
-        for output in self.wanted:
-            yield from self._convert(output)
+    def _rows_of_lists(self, text: bytes) -> list[Members]:
+        """The rows in *text*, an array of lists, by name. Raises `CodecError` if one lacks a value, or has more."""
+        rows = parse_lists(text)
+        if any(len(row) != len(self._names) for row in rows):
+            raise CodecError("a row of another length")  # which row, and how long it is, is told where it is read alone
+        return [dict(zip(self._names, row, strict=True)) for row in rows]
 
     def _no_list(self, got: str, where: str) -> CodecError:
         """What to raise where outputs without names are not what they should be."""
@@ -195,8 +190,7 @@ class Outputs:
             return read_members(text, read_run, lambda name: read_long(name, text))
 
         yield from read_objects(text, self._add_rows, lambda: self._read_row(read))
-        for output in self.wanted:
-            yield from self._convert(output)
+        yield from self._convert_all()
 
     def _add_rows(self, rows: list[Members]) -> Reading[None]:
         """Take some short *rows*."""
@@ -256,20 +250,27 @@ class Outputs:
         self._rows += 1
         yield from self._convert_if_full()
 
+    def _is_wanted(self, name: str) -> bool:
+        """Whether the client gets the output called *name*."""
+        return self._selection.is_wanted(name) and (self._lists_all or self.is_known(name))
+
     def _column(self, name: str) -> Output | None:
         """The output to which a row has a value under *name*; None if the client does not want it."""
         if name in self._found:
             return self._found[name]
         if not self._rows:
             return self._open(name)
-        if self._selection.named:
+        if self._selection.named or not self._is_wanted(name):
             return None
         raise CodecError(f"{label_of('output', name)}: some rows have it, but row 0 does not")
 
     def _convert_if_full(self) -> Reading[None]:
         if self._waiting_bytes >= WAITING_BYTES:
-            for output in self.wanted:
-                yield from self._convert(output)
+            yield from self._convert_all()
+
+    def _convert_all(self) -> Reading[None]:
+        for output in self.wanted:
+            yield from self._convert(output)
 
     def _convert(self, output: Output) -> Reading[None]:
         """Read the texts of *output* that wait, as one array."""
@@ -304,8 +305,7 @@ class Outputs:
     def _open(self, name: str) -> Output | None:
         """A new output called *name*, None if the client does not want it. Raises `CodecError` if it is not known."""
         described = self._described.get(name)
-        is_beside = described is None and not self._lists_all
-        if is_beside or not self._selection.is_wanted(name):
+        if not self._is_wanted(name):
             output = None
         elif described is None or described.datatype is None:
             raise CodecError(f"{label_of('output', name)}: its datatype is not known; {SETTING} can say it")
