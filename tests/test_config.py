@@ -176,6 +176,18 @@ def test_the_documented_file_names_the_keys_of_what_it_leaves_out(type_: Any) ->
             "a.models.m.outputs.y: expected its `datatype`: MLflow's server does not say it, nor do its answers",
         ),
         (
+            one_backend("dialect: mlflow, models: {m: {outputs: {y: {datatype: FP32, missing: ''}}}}"),
+            "a.models.m.outputs.y: `missing` is for strings: expected `datatype: BYTES` beside it",
+        ),
+        (
+            one_backend("dialect: tensorflow, models: {m: {inputs: {x: {encoding: text}}}}"),
+            "a.models.m.inputs.x: `encoding` is for strings: expected `datatype: BYTES` beside it",
+        ),
+        (
+            one_backend("models: {m: {inputs: {x: {datatype: BYTES, encoding: base64}}}}"),
+            "a.models.m.inputs.x: `encoding` is for other dialects, and `dialect` is v2",
+        ),
+        (
             "backends: {a: {endpoints: ['http://x'], nonfinite: asnull}}",
             "backends.a.nonfinite: expected reject, as_null or literal, got 'asnull', did you mean `as_null`?",
         ),

@@ -44,9 +44,10 @@ class Answer:
     """The words behind the status; printable ASCII."""
     sending: Sending | None = None
     """The request's body, if it is a stream that was opened."""
+    is_read = False
+    """Whether the body was read to its end."""
     _arriving: ArrivingAnswer
     _head: AnswerHead
-    _is_read = False  # to its end
     _limit: tuple[int, str] | None = None  # of the body's bytes, and how messages name it
     _pacer: Pacer | None = None  # once a part of the body was read
 
@@ -152,7 +153,7 @@ class Answer:
         All of it in one piece, if it has arrived and has at most *whole_bytes*, or is announced to have no more.
         Between two pieces others run, also while all of the body is there.
         """
-        if self._wire is None or self._is_read:
+        if self._wire is None or self.is_read:
             return b""
         if self._pacer is None:
             text = self.take_arrived(whole_bytes)
@@ -197,14 +198,9 @@ class Answer:
             text += chunk[: max_bytes - len(text)]
         return text
 
-    @property
-    def is_read(self) -> bool:
-        """Whether the body was read to its end."""
-        return self._is_read
-
     def take_arrived(self, max_bytes: int) -> bytes | None:
         """The whole body if it is there, has at most *max_bytes*, and nothing of it was read; else None."""
-        if self._wire is None or self._is_read:
+        if self._wire is None or self.is_read:
             return None
         whole = self._arriving.take_arrived(max_bytes)
         if whole is not None:
@@ -242,7 +238,7 @@ class Answer:
 
     def _end(self) -> None:
         """The answer was read to its end. Where the gateway still judges it, its connection waits for `approve`."""
-        self._is_read = True
+        self.is_read = True
         if not self._request.is_read_whole:
             self.approve()
 
@@ -253,13 +249,13 @@ class Answer:
         request follows it on its connection (docs/configuration.md, "Answers that belong to another request").
         """
         wire = self._wire
-        if wire is None or not self._is_read:
+        if wire is None or not self.is_read:
             return
         if self.sending is None or self.sending.is_sent:
             self._wire = None
             self._connections.give_back(wire)
-        elif self.abandon():
-            self._connections.release_slot()
+        else:
+            self.give_up()
 
     def abandon(self) -> bool:
         """Stop sending, and close the connection; False if it was given back or closed before.
@@ -273,6 +269,11 @@ class Answer:
             return False
         self._connections.drop(wire)
         return True
+
+    def give_up(self) -> None:
+        """The answer is not needed any more: close the connection, and leave its slot to others."""
+        if self.abandon():
+            self._connections.release_slot()
 
     def _lost_before_answer(self, endpoint: Endpoint) -> Exception:
         """What the loss of the connection before any byte of an answer means.

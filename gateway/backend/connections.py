@@ -135,9 +135,14 @@ class Connections:
         pool = self._pools.get(endpoint)
         return (pool.busy, len(pool.idle)) if pool is not None else (0, 0)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether all that may be used are in use."""
+        return self._in_use >= self._max_connections
+
     def take_slot(self) -> bool:
         """Whether one more connection may be used at once; then one must be taken, or `release_slot` follow."""
-        if self._in_use >= self._max_connections:
+        if self.is_full:
             return False
         self._in_use += 1
         return True

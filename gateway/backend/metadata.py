@@ -2,13 +2,13 @@
 
 Raw binary requests need it, promoted outputs, and every request to servers whose answers do not say it. An answer is
 kept for a short time, for clients that send the same headers; requests that need the same answer at the same time wait
-for one call. Not here: what it means (`codec`).
+for one call. How old an answer may be is up to those who need it. Not here: what it means (`codec`).
 """
 
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -69,68 +69,79 @@ def is_undescribed(error: GatewayError) -> bool:
     return error.kind is ErrorKind.MALFORMED_RESPONSE
 
 
+class _Kept(NamedTuple, Generic[T]):
+    """An answer, when it was asked for, by the event loop's clock, and what keeping it takes."""
+
+    asked_s: float
+    answer: T
+    n_bytes: int
+
+
 class ModelMetadata(Generic[T]):
-    """What is made of answers, by model, version and headers; each is asked for once in `LIFE_S`."""
+    """What is made of answers, by model, version and headers; each is asked for once in `LIFE_S`, or more often."""
 
     def __init__(self) -> None:
-        self._answers: dict[Key, tuple[float, asyncio.Task[tuple[T, int]]]] = {}
-        self._kept_bytes: dict[Key, int] = {}
-        """What each answer that has come takes, and its question."""
+        self._kept: dict[Key, _Kept[T]] = {}
+        self._asking: dict[Key, asyncio.Task[tuple[T, int]]] = {}
+        """The questions that are on their way."""
         self._sum_bytes = 0
 
-    def known(self, key: Key) -> T | None:
-        """The answer for *key*; None if it has to be asked for or waited for."""
-        expires_s, task = self._answers.get(key, (0.0, None))
-        if task is None or not task.done() or expires_s <= asyncio.get_running_loop().time():
+    def known(self, key: Key, max_age_s: float = LIFE_S) -> T | None:
+        """The answer for *key* if it was asked for less than *max_age_s* ago; None if it has to be asked for."""
+        kept = self._kept.get(key)
+        if kept is None or kept.asked_s + max_age_s <= asyncio.get_running_loop().time():
             return None
-        return None if task.cancelled() or task.exception() is not None else task.result()[0]
+        return kept.answer
+
+    def ask(self, key: Key, fetch: Callable[[], Awaitable[tuple[T, int]]]) -> asyncio.Task[tuple[T, int]]:
+        """The question for *key* that is on its way, or a new one, which is *fetch*.
+
+        It gives the answer and the bytes that it takes; 0 if it is not worth keeping. Whoever waits for it shields it:
+        a client that leaves must not take the answer away from the others.
+        """
+        task = self._asking.get(key)
+        if task is None:
+            asked_s = asyncio.get_running_loop().time()
+            self._asking[key] = task = asyncio.ensure_future(fetch())
+            task.add_done_callback(lambda done: self._keep(key, asked_s, done))
+        return task
 
     async def get(self, key: Key, fetch: Callable[[], Awaitable[tuple[T, int]]]) -> T:
-        """The answer for *key*, from *fetch* unless it is known or on its way. Raises what *fetch* raises.
-
-        *fetch* gives it and the bytes that it takes; 0 if it is not worth keeping.
-        """
-        now = asyncio.get_running_loop().time()
-        known = self._answers.get(key)
-        if known is None or known[0] <= now:
-            self._drop(key)
-            while len(self._answers) >= MAX_ANSWERS:
-                self._drop(next(iter(self._answers)))
-            task = asyncio.ensure_future(fetch())
-            task.add_done_callback(lambda done: self._keep(key, done))
-            known = self._answers[key] = (now + LIFE_S, task)
-        # shielded: a client that leaves must not take the answer away from the others
-        answer, _ = await asyncio.shield(known[1])
-        return answer
+        """The answer for *key*: what is known, or what `ask` brings. Raises what *fetch* raises."""
+        known = self.known(key)
+        return (await asyncio.shield(self.ask(key, fetch)))[0] if known is None else known
 
     def forget(self, backend: str, model_path: str) -> None:
         """Forget all versions of a model: it was loaded or unloaded."""
-        for key in list(self._answers):
+        for key in (*self._kept, *self._asking):
             if key[0] == backend and f"{key[1]}/".startswith(f"{model_path}/"):
                 self._drop(key)
+                self._asking.pop(key, None)
 
-    def _keep(self, key: Key, task: asyncio.Task[tuple[T, int]]) -> None:
+    def _keep(self, key: Key, asked_s: float, task: asyncio.Task[tuple[T, int]]) -> None:
         """Keep the answer that *task* has brought if it is worth it, and forget the oldest ones that leave no room."""
         is_useless = task.cancelled() or task.exception() is not None or not task.result()[1]
-        if self._answers.get(key, (0, None))[1] is not task:
+        if self._asking.get(key) is not task:
             return
+        del self._asking[key]
+        self._drop(key)
         if is_useless:
-            self._drop(key)
             return
+        answer, answer_bytes = task.result()
         question_bytes = len(key[1]) + sum(sys.getsizeof(name) + sys.getsizeof(value) for name, value in key[2])
-        self._kept_bytes[key] = KEPT_BYTES + question_bytes + task.result()[1]
-        self._sum_bytes += self._kept_bytes[key]
-        while self._sum_bytes > MAX_KEPT_BYTES:
-            self._drop(next(iter(self._kept_bytes)))
+        kept = self._kept[key] = _Kept(asked_s, answer, KEPT_BYTES + question_bytes + answer_bytes)
+        self._sum_bytes += kept.n_bytes
+        while self._sum_bytes > MAX_KEPT_BYTES or len(self._kept) > MAX_ANSWERS:
+            self._drop(next(iter(self._kept)))
 
     def _drop(self, key: Key) -> None:
-        self._answers.pop(key, None)
-        self._sum_bytes -= self._kept_bytes.pop(key, 0)
+        kept = self._kept.pop(key, None)
+        self._sum_bytes -= 0 if kept is None else kept.n_bytes
 
     async def close(self) -> None:
         """Cancel what is on its way."""
-        for _, task in self._answers.values():
+        for task in self._asking.values():
             task.cancel()
-        self._answers.clear()
-        self._kept_bytes.clear()
+        self._asking.clear()
+        self._kept.clear()
         self._sum_bytes = 0

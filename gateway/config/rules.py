@@ -23,6 +23,7 @@ from gateway.config.schema import (
     Limits,
     Logging,
     Model,
+    ModelOutput,
     ModelTensor,
     Part,
     Queue,
@@ -121,6 +122,13 @@ def _told(alternatives: Sequence[Rule], key: str, place: Place) -> Iterator[tupl
 def _is_foreign(at: Place) -> bool:
     """Whether something is set that only servers of V2 understand, for a server of another dialect."""
     return at.part.dialect in FORMATS and at.value not in ("never", "client", [])
+
+
+def _for_strings(tensor: ModelTensor) -> str | None:
+    """What is set of an input or output that only strings have."""
+    if tensor.encoding is not None:
+        return "encoding"
+    return "missing" if isinstance(tensor, ModelOutput) and tensor.missing is not None else None
 
 
 def _expected_formats(at: Place) -> str | None:
@@ -231,6 +239,8 @@ ERRORS = (
     Rule(Headers, "remove.*", lambda at: not HEADER_NAME.fullmatch(at.value), "invalid header name"),
     Rule(ModelTensor, "shape", lambda at: len(at.value) > MAX_RANK or any(size < -1 for size in at.value),
          f"expected at most {MAX_RANK} numbers, each at least 0, or -1 for a variable dimension"),
+    Rule(Model, "inputs.* outputs.*", lambda at: at.value.datatype != "BYTES" and _for_strings(at.value),
+         "`{found}` is for strings: expected `datatype: BYTES` beside it"),
     Rule(Model, "outputs", lambda at: "" in at.value, "expected a name for each of them"),
     Rule(Model, "inputs", lambda at: "" in at.value and len(at.value) > 1,
          "expected a name for each of them: only a single input may have none"),
@@ -247,6 +257,9 @@ ERRORS = (
     Rule(Backend, "models.*", lambda at: _matches_no_model(at.name), _NO_MODEL),
     Rule(Backend, "models.*.format", lambda at: at.part.dialect == "v2",
          "this is for other dialects, and `dialect` is v2"),
+    Rule(Backend, "models.*.inputs.* models.*.outputs.*",
+         lambda at: at.part.dialect == "v2" and _for_strings(at.value),
+         "`{found}` is for other dialects, and `dialect` is v2"),
     Rule(Backend, "models.*.format", _expected_formats, "expected {found}, because `dialect` is {part.dialect}"),
     Rule(Backend, "models.*.signature", lambda at: at.part.dialect not in ("tensorflow", "auto"),
          "only models of TensorFlow have signatures, and `dialect` is {part.dialect}"),

@@ -5,6 +5,7 @@ the values are used for.
 """
 
 import typing
+from collections.abc import Mapping
 
 import msgspec
 
@@ -182,13 +183,22 @@ class ModelTensor(Part, frozen=True):
     datatype: Datatype | None = None
     shape: list[int] | None = None
     """-1 is a variable dimension."""
+    encoding: typing.Literal["text", "base64"] | None = None
+    """How its BYTES stand in the server's JSON; None: as `bytes` says for inputs, as text for outputs."""
+
+
+class ModelOutput(ModelTensor, frozen=True):
+    """What is known of an output of a model."""
+
+    missing: str | None = None
+    """What a missing string becomes; None: the answer is refused."""
 
 
 class Model(Part, frozen=True):
     """What is known of the models that a pattern matches; it is merged with what their server says, and wins."""
 
     inputs: dict[str, ModelTensor] = {}
-    outputs: dict[str, ModelTensor] = {}
+    outputs: dict[str, ModelOutput] = {}
     format: typing.Literal["columnar", "row", "inputs", "instances", "dataframe_split"] | None = None
     """The form of requests; None: the first of the dialect's in `FORMATS`."""
     signature: str | None = None
@@ -206,12 +216,14 @@ class Model(Part, frozen=True):
         )
 
 
-def _described(tensors: dict[str, ModelTensor]) -> tuple[TensorDescription, ...]:
+def _described(tensors: Mapping[str, ModelTensor]) -> tuple[TensorDescription, ...]:
     return tuple(
         TensorDescription(
             name,
             DATATYPES[tensor.datatype] if tensor.datatype is not None else None,
             tuple(tensor.shape) if tensor.shape is not None else None,
+            tensor.encoding or "",
+            tensor.missing if isinstance(tensor, ModelOutput) else None,
         )
         for name, tensor in tensors.items()
     )

@@ -174,7 +174,8 @@ class DialectTrials(Trials):
             sent = ", ".join(f"{each.datatype} {list(each.shape)}" for each in self.samples)
             self._report.note(
                 f"the server does not say what the model's inputs and outputs are; it took {sent}. Name, datatype and "
-                "shape of the input under `models` are the trial's and not known to be the model's"
+                "shape of the input under `models` are the trial's and not known to be the model's, but requests with "
+                "another name or datatype are refused by them: correct them"
             )
         block: dict[str, Any] = {}
         if self._form != FORMATS[self._dialect.name][0]:

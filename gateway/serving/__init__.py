@@ -2,7 +2,8 @@
 
     gateway      every request, from its head to its record; where it goes
     inference    an inference: read, parse, send, decode, reply
-    speech       how an inference is put to a backend of V2, and to one of another dialect
+    speech       how an inference is put to a backend, and how to one of V2
+    foreign      how an inference is put to a backend of another dialect
     relaying     what crosses as it came: requests that are no inferences, uploads, answers
     passing      inferences that cross to servers that read binary
     own_answers  what the gateway answers itself, where a server cannot

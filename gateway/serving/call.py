@@ -9,13 +9,13 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from gateway.backend.asking import BackendRequest, Body
 from gateway.backend.attempt import Answer, Read, Transcode
-from gateway.backend.metadata import ModelMetadata
+from gateway.backend.metadata import LIFE_S, ModelMetadata
 from gateway.backend.upstream import Upstream
 from gateway.client.body import ClientBody
 from gateway.client.reply import Reply
@@ -23,7 +23,7 @@ from gateway.client.request import ClientRequest
 from gateway.codec import HEADER_LENGTH, ModelDescription, error_body, inflated_beginning
 from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
-from gateway.exchange import Exchange
+from gateway.exchange import Attempt, Exchange
 from gateway.headers import HeaderLines
 from gateway.pacing import Pacer
 from gateway.plan import BackendPlan, Plan
@@ -134,36 +134,6 @@ class Call:
         if self.shared.recovered_warnings.allows(exchange.client, exchange.started_s):
             log.warning("client %s sends binary bodies without %s; it was recovered", exchange.client, HEADER_LENGTH)
 
-    async def ask_once(
-        self,
-        known: ModelMetadata[V],
-        upstream: Upstream,
-        backend: BackendPlan,
-        path: str,
-        read: Callable[[Answer], Awaitable[tuple[V, int]]],
-    ) -> V:
-        """What *backend* says at *path* of a model: asked with the client's headers, unless it is *known*.
-
-        *read* gives what it makes of the answer, and how many bytes it takes to keep that; 0 for what is not kept.
-        Raises `GatewayError`.
-        """
-        headers = backend.headers.metadata(self.request)
-        key = (backend.fingerprint, path, tuple(headers))
-        if (answer := known.known(key)) is not None:
-            return answer
-
-        def fetch() -> Awaitable[tuple[V, int]]:
-            return self._question(upstream, backend, path, headers, read)
-
-        # what is spent here is part of the client's time, also where it waits for another client's call
-        try:
-            async with asyncio.timeout_at(self.begin_total(backend)):
-                return await known.get(key, fetch)
-        except TimeoutError:
-            total_s = backend.settings.timeouts.total
-            words = f"backend {upstream.name!r} took longer than {total_s:g} s (timeouts.total)"
-            raise GatewayError(ErrorKind.TIMEOUT, words) from None
-
     def begin_total(self, backend: BackendPlan) -> float:
         """When `timeouts.total` is over, by the event loop's clock: it begins now, unless it has begun."""
         if self.total_at is None:
@@ -176,17 +146,12 @@ class Call:
         self, upstream: Upstream, backend: BackendPlan, path: str, read: Callable[[Answer], Awaitable[T]]
     ) -> Awaitable[T]:
         """Ask for *path* what the gateway wants to know itself, with the client's headers. Raises `GatewayError`."""
-        return self._question(upstream, backend, path, backend.headers.metadata(self.request), read)
+        asked = self.asking(backend, path, backend.headers.metadata(self.request))
+        return upstream.call(asked, self.exchange.attempts, read, total_at=self.total_at)
 
-    def _question(
-        self,
-        upstream: Upstream,
-        backend: BackendPlan,
-        path: str,
-        headers: Fields,
-        read: Callable[[Answer], Awaitable[T]],
-    ) -> Awaitable[T]:
-        asked = BackendRequest(
+    def asking(self, backend: BackendPlan, path: str, headers: Fields) -> BackendRequest:
+        """A question of the gateway's own to *backend*, with those *headers* of the client that cross."""
+        return BackendRequest(
             "GET",
             path,
             self.with_own(headers),
@@ -195,7 +160,6 @@ class Call:
             trace=self.trace_for(backend),
             is_read_whole=True,
         )
-        return upstream.call(asked, self.exchange.attempts, read, total_at=self.total_at)
 
     def ask(self, upstream: Upstream, fields: Fields, body: Body, read: Read[T]) -> Awaitable[T]:
         """Ask the backend what the client asks, and *read* its answer; see `asked` and `send`."""
@@ -292,3 +256,69 @@ class Call:
         )
         headers = answer.transcoded_headers()
         return GatewayError(ErrorKind.BACKEND_ERROR, words, headers=headers, status=answer.status, body=body)
+
+
+class Question(Generic[V]):
+    """What a backend says of a model: asked once for all requests that need it and have the same headers."""
+
+    def __init__(
+        self,
+        call: Call,
+        answers: ModelMetadata[V],
+        upstream: Upstream,
+        backend: BackendPlan,
+        path: str,
+        read: Callable[[Answer], Awaitable[tuple[V, int]]],
+    ) -> None:
+        """*read* gives what it makes of the answer to *path*, and the bytes that it takes; 0 for what is not kept."""
+        self._call = call
+        self._answers = answers
+        self._upstream = upstream
+        self._backend = backend
+        self._path = path
+        self._read = read
+        self._headers = backend.headers.metadata(call.request)
+        self._key = (backend.fingerprint, path, tuple(self._headers))
+        self._asking: asyncio.Task[tuple[V, int]] | None = None
+
+    def known(self, max_age_s: float = LIFE_S) -> V | None:
+        """The answer, if the question was asked less than *max_age_s* ago."""
+        return self._answers.known(self._key, max_age_s)
+
+    async def get(self, max_age_s: float = LIFE_S) -> V:
+        """The answer, from a question that was asked less than *max_age_s* ago. Raises `GatewayError`."""
+        known = self.known(max_age_s)
+        if known is None:
+            await self.begin()
+            known = await self.answer()
+        return known
+
+    async def begin(self) -> None:
+        """Ask, unless the question is on its way, and do not wait for its answer.
+
+        When this returns it has a connection, or its place in the queue for one.
+        """
+        self._call.begin_total(self._backend)
+        self._asking = self._answers.ask(self._key, self._fetch)
+        await asyncio.sleep(0)
+
+    async def answer(self) -> V:
+        """The answer to the question that has begun. Raises `GatewayError`."""
+        assert self._asking is not None
+        # what is spent here is part of the client's time, also where it waits for another client's call
+        try:
+            async with asyncio.timeout_at(self._call.begin_total(self._backend)):
+                return (await asyncio.shield(self._asking))[0]
+        except TimeoutError:
+            total_s = self._backend.settings.timeouts.total
+            words = f"backend {self._upstream.name!r} took longer than {total_s:g} s (timeouts.total)"
+            raise GatewayError(ErrorKind.TIMEOUT, words) from None
+
+    async def _fetch(self) -> tuple[V, int]:
+        """Ask. The attempts are recorded before those of the inference, which is the last that a record looks at."""
+        call, attempts = self._call, list[Attempt]()
+        asked = call.asking(self._backend, self._path, self._headers)
+        try:
+            return await self._upstream.call(asked, attempts, self._read, total_at=call.total_at)
+        finally:
+            call.exchange.attempts[:0] = attempts

@@ -22,9 +22,9 @@ from gateway.policy.routing import Match, PathKind
 from gateway.policy.trace_context import Trace
 from gateway.serving import own_answers
 from gateway.serving.call import Call, Described, Serving
+from gateway.serving.foreign import Foreign, dialect_of
 from gateway.serving.inference import infer
 from gateway.serving.relaying import relay, server_metadata
-from gateway.serving.speech import Foreign, dialect_of
 
 WARNED_CLIENTS = 1000
 """How many client addresses are remembered that were warned of because they send no header length."""

@@ -20,16 +20,17 @@ from gateway.codec import (
     find_sequence_id,
 )
 from gateway.codec import Reply as InferReply
-from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
+from gateway.errors import CodecError, ErrorKind, blamed
 from gateway.exchange import Format
 from gateway.headers import HeaderLines
 from gateway.pacing import Pacer
 from gateway.plan import BackendPlan
 from gateway.policy.crossing import Fields
 from gateway.serving.call import Answered, Call
+from gateway.serving.foreign import Foreign, dialect_of
 from gateway.serving.passing import pass_through
 from gateway.serving.relaying import stream
-from gateway.serving.speech import Prepared, Proven, Written, speech_to
+from gateway.serving.speech import V2, Prepared, Proven, Speech, Written
 
 
 async def infer(call: Call) -> None:
@@ -53,6 +54,12 @@ async def infer(call: Call) -> None:
         await _reply(call, *answered, framing)
 
 
+async def _speech_to(call: Call, upstream: Upstream, backend: BackendPlan) -> Speech:
+    """How *backend* is spoken to. Raises `GatewayError`."""
+    dialect = None if backend.dialect == "v2" else await dialect_of(upstream, backend)
+    return V2(call, upstream, backend) if dialect is None else Foreign(call, upstream, backend, dialect)
+
+
 async def _transcoded(
     call: Call, upstream: Upstream, backend: BackendPlan, framing: Framing, body: memoryview
 ) -> tuple[BackendRequest, Read[Answered | None]]:
@@ -63,7 +70,7 @@ async def _transcoded(
     """
     exchange = call.exchange
     exchange.client_format = Format.JSON if framing.header_length is None else Format.BINARY
-    speech = await speech_to(call, upstream, backend)
+    speech = await _speech_to(call, upstream, backend)
     prepared = await speech.prepare(body, framing)
     if prepared is None:
         return _as_it_came(call, upstream, backend, body), partial(_pass_on, call)
@@ -73,12 +80,7 @@ async def _transcoded(
     async def read(answer: Answer) -> Answered:
         if answer.status >= 300:
             raise await speech.refusal(answer, exchange.attempts[-1].request_bytes)
-        try:
-            return await _decoded(call, answer, prepared), answer.transcoded_lines()
-        except GatewayError as error:
-            if error.kind is ErrorKind.MALFORMED_RESPONSE:
-                speech.misunderstood()
-            raise
+        return await _decoded(call, answer, prepared, speech), answer.transcoded_lines()
 
     fields = call.with_own(backend.headers.transcoded(call.request))
     return call.asked(upstream, fields, json_body, target=speech.target, is_read_whole=True), read
@@ -138,16 +140,20 @@ async def _json_body(call: Call, written: Written, backend: BackendPlan) -> Body
     return Body(open=pieces, length=length)
 
 
-async def _decoded(call: Call, answer: Answer, prepared: Prepared) -> InferReply:
-    """The reply, made of *answer* while it arrives. Raises `GatewayError`."""
+async def _decoded(call: Call, answer: Answer, prepared: Prepared, speech: Speech) -> InferReply:
+    """The reply, made of *answer* while it arrives. Raises `GatewayError`.
+
+    A short answer that the decoder cannot read is read again, once, where *speech* has another one for it.
+    """
     answer.refuse_encoded()
     exchange, pacer, body = call.exchange, call.pacer, call.body
-    decoder = prepared.decoder()
     limit = call.plan.limits.response_body
     received = 0
+    whole = chunk = await answer.next(WHOLE_BYTES)
+    decoder = await prepared.decoder()  # which may wait, but no longer for the backend's answer
     exchange.response_codec_at_s = time.perf_counter()
     try:
-        while chunk := await answer.next(WHOLE_BYTES):
+        while chunk:
             received += len(chunk)
             if received > limit:
                 raise CodecError(f"larger than limits.response_body, {int(limit)} bytes")
@@ -155,11 +161,19 @@ async def _decoded(call: Call, answer: Answer, prepared: Prepared) -> InferReply
                 break
             await pacer.run(decoder.feed(chunk))
             body.hold_answer(decoder.held_bytes)
+            chunk = await answer.next(WHOLE_BYTES)
         if not received:
             raise CodecError(f"{answer.status} without a body")
         answered = await pacer.run(decoder.finish(chunk))
     except CodecError as error:
-        raise blamed(error, ErrorKind.MALFORMED_RESPONSE) from error
+        other = await speech.other_decoder(answer) if answer.is_read and received == len(whole) else None
+        if other is None:
+            raise blamed(error, ErrorKind.MALFORMED_RESPONSE) from error
+        decoder = other
+        try:
+            answered = await pacer.run(decoder.finish(whole))
+        except CodecError as again:
+            raise blamed(again, ErrorKind.MALFORMED_RESPONSE) from again
     body.hold_answer(decoder.held_bytes)
     exchange.response_codec_s += pacer.take_seconds()
     exchange.response_codec_until_s = time.perf_counter()

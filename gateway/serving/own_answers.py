@@ -13,7 +13,8 @@ from gateway.codec import v2_metadata, v2_server_metadata
 from gateway.errors import ErrorKind, GatewayError
 from gateway.plan import BackendPlan
 from gateway.policy.routing import Match, V2Path
-from gateway.serving.speech import Foreign, configured_metadata
+from gateway.serving.foreign import FRESH_S, Foreign
+from gateway.serving.speech import configured_metadata
 
 HEALTH_BYTES = 64 * 1024
 """How much of an answer about health is read."""
@@ -82,7 +83,7 @@ async def _model(foreign: Foreign) -> bytes:
     dialect, (_, name, version, _) = foreign.dialect, foreign.path
     model = name or ""
     foreign.path_of(dialect.description_path(model, version) or dialect.ready_path(model, version))
-    described = await foreign.description()
+    described = await foreign.description(FRESH_S)
     if not described.by_server:
         await foreign.is_ready()  # a pattern of the configuration may match models that do not exist
     description = described.model

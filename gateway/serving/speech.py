@@ -1,13 +1,13 @@
 # ruff: noqa: D102  `Speech` says what the methods do
-"""How an inference is put to a backend, and how its answer is understood: in V2, or in another dialect.
+"""How an inference is put to a backend, and how its answer is understood: what every dialect has, and V2.
 
 V2 is the dialect whose text may cross unchanged, and in which most models need no description. Not here: the order of
-the steps (`inference`), what the dialects are (`codec`), and what a backend speaks (`backend.speaking`).
+the steps (`inference`), the other dialects (`foreign`), and what a backend speaks (`backend.speaking`).
 """
 
 import logging
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -16,30 +16,18 @@ from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
 from gateway.backend.metadata import is_undescribed, is_worth_keeping
 from gateway.backend.upstream import Upstream
 from gateway.codec import (
-    DIALECTS,
-    Dialect,
-    DialectAnswer,
-    DialectRequest,
     Framing,
     InferAnswer,
     InferRequest,
-    OutputSelection,
     configured_for,
     half_precision_outputs,
-    missing_datatype,
-    unknown_output,
     v2_metadata,
 )
 from gateway.codec import Reply as InferReply
-from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
+from gateway.errors import GatewayError
 from gateway.plan import BackendPlan
 from gateway.policy.routing import Match
-from gateway.serving.call import Call, Described
-
-_UNTOLD = (401, 403)
-"""Statuses of servers that may describe a model to other clients."""
-
-T = TypeVar("T")
+from gateway.serving.call import Call, Question
 
 log = logging.getLogger("gateway")
 
@@ -93,8 +81,8 @@ class Prepared(NamedTuple):
 
     request: Proven
     written: Written
-    decoder: Callable[[], Decoder]
-    """Makes what reads the answer of one attempt."""
+    decoder: Callable[[], Awaitable[Decoder]]
+    """Makes what reads the answer of one attempt. Raises `GatewayError`."""
 
 
 class Speech(Protocol):
@@ -109,20 +97,8 @@ class Speech(Protocol):
     async def refusal(self, answer: Answer, json_bytes: int) -> GatewayError:
         """The backend's refusal of *json_bytes* of JSON, in the shape of the protocol."""
 
-    def misunderstood(self) -> None:
-        """The answer was not what the model's description says."""
-
-
-async def speech_to(call: Call, upstream: Upstream, backend: BackendPlan) -> Speech:
-    """How *backend* is spoken to. Raises `GatewayError`."""
-    dialect = None if backend.dialect == "v2" else await dialect_of(upstream, backend)
-    return V2(call, upstream, backend) if dialect is None else Foreign(call, upstream, backend, dialect)
-
-
-async def dialect_of(upstream: Upstream, backend: BackendPlan) -> Dialect | None:
-    """The dialect that *backend* speaks; None for V2. Raises `GatewayError`."""
-    name = backend.dialect if backend.dialect != "auto" else (await upstream.spoken()).dialect
-    return DIALECTS.get(name)
+    async def other_decoder(self, answer: Answer) -> Decoder | None:
+        """What reads an *answer* that the first decoder could not read, if more is known of the model by now."""
 
 
 def configured_metadata(backend: BackendPlan, match: Match) -> bytes | None:
@@ -166,7 +142,7 @@ class V2:
             return None
         declared = await self._declared_half_precision() if request.promotes else {}
 
-        def decoder() -> Decoder:
+        async def decoder() -> Decoder:
             return InferAnswer(
                 request.selection,
                 model=call.match.model or "",
@@ -200,7 +176,7 @@ class V2:
 
         path = call.match.path.removesuffix("/infer")
         try:
-            return await call.ask_once(call.shared.metadata, self._upstream, self._backend, path, read)
+            return await Question(call, call.shared.metadata, self._upstream, self._backend, path, read).get()
         except GatewayError as error:
             described = configured_metadata(self._backend, call.match) if is_undescribed(error) else None
             if described is None:
@@ -221,155 +197,5 @@ class V2:
     async def refusal(self, answer: Answer, json_bytes: int) -> GatewayError:
         return await self._call.backend_error(answer, json_bytes=json_bytes)
 
-    def misunderstood(self) -> None:
-        """Answers of V2 describe themselves."""
-
-
-class Foreign:
-    """A client's request to a backend of another *dialect*: what is described, sent, and made of the answer."""
-
-    target: str | None = None
-
-    def __init__(self, call: Call, upstream: Upstream, backend: BackendPlan, dialect: Dialect) -> None:
-        self.call = call
-        self.backend = backend
-        self.dialect = dialect
-        self.path = call.match.v2_path
-        """What the client asks for."""
-        self.model, self.version = self.path.model or "", self.path.version
-        self._upstream = upstream
-
-    async def prepare(self, body: memoryview, framing: Framing) -> Prepared:
-        call, dialect, policy = self.call, self.dialect, self.backend.tensor_policy
-        path = self.path_of(dialect.infer_path(self.model, self.version))
-        self.target = path + call.match.target[len(call.match.path) :]
-        described = await self.description()
-        description = described.model
-        limits, reserve = call.plan.header_limits, call.body.reserve
-        if framing.header_length == 0:
-            metadata = v2_metadata(self.model, description)
-            steps = DialectRequest.parse_raw(body, metadata, policy, limits, reserve=reserve)
-        else:
-            recover = call.plan.recover_header_length
-            steps = DialectRequest.parse(
-                body,
-                framing.header_length,
-                policy,
-                limits,
-                recover=recover,
-                blobs=framing.blobs or (),
-                reserve=reserve,
-            )
-        request = await call.run_parser(steps)
-        self._require_datatypes(described, request.selection)
-        try:
-            written = request.bound(dialect.writer(description))
-        except CodecError as error:
-            raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
-
-        def decoder() -> Decoder:
-            return DialectAnswer(
-                dialect.answer_form(description),
-                description,
-                request.selection,
-                model=call.match.model or "",
-                request_id=request.id,
-                version=self.version,
-                limits=limits,
-            )
-
-        return Prepared(request, written, decoder)
-
-    async def description(self) -> Described:
-        """What the configuration and the server say of the model; maybe nothing. Raises `GatewayError`.
-
-        What the configuration says is enough where the server says nothing. A server that does not have the model says
-        so in its error.
-        """
-        dialect = self.dialect
-        configured = configured_for(self.backend.models, self.model)
-        alone = Described(configured, by_server=False)
-        described_at = dialect.description_path(self.model, self.version)
-        if described_at is None:
-            return alone
-        asked = self.path.before + described_at
-
-        async def read(answer: Answer) -> tuple[Described, int]:
-            if answer.status >= 300:
-                error = await self.error(answer, hint=f" (GET {asked}, the model's description)")
-                if configured.outputs and is_undescribed(error):
-                    return alone, 1
-                raise error
-            answer.refuse_encoded()
-            text = await answer.read_whole(METADATA_BYTES, "the model's description")
-            try:
-                return Described(dialect.read_description(text, configured.signature).merged(configured)), len(text)
-            except CodecError as error:  # no failure of the endpoint: the configuration may name a wrong signature
-                return Described(configured, by_server=False, fault=str(error)), 1
-
-        known = self.call.shared.descriptions
-        try:
-            described = await self.call.ask_once(known, self._upstream, self.backend, asked, read)
-        except GatewayError as error:
-            if error.kind is not ErrorKind.BACKEND_ERROR or error.status in _UNTOLD or not is_undescribed(error):
-                raise
-            if not await self.is_ready():
-                raise
-            return alone
-        if described.fault and not configured.outputs:
-            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, f"model {self.model!r}: {described.fault}", sent=False)
-        return described
-
-    def misunderstood(self) -> None:
-        """Ask for the description again with the next request: the server may have loaded another version."""
-        described_at = self.dialect.description_path(self.model, self.version)
-        if described_at is not None:
-            self.call.shared.descriptions.forget(self.backend.fingerprint, self.path.before + described_at)
-
-    async def is_ready(self) -> bool:
-        """Whether the server says that the model is ready. Raises `GatewayError`, also where there is no such model."""
-
-        async def read(answer: Answer) -> bool:
-            if answer.status >= 300:
-                raise await self.error(answer)
-            answer.refuse_encoded()
-            return self.dialect.is_ready(await answer.read_whole(METADATA_BYTES, "the model's status"))
-
-        return await self.question(self.path_of(self.dialect.ready_path(self.model, self.version)), read)
-
-    async def question(self, path: str, read: Callable[[Answer], Awaitable[T]]) -> T:
-        """What *read* makes of the server's answer to *path*. Raises `GatewayError`."""
-        return await self.call.question(self._upstream, self.backend, path, read)
-
-    def _require_datatypes(self, described: Described, selection: OutputSelection) -> None:
-        """Raise `GatewayError` if the answer could not be understood, or has no such output: nothing is sent then."""
-        unknown = unknown_output(described.model, selection) if described.by_server else None
-        if unknown is not None:
-            raise GatewayError(ErrorKind.MALFORMED_REQUEST, unknown)
-        missing = missing_datatype(
-            described.model, selection, dialect=self.dialect.name, backend=self.backend.name, model=self.model
-        )
-        if missing is not None:
-            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, missing, sent=False)
-
-    def path_of(self, path: str | None) -> str:
-        """*path* of the dialect, behind what the route puts before it.
-
-        Raises `GatewayError` for one that is denied to clients, and for None: the dialect has no such thing.
-        """
-        if path is None:
-            words = f"servers of dialect {self.dialect.name!r} have no versions of a model: leave the version out"
-            raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=404)
-        path = self.path.before + path
-        self.call.plan.check_path(path, self.backend)
-        return path
-
-    async def error(
-        self, answer: Answer, text: bytes | None = None, *, json_bytes: int | None = None, hint: str = ""
-    ) -> GatewayError:
-        """A refusal of the backend's, in the shape of the protocol. The arguments are those of `Call.backend_error`."""
-        words_in = self.dialect.error_words
-        return await self.call.backend_error(answer, text, json_bytes=json_bytes, words_in=words_in, hint=hint)
-
-    async def refusal(self, answer: Answer, json_bytes: int) -> GatewayError:
-        return await self.error(answer, json_bytes=json_bytes)
+    async def other_decoder(self, answer: Answer) -> Decoder | None:
+        """None: answers of V2 describe themselves."""

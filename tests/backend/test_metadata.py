@@ -66,6 +66,27 @@ async def test_metadata_that_is_forgotten_makes_room() -> None:
     assert await n_kept(metadata, keys) == 10
 
 
+async def test_an_answer_that_is_too_old_for_one_is_asked_for_again_and_serves_others_meanwhile() -> None:
+    metadata = ModelMetadata[bytes]()
+    models, key = Models(10), key_of(1)
+    await metadata.get(key, models.fetch())
+    assert metadata.known(key, 60) is not None
+    assert metadata.known(key, 0) is None
+    question = metadata.ask(key, models.fetch())
+    assert metadata.ask(key, models.fetch()) is question
+    assert metadata.known(key) is not None
+    await question
+    assert models.asked == 2
+
+
+async def test_an_answer_is_not_kept_that_could_not_be_had_again() -> None:
+    metadata = ModelMetadata[bytes]()
+    models, key = Models(10), key_of(1)
+    await metadata.get(key, models.fetch())
+    await metadata.ask(key, models.fetch(is_worth_keeping=False))
+    assert metadata.known(key) is None
+
+
 def test_metadata_is_judged_without_making_objects_of_it() -> None:
     """A mebibyte of empty objects took 30 ms of the loop and 40 MB."""
     text = b'{"inputs":[' + b",".join([b"{}"] * 300_000) + b"]}"

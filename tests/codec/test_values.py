@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec import DATATYPES
-from gateway.codec.dialects.outputs import Output
+from gateway.codec.dialects.output import Output
 from gateway.codec.json.arriving import ArrivingText
 from gateway.codec.values import SHORT_BYTES, shaped_value, short_value
 from gateway.errors import CodecError

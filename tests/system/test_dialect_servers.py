@@ -218,8 +218,8 @@ async def test_the_servers_own_words_come_first(options: tuple[str, ...]) -> Non
                 "500",
                 "boom: the kernel has failed\n\t [[{{node y}}]]",
             )
-            status, words = await refusal(client, "half_plus_two", {"z": x.reshape(1, 1)})
-            assert (status, words.startswith("Missing named input: x")) == ("400", True)
+            status, words = await refusal(client, "pair", {"a": np.ones((1, 2), np.float32)})
+            assert (status, words.startswith("Missing named input: b")) == ("400", True)
             status, words = await refusal(client, "nobody", {"x": x})
             assert (status, "nobody" in words) == ("404", True)
             status, words = await refusal(client, "loading", {"x": x.reshape(1, 1)})
@@ -229,7 +229,8 @@ async def test_the_servers_own_words_come_first(options: tuple[str, ...]) -> Non
 @pytest.mark.parametrize("model", ONLY_DESCRIBED)
 async def test_datatypes_that_the_server_has_no_json_of_are_its_own_error(client: Client, model: str) -> None:
     array: Array = np.array([1], np.uint16 if model == "uint16" else np.float16)
-    entry = {"name": "x", "datatype": "UINT16" if model == "uint16" else "FP16", "shape": [1]}
+    datatype = {"half": "FP16", "bfloat16": "BF16", "uint16": "UINT16"}[model]
+    entry = {"name": "x", "datatype": datatype, "shape": [1]}
     header = {"inputs": [{**entry, "parameters": {"binary_data_size": 2}}]}
     reply = await client.infer_binary(header, array.tobytes(), model=model)
     assert (reply.status, model in reply.json["error"]) == (501, True)
@@ -372,3 +373,28 @@ async def test_mlflow_takes_each_form(tmp_path: Path, form: str) -> None:
             if form != "instances":
                 status, words = await refusal(client, "m", {"fail": np.array([0.5])})
                 assert (status, words.split(" (")[0]) == ("400", "ValueError: the weights are made of paper"), words
+
+
+@pytest.mark.slow
+async def test_mlflow_takes_a_table_of_octets_texts_and_times(tmp_path: Path) -> None:
+    octets = [bytes(range(256)), b"", b"\xff\x00"]
+    texts = ["AP8=", "", "\xe9"]
+    times = ["2020-01-01T00:00:00", "2021-02-03T04:05:06", "2020-01-01T00:00:00"]
+    columns = {
+        "b": np.array(octets, np.object_),
+        "t": np.array([text.encode() for text in texts], np.object_),
+        "d": np.array([time.encode() for time in times], np.object_),
+    }
+    inputs = "b: {datatype: BYTES, encoding: base64}, t: {datatype: BYTES}, d: {datatype: BYTES}"
+    outputs = "b: {datatype: BYTES, encoding: base64}, t: {datatype: BYTES, missing: ''}, d: {datatype: BYTES}"
+    settings = f"{MLFLOW}models: {{'*': {{format: dataframe_split, inputs: {{{inputs}}}, outputs: {{{outputs}}}}}}}\n"
+    with serving(Mlflow(tmp_path, "strings")) as server:
+        async with running(server.url, backend=settings) as client:
+            got = await infer(client, "m", columns)
+            assert list(got) == ["b", "t", "d"]  # what is beside these is left out
+            assert got["b"].tolist() == octets
+            assert [text.decode() for text in got["t"]] == texts
+            assert [time.decode() for time in got["d"]] == times
+        async with running(server.url, backend=settings.replace(", missing: ''", "")) as client:
+            status, words = await refusal(client, "m", columns)
+            assert (status, "output 't' (BYTES): element 1: expected a string, got" in words) == ("502", True)

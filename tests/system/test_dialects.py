@@ -5,9 +5,10 @@ are in `test_dialect_servers`.
 """
 
 import asyncio
+import base64
 import io
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
+from gateway.serving import foreign, own_answers
 from tests.conftest import HEADER_LENGTH, Client, Reply, access_lines, running, tensor
 from tests.system.scripted import CountingBackend, Seen, counting, many_connections, total, until
 
@@ -25,14 +28,20 @@ ONE = "models: {m: {outputs: {y: {datatype: FP32}}}}\n"
 TWO = "models: {m: {outputs: {y: {datatype: FP32}, n: {datatype: INT64}}}}\n"
 
 
-def described(**outputs: str) -> bytes:
-    """TensorFlow Serving's metadata of a model with an input `x` and *outputs* by name, each with its dtype."""
+X_IS_FLOAT: Mapping[str, str] = {"x": "DT_FLOAT"}
+
+
+def described(inputs: Mapping[str, str] = X_IS_FLOAT, **outputs: str) -> bytes:
+    """TensorFlow Serving's metadata of a model with *inputs* and *outputs* by name, each with its dtype."""
     dim = [{"size": "-1", "name": ""}, {"size": "4", "name": ""}]
     shape = {"dim": dim, "unknown_rank": False}
-    tensors = {name: {"dtype": dtype, "tensor_shape": shape, "name": f"{name}:0"} for name, dtype in outputs.items()}
+
+    def tensors(dtypes: Mapping[str, str]) -> dict[str, object]:
+        return {name: {"dtype": dtype, "tensor_shape": shape, "name": f"{name}:0"} for name, dtype in dtypes.items()}
+
     signature = {
-        "inputs": {"x": {"dtype": "DT_FLOAT", "tensor_shape": shape, "name": "x:0"}},
-        "outputs": tensors,
+        "inputs": tensors(inputs),
+        "outputs": tensors(outputs),
         "method_name": "tensorflow/serving/predict",
     }
     definition = {"signature_def": {"serving_default": signature}}
@@ -59,7 +68,9 @@ class Scripted:
         return True
 
 
-def tensorflow(inference: bytes = b"{}", status: str = "200 OK", **outputs: str) -> Scripted:
+def tensorflow(
+    inference: bytes = b"{}", inputs: Mapping[str, str] = X_IS_FLOAT, status: str = "200 OK", **outputs: str
+) -> Scripted:
     """One that speaks TensorFlow Serving's REST API; without *outputs* it does not describe its model."""
     available = {"version": "7", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
     paths = {
@@ -67,7 +78,10 @@ def tensorflow(inference: bytes = b"{}", status: str = "200 OK", **outputs: str)
         "/v1/models/m": ("200 OK", json.dumps({"model_version_status": [available]}).encode()),
     }
     if outputs:
-        paths["/v1/models/m/metadata"] = paths["/v1/models/m/versions/7/metadata"] = ("200 OK", described(**outputs))
+        paths["/v1/models/m/metadata"] = paths["/v1/models/m/versions/7/metadata"] = (
+            "200 OK",
+            described(inputs, **outputs),
+        )
     return Scripted(inference, status, paths)
 
 
@@ -134,7 +148,7 @@ async def test_binary_tensors_become_nested_json_and_nested_json_becomes_binary_
 
 @pytest.mark.rule("11.1")
 async def test_json_tensors_are_read_and_nested() -> None:
-    server = tensorflow(b'{"outputs": [1, 2]}', y="DT_INT64")
+    server = tensorflow(b'{"outputs": [1, 2]}', {"x": "DT_INT64"}, y="DT_INT64")
     async with before(server, TENSORFLOW) as stage:
         entry = {"name": "x", "datatype": "INT64", "shape": [2, 2], "data": [1, 2, 3, 2**63 - 1]}
         reply = await stage.client.request("POST", "/v2/models/m/infer", json={"inputs": [entry]})
@@ -189,15 +203,123 @@ async def test_outputs_are_chosen_and_each_has_its_form() -> None:
         assert [output["name"] for output in reply.json["outputs"]] == ["y"]
 
 
-async def test_a_description_that_an_answer_does_not_fit_is_asked_for_again() -> None:
+# Models that are replaced while they serve
+
+
+@pytest.fixture
+def stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every description is as one that is older than a second."""
+    for module in (foreign, own_answers):
+        monkeypatch.setattr(module, "FRESH_S", 0.0)
+
+
+def replace_model(stage_server: Scripted, description: bytes, inference: bytes) -> None:
+    """From now on another model is served under the same name."""
+    for path in ("/v1/models/m/metadata", "/v1/models/m/versions/7/metadata"):
+        stage_server.paths[path] = ("200 OK", description)
+    stage_server.inference = inference
+
+
+def labels(reply: Reply) -> list[tuple[str, str]]:
+    """The names and datatypes of the outputs that came."""
+    assert reply.status == 200, reply.body
+    return [(output["name"], output["datatype"]) for output in reply.json["outputs"]]
+
+
+@pytest.mark.rule("11.2")
+@pytest.mark.parametrize("settings", ["", "max_connections: 1\n"])
+async def test_an_answer_that_does_not_fit_the_description_is_labelled_by_a_new_one(settings: str) -> None:
+    server = tensorflow(b'{"outputs": [1]}', y="DT_FLOAT")
+    async with before(server, TENSORFLOW + settings) as stage:
+        assert labels(await stage.infer()) == [("y", "FP32")]
+        replace_model(server, described(y="DT_FLOAT", n="DT_INT64"), b'{"outputs": {"y": [1], "n": [2]}}')
+        assert labels(await stage.infer()) == [("y", "FP32"), ("n", "INT64")]
+        replace_model(server, described(z="DT_DOUBLE"), b'{"outputs": [1e300]}')
+        reply = await stage.infer()
+        assert labels(reply) == [("z", "FP64")]
+        assert reply.binary == np.array([1e300]).tobytes()
+        replace_model(server, described(z="DT_INT64"), b'{"outputs": {"w": [1]}}')  # fits neither
+        assert "output 'w'" in error_of(await stage.infer(), 502)
+        assert len(stage.sent) == 4
+        assert [seen.method for seen in stage.backend.seen].count("GET") == 4
+
+
+@pytest.mark.rule("11.2")
+async def test_an_answer_that_has_no_names_is_labelled_by_the_model_that_is_served_now(stale: None) -> None:
+    server = tensorflow(b'{"outputs": [1]}', y="DT_FLOAT")
+    async with before(server, TENSORFLOW + "max_connections: 1\n") as stage:
+        assert labels(await stage.infer()) == [("y", "FP32")]
+        replace_model(server, described(z="DT_INT64"), b'{"outputs": [7]}')
+        assert labels(await stage.infer()) == [("z", "INT64")]
+        metadata = (await get(stage, "/v2/models/m")).json
+        assert [output["name"] for output in metadata["outputs"]] == ["z"]
+
+
+@pytest.mark.rule("11.2")
+async def test_one_question_goes_out_beside_all_inferences_that_are_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither waits for the other: the question is answered when all inferences are there, and these behind it."""
+    server = tensorflow(b'{"outputs": [1]}', y="DT_FLOAT")
+    are_sent, is_asked = asyncio.Event(), asyncio.Event()
+    counts = {"POST": 0, "GET": 0}
+
+    async def behave(seen: Seen) -> bool:
+        counts[seen.method] += 1
+        if counts["GET"] > 1:  # the first describes the model to the first client
+            if seen.method == "GET":
+                is_asked.set()
+                await are_sent.wait()
+            elif counts["POST"] == 21:
+                are_sent.set()
+            await is_asked.wait()
+        return await server.behave(seen)
+
+    async with counting(behave) as backend, running(backend.url, backend=TENSORFLOW) as client:
+        stage = Stage(client, backend)
+        async with asyncio.timeout(20):
+            assert labels(await stage.infer()) == [("y", "FP32")]
+            monkeypatch.setattr(foreign, "FRESH_S", 0.0)
+            replace_model(server, described(z="DT_INT64"), b'{"outputs": [7]}')
+            replies = await asyncio.gather(*(stage.infer() for _ in range(20)))
+        assert [labels(reply) for reply in replies] == [[("z", "INT64")]] * 20
+        assert counts == {"POST": 21, "GET": 2}
+
+
+async def test_a_request_is_judged_by_the_model_that_is_served_now(stale: None) -> None:
+    server = tensorflow(b'{"outputs": [1]}', y="DT_FLOAT")
+    ints = np.array([[1, 2, 3, 4]], np.int32)
+    async with before(server, TENSORFLOW) as stage:
+        assert labels(await stage.infer()) == [("y", "FP32")]
+        replace_model(server, described({"x": "DT_INT32"}, z="DT_FLOAT"), b'{"outputs": [1]}')
+        assert labels(await stage.infer(ints, "INT32", outputs=[{"name": "z"}])) == [("z", "FP32")]
+        assert "takes INT32" in error_of(await stage.infer(), 400)
+        raw = await stage.client.request(
+            "POST", "/v2/models/m/infer", data=ints.tobytes(), headers={HEADER_LENGTH: "0"}
+        )
+        assert labels(raw) == [("z", "FP32")]
+        assert json.loads(stage.sent[-1].body) == {"inputs": {"x": [[1, 2, 3, 4]]}}
+
+
+async def test_an_answer_is_not_labelled_where_the_server_no_longer_describes_its_model(stale: None) -> None:
+    server = tensorflow(b'{"outputs": [1]}', y="DT_FLOAT")
+    async with before(server, TENSORFLOW + "retry: {attempts: 3}\neject: {failures: 1}\n") as stage:
+        assert labels(await stage.infer()) == [("y", "FP32")]
+        server.paths["/v1/models/m/metadata"] = ("503 Service Unavailable", b'{"error": "loading"}')
+        assert error_of(await stage.infer(), 503) == "loading"
+        assert len(stage.sent) == 2
+        replace_model(server, b"{}", b'{"outputs": [1]}')
+        assert "cannot be read" in error_of(await stage.infer(), 502)
+        assert total(await stage.client.metrics(), "endpoint_ejected") == 0
+
+
+async def test_a_long_answer_that_does_not_fit_the_description_is_not_kept_to_be_read_again() -> None:
     server = tensorflow(b'{"outputs": [1]}', y="DT_FLOAT")
     async with before(server, TENSORFLOW) as stage:
-        assert (await stage.infer()).status == 200
-        server.paths["/v1/models/m/metadata"] = ("200 OK", described(y="DT_FLOAT", n="DT_INT64"))
-        server.inference = b'{"outputs": {"y": [1], "n": [2]}}'
-        assert "output 'n': its datatype is not known" in error_of(await stage.infer(), 502)
-        reply = await stage.infer()
-        assert [output["datatype"] for output in reply.json["outputs"]] == ["FP32", "INT64"], reply.body
+        assert labels(await stage.infer()) == [("y", "FP32")]
+        long = b"[" + b"1," * 40_000 + b"1]"
+        replace_model(server, described(z="DT_INT64"), b'{"outputs": {"z": %b}}' % long)
+        assert "output 'z'" in error_of(await stage.infer(), 502)
 
 
 async def test_a_large_tensor_goes_through_in_pieces_both_ways() -> None:
@@ -410,7 +532,7 @@ async def test_parameters_go_to_mlflow() -> None:
 
 
 async def test_a_refusal_keeps_its_status_and_its_words() -> None:
-    server = tensorflow(b'{"error": "Input x is 2D, not 3D"}', "400 Bad Request", y="DT_FLOAT")
+    server = tensorflow(b'{"error": "Input x is 2D, not 3D"}', status="400 Bad Request", y="DT_FLOAT")
     async with before(server, TENSORFLOW) as stage:
         reply = await stage.infer()
         assert error_of(reply, 400).startswith("Input x is 2D, not 3D")
@@ -533,6 +655,154 @@ async def test_metrics_and_log_tell_what_was_converted(caplog: pytest.LogCapture
     (line,) = [json.loads(each) for each in access_lines(caplog)]
     assert (line["attempts"], line["model"], line["status"]) == (1, "m", 200)
     assert line["upstream_request_bytes"] > len(stage.sent[0].body) - 1
+
+
+# Inputs that the model does not have
+
+INPUTS = "models: {m: {inputs: {x: {datatype: FP32}, '1': {datatype: INT64}}, outputs: {y: {datatype: FP32}}}}\n"
+
+
+@pytest.mark.rule("11.2")
+@pytest.mark.parametrize(
+    ("array", "datatype"),
+    [(np.array([[16777217]], np.int32), "INT32"), (np.array([[1e300]]), "FP64"), (np.ones((1, 1), np.uint8), "UINT8")],
+    ids=["INT32", "FP64", "UINT8"],
+)
+async def test_an_input_of_another_datatype_than_the_models_is_refused(array: npt.NDArray[Any], datatype: str) -> None:
+    """TensorFlow makes 16777216 of the INT32 16777217, and infinity of 1e300, and says nothing."""
+    before_each = (
+        (tensorflow(b'{"outputs": [1]}', y="DT_FLOAT"), TENSORFLOW),
+        (tensorflow(b'{"predictions": [1]}'), TENSORFLOW + INPUTS.replace("{m: {", "{m: {format: row, ")),
+        (Scripted(b'{"predictions": [1]}'), MLFLOW + INPUTS),
+    )
+    for server, settings in before_each:
+        async with before(server, settings) as stage:
+            words = error_of(await stage.infer(array, datatype), 400)
+            assert words.startswith(f"input 'x' ({datatype}, shape [1, 1]): model 'm' takes FP32")
+            entry = {"name": "x", "datatype": datatype, "shape": [1, 1], "data": [1]}
+            reply = await stage.client.request("POST", "/v2/models/m/infer", json={"inputs": [entry]})
+            assert "model 'm' takes FP32" in error_of(reply, 400)
+            assert not stage.sent
+
+
+@pytest.mark.rule("11.2")
+async def test_an_input_that_the_model_does_not_have_is_refused_and_those_it_has_are_named() -> None:
+    """TensorFlow Serving leaves it out, and says nothing."""
+    header = {"inputs": [tensor("x", X, "FP32"), tensor("weights", X, "FP32")]}
+    before_each = (
+        (tensorflow(b'{"outputs": [1]}', {"x": "DT_FLOAT", "1": "DT_INT64"}, y="DT_FLOAT"), TENSORFLOW),
+        (Scripted(b'{"predictions": [1]}'), MLFLOW + INPUTS),
+    )
+    for server, settings in before_each:
+        async with before(server, settings) as stage:
+            reply = await stage.client.infer_binary(header, X.tobytes() * 2, model="m")
+            assert error_of(reply, 400) == "input 'weights': model 'm' has no such input; it has '1', 'x'"
+            assert not stage.sent
+
+
+@pytest.mark.rule("11.2")
+async def test_an_input_of_which_nothing_is_known_is_not_judged() -> None:
+    for server, settings in (
+        (tensorflow(b'{"outputs": [1]}', {"x": "DT_VARIANT"}, y="DT_FLOAT"), TENSORFLOW),
+        (tensorflow(b'{"outputs": [1]}'), TENSORFLOW + ONE),
+        (Scripted(b'{"predictions": [1]}'), MLFLOW + ONE),
+    ):
+        async with before(server, settings) as stage:
+            assert (await stage.infer(np.ones((1, 4), np.int32), "INT32")).status == 200
+
+
+async def test_an_input_without_a_name_has_any_name_but_one_datatype() -> None:
+    settings = MLFLOW + ONE.replace("{m: {", "{m: {inputs: {'': {datatype: FP32}}, ")
+    async with before(Scripted(b'{"predictions": [1]}'), settings) as stage:
+        assert (await stage.infer()).status == 200
+        assert stage.body == {"inputs": [[1.5, -2, 0.1, 3e38]]}
+        words = error_of(await stage.infer(np.ones((1, 4), np.int32), "INT32"), 400)
+        assert words.startswith("input 'x' (INT32, shape [1, 4]): model 'm' takes FP32")
+
+
+# Strings that are missing, and strings of base64
+
+
+def texts(reply: Reply) -> list[bytes]:
+    """The elements of the BYTES that came in binary."""
+    assert reply.status == 200, reply.body
+    return [bytes(element) for element in deserialize_bytes_tensor(reply.binary)]
+
+
+MISSING = b'{"predictions": [{"t": "a", "n": 1}, {"t": NaN, "n": NaN}, {"t": null, "n": null}, {"t": "", "n": 4}]}'
+
+
+@pytest.mark.rule("11.2")
+async def test_a_missing_string_is_refused_unless_the_configuration_says_what_it_becomes() -> None:
+    """Of a data frame with text: pandas writes `NaN` or `null`, as its column has it."""
+    settings = MLFLOW + "models: {m: {outputs: {t: {datatype: BYTES}, n: {datatype: FP64}}}}\n"
+    async with before(Scripted(MISSING), settings) as stage:
+        words = error_of(await stage.infer(), 502)
+        assert "output 't' (BYTES): element 1: expected a string, got NaN, which is no string; `missing`" in words
+        assert (await stage.infer(outputs=[{"name": "n"}])).status == 200
+    for missing in ("", "n/a", "\\xe9"):
+        given = settings.replace("BYTES", f'BYTES, missing: "{missing}"')
+        async with before(Scripted(MISSING), given) as stage:
+            reply = await stage.infer(outputs=[{"name": "t", "parameters": {"binary_data": True}}])
+            expected = missing.replace("\\xe9", "\xe9").encode()
+            assert texts(reply) == [b"a", expected, expected, b""]
+    settings = settings.replace("BYTES", "BYTES, missing: ''")
+    for answer in (b'{"predictions": {"t": ["a", null], "n": [1, 2]}}', b'{"predictions": {"t": null, "n": 1}}'):
+        async with before(Scripted(answer), settings) as stage:
+            assert texts(await stage.infer(outputs=[{"name": "t", "parameters": {"binary_data": True}}]))[-1] == b""
+    for broken in (b'["a", nul]', b'["a", nullx]', b'["a", NaNN]', b'["a", true]'):
+        async with before(Scripted(b'{"predictions": {"n": [1], "t": %b}}' % broken), settings) as stage:
+            assert "output 't'" in error_of(await stage.infer(), 502)
+
+
+@pytest.mark.rule("11.2")
+async def test_base64_of_an_output_is_read_also_in_lines() -> None:
+    settings = MLFLOW + "models: {m: {outputs: {b: {datatype: BYTES, encoding: base64}}}}\n"
+    octets = [bytes(range(256)), b"", b"x", b"\xff" * 57]
+    lines = [base64.encodebytes(octet).decode() for octet in octets]
+    rows = [{"b": line} for line in lines]
+    for predictions in (lines, {"b": lines}, rows, [{"b": line, "long": "y" * 9000} for line in lines]):
+        async with before(Scripted(json.dumps({"predictions": predictions}).encode()), settings) as stage:
+            assert texts(await stage.infer()) == octets
+            (output,) = (await stage.infer(parameters={})).json["outputs"]
+            assert output["parameters"] == {"content_type": "base64"}
+            assert [base64.b64decode(text) for text in output["data"]] == octets
+    async with before(Scripted(b'{"predictions": ["YQ"]}'), settings) as stage:
+        assert "output 'b' (BYTES): element 0 is not base64" in error_of(await stage.infer(), 502)
+
+
+@pytest.mark.parametrize("policy", ["", "bytes: base64\n"])
+@pytest.mark.parametrize("form", ["inputs", "dataframe_split"])
+async def test_each_column_of_strings_has_its_own_encoding(policy: str, form: str) -> None:
+    inputs = "b: {datatype: BYTES, encoding: base64}, t: {datatype: BYTES, encoding: text}"
+    settings = (
+        f"{MLFLOW}{policy}models: {{m: {{format: {form}, inputs: {{{inputs}}}, outputs: {{y: {{datatype: FP32}}}}}}}}\n"
+    )
+    octets, text = np.array([b"\x00\xff", b"a"], np.object_), np.array(["\xe9".encode(), b"2020-01-01"], np.object_)
+    blobs = [serialize_byte_tensor(array).item() for array in (octets, text)]
+    entries = [
+        {"name": name, "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": len(blob)}}
+        for name, blob in zip("bt", blobs, strict=True)
+    ]
+    async with before(Scripted(b'{"predictions": [1]}'), settings) as stage:
+        assert (await stage.client.infer_binary({"inputs": entries}, *blobs, model="m")).status == 200
+        columns = {"b": ["AP8=", "YQ=="], "t": ["\xe9", "2020-01-01"]}
+        table = {"columns": ["b", "t"], "data": [list(row) for row in zip(*columns.values(), strict=True)]}
+        assert stage.body == ({"inputs": columns} if form == "inputs" else {"dataframe_split": table})
+        entries[1]["parameters"] = {"binary_data_size": len(blobs[0])}
+        reply = await stage.client.infer_binary({"inputs": entries}, blobs[0], blobs[0], model="m")
+        assert "input 't' (BYTES, shape [2]): element 0 is not UTF-8" in error_of(reply, 400)
+
+
+async def test_what_an_answer_has_beside_the_outputs_that_are_listed_is_left_out() -> None:
+    for answer in (
+        b'{"predictions": [{"y": 1, "z": "a", "n": 2}, {"y": 3, "z": [{}], "n": 4}]}',
+        b'{"predictions": {"z": {"deep": [1]}, "y": [1, 3], "n": [2, 4]}}',
+        b'{"predictions": [{"y": 1, "n": 2}, {"y": 3, "late": "a", "n": 4}, {"n": 5, "long": "%b", "y": 6}]}'
+        % (b"x" * 20_000),
+    ):
+        async with before(Scripted(answer), MLFLOW + TWO) as stage:
+            assert labels(await stage.infer()) == [("y", "FP32"), ("n", "INT64")]
 
 
 # What the gateway answers itself

@@ -1,7 +1,7 @@
 """Dialects: JSON servers that do not speak V2, one file each.
 
-`dialect` says what a dialect is, `description` what is known of a model, `request` and `answer` have the forms of
-requests and answers that the dialects are made of.
+`dialect` says what a dialect is, `description` what is known of a model, `request` what a client has asked for. The
+bodies that the dialects make of that are put together of the parts in `template`; `answer` reads what comes back.
 """
 
 from collections.abc import Mapping

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 import orjson
 
 from gateway.codec.dialects.description import OCTETS_SUFFIX, ModelDescription
-from gateway.codec.dialects.outputs import Output, Outputs
+from gateway.codec.dialects.output import Output
+from gateway.codec.dialects.outputs import Outputs
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, label_of
 from gateway.codec.json.arriving import ArrivingText, Reading, read_members
 from gateway.codec.json.brackets import ARRAY, MAX_TEXT_DEPTH, OBJECT, QUOTE
@@ -68,11 +69,13 @@ class DialectAnswer:
         request_id: bytes,
         version: str | None = None,
         limits: HeaderLimits = DEFAULT_LIMITS,
+        lists_all: bool = True,
     ) -> None:
         """*description* has the datatypes of the outputs, and the names of those that the answer does not name.
 
         *model* and *version* are those of the client's path, *request_id* is JSON text or empty: they go into the
-        reply. *limits* bound the JSON beside the outputs and their number.
+        reply. *limits* bound the JSON beside the outputs and their number. *lists_all*: whether an output that is not
+        in the description is a `CodecError`; otherwise it is left out.
         """
         self._form = form
         self._description = description
@@ -82,7 +85,12 @@ class DialectAnswer:
         self._selection = selection
         self._text = ArrivingText()
         self._outputs = Outputs(
-            description, selection, b64_objects=form.b64_objects, in_rows=form.in_rows, limits=limits
+            description,
+            selection,
+            b64_objects=form.b64_objects,
+            in_rows=form.in_rows,
+            limits=limits,
+            lists_all=lists_all,
         )
         self._beside = _Beside(limits.max_header_bytes)
         # in a generator's frame, which nothing of what it refers to knows: no tensor waits for the garbage collector
@@ -167,7 +175,7 @@ def _read_document(text: ArrivingText, form: AnswerForm, outputs: Outputs, besid
             if name in form.members:
                 found = value != b"null"  # which is the same as none
                 outputs.start_again()
-                if found and not outputs.take_short(value):
+                if found:
                     yield from _read_outputs(ArrivingText.of_value(bytearray(value)), form, outputs)
             else:
                 beside.add(name, value)
@@ -291,7 +299,9 @@ def json_pieces(output: Output, blobs: list[memoryview], form: AnswerForm) -> It
 
     Raises `CodecError` for BYTES that are no text.
     """
-    is_base64 = form.b64_objects and output.datatype.kind is Kind.BYTES and output.name.endswith(OCTETS_SUFFIX)
+    is_base64 = output.is_base64 or (
+        form.b64_objects and output.datatype.kind is Kind.BYTES and output.name.endswith(OCTETS_SUFFIX)
+    )
     yield entry_text(output, {"content_type": "base64"} if is_base64 else {})[:-1] + b',"data":['
     separator = b""
     while blobs:

@@ -7,12 +7,12 @@ from here: from the server's own description, and from `models` in the configura
 import fnmatch
 import glob
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from msgspec import structs
 
-from gateway.codec.inference import MAX_NAME, OutputSelection, label_of
+from gateway.codec.inference import MAX_NAME, OutputSelection, Tensor, label_of
 from gateway.codec.tensors.datatypes import Datatype
 
 NAMELESS_INPUT = "input"
@@ -25,7 +25,7 @@ SOME_OUTPUT = "NAME"
 """What stands for the name of an output of which nothing is known."""
 
 MAX_NAMED = 20
-"""The most outputs that an error names."""
+"""The most inputs or outputs that an error names."""
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 _YAML_WORDS = frozenset(("null", "true", "false", "yes", "no", "on", "off", "y", "n"))
@@ -38,6 +38,10 @@ class TensorDescription(msgspec.Struct, frozen=True):
     datatype: Datatype | None = None
     shape: tuple[int, ...] | None = None
     """-1 is a variable dimension."""
+    encoding: str = ""
+    """How its BYTES stand in the server's JSON, `text` or `base64`; empty: as the backend or the dialect has them."""
+    missing: str | None = None
+    """What a missing string of an output becomes; None: the answer is refused."""
 
 
 class ModelDescription(msgspec.Struct, frozen=True):
@@ -78,6 +82,17 @@ class ModelDescription(msgspec.Struct, frozen=True):
         )
 
 
+Encodings = Mapping[str, str]
+"""The `encoding` of each input that has one, by name; an input without a name is the only one."""
+
+NO_ENCODINGS: Encodings = {}
+
+
+def encodings_of(description: ModelDescription) -> Encodings:
+    """Those of a model."""
+    return {tensor.name: tensor.encoding for tensor in description.inputs if tensor.encoding}
+
+
 UNKNOWN = ModelDescription()
 """A model of which nothing is known."""
 
@@ -96,8 +111,28 @@ def unknown_output(description: ModelDescription, selection: OutputSelection) ->
     unknown = next((name for name in selection.named if name not in names), None)
     if unknown is None:
         return None
-    listed = ", ".join(repr(name[:MAX_NAME]) for name in sorted(names)[:MAX_NAMED]) or "none"
-    return f"{label_of('output', unknown)} was requested, but the model has {listed}"
+    return f"{label_of('output', unknown)} was requested, but the model has {_listed(names)}"
+
+
+def unfit_input(description: ModelDescription, inputs: Iterable[Tensor], model: str) -> str | None:
+    """Which of *inputs* is none of the model's, as far as *description* says; None if there is none.
+
+    Servers of other dialects convert numbers of another datatype, and some drop an input that they do not know, without
+    a word in their answers. *model* is the name that the client knows.
+    """
+    known = {tensor.name: tensor for tensor in description.inputs}
+    for tensor in inputs:
+        described = description.inputs[0] if description.has_nameless_input else known.get(tensor.name)
+        if described is None and known:
+            listed = _listed(known)
+            return f"{label_of('input', tensor.name)}: model {model!r} has no such input; it has {listed}"
+        datatype = tensor.datatype if described is None else described.datatype
+        if datatype is not None and datatype.name != tensor.datatype.name:
+            return (
+                f"{tensor}: model {model!r} takes {datatype.name}, and its server would convert the values without a "
+                f"word; send {datatype.name}"
+            )
+    return None
 
 
 def missing_datatype(
@@ -169,6 +204,10 @@ def _yaml_key(name: str) -> str:
     return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in quoted)
 
 
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name[:MAX_NAME]) for name in sorted(names)[:MAX_NAMED]) or "none"
+
+
 def _merged(
     said: tuple[TensorDescription, ...], configured: tuple[TensorDescription, ...]
 ) -> tuple[TensorDescription, ...]:
@@ -180,5 +219,5 @@ def _merged(
         tensor = theirs.get(name) or ours[name]
         wins = ours.get(name, tensor)
         shape = tensor.shape if wins.shape is None else wins.shape
-        merged.append(TensorDescription(name, wins.datatype or tensor.datatype, shape))
+        merged.append(structs.replace(wins, datatype=wins.datatype or tensor.datatype, shape=shape))
     return tuple(merged)

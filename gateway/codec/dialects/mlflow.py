@@ -4,29 +4,16 @@ Facts from the source of MLflow 3.17 (`mlflow.pyfunc.scoring_server`).
 """
 
 import re
-from collections.abc import Iterator
-from itertools import chain
+from functools import partial
 
 import msgspec
-import orjson
 
 from gateway.codec.dialects.answer import AnswerForm
-from gateway.codec.dialects.description import ModelDescription
-from gateway.codec.dialects.request import (
-    DialectRequest,
-    Writer,
-    by_name,
-    column,
-    document,
-    instances,
-    nested,
-    same_rows,
-)
+from gateway.codec.dialects.description import NO_ENCODINGS, Encodings, ModelDescription, encodings_of
+from gateway.codec.dialects.request import DialectRequest, Writer
+from gateway.codec.dialects.template import body_of, by_name, instances, names, only, parameters, table
 from gateway.codec.inference import BytesPolicy, Tensor
-from gateway.codec.json.members import Members
-from gateway.codec.json.pieced import Piece
 from gateway.codec.tensors.nested_printing import StringForm
-from gateway.codec.tensors.row_printing import row_pieces
 from gateway.errors import CodecError
 
 
@@ -73,13 +60,14 @@ class MLflow:
 
     def writer(self, description: ModelDescription) -> Writer:
         """`inputs` unless the configuration says otherwise."""
+        encodings = encodings_of(description)
         match description.format:
             case "instances":
-                return mlflow_instances()
+                return mlflow_instances(encodings)
             case "dataframe_split":
-                return mlflow_dataframe_split()
+                return mlflow_dataframe_split(encodings)
             case _:
-                return mlflow_inputs(description.has_nameless_input)
+                return mlflow_inputs(description.has_nameless_input, encodings)
 
     def answer_form(self, description: ModelDescription) -> AnswerForm:
         """What the model returns: nested data, several of them in a list, an object by name, or the rows of a table."""
@@ -98,56 +86,28 @@ class MLflow:
 # What it gets
 
 
-def mlflow_inputs(is_unnamed: bool) -> Writer:
+def mlflow_inputs(is_unnamed: bool, encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"inputs": {NAME: nested}, "params": ...}`; *is_unnamed*: the model's only input has no name."""
-
-    def write(request: DialectRequest) -> Iterator[Piece]:
-        if not is_unnamed:
-            return document(_params(request), b'"inputs":', by_name(request, _mlflow_form))
-        if len(request.inputs) != 1:
-            raise CodecError(f"the model has one input, which has no name; the request has {len(request.inputs)}")
-        return document(_params(request), b'"inputs":', nested(request, request.inputs[0], _mlflow_form))
-
-    return write
+    strings = partial(_strings, encodings)
+    return body_of({"params": parameters, "inputs": only(strings) if is_unnamed else by_name(strings)})
 
 
-def mlflow_instances() -> Writer:
+def mlflow_instances(encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"instances": [row, ...], "params": ...}`."""
-
-    def write(request: DialectRequest) -> Iterator[Piece]:
-        return document(_params(request), b'"instances":', instances(request, _mlflow_form))
-
-    return write
+    return body_of({"params": parameters, "instances": instances(partial(_strings, encodings))})
 
 
-def mlflow_dataframe_split() -> Writer:
+def mlflow_dataframe_split(encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"dataframe_split": {"columns": [NAME, ...], "data": [row, ...]}, "params": ...}`."""
-
-    def write(request: DialectRequest) -> Iterator[Piece]:
-        inputs = request.inputs
-        for tensor in inputs:
-            if len(tensor.shape) not in (1, 2) or tensor.shape[1:] not in ((), (1,)):
-                raise CodecError(f"{tensor}: a column of a table has the shape [n] or [n, 1]")
-        n_rows = same_rows(request, "table")
-        columns = [column(request, tensor, (), _mlflow_form) for tensor in inputs]
-        before = [b"," if index else b"[" for index in range(len(columns))]
-        names = orjson.dumps([tensor.name for tensor in inputs])
-        rows = row_pieces(columns, before, b"]", n_rows)
-        table = chain((b'{"columns":%b,"data":[' % names,), rows, (b"]}",))
-        return document(_params(request), b'"dataframe_split":', table)
-
-    return write
+    frame = body_of({"columns": names, "data": table(partial(_strings, encodings))})
+    return body_of({"params": parameters, "dataframe_split": frame})
 
 
-def _params(request: DialectRequest) -> Members:
-    if not request.parameters:
-        return {}
-    members = b",".join([orjson.dumps(key) + b":" + value for key, value in request.parameters.items()])
-    return {"params": b"{%b}" % members}
-
-
-def _mlflow_form(request: DialectRequest, tensor: Tensor) -> StringForm:
-    if request.policy.bytes is BytesPolicy.BASE64:
+def _strings(encodings: Encodings, request: DialectRequest, tensor: Tensor) -> StringForm:
+    encoding = encodings.get("", encodings.get(tensor.name))
+    if encoding == "base64":
+        return StringForm.BASE64
+    if encoding is None and request.policy.bytes is BytesPolicy.BASE64:
         return StringForm.TEXT if tensor.name in request.in_json else StringForm.BASE64
     if tensor.name in request.octets:
         raise request.octets[tensor.name]

@@ -8,128 +8,38 @@ for a piece of its own for each of them would hold more text than the tensors.
 Not here: where in an answer the outputs stand (`answer`), and what the client gets of them.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import TypeVar
 
 from gateway.codec.dialects.description import MAX_NAMED, ModelDescription
-from gateway.codec.inference import HeaderLimits, OutputSelection, label_of, shape_text
+from gateway.codec.dialects.output import SETTING, Output
+from gateway.codec.inference import HeaderLimits, OutputSelection, label_of
 from gateway.codec.json.arriving import STEP, ArrivingText, ItemText, Reading, read_items, read_members, read_objects
 from gateway.codec.json.brackets import ARRAY, END_ARRAY
 from gateway.codec.json.members import (
     Members,
-    columns_of,
     excerpt,
     parse_list,
     parse_lists,
-    parse_object,
-    parse_objects,
 )
 from gateway.codec.json.sinks import Sink, TextSink
-from gateway.codec.tensors.datatypes import Datatype, Kind
+from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.number_reading import NumberSink
-from gateway.codec.tensors.string_reading import BytesSink
-from gateway.codec.values import SHORT_BYTES, Value, short_value
+from gateway.codec.values import Value, short_value
 from gateway.errors import CodecError
+
+T = TypeVar("T")
 
 WAITING_BYTES = 1024 * 1024
 """How much text of rows may wait, of all outputs together, before it is read."""
 
-JOIN_BYTES = 64 * 1024
-"""Values that take less are joined, so that millions of rows are few buffers."""
-
-JOINED_BYTES = 1024 * 1024
-"""How much is joined in one buffer: what a `bytearray` copies at most when it grows."""
-
-_SETTING = "`models` in the backend's configuration"
+LINE_BREAKS = b"\r\n"
+"""What may stand in base64: Python's `encodebytes`, which MLflow writes it with, makes lines."""
 
 _ReadRun = Callable[[Members], Reading[None]]
 _ReadLong = Callable[[str, ArrivingText], Reading[None]]
 """What gets some short values by name, and what reads a long one, which the text begins with."""
-
-
-class Output:
-    """An output that the client wants, and its values so far."""
-
-    def __init__(self, name: str, datatype: Datatype, described: tuple[int, ...] | None = None) -> None:
-        """*described* is the shape that the model's description says."""
-        self.name = name
-        self.datatype = datatype
-        self.nonfinite = 0
-        self.shape: tuple[int, ...] = (0,)
-        self.waiting = bytearray()
-        """The texts of values that have not been read, each with a bracket or a comma before it."""
-        self._described = described or ()
-        self._blobs: list[memoryview] = []
-        self._joined = bytearray()
-
-    @property
-    def label(self) -> str:
-        """How errors call it."""
-        return f"{label_of('output', self.name)} ({self.datatype.name})"
-
-    @property
-    def whole_shape(self) -> tuple[int, ...]:
-        """The shape; of an empty tensor with the dimensions that its lists cannot show, where they are described."""
-        inner = self._described[len(self.shape) :]
-        return (*self.shape, *inner) if 0 in self.shape and min(inner, default=0) >= 0 else self.shape
-
-    @property
-    def n_bytes(self) -> int:
-        """The size on the wire of all values that have been read."""
-        return sum(map(len, self._blobs)) + len(self._joined)
-
-    def sink(self, *, b64_objects: bool) -> NumberSink | BytesSink:
-        """What reads a value of it."""
-        label = f"{self.label}: from row {self.shape[0]} on" if self.shape[:1] > (0,) else self.label
-        if self.datatype.kind is Kind.BYTES:
-            return BytesSink(label, None, b64_objects=b64_objects)
-        return NumberSink(label, self.datatype, None)
-
-    def wait(self, texts: bytes) -> int:
-        """Keep the *texts* of values, with commas between them, for later: how many bytes that takes."""
-        self.waiting += b"," if self.waiting else b"["
-        self.waiting += texts
-        return len(texts) + 1
-
-    def take(self, value: Value) -> None:
-        """Make *value* the whole of the output."""
-        self.shape = value.shape
-        self.nonfinite = value.nonfinite
-        self._blobs = value.blobs
-
-    def append(self, value: Value) -> None:
-        """Put the rows of *value* behind the others. Raises `CodecError` if they do not have the same shape."""
-        rows, row = value.shape[0], value.shape[1:]
-        if self.shape[0] and row != self.shape[1:]:
-            raise CodecError(
-                f"{self.label}: rows of different shapes: {shape_text(self.shape[1:])}, "
-                f"and from row {self.shape[0]} on {shape_text(row)}"
-            )
-        self.shape = (self.shape[0] + rows, *row)
-        self.nonfinite += value.nonfinite
-        for blob in value.blobs:
-            if len(blob) < JOIN_BYTES:
-                self._joined += blob
-            else:
-                self._end_joined()
-                self._blobs.append(blob)
-            if len(self._joined) >= JOINED_BYTES:
-                self._end_joined()
-
-    def blobs(self) -> list[memoryview]:
-        """All values on the wire, in one or several pieces."""
-        self._end_joined()
-        return self._blobs or [memoryview(b"")]
-
-    def released(self) -> list[memoryview]:
-        """As `blobs`, which are no longer held here."""
-        blobs, self._blobs = self.blobs(), []
-        return blobs
-
-    def _end_joined(self) -> None:
-        if self._joined:
-            self._blobs.append(memoryview(self._joined))
-            self._joined = bytearray()
 
 
 class Outputs:
@@ -143,11 +53,13 @@ class Outputs:
         b64_objects: bool,
         in_rows: bool,
         limits: HeaderLimits,
+        lists_all: bool,
     ) -> None:
-        """*b64_objects* and *in_rows* are those of `AnswerForm`."""
+        """*b64_objects* and *in_rows* are those of `AnswerForm`, *lists_all* that of `DialectAnswer`."""
         self._described = {tensor.name: tensor for tensor in description.outputs}
         self._names = list(self._described)
         self._has_order = description.has_output_order
+        self._lists_all = lists_all
         self._selection = selection
         self._b64_objects = b64_objects
         self._in_rows = in_rows
@@ -182,39 +94,6 @@ class Outputs:
         self._found.clear()
         self._rows = self._done_bytes = self._waiting_bytes = 0
 
-    def take_short(self, text: bytes) -> bool:
-        """Take all outputs from *text*, if it is short and they are in it by name, in rows, or the only one as it is.
-
-        False if it has to be read in another way; then nothing has been taken.
-        """
-        taken: dict[str, Value] = {}
-        for name, value in self._short_values(text).items():
-            described = self._described.get(name)
-            if described is None or described.datatype is None or not self._selection.is_wanted(name):
-                return False
-            read = short_value(value, described.datatype)
-            if read is None:
-                return False
-            taken[name] = read
-        for name, read in taken.items():
-            output = self._open(name)
-            assert output is not None  # it is wanted
-            output.take(read)
-            self._done_bytes += read.n_bytes
-        return bool(taken)
-
-    def _short_values(self, text: bytes) -> Members:
-        """The text of each output's values in *text*; none if that is not short or not plainly one of these forms."""
-        if len(text) > SHORT_BYTES:
-            return {}
-        has_names = b"{" in text and not (self._b64_objects and b"b64" in text)
-        if has_names and text[:1] == b"{":
-            return parse_object(text)
-        if has_names and text[1:].lstrip()[:1] == b"{":
-            with suppress(CodecError):
-                return columns_of(parse_objects(text))
-        return {self._names[0]: text} if len(self._names) == 1 else {}
-
     def read_named(self, name: str, text: ArrivingText) -> Reading[None]:
         """Read the value of the output called *name*."""
         output = self._open(name)
@@ -244,16 +123,18 @@ class Outputs:
             for name in names:
                 self._open(name)
         elif not names:
-            raise CodecError(f"an output without a name; {_SETTING} can give it one")
+            raise CodecError(f"an output without a name; {SETTING} can give it one")
         elif not self._has_order:
             raise CodecError(
-                f"an output without a name, but the model has {len(names)} ({self._listed()}); {_SETTING} can list all "
+                f"an output without a name, but the model has {len(names)} ({self._listed()}); {SETTING} can list all "
                 "of them in the order of the server's answers"
             )
         elif not self._in_rows:
             yield from self._read_list(text, self._read_short, self.read_named)
         elif (yield from text.first()) == ARRAY:
-            yield from self._read_rows_of_lists(text)
+            read_row = partial(self._read_row, partial(self._read_list, text))
+            yield from read_items(text, self._rows_of_lists, self._add_rows, read_row)
+            yield from self._convert_all()
         else:
             raise self._no_list(f"{excerpt(bytes(text.buffer[:256]))} in place of all rows", "each row: ")
 
@@ -286,20 +167,12 @@ class Outputs:
         if count < len(names):
             raise self._no_list(str(count), where)
 
-    def _read_rows_of_lists(self, text: ArrivingText) -> Reading[None]:
-        """Read rows: an array of lists, each with one value for each output."""
-
-        def read_run(rows: list[list[bytes]]) -> "Reading[None]":
-            for index, row in enumerate(rows, self._rows):
-                if len(row) != len(self._names):
-                    raise self._no_list("more" if len(row) > len(self._names) else str(len(row)), f"row {index}: ")
-            yield from self._add_rows([dict(zip(self._names, row, strict=True)) for row in rows])
-
-        yield from read_items(
-            text, parse_lists, read_run, lambda: self._read_row(lambda run, long: self._read_list(text, run, long))
-        )
-        for output in self.wanted:
-            yield from self._convert(output)
+    def _rows_of_lists(self, text: bytes) -> list[Members]:
+        """The rows in *text*, an array of lists, by name. Raises `CodecError` if one lacks a value, or has more."""
+        rows = parse_lists(text)
+        if any(len(row) != len(self._names) for row in rows):
+            raise CodecError("a row of another length")  # which row, and how long it is, is told where it is read alone
+        return [dict(zip(self._names, row, strict=True)) for row in rows]
 
     def _no_list(self, got: str, where: str) -> CodecError:
         """What to raise where outputs without names are not what they should be."""
@@ -317,8 +190,7 @@ class Outputs:
             return read_members(text, read_run, lambda name: read_long(name, text))
 
         yield from read_objects(text, self._add_rows, lambda: self._read_row(read))
-        for output in self.wanted:
-            yield from self._convert(output)
+        yield from self._convert_all()
 
     def _add_rows(self, rows: list[Members]) -> Reading[None]:
         """Take some short *rows*."""
@@ -378,20 +250,27 @@ class Outputs:
         self._rows += 1
         yield from self._convert_if_full()
 
+    def _is_wanted(self, name: str) -> bool:
+        """Whether the client gets the output called *name*."""
+        return self._selection.is_wanted(name) and (self._lists_all or self.is_known(name))
+
     def _column(self, name: str) -> Output | None:
         """The output to which a row has a value under *name*; None if the client does not want it."""
         if name in self._found:
             return self._found[name]
         if not self._rows:
             return self._open(name)
-        if self._selection.named:
+        if self._selection.named or not self._is_wanted(name):
             return None
         raise CodecError(f"{label_of('output', name)}: some rows have it, but row 0 does not")
 
     def _convert_if_full(self) -> Reading[None]:
         if self._waiting_bytes >= WAITING_BYTES:
-            for output in self.wanted:
-                yield from self._convert(output)
+            yield from self._convert_all()
+
+    def _convert_all(self) -> Reading[None]:
+        for output in self.wanted:
+            yield from self._convert(output)
 
     def _convert(self, output: Output) -> Reading[None]:
         """Read the texts of *output* that wait, as one array."""
@@ -418,18 +297,20 @@ class Outputs:
                 shape = sink.shape[1:]
             self._sink = None
             value = Value(shape, sink.blobs(), sink.nonfinite if isinstance(sink, NumberSink) else 0)
+        if output.is_base64:
+            value = Value(value.shape, (yield from _in_steps(from_base64(value.blobs, output.label, LINE_BREAKS))))
         self._done_bytes += value.n_bytes
         return value
 
     def _open(self, name: str) -> Output | None:
         """A new output called *name*, None if the client does not want it. Raises `CodecError` if it is not known."""
         described = self._described.get(name)
-        if not self._selection.is_wanted(name):
+        if not self._is_wanted(name):
             output = None
         elif described is None or described.datatype is None:
-            raise CodecError(f"{label_of('output', name)}: its datatype is not known; {_SETTING} can say it")
+            raise CodecError(f"{label_of('output', name)}: its datatype is not known; {SETTING} can say it")
         else:
-            output = Output(name, described.datatype, described.shape)
+            output = Output(name, described.datatype, described)
         replaced = self._found.get(name)
         self._done_bytes -= replaced.n_bytes if replaced is not None else 0
         self._found[name] = output
@@ -438,3 +319,14 @@ class Outputs:
                 f"more than {self._limits.max_tensors} outputs, which is the most that `limits.tensors` allows"
             )
         return output
+
+
+def _in_steps(steps: Generator[None, None, T]) -> Reading[T]:
+    """What *steps* give, which yield nothing but the ends of steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        yield STEP

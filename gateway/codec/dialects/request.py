@@ -4,21 +4,18 @@
 proved right before anything is sent. A `Writer` makes the body for a backend. `DialectRequest.bound` asks it first
 whether its form can say the request, and it makes the pieces anew each time that the body is sent.
 
-In every form tensors are nested lists, and these say their shape.
+Not here: the forms of bodies (`template`).
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import msgspec
-import orjson
 from msgspec import UNSET, Raw
 
 from gateway.codec.inference import (
     DEFAULT_LIMITS,
     HeaderLimits,
-    NonFinite,
     OutputSelection,
     Tensor,
     TensorPolicy,
@@ -28,18 +25,15 @@ from gateway.codec.inference import (
 from gateway.codec.json.members import Members
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES, Piece, PiecedJson
 from gateway.codec.json.sinks import pour
+from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.datatypes import Kind, element_count
-from gateway.codec.tensors.elements import WINDOW_BYTES, check_elements
+from gateway.codec.tensors.elements import check_elements, joined_blobs
 from gateway.codec.tensors.nested_printing import (
-    StringForm,
     check_nestable,
     list_count,
-    nested_number_pieces,
-    nested_string_pieces,
 )
 from gateway.codec.tensors.number_reading import NATIVE_PIECE_BYTES, NumberSink
-from gateway.codec.tensors.row_printing import Column, NumberColumn, StringColumn, row_pieces
-from gateway.codec.tensors.string_reading import BytesSink, from_base64, joined_blobs
+from gateway.codec.tensors.string_reading import BytesSink
 from gateway.codec.v2.declarations import name_of
 from gateway.codec.v2.messages import Entry, text_of
 from gateway.codec.v2.raw import read_raw
@@ -260,83 +254,3 @@ def _check_strings(tensor: Tensor) -> Generator[None, None, CodecError | None]:
         yield from check_elements(tensor.blob, n_elements, tensor, utf8=False)
         return error
     return None
-
-
-# What the forms have in common
-
-FEW_ELEMENTS = 256
-"""The most numbers that are printed nested in one call: cutting them into pieces takes five times as long, which is a
-twentieth of what a small request costs."""
-
-FEW_DIMENSIONS = 8
-"""The most dimensions that these may have; numpy has no arrays of as many as the protocol."""
-
-ChooseForm = Callable[[DialectRequest, Tensor], StringForm]
-
-
-def document(members: Members, key: bytes, value: Iterator[Piece]) -> Iterator[Piece]:
-    """An object with *members* and, at *key*, a *value* in pieces."""
-    head = b"".join([orjson.dumps(name) + b":" + text + b"," for name, text in members.items()])
-    return chain((b"{" + head + key,), value, (b"}",))
-
-
-def by_name(request: DialectRequest, choose_form: ChooseForm) -> Iterator[Piece]:
-    """The inputs as an object."""
-    parts: list[Iterator[Piece]] = []
-    for index, tensor in enumerate(request.inputs):
-        parts += (iter((_key(index, tensor),)), nested(request, tensor, choose_form))
-    return chain(() if parts else (b"{",), *parts, (b"}",))
-
-
-def instances(request: DialectRequest, choose_form: ChooseForm) -> Iterator[Piece]:
-    """The inputs as rows: of values if there is only one, else of objects."""
-    n_rows = same_rows(request, "row form")
-    if len(request.inputs) == 1:
-        return nested(request, request.inputs[0], choose_form)
-    columns = [column(request, tensor, tensor.shape[1:], choose_form) for tensor in request.inputs]
-    before = [_key(index, tensor) for index, tensor in enumerate(request.inputs)]
-    return chain((b"[",), row_pieces(columns, before, b"}", n_rows), (b"]",))
-
-
-def _key(index: int, tensor: Tensor) -> bytes:
-    return (b"," if index else b"{") + orjson.dumps(tensor.name) + b":"
-
-
-def same_rows(request: DialectRequest, form: str) -> int:
-    """How many rows all inputs have. Raises `CodecError` if they are not as many, or one is a scalar."""
-    n_rows = -1
-    for tensor in request.inputs:
-        if not tensor.shape:
-            raise CodecError(f"{tensor}: a scalar has no rows, which this backend's {form} needs")
-        if n_rows >= 0 and tensor.shape[0] != n_rows:
-            first = label_of("input", request.inputs[0].name)
-            raise CodecError(f"{tensor}: expected {n_rows} rows, as {first} has, for this backend's {form}")
-        n_rows = tensor.shape[0]
-    if n_rows < 0:
-        raise CodecError(f"a request without inputs has no rows, which this backend's {form} needs")
-    return n_rows
-
-
-def nested(request: DialectRequest, tensor: Tensor, choose_form: ChooseForm) -> Iterator[Piece]:
-    """The values of *tensor* as nested lists."""
-    datatype, shape = tensor.datatype, tensor.shape
-    if datatype.kind is Kind.BYTES:
-        return nested_string_pieces(tensor.blob, shape, choose_form(request, tensor))
-    values = datatype.view(tensor.blob)
-    literals = _has_literals(request, tensor)
-    if 0 < len(values) <= FEW_ELEMENTS and 0 < len(shape) <= FEW_DIMENSIONS and not literals:
-        return iter((orjson.dumps(datatype.widen(values.reshape(shape)), option=orjson.OPT_SERIALIZE_NUMPY),))
-    return nested_number_pieces(values, datatype, shape, literals=literals)
-
-
-def column(request: DialectRequest, tensor: Tensor, shape: tuple[int, ...], choose_form: ChooseForm) -> Column:
-    """The values of *tensor* as a column of rows, in each of which it has this *shape*."""
-    datatype = tensor.datatype
-    if datatype.kind is Kind.BYTES:
-        window_bytes = WINDOW_BYTES // len(request.inputs)
-        return StringColumn(tensor.blob, shape, choose_form(request, tensor), window_bytes)
-    return NumberColumn(datatype.view(tensor.blob), datatype, shape, literals=_has_literals(request, tensor))
-
-
-def _has_literals(request: DialectRequest, tensor: Tensor) -> bool:
-    return tensor.datatype.kind is Kind.FLOAT and request.policy.nonfinite is NonFinite.LITERAL

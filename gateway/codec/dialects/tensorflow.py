@@ -4,21 +4,27 @@ Facts from TensorFlow Serving's documentation and source (`api_rest.md`, `http_r
 and from KServe 0.21.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 from urllib.parse import quote
 
 import msgspec
 import numpy as np
-import orjson
 
 from gateway.codec.dialects.answer import AnswerForm
-from gateway.codec.dialects.description import OCTETS_SUFFIX, ModelDescription, TensorDescription
-from gateway.codec.dialects.request import DialectRequest, Writer, by_name, document, instances
+from gateway.codec.dialects.description import (
+    NO_ENCODINGS,
+    OCTETS_SUFFIX,
+    Encodings,
+    ModelDescription,
+    TensorDescription,
+    encodings_of,
+)
+from gateway.codec.dialects.request import DialectRequest, Writer
+from gateway.codec.dialects.template import body_of, by_name, constant, instances
 from gateway.codec.inference import BytesPolicy, Tensor, label_of
 from gateway.codec.json.members import excerpt
-from gateway.codec.json.pieced import Piece
 from gateway.codec.tensors.datatypes import DATATYPES, Array
 from gateway.codec.tensors.nested_printing import StringForm
 from gateway.codec.v2.declarations import MAX_RANK
@@ -166,7 +172,7 @@ class TensorFlow:
     def writer(self, description: ModelDescription) -> Writer:
         """Columnar unless the configuration says `row`."""
         form = tensorflow_row if description.format == "row" else tensorflow_columnar
-        return form(description.signature)
+        return form(description.signature, encodings_of(description))
 
     def answer_form(self, description: ModelDescription) -> AnswerForm:
         """As the request; but KServe answers `predictions` also where its model takes `inputs`."""
@@ -182,22 +188,16 @@ class TensorFlow:
 # What it gets
 
 
-def tensorflow_columnar(signature: str) -> Writer:
+def tensorflow_columnar(signature: str, encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"signature_name": ..., "inputs": {NAME: nested}}`; no name for an empty *signature*."""
-
-    def write(request: DialectRequest) -> Iterator[Piece]:
-        return document(_named(signature), b'"inputs":', by_name(_for_tensorflow(request), _tensorflow_form))
-
-    return write
+    body = body_of({"signature_name": constant(signature), "inputs": by_name(partial(_strings, encodings))})
+    return lambda request: body(_for_tensorflow(request))
 
 
-def tensorflow_row(signature: str) -> Writer:
+def tensorflow_row(signature: str, encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"signature_name": ..., "instances": [row, ...]}`; no name for an empty *signature*."""
-
-    def write(request: DialectRequest) -> Iterator[Piece]:
-        return document(_named(signature), b'"instances":', instances(_for_tensorflow(request), _tensorflow_form))
-
-    return write
+    body = body_of({"signature_name": constant(signature), "instances": instances(partial(_strings, encodings))})
+    return lambda request: body(_for_tensorflow(request))
 
 
 def _for_tensorflow(request: DialectRequest) -> DialectRequest:
@@ -234,17 +234,11 @@ _FP32 = DATATYPES["FP32"]
 _TENSORFLOW_FP32 = replace(_FP32, widen=_widen_largest)
 
 
-def _named(signature: str) -> dict[str, bytes]:
-    return {"signature_name": orjson.dumps(signature)} if signature else {}
-
-
-def _tensorflow_form(request: DialectRequest, tensor: Tensor) -> StringForm:
+def _strings(encodings: Encodings, request: DialectRequest, tensor: Tensor) -> StringForm:
     """Octets are objects in base64: what is no text, and what the model or the policy says is octets."""
-    is_octets = (
-        tensor.name in request.octets
-        or tensor.name.endswith(OCTETS_SUFFIX)
-        or request.policy.bytes is BytesPolicy.BASE64
-    )
+    encoding = encodings.get(tensor.name)
+    is_base64 = tensor.name.endswith(OCTETS_SUFFIX) or request.policy.bytes is BytesPolicy.BASE64
+    is_octets = tensor.name in request.octets or encoding == "base64" or (encoding is None and is_base64)
     return StringForm.B64_OBJECT if is_octets else StringForm.TEXT
 
 

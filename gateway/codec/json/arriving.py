@@ -122,6 +122,8 @@ class ArrivingText:
         """
         while True:
             window = bytes(memoryview(self.buffer)[:RUN_BYTES])
+            if self.is_value and len(window) == len(self.buffer) and window.endswith(b"%c " % closing):
+                return window[:-2]  # most likely all of them; if not, they cannot be parsed
             items = _ITEMS.match(window)
             end = items.end() - 1 if items else end_of_run(window, 0, closing)
             if end:

@@ -100,13 +100,6 @@ def check_json(text: bytes) -> None:
     decoded(_ANY, protect_literals(text)[0])
 
 
-def columns_of(rows: list[Members]) -> Members:
-    """The values under each name in all *rows*, as arrays of JSON; none if the rows have other names than the first."""
-    if any(row.keys() != rows[0].keys() for row in rows):
-        return {}
-    return {name: b"[%b]" % b",".join([row[name] for row in rows]) for name in rows[0]}
-
-
 def object_text(members: Members) -> bytes:
     """*members* as JSON, each value as it came."""
     return msgspec.json.encode({key: msgspec.Raw(value) for key, value in members.items()})

@@ -16,7 +16,7 @@ Here: proving a blob right and finding its elements. Not here: JSON (`string_pri
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 
 import numpy as np
@@ -204,3 +204,17 @@ def with_words(window: bytes, bounds: npt.NDArray[np.int64], word: bytes) -> byt
 def words_of(text: bytes | bytearray, start: int = 0) -> npt.NDArray[np.uint32]:
     """The uint32 at each byte of *text* from *start* on."""
     return np.ndarray((len(text) - start - PREFIX_BYTES + 1,), "<u4", text, start, strides=(1,))
+
+
+def joined_blobs(blobs: list[memoryview]) -> Generator[None, None, memoryview]:
+    """All of *blobs*, which are taken out of the list, as one; yields between steps."""
+    if len(blobs) == 1:
+        return blobs[0]
+    whole: npt.NDArray[np.uint8] = np.empty(sum(map(len, blobs)), np.uint8)
+    end = len(whole)
+    while blobs:
+        blob = blobs.pop()
+        end -= len(blob)
+        whole[end : end + len(blob)] = blob
+        yield
+    return whole.data

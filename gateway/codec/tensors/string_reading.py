@@ -1,4 +1,4 @@
-r"""Tensors of BYTES from JSON strings, a piece at a time (protocol 4.7 and 4.8).
+r"""Tensors of BYTES from JSON strings, a piece at a time (protocol 4.7).
 
 Strings are read in one of three ways, the fastest that fits what stands in the text:
 
@@ -12,18 +12,15 @@ Strings are read in one of three ways, the fastest that fits what stands in the 
 
 An object with base64 is decoded at once, or in parts as a long string is.
 
-Not here: printing (`string_printing`), where in a document a tensor stands (`scanner`).
+Not here: base64 (`base64_reading`), printing (`string_printing`), where in a document a tensor stands (`scanner`).
 """
 
-import binascii
 import json
 import re
-from collections.abc import Generator
 
-import numpy as np
-import numpy.typing as npt
 import orjson
 
+from gateway.codec.tensors.base64_reading import octets_of
 from gateway.codec.tensors.datatypes import element_count
 from gateway.codec.tensors.elements import MAX_ELEMENT_BYTES, PREFIX_BYTES, WINDOW_BYTES
 from gateway.codec.tensors.nesting import Layout
@@ -44,6 +41,9 @@ _WHOLE_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _STRINGS_AND_COMMAS = re.compile(rb'(?:[ \t\r\n]*+"(?:[^"\\]++|\\.)*+"[ \t\r\n]*+,)+', re.DOTALL)
 _EMPTY_LISTS = re.compile(rb"(?:\[\],[ \t\r\n]*+)+")
 
+_MISSING_WORDS = (b"null", b"NaN")
+_MISSING = re.compile(b"|".join(_MISSING_WORDS))
+
 _B64_OBJECT = rb'\{[ \t\r\n]*+"b64"[ \t\r\n]*+:[ \t\r\n]*+"([^"\\]*+)"[ \t\r\n]*+\}'
 _B64_OBJECTS = re.compile(rb"%b(?>(?:[ \t\r\n]*+,[ \t\r\n]*+%b)*)" % (_B64_OBJECT, _B64_OBJECT))
 _B64_TEXT = re.compile(_B64_OBJECT)
@@ -56,18 +56,26 @@ _WRONG_OBJECT = 'an object must be {"b64": "..."} with no other member'
 class BytesSink:
     """Takes the `data` of one BYTES tensor, nested or flat, into length-prefixed elements."""
 
-    def __init__(self, label: str, shape: tuple[int, ...] | None, *, b64_objects: bool = False) -> None:
+    def __init__(
+        self,
+        label: str,
+        shape: tuple[int, ...] | None,
+        *,
+        b64_objects: bool = False,
+        missing: bytes | str = "",
+    ) -> None:
         """*label* names the tensor in errors, *shape* says how many elements there are and how they are nested.
 
         Without a *shape* it is learned from the lists, which must be nested in full. *b64_objects*: an element may be
-        an object `{"b64": "..."}`, TensorFlow's form for octets, beside strings.
+        an object `{"b64": "..."}`, TensorFlow's form for octets, beside strings. *missing*: the element
+        that `null` and `NaN` become; a text refuses them, and stands behind the words.
         """
         self.done = False
         self._elements = bytearray()
         self._full_blobs: list[bytearray] = []
-        self._full_bytes = 0
         self.label = label
         self._b64_objects = b64_objects
+        self._missing = missing
         self._n_elements = element_count(shape) if shape is not None else None
         self._shape = shape
         self._layout = Layout(shape)
@@ -81,7 +89,7 @@ class BytesSink:
     @property
     def held_bytes(self) -> int:
         """The elements so far."""
-        return self._full_bytes + len(self._elements)
+        return sum(map(len, self._full_blobs)) + len(self._elements)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -101,7 +109,6 @@ class BytesSink:
             return self._end_object(bytes(memoryview(buffer)[:PIECE_BYTES]))
         if len(self._elements) >= BLOB_BYTES:
             self._full_blobs.append(self._elements)
-            self._full_bytes += len(self._elements)
             self._elements = bytearray()
         window = bytes(memoryview(buffer)[:WINDOW_BYTES])
         position = 0
@@ -139,7 +146,22 @@ class BytesSink:
             return self._take_objects(window, start)
         if code == _END and self._layout.has_just_opened(self._count):
             return self._close(start)
-        raise CodecError(f"element {self._count}: expected a string, got {beginning(window[start:])}")
+        return self._take_missing(window, start)
+
+    def _take_missing(self, window: bytes, start: int) -> int:
+        """Take the missing element at *start*: where it ends; *start* itself if it goes on behind *window*."""
+        end = _end(_MISSING, window, start)
+        if end == start and any(word.startswith(window[start:]) for word in _MISSING_WORDS):
+            return start
+        missing = self._missing
+        if end == start or isinstance(missing, str):
+            hint = missing if isinstance(missing, str) and end > start else ""
+            raise CodecError(f"element {self._count}: expected a string, got {beginning(window[start:])}{hint}")
+        self._layout.value()
+        append_octets(self._elements, [missing])
+        self._add(1)
+        self._wants_value = False
+        return end
 
     def _take_strings(self, window: bytes, start: int) -> int:
         """Take one or many strings from *start* on: where they end; *start* itself if the first goes on."""
@@ -212,7 +234,7 @@ class BytesSink:
             texts = [self._b64_member(window[start:end])]
         else:
             texts = _B64_TEXT.findall(window, start, end)
-        append_octets(self._elements, [_octets_of(text, index) for index, text in enumerate(texts, self._count)])
+        append_octets(self._elements, [octets_of(text, index) for index, text in enumerate(texts, self._count)])
         self._add(len(texts))
         self._wants_value = False
         return end
@@ -242,7 +264,7 @@ class BytesSink:
         text = (self._long_base64 or b"") + text
         end = len(text) if is_closed else len(text) // 4 * 4
         self._long_base64 = None if is_closed else text[end:]
-        return _octets_of(text[:end], self._count, goes_on=not is_closed)
+        return octets_of(text[:end], self._count, goes_on=not is_closed)
 
     def _end_object(self, window: bytes) -> int:
         """Take the bracket of an object whose text was longer than a piece."""
@@ -307,77 +329,6 @@ class BytesSink:
             if self._shape is None:
                 self._shape = shape
         return start + 1
-
-
-def _octets_of(text: bytes | memoryview, index: int, *, goes_on: bool = False) -> bytes:
-    """What base64 *text* means, or a part of it, of whole groups; *index* is the element's, for the `CodecError`."""
-    try:
-        octets = binascii.a2b_base64(text, strict_mode=True)
-    except ValueError as error:
-        raise CodecError(f"element {index} is not base64: {error}") from None
-    n_missing = len(text) * 3 // 4 - len(octets)
-    if len(text) % 4 or n_missing > 2 or n_missing != bytes(text[len(text) - 2 :]).count(b"="):
-        raise CodecError(f"element {index} is not base64: wrong padding")
-    if n_missing and goes_on:
-        raise CodecError(f"element {index} is not base64: padding before its end")
-    return octets
-
-
-def from_base64(blobs: list[memoryview], label: str) -> Generator[None, None, list[memoryview]]:
-    """The elements of *blobs* (length-prefixed base64) decoded, length-prefixed again (protocol 4.8).
-
-    Yields between steps. Raises `CodecError` naming *label* and the element.
-    """
-    decoded: list[memoryview] = []
-    first = 0
-    for blob in blobs:
-        elements, n_elements = yield from _decoded_elements(blob, label, first)
-        decoded.append(memoryview(elements))
-        first += n_elements
-    return decoded
-
-
-def _decoded_elements(view: memoryview, label: str, first: int) -> Generator[None, None, tuple[bytearray, int]]:
-    """Those of *view*, the first of which is number *first*, and how many they are; see `from_base64`."""
-    decoded = bytearray()
-    offset = worked = 0
-    index = first
-    while offset < len(view):
-        start = offset + PREFIX_BYTES
-        offset = start + int.from_bytes(view[offset:start], "little")
-        length_at = len(decoded)
-        decoded += bytes(PREFIX_BYTES)
-        for piece_start in range(start, offset, PIECE_BYTES):
-            piece = view[piece_start : min(piece_start + PIECE_BYTES, offset)]
-            try:
-                decoded += _octets_of(piece, index, goes_on=piece_start + PIECE_BYTES < offset)
-            except CodecError as error:
-                raise CodecError(f"{label}: {error}") from None
-            worked += len(piece)
-            if len(piece) == PIECE_BYTES:
-                yield
-        size = len(decoded) - length_at - PREFIX_BYTES
-        decoded[length_at : length_at + PREFIX_BYTES] = size.to_bytes(PREFIX_BYTES, "little")
-        index += 1
-        worked += 64  # what an element costs by itself, in bytes
-        if worked > PIECE_BYTES:
-            worked = 0
-            yield
-    return decoded, index - first
-
-
-def joined_blobs(blobs: list[memoryview]) -> Generator[None, None, memoryview]:
-    """All of *blobs*, which are taken out of the list, as one; yields between steps."""
-    if len(blobs) == 1:
-        return blobs[0]
-    whole: npt.NDArray[np.uint8] = np.empty(sum(map(len, blobs)), np.uint8)
-    end = len(whole)
-    while blobs:
-        blob = blobs.pop()
-        end -= len(blob)
-        whole[end : end + len(blob)] = blob
-        yield
-    return whole.data
 
 
 def _string_end(window: bytes, start: int) -> int:

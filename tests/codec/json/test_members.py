@@ -9,7 +9,6 @@ import pytest
 from gateway.codec.json.members import (
     EXCERPT_CHARACTERS,
     HELD_PER_BYTE,
-    columns_of,
     excerpt,
     object_text,
     parse_list,
@@ -158,13 +157,3 @@ def test_members_take_no_more_memory_than_is_reserved_for_them(text: bytes) -> N
         tracemalloc.stop()
     assert entries
     assert len(text) < held_bytes <= peak_bytes <= HELD_PER_BYTE * len(text)
-
-
-def test_columns_of_rows_are_arrays_by_name() -> None:
-    assert columns_of([{"a": b"1", "b": b"NaN"}, {"b": b"[2]", "a": b'"x"'}]) == {"a": b'[1,"x"]', "b": b"[NaN,[2]]"}
-
-
-def test_rows_with_other_names_than_the_first_have_no_columns() -> None:
-    assert columns_of([{"a": b"1"}, {"a": b"1", "b": b"2"}]) == {}
-    assert columns_of([{"a": b"1", "b": b"2"}, {"a": b"1"}]) == {}
-    assert columns_of([{}, {}]) == {}

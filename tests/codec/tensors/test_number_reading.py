@@ -152,7 +152,7 @@ def test_nonfinite_floats_are_read_in_every_spelling_and_counted(data: str, data
         ("[1" + "0" * 5000 + "]", "FP64", ""),
         ("[{}]", "FP32", ""),
         ('[{"a":1}]', "FP32", ""),
-        ("5", "FP32", "data must be an array, got '5"),
+        ("5", "FP32", "data must be an array, got 5"),
         ("null", "FP32", "data must be an array"),
         ('"x"', "INT32", "data must be an array"),
         ("{}", "INT32", "data must be an array"),

@@ -64,6 +64,12 @@ def test_long_text_in_an_error_is_cut() -> None:
     assert beginning(b"x" * 100) == repr("x" * 16)
 
 
+@pytest.mark.parametrize("value", ["null", "-1.5e+300", '"a b,"', '{"b64": "YQ=="}', "[1, 2]", "NaN"])
+@pytest.mark.parametrize("behind", ["", ",1]", "] ", "}]}"])
+def test_a_short_value_in_an_error_ends_where_it_ends(value: str, behind: str) -> None:
+    assert beginning((value + behind).encode()) == value
+
+
 def test_bytes_that_begin_no_character_are_no_utf8_wherever_a_piece_ends() -> None:
     with pytest.raises(CodecError, match="^x is not UTF-8 at byte 0$"):
         list(check_utf8(memoryview(b"\x80" * (PIECE_BYTES + 10)), "x"))

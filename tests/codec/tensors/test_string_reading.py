@@ -12,10 +12,11 @@ from tritonclient.utils import deserialize_bytes_tensor
 
 from gateway.codec import BytesPolicy, TensorPolicy
 from gateway.codec.tensors import string_reading, string_runs
-from gateway.codec.tensors.elements import WINDOW_BYTES
+from gateway.codec.tensors.base64_reading import from_base64
+from gateway.codec.tensors.elements import WINDOW_BYTES, joined_blobs
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.tensors.string_printing import text_pieces
-from gateway.codec.tensors.string_reading import BLOB_BYTES, BytesSink, from_base64, joined_blobs
+from gateway.codec.tensors.string_reading import BLOB_BYTES, BytesSink
 from gateway.codec.tensors.string_runs import append_strings
 from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of
@@ -110,9 +111,9 @@ def test_every_cut_in_two_of_strings_with_escapes_reads_the_same() -> None:
         (b'["\xed\xa0\x80"]', ""),
         (b'["\xc0\x80"]', ""),
         (b'["\xf4\x90\x80\x80"]', ""),
-        (b"[1]", "element 0: expected a string, got '1"),
-        (b'["a",1]', "element 1: expected a string, got '1"),
-        (b'["a",null]', "element 1: expected a string, got 'n"),
+        (b"[1]", "element 0: expected a string, got 1"),
+        (b'["a",1]', "element 1: expected a string, got 1"),
+        (b'["a",null]', "element 1: expected a string, got null"),
         (b"[true]", "expected a string"),
         (b"[{}]", "expected a string"),
         (b"[NaN]", "expected a string"),
@@ -252,11 +253,6 @@ def test_short_strings_that_must_be_parsed_are_few_in_each_step(
     assert most <= 32 * 1024 // len('"",')
 
 
-def test_base64_is_decoded_in_steps() -> None:
-    elements = memoryview(blob_of([base64.b64encode(b"x" * 600)] * 1000))
-    assert sum(1 for _ in from_base64([elements], "x")) >= 600_000 // PIECE_BYTES
-
-
 def value_of(steps: Generator[None, None, T]) -> T:
     """What *steps* return when they have been run to their end."""
     while True:
@@ -315,8 +311,8 @@ def test_run_that_is_all_odd_is_read_and_written_like_others(odd: str) -> None:
         (b'"\xff"', "not JSON"),
         (b'"\xc3","\xa9"', "not JSON"),
         (b'"\\x"', "not JSON"),
-        (b"1", "expected a string, got '1"),
-        (b"null", "expected a string, got 'null"),
+        (b"1", "expected a string, got 1$"),
+        (b"null", "expected a string, got null$"),
         (b'"a" "b"', "expected a comma or a bracket"),
         (b'"a";"b"', "expected a comma or a bracket"),
         (b'"a"""', "expected a comma or a bracket"),
@@ -329,32 +325,6 @@ def test_broken_string_in_a_long_run_is_refused(odd: bytes, words: str) -> None:
     data = b"[" + b",".join([*texts[:5000], odd, *texts[5000:]]) + b"]"
     with pytest.raises(CodecError, match=f"output 'y'.*{words}"):
         only_blob(one_output(data, "BYTES", f"[{len(MANY_TEXTS) + 1}]"), 100_000)
-
-
-@pytest.mark.parametrize("size", [0, 1, PIECE_BYTES // 4 * 3, PIECE_BYTES, 1_000_000])
-def test_long_element_in_base64_is_decoded_in_parts(size: int) -> None:
-    octets = bytes(range(256)) * (size // 256 + 1)
-    elements = memoryview(blob_of([base64.b64encode(octets[:size]), base64.b64encode(b"z")]))
-    steps = from_base64([elements], "x")
-    n_steps = 0
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            assert b"".join(stop.value) == blob_of([octets[:size], b"z"])
-            break
-        n_steps += 1
-    assert n_steps >= size // PIECE_BYTES
-
-
-@pytest.mark.parametrize("broken", [b"=", b"==", b"!", b"\n"])
-def test_long_element_with_something_else_inside_is_not_base64(broken: bytes) -> None:
-    for place in (PIECE_BYTES - 4, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES - 1):
-        text = bytearray(b"A" * (3 * PIECE_BYTES))
-        text[place : place + len(broken)] = broken
-        with pytest.raises(CodecError, match="^x: element 0 is not base64"):
-            for _ in from_base64([memoryview(blob_of([bytes(text)]))], "x"):
-                pass
 
 
 def test_string_that_is_longer_than_a_length_can_say_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

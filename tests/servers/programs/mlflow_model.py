@@ -6,6 +6,7 @@
 | signed | inputs `x` FP32 [-1, 4] and `n` INT64 [-1], parameter `scale`: `y` = x * scale, `m` = n |
 | unnamed | one input without a name, FP32 [-1, 4], and one output without a name: twice the input |
 | columns | a data frame with the columns `a`, double, and `b`, long: their sums |
+| strings | a data frame with `b`, binary, `t`, string, `d`, datetime: the same, empty texts missing, and lengths `n` |
 """
 
 import sys
@@ -40,6 +41,12 @@ class Columns(mlflow.pyfunc.PythonModel):
         return (model_input["a"] + model_input["b"]).to_numpy()
 
 
+class Strings(mlflow.pyfunc.PythonModel):
+    def predict(self, context: Any, model_input: Any, params: dict[str, Any] | None = None) -> Any:
+        missing = [text or None for text in model_input["t"]]
+        return model_input.assign(t=missing, n=[len(octets) for octets in model_input["b"]])
+
+
 FOUR = (-1, 4)
 MODELS: dict[str, tuple[Any, ModelSignature | None]] = {
     "identity": (Identity(), None),
@@ -60,6 +67,10 @@ MODELS: dict[str, tuple[Any, ModelSignature | None]] = {
     "columns": (
         Columns(),
         ModelSignature(Schema([ColSpec("double", "a"), ColSpec("long", "b")]), Schema([ColSpec("double")])),
+    ),
+    "strings": (
+        Strings(),
+        ModelSignature(Schema([ColSpec("binary", "b"), ColSpec("string", "t"), ColSpec("datetime", "d")])),
     ),
 }
 

@@ -1,0 +1,252 @@
+# ruff: noqa: D102  `Speech` says what the methods do
+"""How an inference is put to a server of another dialect than V2: described, judged, sent, and its answer labelled.
+
+Answers there do not say what they are, so the model's description does, and must not be an old one. Not here: what the
+dialects are (`codec`), and what the gateway answers in place of such servers (`own_answers`).
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from gateway.backend.attempt import Answer
+from gateway.backend.metadata import LIFE_S, is_undescribed
+from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
+from gateway.backend.upstream import Upstream
+from gateway.codec import (
+    DIALECTS,
+    Dialect,
+    DialectAnswer,
+    DialectRequest,
+    Framing,
+    configured_for,
+    missing_datatype,
+    unfit_input,
+    unknown_output,
+    v2_metadata,
+)
+from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
+from gateway.plan import BackendPlan
+from gateway.serving.call import Call, Described, Question
+from gateway.serving.speech import Decoder, Prepared
+
+FRESH_S = 1.0
+"""How old, when an inference is sent, the description may be that labels its answer.
+
+An older one is asked for again beside the inference, whose answer then waits for it.
+"""
+
+_UNTOLD = (401, 403)
+"""Statuses of servers that may describe a model to other clients."""
+
+T = TypeVar("T")
+
+log = logging.getLogger("gateway")
+
+
+async def dialect_of(upstream: Upstream, backend: BackendPlan) -> Dialect | None:
+    """The dialect that *backend* speaks; None for V2. Raises `GatewayError`."""
+    name = backend.dialect if backend.dialect != "auto" else (await upstream.spoken()).dialect
+    return DIALECTS.get(name)
+
+
+class Foreign:
+    """A client's request to a backend of another *dialect*: what is described, sent, and made of the answer."""
+
+    target: str | None = None
+
+    def __init__(self, call: Call, upstream: Upstream, backend: BackendPlan, dialect: Dialect) -> None:
+        self.call = call
+        self.backend = backend
+        self.dialect = dialect
+        self.path = call.match.v2_path
+        """What the client asks for."""
+        self.model, self.version = self.path.model or "", self.path.version
+        self._upstream = upstream
+        self._configured = configured_for(backend.models, self.model)
+        described_at = dialect.description_path(self.model, self.version)
+        self._asked = self.path.before + (described_at or "")
+        self._question: Question[Described] | None = None
+        """What the model is; None where servers do not say it."""
+        if described_at is not None:
+            answers = call.shared.descriptions
+            self._question = Question(call, answers, upstream, backend, self._asked, self._read_description)
+        self._is_asking = False  # beside the inference
+        self._described: Described
+        self._request: DialectRequest
+
+    async def prepare(self, body: memoryview, framing: Framing) -> Prepared:
+        call, dialect, policy = self.call, self.dialect, self.backend.tensor_policy
+        path = self.path_of(dialect.infer_path(self.model, self.version))
+        self.target = path + call.match.target[len(call.match.path) :]
+        # a raw request is cut into values by the description
+        described = await self.description(FRESH_S if framing.header_length == 0 else LIFE_S)
+        limits, reserve = call.plan.header_limits, call.body.reserve
+        if framing.header_length == 0:
+            metadata = v2_metadata(self.model, described.model)
+            steps = DialectRequest.parse_raw(body, metadata, policy, limits, reserve=reserve)
+        else:
+            recover = call.plan.recover_header_length
+            steps = DialectRequest.parse(
+                body,
+                framing.header_length,
+                policy,
+                limits,
+                recover=recover,
+                blobs=framing.blobs or (),
+                reserve=reserve,
+            )
+        request = await call.run_parser(steps)
+        fault = self._fault(described, request)
+        if fault is not None and self._is_old(described):
+            described = await self.description(FRESH_S)
+            fault = self._fault(described, request)
+        if fault is not None:
+            raise fault
+        try:
+            written = request.bound(dialect.writer(described.model))
+        except CodecError as error:
+            raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
+        self._described, self._request = described, request
+        if self._question is not None and self._is_old(described):
+            self._is_asking = True
+            await self._question.begin()
+            if self._upstream.connections.is_full:  # an inference that has the last one would wait for itself
+                await self._question.answer()
+        return Prepared(request, written, self._decoder)
+
+    async def _decoder(self) -> Decoder:
+        """What reads the answer by a description that was at most a second old when the request was sent."""
+        if self._question is not None and self._is_asking:
+            try:
+                self._described = self._usable(await self._question.answer())
+            except GatewayError as error:
+                # the inference has been executed, whatever happened to the question
+                words, body = error.message, error.body
+                raise GatewayError(error.kind, words, headers=error.headers, status=error.status, body=body) from error
+        return self._decoder_by(self._described)
+
+    async def other_decoder(self, answer: Answer) -> Decoder | None:
+        question, described = self._question, self._described
+        if question is None or not described.by_server:
+            return None
+        answer.give_up()  # it is read, and the question may have to wait for its slot
+        newer = question.known()
+        if newer is None or newer is described:
+            try:
+                await question.begin()
+                newer = await question.answer()
+            except GatewayError as error:
+                log.debug("no description of %s: %s", self.call.exchange.path, error.message)
+                return None
+        return None if newer.model.outputs == described.model.outputs else self._decoder_by(newer)
+
+    def _decoder_by(self, described: Described) -> Decoder:
+        call, request = self.call, self._request
+        return DialectAnswer(
+            self.dialect.answer_form(described.model),
+            described.model,
+            request.selection,
+            model=call.match.model or "",
+            request_id=request.id,
+            version=self.version,
+            limits=call.plan.header_limits,
+            lists_all=described.by_server,
+        )
+
+    async def description(self, max_age_s: float) -> Described:
+        """What the configuration and the server say of the model; maybe nothing. Raises `GatewayError`.
+
+        The server was asked less than *max_age_s* ago. What the configuration says is enough where the server says
+        nothing. A server that does not have the model says so in its error.
+        """
+        alone = Described(self._configured, by_server=False)
+        if self._question is None:
+            return alone
+        try:
+            return self._usable(await self._question.get(max_age_s))
+        except GatewayError as error:
+            if error.kind is not ErrorKind.BACKEND_ERROR or error.status in _UNTOLD or not is_undescribed(error):
+                raise
+            if not await self.is_ready():
+                raise
+            return alone
+
+    async def _read_description(self, answer: Answer) -> tuple[Described, int]:
+        """What is made of the answer to the question for the description, and what keeping that takes."""
+        configured = self._configured
+        if answer.status >= 300:
+            error = await self.error(answer, hint=f" (GET {self._asked}, the model's description)")
+            if configured.outputs and is_undescribed(error):
+                return Described(configured, by_server=False), 1
+            raise error
+        answer.refuse_encoded()
+        text = await answer.read_whole(METADATA_BYTES, "the model's description")
+        try:
+            said = self.dialect.read_description(text, configured.signature)
+            return Described(said.merged(configured)), len(text)
+        except CodecError as error:  # no failure of the endpoint: the configuration may name a wrong signature
+            return Described(configured, by_server=False, fault=str(error)), 1
+
+    def _usable(self, described: Described) -> Described:
+        """*described*. Raises `GatewayError` if it says nothing, because it could not be read."""
+        if described.fault and not self._configured.outputs:
+            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, f"model {self.model!r}: {described.fault}", sent=False)
+        return described
+
+    def _is_old(self, described: Described) -> bool:
+        """Whether the server may by now say something else of the model than it did when it was *described*."""
+        return self._question is not None and described.by_server and self._question.known(FRESH_S) is None
+
+    async def is_ready(self) -> bool:
+        """Whether the server says that the model is ready. Raises `GatewayError`, also where there is no such model."""
+
+        async def read(answer: Answer) -> bool:
+            if answer.status >= 300:
+                raise await self.error(answer)
+            answer.refuse_encoded()
+            return self.dialect.is_ready(await answer.read_whole(METADATA_BYTES, "the model's status"))
+
+        return await self.question(self.path_of(self.dialect.ready_path(self.model, self.version)), read)
+
+    async def question(self, path: str, read: Callable[[Answer], Awaitable[T]]) -> T:
+        """What *read* makes of the server's answer to *path*. Raises `GatewayError`."""
+        return await self.call.question(self._upstream, self.backend, path, read)
+
+    def _fault(self, described: Described, request: DialectRequest) -> GatewayError | None:
+        """Why the model, as it is *described*, cannot get *request*; None if it can.
+
+        It has no such input or output, its server would change the values, or its answer could not be understood.
+        """
+        selection = request.selection
+        unfit = unfit_input(described.model, request.inputs, self.call.match.model or "")
+        if unfit is None and described.by_server:
+            unfit = unknown_output(described.model, selection)
+        if unfit is not None:
+            return GatewayError(ErrorKind.MALFORMED_REQUEST, unfit)
+        missing = missing_datatype(
+            described.model, selection, dialect=self.dialect.name, backend=self.backend.name, model=self.model
+        )
+        return None if missing is None else GatewayError(ErrorKind.MALFORMED_RESPONSE, missing, sent=False)
+
+    def path_of(self, path: str | None) -> str:
+        """*path* of the dialect, behind what the route puts before it.
+
+        Raises `GatewayError` for one that is denied to clients, and for None: the dialect has no such thing.
+        """
+        if path is None:
+            words = f"servers of dialect {self.dialect.name!r} have no versions of a model: leave the version out"
+            raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=404)
+        path = self.path.before + path
+        self.call.plan.check_path(path, self.backend)
+        return path
+
+    async def error(
+        self, answer: Answer, text: bytes | None = None, *, json_bytes: int | None = None, hint: str = ""
+    ) -> GatewayError:
+        """A refusal of the backend's, in the shape of the protocol. The arguments are those of `Call.backend_error`."""
+        words_in = self.dialect.error_words
+        return await self.call.backend_error(answer, text, json_bytes=json_bytes, words_in=words_in, hint=hint)
+
+    async def refusal(self, answer: Answer, json_bytes: int) -> GatewayError:
+        return await self.error(answer, json_bytes=json_bytes)
