@@ -183,9 +183,10 @@ class ArrivingAnswer:
         """Whether so much of the body has come that a head that was held is given now."""
         message = self._message
         if message.phase is Phase.CHUNKED:
-            if message.unread_bytes > PIECE_BYTES:
+            if message.unread_bytes <= PIECE_BYTES:
+                self._decode()
+            if message.unread_bytes:  # nothing else may come that would have the rest decoded: that is the reader's
                 return True
-            self._decode()
         return (
             message.phase is Phase.DONE
             or self.state is State.BROKEN
