@@ -88,7 +88,7 @@ class ArrivingAnswer:
         self._transport = transport
         self._method = method
         self._message = Incoming(heads)
-        self._decoded: list[bytes] = []  # of a chunked body, before the reader asked for it
+        self._decoded = bytearray()  # of a chunked body, before the reader asked for it
 
     def hold(self, on_held: Callable[[int], None]) -> None:
         """Give the head of a 2xx only when its body has come too, or `HELD_BYTES` of that, or the connection's end.
@@ -183,20 +183,21 @@ class ArrivingAnswer:
         """Whether so much of the body has come that a head that was held is given now."""
         message = self._message
         if message.phase is Phase.CHUNKED:
-            if message.unread_bytes > PIECE_BYTES:
+            if message.unread_bytes <= PIECE_BYTES:
+                self._decode()
+            if message.unread_bytes:  # nothing else may come that would have the rest decoded: that is the reader's
                 return True
-            self._decode()
         return (
             message.phase is Phase.DONE
             or self.state is State.BROKEN
-            or message.unread_bytes + sum(map(len, self._decoded)) >= HELD_BYTES
+            or message.unread_bytes + len(self._decoded) >= HELD_BYTES
         )
 
     def _decode(self) -> None:
         """Decode one piece of a chunked body ahead of the reader."""
         if self._message.unread_bytes:
             try:
-                self._decoded.append(self._message.read())
+                self._decoded += self._message.read()
             except MalformedError as error:
                 self._break(str(error))
 
@@ -250,7 +251,7 @@ class ArrivingAnswer:
         message = self._message
         while True:
             if self._decoded:
-                chunk = b"".join(self._decoded)
+                chunk = bytes(self._decoded)
                 self._decoded.clear()
             elif message.unread_bytes:
                 chunk = self._read_arrived()
@@ -279,9 +280,9 @@ class ArrivingAnswer:
         decoded = self._decoded
         if not decoded:
             return message.read() if message.unread_bytes <= max_bytes else None
-        if sum(map(len, decoded)) > max_bytes:
+        if len(decoded) > max_bytes:
             return None
-        whole = b"".join(decoded)
+        whole = bytes(decoded)
         decoded.clear()
         return whole
 

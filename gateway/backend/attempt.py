@@ -193,10 +193,10 @@ class Answer:
 
     async def read_beginning(self, max_bytes: int) -> bytes:
         """The body up to *max_bytes*; the rest is not read. Raises `GatewayError`."""
-        text = b""
+        text = bytearray()
         while len(text) < max_bytes and (chunk := await self.next()):
             text += chunk[: max_bytes - len(text)]
-        return text
+        return bytes(text)
 
     def take_arrived(self, max_bytes: int) -> bytes | None:
         """The whole body if it is there, has at most *max_bytes*, and nothing of it was read; else None."""

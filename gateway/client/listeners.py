@@ -253,7 +253,7 @@ async def _bind(address: Address, *, is_shared: bool) -> socket.socket:
     with _naming(address):
         infos = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         infos = [info for info in infos if info[0] == family] or infos
-        bound = socket.socket(infos[0][0], socket.SOCK_STREAM)
+        bound = socket.socket(*infos[0][:3])  # asyncio sets TCP_NODELAY only where the protocol is named
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if is_shared:

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import socket
+import time
 
 import pytest
 from aiohttp.base_protocol import BaseProtocol
@@ -12,7 +13,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from gateway.backend.asking import BackendRequest
 from gateway.backend.attempt import Answer
 from gateway.errors import GatewayError
-from tests.backend.sockets import calling, read_whole, whole
+from tests.backend.sockets import calling, listening, read_whole, whole
 
 N_ANSWERS = 400
 
@@ -167,3 +168,40 @@ async def test_no_answer_is_read_otherwise_than_by_aiohttps_parser_however_it_is
             n_read += 1
             assert got == read_by_aiohttp(text, method), text
     assert n_read > N_ANSWERS / 4
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_an_answer_that_is_all_there_is_read_at_once_however_it_is_chunked_and_cut(seed: int) -> None:
+    rng = random.Random(seed)
+    loop = asyncio.get_running_loop()
+    async with calling() as (backend, upstream):
+        for _ in range(N_ANSWERS // 2):
+            body = rng.randbytes(int(10 ** rng.uniform(0, 4.6)))
+            size = rng.choice([4, 100, 1000, len(body)])
+            pieces = [body[start : start + size] for start in range(0, len(body), size)]
+            text = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+            text += b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in (*pieces, b""))
+            request = BackendRequest("POST", "/x", [], whole(b"x"), is_read_whole=True)
+            asked = asyncio.ensure_future(upstream.call(request, [], read_whole))
+            connection = await backend.accept()
+            await backend.read_request(connection)
+            cuts = sorted(rng.sample(range(1, len(text)), rng.choice([0, 0, 1, 5])))
+            for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+                await loop.sock_sendall(connection, text[start:end])
+                await asyncio.sleep(0)
+            async with asyncio.timeout(5):
+                assert await asked == body
+            upstream.connections.keep_only(())  # the next request comes over a connection of its own
+
+
+async def test_a_byte_of_a_held_answer_costs_the_same_however_many_have_come_before() -> None:
+    async with listening("POST") as (wire, answer):
+        answer.hold(lambda status: None)
+        wire.data_received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        seconds = []
+        for _ in range(20):
+            began_s = time.process_time()
+            for byte in b"1\r\nx\r\n" * 500:
+                wire.data_received(bytes((byte,)))
+            seconds.append(time.process_time() - began_s)
+        assert min(seconds[-5:]) < 3 * min(seconds[:5])

@@ -819,3 +819,28 @@ async def test_no_more_than_two_windows_of_an_answer_wait_to_be_read() -> None:
 def upstream_wire(upstream: Upstream) -> Wire:
     (wire,) = upstream.connections._open
     return wire
+
+
+async def test_a_byte_of_a_small_answer_costs_the_same_however_many_have_come_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def byte_by_byte(answer: Answer) -> bytes:
+        return b"x"
+
+    async def read(answer: Answer) -> list[float]:
+        seconds = []
+        with monkeypatch.context() as patched:
+            patched.setattr(Answer, "next", byte_by_byte)
+            for n_bytes in (20_000, 200_000):
+                began_s = time.process_time()
+                assert len(await answer.read_beginning(n_bytes)) == n_bytes
+                seconds.append(time.process_time() - began_s)
+        return seconds
+
+    async with calling() as (backend, upstream):
+        asked = asyncio.ensure_future(upstream.call(BackendRequest("GET", "/x", [], Body()), [], read))
+        connection = await backend.accept()
+        await backend.read_request(connection)
+        await asyncio.get_running_loop().sock_sendall(connection, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        few, many = await asked
+        assert many < 30 * few

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import time
 
 import pytest
 
@@ -245,6 +246,18 @@ async def test_many_pipelined_requests_in_one_piece_are_answered_in_order() -> N
         client.writer.write(b"".join(GET.replace(b"/a", b"/%d" % number) for number in range(100)))
         bodies = [(await client.read_reply()).body for _ in range(100)]
         assert bodies == [b"GET /%d " % number for number in range(100)]
+
+
+async def test_no_reply_waits_for_the_acknowledgement_of_the_one_before() -> None:
+    async with serving(echo) as running, connect(running.url) as client:
+        seconds = []
+        for _ in range(10):  # the kernel acknowledges the first replies of a connection at once
+            began_s = time.perf_counter()
+            client.writer.write(GET * 8)
+            for _ in range(8):
+                await client.read_reply()
+            seconds.append(time.perf_counter() - began_s)
+        assert min(seconds[5:]) < 0.03, "a delayed acknowledgement takes 40 ms"
 
 
 async def test_an_upgrade_is_not_taken_up_and_what_follows_is_a_request() -> None:
