@@ -214,16 +214,18 @@ class DataPlane:
 
     def _endpoints(self) -> list[EndpointReading]:
         """What is known of each endpoint of the backends that there are now."""
+        now_s = asyncio.get_running_loop().time()
         return [
             EndpointReading(
                 upstream.name,
                 state.url,
                 state.is_up,
-                state.is_ejected,
+                state.is_ejected and not state.ejection.is_on_trial(now_s),
                 *upstream.connections.counts(state.endpoint),
                 state.last_change.reason,
                 state.last_change.at_s,
                 str(upstream.configured or upstream.speaking.last or ""),
+                state.ejection.is_on_trial(now_s),
             )
             for upstream in self._upstreams
             for state in upstream.endpoints.states

@@ -536,6 +536,9 @@ async def test_a_file_that_was_refused_is_taken_when_what_it_names_has_come(
     reloader.start(Running(), watch=True)
     file.write_text("backends: {a: {endpoints: ['http://${file:host}:1']}}\n")
     await until(was_tried_again)
+    last = Running.metrics.last_reload
+    assert last is not None
+    assert last.since_s < last.at_s
     (tmp_path / "host").write_text("127.0.0.2")
     await asyncio.wait_for(reloaded.wait(), 20)
     await reloader.stop()

@@ -336,7 +336,7 @@ ONE_DOWN = [endpoint(1, is_up=False, since_s=7.0), endpoint(2)]
             None,
         ),
         (
-            judged(reading(endpoints=UP), reload=Reload(9.0, False, "a.yaml:1: typo")),
+            judged(reading(endpoints=UP), reload=Reload(12.0, False, "a.yaml:1: typo", 9.0)),
             "warning",
             "The last reload failed, and the configuration before it stays in use",
             Problem(
@@ -348,7 +348,7 @@ ONE_DOWN = [endpoint(1, is_up=False, since_s=7.0), endpoint(2)]
             ),
         ),
         (
-            judged(reading(endpoints=UP), reload=Reload(9.0, True, "listen: takes effect after a restart")),
+            judged(reading(endpoints=UP), reload=Reload(9.0, True, "listen: takes effect after a restart", 9.0)),
             "ok",
             "All backends answer",
             Problem(
@@ -591,6 +591,34 @@ async def test_an_ejected_endpoint_says_why_and_since_when(tmp_path: Path, serve
                 await gone.stop()
             assert back["reason"] == "a request to it has succeeded"
             assert back["since_s"] > ejected["since_s"]
+
+
+async def test_an_endpoint_whose_ejection_is_over_is_on_trial_until_a_request_has_tried_it(
+    tmp_path: Path, server: JsonServer
+) -> None:
+    async with JsonServer.on_port(0) as gone:
+        await gone.stop()
+        eject = "eject: {failures: 1, for: 300ms}, retry: {attempts: 2, budget: 1}, balance: round_robin"
+        text = f"backends: {{vision: {{endpoints: ['{server.url}', '{gone.url}'], {eject}}}}}\n"
+        async with gateway(tmp_path, text) as (_, client):
+            for _ in range(2):  # one of them goes to the endpoint that is gone first, and is sent again
+                assert (await client.infer_binary(HEADER, X.tobytes())).status == 200
+
+            def is_second(status: dict[str, Any], state: str) -> bool:
+                return bool(status["backends"][0]["endpoints"][1]["state"] == state)
+
+            status = await status_when(client, lambda status: is_second(status, "ejected"))
+            assert (status["state"], status["headline"]) == ("warning", "vision: 1 of 2 endpoints is ejected")
+            status = await status_when(client, lambda status: is_second(status, "on trial"))
+            assert status["state"] == "ok"
+            (notice,) = (each for each in status["problems"] if each["about"] == "backend")
+            assert notice["severity"] == "notice"
+            words = "is on trial: the next request shows whether it works again"
+            assert notice["text"] == f"vision: {gone.url} {words}"
+            assert "refused" in notice["reason"]
+            async with client.session.get(f"{client.admin}/metrics") as metrics:
+                series = f'tensor_gateway_endpoint_ejected{{backend="vision",endpoint="{gone.url}"}} 0.0'
+                assert series in await metrics.text()
 
 
 async def test_certificates_say_when_they_expire(tmp_path: Path, server: JsonServer, authority: Authority) -> None:

@@ -12,6 +12,8 @@ from gateway.config import Config, Route
 from gateway.telemetry.reading import Certificate, EndpointReading, Level, Reading
 from gateway.telemetry.recent import SLICE_S, Minute, Sums
 
+EndpointWord = Literal["up", "on trial", "ejected", "down"]
+
 _SIDES = "client_request", "upstream_request", "upstream_response", "client_response"
 
 
@@ -47,10 +49,10 @@ class LastMinute(msgspec.Struct, frozen=True):
 
 
 class EndpointStatus(msgspec.Struct, frozen=True):
-    """One endpoint, as all processes together see it: down if one of them finds it down, else ejected if one has."""
+    """One endpoint, as all processes together see it: in the worst state that one of them finds it in."""
 
     url: str
-    state: Literal["up", "down", "ejected"]
+    state: EndpointWord
     since_s: float
     reason: str
     found_by: int
@@ -133,14 +135,22 @@ def backends_of(config: Config, readings: Iterable[Reading], minute: Minute) -> 
 
 
 def _endpoint(url: str, readings: Sequence[EndpointReading]) -> EndpointStatus:
-    down = [each for each in readings if not each.is_up]
-    ejected = [each for each in readings if each.is_up and each.is_ejected]
-    state: Literal["up", "down", "ejected"] = "down" if down else "ejected" if ejected else "up"
-    alike = down or ejected or list(readings)
+    by_state: dict[EndpointWord, list[EndpointReading]] = {"down": [], "ejected": [], "on trial": [], "up": []}
+    for each in readings:
+        by_state[_word(each)].append(each)
+    state, alike = next((state, found) for state, found in by_state.items() if found)
     # out of use since the first process found so, and up since the last did
     told = (max if state == "up" else min)(alike, key=lambda each: each.since_s)
     busy, idle = sum(each.busy for each in readings), sum(each.idle for each in readings)
     return EndpointStatus(url, state, told.since_s, told.reason, len(alike), busy, idle)
+
+
+def _word(reading: EndpointReading) -> EndpointWord:
+    if not reading.is_up:
+        return "down"
+    if reading.is_ejected:
+        return "ejected"
+    return "on trial" if reading.is_on_trial else "up"
 
 
 def routes_of(config: Config, minute: Minute) -> list[RouteStatus]:

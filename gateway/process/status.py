@@ -217,9 +217,9 @@ def _process_problems(
         yield Problem("warning", "gateway", text, death.at_s, reason)
 
 
-def _backend_problems(backend: BackendStatus, failures: Iterable[Failure]) -> Iterator[Problem]:
+def _endpoint_problems(backend: BackendStatus) -> Iterator[Problem]:
     name, endpoints = backend.name, backend.endpoints
-    unusable = [endpoint for endpoint in endpoints if endpoint.state != "up"]
+    unusable = [endpoint for endpoint in endpoints if endpoint.state in ("down", "ejected")]
     if unusable:
         states = sorted({endpoint.state for endpoint in unusable})
         first = min(unusable, key=lambda endpoint: endpoint.since_s)
@@ -234,6 +234,15 @@ def _backend_problems(backend: BackendStatus, failures: Iterable[Failure]) -> It
         yield Problem(
             severity, "backend", f"{name}: {which} {' or '.join(states)}", first.since_s, _sentence(first.reason)
         )
+    for endpoint in endpoints:
+        if endpoint.state == "on trial":
+            text = f"{name}: {endpoint.url} is on trial: the next request shows whether it works again"
+            yield Problem("notice", "backend", text, endpoint.since_s, _sentence(endpoint.reason))
+
+
+def _backend_problems(backend: BackendStatus, failures: Iterable[Failure]) -> Iterator[Problem]:
+    yield from _endpoint_problems(backend)
+    name = backend.name
     own = [failure for failure in failures if failure.backend == name]
     n_failed, n_requests = backend.stats.blames.get(Blame.BACKEND.value, 0), backend.stats.requests
     if n_failed:
@@ -289,7 +298,7 @@ def _reload_problems(reload: Reload | None) -> Iterator[Problem]:
         return
     if not reload.is_successful:
         text = "The last reload failed, and the configuration before it stays in use"
-        yield Problem("warning", "configuration", text, reload.at_s, reload.words)
+        yield Problem("warning", "configuration", text, reload.since_s, reload.words)
     elif reload.words:
         yield Problem("notice", "configuration", "A part of the configuration waits", reload.at_s, reload.words)
 
