@@ -5,6 +5,7 @@ import fcntl
 import json
 import logging
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -482,3 +483,55 @@ async def test_a_share_of_good_requests_is_logged_and_every_error(tmp_path: Path
     assert paths["/gone"] == 30
     # of 2000 with 5 % each, less than 30 or more than 180 come once in a million runs
     assert 30 <= paths["/x"] <= 180
+
+
+async def said_on_a_terminal(access: str, environment: dict[str, str]) -> list[str]:
+    """The lines of three requests on a terminal, the last of which has failed."""
+    async with lying(answering(b'{"answer": 1}')) as liar:
+        ours, theirs = pty.openpty()
+        options = [*LISTEN, "--log", access] if access else LISTEN
+        serve = await asyncio.create_subprocess_exec(
+            *COMMAND,
+            *("serve", "--backend", liar.url, *options),
+            stdout=theirs,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, **environment},
+        )
+        os.close(theirs)
+        url = await url_in_line(serve.stderr)
+        long = "x" * 200
+        async with aiohttp.ClientSession() as session:
+            for path in ("/v2/models/resnet/ready", f"/v2/models/{long}%1B%5B2J/ready"):
+                async with session.get(URL(f"{url}{path}", encoded=True)) as response:
+                    await response.read()
+            binary = {"Inference-Header-Content-Length": "7"}
+            async with session.post(f"{url}/v2/models/resnet/infer", data=b"no json", headers=binary) as response:
+                assert response.status == 400
+        serve.send_signal(signal.SIGTERM)
+        await serve.communicate()
+        printed = await asyncio.to_thread(os.read, ours, 65536)
+        os.close(ours)
+    return printed.decode().splitlines()
+
+
+async def test_on_a_terminal_a_request_is_one_short_coloured_line() -> None:
+    lines = await said_on_a_terminal("", {"NO_COLOR": ""})
+    ready, long, failed = lines
+    start = r"\d\d:\d\d:\d\d  "
+    assert re.fullmatch(
+        start + r"\x1b\[32m200\x1b\[0m  GET  /v2/models/resnet/ready  resnet  \d+\.\d ms  0 B in, 13 B out", ready
+    )
+    assert len(long) < 230
+    assert "xxx ... xxx" in long
+    assert long.count("\x1b") == 2
+    refused = r"\x1b\[33m400\x1b\[0m  POST  /v2/models/resnet/infer  resnet  \d+\.\d ms  7 B in, \d+ B out  "
+    assert re.fullmatch(start + refused + r"\x1b\[33mmalformed_request\x1b\[0m: .*JSON.*", failed)
+
+
+async def test_a_terminal_whose_user_wants_no_colour_gets_none_and_json_stays_json() -> None:
+    lines = await said_on_a_terminal("text", {"NO_COLOR": "1"})
+    assert len(lines) == 3
+    assert "\x1b" not in "".join(lines)
+    assert "  200  GET  /v2/models/resnet/ready  resnet  " in lines[0]
+    lines = await said_on_a_terminal("json", {})
+    assert [json.loads(line)["status"] for line in lines] == [200, 200, 400]
