@@ -29,7 +29,7 @@ from gateway.serving.call import Serving
 from gateway.serving.gateway import Gateway
 from gateway.telemetry.access_log import AccessLog, FailureLog
 from gateway.telemetry.counting import Batch, Counting
-from gateway.telemetry.log_writer import change_level
+from gateway.telemetry.log_writer import change_logging
 from gateway.telemetry.reading import STARTED_S, Certificate, EndpointReading, Level, Reading
 from gateway.telemetry.tracing import Tracing, tracing_problems
 
@@ -286,7 +286,7 @@ class DataPlane:
         self._listener.handshake_timeout_s = config.limits.header_timeout
         self._access_log.finish()
         self._access_log = _access_log(config)
-        change_level(config.logging.level)
+        change_logging(config.logging.level, config.logging.format)
         self._trace_by(change.tracing)
         for name, upstream in before.items():
             if name not in now:

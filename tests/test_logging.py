@@ -103,7 +103,9 @@ async def test_a_reader_of_standard_output_that_stalls_does_not_silence_standard
         serve.send_signal(signal.SIGTERM)
         _, errors = await serve.communicate()
         assert serve.returncode == 0
-        assert re.search(rb"^\d\d log lines were dropped: nobody read them in time$", errors, re.MULTILINE)
+        assert re.search(
+            rb" WARNING gateway: \d\d log lines were dropped: nobody read them in time$", errors, re.MULTILINE
+        )
         os.close(ours)
 
 
@@ -290,7 +292,7 @@ def test_lines_stay_whole_on_a_disk_that_was_full_for_a_while(tmp_path: Path) ->
     assert len(lines) == 2000 // 70 + 2
     said, dropped = run.stderr.decode().splitlines()
     assert "ERROR gateway: lines of standard output are dropped: File too large" in said
-    assert dropped == f"{40 + 1 - len(lines)} log lines were dropped: File too large"
+    assert dropped.endswith(f" WARNING gateway: {40 + 1 - len(lines)} log lines were dropped: File too large")
 
 
 async def test_standard_error_says_that_standard_output_cannot_be_written() -> None:
@@ -535,3 +537,58 @@ async def test_a_terminal_whose_user_wants_no_colour_gets_none_and_json_stays_js
     assert "  200  GET  /v2/models/resnet/ready  resnet  " in lines[0]
     lines = await said_on_a_terminal("json", {})
     assert [json.loads(line)["status"] for line in lines] == [200, 200, 400]
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+async def test_standard_error_is_one_json_object_a_line_if_asked_for(tmp_path: Path, workers: int) -> None:
+    file = tmp_path / "gateway.yaml"
+    async with lying(answering(b"{}")) as liar:
+        file.write_text(FULL.format(workers=workers, logging="{access: none, format: json}", good=liar.url))
+        serve = await asyncio.create_subprocess_exec(
+            *(*COMMAND, "serve", "--config", str(file)), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        assert serve.stderr is not None
+        said = [json.loads(await serve.stderr.readline()) for _ in range(2)]
+        url = re.findall(r"http://[^\s]+", said[0]["message"])[0]
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/gone") as response:
+            assert response.status == 503
+        file.write_text(file.read_text().replace("listen:", "lisden:"))
+        serve.send_signal(signal.SIGHUP)
+        async with asyncio.timeout(30):
+            while not said[-1]["message"].startswith("not reloaded"):
+                said.append(json.loads(await serve.stderr.readline()))
+        serve.send_signal(signal.SIGTERM)
+        _, errors = await serve.communicate()
+    said += [json.loads(line) for line in errors.splitlines()]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", each["time"]) for each in said)
+    levels = [(each["level"], each["logger"], each["message"].split()[0]) for each in said]
+    assert levels[0] == ("info", "gateway.announce", "tensor-gateway")
+    assert ("warning", "gateway", "failed:") in levels
+    assert ("error", "gateway", "not") in levels
+    assert levels[-1] == ("info", "gateway.announce", "draining:")
+    (failed,) = (each for each in said if each["message"].startswith("failed:"))
+    assert re.fullmatch(r"worker \d+", failed.get("process", "")) if workers > 1 else "process" not in failed
+
+
+async def test_the_format_of_standard_error_changes_with_a_reload(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    async with lying(answering(b"{}")) as liar:
+        file.write_text(FULL.format(workers=1, logging="{access: none}", good=liar.url))
+        serve = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", TROUBLE, "serve", "--config", str(file)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert serve.stderr is not None
+        url = await serving_url(serve.stderr)
+        assert b" INFO gateway.announce: status page" in await serve.stderr.readline()
+        file.write_text(FULL.format(workers=1, logging="{access: none, format: json}", good=liar.url))
+        serve.send_signal(signal.SIGHUP)
+        async with asyncio.timeout(30):
+            while b'"message":"reloaded' not in await serve.stderr.readline():
+                pass
+        await everything_asked(url)
+        serve.send_signal(signal.SIGTERM)
+        _, errors = await serve.communicate()
+    said = [json.loads(line) for line in errors.splitlines() if line.startswith(b"{")]  # a thread's end is Python's own
+    assert any("RuntimeError: a bug" in each["message"] + each.get("exception", "") for each in said)
