@@ -575,7 +575,7 @@ async def test_the_format_of_standard_error_changes_with_a_reload(tmp_path: Path
     async with lying(answering(b"{}")) as liar:
         file.write_text(FULL.format(workers=1, logging="{access: none}", good=liar.url))
         serve = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", TROUBLE, "serve", "--config", str(file)),
+            *(sys.executable, "-W", "always", "-c", TROUBLE, "serve", "--config", str(file)),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -591,4 +591,5 @@ async def test_the_format_of_standard_error_changes_with_a_reload(tmp_path: Path
         serve.send_signal(signal.SIGTERM)
         _, errors = await serve.communicate()
     said = [json.loads(line) for line in errors.splitlines() if line.startswith(b"{")]  # a thread's end is Python's own
+    assert any(each["logger"] == "py.warnings" and "a library warns" in each["message"] for each in said)
     assert any("RuntimeError: a bug" in each["message"] + each.get("exception", "") for each in said)

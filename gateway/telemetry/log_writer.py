@@ -101,6 +101,7 @@ class LogWriter(logging.Handler):
         """Take over the root logger."""
         root = logging.getLogger()
         root.handlers = [self]
+        logging.captureWarnings(capture=True)
         self.change(self._level, self._style)
         for name in (ACCESS, ANNOUNCE):
             logging.getLogger(name).setLevel(logging.INFO)
@@ -122,6 +123,7 @@ class LogWriter(logging.Handler):
 
     def stop(self) -> None:
         """Write what waits, as far as that is possible within `STOP_S`, and say how much was dropped."""
+        logging.captureWarnings(capture=False)
         logging.getLogger().handlers = []
         self._output.stop()
         if self.dropped:
