@@ -20,7 +20,6 @@ from gateway.process.seen import (
     BackendStatus,
     LastMinute,
     RouteStatus,
-    Stats,
     added,
     backends_of,
     last_minute_of,
@@ -30,7 +29,8 @@ from gateway.process.seen import (
 from gateway.telemetry.failures import Failure
 from gateway.telemetry.metrics import Metrics, Reload
 from gateway.telemetry.reading import STARTED_S, Certificate, Level, Reading
-from gateway.telemetry.recent import MAX_GROUPS, OTHER, Sums
+from gateway.telemetry.recent import MAX_GROUPS, OTHER, Stats, total
+from gateway.telemetry.sums import Row
 
 SILENT_S = 5.0
 """How long a worker may have said nothing before that is a problem."""
@@ -267,9 +267,9 @@ def _request_problems(stats: Stats, failures: Sequence[Failure]) -> Iterator[Pro
         yield Problem("notice", "client", text, None, _last_of(Blame.CLIENT, failures))
 
 
-def _uncounted(by_backend: Mapping[str, Sums]) -> Iterator[Problem]:
+def _uncounted(by_backend: Mapping[str, Mapping[Row, int]]) -> Iterator[Problem]:
     if (others := by_backend.get(OTHER)) is not None:
-        text = f"{others.by_name['requests']:,} requests of the last minute are in no line of a route or backend"
+        text = f"{total(others, 'requests'):,} requests of the last minute are in no line of a route or backend"
         yield Problem("notice", "gateway", text, None, f"only {MAX_GROUPS} pairs of them are counted apart")
 
 
