@@ -29,7 +29,7 @@ from gateway.serving.call import Serving
 from gateway.serving.gateway import Gateway
 from gateway.telemetry.access_log import AccessLog, FailureLog
 from gateway.telemetry.counting import Batch, Counting
-from gateway.telemetry.log_writer import change_level
+from gateway.telemetry.log_writer import change_logging
 from gateway.telemetry.reading import STARTED_S, Certificate, EndpointReading, Level, Reading
 from gateway.telemetry.tracing import Tracing, tracing_problems
 
@@ -214,16 +214,18 @@ class DataPlane:
 
     def _endpoints(self) -> list[EndpointReading]:
         """What is known of each endpoint of the backends that there are now."""
+        now_s = asyncio.get_running_loop().time()
         return [
             EndpointReading(
                 upstream.name,
                 state.url,
                 state.is_up,
-                state.is_ejected,
+                state.is_ejected and not state.ejection.is_on_trial(now_s),
                 *upstream.connections.counts(state.endpoint),
                 state.last_change.reason,
                 state.last_change.at_s,
                 str(upstream.configured or upstream.speaking.last or ""),
+                state.ejection.is_on_trial(now_s),
             )
             for upstream in self._upstreams
             for state in upstream.endpoints.states
@@ -283,7 +285,7 @@ class DataPlane:
         self._fronts.take(config, change.tls)
         self._access_log.finish()
         self._access_log = _access_log(config)
-        change_level(config.logging.level)
+        change_logging(config.logging.level, config.logging.format)
         self._trace_by(change.tracing)
         for name, upstream in before.items():
             if name not in now:

@@ -276,7 +276,7 @@ def _serve(options: argparse.Namespace) -> int:
         options.usage.error("--watch goes with --config: there is no file to watch")
     reloader = Reloader(file, notifier)
     config = load(file) if file is not None else _of_options(backend, options)
-    writer = LogWriter(config.logging.level)
+    writer = LogWriter(config.logging.level, config.logging.format)
     writer.start()
     try:
         return asyncio.run(_serve_until_stopped(config, reloader, notifier, options))

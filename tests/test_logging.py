@@ -5,6 +5,7 @@ import fcntl
 import json
 import logging
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -102,7 +103,9 @@ async def test_a_reader_of_standard_output_that_stalls_does_not_silence_standard
         serve.send_signal(signal.SIGTERM)
         _, errors = await serve.communicate()
         assert serve.returncode == 0
-        assert re.search(rb"^\d\d log lines were dropped: nobody read them in time$", errors, re.MULTILINE)
+        assert re.search(
+            rb" WARNING gateway: \d\d log lines were dropped: nobody read them in time$", errors, re.MULTILINE
+        )
         os.close(ours)
 
 
@@ -289,7 +292,7 @@ def test_lines_stay_whole_on_a_disk_that_was_full_for_a_while(tmp_path: Path) ->
     assert len(lines) == 2000 // 70 + 2
     said, dropped = run.stderr.decode().splitlines()
     assert "ERROR gateway: lines of standard output are dropped: File too large" in said
-    assert dropped == f"{40 + 1 - len(lines)} log lines were dropped: File too large"
+    assert dropped.endswith(f" WARNING gateway: {40 + 1 - len(lines)} log lines were dropped: File too large")
 
 
 async def test_standard_error_says_that_standard_output_cannot_be_written() -> None:
@@ -482,3 +485,111 @@ async def test_a_share_of_good_requests_is_logged_and_every_error(tmp_path: Path
     assert paths["/gone"] == 30
     # of 2000 with 5 % each, less than 30 or more than 180 come once in a million runs
     assert 30 <= paths["/x"] <= 180
+
+
+async def said_on_a_terminal(access: str, environment: dict[str, str]) -> list[str]:
+    """The lines of three requests on a terminal, the last of which has failed."""
+    async with lying(answering(b'{"answer": 1}')) as liar:
+        ours, theirs = pty.openpty()
+        options = [*LISTEN, "--log", access] if access else LISTEN
+        serve = await asyncio.create_subprocess_exec(
+            *COMMAND,
+            *("serve", "--backend", liar.url, *options),
+            stdout=theirs,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, **environment},
+        )
+        os.close(theirs)
+        url = await url_in_line(serve.stderr)
+        long = "x" * 200
+        async with aiohttp.ClientSession() as session:
+            for path in ("/v2/models/resnet/ready", f"/v2/models/{long}%1B%5B2J/ready"):
+                async with session.get(URL(f"{url}{path}", encoded=True)) as response:
+                    await response.read()
+            binary = {"Inference-Header-Content-Length": "7"}
+            async with session.post(f"{url}/v2/models/resnet/infer", data=b"no json", headers=binary) as response:
+                assert response.status == 400
+        serve.send_signal(signal.SIGTERM)
+        await serve.communicate()
+        printed = await asyncio.to_thread(os.read, ours, 65536)
+        os.close(ours)
+    return printed.decode().splitlines()
+
+
+async def test_on_a_terminal_a_request_is_one_short_coloured_line() -> None:
+    lines = await said_on_a_terminal("", {"NO_COLOR": ""})
+    ready, long, failed = lines
+    start = r"\d\d:\d\d:\d\d  "
+    assert re.fullmatch(
+        start + r"\x1b\[32m200\x1b\[0m  GET  /v2/models/resnet/ready  resnet  \d+\.\d ms  0 B in, 13 B out", ready
+    )
+    assert len(long) < 230
+    assert "xxx ... xxx" in long
+    assert long.count("\x1b") == 2
+    refused = r"\x1b\[33m400\x1b\[0m  POST  /v2/models/resnet/infer  resnet  \d+\.\d ms  7 B in, \d+ B out  "
+    assert re.fullmatch(start + refused + r"\x1b\[33mmalformed_request\x1b\[0m: .*JSON.*", failed)
+
+
+async def test_a_terminal_whose_user_wants_no_colour_gets_none_and_json_stays_json() -> None:
+    lines = await said_on_a_terminal("text", {"NO_COLOR": "1"})
+    assert len(lines) == 3
+    assert "\x1b" not in "".join(lines)
+    assert "  200  GET  /v2/models/resnet/ready  resnet  " in lines[0]
+    lines = await said_on_a_terminal("json", {})
+    assert [json.loads(line)["status"] for line in lines] == [200, 200, 400]
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+async def test_standard_error_is_one_json_object_a_line_if_asked_for(tmp_path: Path, workers: int) -> None:
+    file = tmp_path / "gateway.yaml"
+    async with lying(answering(b"{}")) as liar:
+        file.write_text(FULL.format(workers=workers, logging="{access: none, format: json}", good=liar.url))
+        serve = await asyncio.create_subprocess_exec(
+            *(*COMMAND, "serve", "--config", str(file)), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        assert serve.stderr is not None
+        said = [json.loads(await serve.stderr.readline()) for _ in range(2)]
+        url = re.findall(r"http://[^\s]+", said[0]["message"])[0]
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/gone") as response:
+            assert response.status == 503
+        file.write_text(file.read_text().replace("listen:", "lisden:"))
+        serve.send_signal(signal.SIGHUP)
+        async with asyncio.timeout(30):
+            while not said[-1]["message"].startswith("not reloaded"):
+                said.append(json.loads(await serve.stderr.readline()))
+        serve.send_signal(signal.SIGTERM)
+        _, errors = await serve.communicate()
+    said += [json.loads(line) for line in errors.splitlines()]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", each["time"]) for each in said)
+    levels = [(each["level"], each["logger"], each["message"].split()[0]) for each in said]
+    assert levels[0] == ("info", "gateway.announce", "tensor-gateway")
+    assert ("warning", "gateway", "failed:") in levels
+    assert ("error", "gateway", "not") in levels
+    assert levels[-1] == ("info", "gateway.announce", "draining:")
+    (failed,) = (each for each in said if each["message"].startswith("failed:"))
+    assert re.fullmatch(r"worker \d+", failed.get("process", "")) if workers > 1 else "process" not in failed
+
+
+async def test_the_format_of_standard_error_changes_with_a_reload(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    async with lying(answering(b"{}")) as liar:
+        file.write_text(FULL.format(workers=1, logging="{access: none}", good=liar.url))
+        serve = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-W", "always", "-c", TROUBLE, "serve", "--config", str(file)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert serve.stderr is not None
+        url = await serving_url(serve.stderr)
+        assert b" INFO gateway.announce: status page" in await serve.stderr.readline()
+        file.write_text(FULL.format(workers=1, logging="{access: none, format: json}", good=liar.url))
+        serve.send_signal(signal.SIGHUP)
+        async with asyncio.timeout(30):
+            while b'"message":"reloaded' not in await serve.stderr.readline():
+                pass
+        await everything_asked(url)
+        serve.send_signal(signal.SIGTERM)
+        _, errors = await serve.communicate()
+    said = [json.loads(line) for line in errors.splitlines() if line.startswith(b"{")]  # a thread's end is Python's own
+    assert any(each["logger"] == "py.warnings" and "a library warns" in each["message"] for each in said)
+    assert any("RuntimeError: a bug" in each["message"] + each.get("exception", "") for each in said)

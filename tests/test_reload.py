@@ -37,6 +37,11 @@ RELOADED_AT = "tensor_gateway_config_last_reload_timestamp_seconds"
 A, B, C = (answering(b'{"from":"%s"}' % name.encode()) for name in "abc")
 
 
+def unannounced(line: str) -> str:
+    """*line* of standard error; of an announcement, what stands behind time and level."""
+    return re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO gateway\.announce: ", "", line)
+
+
 @dataclass
 class Gateway:
     """A gateway that runs in processes of its own, and its file."""
@@ -59,7 +64,7 @@ class Gateway:
     async def line(self) -> str:
         """The next line on standard error."""
         assert self.process.stderr is not None
-        return (await asyncio.wait_for(self.process.stderr.readline(), 20)).decode().rstrip()
+        return unannounced((await asyncio.wait_for(self.process.stderr.readline(), 20)).decode().rstrip())
 
     async def reload(self) -> str:
         """Send SIGHUP; the line that says how it went."""
@@ -76,7 +81,7 @@ class Gateway:
         self.process.send_signal(signal.SIGTERM)
         _, errors = await asyncio.wait_for(self.process.communicate(), 30)
         assert self.process.returncode == 0
-        return errors.decode().splitlines()
+        return [unannounced(line) for line in errors.decode().splitlines()]
 
 
 def write_whole(file: Path, text: str) -> None:
@@ -290,7 +295,7 @@ async def test_a_signal_during_the_start_is_kept_until_it_can_be_done(tmp_path: 
         await url_in_line(serve.stderr)
         await url_in_line(serve.stderr)
         assert serve.stderr is not None
-        assert (await serve.stderr.readline()).decode() == f"reloaded {file}\n"
+        assert (await serve.stderr.readline()).decode().endswith(f" INFO gateway.announce: reloaded {file}\n")
 
 
 def _blocks(status: str, number: int) -> bool:
@@ -457,7 +462,7 @@ async def test_a_folder_that_kubernetes_swaps_is_noticed(tmp_path: Path) -> None
             (tmp_path / "..new").replace(tmp_path / "..data")
             (tmp_path / "..1" / "gateway.yaml").unlink()
             assert serve.stderr is not None
-            assert (await serve.stderr.readline()).decode() == f"reloaded {file}\n"
+            assert (await serve.stderr.readline()).decode().endswith(f" INFO gateway.announce: reloaded {file}\n")
             async with aiohttp.ClientSession() as session, session.get(f"{url}/x") as response:
                 assert await response.json() == {"from": "b"}
 
@@ -536,6 +541,9 @@ async def test_a_file_that_was_refused_is_taken_when_what_it_names_has_come(
     reloader.start(Running(), watch=True)
     file.write_text("backends: {a: {endpoints: ['http://${file:host}:1']}}\n")
     await until(was_tried_again)
+    last = Running.metrics.last_reload
+    assert last is not None
+    assert last.since_s < last.at_s
     (tmp_path / "host").write_text("127.0.0.2")
     await asyncio.wait_for(reloaded.wait(), 20)
     await reloader.stop()
@@ -796,7 +804,7 @@ async def test_certificates_are_read_again_and_a_pair_that_does_not_fit_changes_
             first.replace(second)  # the same names with another content, which is also looked for without a signal
             configure(first, b.url)
             serve.send_signal(signal.SIGHUP)
-            assert (await serve.stderr.readline()).decode() == f"reloaded {file}\n"
+            assert (await serve.stderr.readline()).decode().endswith(f" INFO gateway.announce: reloaded {file}\n")
             assert {await ask(new) for _ in range(8)} == {"b"}
             with pytest.raises(aiohttp.ClientConnectorCertificateError):
                 await ask(old)

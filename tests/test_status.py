@@ -29,7 +29,7 @@ from gateway.telemetry.counting import Batch, Counting
 from gateway.telemetry.failures import Failures
 from gateway.telemetry.metrics import Metrics, Reload
 from gateway.telemetry.reading import Certificate, EndpointReading, Level, Reading
-from gateway.telemetry.recent import MAX_GROUPS, N_SLICES, OTHER, SLICE_S, Recent, Sums
+from gateway.telemetry.recent import MAX_GROUPS, N_SLICES, OTHER, SLICE_S, Recent, percentiles, total
 from gateway.telemetry.sums import Row
 from tests.certificates import Authority
 from tests.conftest import Client, Connection, lying, running, tensor
@@ -70,10 +70,6 @@ def add(minute: Recent, group: list[Exchange]) -> None:
     counting.add_up()
 
 
-def content(sums: Sums) -> list[dict[Any, int]]:
-    return [{key: n for key, n in each.items() if n} for each in (sums.by_name, sums.blames, sums.reasons, sums.steps)]
-
-
 def test_a_minute_forgets_exactly_what_is_older() -> None:
     clock = Clock()
     minute = Recent(clock)
@@ -102,7 +98,7 @@ def test_a_minute_forgets_exactly_what_is_older() -> None:
         other = Recent(clock)
         for each in kept:
             add(other, each)
-        assert content(minute.minute().all) == content(other.minute().all)
+        assert +minute.minute().all == +other.minute().all
     clock.now_s += N_SLICES * SLICE_S
     assert minute.minute().by_route == {}
     assert minute.minute().slices == [(0, 0)] * N_SLICES
@@ -126,13 +122,13 @@ def test_percentiles_are_within_a_step_of_the_exact_ones(scale: float) -> None:
     sums = minute.minute().all
     exact = quantiles(times, n=100, method="inclusive")
     for share, at in ((0.5, 49), (0.99, 98)):
-        (found,) = sums.percentiles(share)
+        (found,) = percentiles(sums, share)
         assert found is not None
         assert found == pytest.approx(exact[at], rel=0.05)
-    assert Sums().percentiles(0.5) == [None]
+    assert percentiles({}, 0.5) == [None]
     instant = Recent()
     add(instant, [exchange(seconds=0.0)])
-    assert instant.minute().all.percentiles(0.99) == [0.0]
+    assert percentiles(instant.minute().all, 0.99) == [0.0]
 
 
 def test_only_so_many_routes_have_sums_of_their_own() -> None:
@@ -141,8 +137,8 @@ def test_only_so_many_routes_have_sums_of_their_own() -> None:
         add(minute, [exchange(route=f"route {number}")])
     by_route = minute.minute().by_route
     assert len(by_route) == MAX_GROUPS + 1
-    assert by_route[OTHER].by_name["requests"] == 50
-    assert sum(sums.by_name["requests"] for sums in by_route.values()) == MAX_GROUPS + 50
+    assert total(by_route[OTHER], "requests") == 50
+    assert sum(total(counts, "requests") for counts in by_route.values()) == MAX_GROUPS + 50
 
 
 # Failures
@@ -336,7 +332,7 @@ ONE_DOWN = [endpoint(1, is_up=False, since_s=7.0), endpoint(2)]
             None,
         ),
         (
-            judged(reading(endpoints=UP), reload=Reload(9.0, False, "a.yaml:1: typo")),
+            judged(reading(endpoints=UP), reload=Reload(12.0, False, "a.yaml:1: typo", 9.0)),
             "warning",
             "The last reload failed, and the configuration before it stays in use",
             Problem(
@@ -348,7 +344,7 @@ ONE_DOWN = [endpoint(1, is_up=False, since_s=7.0), endpoint(2)]
             ),
         ),
         (
-            judged(reading(endpoints=UP), reload=Reload(9.0, True, "listen: takes effect after a restart")),
+            judged(reading(endpoints=UP), reload=Reload(9.0, True, "listen: takes effect after a restart", 9.0)),
             "ok",
             "All backends answer",
             Problem(
@@ -591,6 +587,34 @@ async def test_an_ejected_endpoint_says_why_and_since_when(tmp_path: Path, serve
                 await gone.stop()
             assert back["reason"] == "a request to it has succeeded"
             assert back["since_s"] > ejected["since_s"]
+
+
+async def test_an_endpoint_whose_ejection_is_over_is_on_trial_until_a_request_has_tried_it(
+    tmp_path: Path, server: JsonServer
+) -> None:
+    async with JsonServer.on_port(0) as gone:
+        await gone.stop()
+        eject = "eject: {failures: 1, for: 300ms}, retry: {attempts: 2, budget: 1}, balance: round_robin"
+        text = f"backends: {{vision: {{endpoints: ['{server.url}', '{gone.url}'], {eject}}}}}\n"
+        async with gateway(tmp_path, text) as (_, client):
+            for _ in range(2):  # one of them goes to the endpoint that is gone first, and is sent again
+                assert (await client.infer_binary(HEADER, X.tobytes())).status == 200
+
+            def is_second(status: dict[str, Any], state: str) -> bool:
+                return bool(status["backends"][0]["endpoints"][1]["state"] == state)
+
+            status = await status_when(client, lambda status: is_second(status, "ejected"))
+            assert (status["state"], status["headline"]) == ("warning", "vision: 1 of 2 endpoints is ejected")
+            status = await status_when(client, lambda status: is_second(status, "on trial"))
+            assert status["state"] == "ok"
+            (notice,) = (each for each in status["problems"] if each["about"] == "backend")
+            assert notice["severity"] == "notice"
+            words = "is on trial: the next request shows whether it works again"
+            assert notice["text"] == f"vision: {gone.url} {words}"
+            assert "refused" in notice["reason"]
+            async with client.session.get(f"{client.admin}/metrics") as metrics:
+                series = f'tensor_gateway_endpoint_ejected{{backend="vision",endpoint="{gone.url}"}} 0.0'
+                assert series in await metrics.text()
 
 
 async def test_certificates_say_when_they_expire(tmp_path: Path, server: JsonServer, authority: Authority) -> None:

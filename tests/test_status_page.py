@@ -231,6 +231,57 @@ TOO_PALE = """
 EACH_SIZE = [("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360), ("light", 768)]
 
 
+CARDS = [
+    "Requests",
+    "Errors",
+    "Time of a request",
+    "In flight",
+    "Sizes before and after transcoding",
+]
+
+BROKEN_PARTS = """
+(() => {
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const broken = [];
+  while (texts.nextNode()) {
+    const { data, parentElement } = texts.currentNode;
+    if (!parentElement.closest("#backends tbody :is(th, td:nth-child(3)), #facts dd, #health")) continue;
+    for (const { index, 0: part } of data.matchAll(/[^\\s./:_-]+/g)) {
+      const range = document.createRange();
+      range.setStart(texts.currentNode, index);
+      range.setEnd(texts.currentNode, index + part.length);
+      if (range.getClientRects().length > 1) broken.push(`${part} of ${data}`);
+    }
+  }
+  return broken;
+})()
+"""
+"""The parts of addresses and times that stand on two lines."""
+
+
+async def test_addresses_and_times_break_between_their_parts_and_no_card_is_empty(
+    tmp_path: Path, new_page: Callable[[], Awaitable[Page]], server: JsonServer
+) -> None:
+    long = "http://inference-server-production-a.some-namespace.svc.cluster.invalid:8000"
+    eject = "eject: {failures: 1}, retry: {attempts: 2, budget: 1}, balance: round_robin"
+    backends = f"backends: {{vision: {{endpoints: ['{server.url}', '{long}'], {eject}}}}}\n"
+    async with gateway(tmp_path, backends) as running:
+        for _ in range(2):
+            await running.client.infer_binary(HEADER, X.tobytes())
+        page = await new_page()
+        for width in (1280, 360):
+            await page.look("light", width)
+            await page.open(running.client.admin)
+            await page.until("document.querySelector('#health').textContent.includes('ejected')")
+            assert await page.value(BROKEN_PARTS) == []
+            assert await page.value(TOO_WIDE) == []
+            shown = "document.querySelector('#backends tbody').textContent"
+            assert long in await page.value(shown)  # what is copied from the page is the address
+        # a card for reasons alone would be empty as long as nothing fails
+        titles = await page.value("[...document.querySelectorAll('.tile h3')].map((each) => each.textContent)")
+        assert [title.partition(",")[0] for title in titles] == CARDS
+
+
 @pytest.mark.slow
 async def test_the_page_in_trouble_and_in_health_fits_every_screen(
     tmp_path: Path, new_page: Callable[[], Awaitable[Page]], server: JsonServer, shots: Path

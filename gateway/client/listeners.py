@@ -133,9 +133,6 @@ class ClientListener:
                 client.close()
                 continue
             client.setblocking(False)
-            if client.family != socket.AF_UNIX:
-                # asyncio does not do it for sockets that it has not opened; a reply of several writes would take 40 ms
-                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             task = asyncio.get_running_loop().create_task(self._open(client))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)

@@ -83,6 +83,8 @@ class Logging(Part, frozen=True):
     """What is written to standard output (access) and standard error (the rest)."""
 
     level: typing.Literal["debug", "info", "warning", "error"] = "info"
+    format: typing.Literal["text", "json"] = "text"
+    """Of standard error."""
     access: typing.Literal["json", "text", "none"] = "json"
     sample: float = 1
     """The share of successful requests that is logged; failed ones always are."""

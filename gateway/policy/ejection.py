@@ -54,9 +54,13 @@ class Ejection:
         self._until_s = 0.0
         self._trial: Trial | None = None
 
+    def is_on_trial(self, now_s: float) -> bool:
+        """Whether it has lasted long enough, and no trial has ended it yet."""
+        return self.is_ejected and now_s >= self._until_s
+
     def is_due(self, now_s: float) -> bool:
         """Whether a trial may begin."""
-        return self.is_ejected and self._trial is None and now_s >= self._until_s
+        return self._trial is None and self.is_on_trial(now_s)
 
     def begin_trial(self, now_s: float) -> Trial | None:
         """The trial, if an attempt that begins now is one. `end_trial` must follow, whatever becomes of it."""

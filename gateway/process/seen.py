@@ -10,22 +10,11 @@ import msgspec
 
 from gateway.config import Config, Route
 from gateway.telemetry.reading import Certificate, EndpointReading, Level, Reading
-from gateway.telemetry.recent import SLICE_S, Minute, Sums
+from gateway.telemetry.recent import SLICE_S, Minute, Stats, total
+
+EndpointWord = Literal["up", "on trial", "ejected", "down"]
 
 _SIDES = "client_request", "upstream_request", "upstream_response", "client_response"
-
-
-class Stats(msgspec.Struct, frozen=True):
-    """Requests of the last minute."""
-
-    requests: int
-    errors: int
-    requests_per_s: float
-    errors_per_s: float
-    blames: dict[str, int]
-    reasons: dict[str, int]
-    p50_s: float | None
-    p99_s: float | None
 
 
 class LastMinute(msgspec.Struct, frozen=True):
@@ -47,10 +36,10 @@ class LastMinute(msgspec.Struct, frozen=True):
 
 
 class EndpointStatus(msgspec.Struct, frozen=True):
-    """One endpoint, as all processes together see it: down if one of them finds it down, else ejected if one has."""
+    """One endpoint, as all processes together see it: in the worst state that one of them finds it in."""
 
     url: str
-    state: Literal["up", "down", "ejected"]
+    state: EndpointWord
     since_s: float
     reason: str
     found_by: int
@@ -90,25 +79,17 @@ def added(levels: Iterable[Level]) -> Level:
     return Level(sum(level.used for level in levels), sum(level.limit for level in levels))
 
 
-def _stats(sums: Sums, seconds: float) -> Stats:
-    per_s = 1 / max(seconds, 1.0)
-    n_requests, n_errors = sums.by_name["requests"], sums.blames.total()
-    p50_s, p99_s = sums.percentiles(0.5, 0.99)
-    return Stats(n_requests, n_errors, n_requests * per_s, n_errors * per_s, sums.blames, sums.reasons, p50_s, p99_s)
-
-
 def last_minute_of(minute: Minute) -> LastMinute:
     """What all requests of *minute* were like."""
-    sums = minute.all.by_name
-    microseconds = sums["microseconds"]
+    microseconds = total(minute.all, "microseconds")
     return LastMinute(
         minute.seconds,
-        _stats(minute.all, minute.seconds),
+        Stats.of(minute.all, minute.seconds),
         SLICE_S,
         minute.slices,
-        sums["codec_microseconds"] / microseconds if microseconds else None,
-        sums["upstream_microseconds"] / microseconds if microseconds else None,
-        {f"{side}_bytes": sums[f"{side}_bytes"] for side in _SIDES},
+        total(minute.all, "codec_microseconds") / microseconds if microseconds else None,
+        total(minute.all, "upstream_microseconds") / microseconds if microseconds else None,
+        {f"{side}_bytes": total(minute.all, f"{side}_bytes") for side in _SIDES},
     )
 
 
@@ -126,21 +107,29 @@ def backends_of(config: Config, readings: Iterable[Reading], minute: Minute) -> 
             config.max_connections(name),
             next((each.speaks for seen in found[name].values() for each in seen if each.speaks), ""),
             [_endpoint(url, seen) for url, seen in found[name].items()],
-            _stats(minute.by_backend.get(name, Sums()), minute.seconds),
+            Stats.of(minute.by_backend.get(name, {}), minute.seconds),
         )
         for name, settings in config.backends.items()
     ]
 
 
 def _endpoint(url: str, readings: Sequence[EndpointReading]) -> EndpointStatus:
-    down = [each for each in readings if not each.is_up]
-    ejected = [each for each in readings if each.is_up and each.is_ejected]
-    state: Literal["up", "down", "ejected"] = "down" if down else "ejected" if ejected else "up"
-    alike = down or ejected or list(readings)
+    by_state: dict[EndpointWord, list[EndpointReading]] = {"down": [], "ejected": [], "on trial": [], "up": []}
+    for each in readings:
+        by_state[_word(each)].append(each)
+    state, alike = next((state, found) for state, found in by_state.items() if found)
     # out of use since the first process found so, and up since the last did
     told = (max if state == "up" else min)(alike, key=lambda each: each.since_s)
     busy, idle = sum(each.busy for each in readings), sum(each.idle for each in readings)
     return EndpointStatus(url, state, told.since_s, told.reason, len(alike), busy, idle)
+
+
+def _word(reading: EndpointReading) -> EndpointWord:
+    if not reading.is_up:
+        return "down"
+    if reading.is_ejected:
+        return "ejected"
+    return "on trial" if reading.is_on_trial else "up"
 
 
 def routes_of(config: Config, minute: Minute) -> list[RouteStatus]:
@@ -153,7 +142,7 @@ def routes_of(config: Config, minute: Minute) -> list[RouteStatus]:
             route.path_prefix,
             route.models,
             dict(route.split) if route.split is not None else dict.fromkeys(route.backends, 1),
-            _stats(minute.by_route.get(route.name, Sums()), minute.seconds),
+            Stats.of(minute.by_route.get(route.name, {}), minute.seconds),
         )
         for route in routes
     ]

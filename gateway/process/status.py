@@ -20,7 +20,6 @@ from gateway.process.seen import (
     BackendStatus,
     LastMinute,
     RouteStatus,
-    Stats,
     added,
     backends_of,
     last_minute_of,
@@ -30,7 +29,8 @@ from gateway.process.seen import (
 from gateway.telemetry.failures import Failure
 from gateway.telemetry.metrics import Metrics, Reload
 from gateway.telemetry.reading import STARTED_S, Certificate, Level, Reading
-from gateway.telemetry.recent import MAX_GROUPS, OTHER, Sums
+from gateway.telemetry.recent import MAX_GROUPS, OTHER, Stats, total
+from gateway.telemetry.sums import Row
 
 SILENT_S = 5.0
 """How long a worker may have said nothing before that is a problem."""
@@ -217,9 +217,9 @@ def _process_problems(
         yield Problem("warning", "gateway", text, death.at_s, reason)
 
 
-def _backend_problems(backend: BackendStatus, failures: Iterable[Failure]) -> Iterator[Problem]:
+def _endpoint_problems(backend: BackendStatus) -> Iterator[Problem]:
     name, endpoints = backend.name, backend.endpoints
-    unusable = [endpoint for endpoint in endpoints if endpoint.state != "up"]
+    unusable = [endpoint for endpoint in endpoints if endpoint.state in ("down", "ejected")]
     if unusable:
         states = sorted({endpoint.state for endpoint in unusable})
         first = min(unusable, key=lambda endpoint: endpoint.since_s)
@@ -234,6 +234,15 @@ def _backend_problems(backend: BackendStatus, failures: Iterable[Failure]) -> It
         yield Problem(
             severity, "backend", f"{name}: {which} {' or '.join(states)}", first.since_s, _sentence(first.reason)
         )
+    for endpoint in endpoints:
+        if endpoint.state == "on trial":
+            text = f"{name}: {endpoint.url} is on trial: the next request shows whether it works again"
+            yield Problem("notice", "backend", text, endpoint.since_s, _sentence(endpoint.reason))
+
+
+def _backend_problems(backend: BackendStatus, failures: Iterable[Failure]) -> Iterator[Problem]:
+    yield from _endpoint_problems(backend)
+    name = backend.name
     own = [failure for failure in failures if failure.backend == name]
     n_failed, n_requests = backend.stats.blames.get(Blame.BACKEND.value, 0), backend.stats.requests
     if n_failed:
@@ -258,9 +267,9 @@ def _request_problems(stats: Stats, failures: Sequence[Failure]) -> Iterator[Pro
         yield Problem("notice", "client", text, None, _last_of(Blame.CLIENT, failures))
 
 
-def _uncounted(by_backend: Mapping[str, Sums]) -> Iterator[Problem]:
+def _uncounted(by_backend: Mapping[str, Mapping[Row, int]]) -> Iterator[Problem]:
     if (others := by_backend.get(OTHER)) is not None:
-        text = f"{others.by_name['requests']:,} requests of the last minute are in no line of a route or backend"
+        text = f"{total(others, 'requests'):,} requests of the last minute are in no line of a route or backend"
         yield Problem("notice", "gateway", text, None, f"only {MAX_GROUPS} pairs of them are counted apart")
 
 
@@ -289,7 +298,7 @@ def _reload_problems(reload: Reload | None) -> Iterator[Problem]:
         return
     if not reload.is_successful:
         text = "The last reload failed, and the configuration before it stays in use"
-        yield Problem("warning", "configuration", text, reload.at_s, reload.words)
+        yield Problem("warning", "configuration", text, reload.since_s, reload.words)
     elif reload.words:
         yield Problem("notice", "configuration", "A part of the configuration waits", reload.at_s, reload.words)
 

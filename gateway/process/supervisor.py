@@ -30,7 +30,7 @@ from gateway.process.descriptors import fit
 from gateway.process.reload import keep_fixed
 from gateway.process.status import Answered, Death, Listens, Status, status_of
 from gateway.telemetry.counting import Batch
-from gateway.telemetry.log_writer import change_level
+from gateway.telemetry.log_writer import change_logging
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.reading import Reading
 
@@ -260,7 +260,7 @@ class Supervisor:
                 raise ConfigError(errors[0] if errors else "no worker prepared the reload in time")
             # from here on a worker that starts gets the new one
             self._config = config
-            change_level(config.logging.level)
+            change_logging(config.logging.level, config.logging.format)
             for worker in prepared:
                 worker.tell(Commit())
                 worker.share = share

@@ -108,7 +108,7 @@ def main() -> None:
     if not isinstance(start, Start):
         return  # the supervisor is gone
     config = decode(bytes(start.config))
-    writer = LogWriter(config.logging.level, f"worker {os.getpid()}")
+    writer = LogWriter(config.logging.level, config.logging.format, f"worker {os.getpid()}")
     writer.start()
     inherited = [int(number) if number != control.NONE else None for number in sys.argv[3:]]
     try:

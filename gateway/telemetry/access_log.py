@@ -1,4 +1,4 @@
-"""The access log: one line per finished exchange, as JSON or as text; without it, a line per failure.
+"""The access log: one line per finished exchange, as JSON, as text or for people; without it, a line per failure.
 
 Lines of exchanges that went well are written together, because a log record, its lock and the writer's thread cost ten
 times as much as the line itself. Not here: where lines go (`log_writer`).
@@ -6,6 +6,7 @@ times as much as the line itself. Not here: where lines go (`log_writer`).
 
 import asyncio
 import logging
+import os
 import random
 import re
 import time
@@ -74,15 +75,18 @@ class AccessLine(msgspec.Struct, gc=False):
 
 
 class AccessLog:
-    """Writes one line per exchange to standard output, as JSON or as text; at most `LATE_S` after the exchange's end.
+    """Writes one line per exchange to standard output; at most `LATE_S` after the exchange's end.
 
     Lines that wait are one message of the logger, in their order. An exchange that failed lets none wait.
     """
 
     def __init__(self, style: Literal["json", "text"], sample: float = 1) -> None:
-        """*sample* is the share of exchanges without an error of which a line is written; errors always have one."""
+        """*style*: on a terminal, `text` is a short line for people.
+
+        *sample* is the share of exchanges without an error of which a line is written; errors always have one.
+        """
         self._sample = sample
-        self._encode = _json_line if style == "json" else _text_line
+        self._encode = _json_line if style == "json" else _line_for_people if os.isatty(1) else _text_line
         self._log = logging.getLogger("gateway.access")
         self._clock = _Clock()
         self._lines: list[bytes] = []
@@ -266,3 +270,49 @@ def _text_line(line: AccessLine) -> bytes:
 
 
 _PLAIN = re.compile('[^ "=]+').fullmatch
+
+
+PATH_CHARACTERS = 60
+"""How much of a path, and of a model's name, stands in a line for people."""
+
+_SAID_CHARACTERS = 200
+"""How much of the reason of a failure stands in a line for people."""
+
+_GREEN, _YELLOW, _RED = 32, 33, 31
+
+
+def _line_for_people(line: AccessLine) -> bytes:
+    """Short and in colour, for a terminal: time, status, what was asked for, duration, sizes, and why it failed."""
+    colour = _GREEN if line.status < 400 else _YELLOW if line.status < 500 else _RED
+    parts = [
+        time.strftime("%H:%M:%S"),
+        _coloured(str(line.status), colour),
+        _shown(line.method, PATH_CHARACTERS),
+        _shown(line.path, PATH_CHARACTERS),
+    ]
+    if line.model is not None:
+        parts.append(_shown(line.model, PATH_CHARACTERS))
+    parts.append(f"{line.seconds * 1000:.1f} ms")
+    parts.append(f"{_size(line.client_request_bytes)} in, {_size(line.client_response_bytes)} out")
+    if line.reason is not None:
+        parts.append(
+            _coloured(line.reason, colour) + (f": {_shown(line.detail, _SAID_CHARACTERS)}" if line.detail else "")
+        )
+    return "  ".join(parts).encode()
+
+
+def _coloured(text: str, colour: int) -> str:
+    """*text* in *colour*, unless the user wants none (https://no-color.org)."""
+    return text if os.environ.get("NO_COLOR") else f"\x1b[{colour}m{text}\x1b[0m"
+
+
+def _shown(text: str, n_characters: int) -> str:
+    """*text*, shortened, without what would move the cursor or end the line: parts of it are a stranger's."""
+    text = shortened(text, n_characters)
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def _size(n_bytes: int) -> str:
+    if n_bytes < 1024:
+        return f"{n_bytes} B"
+    return f"{n_bytes / 1024:.1f} KiB" if n_bytes < 1024 * 1024 else f"{n_bytes / 1024 / 1024:.1f} MiB"

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from gateway.policy.quiet import OncePerInterval
 
 PIPE_BYTES = 4096
@@ -32,10 +34,41 @@ ACCESS = "gateway.access"
 """The logger whose bare messages, and nothing else, go to standard output."""
 
 ANNOUNCE = "gateway.announce"
-"""The logger whose bare messages go to standard error: what is served where, and that draining began."""
-
+"""The logger whose messages go to standard error whatever the level: what is served where, and that draining began."""
 
 _SLOW = "nobody read them in time"
+
+
+class _JsonLine(msgspec.Struct, omit_defaults=True):
+    """A message on standard error with `logging.format: json`."""
+
+    time: str
+    """In UTC, as in the access log."""
+    level: str
+    logger: str
+    message: str
+    process: str = ""
+    """Such as `worker 42`, where several processes write."""
+    exception: str = ""
+    """The traceback, with its line ends."""
+
+
+class _JsonFormatter(logging.Formatter):
+    """Makes a line of JSON of a record."""
+
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self.converter = time.gmtime
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        exception = self.formatException(record.exc_info) if record.exc_info else ""
+        level, message = record.levelname.lower(), record.getMessage()
+        line = _JsonLine(self.formatTime(record), level, record.name, message, self._process, exception)
+        return msgspec.json.encode(line).decode()
 
 
 class LogWriter(logging.Handler):
@@ -46,12 +79,15 @@ class LogWriter(logging.Handler):
     lines of standard output are dropped, standard error says so once a minute.
     """
 
-    def __init__(self, level: str, process: str = "") -> None:
-        """*process* is written beside the logger's name on standard error, where several processes write to it."""
+    def __init__(self, level: str, style: str = "text", process: str = "") -> None:
+        """*level* and *style*, `text` or `json`, are those of standard error.
+
+        *process* is written beside the logger's name there, where several processes write to it.
+        """
         super().__init__()
-        mark = f"[{process}]" if process else ""
-        self.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s %(name)s{mark}: %(message)s"))
-        self._level = level.upper()
+        self._process = process
+        self._level = level
+        self._style = style
         self._complaints = OncePerInterval()
         self._output = _Stream(1, self._complain)
         self._error = _Stream(2)
@@ -65,32 +101,43 @@ class LogWriter(logging.Handler):
         """Take over the root logger."""
         root = logging.getLogger()
         root.handlers = [self]
-        root.setLevel(self._level)
+        logging.captureWarnings(capture=True)
+        self.change(self._level, self._style)
         for name in (ACCESS, ANNOUNCE):
             logging.getLogger(name).setLevel(logging.INFO)
         self._output.start()
         self._error.start()
 
+    def change(self, level: str, style: str) -> None:
+        """Write from *level* on, and in *style*, from now on."""
+        logging.getLogger().setLevel(level.upper())
+        mark = f"[{self._process}]" if self._process else ""
+        text = logging.Formatter(f"%(asctime)s %(levelname)s %(name)s{mark}: %(message)s")
+        self.setFormatter(_JsonFormatter(self._process) if style == "json" else text)
+
     def emit(self, record: logging.LogRecord) -> None:
         """Queue the lines of *record*."""
-        stream = self._output if record.name == ACCESS else self._error
-        line = record.getMessage() if record.name in (ACCESS, ANNOUNCE) else self.format(record)
-        stream.put(line.encode(errors="replace") + b"\n")
+        is_access = record.name == ACCESS
+        line = record.getMessage() if is_access else self.format(record)
+        (self._output if is_access else self._error).put(line.encode(errors="replace") + b"\n")
 
     def stop(self) -> None:
         """Write what waits, as far as that is possible within `STOP_S`, and say how much was dropped."""
+        logging.captureWarnings(capture=False)
         logging.getLogger().handlers = []
         self._output.stop()
         if self.dropped:
             reason = self._output.reason or self._error.reason
-            self._error.put(f"{self.dropped} log lines were dropped: {reason}\n".encode())
+            self._say(logging.WARNING, f"{self.dropped} log lines were dropped: {reason}")
         self._error.stop()
 
     def _complain(self, reason: str) -> None:
         if self._complaints.allows("", time.monotonic()):
-            text = f"lines of standard output are dropped: {reason}"
-            fields = {"name": "gateway", "levelno": logging.ERROR, "levelname": "ERROR", "msg": text}
-            self.handle(logging.makeLogRecord(fields))
+            self._say(logging.ERROR, f"lines of standard output are dropped: {reason}")
+
+    def _say(self, level: int, text: str) -> None:
+        """Write *text* to standard error, whatever the level of the root logger."""
+        self.handle(logging.LogRecord("gateway", level, "", 0, text, None, None))
 
 
 class _Stream:
@@ -188,8 +235,8 @@ def _end_of_piece(lines: bytes, start: int, max_bytes: int) -> int:
     return lines.rfind(b"\n", start, start + max_bytes) + 1 or lines.find(b"\n", start) + 1
 
 
-def change_level(level: str) -> None:
-    """Write from *level* on from now on, where a `LogWriter` has taken over the root logger."""
-    root = logging.getLogger()
-    if any(isinstance(handler, LogWriter) for handler in root.handlers):
-        root.setLevel(level.upper())
+def change_logging(level: str, style: str) -> None:
+    """See `LogWriter.change`; without a `LogWriter` that has taken over the root logger, nothing changes."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LogWriter):
+            handler.change(level, style)

@@ -52,6 +52,8 @@ class Reload(msgspec.Struct, frozen=True):
     is_successful: bool
     words: str
     """Why it failed, or what of it waits for a restart; may be empty."""
+    since_s: float
+    """When a reload went like this first, with none between that went otherwise: `serve --watch` tries again."""
 
 
 class Metrics:
@@ -83,7 +85,9 @@ class Metrics:
 
     def reloaded(self, *, is_successful: bool, words: str = "") -> None:
         """A reload has been tried now; *words*: why it failed, or what of it waits for a restart."""
-        self.last_reload = Reload(time.time(), is_successful, words)
+        before, now_s = self.last_reload, time.time()
+        is_same = before is not None and (before.is_successful, before.words) == (is_successful, words)
+        self.last_reload = Reload(now_s, is_successful, words, before.since_s if before and is_same else now_s)
 
     def collect(self) -> Iterator[Metric]:
         """All metrics, those with many samples in several parts of `PART_SAMPLES`, for `exposition`.
@@ -101,7 +105,7 @@ class Metrics:
             yield from _parts(family, rows[family.name])
 
     def _of_the_gateway(self, readings: list[Reading]) -> Iterator[Metric]:
-        last = self.last_reload or Reload(self._started_s, is_successful=True, words="")
+        last = self.last_reload or Reload(self._started_s, True, "", self._started_s)
         for name, help_, value_of in _LEVELS:
             yield _gauge_of(name, help_, sum(map(value_of, readings)))
         yield _gauge_of("config_last_reload_successful", "0 if the last reload failed, else 1", last.is_successful)

@@ -35,6 +35,7 @@ class EndpointReading(msgspec.Struct, frozen=True, array_like=True):
     endpoint: str
     is_up: bool
     is_ejected: bool
+    """Whether requests avoid it because some have failed."""
     busy: int
     """Connections that are open, with a request on them."""
     idle: int
@@ -45,6 +46,8 @@ class EndpointReading(msgspec.Struct, frozen=True, array_like=True):
     """Since when, in seconds since 1970."""
     speaks: str = ""
     """What its backend speaks, in words; empty if the servers were not asked yet."""
+    is_on_trial: bool = False
+    """Whether its ejection has lasted long enough, and a request has yet to show that it works."""
 
 
 class Reading(msgspec.Struct, frozen=True):

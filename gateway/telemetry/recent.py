@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate, chain
 from typing import NamedTuple
 
+import msgspec
+
 from gateway.telemetry.sums import Row
 
 Group = tuple[str, str]
@@ -59,35 +61,46 @@ def _middle_of(step: int) -> float:
     return (lower + upper) / 2 if step else 0.0
 
 
-class Sums:
-    """Of requests that have finished in the last minute."""
+class Stats(msgspec.Struct, frozen=True):
+    """Requests of the last minute, as the status page has them."""
 
-    def __init__(self, counts: Mapping[Row, int] | None = None) -> None:
-        """*counts*: by rows of `Moments`."""
-        self.by_name: Counter[str] = Counter()
-        """By the names of `Moments`."""
-        self.blames: Counter[str] = Counter()
-        """How many have failed, by who caused it."""
-        self.reasons: Counter[str] = Counter()
-        """How many have failed, by the error's label."""
-        self.steps: Counter[int] = Counter()
-        """How many took how long, see `percentiles`."""
-        for (name, reason, *blame), count in (counts or {}).items():
-            if name == STEP:
-                self.steps[int(reason)] = count
-                continue
-            self.by_name[str(name)] += count
+    requests: int
+    errors: int
+    requests_per_s: float
+    errors_per_s: float
+    blames: dict[str, int]
+    """How many have failed, by who caused it."""
+    reasons: dict[str, int]
+    """How many have failed, by the error's label."""
+    p50_s: float | None
+    p99_s: float | None
+
+    @classmethod
+    def of(cls, counts: Mapping[Row, int], seconds: float) -> "Stats":
+        """What *counts*, by rows of `Moments`, say of *seconds*."""
+        blames: Counter[str] = Counter()
+        reasons: Counter[str] = Counter()
+        for (name, reason, *blame), count in counts.items():
             if name == "requests" and reason:
-                self.reasons[str(reason)] += count
-                self.blames[str(blame[0])] += count
+                reasons[str(reason)] += count
+                blames[str(blame[0])] += count
+        n_requests, n_errors, per_s = total(counts, "requests"), blames.total(), 1 / max(seconds, 1.0)
+        p50_s, p99_s = percentiles(counts, 0.5, 0.99)
+        return cls(n_requests, n_errors, n_requests * per_s, n_errors * per_s, blames, reasons, p50_s, p99_s)
 
-    def percentiles(self, *shares: float) -> list[float | None]:
-        """The seconds within which each of *shares* of the requests were done, to 3.2 %; None if there were none."""
-        if not self.steps:
-            return [None] * len(shares)
-        steps = sorted(self.steps)
-        done = list(accumulate(map(self.steps.__getitem__, steps)))
-        return [_middle_of(steps[bisect_left(done, share * done[-1])]) for share in shares]
+
+def total(counts: Mapping[Row, int], name: str) -> int:
+    """The sum that `Moments` calls *name*, of what failed and what did not."""
+    return sum(count for row, count in counts.items() if row[0] == name)
+
+
+def percentiles(counts: Mapping[Row, int], *shares: float) -> list[float | None]:
+    """The seconds within which each of *shares* of the requests were done, to 3.2 %; None if there were none."""
+    steps = sorted((int(row[1]), count) for row, count in counts.items() if row[0] == STEP)
+    if not steps:
+        return [None] * len(shares)
+    done = list(accumulate(count for _, count in steps))
+    return [_middle_of(steps[bisect_left(done, share * done[-1])][0]) for share in shares]
 
 
 class Minute(NamedTuple):
@@ -97,9 +110,9 @@ class Minute(NamedTuple):
     """How much of a minute it covers."""
     slices: list[tuple[int, int]]
     """Requests and errors in each slice of the minute, the last first; the first is still being filled."""
-    all: Sums
-    by_route: dict[str, Sums]
-    by_backend: dict[str, Sums]
+    all: Counter[Row]
+    by_route: dict[str, Counter[Row]]
+    by_backend: dict[str, Counter[Row]]
 
 
 class Recent:
@@ -138,13 +151,7 @@ class Recent:
             rows = [each for counts in moments.values() for each in counts.items() if each[0][0] == "requests"]
             slices[now - number] = sum(n for _, n in rows), sum(n for row, n in rows if row[1])
         seconds = max(0.0, min(now_s - self._began_s, now_s - (now - N_SLICES + 1) * SLICE_S))
-        return Minute(
-            seconds,
-            slices,
-            Sums(everything),
-            {route: Sums(counts) for route, counts in by_route.items()},
-            {backend: Sums(counts) for backend, counts in by_backend.items()},
-        )
+        return Minute(seconds, slices, everything, by_route, by_backend)
 
     def _current(self) -> tuple[int, Moments]:
         """The slice of this moment; those that are too old are left out from now on."""
