@@ -19,10 +19,7 @@ from gateway.codec.inference import (
     label_of,
 )
 from gateway.codec.json.brackets import MAX_TEXT_DEPTH
-from gateway.codec.json.members import (
-    HELD_PER_BYTE,
-    excerpt,
-)
+from gateway.codec.json.members import HELD_PER_BYTE, excerpt, protect_literals, split_object
 from gateway.codec.json.pieced import SINGLE_PIECE_BYTES
 from gateway.codec.json.scanner import Scanner
 from gateway.codec.json.sinks import SkipSink
@@ -104,7 +101,8 @@ def read_request(
         if header_length is None:  # blanks behind the JSON may be a blob
             n_bytes = len(text.rstrip(SPACE))
     if request is None:
-        request, spans, n_bytes = yield from _any_request(body, header_length, limits, reserve, is_judged=is_judged)
+        unless = None if is_judged else unjudged
+        request, spans, n_bytes = yield from _any_request(body, header_length, limits, reserve, unless)
     if request is None or not (is_judged or _is_binary(request) or _has_any(request, unjudged or ())):
         return None
     check_count(request.inputs, "inputs", limits.max_tensors)
@@ -128,14 +126,20 @@ def _json_bytes(body: memoryview, header_length: int | None) -> int:
 
 
 def _any_request(
-    body: memoryview, header_length: int | None, limits: HeaderLimits, reserve: Reserve, *, is_judged: bool
+    body: memoryview,
+    header_length: int | None,
+    limits: HeaderLimits,
+    reserve: Reserve,
+    unjudged: Collection[str] | None,
 ) -> Generator[None, None, tuple[Request | None, list[memoryview], int]]:
     """A request that the structs may refuse, see `read_request`; None for what is not judged and cannot be read."""
+    is_judged = unjudged is None
     try:
         text, spans, n_bytes = yield from _split(body, header_length, limits, reserve)
         request = messages.read(Request, text)
         if request is None:
             yield
+            is_judged = is_judged or _has_member(text, unjudged or ())
             request = yield from messages.uncommon_request(text, limits.max_tensors)
             yield
     except CodecError as error:
@@ -201,6 +205,12 @@ def _length_hint(body: memoryview, header_length: int, limits: HeaderLimits) -> 
         return ""
     size = "small" if header_length < end else "large"
     return f"; the JSON ends after {end} bytes, but {HEADER_LENGTH} is {header_length}: is it too {size}?"
+
+
+def _has_member(text: bytes, members: Collection[str]) -> bool:
+    """Whether the JSON object *text*, which may be no request, has any of these *members*."""
+    found = split_object(protect_literals(text)[0]) if members else {}
+    return any(member in found for member in members)
 
 
 def _has_any(request: Request, members: Collection[str]) -> bool:

@@ -683,6 +683,16 @@ def test_header_that_is_cut_off_without_a_length_says_nothing_of_one() -> None:
 
 
 @pytest.mark.rule("11.4")
+@pytest.mark.parametrize("more", [b"", b',"more":NaN'])
+def test_a_member_that_is_left_out_has_json_judged_whose_inputs_cannot_be_read(more: bytes) -> None:
+    policy = TensorPolicy(leave_out=frozenset({"id"}))
+    assert parse_request(b'{"inputs":7%b}' % more, None, policy) is None
+    assert parse_request(b'{"inputs":7,"id":"7"%b' % more, None, policy) is None  # which is no JSON
+    with pytest.raises(CodecError, match="`inputs` must be an array of objects"):
+        parse_request(b'{"inputs":7,"id":"7"%b}' % more, None, policy)
+
+
+@pytest.mark.rule("11.4")
 @pytest.mark.parametrize("left_out", [{"id"}, {"outputs"}, {"parameters"}, {"id", "outputs", "parameters"}])
 @pytest.mark.parametrize("is_common", [True, False])
 def test_members_that_are_left_out_reach_the_client_but_not_the_backend(left_out: set[str], is_common: bool) -> None:
