@@ -34,6 +34,7 @@ from gateway.config import (
 from gateway.config.values import nearest, shortened
 from gateway.doctor import TLS_OPTIONS, Given, examine
 from gateway.errors import ConfigError
+from gateway.plan import who_answers
 from gateway.process import ports
 from gateway.process.application import Application
 from gateway.process.reload import Reloader
@@ -237,10 +238,9 @@ def _checked(file: str) -> int:
     _prove(found)
     for text in found.texts():
         print(text, file=sys.stderr)
-    if found.config is None:
-        return 2
-    print(f"{file}: valid; backends: {', '.join(found.config.backends)}", flush=True)
-    return 0
+    if found.config is not None:
+        print(f"{file}: valid; backends: {', '.join(found.config.backends)}{who_answers(found.config)}", flush=True)
+    return 2 if found.config is None else 0
 
 
 def _prove(found: Inspected) -> None:

@@ -165,6 +165,15 @@ class Plan:
             self.access.check(base + path)
 
 
+def who_answers(config: Config) -> str:
+    """For people who have configured routes: who answers paths that belong to no model, such as `/v2`; else empty."""
+    if not config.routes:
+        return ""
+    match = Router(config.routes, {name: each.sticky for name, each in config.backends.items()}).match("", "/v2")
+    backends = " or ".join(match.destination.weights) if match is not None else ""
+    return f"; /v2 and health: {backends or 'the gateway, for all of them'}"
+
+
 def _fingerprint(name: str, settings: Backend) -> str:
     text = msgspec.json.encode(settings, enc_hook=str)
     return f"{name} {hashlib.blake2b(text, digest_size=16).hexdigest()}"

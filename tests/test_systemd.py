@@ -106,7 +106,7 @@ async def service(file: Path, **environment: str) -> AsyncIterator[asyncio.subpr
 
 def urls(status: str) -> tuple[str, str]:
     """The listeners that a status names: of clients, and for administration."""
-    found = re.fullmatch(r"clients on (\S+), status page, metrics and health on (\S+)", status)
+    found = re.fullmatch(r"clients on (\S+), status page and metrics on (\S+)", status)
     assert found is not None, status
     return found[1], found[2]
 

@@ -218,9 +218,11 @@ class _Look(NamedTuple):
         base_path = self.endpoint.base_path
         path = f"{base_path}/v2"
         says = f"answers GET {path} with {answer.status_line}"
+        health = self.backend.health
+        probed = health.path if health is not None and health.path is not None else "/v2/health/live"
         with suppress(GatewayError, LostError, NotHttpError):
-            if (await self.get("/v2/health/live")).status == 200:
-                return Finding(GOOD, f"answers probes of {path}/health/live, but GET {path} with {answer.status}")
+            if 200 <= (await self.get(probed)).status < 300:
+                return Finding(GOOD, f"answers probes of {base_path}{probed}, but GET {path} with {answer.status}")
             if dialect := (await ask_other_dialect(self.get)).dialect:
                 if self.backend.dialect == AUTO:
                     return Finding(GOOD, f"answers as {_AS[dialect]}: `dialect: auto` finds {dialect}")

@@ -138,6 +138,9 @@ class HealthProbes:
         now = before.after(finding, settings.unhealthy_after, settings.healthy_after)
         self._conditions[state] = now
         state.is_up = now.is_up
+        if finding is Finding.HEALTHY and state.ejection.recover(asyncio.get_running_loop().time()):
+            state.note_ejection("a probe of it has succeeded")
+            log.info("backend %r: %s is back: a probe of it has succeeded", self._backend, state.url)
         if now.is_path_missing and not before.is_path_missing:
             log.warning(
                 "backend %r: %s answers %s to probes of %s (health.path): without that path the probes say nothing "

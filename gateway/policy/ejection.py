@@ -1,9 +1,9 @@
 """When an endpoint that fails gets no requests for a while, and how it comes back.
 
 An endpoint is *ejected* by too many failures within a time. When its ejection has lasted long enough it is *due*: one
-attempt, the trial, may go to it. Only the trial's success ends the ejection; its failure begins another one; a trial
-that ends otherwise, because its client has left, makes room for the next trial. Not here: who gets requests
-(`balancing`).
+attempt, the trial, may go to it. The trial's success ends the ejection, and so does a health probe's in that time; the
+trial's failure begins another one; a trial that ends otherwise, because its client has left, makes room for the next
+trial. Not here: who gets requests (`balancing`).
 """
 
 from collections import deque
@@ -77,6 +77,13 @@ class Ejection:
     def succeed(self, trial: Trial) -> bool:
         """Count the *trial*'s success; whether that has ended the ejection."""
         if self._trial is not trial:
+            return False
+        self.clear()
+        return True
+
+    def recover(self, now_s: float) -> bool:
+        """Count a health probe's success; whether that has ended the ejection, which must have lasted long enough."""
+        if not self.is_on_trial(now_s):
             return False
         self.clear()
         return True

@@ -229,6 +229,11 @@ class Router:
         """The routes as metrics and logs call them."""
         return [route.rule.name for route in self._routes] or [self._default.route]
 
+    def names_for_clients(self, backend: str) -> dict[str, str]:
+        """How clients call the models of *backend* that routes rename, by the backend's names."""
+        rules = (route.rule for route in self._routes)
+        return {own: name for rule in rules if backend in rule.backends for name, own in rule.rename.items()}
+
     def match(self, host: str, path: str, query: str = "") -> Match | None:
         """Find the route for *host* (`Host`, maybe with a port) and *path* (percent-encoded, without query).
 

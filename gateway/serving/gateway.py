@@ -15,12 +15,11 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Exchange
 from gateway.headers import Headers
 from gateway.pacing import LOAD
-from gateway.plan import Plan
 from gateway.policy.admission import Admission
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind
 from gateway.policy.trace_context import Trace
-from gateway.serving import own_answers
+from gateway.serving import one_server, own_answers
 from gateway.serving.call import Call, Described, Serving
 from gateway.serving.foreign import Foreign, dialect_of
 from gateway.serving.inference import infer
@@ -88,8 +87,10 @@ class Gateway:
                     raise request.fault
                 if request.begin is not None:
                     await request.begin()
-                match = call.match = self._route(request, call.plan, exchange)
-                if match.kind is PathKind.INFER and request.method == "POST":
+                match = self._route(request, call, exchange)
+                if match is None:
+                    await one_server.answer(call)
+                elif match.kind is PathKind.INFER and request.method == "POST":
                     await infer(call)
                 else:
                     await _serve_other(call)
@@ -112,9 +113,17 @@ class Gateway:
             exchange.seconds = loop.time() - exchange.started_s
             self._record(exchange)
 
-    def _route(self, request: ClientRequest, plan: Plan, exchange: Exchange) -> Match:
-        """Where the request goes, if its client may send it there. Raises `GatewayError`."""
-        match = plan.route(request.method, request.host, request.path, request.headers)
+    def _route(self, request: ClientRequest, call: Call, exchange: Exchange) -> Match | None:
+        """Where the request goes, if its client may send it there; None where the gateway answers for all backends.
+
+        Raises `GatewayError`.
+        """
+        try:
+            match = call.match = call.plan.route(request.method, request.host, request.path, request.headers)
+        except GatewayError as error:
+            if error.status == ErrorKind.NO_ROUTE.status and one_server.is_asked(request):
+                return None
+            raise
         exchange.route = match.destination.route
         exchange.backend = match.destination.only or "none"
         exchange.model = match.model

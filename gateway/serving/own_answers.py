@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from gateway.backend.attempt import Answer
+from gateway.backend.upstream import Upstream
 from gateway.codec import v2_metadata, v2_server_metadata
 from gateway.errors import ErrorKind, GatewayError
 from gateway.plan import BackendPlan
 from gateway.policy.routing import Match, V2Path
+from gateway.serving.call import Call
 from gateway.serving.foreign import FRESH_S, Foreign
 from gateway.serving.speech import configured_metadata
 
@@ -119,6 +121,23 @@ def instead(match: Match, backend: BackendPlan, method: str, status: int, *, is_
     if path.model is None:
         return {"/health/live": LIVE, "/health/ready": READY}.get(path.asked) if is_usable else None
     return None if path.asked else configured_metadata(backend, match)
+
+
+async def ready_by_metadata(call: Call, upstream: Upstream, backend: BackendPlan) -> bytes | None:
+    """That a model is ready, of a server of V2 that lacks this path and describes the model; None for all else."""
+    path = call.match.v2_path
+    if path.model is None or path.asked != "/ready" or call.request.method not in ("GET", "HEAD"):
+        return None
+
+    async def read(answer: Answer) -> bool:
+        return answer.status == 200
+
+    try:
+        if not await call.question(upstream, backend, call.match.path.removesuffix("/ready"), read):
+            return None
+    except GatewayError:
+        return None
+    return msgspec.json.encode({"name": call.match.model, "ready": True}) if upstream.is_usable else None
 
 
 def hint(method: str, path: V2Path) -> str:

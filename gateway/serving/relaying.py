@@ -60,7 +60,10 @@ async def _refused(call: Call, answer: Answer, upstream: Upstream, backend: Back
         raise await call.backend_error(answer)
     text = own_answers.instead(call.match, backend, method, answer.status, is_usable=upstream.is_usable)
     if text is None:
-        raise await call.backend_error(answer, hint=own_answers.hint(method, call.match.v2_path))
+        error = await call.backend_error(answer, hint=own_answers.hint(method, call.match.v2_path))
+        text = await own_answers.ready_by_metadata(call, upstream, backend)
+        if text is None:
+            raise error
     await call.reply.whole(200, [own_answers.JSON], text)
 
 

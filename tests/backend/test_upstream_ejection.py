@@ -351,3 +351,23 @@ async def test_a_request_with_a_key_is_no_trial_of_an_endpoint_that_is_not_its_o
         await call(upstream, sticky_key=next(key for key in keys if own[key] == other.url))
         assert len(other.seen) == n_before + 1
         assert not state.is_ejected
+
+
+async def test_a_probe_that_succeeds_brings_the_endpoint_back_when_the_ejection_is_over() -> None:
+    """No request is needed: else an alert would last until one happens to come."""
+
+    async def failing_but_alive(seen: Seen) -> bool:
+        return await well(seen) if seen.target == "/alive" else await closing(seen)
+
+    settings = f"{IN_TURN}, health: {{path: /alive, interval: 50ms}}, eject: {{failures: 2, {FOR_A_MINUTE}}}"
+    async with upstream_with(well, failing_but_alive, settings=settings) as (upstream, _):
+        await upstream.start()
+        await fail_twice(upstream)
+        _, state = upstream.endpoints.states
+        await asyncio.sleep(0.2)
+        assert state.is_ejected  # probes before its end say nothing
+        make_due(state)
+        async with asyncio.timeout(5):
+            while state.is_ejected:
+                await asyncio.sleep(0.01)
+        assert state.last_change.reason == "a probe of it has succeeded"

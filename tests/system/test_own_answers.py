@@ -178,3 +178,17 @@ async def test_a_renamed_model_is_described_under_the_clients_name() -> None:
     async with counting(only_inferences) as backend, running(backend.url, routes, MODELS) as client:
         reply = await client.request("GET", "/v2/models/mine")
         assert (reply.status, reply.json["name"]) == (200, "mine")
+
+
+@pytest.mark.rule("11.6")
+async def test_a_model_that_its_server_describes_is_ready_without_a_path_that_says_so() -> None:
+    async def describing(seen: Seen) -> bool:
+        if seen.target == "/v2/models/m":
+            await seen.answer(b'{"name": "m", "inputs": [], "outputs": []}')
+        else:
+            await seen.answer(b"no", "404 Not Found")
+        return True
+
+    async with counting(describing) as backend, running(backend.url, backend="max_connections: 1") as client:
+        assert await asyncio.to_thread(ask, client, "is_model_ready", "m") is True
+        assert await asyncio.to_thread(ask, client, "is_model_ready", "nobody") is False
