@@ -169,6 +169,7 @@ class DataPlane:
     async def _expect(self) -> None:
         """Tell the counting what there will be to count, which begins with 0."""
         plan = self.gateway.serving.plan
+        self.counting.expect_clients(plan.access.names)
         for _ in self.counting.expect(plan.router.names, plan.backends):
             await asyncio.sleep(0)
         self.count()

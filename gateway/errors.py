@@ -24,6 +24,7 @@ class ErrorKind(Enum):
 
     NO_ROUTE = ("no_route", 404, Blame.CLIENT, "destination_not_found")
     DENIED = ("denied", 403, Blame.CLIENT, "http_request_denied")  # 401 where a token is missing
+    RATE_LIMITED = ("rate_limited", 429, Blame.CLIENT, "http_request_denied")
     OVERLOADED = ("overloaded", 503, Blame.GATEWAY, "connection_limit_reached")
     BODY_TOO_LARGE = ("body_too_large", 413, Blame.CLIENT, "http_request_error")
     SLOW_CLIENT = ("slow_client", 408, Blame.CLIENT, "http_request_error")

@@ -65,6 +65,8 @@ class Exchange(msgspec.Struct, gc=False):
     request_id: str
     started_s: float
     """Of the event loop's clock."""
+    client_name: str = ""
+    """The name of the client's token; empty where no token is needed, or none was found."""
     protocol: str = "http"
     """What the client speaks: one of `PROTOCOLS`."""
     model: str | None = None

@@ -37,6 +37,17 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """What all parts of the configuration have in common."""
 
 
+class PerClient(Part, frozen=True):
+    """What one client may ask for: its token's name, or its address where there are no tokens. 0: no limit."""
+
+    concurrent: int = 0
+    """Requests at once."""
+    rate: float = 0
+    """Requests a second."""
+    burst: int = 0
+    """How many of these may come together; 0: those of one second."""
+
+
 class Limits(Part, frozen=True):
     """The most that is held, for the whole gateway; beyond it a request, an answer or a connection is refused."""
 
@@ -48,6 +59,7 @@ class Limits(Part, frozen=True):
     tensors: int = 1024
     header: Size = Size(128 * 1024)
     head: Size = Size(64 * 1024)
+    per_client: PerClient = PerClient()
     client_keep_alive: Duration = Duration(75)
     header_timeout: Duration = Duration(10)
     body_timeout: Duration = Duration(60)
@@ -334,6 +346,11 @@ class Config(Part, frozen=True):
             in_flight_bytes=Size(self.limits.in_flight_bytes // self.workers),
             concurrent_requests=self.limits.concurrent_requests // self.workers,
             connections=self.limits.connections // self.workers,
+            per_client=PerClient(
+                self.limits.per_client.concurrent // self.workers,
+                self.limits.per_client.rate / self.workers,
+                self.limits.per_client.burst // self.workers,
+            ),
         )
         backends = {
             name: replace(

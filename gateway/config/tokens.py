@@ -21,8 +21,8 @@ _LINE = re.compile(r"([^\s:]+)\s*:\s*(\S+)")
 _TOKEN = re.compile(r"[!-~]+")
 
 
-def read_tokens(path: Path) -> frozenset[bytes]:
-    """The digests of the tokens in the file *path*; their names are for those who keep the file.
+def read_tokens(path: Path) -> dict[bytes, str]:
+    """The digests of the tokens in the file *path*, each with its name.
 
     `#` at the start of a line or behind a blank begins a comment. Raises `ConfigError`: file, line, reason.
     """
@@ -34,7 +34,7 @@ def read_tokens(path: Path) -> frozenset[bytes]:
         lines = content.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8") from None
-    tokens: set[bytes] = set()
+    tokens: dict[bytes, str] = {}
     line_of: dict[str | bytes, int] = {}
     for number, line in enumerate(lines, 1):
         text = _COMMENT.sub("", line).strip()
@@ -51,10 +51,10 @@ def read_tokens(path: Path) -> frozenset[bytes]:
             if key in line_of:
                 raise ConfigError(f"{path}:{number}: the same {what} as in line {line_of[key]}")
             line_of[key] = number
-        tokens.add(digest)
+        tokens[digest] = name
     if not tokens:
         raise ConfigError(f"{path}: holds no token, so that no client could use the gateway")
-    return frozenset(tokens)
+    return tokens
 
 
 def token_problems(config: Config) -> Iterator[tuple[str, str]]:

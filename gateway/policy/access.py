@@ -6,7 +6,7 @@ for it. Not here: the file that tokens stand in (`config.tokens`), and certifica
 
 import fnmatch
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from urllib.parse import unquote_to_bytes
 
@@ -44,23 +44,30 @@ def digest_of(token: str) -> bytes:
 class Access:
     """The `access` of a configuration."""
 
-    def __init__(self, tokens: Collection[bytes] | None = None, deny: Sequence[str] = ()) -> None:
-        """*tokens* are the digests of all tokens, None if none is needed; *deny* are patterns of paths."""
+    def __init__(self, tokens: Mapping[bytes, str] | None = None, deny: Sequence[str] = ()) -> None:
+        """*tokens* are the names of all tokens by digest, None if none is needed; *deny* are patterns of paths."""
         self._tokens = tokens
+        self.names = sorted(tokens.values()) if tokens is not None else []
+        """Of all tokens."""
         self.denies_paths = bool(deny)
         """Whether `check` refuses any path."""
         self._denied = re.compile("|".join(fnmatch.translate(each.casefold()) for each in deny)) if deny else None
 
-    def authorize(self, headers: Headers) -> Headers:
-        """*headers* without the fields that hold a token. Raises `GatewayError` (401) if there is none.
+    def authorize(self, headers: Headers) -> tuple[Headers, str]:
+        """*headers* without the fields that hold a token, and its name; empty where none is needed.
 
-        Other values of these two fields are for the backend, and cross.
+        Other values of these two fields are for the backend, and cross. Raises `GatewayError` (401) without a token.
         """
         if self._tokens is None:
-            return headers
-        crossing = [field for field in headers.pairs if not self._holds_token(*field)]
-        if len(crossing) < len(headers.pairs):
-            return Headers(crossing)
+            return headers, ""
+        crossing, name = [], ""
+        for field in headers.pairs:
+            found = self._name_of(*field)
+            name = name or found
+            if not found:
+                crossing.append(field)
+        if name:
+            return Headers(crossing), name
         given = "authorization" in headers or "x-api-key" in headers
         words = f"{_NEEDED}; the token that was sent is not known" if given else _NEEDED
         raise GatewayError(ErrorKind.DENIED, words, status=401, headers=_CHALLENGE)
@@ -73,13 +80,14 @@ class Access:
             if number >= MAX_READINGS or self._denied.match(text):
                 raise GatewayError(ErrorKind.DENIED, "this path is denied to all clients (access.deny)")
 
-    def _holds_token(self, name: str, value: str) -> bool:
+    def _name_of(self, field: str, value: str) -> str:
+        """The name of the token in a header field; empty if it holds none."""
         assert self._tokens is not None
-        name = name.lower()
-        if name == "x-api-key":
-            return digest_of(value.strip()) in self._tokens
-        bearer = _BEARER.fullmatch(value.strip()) if name == "authorization" else None
-        return bearer is not None and digest_of(bearer[1]) in self._tokens
+        field = field.lower()
+        if field == "x-api-key":
+            return self._tokens.get(digest_of(value.strip()), "")
+        bearer = _BEARER.fullmatch(value.strip()) if field == "authorization" else None
+        return "" if bearer is None else self._tokens.get(digest_of(bearer[1]), "")
 
 
 def _readings(path: str) -> Iterator[str]:

@@ -6,16 +6,19 @@ here: their steps.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from contextlib import suppress
 
 from gateway.backend.metadata import ModelMetadata
 from gateway.client.request import ClientRequest, request_id
+from gateway.config.schema import PerClient
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Exchange
 from gateway.headers import Headers
 from gateway.pacing import LOAD
 from gateway.policy.admission import Admission
+from gateway.policy.clients import Clients
 from gateway.policy.quiet import OncePerInterval
 from gateway.policy.routing import Match, PathKind
 from gateway.policy.trace_context import Trace
@@ -27,6 +30,8 @@ from gateway.serving.relaying import relay, server_metadata
 
 WARNED_CLIENTS = 1000
 """How many client addresses are remembered that were warned of because they send no header length."""
+
+_NO_LIMITS = PerClient()
 
 log = logging.getLogger("gateway")
 
@@ -43,6 +48,7 @@ class Gateway:
         self.admission = Admission(plan.limits.in_flight_bytes, plan.limits.concurrent_requests)
         self.metadata = ModelMetadata[bytes]()
         self.descriptions = ModelMetadata[Described]()
+        self.clients = Clients()
         self.recovered_warnings = OncePerInterval(max_keys=WARNED_CLIENTS)
         self.in_flight = 0
         self.is_draining = False
@@ -80,11 +86,10 @@ class Gateway:
         self.in_flight += 1
         LOAD.requests += 1
         self._idle.clear()
+        limited: str | None = None
         try:
             try:
-                request.headers = call.plan.access.authorize(request.headers)
-                if request.fault is not None:
-                    raise request.fault
+                limited = self._identify(call)
                 if request.begin is not None:
                     await request.begin()
                 match = self._route(request, call, exchange)
@@ -110,8 +115,30 @@ class Gateway:
             if self.in_flight == 0:
                 self._idle.set()
             call.body.release()
+            if limited is not None:
+                self.clients.end(limited)
             exchange.seconds = loop.time() - exchange.started_s
             self._record(exchange)
+
+    def _identify(self, call: Call) -> str | None:
+        """Find out whose request it is, and count it for this client, if clients are limited; the client's name then.
+
+        Raises `GatewayError`: without a token where one is needed (401), for a request that is refused whatever it asks
+        for, and for one too many (429).
+        """
+        request, exchange, limits = call.request, call.exchange, call.plan.limits.per_client
+        request.headers, exchange.client_name = call.plan.access.authorize(request.headers)
+        if request.fault is not None:
+            raise request.fault
+        if limits == _NO_LIMITS:
+            return None
+        name = exchange.client_name or exchange.client
+        wait_s = self.clients.begin(name, exchange.started_s, limits.concurrent, limits.rate, limits.burst)
+        if wait_s is None:
+            return name
+        seconds = max(1, math.ceil(wait_s))
+        words = f"client {name!r} asks for more than limits.per_client allows; try again in {seconds} s"
+        raise GatewayError(ErrorKind.RATE_LIMITED, words, headers=[("Retry-After", str(seconds))])
 
     def _route(self, request: ClientRequest, call: Call, exchange: Exchange) -> Match | None:
         """Where the request goes, if its client may send it there; None where the gateway answers for all backends.

@@ -47,6 +47,7 @@ class AccessLine(msgspec.Struct, gc=False):
 
     time: str
     client: str
+    client_name: str | None
     protocol: str
     method: str
     path: str
@@ -214,6 +215,7 @@ def _access_line(exchange: Exchange, time_: str) -> AccessLine:
     return AccessLine(
         time=time_,
         client=exchange.client,
+        client_name=exchange.client_name or None,
         protocol=exchange.protocol,
         method=exchange.method,
         path=exchange.path,

@@ -30,6 +30,9 @@ MAX_WAITING = 192
 MAX_MODELS = 200
 """The most models with a label of their own; the others share the label `other`."""
 
+MAX_CLIENTS = 200
+"""The most names of tokens with a label of their own; the others share the label `other`."""
+
 ZEROS_AT_ONCE = 50
 """How many rows of `Counting.expect` are made in one go."""
 
@@ -82,6 +85,7 @@ class Counting:
         self._waiting: list[Exchange] = []
         self._max_waiting = MAX_WAITING
         self._models: set[str] = set()
+        self._clients: set[str] = set()
         self._expected: set[Row] = set()
         self._connections_seen: dict[Row, int] = {}
         zeros: list[Row] = [("header_recovered",), ("client_connections_refused",)]
@@ -104,6 +108,17 @@ class Counting:
             self._let_be_zero(some)
             self.add_up()
             yield
+
+    def expect_clients(self, names: Iterable[str]) -> None:
+        """Let there be zeros for the *names* of tokens."""
+        self._let_be_zero(("client_requests", self._client_label(name), 200) for name in names)
+
+    def _client_label(self, name: str) -> str:
+        """The *name* of a token; `other` beyond `MAX_CLIENTS` of them."""
+        if name in self._clients or len(self._clients) < MAX_CLIENTS:
+            self._clients.add(name)
+            return name
+        return "other"
 
     def expect_endpoints(self, endpoints: Iterable[tuple[str, str]]) -> None:
         """Let there be zeros for *endpoints*, each a backend and a URL; at most for `MAX_NEW_ENDPOINTS` that are new.
@@ -171,6 +186,8 @@ class Counting:
             cells = rows["request_seconds", route, model]
             cells[bisect_left(_REQUEST_BOUNDS, seconds)] += 1
             cells[-1] += seconds
+            if exchange.client_name:
+                rows["client_requests", self._client_label(exchange.client_name), exchange.status][0] += 1
             alike[_kind_of(exchange)].append(exchange)
         for group in alike.values():
             self._count_alike(group)

@@ -38,6 +38,8 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
     """What the client got; 499 if it had left."""
     detail: str
     request_id: str
+    client: str
+    """The name of its token, or its address."""
     method: str
     path: str
     model: str | None
@@ -82,6 +84,7 @@ def _failure(exchange: Exchange, at_s: float) -> Failure:
         status=exchange.status,
         detail=_shown(exchange.detail, DETAIL_CHARACTERS),
         request_id=_shown(exchange.request_id, NAME_CHARACTERS),
+        client=_shown(exchange.client_name or exchange.client, NAME_CHARACTERS),
         method=_shown(exchange.method, NAME_CHARACTERS),
         path=_shown(exchange.path, NAME_CHARACTERS),
         model=_shown(exchange.model, NAME_CHARACTERS) if exchange.model is not None else None,

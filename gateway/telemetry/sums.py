@@ -54,6 +54,7 @@ class Family(NamedTuple):
 
 FAMILIES = (
     Family("requests", "Requests of clients that are finished", ("route", "model", "code", "protocol")),
+    Family("client_requests", "Requests by the name of the client's token", ("client", "code")),
     Family("client_connections_refused", "Connections of clients that were closed at once, beyond limits.connections"),
     Family("client_connections_slow", "Connections of clients that were too slow, by what they exceeded", ("limit",)),
     Family("tensors", "Binary tensors transcoded", ("direction", "datatype")),

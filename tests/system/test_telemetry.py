@@ -202,6 +202,7 @@ async def test_access_log_as_json_has_every_field(server: JsonServer, caplog: py
     assert list(good) == [
         "time",
         "client",
+        "client_name",
         "protocol",
         "method",
         "path",
