@@ -1,0 +1,81 @@
+"""gRPC from a gateway's process: workers, TLS, a unix socket, reloads, and a missing extra."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc.aio as triton
+
+from gateway.client import fronts
+from gateway.config import parse
+from gateway.demo import JsonServer
+from gateway.errors import ConfigError
+from gateway.process.application import Application
+from gateway.process.supervisor import Supervisor
+from tests.certificates import Authority
+from tests.grpc.test_clients import given
+
+ARRAY = np.arange(1000, dtype="f4")
+
+
+def configuration(server: JsonServer, extra: str = "", address: str = "127.0.0.1:0") -> str:
+    listeners = f"listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\ngrpc: '{address}'\nlogging: {{access: none}}\n"
+    return f"{listeners}{extra}backends: {{main: {{endpoints: ['{server.url}']}}}}\n"
+
+
+async def infer(address: str, **options: Any) -> None:
+    async with triton.InferenceServerClient(address, **options) as client:
+        result = await client.infer("identity", [given("x", ARRAY)])
+        assert result.as_numpy("x").tobytes() == ARRAY.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["port", "unix"])
+async def test_two_workers_share_the_listener(server: JsonServer, tmp_path: Path, kind: str) -> None:
+    address = "127.0.0.1:0" if kind == "port" else f"unix:{tmp_path}/grpc.sock"
+    supervisor = await Supervisor.start(parse(configuration(server, "workers: 2\n", address)))
+    try:
+        (url,) = supervisor.grpc_urls
+        target = url.partition("://")[2] if kind == "port" else address
+        await asyncio.gather(*(infer(target) for _ in range(8)))
+    finally:
+        await supervisor.drain()
+        await supervisor.stop()
+
+
+async def test_the_certificate_serves_both_ports(server: JsonServer, authority: Authority) -> None:
+    pair = authority.issue("localhost")
+    tls = f"tls: {{certificate: {pair.certificate}, key: {pair.key}}}\n"
+    application = await Application.start(parse(configuration(server, tls)))
+    try:
+        (url,) = application.grpc_urls
+        assert url.startswith("https://127.0.0.1:")
+        port = url.rpartition(":")[2]
+        credentials = grpc.ssl_channel_credentials(authority.path.read_bytes())
+        await infer(f"localhost:{port}", creds=credentials)
+    finally:
+        await application.stop()
+
+
+async def test_a_reload_keeps_the_listener_and_its_address(server: JsonServer) -> None:
+    application = await Application.start(parse(configuration(server)))
+    try:
+        address = application.grpc_urls[0].partition("://")[2]
+        async with triton.InferenceServerClient(address) as client:
+            await client.infer("identity", [given("x", ARRAY)])
+            kept = await application.replace(parse(configuration(server, address="127.0.0.1:1")))
+            assert kept == ["grpc"]
+            await client.infer("identity", [given("x", ARRAY)])
+    finally:
+        await application.stop()
+
+
+async def test_without_the_extra_the_key_is_an_error_that_says_what_to_install(
+    server: JsonServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fronts, "find_spec", lambda name: None if name == "h2" else sys)
+    with pytest.raises(ConfigError, match=r"grpc: needs h2 and protobuf.*pip install 'tensor-gateway\[grpc\]'"):
+        await Application.start(parse(configuration(server)))
