@@ -110,7 +110,15 @@ async def _other(asker: Asker, first: Answer, model: str) -> Server:
     elif not model:
         what = ". If it has nothing but inference, name the model with --model"
     named = f" Its answers name {shortened(first.headers['server'])}." if "server" in first.headers else ""
-    raise UnusableServerError(f"it is no server that the gateway can stand in front of: {said.answers}{what}.{named}")
+    raise UnusableServerError(
+        f"it is no server that the gateway can stand in front of: {said.answers}{what}.{named} {_WHAT_CAN_BE_DONE}"
+    )
+
+
+_WHAT_CAN_BE_DONE = (
+    "The gateway needs the JSON of V2, of TensorFlow Serving or of MLflow. Of a server of your own, one path more is "
+    'enough, `POST /v2/models/MODEL/infer`: docs/servers.md, "A FastAPI of your own", has it in thirty lines'
+)
 
 
 async def _takes_inferences(asker: Asker, model: str) -> str:
