@@ -117,7 +117,7 @@ async def _other(asker: Asker, first: Answer, model: str) -> Server:
 
 _WHAT_CAN_BE_DONE = (
     "The gateway needs the JSON of V2, of TensorFlow Serving or of MLflow. Of a server of your own, one path more is "
-    'enough, `POST /v2/models/MODEL/infer`: docs/servers.md, "A FastAPI of your own", has it in thirty lines'
+    'enough, `POST /v2/models/MODEL/infer`: docs/servers.md, "A FastAPI of your own", has it whole'
 )
 
 

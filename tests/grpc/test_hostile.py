@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton
+from hpack import Encoder
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
@@ -36,7 +37,7 @@ from tests.grpc.test_clients import Both, given, in_message
 pytestmark = pytest.mark.rule("12.6")
 
 BODY = in_message(np.ones(4, "f4"), "FP32", is_typed=False).SerializeToString()
-CALM, PROTOCOL = 11, 1
+CALM, PROTOCOL, REFUSED_STREAM = 11, 1, 7
 
 
 async def still_serves(both: Both) -> None:
@@ -108,6 +109,22 @@ async def test_more_than_128_fields(both: Both) -> None:
     async with connected(address_of(both[0])) as raw:
         await raw.send(fields(1, FIELDS + [(f"x-{n}", "1") for n in range(130)]))
         assert (await raw.status(1))["grpc-status"] == "3"
+    await still_serves(both)
+
+
+async def test_fields_of_many_streams_together(both: Both, server: JsonServer) -> None:
+    """Sixty thousand bytes each are allowed, but not of a hundred calls at once."""
+    async with connected(address_of(both[0])) as raw:
+        many = FIELDS + [(f"x-{n}", "y" * 1000) for n in range(50)]
+        for n in range(40):
+            block = Encoder().encode(many, huffman=False)
+            parts = [block[start : start + 16_000] for start in range(0, len(block), 16_000)]
+            await raw.send(frame(HEADERS, 2 * n + 1, parts[0]))
+            for index, part in enumerate(parts[1:], 2):
+                await raw.send(frame(CONTINUATION, 2 * n + 1, part, END_HEADERS if index == len(parts) else 0))
+        _, _, number, payload = await raw.until(RST_STREAM)
+        assert int.from_bytes(payload) == REFUSED_STREAM
+        assert number < 80
     await still_serves(both)
 
 

@@ -7,7 +7,7 @@ served, and when a connection is too old, too slow or too busy with nothing. The
     many streams            128 at once; the library refuses more
     frames without work     `frames.Patience`: pings, settings, priorities, resets and empty frames
     one turn of the loop    `TURN_S` of parsing, then others run; nothing is read meanwhile
-    fields                  `limits.head`, as they are sent and as they are; 128 of them (`call_head`)
+    fields                  `limits.head`, and 128 of them (`serving`); of all streams together `HEADS_BYTES`
     unread messages         a window of 64 KiB a stream until its message is admitted; all of it is counted
     replies nobody reads    `limits.client_idle`, as with HTTP/1.1; nothing more is read while replies wait
 
@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 TURN_S = 0.001
 """How long frames are worked on before others run."""
 
+HEADS_BYTES = 1024 * 1024
+"""The most that the fields of all streams may take; a call beyond it is refused, and may be repeated."""
+
 UNCOUNTED_BYTES = 4 * 1024
 """A connection that holds no more than this is not counted."""
 
@@ -71,6 +74,7 @@ class GrpcConnection(Connection):
         self.held_bytes = 0
         """What the owner has counted of what has come and was not taken yet."""
         self._streams: dict[int, Stream] = {}
+        self._heads: dict[int, int] = {}  # the bytes of each stream's fields
         self._frames = Frames(int(owner.limits.head))
         self._waiting_bytes = 0  # of messages, in all streams
         self._patience = Patience(owner.watcher.time())
@@ -162,11 +166,15 @@ class GrpcConnection(Connection):
     def _begin(self, event: RequestReceived) -> None:
         """A call has begun."""
         number = event.stream_id or 0
-        if self._is_ending:
+        fields = event.headers or []
+        head_bytes = sum(len(name) + len(value) for name, value in fields)
+        if self._is_ending or sum(self._heads.values()) + head_bytes > HEADS_BYTES:
             self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
             return
+        self._waiting_bytes += head_bytes
+        self._heads[number] = head_bytes
         stream = self._streams[number] = Stream(self, number)
-        stream.task = self.owner.loop.create_task(serve(self, stream, event.headers or []))
+        stream.task = self.owner.loop.create_task(serve(self, stream, fields))
         stream.task.add_done_callback(lambda _: self._ended(stream))
 
     def _drop(self, number: int | None) -> None:
@@ -186,6 +194,8 @@ class GrpcConnection(Connection):
     def _ended(self, stream: Stream) -> None:
         """The call of *stream* is over."""
         self._streams.pop(stream.number, None)
+        self._waiting_bytes -= self._heads.pop(stream.number, 0)
+        self._count()
         if stream.is_answered:
             self._patience.earn(EARNED_BY_CALL)
         elif not stream.is_closed:
@@ -214,10 +224,15 @@ class GrpcConnection(Connection):
 
     # For streams
 
+    @property
+    def _is_open(self) -> bool:
+        """Whether the connection is neither closed nor about to be: behind an error the library does nothing more."""
+        return self.transport is not None and not self.transport.is_closing()
+
     def taken(self, stream: Stream, n_bytes: int) -> None:
         """Of what has come on *stream*, *n_bytes* were taken: the client may send as much again."""
         self._waiting_bytes -= n_bytes
-        if self.transport is None or not n_bytes:
+        if not self._is_open or not n_bytes:
             return
         self._h2.acknowledge_received_data(n_bytes, stream.number)
         self._count()
@@ -225,13 +240,13 @@ class GrpcConnection(Connection):
 
     def open_window(self, stream: Stream, n_bytes: int) -> None:
         """Let the client send *n_bytes* more on *stream* before any of it is taken."""
-        if self.transport is not None and not stream.is_ended:
+        if self._is_open and not stream.is_ended:
             self._h2.increment_flow_control_window(n_bytes, stream.number)
             self.flush()
 
     def room(self, stream: Stream) -> int:
         """How much may be sent on *stream* in one frame. Raises `ConnectionError` when the client left."""
-        if stream.is_closed or self.transport is None:
+        if stream.is_closed or not self._is_open:
             raise client_left()
         return min(self._h2.local_flow_control_window(stream.number), self._h2.max_outbound_frame_size)
 
@@ -241,7 +256,7 @@ class GrpcConnection(Connection):
 
     def send_fields(self, stream: Stream, fields: Fields, *, is_end: bool) -> None:
         """Send *fields*, with which the stream ends if *is_end*. Raises `ConnectionError` when the client left."""
-        if stream.is_closed or self.transport is None:
+        if stream.is_closed or not self._is_open:
             raise client_left()
         self._h2.send_headers(stream.number, fields, end_stream=is_end)
         if is_end:
@@ -249,12 +264,13 @@ class GrpcConnection(Connection):
 
     def refuse_rest(self, stream: Stream) -> None:
         """Tell the client that nothing more of its message is read; the answer is complete (RFC 9113 section 8.1)."""
-        self._h2.reset_stream(stream.number, ErrorCodes.NO_ERROR)
-        self.flush()
+        if self._is_open:
+            self._h2.reset_stream(stream.number, ErrorCodes.NO_ERROR)
+            self.flush()
 
     def reset(self, stream: Stream) -> None:
         """End *stream* without an answer, or in the middle of it."""
-        if not stream.is_closed and self.transport is not None:
+        if not stream.is_closed and self._is_open:
             stream.is_closed = True
             self._h2.reset_stream(stream.number, ErrorCodes.INTERNAL_ERROR)
             self.flush()
