@@ -412,6 +412,17 @@ async def test_a_servers_refusal_has_the_paired_status_and_its_words(status: int
     assert metrics[sample] == 1
 
 
+async def test_a_redirect_is_no_answer() -> None:
+    async def redirect(request: web.Request) -> web.Response:
+        return web.Response(status=302, headers={"Location": "/elsewhere"})
+
+    async with serving_app(redirect) as url, serving(url) as (_, client):
+        for call in (client.infer("m", [given("x", np.ones(1, "f4"))]), client.get_model_repository_index()):
+            with pytest.raises(InferenceServerException, match="answered 302") as refused:
+                await call
+            assert refused.value.status() == "StatusCode.INTERNAL"
+
+
 async def test_a_client_that_gives_up_is_told_whose_deadline_it_was() -> None:
     async def wait(request: web.Request) -> web.Response:
         await asyncio.sleep(30)

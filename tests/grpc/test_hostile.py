@@ -195,6 +195,11 @@ async def test_no_message_and_a_prefix_that_is_none(both: Both) -> None:
         assert (await raw.status(3))["grpc-status"] == "3"
         await raw.send(fields(5) + frame(DATA, 5, message(b"\xff" * 50), END_STREAM))
         assert (await raw.status(5))["grpc-status"] == "3"
+        ready = [
+            (":path", "/inference.GRPCInferenceService/ModelReady") if each[0] == ":path" else each for each in FIELDS
+        ]
+        await raw.send(fields(7, ready) + frame(DATA, 7, message(b"\xff" * 50), END_STREAM))
+        assert (await raw.status(7))["grpc-status"] == "3"
     await still_serves(both)
 
 

@@ -3,6 +3,8 @@
 Not here: how the bytes come (`stream`).
 """
 
+from google.protobuf.message import DecodeError
+
 from gateway.client.body import ClientBody
 from gateway.client.grpc.calls import Call
 from gateway.client.grpc.inference import InferMessage, read_request
@@ -74,7 +76,7 @@ class GrpcBody(ClientBody):
                 request.content_length = len(self._asked) if request.has_body else None
         except CodecError as error:
             raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
-        except ValueError as error:  # protobuf's
+        except DecodeError as error:
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed message: {error}") from None
 
     async def _find_inference(self, message: memoryview) -> None:
@@ -115,7 +117,7 @@ class GrpcBody(ClientBody):
             await super().admit(n_bytes)
 
     def invite(self) -> None:
-        """GRPC has no such thing."""
+        """A client of gRPC waits for no invitation."""
 
     async def drop_rest(self) -> None:
         """Nothing: the end of the answer resets the stream."""

@@ -17,7 +17,7 @@ from gateway.client.grpc.messages import CLASSES
 from gateway.client.grpc.statuses import Status, status_of
 from gateway.client.grpc.stream import PREFIX_BYTES, Buffer, Fields, Stream
 from gateway.codec import HEADER_LENGTH, InferAnswer, OutputSelection, error_body
-from gateway.errors import CodecError, ErrorKind, GatewayError, blamed, proxy_status
+from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed, proxy_status
 from gateway.exchange import Exchange
 from gateway.headers import HeaderLines, Pairs
 from gateway.pacing import Pacer
@@ -58,6 +58,7 @@ class GrpcReply:
         self._plan = plan
         self._begun: tuple[int, Pairs] = (0, ())
         self._pieces: list[Buffer] = []
+        self._kept_bytes = 0
         self.has_begun = False
         """From here on an error can only reset the stream."""
         self.is_complete = False
@@ -75,11 +76,13 @@ class GrpcReply:
         """See `Reply.begin`. Nothing goes out before `end`, so another attempt may begin again."""
         self._begun = status, tuple(headers)
         self._pieces.clear()
+        self._kept_bytes = 0
 
     async def write(self, piece: bytes | bytearray | memoryview) -> None:
         """See `Reply.write`; what is kept counts as the answer's."""
         self._pieces.append(bytes(piece))
-        self._body.hold_answer(sum(map(len, self._pieces)))
+        self._kept_bytes += len(piece)
+        self._body.hold_answer(self._kept_bytes)
 
     async def end(self) -> None:
         """See `Reply.end`."""
@@ -104,6 +107,8 @@ class GrpcReply:
                 message = await self._answer(headers, buffers)
             else:
                 message = [self._call.answer(b"".join(buffers)).SerializeToString()]
+        except TooLargeError as error:
+            raise GatewayError(ErrorKind.BODY_TOO_LARGE, str(error)) from error
         except CodecError as error:
             raise blamed(error, ErrorKind.MALFORMED_RESPONSE) from error
         exchange.status = status
@@ -174,7 +179,10 @@ class GrpcReply:
         return found
 
     async def _refuse(self, status: int, text: bytes) -> None:
-        """A server's refusal that was passed on: its words are the client's."""
+        """A server's refusal that was passed on: its words are the client's. Raises `GatewayError` for a redirect."""
+        if status < 400:
+            words = f"the backend answered {status}, a redirect, which no client of gRPC can follow"
+            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
         backend = self._exchange.backend
         _, words = error_body(text, status, "", None, backend=backend)
         await self.error(GatewayError(ErrorKind.BACKEND_ERROR, words, status=status, body=text))
