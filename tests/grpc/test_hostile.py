@@ -203,6 +203,17 @@ async def test_no_message_and_a_prefix_that_is_none(both: Both) -> None:
     await still_serves(both)
 
 
+async def test_a_stream_of_messages_that_breaks_between_two(both: Both) -> None:
+    streaming = [*FIELDS[:2], (":path", "/inference.GRPCInferenceService/ModelStreamInfer"), *FIELDS[3:]]
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(fields(1, streaming) + frame(DATA, 1, message(BODY) + b"\x02\0\0\0\0"))
+        got = await raw.status(1)
+        assert got["grpc-status"] == "3"
+        await raw.send(fields(3, streaming) + frame(DATA, 3, message(BODY) + b"\0\0", END_STREAM))
+        assert (await raw.status(3))["grpc-status"] == "3"
+    await still_serves(both)
+
+
 async def test_a_connection_that_is_lost_in_the_middle_of_a_message(both: Both) -> None:
     async with connected(address_of(both[0])) as raw:
         await raw.send(fields(1) + frame(DATA, 1, message(BODY)[:-3]))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from gateway.client.grpc.body import GrpcBody
 from gateway.client.grpc.calls import CALLS, HEALTH, MODEL_INFER, MODEL_STREAM_INFER, SERVICE, Call
 from gateway.client.grpc.reply import CONTENT_TYPE, GrpcReply, StreamedReply, status_fields
-from gateway.client.grpc.statuses import Status
+from gateway.client.grpc.statuses import Status, status_of
 from gateway.client.grpc.stream import Message, Stream
 from gateway.client.request import ClientRequest, find_encoding_fault
 from gateway.errors import ErrorKind, GatewayError
@@ -115,10 +115,11 @@ async def serve(connection: "GrpcConnection", stream: Stream, fields: Iterable[t
         elif (call := CALLS.get(head.path)) is not None:
             await _serve_one(connection, stream, head, call)
         else:
-            words = _unknown(head.path)
-            stream.finish([(":status", "200"), CONTENT_TYPE, *status_fields(Status.UNIMPLEMENTED, words)])
+            _finish(stream, Status.UNIMPLEMENTED, _unknown(head.path))
     except (ConnectionError, asyncio.CancelledError):
         pass  # the client left; what was served has recorded it
+    except GatewayError as error:  # of a stream of messages, between two of them
+        _finish(stream, status_of(error.kind, error.status), error.message)
     except Exception:
         log.exception("a call of client %s failed", connection.peer.address)
         connection.reset(stream)
@@ -169,9 +170,14 @@ async def _serve_many(connection: "GrpcConnection", stream: Stream, head: Head) 
     finally:
         for task in tasks:
             task.cancel()
+    _finish(stream, *((Status.OK, "") if stream.is_ended else _TOO_MUCH))
+
+
+def _finish(stream: Stream, status: Status, words: str) -> None:
+    """End *stream* with *status*, whether or not messages have gone out. Raises `ConnectionError`."""
+    fields = status_fields(status, words)
     if not stream.is_closed:
-        ends = status_fields(Status.OK, "") if stream.is_ended else status_fields(*_TOO_MUCH)
-        stream.finish(ends if stream.is_answered else [(":status", "200"), CONTENT_TYPE, *ends])
+        stream.finish(fields if stream.is_answered else [(":status", "200"), CONTENT_TYPE, *fields])
 
 
 async def _serve_next(
