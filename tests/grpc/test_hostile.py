@@ -280,6 +280,26 @@ async def test_a_client_that_opens_no_window(server: JsonServer) -> None:
         await still_serves(both)
 
 
+async def test_a_client_that_opens_its_window_by_single_bytes(server: JsonServer) -> None:
+    """It is never silent, and would hold its reply for weeks."""
+    async with serving(server.url, "limits: {client_idle: 1s}") as both:
+        big = in_message(np.ones(30_000, "f4"), "FP32", is_typed=False).SerializeToString()
+        async with connected(address_of(both[0])) as raw:
+            await raw.until(WINDOW_UPDATE)
+            await raw.send(fields(1))
+            data = message(big)
+            for start in range(0, len(data), 16_000):
+                await raw.send(frame(DATA, 1, data[start : start + 16_000]))
+                await asyncio.sleep(0.01)
+            await raw.send(frame(DATA, 1, b"", END_STREAM))
+            ended = asyncio.ensure_future(raw.until(RST_STREAM))
+            while not ended.done():
+                await raw.send(frame(WINDOW_UPDATE, 1, (1).to_bytes(4)))
+                await asyncio.sleep(0.02)
+            assert ended.result()[2] == 1
+        await still_serves(both)
+
+
 async def test_unread_bytes_count(server: JsonServer) -> None:
     async with serving(server.url) as both:
         admission = both[0].gateway.gateway.admission

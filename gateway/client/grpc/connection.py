@@ -239,10 +239,12 @@ class GrpcConnection(Connection):
         self.flush()
 
     def open_window(self, stream: Stream, n_bytes: int) -> None:
-        """Let the client send *n_bytes* more on *stream* before any of it is taken."""
+        """Let the client send *n_bytes* on *stream* before any of it is taken."""
         if self._is_open and not stream.is_ended:
-            self._h2.increment_flow_control_window(n_bytes, stream.number)
-            self.flush()
+            wanted = n_bytes - self._h2.remote_flow_control_window(stream.number)
+            if wanted > 0:
+                self._h2.increment_flow_control_window(wanted, stream.number)
+                self.flush()
 
     def room(self, stream: Stream) -> int:
         """How much may be sent on *stream* in one frame. Raises `ConnectionError` when the client left."""
@@ -281,8 +283,7 @@ class GrpcConnection(Connection):
 
     def flush(self) -> None:
         """Write what the library has to say."""
-        transport = self.transport
-        if transport is not None and not transport.is_closing() and (data := self._h2.data_to_send()):
+        if self._is_open and (data := self._h2.data_to_send()):
             self.out.write(data)
 
     # Writing
@@ -344,7 +345,7 @@ class GrpcConnection(Connection):
                 slow["body_timeout"] += 1
             elif stream.is_unread(now_s, limits.client_idle):
                 slow["client_idle"] += 1
-                self.out.cut_reason = f"the client opened no window for {limits.client_idle:g} s (limits.client_idle)"
+                self.out.cut_reason = "the client read its reply too slowly (limits.client_idle)"
                 self.reset(stream)
                 self._drop(stream.number)
 
@@ -376,8 +377,7 @@ class GrpcConnection(Connection):
 
     def _go_away(self, code: ErrorCodes, words: bytes) -> None:
         """Say that the connection ends, and close it behind what was written."""
-        transport = self.transport
-        if transport is None or transport.is_closing():
+        if not self._is_open:
             return
         self._is_ending = True
         self.flush()

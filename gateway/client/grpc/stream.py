@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gateway.client.outgoing import client_left, wake
 from gateway.errors import ErrorKind, GatewayError
 from gateway.pacing import Pacer
-from gateway.policy.slowness import find_slowness
+from gateway.policy.slowness import Backlog, find_slowness
 
 if TYPE_CHECKING:
     from gateway.client.grpc.connection import GrpcConnection
@@ -57,8 +57,8 @@ class Stream:
         self._received_bytes = 0
         self._waited_s = 0.0
         self._waits_since_s: float | None = None  # while the client is waited for, and judged
-        self._shut_since_s: float | None = None  # while a reply waits for room
-        self._opened_bytes = 0
+        self._backlog: Backlog | None = None  # while a reply waits for room, to its end
+        self._written_bytes = 0
 
     # What comes
 
@@ -116,10 +116,7 @@ class Stream:
 
     def expect(self, n_bytes: int) -> None:
         """Let the client send faster, now that *n_bytes* of a message are welcome."""
-        wanted = min(n_bytes, OPEN_BYTES) - self._opened_bytes
-        if wanted > 0:
-            self._opened_bytes += wanted
-            self.connection.open_window(self, wanted)
+        self.connection.open_window(self, min(n_bytes, OPEN_BYTES))
 
     def forgive(self) -> None:
         """Judge the client's speed anew: between two messages of a stream it may take its time."""
@@ -157,13 +154,16 @@ class Stream:
                     self.flush()
                     await self._wait_for_room()
                     continue
-                self.connection.send_data(self, piece[at : at + room])
+                part = piece[at : at + room]
+                self.connection.send_data(self, part)
+                self._written_bytes += len(part)
                 at += room
             if len(piece) >= FLUSH_BYTES:
                 self.flush()
                 await pacer.breathe()
             if self.connection.out.is_behind:
                 await self.connection.out.drain()
+        self._backlog = None
 
     def flush(self) -> None:
         """Send what was written. Raises `ConnectionError` when the client left."""
@@ -171,15 +171,14 @@ class Stream:
 
     async def _wait_for_room(self) -> None:
         self._window = asyncio.get_running_loop().create_future()
-        self._shut_since_s = self.connection.time()
-        try:
-            await self._window
-        finally:
-            self._shut_since_s = None
+        if self._backlog is None:
+            self._backlog = Backlog(self._written_bytes, self.connection.time())
+        await self._window
 
     def is_unread(self, now_s: float, limit_s: float) -> bool:
-        """Whether the client has had no room for *limit_s* while something waits for it."""
-        return self._shut_since_s is not None and now_s - self._shut_since_s >= limit_s
+        """Whether the client gives its reply room too slowly: none for *limit_s*, or too little on average."""
+        backlog = self._backlog
+        return backlog is not None and backlog.find_slowness(self._written_bytes, now_s, limit_s) is not None
 
     def finish(self, fields: Fields) -> None:
         """Send the trailers, or all that there is where no headers have gone out; the stream is over then.
