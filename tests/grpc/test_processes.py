@@ -18,6 +18,7 @@ from gateway.process.application import Application
 from gateway.process.supervisor import Supervisor
 from tests.certificates import Authority
 from tests.grpc.test_clients import given
+from tests.system.programs import free_ports, nginx
 
 ARRAY = np.arange(1000, dtype="f4")
 
@@ -69,6 +70,19 @@ async def test_a_reload_keeps_the_listener_and_its_address(server: JsonServer) -
             kept = await application.replace(parse(configuration(server, address="127.0.0.1:1")))
             assert kept == ["grpc"]
             await client.infer("identity", [given("x", ARRAY)])
+    finally:
+        await application.stop()
+
+
+async def test_nginx_before_it(server: JsonServer, tmp_path: Path) -> None:
+    """As docs/clients.md shows it."""
+    application = await Application.start(parse(configuration(server)))
+    try:
+        address = application.grpc_urls[0].partition("://")[2]
+        (port,) = free_ports(1)
+        passed = f"listen 127.0.0.1:{port} http2; client_max_body_size 0; location / {{ grpc_pass grpc://{address}; }}"
+        async with nginx(tmp_path, port, f"server {{ {passed} }}"):
+            await asyncio.gather(*(infer(f"127.0.0.1:{port}") for _ in range(8)))
     finally:
         await application.stop()
 
