@@ -192,6 +192,13 @@ def test_the_documented_file_names_the_keys_of_what_it_leaves_out(type_: Any) ->
             "backends.a.nonfinite: expected reject, as_null or literal, got 'asnull', did you mean `as_null`?",
         ),
         ("logging: {access: xml}\n" + MINIMAL, "logging.access: expected json, text or none, got 'xml'"),
+        (
+            "limits: {per_client: {concurrent: -1}}\n" + MINIMAL,
+            "limits.per_client.concurrent: expected a number above 0",
+        ),
+        ("limits: {per_client: {rate: -1}}\n" + MINIMAL, "limits.per_client.rate: expected a number above 0"),
+        ("limits: {per_client: {rate: 1.0e-310}}\n" + MINIMAL, "limits.per_client.rate: expected at least 0.0003"),
+        ("limits: {per_client: {burst: 3}}\n" + MINIMAL, "limits.per_client.burst: expected together with `rate`"),
         ("limits: {request_body: 5}\n" + MINIMAL, "limits.request_body: expected a size with a unit"),
         ("limits: {request_body: 5MB}\n" + MINIMAL, "limits.request_body: expected a size with a unit"),
         ("limits: {request_body: 0B}\n" + MINIMAL, "limits.request_body: expected more than 0B"),

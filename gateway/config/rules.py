@@ -199,6 +199,7 @@ _HEADER_VALUE = (lambda at: not at.value.isprintable() or not at.value.isascii()
                  "invalid header value: expected printable ASCII characters")
 _NO_MODEL = "never matches: a model's name is not empty and has no slash"
 _ONLY_V2 = (_is_foreign, "this is for servers of V2, and `dialect` is {part.dialect}")
+_SLOWEST_RATE = 0.0003  # one request an hour
 _FEWER_THAN_WORKERS = (lambda at: 0 < at.value < at.part.workers, "expected at least as many as `workers`")
 _NONE_IS_RESERVED = "the name `none` is reserved for requests without a route"
 _OWN = "name the inference server, or listen on another port"
@@ -307,6 +308,8 @@ ERRORS = (
          f"this is the gateway's own `admin`, which is never for clients: {_OWN}"),
     Rule(Limits, "per_client.concurrent per_client.rate per_client.burst", lambda at: at.value < 0,
          "expected a number above 0, or 0 for no limit"),
+    Rule(Limits, "per_client.rate", lambda at: 0 < at.value < _SLOWEST_RATE,
+         "expected at least 0.0003 (one request an hour), or 0 for no limit"),
     Rule(Limits, "per_client.burst", lambda at: at.value and not at.part.per_client.rate,
          "expected together with `rate`, of which it is a part"),
     Rule(Config, "limits.per_client.concurrent limits.per_client.burst backends.*.queue.length",

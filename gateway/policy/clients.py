@@ -34,8 +34,8 @@ class Clients:
         """
         client = self._known.get(name)
         if client is None:
-            client = self._known[name] = Client(seen_s=now_s)
             self._forget()
+            client = self._known[name] = Client(seen_s=now_s)
         self._known.move_to_end(name)
         client.spent = max(0.0, client.spent - rate * (now_s - client.seen_s))
         client.seen_s = now_s
@@ -55,8 +55,8 @@ class Clients:
             client.in_flight -= 1
 
     def _forget(self) -> None:
-        """Forget a client that has nothing in flight, where there are too many."""
-        if len(self._known) > MAX_CLIENTS:
+        """Forget a client that has nothing in flight, where there is no room for another."""
+        if len(self._known) >= MAX_CLIENTS:
             idle = next((name for name, client in self._known.items() if not client.in_flight), None)
             if idle is not None:
                 del self._known[idle]

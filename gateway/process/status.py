@@ -124,6 +124,8 @@ class Status(msgspec.Struct, frozen=True):
     routes: list[RouteStatus]
     failures: list[Failure]
     """The last first."""
+    clients: list[tuple[str, int]]
+    """The names of tokens with the most requests since the start, and how many."""
     reload: Reload | None
     """The last one that was tried."""
     certificates: list[Certificate]
@@ -187,6 +189,7 @@ def status_of(
         backends=backends,
         routes=routes_of(config, minute),
         failures=failures,
+        clients=metrics.busiest_clients(),
         reload=metrics.last_reload,
         certificates=certificates,
     )

@@ -95,6 +95,8 @@ class Call:
         self.total_at: float | None = None
         self.match: Match
         self.sticky_key: str | None = None
+        self.counted_for: str | None = None
+        """The client for which it counts as one of those at once; None where clients have no limits."""
         if request.front is not None:
             self.body, self.reply = request.front(request, exchange, shared, plan, self.pacer)
             return

@@ -86,13 +86,9 @@ class Gateway:
         self.in_flight += 1
         LOAD.requests += 1
         self._idle.clear()
-        limited: str | None = None
         try:
             try:
-                limited = self._identify(call)
-                if request.begin is not None:
-                    await request.begin()
-                match = self._route(request, call, exchange)
+                match = await self._admit(call)
                 if match is None:
                     await one_server.answer(call)
                 elif match.kind is PathKind.INFER and request.method == "POST":
@@ -115,27 +111,38 @@ class Gateway:
             if self.in_flight == 0:
                 self._idle.set()
             call.body.release()
-            if limited is not None:
-                self.clients.end(limited)
+            if call.counted_for is not None:
+                self.clients.end(call.counted_for)
             exchange.seconds = loop.time() - exchange.started_s
             self._record(exchange)
 
-    def _identify(self, call: Call) -> str | None:
-        """Find out whose request it is, and count it for this client, if clients are limited; the client's name then.
+    async def _admit(self, call: Call) -> Match | None:
+        """Where the request goes, as `_route` says, if it has a token where one is needed, and its client may ask more.
 
-        Raises `GatewayError`: without a token where one is needed (401), for a request that is refused whatever it asks
-        for, and for one too many (429).
+        Over gRPC a message names the path: the client's limits come before it is read. Raises `GatewayError`.
         """
-        request, exchange, limits = call.request, call.exchange, call.plan.limits.per_client
-        request.headers, exchange.client_name = call.plan.access.authorize(request.headers)
+        request = call.request
+        request.headers, call.exchange.client_name = call.plan.access.authorize(request.headers)
         if request.fault is not None:
             raise request.fault
+        if request.begin is not None:
+            self._count(call)
+            await request.begin()
+            return self._route(request, call, call.exchange)
+        match = self._route(request, call, call.exchange)
+        self._count(call)
+        return match
+
+    def _count(self, call: Call) -> None:
+        """Count the request for its client, if clients are limited. Raises `GatewayError` (429) for one too many."""
+        exchange, limits = call.exchange, call.plan.limits.per_client
         if limits == _NO_LIMITS:
-            return None
+            return
         name = exchange.client_name or exchange.client
         wait_s = self.clients.begin(name, exchange.started_s, limits.concurrent, limits.rate, limits.burst)
         if wait_s is None:
-            return name
+            call.counted_for = name
+            return
         seconds = max(1, math.ceil(wait_s))
         words = f"client {name!r} asks for more than limits.per_client allows; try again in {seconds} s"
         raise GatewayError(ErrorKind.RATE_LIMITED, words, headers=[("Retry-After", str(seconds))])

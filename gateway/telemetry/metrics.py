@@ -9,7 +9,7 @@ already leads from a number to its requests: it has their ids, with route, reaso
 """
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from operator import attrgetter
@@ -32,6 +32,8 @@ from gateway.telemetry.sums import BOUNDS, FAMILIES, Cells, Family, Row, Table
 _UPPER_BOUNDS = {name: [str(floatToGoString(bound)) for bound in bounds] for name, bounds in BOUNDS.items()}  # type: ignore[no-untyped-call]
 """As the label `le` has them."""
 
+SHOWN_CLIENTS = 10
+"""How many names of tokens the status page shows."""
 
 _LEVELS = (
     ("requests_in_flight", "Requests that are being served now", attrgetter("in_flight")),
@@ -82,6 +84,14 @@ class Metrics:
         for failure in batch.failures:
             self.failures.keep(failure)
         return True
+
+    def busiest_clients(self) -> list[tuple[str, int]]:
+        """The names of tokens with the most requests since the start, at most `SHOWN_CLIENTS`, and how many."""
+        counts: Counter[str] = Counter()
+        for row, cells in self._table.items():
+            if row[0] == "client_requests" and cells[0]:
+                counts[str(row[1])] += int(cells[0])
+        return counts.most_common(SHOWN_CLIENTS)
 
     def reloaded(self, *, is_successful: bool, words: str = "") -> None:
         """A reload has been tried now; *words*: why it failed, or what of it waits for a restart."""

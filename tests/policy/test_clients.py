@@ -39,6 +39,13 @@ def test_one_that_was_refused_costs_nothing() -> None:
     assert clients.begin("a", 1, 0, 1, 0) is None
 
 
+def test_one_more_client_is_served_where_all_that_are_remembered_have_requests_in_flight() -> None:
+    clients = Clients()
+    for number in range(MAX_CLIENTS + 1):
+        assert clients.begin(str(number), 0, 1, 0, 0) is None
+    assert clients.begin(str(MAX_CLIENTS), 0, 1, 0, 0) == 1.0
+
+
 def test_many_clients_are_remembered_and_not_all() -> None:
     clients = Clients()
     assert clients.begin("busy", 0, 1, 0, 0) is None
