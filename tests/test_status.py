@@ -466,6 +466,14 @@ async def refuse_all(connection: Connection) -> None:
         await connection.answer(b'{"error": "out of memory"}', "500 Internal Server Error")
 
 
+async def answer_get_alone(connection: Connection) -> None:
+    """Answer GET, and close at everything else."""
+    await connection.read_request()
+    while connection.head.startswith(b"GET "):
+        await connection.answer(b"{}")
+        await connection.read_request()
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_gateway_tells_what_all_its_workers_do(tmp_path: Path, server: JsonServer, workers: int) -> None:
     started_s = time.time()
@@ -615,6 +623,38 @@ async def test_an_endpoint_whose_ejection_is_over_is_on_trial_until_a_request_ha
             async with client.session.get(f"{client.admin}/metrics") as metrics:
                 series = f'tensor_gateway_endpoint_ejected{{backend="vision",endpoint="{gone.url}"}} 0.0'
                 assert series in await metrics.text()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_probe_ends_an_ejection_that_is_over_in_every_worker(tmp_path: Path, workers: int) -> None:
+    """No request comes meanwhile; and until it is over, probes that succeed end nothing."""
+    async with lying(answer_get_alone) as one, lying(answer_get_alone) as other:
+        text = (
+            f"workers: {workers}\nbackends: {{vision: {{endpoints: ['{one.url}', '{other.url}'], "
+            "eject: {failures: 1, for: 2s}, health: {interval: 50ms, path: /v2}}}\n"
+        )
+        async with gateway(tmp_path, text) as (_, client):
+
+            async def ejected() -> list[float]:
+                samples = await client.metrics()
+                return [value for name, value in samples.items() if name.startswith("tensor_gateway_endpoint_ejected{")]
+
+            async with asyncio.timeout(DEADLINE_S):
+                while (status := await status_from(client))["headline"] != "vision: both endpoints are ejected":
+                    await client.infer_binary(HEADER, X.tobytes())
+            assert status["state"] == "critical"
+            assert await ejected() == [1, 1]
+            began_s = max(each["since_s"] for each in status["backends"][0]["endpoints"])
+            reason = "a probe of it has succeeded"
+            status = await status_when(
+                client,
+                lambda status: all(
+                    (each["state"], each["reason"], each["found_by"]) == ("up", reason, workers)
+                    for each in status["backends"][0]["endpoints"]
+                ),
+            )
+            assert await ejected() == [0, 0]
+            assert all(each["since_s"] >= began_s + 1.5 for each in status["backends"][0]["endpoints"])
 
 
 async def test_certificates_say_when_they_expire(tmp_path: Path, server: JsonServer, authority: Authority) -> None:

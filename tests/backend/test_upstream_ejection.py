@@ -371,3 +371,18 @@ async def test_a_probe_that_succeeds_brings_the_endpoint_back_when_the_ejection_
             while state.is_ejected:
                 await asyncio.sleep(0.01)
         assert state.last_change.reason == "a probe of it has succeeded"
+
+
+async def test_an_endpoint_on_trial_is_not_counted_among_those_that_are_left_until_it_is_back() -> None:
+    """`panic_below`: while one of two has yet to show that it works, the other stays whatever it does."""
+    settings = f"{IN_TURN}, eject: {{failures: 1, {FOR_A_MINUTE}, panic_below: 0.5}}"
+    async with upstream_with(well, well, settings=settings) as (upstream, _):
+        one, other = upstream.endpoints.states
+        upstream.note_failure(other, None, "it died")
+        make_due(other)
+        upstream.note_failure(one, None, "it died too")
+        assert (one.is_ejected, other.is_ejected) == (False, True)
+        await call(upstream)  # the trial
+        assert not other.is_ejected
+        upstream.note_failure(one, None, "it died again")
+        assert one.is_ejected
