@@ -1,0 +1,126 @@
+"""Inferences over gRPC to servers that read binary themselves, and calls that such servers answer in their own ways."""
+
+import json
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from aiohttp import web
+from tritonclient.utils import InferenceServerException
+
+from tests.grpc.conftest import address_of, serving
+from tests.grpc.frames import DATA, END_STREAM, FIELDS, connected, fields, frame, message
+from tests.grpc.test_clients import Both, answering_json, given, serving_app
+from tests.grpc.test_hostile import BODY
+
+pytestmark = pytest.mark.rule("12.7")
+
+LENGTH = "Inference-Header-Content-Length"
+
+
+def binary_server(*, in_json: bool = False, pieces: int = 1, short: int = 0) -> Any:
+    """A server that reads the extension, and answers in it or, against what it was asked, in JSON."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        header = json.loads(body[: int(request.headers[LENGTH])])
+        blob = body[int(request.headers[LENGTH]) :]
+        (entry,) = header["inputs"]
+        output = {"name": "y", "datatype": entry["datatype"], "shape": entry["shape"]}
+        if in_json:
+            values = np.frombuffer(blob, "f4").tolist()
+            return web.json_response({"model_name": "own", "outputs": [{**output, "data": values}]})
+        output["parameters"] = {"binary_data_size": len(blob)}
+        text = json.dumps({"model_name": "own", "outputs": [output]}).encode()
+        response = web.StreamResponse(headers={LENGTH: str(len(text)), "Content-Type": "application/octet-stream"})
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        whole = (text + blob)[: len(text) + len(blob) - short]
+        step = -(-len(whole) // pieces)
+        for start in range(0, len(whole), step):
+            await response.write(whole[start : start + step])
+        await response.write_eof()
+        return response
+
+    return serving_app(handle)
+
+
+@pytest.mark.parametrize("options", [{}, {"pieces": 7}, {"in_json": True}])
+async def test_a_server_that_reads_binary_gets_it(options: dict[str, Any]) -> None:
+    array = np.arange(3000, dtype="f4")
+    async with binary_server(**options) as url, serving(url, backend="binary: always") as (client, triton):
+        result = await triton.infer("m", [given("x", array)])
+        metrics = await client.metrics()
+    assert result.as_numpy("y").tobytes() == array.tobytes()
+    assert metrics['tensor_gateway_upstream_request_bytes_count{format="binary",route="main"}'] == 1
+
+
+async def test_an_answer_that_is_cut_off_is_the_servers_fault() -> None:
+    async with binary_server(short=5) as url, serving(url, backend="binary: always") as (_, triton):
+        with pytest.raises(InferenceServerException, match="ends 5 bytes short") as refused:
+            await triton.infer("m", [given("x", np.ones(100, "f4"))])
+    assert refused.value.status() == "StatusCode.INTERNAL"
+
+
+async def test_answers_that_are_no_messages_are_the_servers_fault() -> None:
+    async with answering_json([{"name": 5}]) as url, serving(url) as (_, triton):
+        with pytest.raises(InferenceServerException, match="cannot be made the message RepositoryIndexResponse"):
+            await triton.get_model_repository_index()
+
+
+async def test_calls_about_models_need_a_name(both: Both) -> None:
+    async with grpc.aio.insecure_channel(address_of(both[0])) as channel:
+        for name in ("ModelReady", "ModelMetadata", "RepositoryModelLoad"):
+            call: Any = channel.unary_unary(f"/inference.GRPCInferenceService/{name}")
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(b"")
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "name`" in (refused.value.details() or "")
+        load: Any = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await load(b"\x12\x01m\x1a\x05\x0a\x01p\x12\x00")
+        assert "parameter 'p' has no value" in (refused.value.details() or "")
+
+
+async def test_versions_and_repositories_stand_in_the_path() -> None:
+    asked: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.json_response([] if "index" in request.path else {"name": "m", "ready": False})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[union-attr]
+    try:
+        async with serving(url) as (client, triton):
+            assert not await triton.is_model_ready("m", "7")
+            async with grpc.aio.insecure_channel(address_of(client)) as channel:
+                index: Any = channel.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")
+                await index(b"\x0a\x04mine\x10\x01")
+                stats: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelStatistics")
+                await stats(b"")
+    finally:
+        await runner.cleanup()
+    assert asked == ["/v2/models/m/versions/7/ready", "/v2/repository/mine/index", "/v2/models/stats"]
+
+
+async def test_what_is_no_call_of_grpc(both: Both) -> None:
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(
+            fields(1, [("content-type", "text/plain") if each[0] == "content-type" else each for each in FIELDS])
+        )
+        assert (await raw.status(1))[":status"] == "415"
+        await raw.send(fields(3, [*FIELDS, ("grpc-timeout", "soon")]) + frame(DATA, 3, message(BODY), END_STREAM))
+        assert (await raw.status(3))["grpc-status"] == "3"
+        await raw.send(fields(5, [*FIELDS[:2], (":path", "/other.Service/Call"), *FIELDS[3:]]))
+        assert (await raw.status(5))["grpc-status"] == "12"
+        await raw.send(fields(7, [*FIELDS, ("grpc-encoding", "snappy")]) + frame(DATA, 7, message(BODY, 1), END_STREAM))
+        got = await raw.status(7)
+        assert got["grpc-status"] == "12"
+        assert "snappy" in got["grpc-message"]
