@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
@@ -62,6 +63,34 @@ async def test_clients_find_one_server_whatever_is_behind_it(server: JsonServer)
                 await asyncio.to_thread(ask, application, "get_model_metadata", "unknown")
         finally:
             await application.stop()
+
+
+@pytest.mark.parametrize("text", [b"[", b'{"name": 5}'])
+async def test_lists_that_are_none_are_left_out(server: JsonServer, text: bytes) -> None:
+    async def broken(seen: Seen) -> bool:
+        await seen.answer(text)
+        return True
+
+    async with counting(broken) as other:
+        application = await Application.start(parse(CONFIGURATION.format(one=server.url, other=other.url)))
+        try:
+            with pytest.raises(InferenceServerException, match="no backend lists its models"):
+                await asyncio.to_thread(ask, application, "get_model_repository_index")
+            async with aiohttp.ClientSession() as session:
+                async with session.post(f"{application.listen_url}/v2/repository/index", data=b"x" * 5000) as reply:
+                    assert reply.status == 400
+        finally:
+            await application.stop()
+
+
+async def test_a_backend_that_cannot_be_asked_is_left_out(server: JsonServer, unused_tcp_port: int) -> None:
+    other = f"http://127.0.0.1:{unused_tcp_port}"
+    application = await Application.start(parse(CONFIGURATION.format(one=server.url, other=other)))
+    try:
+        with pytest.raises(InferenceServerException, match="no backend lists its models"):
+            await asyncio.to_thread(ask, application, "get_model_repository_index")
+    finally:
+        await application.stop()
 
 
 async def test_not_ready_while_a_backend_is_down(server: JsonServer, unused_tcp_port: int) -> None:
