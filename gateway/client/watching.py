@@ -6,6 +6,7 @@ too slow, and what is done about it (`server`).
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ GONE_CHECK_S = 1.0
 log = logging.getLogger("gateway")
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol, ABC):
     """What the server knows of a connection, whatever is spoken on it."""
 
     transport: asyncio.Transport | None
@@ -33,29 +34,29 @@ class Connection(asyncio.Protocol):
     """What the server has counted of what has come and was not served yet."""
 
     @property
+    @abstractmethod
     def is_in_head(self) -> bool:
         """Whether a part of a request's head has come, which is not served yet."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def is_silent(self) -> bool:
         """Whether nothing has come yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def look(self, now_s: float, limits: Limits) -> None:
         """End the connection if the client is too slow for *limits* (docs/configuration.md, "Limits")."""
-        raise NotImplementedError
 
     def drain(self) -> None:
         """Take no other request where the client has to be told so beforehand."""
 
+    @abstractmethod
     def end(self) -> None:
         """Serve no other request: close the connection now if it is idle, else behind the reply."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cancel(self) -> "asyncio.Future[Any] | None":
         """Cancel what is served; ends soon, when all of it has."""
-        raise NotImplementedError
 
 
 class Watcher:

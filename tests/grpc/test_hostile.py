@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from gateway.demo import JsonServer
-from tests.conftest import Client
+from tests.conftest import Client, Connection, lying
 from tests.grpc.conftest import address_of, serving
 from tests.grpc.frames import (
     CONTINUATION,
@@ -252,6 +252,64 @@ async def test_what_does_not_fit_into_memory_is_unavailable(server: JsonServer) 
         ends = await asyncio.gather(*(one() for _ in range(16)))
         assert set(ends) == {"OK", "StatusCode.UNAVAILABLE"}
         await still_serves(both)
+
+
+async def test_more_beside_the_tensors_than_the_limit(both: Both) -> None:
+    message_ = in_message(np.ones(1, "f4"), "FP32", is_typed=False)
+    message_.parameters["x"].string_param = "y" * 200_000
+    async with connected(address_of(both[0])) as raw:
+        data = message(message_.SerializeToString())
+        await raw.send(fields(1))
+        for start in range(0, len(data), 16_000):
+            await raw.send(frame(DATA, 1, data[start : start + 16_000]))
+            await asyncio.sleep(0.005)
+        await raw.send(frame(DATA, 1, b"", END_STREAM))
+        got = await raw.status(1)
+    assert got["grpc-status"] == "3"
+    assert "limits.header" in got["grpc-message"]
+    await still_serves(both)
+
+
+async def test_a_message_of_a_stream_that_is_refused_before_it_is_read(server: JsonServer) -> None:
+    streaming = [*FIELDS[:2], (":path", "/inference.GRPCInferenceService/ModelStreamInfer"), *FIELDS[3:]]
+    async with serving(server.url, "limits: {request_body: 10KiB, in_flight_bytes: 1MiB}") as both:
+        async with connected(address_of(both[0])) as raw:
+            await raw.send(fields(1, streaming) + frame(DATA, 1, b"\0" + (12_000).to_bytes(4) + bytes(12_000)))
+            await raw.send(frame(DATA, 1, message(BODY), END_STREAM))  # the stream goes on
+            assert (await raw.status(1))["grpc-status"] == "0"
+            await raw.send(fields(3, streaming) + frame(DATA, 3, b"\0" + (10**6).to_bytes(4) + bytes(1000)))
+            got = await raw.status(3)
+            assert got["grpc-status"] == "8"
+            assert "too long to be skipped" in got["grpc-message"]
+        await still_serves(both)
+
+
+async def test_a_deadline_of_the_clients_own() -> None:
+    async def silent(connection: Connection) -> None:
+        await connection.read_request()
+        await asyncio.sleep(10)
+
+    async with lying(silent) as liar, serving(liar.url) as both:
+        async with connected(address_of(both[0])) as raw:
+            await raw.send(fields(1, [*FIELDS, ("grpc-timeout", "300m")]) + frame(DATA, 1, message(BODY), END_STREAM))
+            got = await raw.status(1)
+    assert got["grpc-status"] == "4"
+    assert "grpc-timeout" in got["grpc-message"]
+
+
+async def test_a_connection_that_says_nothing_or_asks_for_nothing_ends(server: JsonServer) -> None:
+    async with serving(server.url, "limits: {header_timeout: 1s, client_keep_alive: 1s}") as both:
+        async with connected(address_of(both[0]), begins=False) as raw:
+            assert await raw.reader.read() == b""
+        async with connected(address_of(both[0])) as raw:
+            assert await raw.goaway() == 0
+
+
+async def test_server_timing_is_metadata(server: JsonServer) -> None:
+    async with serving(server.url, "logging: {server_timing: true, access: none}") as both:
+        async with connected(address_of(both[0])) as raw:
+            await raw.send(fields(1) + frame(DATA, 1, message(BODY), END_STREAM))
+            assert "server-timing" in await raw.status(1)
 
 
 async def test_a_slow_message_is_given_up(server: JsonServer) -> None:

@@ -63,6 +63,12 @@ async def test_an_answer_that_is_cut_off_is_the_servers_fault() -> None:
     assert refused.value.status() == "StatusCode.INTERNAL"
 
 
+async def test_an_answer_that_ends_inside_of_its_json() -> None:
+    async with binary_server(short=460) as url, serving(url, backend="binary: always") as (_, triton):
+        with pytest.raises(InferenceServerException, match="ends inside of its JSON"):
+            await triton.infer("m", [given("x", np.ones(100, "f4"))])
+
+
 async def test_answers_that_are_no_messages_are_the_servers_fault() -> None:
     async with answering_json([{"name": 5}]) as url, serving(url) as (_, triton):
         with pytest.raises(InferenceServerException, match="cannot be made the message RepositoryIndexResponse"):

@@ -16,7 +16,7 @@ from gateway.client.grpc.inference import varint
 from gateway.client.grpc.messages import CLASSES
 from gateway.client.grpc.statuses import Status, status_of
 from gateway.client.grpc.stream import PREFIX_BYTES, Buffer, Fields, Stream
-from gateway.codec import HEADER_LENGTH, InferAnswer, OutputSelection, error_body
+from gateway.codec import HEADER_LENGTH, InferAnswer, OutputSelection
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed, proxy_status
 from gateway.exchange import Exchange
 from gateway.headers import HeaderLines, Pairs
@@ -99,9 +99,9 @@ class GrpcReply:
         """Send what HTTP would send as *buffers*, as a message. Raises `GatewayError` for what cannot be made one."""
         exchange = self._exchange
         headers = [*headers, *_pairs(lines)]
-        if status >= 300:
-            await self._refuse(status, b"".join(buffers))
-            return
+        if status >= 300:  # errors of servers are raised, and do not come here
+            words = f"the backend answered {status}, a redirect, which no client of gRPC can follow"
+            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
         try:
             if self._call is None:
                 message = await self._answer(headers, buffers)
@@ -177,15 +177,6 @@ class GrpcReply:
         found = await pacer.run(steps)
         self._exchange.response_codec_s += pacer.take_seconds()
         return found
-
-    async def _refuse(self, status: int, text: bytes) -> None:
-        """A server's refusal that was passed on: its words are the client's. Raises `GatewayError` for a redirect."""
-        if status < 400:
-            words = f"the backend answered {status}, a redirect, which no client of gRPC can follow"
-            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
-        backend = self._exchange.backend
-        _, words = error_body(text, status, "", None, backend=backend)
-        await self.error(GatewayError(ErrorKind.BACKEND_ERROR, words, status=status, body=text))
 
     # How it goes out
 
