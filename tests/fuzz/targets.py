@@ -25,8 +25,9 @@ from gateway.codec import (
     values,
 )
 from gateway.codec.compression import Coding, Inflater
-from gateway.codec.dialects.answer import AnswerForm, DialectAnswer
+from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
+from gateway.codec.dialects.paths import AnswerForm
 from gateway.codec.tensors.datatypes import Kind
 from gateway.errors import CodecError
 
