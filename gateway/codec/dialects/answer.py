@@ -68,7 +68,6 @@ class DialectAnswer:
             description,
             selection,
             b64_objects=form.b64_objects,
-            in_rows=form.in_rows,
             limits=limits,
             lists_all=lists_all,
         )

@@ -11,16 +11,13 @@ Not here: where in an answer the outputs stand (`answer`), and what the client g
 from collections.abc import Callable, Generator, Mapping
 from typing import TypeVar
 
-from gateway.codec.dialects.description import MAX_NAMED, ModelDescription
+from gateway.codec.dialects.description import ModelDescription
 from gateway.codec.dialects.output import SETTING, Output
 from gateway.codec.inference import HeaderLimits, OutputSelection, label_of
-from gateway.codec.json.arriving import STEP, ArrivingText, ItemText, Reading, read_items, read_members, read_objects
-from gateway.codec.json.brackets import ARRAY, END_ARRAY
+from gateway.codec.json.arriving import STEP, ArrivingText, Reading
+from gateway.codec.json.brackets import ARRAY
 from gateway.codec.json.members import (
     Members,
-    excerpt,
-    parse_list,
-    parse_lists,
 )
 from gateway.codec.json.sinks import Sink, TextSink
 from gateway.codec.tensors.base64_reading import from_base64
@@ -50,18 +47,18 @@ class Outputs:
         selection: OutputSelection,
         *,
         b64_objects: bool,
-        in_rows: bool,
         limits: HeaderLimits,
         lists_all: bool,
     ) -> None:
-        """*b64_objects* and *in_rows* are those of `AnswerForm`, *lists_all* that of `DialectAnswer`."""
+        """*b64_objects* is that of `AnswerForm`, *lists_all* that of `DialectAnswer`."""
         self._described = {tensor.name: tensor for tensor in description.outputs}
-        self._names = list(self._described)
-        self._has_order = description.has_output_order
+        self.names = list(self._described)
+        """Of all outputs that the model is known to have."""
+        self.has_order = description.has_output_order
+        """Whether answers have them in this order, where they do not name them."""
         self._lists_all = lists_all
         self._selection = selection
         self._b64_objects = b64_objects
-        self._in_rows = in_rows
         self._limits = limits
         self.found: dict[str, Output | None] = {}
         """By name; None for those that the client does not want."""
@@ -118,96 +115,6 @@ class Outputs:
         """Read the short values of some outputs, by their names."""
         for name, value in members.items():
             yield from self.read_named(name, ArrivingText.of_value(bytearray(value)))
-
-    def read_by_name(self, text: ArrivingText) -> Reading[None]:
-        """Read an object with a value for every output."""
-        yield from read_members(text, self.read_short, lambda name: self.read_named(name, text))
-
-    def read_rows(self, text: ArrivingText) -> Reading[None]:
-        """Read rows: an array of objects, each with a value for every output."""
-        rows = Rows(self, self.found)
-
-        def read(read_run: ReadRun, read_long: ReadLong) -> "Reading[None]":
-            return read_members(text, read_run, lambda name: read_long(name, text))
-
-        yield from read_objects(text, rows.add, lambda: rows.read_row(read))
-        yield from rows.finish()
-
-    def read_unnamed(self, text: ArrivingText) -> Reading[None]:
-        """Read the value of the model's only output, or those of several in the order of the description.
-
-        No rows at all are those of every output.
-        """
-        names = self._names
-        if len(names) == 1:
-            yield from self.read_named(names[0], text)
-        elif (yield from text.first()) == ARRAY and (yield from text.first(1)) == END_ARRAY:
-            text.drop(2)
-            for name in names:
-                self.open(name)
-        elif not names:
-            raise CodecError(f"an output without a name; {SETTING} can give it one")
-        elif not self._has_order:
-            raise CodecError(
-                f"an output without a name, but the model has {len(names)} ({self._listed()}); {SETTING} can list all "
-                "of them in the order of the server's answers"
-            )
-        elif not self._in_rows:
-            yield from self._read_list(text, "", self.read_short, self.read_named)
-        elif (yield from text.first()) == ARRAY:
-            rows = Rows(self, self.found)
-
-            def read(read_run: ReadRun, read_long: ReadLong) -> "Reading[None]":
-                return self._read_list(text, f"row {rows.n_rows}: ", read_run, read_long)
-
-            yield from read_items(text, self._rows_of_lists, rows.add, lambda: rows.read_row(read))
-            yield from rows.finish()
-        else:
-            raise self._no_list(f"{excerpt(bytes(text.buffer[:256]))} in place of all rows", "each row: ")
-
-    def _read_list(self, text: ArrivingText, where: str, read_run: ReadRun, read_long: ReadLong) -> Reading[None]:
-        """Read a list with one value for each output, as `read_members` reads an object that has them by name."""
-        if (yield from text.first()) != ARRAY:
-            raise self._no_list(excerpt(bytes(text.buffer[:256])), where)
-        names = self._names
-        count = 0
-
-        def read_values(values: list[bytes]) -> "Reading[None]":
-            nonlocal count
-            start, count = count, count + len(values)
-            if count > len(names):
-                raise self._no_list("more", where)
-            yield from read_run(dict(zip(names[start:count], values, strict=True)))
-
-        def read_value() -> "Reading[None]":
-            nonlocal count
-            if count == len(names):
-                raise self._no_list("more", where)
-            name = names[count]
-            count += 1
-            item = ItemText(text, label_of("output", name))
-            yield from read_long(name, item)
-            item.check_read()
-
-        yield from read_items(text, parse_list, read_values, read_value)
-        if count < len(names):
-            raise self._no_list(str(count), where)
-
-    def _rows_of_lists(self, text: bytes) -> list[Members]:
-        """The rows in *text*, an array of lists, by name. Raises `CodecError` if one lacks a value, or has more."""
-        rows = parse_lists(text)
-        if any(len(row) != len(self._names) for row in rows):
-            raise CodecError("a row of another length")  # which row, and how long it is, is told where it is read alone
-        return [dict(zip(self._names, row, strict=True)) for row in rows]
-
-    def _no_list(self, got: str, where: str) -> CodecError:
-        """What to raise where outputs without names are not what they should be."""
-        return CodecError(
-            f"{where}expected a list with {len(self._names)} values, one for each output ({self._listed()}), got {got}"
-        )
-
-    def _listed(self) -> str:
-        return ", ".join(map(repr, self._names[:MAX_NAMED]))
 
     def read_value(self, output: Output, text: ArrivingText) -> Reading[Value]:
         """Read the value that comes next in *text*, nested data or a scalar."""

@@ -7,8 +7,11 @@ The paths of all outputs of a model are one tree, along which an answer is read 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+import msgspec
 
 from gateway.errors import CodecError
 
@@ -28,27 +31,30 @@ Step = str | int | None
 """The name of a member, the index of an item, or None: every item."""
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(msgspec.Struct, frozen=True):
     """A value of an answer that paths lead to or through.
 
-    Only one of `output`, `has_outputs`, `members`, `items` and `row` is set.
+    Only one of `output`, `members`, `items`, `row` and the two `has` is set.
     """
 
     path: str
     """As in a configuration."""
     output: str | None = None
     """The name of the output that the value is."""
-    has_outputs: bool = False
-    """Whether it has all outputs, in a form that shows where each of them is (`outputs`)."""
-    members: Mapping[str, "Node"] = field(default_factory=dict)
+    members: Mapping[str, "Node"] = {}
     """Of an object, those that lead on."""
-    items: Mapping[int, "Node"] = field(default_factory=dict)
+    items: Mapping[int, "Node"] = {}
     """Of a list, those that lead on."""
     row: "Node | None" = None
     """What each item of a list is; the values in all of them are the outputs' rows."""
+    has_outputs: bool = False
+    """Whether it has all outputs, in a form that shows where each of them is."""
+    has_names: bool = False
+    """Whether it is an object each member of which is the output of that name."""
     is_list: bool = False
     """Whether the value of the output must be a list."""
+    is_whole: bool = False
+    """Whether the list must have the `items` and no others."""
 
     def leaves(self) -> "Iterator[Node]":
         """The values from here on that are outputs."""
@@ -172,6 +178,9 @@ class AnswerForm:
     @property
     def tree(self) -> Node:
         """Where in an answer outputs are."""
-        if self.paths is not None:
-            return self.paths
-        return Node("$", members={name: Node(f"$.{name}", has_outputs=True) for name in self.members})
+        return _members_with_all(self.members) if self.paths is None else self.paths
+
+
+@cache  # each dialect has its own
+def _members_with_all(names: tuple[str, ...]) -> Node:
+    return Node("$", members={name: Node(f"$.{name}", has_outputs=True) for name in names})

@@ -7,17 +7,21 @@ paths are (`paths`), how values are read (`outputs`), and the reply (`answer`).
 from collections.abc import Generator
 
 from gateway.codec.dialects.description import MAX_NAMED
+from gateway.codec.dialects.output import SETTING
 from gateway.codec.dialects.outputs import Outputs, ReadLong, ReadRun, Rows
 from gateway.codec.dialects.paths import AnswerForm, Node
-from gateway.codec.inference import MAX_NAME
-from gateway.codec.json.arriving import ArrivingText, ItemText, Reading, read_items, read_members
-from gateway.codec.json.brackets import ARRAY, MAX_TEXT_DEPTH, OBJECT, QUOTE
+from gateway.codec.inference import MAX_NAME, label_of
+from gateway.codec.json.arriving import STEP, ArrivingText, ItemText, Reading, read_items, read_members
+from gateway.codec.json.brackets import ARRAY, END_ARRAY, MAX_TEXT_DEPTH, OBJECT, QUOTE
 from gateway.codec.json.members import Members, excerpt, parse_list, parse_lists, parse_object, parse_objects
 from gateway.codec.json.scanner import is_key
 from gateway.codec.json.sinks import TextSink
 from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
 from gateway.codec.values import SHORT_BYTES
 from gateway.errors import CodecError, TooLargeError
+
+_BY_NAME = Node("", has_names=True)
+_ROWS_BY_NAME = Node("", row=_BY_NAME)
 
 
 class Walk:
@@ -33,7 +37,7 @@ class Walk:
         self._max_bytes = max_bytes
         self._words: Members = {}
         self._has_outputs = False
-        self._is_in_rows = False
+        self._rows: Rows | None = None
         # what was found on the way to outputs, by path: names of members, or words
         self._there: dict[str, list[str] | str] = {}
 
@@ -80,10 +84,10 @@ class Walk:
         """Read the value that comes next in *text*; what of it is an output goes to *read_run* or *read_long*."""
         code = yield from text.first()
         if node.has_outputs:
-            yield from _read_outputs(text, self._form, self._outputs)
-        elif node.output is not None and (code == ARRAY or not node.is_list):
+            node = yield from self._node_of_all(text)
+        if node.output is not None and (code == ARRAY or not node.is_list):
             yield from read_long(node.output, text)
-        elif node.members and code == OBJECT:
+        elif (node.members or node.has_names) and code == OBJECT:
             self._there[node.path] = []
             yield from read_members(
                 text,
@@ -93,10 +97,50 @@ class Walk:
         elif node.items and code == ARRAY:
             yield from self._items(node, text, read_run, read_long)
         elif node.row is not None and code == ARRAY:
-            yield from self._rows(node, node.row, text)
+            yield from self._read_rows(node, node.row, text)
         else:
-            self._there[node.path] = f"is {excerpt(bytes(text.buffer[:256]))}"
-            yield from self._pass(text, node.path)
+            yield from self._pass_other(node, text)
+
+    def _node_of_all(self, text: ArrivingText) -> Reading[Node]:
+        """How the value that comes next has all outputs. Raises `CodecError` if it does not show where they are."""
+        code = yield from text.first()
+        if code == OBJECT and not (yield from self._is_b64_object(text, 0)):
+            return _BY_NAME
+        inside = (yield from text.first(1)) if code == ARRAY else 0
+        if inside == OBJECT and not (yield from self._is_b64_object(text, 1)):
+            return _ROWS_BY_NAME
+        names = self._outputs.names
+        if len(names) == 1:
+            return Node("", output=names[0])
+        in_order = Node("", items={index: Node("", output=name) for index, name in enumerate(names)}, is_whole=True)
+        yield STEP
+        if inside == END_ARRAY:  # no rows at all are those of every output
+            return Node("", row=in_order)
+        if not names:
+            raise CodecError(f"an output without a name; {SETTING} can give it one")
+        if not self._outputs.has_order:
+            raise CodecError(
+                f"an output without a name, but the model has {len(names)} ({self._listed()}); {SETTING} can list all "
+                "of them in the order of the server's answers"
+            )
+        return Node("", row=in_order) if self._form.in_rows else in_order
+
+    def _is_b64_object(self, text: ArrivingText, at: int) -> Reading[bool]:
+        """Whether the object that begins at *at* is an element of BYTES, and not values by name."""
+        if not self._form.b64_objects or self._outputs.is_known("b64") or (yield from text.first(at + 1)) != QUOTE:
+            return False
+        return is_key((yield from text.string(at + 1)), b'"b64"')
+
+    def _no_list(self, got: str) -> CodecError:
+        """What to raise where outputs without names are not in a list."""
+        where = "" if not self._form.in_rows else f"row {self._rows.n_rows}: " if self._rows else "each row: "
+        n_outputs = len(self._outputs.names)
+        return CodecError(
+            f"{where}expected a list with {n_outputs} values, one for each output ({self._listed()}), got {got}"
+        )
+
+    def _listed(self) -> str:
+        return ", ".join(map(repr, self._outputs.names[:MAX_NAMED]))
 
     def _enter(self, node: Node, name: str) -> Node | None:
         """The value of the member called *name*, if it is on a path."""
@@ -112,20 +156,42 @@ class Walk:
     def _short_members(
         self, node: Node, members: Members, read_run: ReadRun, read_long: ReadLong
     ) -> Generator[bool, None, None]:
+        if node.has_names:
+            yield from read_run(members)
+            return
+        known: list[tuple[Node, bytes]] = []
         for name, value in members.items():
             inner = self._enter(node, name)
             if inner is None:
                 self._pass_short(name, value)
             elif inner.has_outputs and value == b"null":  # which is the same as none
                 self._has_outputs = False
-            elif inner.output is not None and not inner.is_list:
-                yield from read_run({inner.output: value})
             else:
-                yield from self._value(inner, ArrivingText.of_value(bytearray(value)), read_run, read_long)
+                known.append((inner, value))
+        yield from self._short_values(known, read_run, read_long)
+
+    def _short_values(
+        self, values: list[tuple[Node, bytes]], read_run: ReadRun, read_long: ReadLong
+    ) -> Generator[bool, None, None]:
+        """Read *values*; outputs that follow each other are read together."""
+        run: Members = {}
+        for node, value in values:
+            if node.output is not None and not node.is_list:
+                run[node.output] = value
+                continue
+            if run:
+                yield from read_run(run)
+                run = {}
+            yield from self._value(node, ArrivingText.of_value(bytearray(value)), read_run, read_long)
+        if run:
+            yield from read_run(run)
 
     def _long_member(
         self, node: Node, name: str, text: ArrivingText, read_run: ReadRun, read_long: ReadLong
     ) -> Reading[None]:
+        if node.has_names:
+            yield from read_long(name, text)
+            return
         inner = self._enter(node, name)
         if inner is None:
             self._count(len(name))
@@ -142,51 +208,64 @@ class Walk:
 
         def read_values(values: list[bytes]) -> "Reading[None]":
             nonlocal count
-            for value in values:
-                inner = node.items.get(count)
-                count += 1
+            known: list[tuple[Node, bytes]] = []
+            for index, value in enumerate(values, count):
+                inner = node.items.get(index)
                 if inner is None:
-                    self._count(len(value))
-                elif inner.output is not None and not inner.is_list:
-                    yield from read_run({inner.output: value})
+                    self._pass_item(node, len(value))
                 else:
-                    yield from self._value(inner, ArrivingText.of_value(bytearray(value)), read_run, read_long)
+                    known.append((inner, value))
+            count += len(values)
+            yield from self._short_values(known, read_run, read_long)
 
         def read_value() -> "Reading[None]":
             nonlocal count
             inner = node.items.get(count)
-            item = ItemText(text, f"item {count} of {node.path}")
+            name = inner.output if inner is not None else None
+            item = ItemText(text, f"item {count} of {node.path}" if name is None else label_of("output", name))
             count += 1
             if inner is None:
-                yield from self._pass(item, f"item {count - 1} of {node.path}")
+                self._pass_item(node, 0)
+                yield from self._pass(item, node.path)
             else:
                 yield from self._value(inner, item, read_run, read_long)
             item.check_read()
 
         yield from read_items(text, parse_list, read_values, read_value)
         self._there[node.path] = f"is a list of {count}"
+        if node.is_whole and count < len(node.items):
+            raise self._no_list(str(count))
 
-    def _rows(self, node: Node, row: Node, text: ArrivingText) -> Reading[None]:
+    def _read_rows(self, node: Node, row: Node, text: ArrivingText) -> Reading[None]:
         """Read a list whose items are rows of all outputs whose paths go through *row*."""
-        columns = {name: self._outputs.open(name) for leaf in row.leaves() if (name := leaf.output) is not None}
-        needed = {name for name, output in columns.items() if output is not None}
-        rows = Rows(self._outputs, columns, lambda name, index: f"row {index}: {self.lacking(name)}")
+        opened = {name: self._outputs.open(name) for leaf in row.leaves() if (name := leaf.output) is not None}
+        yield STEP
+        columns = self._outputs.found if row.has_names else opened
+        needed = {name for name, output in opened.items() if output is not None}
+        self._rows = rows = Rows(self._outputs, columns, self._lacking_in_row)
 
         def parse(window: bytes) -> list[Members]:
+            if row.has_names:
+                return parse_objects(window)
+            if row.is_whole:
+                return [dict(zip(self._outputs.names, values, strict=True)) for values in _lists(window, len(opened))]
             found = [_picked(row, item) for item in (parse_objects(window) if row.members else parse_lists(window))]
             if any(not needed <= each.keys() for each in found):
                 raise CodecError("a row without a value")  # which row, and what it has, is told where it is read alone
             return found
 
         def read_row() -> "Reading[None]":
-            item = ItemText(text, f"row {rows.n_rows} of {node.path}")
-            yield from rows.read_row(lambda read_run, read_long: self._value(row, item, read_run, read_long))
-            item.check_read()
+            if row.has_names and (yield from text.first()) != OBJECT:
+                raise CodecError(f"expected an object, got {excerpt(bytes(text.buffer[:256]))}")
+            yield from rows.read_row(lambda read_run, read_long: self._value(row, text, read_run, read_long))
 
-        self._is_in_rows = True
         yield from read_items(text, parse, rows.add, read_row)
         yield from rows.finish()
-        self._is_in_rows = False
+        self._rows = None
+
+    def _lacking_in_row(self, output: str, row: int) -> str:
+        why = self.lacking(output)
+        return f"row {row}: {why}" if why else f"row {row} does not have it"
 
     # What is on no path
 
@@ -196,6 +275,14 @@ class Walk:
         if name in WORD_MEMBERS:
             self._words[name] = value
 
+    def _pass_other(self, node: Node, text: ArrivingText) -> Reading[None]:
+        """Pass over a value that is not what leads on at *node*."""
+        there = excerpt(bytes(text.buffer[:256]))
+        if node.is_whole or (node.row is not None and node.row.is_whole):
+            raise self._no_list(f"{there} in place of all rows" if node.row is not None else there)
+        self._there[node.path] = f"is {there}"
+        yield from self._pass(text, node.path)
+
     def _pass(self, text: ArrivingText, label: str, kept: list[bytes] | None = None) -> Reading[None]:
         """Pass over the value that comes next, and put its text into *kept*; *label* is for errors."""
         start = text.consumed
@@ -204,8 +291,14 @@ class Walk:
             start = text.consumed
             yield state
 
+    def _pass_item(self, node: Node, n_bytes: int) -> None:
+        """Pass over an item of a list."""
+        if node.is_whole:
+            raise self._no_list("more")
+        self._count(n_bytes)
+
     def _count(self, n_bytes: int) -> None:
-        if self._is_in_rows:  # where there is as much beside the outputs as there are rows
+        if self._rows is not None:  # where there is as much beside the outputs as there are rows
             return
         self.beside_bytes += n_bytes
         if self.beside_bytes > self._max_bytes:
@@ -213,6 +306,14 @@ class Walk:
                 f"the JSON beside the outputs is longer than {self._max_bytes} bytes, "
                 "which is the most that `limits.header` allows"
             )
+
+
+def _lists(window: bytes, length: int) -> list[list[bytes]]:
+    """The lists in *window*. Raises `CodecError` if one has another *length*."""
+    lists = parse_lists(window)
+    if any(len(values) != length for values in lists):
+        raise CodecError("a row of another length")  # which row, and how long it is, is told where it is read alone
+    return lists
 
 
 def _picked(node: Node, value: Members | list[bytes]) -> Members:
@@ -242,25 +343,3 @@ def _members_if_whole(text: ArrivingText) -> Members | None:
         return None
     text.drop(len(text.buffer))
     return members
-
-
-def _read_outputs(text: ArrivingText, form: AnswerForm, outputs: Outputs) -> Reading[None]:
-    """Read the member that has all outputs."""
-    code = yield from text.first()
-    if code == OBJECT and not (yield from _is_b64_object(text, 0, form, outputs)):
-        yield from outputs.read_by_name(text)
-    elif (
-        code == ARRAY
-        and (yield from text.first(1)) == OBJECT
-        and not (yield from _is_b64_object(text, 1, form, outputs))
-    ):
-        yield from outputs.read_rows(text)
-    else:
-        yield from outputs.read_unnamed(text)
-
-
-def _is_b64_object(text: ArrivingText, at: int, form: AnswerForm, outputs: Outputs) -> Reading[bool]:
-    """Whether the object that begins at *at* is an element of BYTES, and not values by name."""
-    if not form.b64_objects or outputs.is_known("b64") or (yield from text.first(at + 1)) != QUOTE:
-        return False
-    return is_key((yield from text.string(at + 1)), b'"b64"')

@@ -77,9 +77,9 @@ def text_or_base64(encodings: Encodings) -> Strings:
 def writer_of(part: Part) -> Writer:
     """What writes bodies that are *part*."""
 
-    def write(request: DialectRequest) -> Iterator[Piece]:
+    def write(request: DialectRequest) -> Callable[[], Iterator[Piece]]:
         segments = part(request)
-        return chain.from_iterable([_pieces(request, segment) for segment in segments])
+        return lambda: chain.from_iterable([_pieces(request, segment) for segment in segments])
 
     return write
 
