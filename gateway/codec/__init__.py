@@ -35,7 +35,7 @@ from gateway.codec.dialects.description import (
     v2_server_metadata,
 )
 from gateway.codec.dialects.dialect import Dialect
-from gateway.codec.dialects.paths import AnswerForm, steps_of, tree_of
+from gateway.codec.dialects.paths import AnswerForm, find, steps_of, tree_of
 from gateway.codec.dialects.request import DialectRequest, Writer
 from gateway.codec.dialects.template import read_body, template_of
 from gateway.codec.dialects.tensorflow import DEFAULT_SIGNATURE
@@ -99,6 +99,7 @@ __all__ = [
     "compressed",
     "configured_for",
     "error_body",
+    "find",
     "find_header_length",
     "find_sequence_id",
     "half_precision_outputs",
