@@ -1,5 +1,6 @@
 """Real tritonclient, unmodified, through `config/legacy.yaml` to the servers that it is about."""
 
+import asyncio
 import json
 import urllib.request
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.conftest import running
 from tests.servers import Legacy, serving
+from tests.system.programs import MlServer
 from tests.system.test_dialect_servers import ask, infer
 
 pytestmark = pytest.mark.slow
@@ -56,6 +58,32 @@ async def test_a_fastapi_of_ones_own(server: Legacy) -> None:
             await infer(client, "iris", {"x": x[:, :3].copy()})
         with pytest.raises(InferenceServerException, match="model 'rose' is not configured"):
             await infer(client, "rose", {"x": x})
+
+
+OF_V2 = """
+dialect: template
+models:
+  "*":
+    inputs: {x: {datatype: FP64}}
+    outputs: {y: {datatype: FP64}}
+    request:
+      path: /v2/models/{model}/infer
+      body: {id: $id, inputs: [{name: x, shape: {$shape: x}, datatype: FP64, data: {$flat: x}}]}
+    answer: {y: "$.outputs[0].data"}
+"""
+
+
+async def test_v2_described_as_a_template_gives_what_v2_gives(tmp_path: Path) -> None:
+    server = MlServer(tmp_path / "mlserver")
+    try:
+        server.start()
+        await asyncio.to_thread(server.wait_until_ready)
+        async with running(server.url) as v2, running(server.url, "", OF_V2) as template:
+            (expected,) = (await infer(v2, "identity", {"x": X})).values()
+            found = await infer(template, "identity", {"x": X})
+            assert np.array_equal(found["y"], expected.ravel())
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize("server", ["sagemaker"], indirect=True)

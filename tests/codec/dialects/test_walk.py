@@ -1,12 +1,14 @@
 """Answers whose outputs have paths of their own."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gateway.codec import DATATYPES, HeaderLimits, ModelDescription, OutputSelection, TensorDescription
+from gateway.codec.dialects.outputs import WAITING_BYTES
 from gateway.codec.dialects.paths import AnswerForm, tree_of
 from gateway.errors import CodecError, TooLargeError
 from tests.codec.dialects.driving import read_answer
@@ -163,3 +165,27 @@ def test_values_that_json_does_not_have_are_taken() -> None:
         '{"r": [{"y": NaN}, {"y": -Infinity}, {"y": null}]}', {"y": "$.r[*].y"}, {"y": "FP32"}, selection=BINARY
     )
     assert found == {"y": ([3], "FP32")}
+
+
+@pytest.mark.parametrize("path", ["$.r[*].y", "$.r[*][0]", "$.y", "$.a[1].y"])
+def test_memory_is_the_tensors_and_a_bounded_text(path: str) -> None:
+    values = list(range(100_000, 200_000))
+    text = json.dumps(
+        {
+            "$.r[*].y": {"r": [{"y": value, "more": "x" * 20} for value in values]},
+            "$.r[*][0]": {"r": [[value, "x" * 20] for value in values]},
+            "$.y": {"y": values},
+            "$.a[1].y": {"a": [0, {"y": values}]},
+        }[path]
+    ).encode()
+    chunks = [text[start : start + 64 * 1024] for start in range(0, len(text), 64 * 1024)]
+    form = AnswerForm(paths=tree_of({"y": path}))
+    description = ModelDescription(outputs=(TensorDescription("y", DATATYPES["FP64"]),))
+    tracemalloc.start()
+    try:
+        reply = read_answer(chunks, form, description, BINARY)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert b"".join(map(bytes, reply.blobs)) == np.array(values, np.float64).tobytes()
+    assert peak_bytes < 1.3 * 8 * len(values) + 2 * WAITING_BYTES

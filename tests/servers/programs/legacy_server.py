@@ -109,7 +109,9 @@ def huggingface() -> Any:
     folder = Path(tempfile.mkdtemp())
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "very", "é"]
     (folder / "vocab.txt").write_text("\n".join(words))
-    config = BertConfig(len(words), 16, 1, 2, 32, max_position_embeddings=64)
+    config = BertConfig(
+        vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
     tokenizer = BertTokenizerFast(str(folder / "vocab.txt"))
     classify = pipeline("text-classification", model=BertForSequenceClassification(config).eval(), tokenizer=tokenizer)
     app = FastAPI()
