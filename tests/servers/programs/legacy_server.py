@@ -12,7 +12,7 @@
 """
 
 import asyncio
-import subprocess
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -150,7 +150,8 @@ def run_bentoml(port: int) -> None:
     (folder / "service.py").write_text(BENTO)
     (folder / "legacy_server.py").write_text((here / "legacy_server.py").read_text())
     command = ["bentoml", "serve", "service:Iris", "--port", str(port), "--host", "127.0.0.1"]
-    subprocess.run([sys.executable, "-m", *command], cwd=folder, check=True)
+    os.chdir(folder)
+    os.execv(sys.executable, [sys.executable, "-m", *command])  # who ends this ends it, and it its workers
 
 
 def run_ray(port: int) -> None:
