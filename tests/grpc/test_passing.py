@@ -130,3 +130,26 @@ async def test_what_is_no_call_of_grpc(both: Both) -> None:
         got = await raw.status(7)
         assert got["grpc-status"] == "12"
         assert "snappy" in got["grpc-message"]
+
+
+async def test_only_metadata_of_grpc_itself_stay_behind() -> None:
+    """Of names that begin like one of these, such as `tenant` like `te`, all cross, in both directions."""
+    asked: list[list[str]] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        asked.append([f"{name.lower()}: {value}" for name, value in request.headers.items()])
+        return web.json_response([], headers={"Tenant": "t", "Trailer-Park": "p", "Grpc-Status": "7"})
+
+    sent = ["tenant: a", "team: b", "connection-id: c", "expected: d", "user-agent-hints: e", "test: f"]
+    own = ["grpc-tags: a", "content-language: b", "user-agent: raw", "expect: 100-continue", "x-bin: AAA"]
+    forged = ["inference-header-content-length: 5", "host: a"]
+    metadata = [(name, value) for name, _, value in (each.partition(": ") for each in [*sent, *own, *forged])]
+    path = (":path", "/inference.GRPCInferenceService/RepositoryIndex")
+    async with serving_app(handle) as url, serving(url) as both, connected(address_of(both[0])) as raw:
+        await raw.send(fields(1, [*FIELDS[:2], path, *FIELDS[3:], *metadata]))
+        await raw.send(frame(DATA, 1, message(b""), END_STREAM))
+        got = await raw.status(1)
+    assert got["grpc-status"] == "0"
+    assert (got["tenant"], got["trailer-park"]) == ("t", "p")
+    assert set(sent) <= set(asked[0])
+    assert not set(asked[0]) & {*own, *forged}

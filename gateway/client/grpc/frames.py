@@ -35,6 +35,15 @@ USELESS_FRAMES = 200
 EARNED_BY_CALL = 20
 """How many such frames each call earns that was answered."""
 
+EARNED_BY_FRAME = 1
+"""The same for each frame of an answer: clients measure the way with a ping for what has come."""
+
+LATE_S = 0.1
+"""A call that is cancelled so long after its beginning counts as no such frame: `MAX_STREAMS` bounds these."""
+
+FIELDS_TABLE_BYTES = 4 * 1024
+"""The most that the table of sent fields takes, which is searched for each field, however much the client allows."""
+
 EARNED_PER_S = 2
 """How many such frames each second earns: keepalive pings."""
 
@@ -68,6 +77,12 @@ def begun(max_head_bytes: int) -> H2Connection:
     connection.initiate_connection()
     connection.increment_flow_control_window(CONNECTION_WINDOW - STREAM_WINDOW)
     return connection
+
+
+def bound_table(connection: H2Connection) -> None:
+    """Keep what *connection* remembers of sent fields small, to be called when the client has changed its settings."""
+    encoder = connection.encoder
+    encoder.header_table_size = min(encoder.header_table_size, FIELDS_TABLE_BYTES)
 
 
 def wrong_port(beginning: bytes) -> bytes:
@@ -153,9 +168,13 @@ class Patience:
         self._left = float(USELESS_FRAMES)
         self._since_s = now_s
 
-    def earn(self, n_frames: int) -> None:
-        """The client has had something done, for which *n_frames* more are welcome."""
-        self._left = min(USELESS_FRAMES, self._left + n_frames)
+    def earn_by_call(self) -> None:
+        """A call was answered."""
+        self._left = min(USELESS_FRAMES, self._left + EARNED_BY_CALL)
+
+    def earn_by_frame(self) -> None:
+        """A frame of an answer was sent."""
+        self._left = min(USELESS_FRAMES, self._left + EARNED_BY_FRAME)
 
     def is_over(self, now_s: float) -> bool:
         """Count one such frame that comes at *now_s*; whether it is one too many."""

@@ -29,7 +29,8 @@ MAX_WORDS = 4096
 CONTENT_TYPE = ("content-type", "application/grpc")
 
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
-_NO_METADATA = ("content-", "grpc-", "transfer-encoding", "connection", "keep-alive", "trailer", "te", "x-request-id")
+_NO_METADATA = frozenset(("transfer-encoding", "connection", "keep-alive", "trailer", "te", "upgrade", "x-request-id"))
+_NO_METADATA_BEGINNINGS = ("content-", "grpc-")
 _STREAM_ANSWER_TAG = b"\x12"  # `infer_response` of ModelStreamInferResponse
 T = TypeVar("T")
 
@@ -201,7 +202,8 @@ class GrpcReply:
         fields = [
             (lower, value)
             for name, value in headers
-            if not (lower := name.lower()).startswith(_NO_METADATA)
+            if (lower := name.lower()) not in _NO_METADATA
+            and not lower.startswith(_NO_METADATA_BEGINNINGS)
             and not lower.endswith("-bin")
             and lower != HEADER_LENGTH.lower()
             and value.isascii()
