@@ -1,12 +1,20 @@
 """What one client of gRPC may cost: memory, time of the event loop, and the patience of its connection."""
 
 import asyncio
+import time
+import tracemalloc
+from collections.abc import Callable, Generator
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from hpack import Decoder
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.client.grpc.inference import read_request, varint
+from gateway.codec import HeaderLimits, run
+from gateway.errors import CodecError
 from tests.conftest import Connection, answering, lying
 from tests.grpc.conftest import address_of, serving
 from tests.grpc.frames import (
@@ -24,7 +32,7 @@ from tests.grpc.frames import (
     frame,
     message,
 )
-from tests.grpc.test_clients import Both, in_message
+from tests.grpc.test_clients import Both, ask, in_message
 from tests.grpc.test_hostile import BODY, still_serves
 
 pytestmark = pytest.mark.rule("12.6")
@@ -126,3 +134,108 @@ async def test_calls_that_are_cancelled_after_a_while_are_no_flood() -> None:
                 await raw.send(frame(RST_STREAM, number, (8).to_bytes(4)))
         await raw.send(frame(PING, 0, bytes(8)))
         assert (await raw.until(PING, GOAWAY))[0] == PING
+
+
+def longest_step(steps: Generator[None, None, Any]) -> tuple[float, BaseException | None]:
+    """The most time between two yields of *steps*, and with what they end."""
+    longest_s = 0.0
+    while True:
+        since_s = time.perf_counter()
+        try:
+            next(steps)
+        except StopIteration:
+            return max(longest_s, time.perf_counter() - since_s), None
+        except CodecError as error:
+            return max(longest_s, time.perf_counter() - since_s), error
+        longest_s = max(longest_s, time.perf_counter() - since_s)
+
+
+MODEL = b"\x0a\x08identity"
+
+
+def _one_input(contents: bytes, shape: bytes = b"\x1a\x01\x01") -> bytes:
+    entry = b"\x0a\x01x\x12\x04FP32" + shape + b"\x2a" + varint(len(contents)) + contents
+    return MODEL + b"\x2a" + varint(len(entry)) + entry
+
+
+MANY: dict[str, Callable[[int], bytes]] = {
+    "empty raw contents": lambda n: MODEL + b"\x3a\x00" * (n // 2),
+    "ids": lambda n: MODEL + b"\x1a\x00" * (n // 2),
+    "unknown numbers": lambda n: MODEL + b"\x78\x01" * (n // 2),
+    "empty packed values": lambda n: _one_input(b"\x32\x00" * (n // 2)),
+    "empty packed values of another field": lambda n: _one_input(b"\x3a\x00" * (n // 2)),
+    "inputs without elements": lambda n: MODEL + b"\x2a\x03\x1a\x01\x00" * (n // 5),
+    "outputs": lambda n: MODEL + b"\x32\x00" * (n // 2),
+    "parameters": lambda n: MODEL + b"".join(b"\x22\x0b\x0a\x05%05x\x12\x02\x08\x01" % i for i in range(n // 13)),
+    "inputs in shared memory": lambda n: (
+        MODEL + b"\x2a\x1d\x22\x1b\x0a\x14shared_memory_region\x12\x03\x1a\x01a" * (n // 31)
+    ),
+    "dimensions": lambda n: _one_input(
+        b"\x32\x04abcd", b"\x1a" + varint(n // 10 * 10) + (b"\xff" * 8 + b"\x7f\x01") * (n // 10)
+    ),
+    "small dimensions": lambda n: _one_input(b"\x32\x04abcd", b"\x1a" + varint(n) + b"\x01" * n),
+    "numbers that are not packed": lambda n: _one_input(b"\x3d" * (n // 1)),
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+@pytest.mark.parametrize("n_bytes", [120_000, 4_000_000])
+def test_messages_of_many_tiny_fields_take_little_memory_and_short_steps(kind: str, n_bytes: int) -> None:
+    data = memoryview(MANY[kind](n_bytes))
+    tracemalloc.start()
+    try:
+        longest_step(read_request(data, HeaderLimits(), lambda n_bytes: None))
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    longest_s, _ = longest_step(read_request(data, HeaderLimits(), lambda n_bytes: None))
+    assert peak_bytes < 2.5 * len(data) + 2_000_000
+    assert longest_s < 0.1
+
+
+async def test_many_tiny_fields_over_a_socket(both: Both) -> None:
+    async with grpc.aio.insecure_channel(address_of(both[0])) as channel:
+        call: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        for kind, words in (("empty raw contents", "limits.tensors"), ("ids", "limits.header")):
+            with pytest.raises(grpc.aio.AioRpcError, match=words) as refused:
+                await call(MANY[kind](2_000_000))
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await still_serves(both)
+
+
+async def test_many_inputs_of_middle_size_are_no_header(both: Both) -> None:
+    """Their values count as values, though protobuf sees those of small inputs."""
+    request = pb.ModelInferRequest(model_name="identity")
+    for n in range(60):
+        entry = request.inputs.add(name=f"x{n}", datatype="FP32", shape=[1000])
+        entry.contents.fp32_contents.extend([float(n)] * 1000)
+        small = request.inputs.add(name=f"y{n}", datatype="FP32", shape=[240])
+        small.contents.fp32_contents.extend([float(n)] * 240)
+    request.inputs[0].parameters["note"].string_param = "z" * 20_000
+    answer = await ask(both[0], request)
+    assert len(answer.outputs) == 120
+    assert answer.outputs[118].contents.fp32_contents[999] == 59
+
+
+async def test_a_shape_that_no_tensor_has(both: Both) -> None:
+    request = pb.ModelInferRequest(model_name="identity")
+    entry = request.inputs.add(name="x", datatype="FP32", shape=[2**62] * 300)
+    entry.contents.fp32_contents.append(1)
+    with pytest.raises(grpc.aio.AioRpcError, match="at most 64 integers") as refused:
+        await ask(both[0], request)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_fields_of_another_type_are_unknown_ones() -> None:
+    """As protobuf has it: only a field of its own type is an input, or raw contents."""
+    first = message_of([1.0, 2.0])
+    steps = read_request(memoryview(b"\x28\x01\x38\x01" + first), HeaderLimits(), lambda n_bytes: None)
+    assert run(steps).blobs[0].tobytes() == np.array([1, 2], "f4").tobytes()
+
+
+def message_of(values: list[float]) -> bytes:
+    """A request with one typed input, long enough to be taken apart."""
+    entry = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[len(values)])
+    entry.contents.fp32_contents.extend(values)
+    entry.parameters["note"].string_param = "z" * 2000
+    return bytes(pb.ModelInferRequest(model_name="m", inputs=[entry]).SerializeToString())

@@ -80,7 +80,7 @@ class GrpcBody(ClientBody):
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed message: {error}") from None
 
     async def _find_inference(self, message: memoryview) -> None:
-        steps = read_request(message, self._limits.max_header_bytes, self.reserve)
+        steps = read_request(message, self._limits, self.reserve)
         try:
             self.infer = infer = await self._pacer.run(steps)
         except TooLargeError as error:
