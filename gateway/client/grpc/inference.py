@@ -34,6 +34,9 @@ STEP_FIELDS = 512
 STEP_INPUTS = 32
 """How many inputs are turned into JSON in one step."""
 
+MAX_FIELDS = 1024
+"""The most fields of a message without tensors."""
+
 TYPED = {
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
     **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
@@ -218,6 +221,13 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int]]:
         if at > size or tag < 8:
             raise CodecError("malformed message: a field is cut off")
         yield tag >> 3, start, value, at
+
+
+def check_fields(message: memoryview) -> None:
+    """Raise `CodecError` for a *message* with more than `MAX_FIELDS`, before protobuf makes an object of each."""
+    for count, _ in enumerate(_fields(message), 1):
+        if count > MAX_FIELDS:
+            raise CodecError(f"the message has more than {MAX_FIELDS} fields")
 
 
 def _read_varint(data: memoryview, at: int) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from gateway.pacing import Pacer
 from gateway.plan import Plan
 
 MAX_WORDS = 4096
-"""The most bytes of an error's words in `grpc-message`."""
+"""The most bytes of `grpc-message`, as it is encoded: clients refuse answers with more than 8 KiB of fields."""
 
 CONTENT_TYPE = ("content-type", "application/grpc")
 
@@ -261,7 +261,9 @@ class StreamedReply(GrpcReply):
 
 def status_fields(status: Status, words: str) -> Fields:
     """The trailers that say *status*."""
-    message = quote(words.encode(errors="replace")[:MAX_WORDS], safe=_PRINTABLE)
+    words = words[:MAX_WORDS]
+    while len(message := quote(words.encode(errors="replace"), safe=_PRINTABLE)) > MAX_WORDS:
+        words = words[: len(words) * MAX_WORDS // len(message)]
     return [("grpc-status", str(int(status))), ("grpc-message", message)]
 
 
