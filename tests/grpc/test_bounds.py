@@ -9,9 +9,10 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from hpack import Decoder
+from hpack import Decoder, Encoder
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.client.grpc.frames import Frames
 from gateway.client.grpc.inference import read_request, varint
 from gateway.codec import HeaderLimits, run
 from gateway.errors import CodecError
@@ -19,11 +20,13 @@ from tests.conftest import Connection, answering, lying
 from tests.grpc.conftest import address_of, serving
 from tests.grpc.frames import (
     DATA,
+    END_HEADERS,
     END_STREAM,
     FIELDS,
     GOAWAY,
     HEADERS,
     PING,
+    PREFACE,
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
@@ -148,6 +151,20 @@ def longest_step(steps: Generator[None, None, Any]) -> tuple[float, BaseExceptio
         except CodecError as error:
             return max(longest_s, time.perf_counter() - since_s), error
         longest_s = max(longest_s, time.perf_counter() - since_s)
+
+
+async def test_fields_of_one_byte_hold_nobody_up(both: Both) -> None:
+    """A hundred calls with a thousand fields each, of one byte: 100 KB, for which the library takes half a second."""
+    block = Encoder().encode(FIELDS) + b"\x90" * 1000
+    calls = b"".join(frame(HEADERS, 2 * n + 1, block, END_HEADERS | END_STREAM) for n in range(100))
+    frames = Frames(64 * 1024)
+    frames.add(PREFACE + calls)
+    assert frames.next() == PREFACE
+    assert len(frames.next()) < 3000  # then others may run
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(calls)
+        assert (await raw.status(199))["grpc-status"] == "3"  # more than 128 fields
+    await still_serves(both)
 
 
 MODEL = b"\x0a\x08identity"

@@ -13,7 +13,7 @@ from gateway.demo import JsonServer
 from tests.conftest import answering, lying
 from tests.grpc.conftest import address_of, serving
 from tests.grpc.frames import DATA, END_STREAM, FIELDS, connected, fields, frame, message
-from tests.grpc.test_clients import Both, _varint, answering_json, given, serving_app
+from tests.grpc.test_clients import Both, _varint, answering_json, ask, given, in_message, serving_app
 from tests.grpc.test_hostile import BODY
 
 pytestmark = pytest.mark.rule("12.7")
@@ -204,3 +204,27 @@ async def _load_large(both: Both, load: Any) -> None:
     admission.max_bytes = 2_000_000
     entry = b"\x0a\x06file:1\x12" + b"\xc4\x84\x3d" + b"\x22\xc0\x84\x3d" + bytes(1_000_000)
     await load(b"\x12\x01m\x1a" + _varint(len(entry)) + entry)
+
+
+LIES: dict[str, tuple[dict[str, Any], bytes, str]] = {
+    "a negative size": ({"parameters": {"binary_data_size": -1}}, b"abcd", "must be an integer >= 0"),
+    "a size that is a text": ({"parameters": {"binary_data_size": "4"}}, b"abcd", "must be an integer >= 0"),
+    "a datatype that there is not": ({"datatype": "FOO"}, b"abcd", "there is no datatype 'FOO'"),
+    "half an element": ({"parameters": {"binary_data_size": 3}}, b"abc", "no whole number of elements"),
+    "an element without end": ({"datatype": "BYTES"}, b"\xff\xff\xff\xff", "the last element is cut off"),
+    "a shape beyond 64 bits": ({"shape": [2**63]}, b"abcd", "cannot be made a message"),
+    "bytes behind the outputs": ({}, b"abcdef", "2 bytes behind its outputs"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_binary_answers_that_lie_are_the_servers_fault(lie: str) -> None:
+    """Nobody has read them before: where binary is passed through, the codec does not look inside."""
+    changes, blob, words = LIES[lie]
+    output = {"name": "y", "datatype": "INT32", "shape": [1], "parameters": {"binary_data_size": 4}, **changes}
+    text = json.dumps({"model_name": "m", "outputs": [output]}).encode()
+    script = answering(text + blob, headers=f"{LENGTH}: {len(text)}\r\nContent-Type: application/octet-stream\r\n")
+    async with lying(script) as liar, serving(liar.url, backend="binary: always") as (client, _):
+        with pytest.raises(grpc.aio.AioRpcError, match=words) as refused:
+            await ask(client, in_message(np.arange(4, dtype="i4"), "INT32", is_typed=True))
+    assert refused.value.code() is grpc.StatusCode.INTERNAL

@@ -29,6 +29,9 @@ FRAME_BYTES = 64 * 1024
 TURN_FRAMES = 32
 """How many frames are given to the library at once."""
 
+TURN_HEAD_BYTES = 1024
+"""How many bytes of fields are given to the library at once: a byte may stand for a field, and take 10 us."""
+
 USELESS_FRAMES = 200
 """How many frames that ask for nothing a client may send, beyond those that it earns."""
 
@@ -133,9 +136,9 @@ class Frames:
                 end = len(PREFACE)
                 self.has_begun = True
         else:
-            at = 0
+            at = head_bytes = 0
             for _ in range(TURN_FRAMES):
-                if len(unread) - at < _HEAD_BYTES:
+                if len(unread) - at < _HEAD_BYTES or head_bytes > TURN_HEAD_BYTES:
                     break
                 length = int.from_bytes(unread[at : at + 3])
                 kind, flags = unread[at + 3], unread[at + 4]
@@ -147,6 +150,7 @@ class Frames:
                 end = at
                 if kind in (_HEADERS, _CONTINUATION):
                     self._count_head(length, is_end=bool(flags & _END_HEADERS))
+                    head_bytes += length
         frames = bytes(unread[:end])
         del unread[:end]
         return frames
