@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from gateway.client.outgoing import client_left, wake
+from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
 from gateway.pacing import Pacer
 from gateway.policy.slowness import Backlog, find_slowness
@@ -122,7 +123,18 @@ class Stream:
         """Judge the client's speed anew: between two messages of a stream it may take its time."""
         self._received_bytes, self._waited_s = 0, 0.0
 
-    def fail_if_slow(self, now_s: float, limit_s: float) -> bool:
+    def look(self, now_s: float, limits: Limits) -> str:
+        """End the call if the client is too slow; the limit that says so, empty if none does."""
+        if self._is_sent_too_slowly(now_s, limits.body_timeout):
+            return "body_timeout"
+        if self._backlog is None or not self._backlog.find_slowness(self._written_bytes, now_s, limits.client_idle):
+            return ""
+        self.connection.out.cut_reason = "the client read its reply too slowly (limits.client_idle)"
+        self.connection.reset(self)
+        self.connection.drop(self)
+        return "client_idle"
+
+    def _is_sent_too_slowly(self, now_s: float, limit_s: float) -> bool:
         """As `Served.fail_if_slow`."""
         if self._waits_since_s is None:
             return False
@@ -175,11 +187,6 @@ class Stream:
             self._backlog = Backlog(self._written_bytes, self.connection.time())
         await self._window
 
-    def is_unread(self, now_s: float, limit_s: float) -> bool:
-        """Whether the client gives its reply room too slowly: none for *limit_s*, or too little on average."""
-        backlog = self._backlog
-        return backlog is not None and backlog.find_slowness(self._written_bytes, now_s, limit_s) is not None
-
     def finish(self, fields: Fields) -> None:
         """Send the trailers, or all that there is where no headers have gone out; the stream is over then.
 
@@ -189,6 +196,7 @@ class Stream:
         self.is_answered = self.is_closed = True
         if not self.is_ended:
             self.connection.refuse_rest(self)
+            self.end()
 
     def has_room(self) -> None:
         """The client can take more."""
