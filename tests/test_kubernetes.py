@@ -802,8 +802,10 @@ def test_commands_of_the_page_name_what_exists() -> None:
     for path in [*folders, *re.findall(r"(?:check|-f) (deploy/\S+?)[`\s]", text)]:
         assert (ROOT / path).exists(), path
     (named,) = yaml.safe_load((KUBERNETES / "image" / "kustomization.yaml").read_text())["images"]
+    (renamed,) = next(each["images"] for each in map(yaml.safe_load, OVERLAYS) if "images" in each)
+    assert renamed["name"] == named["newName"]
     pushed = re.findall(r"docker (?:build .*-t|push) (\S+)", text)
-    assert pushed == [f"{named['newName']}:{named['newTag']}"] * 2
+    assert pushed == [f"{renamed['newName']}:{named['newTag']}"] * 2
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         assert (PAGE.parent / link).exists(), link
 
@@ -828,10 +830,13 @@ OVERLAYS = [
 def test_overlays_of_the_page_give_valid_objects(overlay: str, tmp_path: Path) -> None:
     beside = os.path.relpath(ROOT / "deploy", tmp_path.resolve())
     text = textwrap.dedent(overlay)
+    shutil.copy(KUBERNETES / "front" / "gateway.yaml", tmp_path)
     (tmp_path / "kustomization.yaml").write_text(text.replace("../deploy/", f"{beside}/"))
     objects = kustomize(tmp_path)
     assert_valid(objects, tmp_path)
     named = yaml.safe_load(text)
+    for container in (each for found in objects if found["kind"] == "Deployment" for each in containers_of(found)):
+        assert container["image"].startswith("registry.example.com/" if "images" in named else "ghcr.io/")
     for patch in named.get("patches", []):
         chosen = [each for each in objects if each["apiVersion"].startswith(f"{patch['target']['group']}/")]
         assert {each["kind"] for each in chosen} == {"PodMonitor", "PrometheusRule"}
