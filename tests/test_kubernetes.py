@@ -6,11 +6,14 @@ other; and a gateway that is started as they say serves, answers the kubelet's p
 
 import asyncio
 import functools
+import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -235,37 +238,110 @@ def compared_with_kserve(service: Object) -> list[str]:
     return result.stdout.splitlines()
 
 
-def with_monitoring(form: str, tmp_path: Path) -> list[Object]:
-    """*form* with the component that a comment in its kustomization names."""
-    assert "# - ../monitoring" in (KUBERNETES / form / "kustomization.yaml").read_text()
-    relative = {name: os.path.relpath(KUBERNETES / name, tmp_path.resolve()) for name in (form, "monitoring")}
-    overlay = {"resources": [relative[form]], "components": [relative["monitoring"]]}
+def with_component(form: str, name: str, tmp_path: Path) -> list[Object]:
+    """*form* with the component *name*, which a comment in its kustomization offers."""
+    assert f"# - ../{name} " in (KUBERNETES / form / "kustomization.yaml").read_text()
+    relative = {each: os.path.relpath(KUBERNETES / each, tmp_path.resolve()) for each in (form, name)}
+    overlay = {"resources": [relative[form]], "components": [relative[name]]}
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
     return kustomize(tmp_path)
 
 
-POD_MONITOR: Object = {  # of monitoring.coreos.com/v1, what is used of it
-    "selector": {"matchLabels": dict, "matchExpressions": list},
-    "podMetricsEndpoints": {
-        "port": str, "portNumber": int, "path": str, "scheme": str, "interval": str, "scrapeTimeout": str,
-        "honorLabels": bool, "relabelings": list, "metricRelabelings": list,
-    },
-}  # fmt: skip
+def schema_of(custom: Object) -> Object:
+    """The JSON Schema of a custom resource, which cloudcoil generates from its definition; no member may be unknown."""
+    group = {"monitoring.coreos.com": "prometheus_operator", "keda.sh": "keda"}
+    name, _, version = custom["apiVersion"].partition("/")
+    try:
+        models = importlib.import_module(f"cloudcoil.models.{group[name]}.{version}")
+    except ModuleNotFoundError:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("cloudcoil's models are in the extra `test`")
+    schema: Object = getattr(models, custom["kind"]).model_json_schema()
+    for each in (schema, *schema["$defs"].values()):
+        if "properties" in each:
+            each["additionalProperties"] = False
+    return schema
+
+
+def validated_as_custom(custom: Object, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    checker = require_tool("check-jsonschema", "it is in the extra `test`")
+    schema, file = tmp_path / "schema.json", tmp_path / "object.json"
+    schema.write_text(json.dumps(schema_of(custom)).replace("^(?i)", "(?i)^"))  # Go's place for a flag, and Python's
+    file.write_text(json.dumps(custom))
+    command: list[str | Path] = [checker, "--regex-variant", "python", "--schemafile", schema, file]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+
+def assert_valid(objects: list[Object], tmp_path: Path) -> None:
+    """*objects*, Kubernetes' own and custom ones, are valid."""
+    custom = [each for each in objects if each["kind"] in CUSTOM]
+    for each in custom:
+        result = validated_as_custom(each, tmp_path)
+        assert result.returncode == 0, result.stdout
+    own = [each for each in objects if each not in custom and each["kind"] != "InferenceService"]
+    file = tmp_path / "objects.yaml"
+    file.write_text(yaml.safe_dump_all(own))
+    for version in (OLDEST, NEWEST):
+        result = validated(file, version)
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert result.stdout.count("passed") == len(own), result.stdout
+
+
+CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject"}
+
+
+# ---- watched
 
 
 @each_form
 def test_pod_monitor_scrapes_the_admin_port_of_the_pods(form: str, pod: GatewayPod, tmp_path: Path) -> None:
-    objects = with_monitoring(form, tmp_path)
-    assert sorted(each["kind"] for each in objects) == sorted([*FORMS[form], "PodMonitor"])
+    objects = with_component(form, "monitoring", tmp_path)
+    added = ["ConfigMap", "PodMonitor", "PrometheusRule"]
+    assert sorted(each["kind"] for each in objects) == sorted([*FORMS[form], *added])
     (monitor,) = (each for each in objects if each["kind"] == "PodMonitor")
-    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
-    assert monitor["spec"].keys() <= POD_MONITOR.keys()
     assert selects(monitor["spec"]["selector"], pod.template)
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    for key, value in endpoint.items():
-        assert isinstance(value, POD_MONITOR["podMetricsEndpoints"][key])
     assert pod.ports[endpoint["port"]] == port_of(pod.config.admin)
     assert endpoint["path"] == "/metrics"
+    assert "tensor-gateway" in monitor["metadata"]["name"]  # a part of the job's name, which alerts look for
+
+
+def test_what_watches_is_valid(tmp_path: Path) -> None:
+    assert_valid(with_component("front", "monitoring", tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "key"), [("PodMonitor", "podMetricsEndpoints"), ("PrometheusRule", "groups")])
+def test_validation_refuses_unknown_members_of_custom_resources(kind: str, key: str, tmp_path: Path) -> None:
+    objects = with_component("front", "monitoring", tmp_path)
+    (custom,) = (each for each in objects if each["kind"] == kind)
+    custom = json.loads(json.dumps(custom))
+    custom["spec"][key][0]["intervall"] = "1m"
+    result = validated_as_custom(custom, tmp_path)
+    assert result.returncode != 0
+    assert "intervall" in result.stdout
+
+
+def test_rules_of_the_operator_are_the_alerts_of_prometheus(tmp_path: Path) -> None:
+    """`deploy/rules.sh` writes them; here it writes into a copy of `deploy`."""
+    copy = tmp_path / "deploy"
+    for name in ("rules.sh", "prometheus/alerts.yml"):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "deploy" / name, copy / name)
+    made = copy / "kubernetes" / "monitoring" / "prometheusrule.yaml"
+    made.parent.mkdir(parents=True)
+    subprocess.run([copy / "rules.sh"], check=True, cwd=tmp_path, timeout=60)
+    text = (KUBERNETES / "monitoring" / made.name).read_text()
+    assert text == made.read_text(), "deploy/prometheus/alerts.yml has changed: run deploy/rules.sh"
+    assert yaml.safe_load(text)["spec"] == yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())
+
+
+def test_dashboard_of_the_cluster_is_that_of_grafana(tmp_path: Path) -> None:
+    objects = with_component("front", "monitoring", tmp_path)
+    (dashboard,) = (each for each in objects if each["metadata"]["name"] == "tensor-gateway-dashboard")
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    file = ROOT / "deploy/grafana/dashboards/tensor-gateway.json"
+    assert dashboard["data"] == {file.name: file.read_text()}
+    # `kubectl apply` keeps the object in an annotation of itself, and all annotations have 256 KiB together
+    assert len(json.dumps(dashboard)) < 200 * 1024
 
 
 # ---- in agreement
@@ -726,8 +802,10 @@ def test_commands_of_the_page_name_what_exists() -> None:
     for path in [*folders, *re.findall(r"(?:check|-f) (deploy/\S+?)[`\s]", text)]:
         assert (ROOT / path).exists(), path
     (named,) = yaml.safe_load((KUBERNETES / "image" / "kustomization.yaml").read_text())["images"]
+    (renamed,) = next(each["images"] for each in map(yaml.safe_load, OVERLAYS) if "images" in each)
+    assert renamed["name"] == named["newName"]
     pushed = re.findall(r"docker (?:build .*-t|push) (\S+)", text)
-    assert pushed == [f"{named['newName']}:{named['newTag']}"] * 2
+    assert pushed == [f"{renamed['newName']}:{named['newTag']}"] * 2
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         assert (PAGE.parent / link).exists(), link
 
@@ -740,6 +818,29 @@ def test_configurations_of_the_page_are_valid(of_kserve: None) -> None:
         parse(block)
     for block in blocks:
         assert isinstance(yaml.safe_load(block), dict)
+
+
+OVERLAYS = [
+    block for block in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    if "../deploy/kubernetes/" in block
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_overlays_of_the_page_give_valid_objects(overlay: str, tmp_path: Path) -> None:
+    beside = os.path.relpath(ROOT / "deploy", tmp_path.resolve())
+    text = textwrap.dedent(overlay)
+    shutil.copy(KUBERNETES / "front" / "gateway.yaml", tmp_path)
+    (tmp_path / "kustomization.yaml").write_text(text.replace("../deploy/", f"{beside}/"))
+    objects = kustomize(tmp_path)
+    assert_valid(objects, tmp_path)
+    named = yaml.safe_load(text)
+    for container in (each for found in objects if found["kind"] == "Deployment" for each in containers_of(found)):
+        assert container["image"].startswith("registry.example.com/" if "images" in named else "ghcr.io/")
+    for patch in named.get("patches", []):
+        chosen = [each for each in objects if each["apiVersion"].startswith(f"{patch['target']['group']}/")]
+        assert {each["kind"] for each in chosen} == {"PodMonitor", "PrometheusRule"}
+        assert all(each["metadata"]["labels"] == {"release": "kube-prometheus-stack"} for each in chosen)
 
 
 def test_times_and_sizes_of_the_page_are_those_of_the_files(of_kserve: None) -> None:

@@ -1,6 +1,8 @@
 """The workflows in `.github/`: they are linted, and what they run and publish exists."""
 
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -82,19 +84,95 @@ def test_a_job_may_write_only_what_it_is_there_for(workflow: str) -> None:
         for scope, access in job["permissions"].items()
         if access == "write"
     }
-    allowed = {("pypi", "id-token"), ("image", "packages"), ("release", "contents")}
+    allowed = {("pypi", "id-token"), ("image", "packages"), ("image", "id-token"), ("release", "contents")}
     assert writes == (allowed if workflow == "release" else set())
 
 
 @each_workflow
 def test_every_file_that_a_workflow_names_exists(workflow: str) -> None:
     runs = [step["run"] for step in steps(workflow) if "run" in step]
-    named = {word for run in runs for word in re.findall(r"(?<![\w$/}:])\.?\w+/[\w./-]+", run)}
+    named = {word for run in runs for word in re.findall(r"(?<![\w$/}:.])\.?\w+/[\w./-]+", run)}
     named |= {step["with"]["file"] for step in steps(workflow) if "file" in step.get("with", {})}
     named |= {job["uses"] for job in jobs(workflow).values() if "uses" in job}
     assert named
     made = {"dist/", "notes/notes.md"}
     assert [each for each in named if each not in made and not (ROOT / each).exists()] == []
+
+
+IMAGE: str = parsed("release")["env"]["IMAGE"]
+"""The image's name as the release workflow publishes it."""
+
+NAMING = ("README.md", "deploy/README.md", "deploy/kubernetes/image/kustomization.yaml", "docs/kubernetes.md")
+
+
+@pytest.mark.parametrize("file", NAMING)
+def test_the_image_is_named_as_it_is_published(file: str) -> None:
+    named = set(re.findall(r"\bghcr\.io/[\w./-]*\w", (ROOT / file).read_text()))
+    assert named == {IMAGE}
+
+
+def test_no_other_file_names_the_image() -> None:
+    """All are compared above with the workflow."""
+    folders = (path for name in ("config", "deploy", "docs") for path in (ROOT / name).rglob("*"))
+    files = [path for path in (*ROOT.glob("*.*"), *folders) if path.suffix in {".md", ".yaml", ".yml", ".toml"}]
+    found = {str(path.relative_to(ROOT)) for path in files if "ghcr.io" in path.read_text()}
+    assert found == set(NAMING)
+
+
+@pytest.mark.parametrize(
+    "file", ["deploy/README.md", "docs/kubernetes.md", "deploy/kubernetes/image/kustomization.yaml"]
+)
+def test_an_image_that_is_named_with_a_tag_has_the_version(file: str) -> None:
+    text = (ROOT / file).read_text()
+    tags = re.findall(r"(?:/tensor-gateway:|newTag: |refs/tags/v)(\d[\w.]*\w)", text)
+    assert tags
+    assert set(tags) == {gateway.__version__}
+
+
+def test_the_image_is_pushed_and_signed_by_digest_under_the_one_name() -> None:
+    pushed, signed = (
+        next(step for step in jobs("release")["image"]["steps"] if wanted in str(step))
+        for wanted in ("build-push-action", "cosign sign")
+    )
+    assert pushed["with"]["tags"].partition(":")[0] == "${{ env.IMAGE }}"
+    assert signed["env"] == {"DIGEST": f"${{{{ steps.{pushed['id']}.outputs.digest }}}}"}
+    assert '"$IMAGE@$DIGEST"' in signed["run"]
+    assert "--key" not in signed["run"]
+
+
+def test_a_signature_is_verified_by_the_name_of_the_workflow_that_makes_it() -> None:
+    """What users type is what the workflow itself types, with the values of a release instead of its variables."""
+    (signing,) = (step["run"] for step in jobs("release")["image"]["steps"] if "cosign sign" in step.get("run", ""))
+    own = shlex.split(signing[signing.index("cosign verify") :].replace("\\\n", " "))
+    (block,) = re.findall(r"```sh\n(cosign verify .*?)```", (ROOT / "deploy/README.md").read_text(), re.DOTALL)
+    values = {
+        "$IMAGE@$DIGEST": f"{IMAGE}:{gateway.__version__}",
+        "$GITHUB_REPOSITORY": IMAGE.removeprefix("ghcr.io/"),
+        "$GITHUB_REF": f"refs/tags/v{gateway.__version__}",
+    }
+    for variable, value in values.items():
+        own = [each.replace(variable, value) for each in own]
+    assert shlex.split(block.replace("\\\n", " ")) == own
+
+
+def test_the_image_says_where_its_source_is() -> None:
+    label = f'org.opencontainers.image.source="https://github.com/{IMAGE.removeprefix("ghcr.io/")}"'
+    assert label in (ROOT / "deploy/Dockerfile").read_text()
+
+
+def guard(repository: str) -> subprocess.CompletedProcess[str]:
+    (script,) = (step["run"] for step in jobs("release")["build"]["steps"] if "$IMAGE" in step.get("run", ""))
+    variables = {"IMAGE": IMAGE, "GITHUB_REPOSITORY": repository, "PATH": os.environ["PATH"]}
+    command = ["bash", "-e", "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+
+
+def test_a_repository_of_another_name_does_not_release() -> None:
+    own = IMAGE.removeprefix("ghcr.io/")
+    assert guard(own).returncode == guard(own.title()).returncode == 0
+    refused = guard("somebody/else")
+    assert refused.returncode == 1
+    assert f"IMAGE is {IMAGE}, and this repository may publish ghcr.io/somebody/else" in refused.stdout
 
 
 def test_a_release_has_the_section_of_the_changelog(tmp_path: Path) -> None:
