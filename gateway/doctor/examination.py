@@ -10,6 +10,7 @@ from gateway.backend.questions import MLFLOW, TENSORFLOW, V2
 from gateway.certificates import TlsContext
 from gateway.config import Address, Backend, Endpoint
 from gateway.demo import free_port_or
+from gateway.doctor import over_grpc
 from gateway.doctor.asking import Asker, NoAnswerError
 from gateway.doctor.dialect_trials import DialectTrials
 from gateway.doctor.given import TLS_OPTIONS, Given, backend_of, tls_of
@@ -83,6 +84,7 @@ async def _examined(url: str, asked_for: str, backend: Backend, tls: TlsContext 
         async with gateway(url, report) as through:
             await ask_calls(through, "", report)
         report.can("infer", "not found out: no model was tried")
+    over_grpc.add_rows(report)
     report.table("What clients can do through the gateway", report.abilities)
     return server
 
