@@ -10,6 +10,7 @@ from gateway import __version__
 from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, V2, Answer
 from gateway.config import Address, Endpoint
 from gateway.demo import free_port_or
+from gateway.doctor import over_grpc
 from gateway.doctor.asking import Asker, NoAnswerError
 from gateway.doctor.dialect_trials import DialectTrials
 from gateway.doctor.given import TLS_OPTIONS, Given, backend_of, tls_of
@@ -105,6 +106,7 @@ async def _examined(asker: Asker, first: Answer, url: str, asked_for: str, repor
         async with gateway(url, report) as through:
             await ask_calls(through, "", report)
         report.can("infer", "not found out: no model was tried")
+    over_grpc.add_rows(report)
     report.table("What clients can do through the gateway", report.abilities)
     return server
 
