@@ -12,7 +12,7 @@ from gateway.client.outgoing import client_left, wake
 from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
 from gateway.pacing import Pacer
-from gateway.policy.slowness import Backlog, find_slowness
+from gateway.policy.slowness import Backlog, Upload
 
 if TYPE_CHECKING:
     from gateway.client.grpc.connection import GrpcConnection
@@ -55,9 +55,7 @@ class Stream:
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None  # of `more`
         self._window: asyncio.Future[None] | None = None  # of `write`, until the client has room
-        self._received_bytes = 0
-        self._waited_s = 0.0
-        self._waits_since_s: float | None = None  # while the client is waited for, and judged
+        self._upload = Upload()  # of the message that comes
         self._backlog: Backlog | None = None  # while a reply waits for room, to its end
         self._written_bytes = 0
 
@@ -66,7 +64,7 @@ class Stream:
     def feed(self, data: bytes) -> None:
         """Keep *data*, which has come."""
         self.unread += data
-        self._received_bytes += len(data)
+        self._upload.received_bytes += len(data)
         wake(self._waiter)
 
     def end(self) -> None:
@@ -103,15 +101,14 @@ class Stream:
             raise self._failure.with_traceback(None)
         if self.is_ended:
             return
-        since_s = self.connection.time()
-        self._waits_since_s = None if is_idle else since_s
+        if not is_idle:
+            self._upload.begin_waiting(self.connection.time())
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
         finally:
-            self._waiter = self._waits_since_s = None
-            if not is_idle:
-                self._waited_s += self.connection.time() - since_s
+            self._waiter = None
+            self._upload.end_waiting(self.connection.time())
         if self._failure is not None:
             raise self._failure.with_traceback(None)
 
@@ -121,7 +118,7 @@ class Stream:
 
     def forgive(self) -> None:
         """Judge the client's speed anew: between two messages of a stream it may take its time."""
-        self._received_bytes, self._waited_s = 0, 0.0
+        self._upload = Upload()
 
     def look(self, now_s: float, limits: Limits) -> str:
         """End the call if the client is too slow; the limit that says so, empty if none does."""
@@ -136,10 +133,7 @@ class Stream:
 
     def _is_sent_too_slowly(self, now_s: float, limit_s: float) -> bool:
         """As `Served.fail_if_slow`."""
-        if self._waits_since_s is None:
-            return False
-        silent_s = now_s - self._waits_since_s
-        words = find_slowness(self._received_bytes, self._waited_s + silent_s, silent_s, limit_s)
+        words = self._upload.find_slowness(now_s, limit_s)
         if words is None:
             return False
         words = f"the client sent its message too slowly: {words} (limits.body_timeout)"
