@@ -683,6 +683,12 @@ def test_front_is_labelled_selected_and_scaled_as_one(form: str, pod: GatewayPod
     assert pod.spec["serviceAccountName"] == the("front", "ServiceAccount")["metadata"]["name"]
 
 
+@pytest.mark.parametrize("form", ["front", "kserve"])
+def test_pods_that_are_not_ready_do_not_keep_a_node_from_being_drained(form: str) -> None:
+    """While the server behind is down no pod is ready, and by default none could be evicted."""
+    assert the(form, "PodDisruptionBudget")["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
 def test_disruption_budget_is_that_of_the_transformer(of_kserve: None) -> None:
     template = as_kserve_deploys(the("kserve", "InferenceService"))["spec"]["template"]
     assert selects(the("kserve", "PodDisruptionBudget")["spec"]["selector"], template)
@@ -965,11 +971,24 @@ def test_overlays_of_the_page_give_valid_objects(overlay: str, tmp_path: Path) -
     for container in (each for found in objects if found["kind"] == "Deployment" for each in containers_of(found)):
         assert container["image"].startswith("registry.example.com/" if "images" in named else "ghcr.io/")
     for patch in named.get("patches", []):
-        if patch["target"] == {"kind": "ScaledObject"}:
+        if "group" not in patch["target"]:
             continue
         chosen = [each for each in objects if each["apiVersion"].startswith(f"{patch['target']['group']}/")]
         assert {each["kind"] for each in chosen} == {"PodMonitor", "PrometheusRule"}
         assert all(each["metadata"]["labels"] == {"release": "kube-prometheus-stack"} for each in chosen)
+
+
+def test_prometheus_without_the_operator_loads_what_the_page_says(tmp_path: Path) -> None:
+    (block,) = (each for each in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL) if "scrape_c" in each)
+    found = "kubernetes_sd_configs: [{role: pod}]"  # Debian's promtool is built without it
+    assert found in block
+    (tmp_path / "prometheus.yml").write_text(block.replace(found, 'static_configs: [{targets: ["pod:9090"]}]'))
+    promtool = require_tool("promtool", "it is part of Prometheus; on Debian: apt install prometheus")
+    command: list[str | Path] = [promtool, "check", "config", "--syntax-only", tmp_path / "prometheus.yml"]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (job,) = yaml.safe_load(block)["scrape_configs"]
+    assert "tensor-gateway" in job["job_name"]
 
 
 def test_times_and_sizes_of_the_page_are_those_of_the_files(of_kserve: None) -> None:
