@@ -153,6 +153,15 @@ def of_kserve(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pod(form: str, of_kserve: None) -> GatewayPod:
+    return gateway_pod(form)
+
+
+@pytest.fixture
+def pod_of_front() -> GatewayPod:
+    return gateway_pod("front")
+
+
+def gateway_pod(form: str) -> GatewayPod:
     deployment = as_kserve_deploys(the(form, "InferenceService")) if form == "kserve" else the(form, "Deployment")
     template = deployment["spec"]["template"]
     (container,) = (each for each in template["spec"]["containers"] if "tensor-gateway" in each["image"])
@@ -344,6 +353,101 @@ def test_dashboard_of_the_cluster_is_that_of_grafana(tmp_path: Path) -> None:
     assert len(json.dumps(dashboard)) < 200 * 1024
 
 
+# ---- scaled by KEDA
+
+
+def scaled_object(tmp_path: Path) -> Object:
+    (found,) = (each for each in with_component("front", "keda", tmp_path) if each["kind"] == "ScaledObject")
+    return found
+
+
+def test_keda_scales_what_the_autoscaler_would(tmp_path: Path) -> None:
+    autoscaler = the("front", "HorizontalPodAutoscaler")["spec"]
+    scaled = scaled_object(tmp_path)["spec"]
+    assert scaled["scaleTargetRef"] == autoscaler["scaleTargetRef"]
+    bounds = (scaled["minReplicaCount"], scaled["maxReplicaCount"])
+    assert bounds == (autoscaler["minReplicas"], autoscaler["maxReplicas"])
+    assert scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == autoscaler["behavior"]
+    cpu = scaled["triggers"][0]["metadata"]["value"]
+    assert cpu == str(autoscaler["metrics"][0]["resource"]["target"]["averageUtilization"])
+    kinds = sorted(each["kind"] for each in kustomize(tmp_path))
+    assert kinds == sorted({*FORMS["front"], "ScaledObject"} - {"HorizontalPodAutoscaler"})  # two would scale it
+
+
+def test_scaled_object_is_valid(tmp_path: Path) -> None:
+    objects = with_component("front", "keda", tmp_path)
+    assert_valid(objects, tmp_path)
+    wrong = json.loads(json.dumps(next(each for each in objects if each["kind"] == "ScaledObject")))
+    wrong["spec"]["triggers"][0]["metricTyp"] = "Utilization"
+    assert "metricTyp" in validated_as_custom(wrong, tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "percent"), [([64, 96, 32], 150), ([128, 128], 200), ([0, 0], 0), ([], None)], ids=str
+)
+def test_query_of_keda_is_what_is_in_flight_in_percent_of_one_pods_limit(
+    in_flight: list[int], percent: int | None, tmp_path: Path
+) -> None:
+    query = scaled_object(tmp_path)["spec"]["triggers"][1]["metadata"]["query"]
+    labels = 'job="default/tensor-gateway"'
+    series = [{"series": f'tensor_gateway_requests_in_flight{{{labels}, pod="other-1"}}', "values": "7x5"}]
+    for number, value in enumerate(in_flight):
+        pod = f'{labels}, pod="tensor-gateway-{number}"'
+        series += [
+            {"series": f"tensor_gateway_requests_in_flight{{{pod}}}", "values": f"{value}x5"},
+            {"series": f"tensor_gateway_requests_in_flight_limit{{{pod}}}", "values": "128x5"},
+        ]
+    expected = [] if percent is None else [{"labels": "{}", "value": percent}]
+    case = {"expr": query, "eval_time": "4m", "exp_samples": expected}
+    file = tmp_path / "query.test.yml"
+    file.write_text(yaml.safe_dump({"tests": [{"input_series": series, "promql_expr_test": [case]}]}))
+    promtool = require_tool("promtool", "it is part of Prometheus; on Debian: apt install prometheus")
+    result = subprocess.run([promtool, "test", "rules", file], check=False, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+# ---- checked before pods take it
+
+
+def test_check_is_a_job_with_the_new_configuration_and_nothing_that_serves(pod_of_front: GatewayPod) -> None:
+    objects = {each["kind"]: each for each in rendered("check")}
+    assert objects.keys() == {"ConfigMap", "Job", "ServiceAccount"}
+    assert {each["metadata"]["name"] for each in objects.values()} == {"tensor-gateway-check"}
+    assert objects["ConfigMap"]["data"] == the("front", "ConfigMap")["data"]
+    template = objects["Job"]["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    served = pod_of_front.container
+    assert container["args"] == ["check", served["args"][2]]
+    assert {key: container[key] for key in ("image", "securityContext", "volumeMounts")} == {
+        key: served[key] for key in ("image", "securityContext", "volumeMounts")
+    }
+    assert template["spec"]["securityContext"] == pod_of_front.spec["securityContext"]
+    (volume,) = template["spec"]["volumes"]
+    assert volume["configMap"]["name"] == objects["ConfigMap"]["metadata"]["name"]
+    assert template["spec"]["serviceAccountName"] == objects["ServiceAccount"]["metadata"]["name"]
+    labels = template["metadata"]["labels"]
+    assert not the("front", "Service")["spec"]["selector"].items() <= labels.items()
+    assert "tensor-gateway" not in labels  # what budgets, policies and monitors look for
+
+
+def test_check_is_valid(tmp_path: Path) -> None:
+    assert_valid(rendered("check"), tmp_path)
+
+
+def test_check_of_a_folder_with_all_components_is_the_same_job(tmp_path: Path) -> None:
+    mine, check = tmp_path / "my-gateway", tmp_path / "check"
+    mine.mkdir()
+    check.mkdir()
+    beside = os.path.relpath(KUBERNETES, mine.resolve())
+    components = [f"{beside}/{each}" for each in ("egress", "monitoring", "keda")]
+    (mine / "kustomization.yaml").write_text(
+        yaml.safe_dump({"resources": [f"{beside}/front"], "components": components})
+    )
+    text = (KUBERNETES / "check" / "kustomization.yaml").read_text()
+    (check / "kustomization.yaml").write_text(text.replace("\nresources: [../front]", "\nresources: [../my-gateway]"))
+    assert kustomize(check) == rendered("check")
+
+
 # ---- in agreement
 
 
@@ -353,8 +457,11 @@ def selects(selector: Object, template: Object) -> bool:
     wanted = selector.get("matchLabels", {})
     expressions = selector.get("matchExpressions", [])
     assert wanted or expressions
-    assert all(each["operator"] == "Exists" for each in expressions)
-    return wanted.items() <= labels.items() and all(each["key"] in labels for each in expressions)
+    assert {each["operator"] for each in expressions} <= {"Exists", "In"}
+    return wanted.items() <= labels.items() and all(
+        labels[each["key"]] in each.get("values", [labels[each["key"]]]) if each["key"] in labels else False
+        for each in expressions
+    )
 
 
 def port_of(address: object) -> int:
@@ -433,6 +540,26 @@ def test_clients_reach_the_gateway_and_nobody_but_prometheus_its_admin_port(form
         clients: None,
         admin: [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
     }
+
+
+@pytest.mark.parametrize("form", ["front", "kserve"])
+def test_egress_is_to_names_and_servers(form: str, pod: GatewayPod, tmp_path: Path) -> None:
+    objects = with_component(form, "egress", tmp_path)
+    assert_valid(objects, tmp_path)
+    (policy,) = (each["spec"] for each in objects if each["metadata"]["name"] == "tensor-gateway-egress")
+    assert policy["policyTypes"] == ["Egress"]
+    assert selects(policy["podSelector"], pod.template)
+    names, servers = policy["egress"]
+    assert names["ports"] == [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
+    assert servers["to"] == [{"podSelector": {}}]
+    port = 8080 if form == "kserve" else port_of(pod.config.backends["default"].endpoints[0])
+    assert port in [each["port"] for each in servers["ports"]]
+
+
+@pytest.mark.parametrize("form", ["sidecar"])
+def test_egress_leaves_the_server_beside_the_sidecar_alone(form: str, pod: GatewayPod) -> None:
+    policy = yaml.safe_load((KUBERNETES / "egress" / "networkpolicy.yaml").read_text())
+    assert not selects(policy["spec"]["podSelector"], pod.template)
 
 
 @pytest.mark.parametrize("form", ["front", "sidecar"])
@@ -554,6 +681,12 @@ def test_front_is_labelled_selected_and_scaled_as_one(form: str, pod: GatewayPod
     assert "replicas" not in deployment["spec"]  # two would write it
     assert pod.container["resources"]["requests"]["cpu"] == str(pod.config.workers)
     assert pod.spec["serviceAccountName"] == the("front", "ServiceAccount")["metadata"]["name"]
+
+
+@pytest.mark.parametrize("form", ["front", "kserve"])
+def test_pods_that_are_not_ready_do_not_keep_a_node_from_being_drained(form: str) -> None:
+    """While the server behind is down no pod is ready, and by default none could be evicted."""
+    assert the(form, "PodDisruptionBudget")["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
 def test_disruption_budget_is_that_of_the_transformer(of_kserve: None) -> None:
@@ -798,7 +931,7 @@ async def test_workers_that_kserve_derives_from_concurrency_are_ignored(server: 
 def test_commands_of_the_page_name_what_exists() -> None:
     text = PAGE.read_text()
     folders = re.findall(r"kubectl (?:apply -k|kustomize) (deploy/\S+?)[`\s]", text)
-    assert {Path(folder).name for folder in folders} == FORMS.keys()
+    assert {Path(folder).name for folder in folders} == FORMS.keys() | {"check"}
     for path in [*folders, *re.findall(r"(?:check|-f) (deploy/\S+?)[`\s]", text)]:
         assert (ROOT / path).exists(), path
     (named,) = yaml.safe_load((KUBERNETES / "image" / "kustomization.yaml").read_text())["images"]
@@ -838,9 +971,24 @@ def test_overlays_of_the_page_give_valid_objects(overlay: str, tmp_path: Path) -
     for container in (each for found in objects if found["kind"] == "Deployment" for each in containers_of(found)):
         assert container["image"].startswith("registry.example.com/" if "images" in named else "ghcr.io/")
     for patch in named.get("patches", []):
+        if "group" not in patch["target"]:
+            continue
         chosen = [each for each in objects if each["apiVersion"].startswith(f"{patch['target']['group']}/")]
         assert {each["kind"] for each in chosen} == {"PodMonitor", "PrometheusRule"}
         assert all(each["metadata"]["labels"] == {"release": "kube-prometheus-stack"} for each in chosen)
+
+
+def test_prometheus_without_the_operator_loads_what_the_page_says(tmp_path: Path) -> None:
+    (block,) = (each for each in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL) if "scrape_c" in each)
+    found = "kubernetes_sd_configs: [{role: pod}]"  # Debian's promtool is built without it
+    assert found in block
+    (tmp_path / "prometheus.yml").write_text(block.replace(found, 'static_configs: [{targets: ["pod:9090"]}]'))
+    promtool = require_tool("promtool", "it is part of Prometheus; on Debian: apt install prometheus")
+    command: list[str | Path] = [promtool, "check", "config", "--syntax-only", tmp_path / "prometheus.yml"]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (job,) = yaml.safe_load(block)["scrape_configs"]
+    assert "tensor-gateway" in job["job_name"]
 
 
 def test_times_and_sizes_of_the_page_are_those_of_the_files(of_kserve: None) -> None:
