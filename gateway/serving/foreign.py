@@ -110,7 +110,8 @@ class Foreign:
     async def prepare(self, body: memoryview, framing: Framing) -> Prepared:
         call, dialect, policy = self.call, self.dialect, self.backend.tensor_policy
         path = self.path_of(dialect.infer_path(self.model, self.version, self._configured))
-        self.target = path + call.match.target[len(call.match.path) :]
+        query = call.match.target[len(call.match.path) :]
+        self.target = path + (query if "?" not in path else query.replace("?", "&", 1))
         # a raw request is cut into values by the description
         described = await self.description(FRESH_S if framing.header_length == 0 else LIFE_S)
         limits, reserve = call.plan.header_limits, call.body.reserve

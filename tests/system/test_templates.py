@@ -213,6 +213,15 @@ async def test_versions_are_those_of_the_path() -> None:
         assert words == "model 'iris' has no versions: leave the version out"
 
 
+async def test_the_clients_query_goes_behind_that_of_the_template() -> None:
+    models = {"iris": {**IRIS, "request": {"path": "/predict?key=1", "body": "$x"}}}
+    async with before(Legacy(), models) as stage:
+        tensors = numbers("x", X, "FP32")
+        for query, target in (("", "/predict?key=1"), ("?a=1?2", "/predict?key=1&a=1?2")):
+            assert (await stage.infer("", tensors, path=f"/v2/models/iris/infer{query}")).status == 200
+            assert stage.server.seen[-1].target == target
+
+
 async def test_without_a_path_for_health_the_gateway_says_what_it_knows() -> None:
     async with before(Legacy(), health="") as stage:
         for path in ("/v2/health/live", "/v2/models/iris/ready"):

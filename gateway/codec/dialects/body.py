@@ -37,6 +37,7 @@ from gateway.codec.dialects.writing import (
 )
 from gateway.codec.tensors.datatypes import Datatype, Kind
 from gateway.codec.tensors.nested_printing import StringForm
+from gateway.errors import CodecError
 
 MAX_DEPTH = 64
 """How deep a body may be nested."""
@@ -115,9 +116,11 @@ class Body:
         name = value[operation]
         if not isinstance(name, str) or not self._is_known(name, where):
             return self._fault(where, f"expected the name of an input: {self._listed()}")
-        datatype, _ = self._inputs[name]
+        datatype, shape = self._inputs[name]
         if operation == "$b64" and (datatype is None or datatype.kind is not Kind.BYTES):
             return self._fault(where, f"expected an input with `datatype: BYTES`, and `{name}` is none")
+        if operation == "$rows" and shape is not None and len(shape) < (2 if self._items else 1):
+            return self._fault(where, f"input `{name}` is a scalar there, which has no rows")
         return partial(placed, self._strings, name)
 
     def _each(self, item: Any, at: str) -> Part | bytes:
@@ -198,7 +201,10 @@ def _shape(strings: Strings, name: str, request: DialectRequest) -> Segments:
 
 
 def _first_dimension(strings: Strings, name: str, request: DialectRequest) -> Segments:
-    return (b"%d" % input_called(request, name).shape[0],)
+    tensor = input_called(request, name)
+    if not tensor.shape:
+        raise CodecError(f"{tensor}: a scalar has no rows, which `$rows` in this backend's template needs")
+    return (b"%d" % tensor.shape[0],)
 
 
 def _in_base64(strings: Strings, name: str, request: DialectRequest) -> Segments:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.codec import DATATYPES, DialectRequest, TensorPolicy, run
 from gateway.codec.dialects.body import MAX_DEPTH, Body
@@ -128,6 +130,7 @@ def test_what_a_request_lacks_is_refused(inputs: list[Mapping[str, Any]], words:
         ("{a: [{$foo: x}], x: $x}", {".a[0].$foo": r"unknown; known are \$each, .*"}),
         ("{$flat: x, b: 1}", {".$flat": "expected `\\$flat` alone in its object", "": "input `x` .*"}),
         ("[{$flat: 3}, $x]", {"[0].$flat": "expected the name of an input: there are x"}),
+        ("[$x, {$each: {a: {$rows: x}}}]", {}),
         ("[{$b64: x}]", {"[0].$b64": "expected an input with `datatype: BYTES`.*"}),
         ("{$each: {$each: $x}}", {".$each.$each": "expected no `\\$each` inside.*",
                                   ".$each": "expected an input in it.*",
@@ -153,7 +156,80 @@ def test_rows_need_first_dimensions_that_may_be_the_same() -> None:
 
     assert not faults((-1, 4), (3,), None)
     assert faults((2,), (3,)) == {".$each": "expected inputs with the same first dimension: `x0` 2, `x1` 3"}
+    for body in ({"$rows": "x"}, {"$each": ["$x", {"$rows": "x"}]}):
+        shape = (3,) if "$each" in body else ()
+        faulty = Body(body, {"x": (None, shape)}, text_or_base64({})).faults
+        assert list(faulty.values()) == ["input `x` is a scalar there, which has no rows"]
     assert faults((2,), ()) == {".$each": "input `x1` is a scalar, which has no rows"}
     assert Body("$x", {}, text_or_base64({})).faults == {
         "": "no such input: `inputs` names none; $parameters and $id are known, $$ is the text $"
     }
+
+
+WORDS = st.sampled_from(["$x", "$n", "$s", "$c", "$$x", "$", "$$", "$id", "$nope", "a", "", "é", "x", "n", "s", "c"])
+KEYS = st.sampled_from(["a", "b c", "$$d", "$each", "$flat", "$shape", "$rows", "$b64", "$other", ""])
+PLACES = st.builds(
+    lambda key, name: {key: name}, st.sampled_from(["$flat", "$shape", "$rows", "$b64"]), st.sampled_from("xnsc")
+)
+VALUES = st.recursive(
+    WORDS | PLACES | st.integers(-(2**70), 2**70) | st.floats() | st.booleans() | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def meant_by(value: Any, tensors: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> Any:
+    """What a body without faults becomes for inputs of these nested values and *shapes*."""
+    if isinstance(value, list):
+        return [meant_by(item, tensors, shapes) for item in value]
+    if isinstance(value, str):
+        return (
+            None
+            if value == "$id"
+            else tensors[value[1:]]
+            if value[:1] == "$" != value[1:2]
+            else value.removeprefix("$")
+        )
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1 and (key := next(iter(value)))[:1] == "$" != key[1:2]:
+        inner = value[key]
+        if key == "$each":
+            rows = {name: each for name, each in tensors.items() if shapes[name]}
+            n_rows = max(len(each) for name, each in rows.items())
+            return [
+                meant_by(inner, {name: each[row] for name, each in rows.items() if row < len(each)},
+                         {name: shape[1:] for name, shape in shapes.items()})
+                for row in range(n_rows)
+            ]  # fmt: skip
+        tensor = tensors[inner]
+        if key == "$flat":
+            return np.array(tensor, object).ravel().tolist() if shapes[inner] else [tensor]
+        if key == "$b64":
+            return [base64_of(text) for text in tensor] if isinstance(tensor, list) else base64_of(tensor)
+        return shapes[inner] if key == "$shape" else shapes[inner][0]
+    return {key.removeprefix("$"): meant_by(inner, tensors, shapes) for key, inner in value.items()}
+
+
+def base64_of(text: str) -> str:
+    return {"a\n": "YQo=", "é": "w6k="}[text]
+
+
+@given(VALUES)
+def test_any_value_is_a_body_or_has_faults(value: Any) -> None:
+    inputs: list[dict[str, Any]] = [X, N, S, C]
+    known = {tensor["name"]: (DATATYPES[tensor["datatype"]], None) for tensor in inputs}
+    body = Body(value, known, text_or_base64({}))
+    faults = {at: words for at, words in body.faults.items() if "stands nowhere" not in words}
+    request = run(
+        DialectRequest.parse(memoryview(json.dumps({"inputs": inputs}).encode()), None, TensorPolicy(), recover=False)
+    )
+    try:
+        found = json.loads(b"".join(request.bound(writer_of(body.part)).json_pieces()))
+    except CodecError:  # shapes are known only now: a scalar has no rows
+        assert faults or "$rows" in json.dumps(value) or "$each" in json.dumps(value)
+        return
+    if faults:
+        return
+    nested = {"x": [[1, 2.5], [3, 4]], "n": N["data"], "s": S["data"], "c": 0.5}
+    assert found == meant_by(value, nested, {tensor["name"]: tensor["shape"] for tensor in inputs})
