@@ -127,6 +127,12 @@ class GrpcBody(ClientBody):
         """All of a request without tensors."""
         return self._asked
 
+    def release(self) -> None:
+        """Give back everything that was reserved, and let go of it: the request and its body refer to each other."""
+        super().release()
+        self.infer = self._request.begin = None
+        self._asked = b""
+
     async def admit(self, n_bytes: int) -> None:
         """Reserve *n_bytes*, unless the message was admitted."""
         if self._reservation is None:
