@@ -6,6 +6,7 @@ A comment before a fenced block says what is done with it:
     <!-- run: mlserver -->       the same in front of a real MLServer
     <!-- run: server.py -->      the same in front of the program of that name on the page
     <!-- run: demo; with: kserve -->   the same with the interpreter that KSERVE_PYTHON names
+    <!-- run: server.py; through: nothing -->   the same without a gateway
     <!-- file: server.py -->     it is the program of that name
     <!-- prints -->              what the block before it prints
     <!-- doctor: NAME -->        what the doctor printed; tests/test_doctor.py compares it
@@ -132,7 +133,7 @@ def test_pages_have_blocks_of_each_kind() -> None:
 
 @each_page
 def test_notes_before_blocks_are_known(page: Path) -> None:
-    known = {"run": {"demo", "mlserver"}, "with": {"kserve"}, "prints": {""}}
+    known = {"run": {"demo", "mlserver"}, "with": {"kserve"}, "through": {"nothing"}, "prints": {""}}
     for block in blocks_of(page):
         known["run"] |= {block.notes["file"]} if "file" in block.notes else set()
         for key, value in block.notes.items():
@@ -383,7 +384,8 @@ async def served(program: Path) -> AsyncIterator[str]:
     """The URL of *program*: a FastAPI, by the uvicorn that MLServer has brought, or else a server of KServe's."""
     (port,) = free_ports(1)
     if "FastAPI" in program.read_text():
-        python = Path(from_variable("MLSERVER")).parent / "python"
+        has_gateway = "gateway.asgi" in program.read_text()
+        python = Path(sys.executable) if has_gateway else Path(from_variable("MLSERVER")).parent / "python"
         arguments = ["-m", "uvicorn", f"{program.stem}:app", "--port", str(port), "--log-level", "warning"]
     else:
         python = Path(from_variable("KSERVE_PYTHON"))
@@ -420,6 +422,10 @@ def shown_configuration(block: Block) -> dict[str, Any]:
 async def test_every_example_runs(block: Block) -> None:
     with tempfile.TemporaryDirectory() as folder:
         async with backend(block, Path(folder)) as url:
+            if block.notes.get("through") == "nothing":
+                text = block.text.replace("127.0.0.1:8000", url.removeprefix("http://"))
+                assert (await output_of(*command(block, text, Path(folder)))).decode() == block.prints
+                return
             listeners = ("listen", "admin", "grpc")
             document = shown_configuration(block) | dict.fromkeys(listeners, "127.0.0.1:0")
             document["logging"] = {"access": "none"}

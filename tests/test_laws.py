@@ -22,7 +22,7 @@ LAYERS = [
     {"cli"},
     {"demo", "doctor"},
     {"process"},
-    {"app"},
+    {"app", "asgi"},
     {"serving"},
     {"client", "backend"},
     {"plan", "telemetry", "exchange", "pacing", "tls", "certificates", "sockets", "http1"},

@@ -1,0 +1,383 @@
+"""`gateway.asgi.BinaryTensors`: real tritonclient before FastAPI, served by uvicorn and hypercorn."""
+
+import ast
+import asyncio
+import gzip
+import json
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import aiohttp
+import hypercorn.asyncio
+import hypercorn.config
+import numpy as np
+import pytest
+import tritonclient.http as triton
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from gateway.asgi import BinaryTensors
+from gateway.demo import JsonServer
+from tests.conftest import HEADER_LENGTH, running
+from tests.system.programs import free_ports
+from tests.values import VALUES
+
+
+def application(**options: Any) -> FastAPI:
+    """An application that speaks V2 in JSON: it returns its inputs as outputs."""
+    app = FastAPI()
+    app.add_middleware(BinaryTensors, **options)
+
+    @app.get("/v2")
+    def server() -> dict[str, Any]:
+        return {"name": "echo", "version": "1", "extensions": ["model_repository"]}
+
+    @app.get("/v2/models/{model}")
+    def metadata(model: str) -> dict[str, Any]:
+        return {"name": model, "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}], "outputs": []}
+
+    @app.post("/v2/models/{model}/infer")
+    async def infer(model: str, request: Request) -> Any:
+        assert HEADER_LENGTH not in request.headers
+        body = await request.json()
+        if model == "refuses":
+            return JSONResponse({"detail": "not today"}, 422, {"X-Why": "tired"})
+        if model == "raises":
+            raise ValueError("no")
+        if model == "lies":
+            return {"outputs": [{"name": "y", "datatype": "FP32", "shape": [2], "data": [1]}]}
+        if model == "text":
+            return "no answer"
+        if model == "redirects":
+            return JSONResponse({}, 307, {"Location": "/elsewhere"})
+        outputs = [{**{key: value for key, value in each.items() if key != "parameters"}} for each in body["inputs"]]
+        answer = {"model_name": model, "id": body.get("id", ""), "outputs": outputs}
+        if model == "streams":
+            text = json.dumps(answer).encode()
+            return StreamingResponse(iter([text[i : i + 7] for i in range(0, len(text), 7)]), headers={"X-Own": "1"})
+        return JSONResponse(answer, headers={"X-Own": "1"})
+
+    @app.post("/other")
+    async def other(request: Request) -> Any:
+        return {"length": len(await request.body()), "type": request.headers.get("content-type")}
+
+    return app
+
+
+@contextmanager
+def by_uvicorn(app: Any) -> Iterator[str]:
+    (port,) = free_ports(1)
+    server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", port, log_level="critical"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def by_hypercorn(app: Any) -> Iterator[str]:
+    (port,) = free_ports(1)
+    config = hypercorn.config.Config()
+    config.bind = [f"127.0.0.1:{port}"]
+    started, stop = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async def until_stopped() -> None:
+            started.set()
+            while not stop.is_set():
+                await asyncio.sleep(0.02)
+
+        await hypercorn.asyncio.serve(app, config, shutdown_trigger=until_stopped)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert started.wait(20)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        stop.set()
+        thread.join()
+
+
+SERVERS = pytest.mark.parametrize("serving", [by_uvicorn, by_hypercorn])
+Serving = Callable[[Any], Any]
+
+
+def client_of(url: str) -> triton.InferenceServerClient:
+    return triton.InferenceServerClient(url.removeprefix("http://"), concurrency=10)
+
+
+def infer(client: triton.InferenceServerClient, model: str, array: Any, *, binary: bool = True, **options: Any) -> Any:
+    entry = triton.InferInput("x", list(array.shape), np_to_triton_dtype(array.dtype))
+    entry.set_data_from_numpy(array, binary_data=binary)
+    outputs = [triton.InferRequestedOutput("x", binary_data=binary)]
+    return client.infer(model, [entry], outputs=outputs, **options)
+
+
+X = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+
+@SERVERS
+def test_tensors_cross_bit_for_bit(serving: Serving) -> None:
+    with serving(application(nonfinite="literal")) as url, client_of(url) as client:
+        for datatype, values in VALUES.items():
+            if datatype in ("BF16", "BYTES"):  # numpy has no BF16; of BYTES another test
+                continue
+            array = np.asarray(values).ravel()
+            array = array[np.isfinite(array)] if array.dtype.kind == "f" else array
+            found = infer(client, "echo", array, request_id="7").as_numpy("x")
+            assert found.dtype == array.dtype
+            assert found.tobytes() == array.tobytes(), datatype
+        texts = np.array(["a", "é\n", ""], object)
+        assert infer(client, "echo", texts).as_numpy("x").tolist() == [b"a", "é\n".encode(), b""]
+        assert infer(client, "streams", X).as_numpy("x").tolist() == X.tolist()
+        assert infer(client, "streams", X, binary=False).as_numpy("x").tolist() == X.tolist()
+
+
+def test_metadata_says_the_extension_and_all_else_is_untouched() -> None:
+    with by_uvicorn(application()) as url, client_of(url) as client:
+        assert client.get_server_metadata()["extensions"] == ["model_repository", "binary_tensor_data"]
+        assert client.get_model_metadata("m")["inputs"][0]["name"] == "x"
+        with pytest.raises(InferenceServerException, match="Not Found"):
+            client.get_model_config("m")
+
+
+async def ask(url: str, path: str, body: bytes, **headers: str) -> tuple[int, Any, bytes]:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with (
+        aiohttp.ClientSession(auto_decompress=False) as session,
+        session.post(url + path, data=body, headers=named) as reply,
+    ):
+        return reply.status, reply.headers, await reply.read()
+
+
+def request_of(**parameters: Any) -> tuple[bytes, int]:
+    entry = {"name": "x", "shape": [2, 4], "datatype": "FP32", "parameters": {"binary_data_size": 32, **parameters}}
+    header = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
+    return header + X.tobytes(), len(header)
+
+
+async def test_headers_raw_and_compressed_bodies() -> None:
+    body, length = request_of()
+    with by_uvicorn(application()) as url:
+        status, headers, reply = await ask(
+            url, "/v2/models/echo/infer", body, Inference_Header_Content_Length=str(length)
+        )
+        assert (status, headers["X-Own"], headers["Content-Type"]) == (200, "1", "application/octet-stream")
+        assert reply[int(headers[HEADER_LENGTH]) :] == X.tobytes()
+        status, _, zipped = await ask(
+            url, "/v2/models/echo/infer", gzip.compress(body), Inference_Header_Content_Length=str(length),
+            Content_Encoding="gzip",
+        )  # fmt: skip
+        assert (status, zipped) == (200, reply)
+        status, headers, raw = await ask(url, "/v2/models/echo/infer", X.tobytes(), Inference_Header_Content_Length="0")
+        assert (status, raw[int(headers[HEADER_LENGTH]) :]) == (200, X.tobytes())
+        status, _, text = await ask(url, "/other", b"12345", Content_Type="text/x")
+        assert json.loads(text) == {"length": 5, "type": "text/x"}
+        pure = b'{"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1.5]}], "more": true}'
+        status, _, text = await ask(url, "/v2/models/echo/infer", pure)
+        assert json.loads(text)["outputs"][0]["data"] == [1.5]
+
+
+REFUSED: list[tuple[bytes, dict[str, str]]] = [
+    (b"", {}),
+    (b"{", {"Inference_Header_Content_Length": "1"}),
+    (b"{}", {"Inference_Header_Content_Length": "x"}),
+    (request_of()[0][:-1], {"Inference_Header_Content_Length": str(request_of()[1])}),
+    (request_of()[0] + b"1", {"Inference_Header_Content_Length": str(request_of()[1])}),
+    (request_of(binary_data_size=31)[0], {"Inference_Header_Content_Length": str(request_of(binary_data_size=31)[1])}),
+    (b"x", {"Content_Encoding": "br"}),
+    (b"x", {"Content_Encoding": "gzip"}),
+]
+
+
+async def test_refusals_are_those_of_the_gateway() -> None:
+    async with JsonServer.on_port(0) as server, running(server.url) as gateway:
+        with by_uvicorn(application()) as url:
+            for body, headers in REFUSED:
+                ours = await ask(url, "/v2/models/m/infer", body, **headers)
+                theirs = await ask(gateway.url, "/v2/models/m/infer", body, **headers)
+                assert (ours[0], json.loads(ours[2])) == (theirs[0], json.loads(theirs[2]))
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "words"),
+    [
+        ("refuses", 422, "not today"),
+        ("raises", 500, "Internal Server Error"),
+        ("lies", 502, "output 'y'"),
+        ("text", 502, "the backend's answer"),
+        ("redirects", 502, "answered 307"),
+    ],
+)
+@SERVERS
+async def test_what_the_application_does_wrong_is_told(serving: Serving, model: str, status: int, words: str) -> None:
+    body, length = request_of()
+    with serving(application()) as url:
+        got, _, text = await ask(url, f"/v2/models/{model}/infer", body, Inference_Header_Content_Length=str(length))
+        assert got == status
+        assert words in text.decode()
+        again, _, _ = await ask(url, "/v2/models/echo/infer", body, Inference_Header_Content_Length=str(length))
+        assert again == 200
+
+
+async def test_limits_are_those_that_were_set() -> None:
+    body, length = request_of()
+    big = b'{"inputs": [], "pad": "' + b"x" * 3000 + b'"}'
+    with by_uvicorn(application(request_body=2000, header=1000, tensors=1)) as url:
+        path = "/v2/models/echo/infer"
+        assert (await ask(url, path, body, Inference_Header_Content_Length=str(length)))[0] == 200
+        assert (await ask(url, path, big, Inference_Header_Content_Length=str(len(big))))[0] == 413
+        assert (await ask(url, path, gzip.compress(big), Content_Encoding="gzip"))[0] == 413
+        pad = b'{"inputs": [], "pad": "' + b"x" * 1500 + b'"}'
+        assert (await ask(url, path, pad, Inference_Header_Content_Length=str(len(pad))))[0] == 413
+    with pytest.raises(ValueError, match="never"):
+        BinaryTensors(application(), nonfinite="never")
+
+
+@SERVERS
+def test_fifty_clients_at_once_get_their_own(serving: Serving) -> None:
+    failures: list[str] = []
+
+    def one(number: int, url: str) -> None:
+        with client_of(url) as client:
+            for turn in range(5):
+                array = np.full((3, 1 + number * 50), number + turn / 10, np.float32)
+                result = infer(client, "echo", array, request_id=f"{number}-{turn}")
+                if result.get_response()["id"] != f"{number}-{turn}" or not np.array_equal(result.as_numpy("x"), array):
+                    failures.append(f"{number}-{turn}")
+
+    with serving(application()) as url:
+        threads = [threading.Thread(target=one, args=(number, url)) for number in range(50)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+# Odd applications and servers, by the protocol itself
+
+
+async def drive(app: Any, messages: list[dict[str, Any]], headers: list[tuple[bytes, bytes]]) -> list[dict[str, Any]]:
+    """What *app* behind the middleware sends for an inference whose body comes in *messages*."""
+    sent: list[dict[str, Any]] = []
+    waiting = iter(messages)
+
+    async def receive() -> Any:
+        return next(waiting, {"type": "http.disconnect"})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v2/models/m/infer", "headers": headers, "query_string": b""}
+    await BinaryTensors(app)(scope, receive, send)
+    return sent
+
+
+def said(sent: list[dict[str, Any]]) -> tuple[int, bytes]:
+    return sent[0]["status"], b"".join(message["body"] for message in sent[1:])
+
+
+async def test_a_body_in_single_bytes_and_a_client_that_leaves() -> None:
+    body, length = request_of()
+    headers = [(b"Inference-Header-Content-Length", b"%d" % length)]
+    seen: list[dict[str, Any]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        text = b""
+        while True:
+            message = await receive()
+            text += message["body"]
+            if not message["more_body"]:
+                break
+        seen.append(json.loads(text))
+        seen.append(await receive())
+        answer = json.dumps({"outputs": json.loads(text)["inputs"]}).encode()
+        await send({"type": "http.response.start", "status": 200})
+        for byte in answer:
+            await send({"type": "http.response.body", "body": bytes([byte]), "more_body": True})
+        await send({"type": "http.response.body"})
+        await send({"type": "http.response.body", "body": b"more"})
+
+    pieces = [{"type": "http.request", "body": body[at : at + 1], "more_body": True} for at in range(len(body))]
+    status, reply = said(await drive(app, [*pieces, {"type": "http.request"}], headers))
+    assert (status, reply[-32:]) == (200, X.tobytes())
+    assert seen[0]["inputs"][0]["data"] == X.ravel().tolist()
+    assert seen[1] == {"type": "http.disconnect"}
+    seen.clear()
+    assert await drive(app, pieces[:10], headers) == []
+    assert not seen
+
+
+async def test_answers_that_are_none() -> None:
+    body, length = request_of()
+    headers = [(b"inference-header-content-length", b"%d" % length)]
+    whole = [{"type": "http.request", "body": body}]
+    start = {"type": "http.response.start", "status": 200, "headers": []}
+    zipped = {**start, "headers": [(b"Content-Encoding", b"gzip")]}
+
+    def sending(*messages: dict[str, Any]) -> Any:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            for message in messages:
+                await send(message)
+
+        return app
+
+    cut = {"type": "http.response.body", "body": b'{"outputs": [', "more_body": True}
+    for app, words in (
+        (sending(), "ended before"),
+        (sending(start, cut), "ended before"),
+        (sending(zipped, cut), "Content-Encoding 'gzip'"),
+        (sending(start, {"type": "http.response.body", "body": b"[]"}), "the backend's answer"),
+        (sending(start, cut, {"type": "http.response.body", "body": b"!"}), "the backend's answer"),
+    ):
+        status, text = said(await drive(app, whole, headers))
+        assert status == 502
+        assert words in json.loads(text)["error"]
+
+
+async def test_other_scopes_pass() -> None:
+    scopes: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scopes.append(scope)
+
+    for scope in ({"type": "lifespan"}, {"type": "websocket", "path": "/v2/models/m/infer"}):
+        await BinaryTensors(app)(scope, app, app)  # type: ignore[arg-type]
+        assert scopes[-1] is scope
+
+
+async def test_a_model_that_does_not_describe_itself_cannot_read_raw_bodies() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    sent = await drive(app, [{"type": "http.request", "body": b"1234"}], [(b"inference-header-content-length", b"0")])
+    status, text = said(sent)
+    assert status == 404
+    assert "the model's metadata is needed" in json.loads(text)["error"]
+
+
+@pytest.fixture(autouse=True)
+async def nothing_is_left_behind() -> AsyncIterator[None]:
+    yield
+    assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+async def test_only_the_codec_and_its_policies_are_imported() -> None:
+    code = "import sys, gateway.asgi; print(sorted(m for m in sys.modules if m.startswith(('aiohttp', 'gateway.'))))"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await process.communicate()
+    rooms = {name.split(".")[1] for name in ast.literal_eval(printed.decode())}
+    assert rooms == {"asgi", "codec", "errors", "headers", "pacing", "policy"}
