@@ -50,9 +50,11 @@ _ARRAYS = {
     "fp32_contents": np.dtype("f4"),
     "fp64_contents": np.dtype("f8"),
 }
-_INPUTS, _RAW_INPUTS, _CONTENTS = 5, 7, 5  # fields of the request, and of one of its inputs
 
 _VARINT, _FIXED64, LENGTH, _FIXED32 = 0, 1, 2, 5
+_INPUTS, _RAW_INPUTS, _CONTENTS = (number << 3 | LENGTH for number in (5, 7, 5))  # of the request, and of an input
+
+_TAG_BYTES, _NUMBER_BYTES = 5, 10  # the longest that protobuf reads
 
 Reserve = Callable[[int], None]
 """Asks for so many bytes of memory; may raise to refuse the request."""
@@ -144,15 +146,15 @@ def _taken_apart(message: memoryview) -> Generator[None, None, tuple[bytes, list
     raw: list[memoryview] = []
     long: dict[int, memoryview] = {}
     n_inputs = 0
-    for count, (number, start, value, end) in enumerate(_fields(message), 1):
-        if number == _RAW_INPUTS:
+    for count, (tag, start, value, end) in enumerate(_fields(message), 1):
+        if tag == _RAW_INPUTS:
             raw.append(message[value:end])
-        elif number != _INPUTS:
+        elif tag != _INPUTS:
             kept.append(message[start:end])
         else:
             if end - value > LONG_BYTES:
                 entry, contents = _without_contents(message[value:end])
-                kept += (message[start : start + 1], varint(len(entry)), entry)
+                kept += (varint(tag), varint(len(entry)), entry)
                 long[n_inputs] = contents
             else:
                 kept.append(message[start:end])
@@ -166,10 +168,10 @@ def _without_contents(entry: memoryview) -> tuple[bytes, memoryview]:
     """An input without its values, and these. Raises `CodecError` if it has none, or has them twice."""
     kept: list[Buffer] = []
     contents: list[memoryview] = []
-    for number, start, value, end in _fields(entry):
+    for tag, start, value, end in _fields(entry):
         if len(kept) > STEP_FIELDS:
             break
-        if number == _CONTENTS:
+        if tag == _CONTENTS:
             contents.append(entry[value:end])
         else:
             kept.append(entry[start:end])
@@ -179,31 +181,31 @@ def _without_contents(entry: memoryview) -> tuple[bytes, memoryview]:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Number, start, start of the value, and end of each field of *data*. Raises `CodecError`."""
+    """Tag, start, start of the value, and end of each field of *data*. Raises `CodecError`."""
     at, size = 0, len(data)
     while at < size:
         start = at
-        tag, at = _read_varint(data, at)
+        tag, at = _read_varint(data, at, _TAG_BYTES)
         wire_type = tag & 7
         value = at
         if wire_type == LENGTH:
-            length, value = _read_varint(data, at)
+            length, value = _read_varint(data, at, _TAG_BYTES)
             at = value + length
         elif wire_type == _VARINT:
-            _, at = _read_varint(data, at)
+            _, at = _read_varint(data, at, _NUMBER_BYTES)
         elif wire_type in (_FIXED32, _FIXED64):
             at += 4 if wire_type == _FIXED32 else 8
         else:
             raise CodecError("malformed message: a field has no type of protobuf")
         if at > size or tag < 8:
             raise CodecError("malformed message: a field is cut off")
-        yield tag >> 3, start, value, at
+        yield tag, start, value, at
 
 
-def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    """The number at *at*, and where it ends. Raises `CodecError`."""
+def _read_varint(data: memoryview, at: int, max_bytes: int) -> tuple[int, int]:
+    """The number at *at*, of at most *max_bytes*, and where it ends. Raises `CodecError`."""
     number = shift = 0
-    for byte in data[at : at + 10]:
+    for byte in data[at : at + max_bytes]:
         at += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
@@ -306,8 +308,9 @@ def _runs(contents: memoryview) -> Iterator[tuple[int, bool, memoryview]]:
     """Of *contents* the number of each field, whether it is packed, and its bytes; equal unpacked ones together."""
     begun = at = 0
     begun_number = 0
-    for number, start, value, end in _fields(contents):
-        is_packed = contents[start] & 7 == LENGTH and number != NUMBERS["bytes_contents"]
+    for tag, start, value, end in _fields(contents):
+        number = tag >> 3
+        is_packed = tag & 7 == LENGTH and number != NUMBERS["bytes_contents"]
         if begun_number and (is_packed or number != begun_number or end - begun > LONG_BYTES):
             yield begun_number, False, contents[begun:at]
             begun_number = 0
