@@ -46,6 +46,7 @@ from gateway.codec.inference import (
     NonFinite,
     OutputSelection,
     TensorPolicy,
+    label_of,
 )
 from gateway.codec.json.member_finder import MemberReplacer
 from gateway.codec.json.members import HELD_PER_BYTE
@@ -104,6 +105,7 @@ __all__ = [
     "find_sequence_id",
     "half_precision_outputs",
     "inflated_beginning",
+    "label_of",
     "missing_datatype",
     "parse_content_encoding",
     "parse_framing",

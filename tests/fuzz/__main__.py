@@ -6,7 +6,7 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["gateway.codec"]):
+with atheris.instrument_imports(include=["gateway.codec", "gateway.client.grpc"]):
     from tests.fuzz import targets
 
 

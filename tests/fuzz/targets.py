@@ -30,6 +30,7 @@ from gateway.codec.dialects.description import ModelDescription, TensorDescripti
 from gateway.codec.dialects.paths import AnswerForm, Node, find, steps_of, tree_of
 from gateway.codec.tensors.datatypes import Kind
 from gateway.errors import CodecError
+from tests.fuzz import grpc_targets
 
 POLICIES = [TensorPolicy(nonfinite, bytes_) for nonfinite in NonFinite for bytes_ in BytesPolicy]
 WORDS = (b"binary_data_size", b"binary_data_output")
@@ -333,6 +334,8 @@ TARGETS: dict[str, Callable[[Provider], None]] = {
     "answer": fuzz_answer,
     "dialects": fuzz_dialects,
     "inflate": fuzz_inflate,
+    "message": grpc_targets.fuzz_message,
+    "frames": grpc_targets.fuzz_frames,
 }
 
 DIALECT_ANSWERS = [
@@ -386,6 +389,10 @@ def options(name: str) -> list[str]:
 
 def seeds(name: str, folder: Path) -> None:
     """Fill *folder* with the small ones of the codec's pairs; atheris takes the choices from the end of an input."""
+    if name == "message":
+        for number, message in enumerate(grpc_targets.message_seeds()):
+            for choice in (b"\0", b"\1"):
+                (folder / f"{number}-{choice[0]}").write_bytes(message + choice)
     if name == "dialects":
         for number, text in enumerate(DIALECT_ANSWERS):
             for description, form in itertools.product(range(len(DESCRIPTIONS)), range(len(FORMS))):

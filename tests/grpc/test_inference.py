@@ -32,6 +32,8 @@ MALFORMED = {
     "a group": b"\x0b",
     "field 0": b"\x02\x00",
     "a number without end": b"\x08" + b"\xff" * 11,
+    "a tag that is too long": b"\xba" + b"\x80" * 5 + b"\x00\x01a",
+    "a length that is too long": b"\x3a\x81" + b"\x80" * 5 + b"\x00a",
     "text that is no UTF-8": b"\x0a\x02\xff\xff",
     "an input that is cut off": b"\x0a\x01m\x2a\x03\x0a\x05a",
 }
@@ -46,6 +48,27 @@ def test_malformed_messages_are_refused(case: str) -> None:
 def test_fields_that_nobody_knows_are_left() -> None:
     unknown = b"\xf8\x07\x01" + b"\xfd\x07" + bytes(4) + b"\xf9\x07" + bytes(8) + b"\xfa\x07\x02ab"
     assert read(WELL + unknown) == read(WELL)
+
+
+@pytest.mark.parametrize("number", [5, 7])  # inputs, raw contents
+def test_a_field_with_another_type_than_its_own_is_one_that_nobody_knows(number: int) -> None:
+    unknown = bytes([number << 3]) + b"\x01"
+    assert read(WELL + unknown) == read(WELL)
+    assert pb.ModelInferRequest.FromString(WELL + unknown).raw_input_contents == [np.ones(4, "f4").tobytes()]
+
+
+def test_values_of_a_long_input_are_not_a_number_in_their_place() -> None:
+    entry = pb.ModelInferRequest.InferInputTensor(name="x" * 20_000, datatype="FP32", shape=[1])
+    text = entry.SerializeToString() + b"\x28\x01"  # field 5, which is no message there
+    with pytest.raises(CodecError, match=r"^input 'x{64}\.\.\.': has no values"):
+        read(b"\x0a\x01m\x2a" + varint(len(text)) + text)
+
+
+def test_a_tag_may_be_longer_than_it_needs_to_be() -> None:
+    message = in_message(np.ones(5000, "f4"), "FP32", is_typed=True).SerializeToString()
+    short = message.index(b"\x2a")
+    longer = message[:short] + b"\xaa\x00" + message[short + 1 :]
+    assert read(longer) == read(message)
 
 
 def test_more_beside_the_values_than_the_limit() -> None:

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import itertools
 import random
+import re
 import ssl
 import sys
 import tempfile
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import aiohttp
+import grpc
 
 from tests.certificates import Authority
 from tests.soak.attacking import AttackingClient
 from tests.soak.backend import HEALTH_PATH, faulty_backends
 from tests.soak.client import SoakClient
+from tests.soak.grpc import GrpcClient, HostileGrpcClient
 from tests.soak.journal import Journal
 from tests.soak.slow import LIMIT_S, SlowClient
 from tests.system.gateway_process import BAD_LOG, GatewayProcess, gateway_process
@@ -29,6 +32,8 @@ CLIENTS = 24
 SLOW_CLIENTS = 6
 
 ATTACKING_CLIENTS = 4
+
+GRPC_CLIENTS = 8
 
 ENDPOINTS = 3
 
@@ -54,6 +59,7 @@ SPARE_BYTES = 32 * 2**20
 CONFIGURATION = """
 listen: 127.0.0.1:0
 admin: 127.0.0.1:0
+grpc: 127.0.0.1:0
 workers: {workers}
 logging: {{access: none}}
 limits: {{request_body: 16MiB, in_flight_bytes: 512MiB, header_timeout: {limit}s, body_timeout: {limit}s,
@@ -153,12 +159,13 @@ async def soak(seed: int, seconds: float, workers: int, *, folder: Path, has_tls
     journal = Journal()
     ids = itertools.count(1)
     dice = random.Random(f"{seed}-reloads")
-    tls, trust = "", None
+    tls, trust, credentials = "", None, None
     if has_tls:
         authority = Authority(folder)
         pair = authority.issue()
         tls = f"tls: {{certificate: {pair.certificate}, key: {pair.key}}}"
         trust = authority.client_context()
+        credentials = grpc.ssl_channel_credentials(authority.path.read_bytes())
     log = ""
     async with faulty_backends(ENDPOINTS, journal, f"{seed}-backend") as backends, aiohttp.ClientSession() as session:
         texts = configurations(dice, [backend.url for backend in backends], workers, tls)
@@ -169,7 +176,11 @@ async def soak(seed: int, seconds: float, workers: int, *, folder: Path, has_tls
                 rests = []
                 for phase, share in enumerate([WARM_SHARE, 1 - WARM_SHARE]):
                     reloading = asyncio.create_task(reload_again_and_again(gateway, session, texts, dice, journal))
-                    await use(gateway.url, journal, f"{seed}-{phase}", ids, trust, time.monotonic() + seconds * share)
+                    end_s = time.monotonic() + seconds * share
+                    await asyncio.gather(
+                        use(gateway.url, journal, f"{seed}-{phase}", ids, trust, end_s),
+                        use_grpc(gateway, journal, f"{seed}-{phase}", ids, credentials, end_s),
+                    )
                     if reloading.done():
                         reloading.result()
                     reloading.cancel()
@@ -198,6 +209,28 @@ async def use(
     attacking = [AttackingClient(url, journal, f"{seed}-attack-{n}", ids, trust) for n in range(ATTACKING_CLIENTS)]
     runs = [[client.run(goes_on) for client in clients] for clients in (quick, slow, attacking)]
     await asyncio.gather(*itertools.chain(*runs))
+
+
+async def use_grpc(
+    gateway: GatewayProcess,
+    journal: Journal,
+    seed: str,
+    ids: Iterator[int],
+    credentials: grpc.ChannelCredentials | None,
+    end_s: float,
+) -> None:
+    """Let clients of gRPC loose until *end_s*; the hostile one speaks no TLS."""
+
+    def goes_on() -> bool:
+        return time.monotonic() < end_s
+
+    found = re.search(r"gRPC on https?://(\S+)", gateway.log)
+    assert found is not None
+    clients = [GrpcClient(found[1], journal, f"{seed}-grpc-{n}", ids, credentials) for n in range(GRPC_CLIENTS)]
+    runs = [client.run(goes_on) for client in clients]
+    if credentials is None:
+        runs.append(HostileGrpcClient(found[1], journal, f"{seed}-grpc-attack").run(goes_on))
+    await asyncio.gather(*runs)
 
 
 def compare(first: Rest, last: Rest, workers: int, journal: Journal) -> None:

@@ -83,7 +83,7 @@ TINY_CHUNKS_BYTES = {"tiny chunks": 10_000, "many tiny chunks": 100_000}
 ONE_SEGMENT = 50_000
 """An answer and what follows it, up to this size and in one write, come to the gateway in one read."""
 
-_ID = re.compile(rb"^[A-Z]+ [^ ]*[?&]id=(\d+)")
+_ID = re.compile(rb"^[A-Z]+ [^ ]*(?:[?&]id=|/versions/)(\d+)")
 _DATA = re.compile(rb'"data": *(\[[^]]*\])')
 _SHAPE = re.compile(rb'"shape": *\[(\d+)\]')
 

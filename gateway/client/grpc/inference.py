@@ -16,7 +16,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from gateway.client.grpc.messages import CLASSES, Message
-from gateway.codec import DATATYPES, MAX_RANK, Datatype, HeaderLimits, Kind
+from gateway.codec import DATATYPES, MAX_RANK, Datatype, HeaderLimits, Kind, label_of
 from gateway.errors import CodecError, TooLargeError
 
 LONG_BYTES = 16 * 1024
@@ -62,11 +62,12 @@ _ARRAYS = {
     "fp32_contents": np.dtype("f4"),
     "fp64_contents": np.dtype("f8"),
 }
-_TENSORS = {5: "inputs", 6: "outputs", 7: "raw_input_contents"}  # fields of the request
-_INPUTS, _RAW_INPUTS, _CONTENTS = 5, 7, 5  # and of one of its inputs
-_INPUT_TAG = b"\x2a"
 
 _VARINT, _FIXED64, LENGTH, _FIXED32 = 0, 1, 2, 5
+_INPUTS, _OUTPUTS, _RAW_INPUTS, _CONTENTS = (number << 3 | LENGTH for number in (5, 6, 7, 5))  # the last: of an input
+_TENSORS = {_INPUTS: "inputs", _OUTPUTS: "outputs", _RAW_INPUTS: "raw_input_contents"}
+
+_TAG_BYTES, _NUMBER_BYTES = 5, 10  # the longest that protobuf reads
 
 Reserve = Callable[[int], None]
 """Asks for so many bytes of memory; may raise to refuse the request."""
@@ -102,13 +103,15 @@ def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) ->
     left = list(reversed(raw))
     is_typed = False
     for index, tensor in enumerate(request.inputs):
-        parameters = _to_json(tensor.parameters, f"input {tensor.name!r}")
+        parameters = _to_json(tensor.parameters, label_of("input", tensor.name))
         entries.append(
             {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype, "parameters": parameters}
         )
         if tensor.HasField("contents") or index in long:
             if raw:
-                raise CodecError(f"input {tensor.name!r}: has `contents`, but there are `raw_input_contents` too")
+                raise CodecError(
+                    f"{label_of('input', tensor.name)}: has `contents`, but there are `raw_input_contents` too"
+                )
             is_typed = True
             blob = yield from _typed_blob(tensor, long.get(index), reserve)
         elif "shared_memory_region" in parameters:
@@ -147,7 +150,7 @@ def _header(request: Message, inputs: list[dict[str, Any]]) -> bytes:
     if request.outputs:
         header["outputs"] = outputs = []
         for output in request.outputs:
-            of_output = _to_json(output.parameters, f"output {output.name!r}")
+            of_output = _to_json(output.parameters, label_of("output", output.name))
             outputs.append({"name": output.name, "parameters": of_output} if of_output else {"name": output.name})
     return msgspec.json.encode(header)
 
@@ -163,19 +166,19 @@ def _taken_apart(
     raw: list[memoryview] = []
     long: dict[int, memoryview] = {}
     counts = dict.fromkeys(_TENSORS, 0)
-    for count, (number, start, value, end) in enumerate(_fields(message), 1):
+    for count, (tag, start, value, end) in enumerate(_fields(message), 1):
         part: Buffer = message[start:end]
-        if number in counts and part[0] & 7 == LENGTH:
-            counts[number] += 1
-            if counts[number] > limits.max_tensors:
-                words = f"more than {limits.max_tensors} entries in `{_TENSORS[number]}`"
+        if tag in counts:
+            counts[tag] += 1
+            if counts[tag] > limits.max_tensors:
+                words = f"more than {limits.max_tensors} entries in `{_TENSORS[tag]}`"
                 raise CodecError(f"{words}, which is the most that `limits.tensors` allows")
-            if number == _RAW_INPUTS:
+            if tag == _RAW_INPUTS:
                 raw.append(message[value:end])
                 part = b""
-            elif number == _INPUTS and len(part) > APART_BYTES:
+            elif tag == _INPUTS and len(part) > APART_BYTES:
                 entry, contents = _without_contents(message[value:end])
-                part = b"".join((_INPUT_TAG, varint(len(entry)), entry))
+                part = b"".join((varint(tag), varint(len(entry)), entry))
                 if contents is not None:
                     long[counts[_INPUTS] - 1] = contents
         n_bytes = len(kept) + len(part)
@@ -191,8 +194,8 @@ def _without_contents(entry: memoryview) -> tuple[Buffer, memoryview | None]:
     """An input without its values, and these if it has any. Raises `CodecError` if it has them twice."""
     kept: list[Buffer] = []
     contents: list[memoryview] = []
-    for number, start, value, end in _fields(entry):
-        if number == _CONTENTS:
+    for tag, start, value, end in _fields(entry):
+        if tag == _CONTENTS:
             contents.append(entry[value:end])
         else:
             kept.append(entry[start:end])
@@ -202,25 +205,25 @@ def _without_contents(entry: memoryview) -> tuple[Buffer, memoryview | None]:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Number, start, start of the value, and end of each field of *data*. Raises `CodecError`."""
+    """Tag, start, start of the value, and end of each field of *data*. Raises `CodecError`."""
     at, size = 0, len(data)
     while at < size:
         start = at
-        tag, at = _read_varint(data, at)
+        tag, at = _read_varint(data, at, _TAG_BYTES)
         wire_type = tag & 7
         value = at
         if wire_type == LENGTH:
-            length, value = _read_varint(data, at)
+            length, value = _read_varint(data, at, _TAG_BYTES)
             at = value + length
         elif wire_type == _VARINT:
-            _, at = _read_varint(data, at)
+            _, at = _read_varint(data, at, _NUMBER_BYTES)
         elif wire_type in (_FIXED32, _FIXED64):
             at += 4 if wire_type == _FIXED32 else 8
         else:
             raise CodecError("malformed message: a field has no type of protobuf")
         if at > size or tag < 8:
             raise CodecError("malformed message: a field is cut off")
-        yield tag >> 3, start, value, at
+        yield tag, start, value, at
 
 
 def check_fields(message: memoryview) -> None:
@@ -230,10 +233,10 @@ def check_fields(message: memoryview) -> None:
             raise CodecError(f"the message has more than {MAX_FIELDS} fields")
 
 
-def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    """The number at *at*, and where it ends. Raises `CodecError`."""
+def _read_varint(data: memoryview, at: int, max_bytes: int) -> tuple[int, int]:
+    """The number at *at*, of at most *max_bytes*, and where it ends. Raises `CodecError`."""
     number = shift = 0
-    for byte in data[at : at + 10]:
+    for byte in data[at : at + max_bytes]:
         at += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
@@ -273,7 +276,9 @@ def _wrong_count(request: Message, raw: list[memoryview]) -> CodecError:
 def _of_nothing(tensor: Message) -> memoryview:
     """The values of an input that brings none. Raises `CodecError` unless it has no elements."""
     if 0 not in tensor.shape:
-        raise CodecError(f"input {tensor.name!r}: has no values, neither `contents` nor `raw_input_contents`")
+        raise CodecError(
+            f"{label_of('input', tensor.name)}: has no values, neither `contents` nor `raw_input_contents`"
+        )
     return memoryview(b"")
 
 
@@ -297,7 +302,7 @@ def _typed_blob(tensor: Message, long: memoryview | None, reserve: Reserve) -> G
     datatype = DATATYPES.get(tensor.datatype)
     if datatype is None or len(tensor.shape) > MAX_RANK:
         return memoryview(b"")  # the codec says what is wrong
-    label = f"input {tensor.name!r} ({tensor.datatype}, shape {list(tensor.shape)})"
+    label = f"{label_of('input', tensor.name)} ({tensor.datatype}, shape {list(tensor.shape)})"
     name = TYPED.get(datatype.name)
     if name is None:
         raise CodecError(f"{label}: `contents` has no field for {datatype.name}; send `raw_input_contents`")
@@ -337,8 +342,9 @@ def _runs(contents: memoryview) -> Iterator[tuple[int, bool, memoryview]]:
     """Of *contents* the number of each field, whether it is packed, and its bytes; equal unpacked ones together."""
     begun = at = 0
     begun_number = 0
-    for number, start, value, end in _fields(contents):
-        is_packed = contents[start] & 7 == LENGTH and number != NUMBERS["bytes_contents"]
+    for tag, start, value, end in _fields(contents):
+        number = tag >> 3
+        is_packed = tag & 7 == LENGTH and number != NUMBERS["bytes_contents"]
         if begun_number and (is_packed or number != begun_number or end - begun > RUN_BYTES):
             yield begun_number, False, contents[begun:at]
             begun_number = 0
