@@ -446,3 +446,16 @@ async def test_a_client_that_goes_away_gets_the_answers_that_it_waits_for(caplog
             go_on.set()
             assert (await raw.status(1))["grpc-status"] == "0"
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("name", ["ModelInfer", "ModelStreamInfer"])
+async def test_a_deadline_that_is_over_before_the_message_is_there(both: Both, server: JsonServer, name: str) -> None:
+    head = [*FIELDS[:2], (":path", f"/inference.GRPCInferenceService/{name}"), *FIELDS[3:], ("grpc-timeout", "200m")]
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(fields(1, head) + frame(DATA, 1, message(BODY)[:20]))
+        got = await raw.status(1)
+        assert (got["grpc-status"], "grpc-timeout" in got["grpc-message"]) == ("4", True)
+        await raw.send(fields(3, head) + frame(PING, 0, bytes(8)))  # not a byte of a message
+        assert (await raw.status(3))["grpc-status"] == "4"
+    assert server.inferences == 0
+    await still_serves(both)
