@@ -108,7 +108,7 @@ class Sending:
     def __init__(self, deadlines: Deadlines, attempt: Attempt) -> None:
         self._deadlines = deadlines
         self._attempt = attempt
-        self._task: asyncio.Task[None]
+        self._task: asyncio.Task[None] | None = None
 
     def piece(self, n_bytes: int) -> None:
         """*n_bytes* are handed to the connection now: the backend has `idle` to take them."""
@@ -158,9 +158,14 @@ class Sending:
 
     def stop(self) -> None:
         """Send no more."""
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
     async def stopped(self) -> None:
-        """Wait until nothing reads the body any more, behind `stop`."""
-        if not self._task.done():
+        """Wait until nothing reads the body any more, behind `stop`.
+
+        A task that was cancelled keeps its error, by whose traceback it keeps the body: not as long as this object.
+        """
+        if self._task is not None and not self._task.done():
             await asyncio.wait((self._task,))
+        self._task = None

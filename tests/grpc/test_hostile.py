@@ -61,6 +61,8 @@ FLOODS = {
     "pings": frame(PING, 0, bytes(8)),
     "settings": frame(SETTINGS),
     "priorities": frame(PRIORITY, 1, bytes(4) + b"\x10"),
+    "farewells": frame(GOAWAY, 0, bytes(8)),
+    "frames of no type": frame(0xEE, 0, b"x"),
 }
 
 
@@ -406,4 +408,54 @@ async def test_damaged_exchanges_end_and_leave_nothing(both: Both, seed: int) ->
         raw.writer.write_eof()
         while await raw.read() is not None:
             pass
+    await still_serves(both)
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_stream_that_is_reset_while_its_message_begins(
+    both: Both, caplog: pytest.LogCaptureFixture, turns: int
+) -> None:
+    """Whichever turn of the event loop the reset comes in: nothing more is done with the stream."""
+    streaming = [*FIELDS[:2], (":path", "/inference.GRPCInferenceService/ModelStreamInfer"), *FIELDS[3:]]
+    async with connected(address_of(both[0])) as raw:
+        for n, head in enumerate((FIELDS, streaming) * 5):
+            await raw.send(fields(2 * n + 1, head) + frame(DATA, 2 * n + 1, b"\0" + (500_000).to_bytes(4) + b"x"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await raw.send(frame(RST_STREAM, 2 * n + 1, bytes(4)))
+        await raw.send(fields(21) + frame(DATA, 21, message(BODY), END_STREAM))
+        assert (await raw.status(21))["grpc-status"] == "0"
+    await still_serves(both)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_client_that_goes_away_gets_the_answers_that_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+    """RFC 9113 section 6.8: whoever sends GOAWAY takes no new streams; those that there are go on."""
+    go_on = asyncio.Event()
+
+    async def slow(connection: Connection) -> None:
+        await connection.read_request()
+        await go_on.wait()
+        await connection.answer(b'{"outputs": []}')
+
+    async with lying(slow) as liar, serving(liar.url) as both:
+        async with connected(address_of(both[0])) as raw:
+            await raw.send(fields(1) + frame(DATA, 1, message(BODY), END_STREAM))
+            await raw.send(frame(GOAWAY, 0, bytes(8)) + frame(PING, 0, bytes(8)))
+            await raw.until(PING)
+            go_on.set()
+            assert (await raw.status(1))["grpc-status"] == "0"
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("name", ["ModelInfer", "ModelStreamInfer"])
+async def test_a_deadline_that_is_over_before_the_message_is_there(both: Both, server: JsonServer, name: str) -> None:
+    head = [*FIELDS[:2], (":path", f"/inference.GRPCInferenceService/{name}"), *FIELDS[3:], ("grpc-timeout", "200m")]
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(fields(1, head) + frame(DATA, 1, message(BODY)[:20]))
+        got = await raw.status(1)
+        assert (got["grpc-status"], "grpc-timeout" in got["grpc-message"]) == ("4", True)
+        await raw.send(fields(3, head) + frame(PING, 0, bytes(8)))  # not a byte of a message
+        assert (await raw.status(3))["grpc-status"] == "4"
+    assert server.inferences == 0
     await still_serves(both)

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from gateway.client.body import ClientBody
 from gateway.client.grpc.calls import Call
 from gateway.client.grpc.inference import InferMessage, check_fields, read_request
-from gateway.client.grpc.stream import Message
+from gateway.client.grpc.stream import DEADLINE_WORDS, Message
 from gateway.client.request import ClientRequest
 from gateway.codec import Coding, Framing, parse_content_encoding
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed
@@ -81,7 +81,7 @@ class GrpcBody(ClientBody):
         except DecodeError as error:
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed message: {error}") from None
         if request.deadline_s is not None and asyncio.get_running_loop().time() >= request.deadline_s:
-            raise GatewayError(ErrorKind.TIMEOUT, "the client's deadline (grpc-timeout) is over")
+            raise GatewayError(ErrorKind.TIMEOUT, DEADLINE_WORDS)
 
     def _find_call(self, call: Call, message: memoryview) -> None:
         """Read the *message* of a call without tensors. Raises `CodecError` and `DecodeError`."""

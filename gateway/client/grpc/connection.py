@@ -29,6 +29,7 @@ from h2.events import (
     RequestReceived,
     StreamEnded,
     StreamReset,
+    UnknownFrameReceived,
     WindowUpdated,
 )
 from h2.exceptions import ProtocolError
@@ -56,7 +57,7 @@ HEADS_BYTES = 1024 * 1024
 UNCOUNTED_BYTES = 4 * 1024
 """A connection that holds no more than this is not counted."""
 
-_USELESS = (PingReceived, PriorityUpdated, RemoteSettingsChanged, StreamReset)
+_USELESS = (PingReceived, PriorityUpdated, RemoteSettingsChanged, StreamReset, UnknownFrameReceived)
 
 log = logging.getLogger("gateway")
 

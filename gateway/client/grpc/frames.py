@@ -53,7 +53,8 @@ EARNED_PER_S = 2
 _HTTP1 = re.compile(rb"[A-Z]{1,20} [/*h]")
 _WRONG_PORT = b"this port speaks gRPC (HTTP/2); HTTP/1.1 is spoken at the address of `listen`\n"
 _HEAD_BYTES = 9
-_HEADERS, _CONTINUATION, _END_HEADERS = 0x1, 0x9, 0x4
+_HEADERS, _GOAWAY, _CONTINUATION, _END_HEADERS = 0x1, 0x7, 0x9, 0x4
+_UNKNOWN = 0xFF  # a type of frame that there is not, which the library passes over
 
 
 def begun(max_head_bytes: int) -> H2Connection:
@@ -144,6 +145,8 @@ class Frames:
                 kind, flags = unread[at + 3], unread[at + 4]
                 if length > FRAME_BYTES:
                     raise CodecError(f"a frame of {length} bytes, at most {FRAME_BYTES} are allowed")
+                if kind == _GOAWAY:  # the client opens no more streams; the library would end those that there are
+                    unread[at + 3] = _UNKNOWN
                 at += _HEAD_BYTES + length
                 if at > len(unread):
                     break

@@ -15,7 +15,7 @@ from gateway.client.grpc.calls import Call
 from gateway.client.grpc.inference import varint
 from gateway.client.grpc.messages import CLASSES
 from gateway.client.grpc.statuses import Status, status_of
-from gateway.client.grpc.stream import PREFIX_BYTES, Buffer, Fields, Stream
+from gateway.client.grpc.stream import DEADLINE_WORDS, PREFIX_BYTES, Buffer, Fields, Stream
 from gateway.codec import HEADER_LENGTH, InferAnswer, OutputSelection
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed, proxy_status
 from gateway.exchange import Exchange
@@ -134,7 +134,7 @@ class GrpcReply:
         words = error.message
         deadline_s = self._deadline_s
         if error.kind is ErrorKind.TIMEOUT and deadline_s is not None and _now() >= deadline_s:
-            words = exchange.detail = "the client's deadline (grpc-timeout) is over"
+            words = exchange.detail = DEADLINE_WORDS
         status = status_of(error.kind, error.status)
         if isinstance(error, HeaderTooLargeError):
             status = Status.INVALID_ARGUMENT

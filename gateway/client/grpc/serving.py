@@ -13,7 +13,7 @@ from gateway.client.grpc.body import GrpcBody
 from gateway.client.grpc.calls import CALLS, HEALTH, MODEL_INFER, MODEL_STREAM_INFER, SERVICE, Call
 from gateway.client.grpc.reply import CONTENT_TYPE, GrpcReply, StreamedReply, status_fields
 from gateway.client.grpc.statuses import Status, status_of
-from gateway.client.grpc.stream import Message, Stream
+from gateway.client.grpc.stream import DEADLINE_WORDS, Message, Stream
 from gateway.client.request import ClientRequest, find_encoding_fault
 from gateway.codec import HEADER_LENGTH
 from gateway.errors import ErrorKind, GatewayError
@@ -106,7 +106,11 @@ def read_head(fields: Iterable[tuple[bytes, bytes]], now_s: float) -> Head:
 
 async def serve(connection: "GrpcConnection", stream: Stream, fields: Iterable[tuple[bytes, bytes]]) -> None:
     """Serve the call that *stream* is, whose head has these *fields*. Ends with the stream."""
-    head = read_head(fields, connection.owner.loop.time())
+    loop = connection.owner.loop
+    head = read_head(fields, loop.time())
+    timer = None
+    if head.deadline_s is not None:  # whatever is still to come of the client's messages comes too late then
+        timer = loop.call_at(head.deadline_s, stream.fail, GatewayError(ErrorKind.TIMEOUT, DEADLINE_WORDS))
     try:
         if not head.content_type.startswith("application/grpc") or head.method != "POST":
             stream.finish([(":status", "415"), ("content-type", "text/plain")])
@@ -125,6 +129,9 @@ async def serve(connection: "GrpcConnection", stream: Stream, fields: Iterable[t
     except Exception:
         log.exception("a call of client %s failed", connection.peer.address)
         connection.reset(stream)
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 def _unknown(path: str) -> str:

@@ -32,6 +32,8 @@ WRITE_BYTES = 64 * 1024
 FLUSH_BYTES = 16 * 1024
 """A shorter piece at the end of a reply goes out with its trailers, in one write."""
 
+DEADLINE_WORDS = "the client's deadline (grpc-timeout) is over"
+
 Buffer = bytes | memoryview
 Fields = list[tuple[str, str]]
 
