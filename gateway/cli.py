@@ -161,37 +161,32 @@ def parser() -> argparse.ArgumentParser:
     schema = commands.add_parser(
         "schema",
         help="print the JSON Schema of the configuration",
-        description="Print the JSON Schema of the configuration, which editors use to check and complete the file.",
+        description="Print the configuration's JSON Schema, which editors use to check and complete the file.",
     )
     schema.set_defaults(run=_schema)
 
     doctor = commands.add_parser(
         "doctor",
         help="find out what a server speaks, and what to set for it",
-        description="Ask a running server everything that decides how the gateway is put in front of it, with trial "
-        "inferences straight and through a gateway on a free port. Exit code 0: it works as it is; 1: with what is "
-        "named; 2: it cannot be reached, or is no server that the gateway can stand in front of.",
+        description="Ask a running server how the gateway is put in front of it, with trial inferences straight and "
+        "through a gateway. Exit code 0: it works as it is; 1: with what is named; 2: it cannot be reached or used.",
     )
     doctor.set_defaults(run=_doctor)
     add = functools.partial(_add, doctor)
     add("url", "URL", "the server, such as http://127.0.0.1:8000")
     add("--model", "M", "what to try; without it the only model, if there is one", default="")
     add("--yaml", None, "print nothing but the configuration; findings go to standard error", action="store_true")
-    add(
-        "-H --header",
-        "'NAME: VALUE'",
-        "sent with every question, for credentials; ${NAME} in it is taken from the environment, ${file:PATH} "
-        "from a file. May be repeated",
-        action="append",
-        default=[],
-    )
-    for key, metavar, words in (
-        ("ca", "FILE", "for https: who may have signed the server's certificate (default: those the system trusts)"),
-        ("certificate", "FILE", "for https: the certificate to show to the server"),
-        ("key", "FILE", "its key"),
-        ("server_name", "NAME", "for https: the name that the server's certificate has, if it is not the URL's"),
+    sent = "sent with every question; ${NAME} is taken from the environment, ${file:PATH} from a file. May be repeated"
+    add("-H --header", "'NAME: VALUE'", sent, action="append", default=[])
+    for option, metavar, words in (
+        ("--path", "PATH", "where a server that speaks no protocol takes inferences, such as /predict"),
+        ("--sample", "FILE", "JSON that it takes there; without it the example in its /openapi.json"),
+        ("--ca", "FILE", "for https: who may have signed the server's certificate (default: those the system trusts)"),
+        ("--certificate", "FILE", "for https: the certificate to show to the server"),
+        ("--key", "FILE", "its key"),
+        ("--server-name", "NAME", "for https: the name that the server's certificate has, if it is not the URL's"),
     ):
-        add(TLS_OPTIONS[key], metavar, words)
+        add(option, metavar, words)
 
     demonstration = commands.add_parser(
         "demo",
@@ -260,7 +255,8 @@ def _schema(options: argparse.Namespace) -> int:
 
 def _doctor(options: argparse.Namespace) -> int:
     tls = {key: value for key in TLS_OPTIONS if (value := getattr(options, key)) is not None}
-    return asyncio.run(examine(options.url, options.model, Given(options.header, tls), only_yaml=options.yaml))
+    given = Given(options.header, tls, options.path, options.sample)
+    return asyncio.run(examine(options.url, options.model, given, only_yaml=options.yaml))
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -15,7 +15,8 @@ import pytest
 from tests.bench import plots, steps, svg, traffic
 from tests.bench.cases import WrongBytesError, create, numbers
 from tests.bench.client import Connection, check_reply
-from tests.bench.processes import start_backend, start_gateway, start_relay
+from tests.bench.grpc_client import GrpcConnection
+from tests.bench.processes import start_backend, start_gateway, start_grpc_gateway, start_grpc_relay, start_relay
 from tests.bench.rows import ROWS
 
 ROOT = Path(__file__).parent.parent
@@ -53,6 +54,38 @@ def test_numbers_that_change_on_either_side_of_the_gateway_are_noticed(tmp_path:
                 connection.infer_and_check(wrong_request)
         with start_relay(cases, backend.url, tmp_path) as relay, Connection(relay.url) as connection:
             connection.infer_and_check(right)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_numbers_that_change_on_either_side_of_the_gateway_are_noticed_by_grpc(tmp_path: Path) -> None:
+    cases = tmp_path / "cases"
+    cases.mkdir()
+    right = create(cases, "right", numbers("INT32", (100_000,)))  # longer than the windows at first
+    wrong_answer = create(cases, "wrong_answer", numbers("INT32", (4,)))
+    wrong_request = create(cases, "wrong_request", numbers("INT32", (4,)))
+    for case, file in ((wrong_answer, "client_reply"), (wrong_request, "client_request")):
+        body = bytearray((case.folder / file).read_bytes())
+        body[-1] ^= 1
+        (case.folder / file).write_bytes(body)
+    one, other = traffic.exchanges("life-fp32-0")[:2]
+    with start_backend(cases, tmp_path) as backend:
+        with (
+            start_grpc_gateway([backend.url], tmp_path) as gateway,
+            GrpcConnection(gateway.url) as connection,
+        ):
+            connection.infer_and_check(right)
+            connection.send_and_check(one, b"q1")
+            with pytest.raises(WrongBytesError, match="not those of the backend"):
+                connection.infer_and_check(wrong_answer)
+            with pytest.raises(WrongBytesError, match="the backend got other numbers"):
+                connection.infer_and_check(wrong_request)
+            with pytest.raises(WrongBytesError, match="the values are not those that were sent"):
+                connection.send_and_check(dataclasses.replace(one, outputs=other.outputs), b"q2")
+            with pytest.raises(WrongBytesError, match="the backend got other numbers"):
+                connection.send_and_check(dataclasses.replace(one, index=other.index), b"q3")
+        with start_grpc_relay(cases, backend.url, tmp_path) as relay, GrpcConnection(relay.url) as connection:
+            connection.infer_and_check(right)
+            connection.send(one, b"q4")
 
 
 def test_a_reply_without_blobs_is_wrong(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_the_documented_file_names_the_keys_of_what_it_leaves_out(type_: Any) ->
         ("limits: {concurrent_requests: 0}\n" + MINIMAL, "limits.concurrent_requests: expected at least 1"),
         (
             one_backend("dialect: tensorfow"),
-            "backends.a.dialect: expected v2, tensorflow, mlflow or auto, got 'tensorfow', did you mean `tensorflow`?",
+            "backends.a.dialect: expected v2, tensorflow, mlflow, template or auto, got 'tensorfow', did",
         ),
         (one_backend("dialect: tensorflow, leave_out: [id]"), "backends.a.leave_out: this is for servers of V2, and"),
         (one_backend("dialect: mlflow, binary: auto"), "a.binary: this is for servers of V2, and `dialect` is mlflow"),

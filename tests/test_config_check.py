@@ -170,6 +170,7 @@ def warnings(text: str) -> list[str]:
     ("extra", "expected"),
     [
         ("dialect: mlflow", "backends.a.dialect: every inference gets 502: set the datatypes of the outputs"),
+        ("dialect: template", "backends.a.dialect: every inference gets 404: describe the models"),
         ("dialect: mlflow, models: {m: {format: inputs}}", "backends.a.dialect: every inference gets 502"),
         ("dialect: tensorflow, half_precision: promote", "backends.a.half_precision: without effect: requests name no"),
         ("dialect: auto, health: {}", "backends.a.health: asks /v2/health/ready, which only servers of V2 answer"),

@@ -570,6 +570,25 @@ async def test_what_a_server_does_not_have_the_gateway_answers_from_what_was_fou
     assert (found.code, found.findings("problem")) == (1, [])
 
 
+@pytest.mark.parametrize("is_installed", [True, False])
+async def test_the_table_says_what_clients_of_grpc_can_do(
+    monkeypatch: pytest.MonkeyPatch, *, is_installed: bool
+) -> None:
+    monkeypatch.setattr("gateway.doctor.over_grpc.has_grpc", lambda: is_installed)
+    async with server_with(Habits()) as url:
+        found = await doctor(url)
+    assert ("pip install" in found.table["use gRPC"]) is not is_installed, found.printed
+    assert found.table["gRPC: infer, stream"].startswith("yes, as in binary")
+    assert found.table["gRPC: ask"] == "as over HTTP: all but model configuration"
+    assert found.table["gRPC: shared memory, traces"] == "no"
+
+
+async def test_without_a_trial_it_is_not_known_whether_grpc_infers() -> None:
+    async with server_with(Habits(says_models=False)) as url:
+        found = await doctor(url)
+    assert found.table["gRPC: infer, stream"] == "not found out", found.printed
+
+
 @pytest.mark.parametrize(
     ("outputs", "words"),
     [

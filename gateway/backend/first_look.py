@@ -26,6 +26,7 @@ from gateway.backend.endpoints import Endpoint
 from gateway.backend.questions import (
     EXTENSION,
     MLFLOW,
+    TEMPLATE,
     TENSORFLOW,
     Answer,
     Asker,
@@ -192,6 +193,8 @@ class _Look(NamedTuple):
         configured = self.backend.dialect
         if configured in (TENSORFLOW, MLFLOW):
             return await self._as_configured(configured, answer)
+        if configured == TEMPLATE:
+            return await self._as_described(answer)
         finding = judge(answer, self.endpoint.base_path, self.backend.binary)
         if finding is not None:
             return finding
@@ -212,6 +215,22 @@ class _Look(NamedTuple):
                 )
         finding = judge(answer, self.endpoint.base_path) or await self._why_no_metadata(answer)
         return _bad(f"{finding.words}; its `dialect` is {dialect}")
+
+    async def _as_described(self, answer: Answer) -> Finding:
+        """What is found of a server that only the configuration describes; *answer* is that to `GET /v2`."""
+        health = self.backend.health
+        path = health.path if health is not None else None
+        if path is None:
+            return Finding(GOOD, f"answers HTTP ({answer.status_line}); with `health.path` more could be said")
+        with suppress(GatewayError, LostError, NotHttpError):
+            answer = await self.get(path)
+        says = f"answers probes of {self.endpoint.base_path}{path}"
+        is_live = 200 <= answer.status < 300
+        return (
+            Finding(GOOD, says)
+            if is_live
+            else _bad(f"{says} with {answer.status_line}: `health.path` has to get a 2xx")
+        )
 
     async def _why_no_metadata(self, answer: Answer) -> Finding:
         """Why `GET /v2` got *answer*, which a server of the V2 protocol does not give."""

@@ -252,7 +252,7 @@ class Said(NamedTuple):
     """Where they fit no dialect: what was asked, and what came."""
 
 
-V2, TENSORFLOW, MLFLOW = "v2", "tensorflow", "mlflow"
+V2, TENSORFLOW, MLFLOW, TEMPLATE = "v2", "tensorflow", "mlflow", "template"
 
 
 async def ask_v2(get: Get) -> Said:

@@ -10,7 +10,7 @@ from gateway.client.outgoing import NOBODY, Outgoing, client_left, wake
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1 import Heads, Incoming, MalformedError, Phase
 from gateway.pacing import Pacer
-from gateway.policy.slowness import find_slowness
+from gateway.policy.slowness import Upload
 
 if TYPE_CHECKING:
     from gateway.client.connection import ClientConnection
@@ -23,10 +23,8 @@ class Served(Incoming):
         "_client",
         "_failure",
         "_pacer",
-        "_received_bytes",
-        "_waited_s",
+        "_upload",
         "_waiter",
-        "_waits_since_s",
         "is_answered",
         "is_broken",
         "keeps_alive",
@@ -46,10 +44,8 @@ class Served(Incoming):
         """Whether the body is malformed, so that nobody knows where it ends."""
         self._failure: Exception | None = None
         self._pacer: Pacer | None = None  # of a chunked body
-        self._received_bytes = 0
+        self._upload = Upload()
         self._waiter: asyncio.Future[None] | None = None  # of `read_more`
-        self._waited_s = 0.0  # by `read_more`, in all that have ended
-        self._waits_since_s: float | None = None
 
     def leave(self) -> None:
         """The request is over."""
@@ -98,7 +94,7 @@ class Served(Incoming):
             self.is_broken = True
             self.fail(GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed HTTP body: {error}"))
             return self.read_arrived()
-        self._received_bytes += len(chunk)
+        self._upload.received_bytes += len(chunk)
         if client.held_bytes:  # else nothing is counted, and nothing is paused
             client.count()
             client.read_on()
@@ -107,28 +103,25 @@ class Served(Incoming):
     async def _wait_for_more(self) -> None:
         client = self._client
         assert client is not None
-        self._waits_since_s = since_s = client.time()
+        self._upload.begin_waiting(client.time())
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
         finally:
-            self._waiter = self._waits_since_s = None
-            self._waited_s += client.time() - since_s
+            self._waiter = None
+            self._upload.end_waiting(client.time())
 
     @property
     def is_awaited(self) -> bool:
         """Whether more of the body is waited for at the moment."""
-        return self._waits_since_s is not None
+        return self._upload.is_awaited
 
     def fail_if_slow(self, now_s: float, limit_s: float) -> bool:
         """Let the read that waits at the moment raise SLOW_CLIENT if the client takes too long; whether it does.
 
         Only the time in which the gateway waits for the client counts, not that in which it does not read.
         """
-        if self._waits_since_s is None:
-            return False
-        silent_s = now_s - self._waits_since_s
-        words = find_slowness(self._received_bytes, self._waited_s + silent_s, silent_s, limit_s)
+        words = self._upload.find_slowness(now_s, limit_s)
         if words is None:
             return False
         words = f"the client sent its body too slowly: {words} (limits.body_timeout)"

@@ -21,7 +21,8 @@ from gateway.codec.compression import (
     parse_content_encoding,
 )
 from gateway.codec.dialects import DIALECTS
-from gateway.codec.dialects.answer import AnswerForm, DialectAnswer
+from gateway.codec.dialects.answer import DialectAnswer
+from gateway.codec.dialects.body import Body
 from gateway.codec.dialects.description import (
     NAMELESS_INPUT,
     ModelDescription,
@@ -34,7 +35,9 @@ from gateway.codec.dialects.description import (
     v2_server_metadata,
 )
 from gateway.codec.dialects.dialect import Dialect
+from gateway.codec.dialects.paths import AnswerForm, find, steps_of, tree_of
 from gateway.codec.dialects.request import DialectRequest, Writer
+from gateway.codec.dialects.template import read_body, template_of
 from gateway.codec.dialects.tensorflow import DEFAULT_SIGNATURE
 from gateway.codec.inference import (
     BytesPolicy,
@@ -70,6 +73,7 @@ __all__ = [
     "NAMELESS_INPUT",
     "WHOLE_BYTES",
     "AnswerForm",
+    "Body",
     "BytesPolicy",
     "Coding",
     "Datatype",
@@ -95,6 +99,7 @@ __all__ = [
     "compressed",
     "configured_for",
     "error_body",
+    "find",
     "find_header_length",
     "find_sequence_id",
     "half_precision_outputs",
@@ -102,7 +107,11 @@ __all__ = [
     "missing_datatype",
     "parse_content_encoding",
     "parse_framing",
+    "read_body",
     "run",
+    "steps_of",
+    "template_of",
+    "tree_of",
     "unfit_input",
     "unknown_output",
     "v2_metadata",

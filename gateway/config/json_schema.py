@@ -68,6 +68,8 @@ def _schema(type_: Any) -> dict[str, Any]:
 
 def _without_null(type_: Any) -> dict[str, Any]:
     origin = typing.get_origin(type_)
+    if type_ is Any:
+        return {}
     if is_struct(type_):
         return _struct(type_)
     if origin is list:

@@ -52,6 +52,9 @@ class _TooManyError(Exception):
     """`MAX_FINDINGS` are reached."""
 
 
+_ANY_AT: dict[type[yaml.Node], Any] = {yaml.SequenceNode: list[Any], yaml.MappingNode: dict[str, Any]}
+"""What a value is that may be anything, by its node."""
+
 _INVALID: Any = object()
 """What is read where there is an error; whatever holds it goes on with a default or a placeholder."""
 
@@ -114,6 +117,7 @@ class Reader:
     def _value(self, node: yaml.Node, type_: Any, path: str) -> Any:
         """The value of *node* as *type_*, or `_INVALID`."""
         type_, is_optional = without_none(type_)
+        type_ = _ANY_AT.get(type(node), Any) if type_ is Any else type_
         try:
             value = self._document.value_of(node)
         except ValueError as error:

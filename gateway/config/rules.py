@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from gateway.codec import MAX_RANK
+from gateway.codec import MAX_RANK, steps_of, tree_of
 from gateway.config.schema import (
     FORMATS,
     Access,
@@ -24,6 +24,7 @@ from gateway.config.schema import (
     Logging,
     Model,
     ModelOutput,
+    ModelRequest,
     ModelTensor,
     Part,
     Queue,
@@ -34,6 +35,7 @@ from gateway.config.schema import (
 )
 from gateway.config.structure import join, walk
 from gateway.config.values import HEADER_NAME, nearest, shortened
+from gateway.errors import CodecError
 from gateway.policy.paths import find_path_fault
 
 MAX_SUGGESTED = 100
@@ -51,6 +53,7 @@ SET_BY_GATEWAY = frozenset({
 _SERVER_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?\.?")
 _PATH = re.compile(r"/[!-~]*")
 _PREFIX = re.compile(r"/[!\"$->@-~]*")
+_FIELD = re.compile(r"\{[^}]*\}?|\}")
 _HOST_PATTERN = re.compile(r"[!-.0-~]+")
 
 
@@ -124,6 +127,43 @@ def _is_foreign(at: Place) -> bool:
     return at.part.dialect in FORMATS and at.value not in ("never", "client", [])
 
 
+def _body_faults(at: Place) -> dict[str, str]:
+    """What is wrong with the body of a template, by the places in it."""
+    body = at.value.body
+    return {} if body is None else body.faults
+
+
+def _path_fault(path: str) -> str | None:
+    try:
+        steps_of(path)
+    except CodecError as error:
+        return str(error)
+    return None
+
+
+def _paths_fault(at: Place) -> str | None:
+    """Why the paths of outputs, each of which is one, cannot be followed together."""
+    try:
+        tree_of(at.value)
+    except CodecError as error:
+        return None if any(map(_path_fault, at.value.values())) else str(error)
+    return None
+
+
+def _outputs_without_path(at: Place) -> dict[str, bool]:
+    """The outputs of a template that have none."""
+    if at.part.dialect != "template" or not at.value.answer:
+        return {}
+    return {f".{shortened(name)}": True for name in at.value.outputs if name not in at.value.answer}
+
+
+def _for_templates(at: Place) -> str | None:
+    """What is set of a model that only `dialect: template` has."""
+    model = at.value
+    said = {"request": model.request, "answer": model.answer, "error": model.error}
+    return next((key for key, value in said.items() if value), None) if at.part.dialect != "template" else None
+
+
 def _for_strings(tensor: ModelTensor) -> str | None:
     """What is set of an input or output that only strings have."""
     if tensor.encoding is not None:
@@ -133,7 +173,7 @@ def _for_strings(tensor: ModelTensor) -> str | None:
 
 def _expected_formats(at: Place) -> str | None:
     """The formats of the dialect, if the model's is none of them."""
-    formats = FORMATS.get(at.part.dialect, (at.value,))
+    formats = FORMATS.get(at.part.dialect) or (at.value,)
     return f"{', '.join(formats[:-1])} or {formats[-1]}" if at.value not in formats else None
 
 
@@ -245,6 +285,17 @@ ERRORS = (
     Rule(Model, "outputs", lambda at: "" in at.value, "expected a name for each of them"),
     Rule(Model, "inputs", lambda at: "" in at.value and len(at.value) > 1,
          "expected a name for each of them: only a single input may have none"),
+    Rule(Model, ":request.body", _body_faults, "{found}"),
+    Rule(Model, "answer.*", lambda at: _path_fault(at.value), "{found}"),
+    Rule(Model, "answer.*", lambda at: at.name not in at.part.outputs,
+         "no such output in `outputs`, where its `datatype` has to stand"),
+    Rule(Model, "answer", _paths_fault, "{found}"),
+    Rule(Model, "error", lambda at: _path_fault(at.value) or ("[*]" in at.value and "expected a path without [*]"),
+         "{found}"),
+    Rule(ModelRequest, "path", lambda at: not _PATH.fullmatch(at.value),
+         "expected a path that starts with /, of printable ASCII characters without spaces"),
+    Rule(ModelRequest, "path", lambda at: set(_FIELD.findall(at.value)) - {"{model}", "{version}"},
+         "expected nothing in braces but {{model}} and {{version}}"),
     Rule(Model, "signature", lambda at: not at.value, "expected a name, such as serving_default"),
 
     Rule(Backend, "endpoints", lambda at: not at.value, "expected at least one"),
@@ -256,8 +307,8 @@ ERRORS = (
     Rule(Backend, "ids", lambda at: at.value == "always" and "id" in at.part.leave_out,
          "expected client, because `leave_out` has id: a request has an id or it has none"),
     Rule(Backend, "models.*", lambda at: _matches_no_model(at.name), _NO_MODEL),
-    Rule(Backend, "models.*.format", lambda at: at.part.dialect == "v2",
-         "this is for other dialects, and `dialect` is v2"),
+    Rule(Backend, "models.*.format", lambda at: at.part.dialect in ("v2", "template"),
+         "this is for other dialects, and `dialect` is {part.dialect}"),
     Rule(Backend, "models.*.inputs.* models.*.outputs.*",
          lambda at: at.part.dialect == "v2" and _for_strings(at.value),
          "`{found}` is for other dialects, and `dialect` is v2"),
@@ -268,6 +319,17 @@ ERRORS = (
          "expected a name: only MLflow's format `inputs` has an input without one"),
     Rule(Backend, "models.*.outputs.*", lambda at: at.part.dialect == "mlflow" and at.value.datatype is None,
          "expected its `datatype`: MLflow's server does not say it, nor do its answers"),
+    Rule(Backend, "models.*.outputs.*", lambda at: at.part.dialect == "template" and at.value.datatype is None,
+         "expected its `datatype`: neither the server nor its answers say it"),
+
+    Rule(Backend, "models.*", _for_templates, "`{found}` is for `dialect: template`, and `dialect` is {part.dialect}"),
+    Rule(Backend, "models.*:request", lambda at: at.part.dialect == "template" and at.value.request is None,
+         "missing; expected what is sent, such as {{path: /predict, body: {{features: $x}}}}"),
+    Rule(Backend, "models.*:answer", lambda at: at.part.dialect == "template" and not at.value.answer,
+         "missing; expected where each output stands, such as {{y: $.predictions}}"),
+    Rule(Backend, "models.*:outputs", _outputs_without_path, "expected a path of it in `answer`"),
+    Rule(Backend, "health", lambda at: at.part.dialect == "template" and at.value.path is None,
+         "expected its `path`: nothing tells what such servers answer, because `dialect` is template"),
 
     Rule(Route, "name", lambda at: not at.value, "expected a name"),
     Rule(Route, ":backend", lambda at: (at.part.backend is None) == (at.part.split is None),

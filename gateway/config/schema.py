@@ -6,17 +6,21 @@ the values are used for.
 
 import typing
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from gateway.codec import (
     DATATYPES,
+    Body,
     BytesPolicy,
     HalfPrecision,
     ModelDescription,
     NonFinite,
     TensorDescription,
     TensorPolicy,
+    read_body,
+    template_of,
 )
 from gateway.config.values import Address, Duration, Endpoint, FilePath, ProxyNetwork, Size, Sticky, Workers
 
@@ -24,7 +28,11 @@ UNADMITTED_CONNECTIONS = 16
 """Connections to a backend beside those for `limits.concurrent_requests`: for GET and HEAD, such as health checks,
 which are served also when everything else is refused."""
 
-FORMATS = {"tensorflow": ("columnar", "row"), "mlflow": ("inputs", "instances", "dataframe_split")}
+FORMATS: Mapping[str, tuple[str, ...]] = {
+    "tensorflow": ("columnar", "row"),
+    "mlflow": ("inputs", "instances", "dataframe_split"),
+    "template": (),
+}
 """The forms that requests of a dialect may have, its default first."""
 
 Datatype = typing.Literal[
@@ -208,6 +216,15 @@ class ModelOutput(ModelTensor, frozen=True):
     """What a missing string becomes; None: the answer is refused."""
 
 
+class ModelRequest(Part, frozen=True):
+    """What inferences of a model send, for `dialect: template`."""
+
+    path: str
+    """In which `{model}` and `{version}` are those of the client's path."""
+    body: Any
+    """The JSON, in which inputs stand as `$NAME`."""
+
+
 class Model(Part, frozen=True):
     """What is known of the models that a pattern matches; it is merged with what their server says, and wins."""
 
@@ -217,16 +234,31 @@ class Model(Part, frozen=True):
     """The form of requests; None: the first of the dialect's in `FORMATS`."""
     signature: str | None = None
     """Of TensorFlow's models; None: `serving_default`."""
+    request: ModelRequest | None = None
+    """What is sent, for `dialect: template`."""
+    answer: dict[str, str] = {}
+    """Where answers have each output, for `dialect: template`: paths after RFC 9535."""
+    error: str | None = None
+    """Where errors have their reason; None: `error`, `detail` or `message`."""
+
+    @property
+    def body(self) -> Body | None:
+        """The body of its requests, if it says what they are."""
+        return None if self.request is None else read_body(self.request.body, _described(self.inputs))
 
     @property
     def description(self) -> ModelDescription:
-        """The same for the codec."""
+        """The same for the codec. Raises `CodecError` for paths of outputs that are none."""
+        template = None
+        if self.request is not None and (body := self.body) is not None:
+            template = template_of(self.request.path, body, self.answer, self.error)
         return ModelDescription(
             _described(self.inputs),
             _described(self.outputs),
             self.format or "",
             self.signature or "",
             has_output_order=True,
+            template=template,
         )
 
 
@@ -247,7 +279,7 @@ class Backend(Part, frozen=True):
     """One JSON-only server, or several that give the same answers."""
 
     endpoints: list[Endpoint]
-    dialect: typing.Literal["v2", "tensorflow", "mlflow", "auto"] = "v2"
+    dialect: typing.Literal["v2", "tensorflow", "mlflow", "template", "auto"] = "v2"
     binary: typing.Literal["never", "auto", "always"] = "never"
     """Whether binary requests are passed on as they are; `auto`: to servers that say that they read them."""
     framing: typing.Literal["chunked", "content-length"] = "chunked"

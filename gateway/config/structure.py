@@ -42,7 +42,7 @@ def fields_in_file(type_: Any) -> dict[str, msgspec.structs.FieldInfo]:
 def placeholder(type_: Any) -> Any:
     """Something of *type_* to go on with where there is an error, so that all errors are found in one run."""
     type_, is_optional = without_none(type_)
-    if is_optional:
+    if is_optional or type_ is Any:
         return None
     if is_struct(type_):
         required = [item for item in fields_in_file(type_).values() if item.required]

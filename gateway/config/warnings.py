@@ -42,7 +42,7 @@ def _has_tls_for_nothing(at: Place) -> bool:
 
 def _segment_twice(at: Place) -> str | None:
     """The first segment of inferences' paths, if the endpoint's path has it too."""
-    first = _FIRST_SEGMENTS[at.part.dialect]
+    first = _FIRST_SEGMENTS.get(at.part.dialect)
     return first if first in urlsplit(at.value).path.split("/") else None
 
 
@@ -167,6 +167,8 @@ WARNINGS = (
 
     Rule(Backend, "dialect", lambda at: at.value == "mlflow" and not any(m.outputs for m in at.part.models.values()),
          "every inference gets 502: set the datatypes of the outputs in `models`"),
+    Rule(Backend, "dialect", lambda at: at.value == "template" and not at.part.models,
+         "every inference gets 404: describe the models in `models`"),
     Rule(Backend, "half_precision", lambda at: at.part.dialect in FORMATS and at.value is HalfPrecision.PROMOTE,
          "without effect: requests name no datatypes, because `dialect` is {part.dialect}"),
     Rule(Backend, "health", lambda at: at.part.dialect == "auto" and at.value.path is None,

@@ -3,13 +3,14 @@
 import sys
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 from urllib.parse import quote
 
 from gateway import __version__
-from gateway.backend.questions import MLFLOW, TENSORFLOW, V2
-from gateway.certificates import TlsContext
-from gateway.config import Address, Backend, Endpoint
+from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, V2, Answer
+from gateway.config import Address, Endpoint
 from gateway.demo import free_port_or
+from gateway.doctor import over_grpc
 from gateway.doctor.asking import Asker, NoAnswerError
 from gateway.doctor.dialect_trials import DialectTrials
 from gateway.doctor.given import TLS_OPTIONS, Given, backend_of, tls_of
@@ -17,6 +18,7 @@ from gateway.doctor.reaching import meant_by, reach
 from gateway.doctor.recognizing import THE_MODEL, TORCHSERVE, Server, choose_model, recognize
 from gateway.doctor.report import Report, UnusableServerError, configuration
 from gateway.doctor.samples import AS_TRIED, as_described
+from gateway.doctor.template_trials import TemplateTrials, described_sample, sample_of
 from gateway.doctor.through import ask_calls, compare, cost, gateway, try_requests
 from gateway.doctor.trials import Model, RefusedError, Trials, V2Trials, describe
 from gateway.errors import ConfigError
@@ -41,6 +43,7 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     meant = meant_by(url)
     if given.tls and not meant.url.startswith("https:"):
         raise ConfigError(f"{', '.join(TLS_OPTIONS[key] for key in given.tls)}: goes with a URL that begins with https")
+    document = sample_of(given.path, given.sample)
     report = Report(sys.stderr if only_yaml else sys.stdout, given.settings())
     backend = backend_of(meant.url, report.settings)
     tls = tls_of(backend) if meant.url.startswith("https:") else None
@@ -52,7 +55,11 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
             f"give {meant.url}"
         )
     try:
-        server = await _examined(meant.url, model or meant.model, backend, tls, report)
+        asker, first = await reach(meant.url, backend, tls, report)
+        if given.path is not None:
+            server = await _examined_with(asker, meant.url, model or THE_MODEL, given.path, document, report)
+        else:
+            server = await _examined(asker, first, meant.url, model or meant.model, report)
     except UnusableServerError as error:
         report.problem(str(error))
         return UNUSABLE
@@ -69,9 +76,25 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     return WORKS if report.works_as_it_is else WORKS_WITH
 
 
-async def _examined(url: str, asked_for: str, backend: Backend, tls: TlsContext | None, report: Report) -> Server:
-    """Ask everything; which server it is."""
-    asker, first = await reach(url, backend, tls, report)
+async def _examined_with(asker: Asker, url: str, model: str, path: str, document: Any, report: Report) -> Server:
+    """Try a server that speaks no protocol with the sample *document*, or the example that it has itself."""
+    report.heading(f"POST {path}")
+    try:
+        document = await described_sample(asker, path) if document is None else document
+        trials = TemplateTrials(asker, model, report, path, document)
+        await trials.first()
+    except RefusedError as error:
+        raise UnusableServerError(str(error)) from None
+    trials.describe()
+    await _find_health(asker, "", TEMPLATE, report)
+    await trials.find_settings()
+    await _through(trials, model, asker, url, report)
+    report.table("What clients can do through the gateway", report.abilities)
+    return Server(TEMPLATE, "")
+
+
+async def _examined(asker: Asker, first: Answer, url: str, asked_for: str, report: Report) -> Server:
+    """Ask everything; which server it is. *first* is its answer to `GET /v2`."""
     server = await recognize(asker, first, asked_for, report)
     model = choose_model(server, asked_for, report)
     await _find_health(asker, model, server.dialect, report)
@@ -83,6 +106,7 @@ async def _examined(url: str, asked_for: str, backend: Backend, tls: TlsContext 
         async with gateway(url, report) as through:
             await ask_calls(through, "", report)
         report.can("infer", "not found out: no model was tried")
+    over_grpc.add_rows(report)
     report.table("What clients can do through the gateway", report.abilities)
     return server
 
@@ -91,7 +115,8 @@ async def _find_health(asker: Asker, model: str, dialect: str, report: Report) -
     """Which path tells that the server is ready."""
     usual = {V2: "/v2/health/ready", MLFLOW: "/ping"}.get(dialect, "")
     of_model = f"/v1/models/{quote(model, safe='')}" if model else "/v1/models"
-    for path in filter(None, (usual, "/ping", of_model)):
+    usual_of_others = ("/health", "/healthz", "/livez", "/") if dialect == TEMPLATE else (of_model,)
+    for path in filter(None, (usual, "/ping", *usual_of_others)):
         answer = await asker.get(path)
         if answer.status == 200 and not answer.is_html:
             report.set("health", {} if path == usual else {"path": path}, _WHY_HEALTH, is_needed=False)
@@ -111,6 +136,11 @@ async def _try(asker: Asker, url: str, model: str, server: Server, report: Repor
         straight = await (_try_v2 if server.dialect == V2 else _try_dialect)(asker, model, server, report)
     except RefusedError as error:
         report.problem(str(error))
+    await _through(straight, model, asker, url, report)
+
+
+async def _through(straight: Trials | None, model: str, asker: Asker, url: str, report: Report) -> None:
+    """Try the same as *straight*, if that was answered, through a gateway."""
     async with gateway(url, report) as through:
         await ask_calls(through, model, report)
         if straight is None:

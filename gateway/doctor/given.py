@@ -27,6 +27,10 @@ class Given(NamedTuple):
     """Each `NAME: VALUE`."""
     tls: Mapping[str, str] = {}
     """Keys of `tls` with their values."""
+    path: str | None = None
+    """Where the server takes inferences, if it speaks no protocol."""
+    sample: str | None = None
+    """The file of a sample for `path`; None: the example in the server's `/openapi.json`."""
 
     def settings(self) -> dict[str, Setting]:
         """The keys of the backend for it. Raises `ConfigError`."""

@@ -116,8 +116,8 @@ async def _other(asker: Asker, first: Answer, model: str) -> Server:
 
 
 _WHAT_CAN_BE_DONE = (
-    "The gateway needs the JSON of V2, of TensorFlow Serving or of MLflow. Of a server of your own, one path more is "
-    'enough, `POST /v2/models/MODEL/infer`: docs/servers.md, "A FastAPI of your own", has it whole'
+    "It speaks neither V2 nor the JSON of TensorFlow Serving or MLflow. With --path, where it takes inferences, and "
+    "--sample, a file with what it takes there, this command writes a description of it for the gateway"
 )
 
 

@@ -24,6 +24,39 @@ def find_slowness(n_bytes: int, waited_s: float, silent_s: float, limit_s: float
     return None
 
 
+class Upload:
+    """What a client has sent of its body, and how long it was waited for: not the time in which nobody reads."""
+
+    __slots__ = ("_since_s", "_waited_s", "received_bytes")
+
+    def __init__(self) -> None:
+        self.received_bytes = 0
+        self._waited_s = 0.0
+        self._since_s: float | None = None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether more of it is waited for at the moment."""
+        return self._since_s is not None
+
+    def begin_waiting(self, now_s: float) -> None:
+        """From now on the client is waited for."""
+        self._since_s = now_s
+
+    def end_waiting(self, now_s: float) -> None:
+        """No longer; also where nobody has begun."""
+        if self._since_s is not None:
+            self._waited_s += now_s - self._since_s
+            self._since_s = None
+
+    def find_slowness(self, now_s: float, limit_s: float) -> str | None:
+        """As the function of that name; None while the client is not waited for."""
+        if self._since_s is None:
+            return None
+        silent_s = now_s - self._since_s
+        return find_slowness(self.received_bytes, self._waited_s + silent_s, silent_s, limit_s)
+
+
 class Backlog:
     """A client that has not read everything yet that was written to it."""
 

@@ -7,6 +7,7 @@ dialects are (`codec`), and what the gateway answers in place of such servers (`
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from gateway.backend.attempt import Answer
@@ -36,6 +37,9 @@ FRESH_S = 1.0
 An older one is asked for again beside the inference, whose answer then waits for it.
 """
 
+MAX_NAMED = 20
+"""The most models of a configuration that an error names."""
+
 _UNTOLD = (401, 403)
 """Statuses of servers that may describe a model to other clients."""
 
@@ -64,6 +68,8 @@ class Foreign:
         self.model, self.version = self.path.model or "", self.path.version
         self._upstream = upstream
         self._configured = configured_for(backend.models, self.model)
+        if dialect.is_configured and self.path.model is not None:
+            self._check_configured()
         described_at = dialect.description_path(self.model, self.version)
         self._asked = self.path.before + (described_at or "")
         self._question: Question[Described] | None = None
@@ -75,10 +81,37 @@ class Foreign:
         self._described: Described
         self._request: DialectRequest
 
+    def _check_configured(self) -> None:
+        """Raise `GatewayError` unless the configuration has the client's model, and says how its version is asked."""
+        name, model, models = self.backend.name, self.model, self.backend.models
+        if self._configured.template is None:
+            known = ", ".join(map(repr, list(models)[:MAX_NAMED]))
+            words = f"model {model!r} is not configured: `backends.{name}.models` has {known}"
+        elif self.dialect.infer_path(model, self.version, self._configured) is not None:
+            return
+        elif self.version is None:
+            words = f"model {model!r} is asked for with a version: /v2/models/{model}/versions/VERSION"
+        else:
+            words = f"model {model!r} has no versions: leave the version out"
+        raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=404)
+
+    @property
+    def live_path(self) -> str:
+        """What tells whether the server runs; empty if nothing does."""
+        health = self.backend.settings.health
+        configured = health.path if health is not None else None
+        return self.dialect.live_path or configured or ""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether an endpoint is not known to be down."""
+        return self._upstream.is_usable
+
     async def prepare(self, body: memoryview, framing: Framing) -> Prepared:
         call, dialect, policy = self.call, self.dialect, self.backend.tensor_policy
-        path = self.path_of(dialect.infer_path(self.model, self.version))
-        self.target = path + call.match.target[len(call.match.path) :]
+        path = self.path_of(dialect.infer_path(self.model, self.version, self._configured))
+        query = call.match.target[len(call.match.path) :]
+        self.target = path + (query if "?" not in path else query.replace("?", "&", 1))
         # a raw request is cut into values by the description
         described = await self.description(FRESH_S if framing.header_length == 0 else LIFE_S)
         limits, reserve = call.plan.header_limits, call.body.reserve
@@ -207,7 +240,10 @@ class Foreign:
             answer.refuse_encoded()
             return self.dialect.is_ready(await answer.read_whole(METADATA_BYTES, "the model's status"))
 
-        return await self.question(self.path_of(self.dialect.ready_path(self.model, self.version)), read)
+        if self.dialect.is_configured and not self.live_path:
+            return self.is_usable
+        path = self.live_path if self.dialect.is_configured else self.dialect.ready_path(self.model, self.version)
+        return await self.question(self.path_of(path), read)
 
     async def question(self, path: str, read: Callable[[Answer], Awaitable[T]]) -> T:
         """What *read* makes of the server's answer to *path*. Raises `GatewayError`."""
@@ -245,7 +281,7 @@ class Foreign:
         self, answer: Answer, text: bytes | None = None, *, json_bytes: int | None = None, hint: str = ""
     ) -> GatewayError:
         """A refusal of the backend's, in the shape of the protocol. The arguments are those of `Call.backend_error`."""
-        words_in = self.dialect.error_words
+        words_in = partial(self.dialect.error_words, description=self._configured)
         return await self.call.backend_error(answer, text, json_bytes=json_bytes, words_in=words_in, hint=hint)
 
     async def refusal(self, answer: Answer, json_bytes: int) -> GatewayError:

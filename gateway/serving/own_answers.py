@@ -61,15 +61,17 @@ async def _server(foreign: Foreign) -> bytes:
 
 async def _require_live(foreign: Foreign) -> None:
     """Raise `GatewayError` unless the server runs."""
-    dialect = foreign.dialect
+    path = foreign.live_path
 
     async def read(answer: Answer) -> None:
         text = await answer.read_beginning(HEALTH_BYTES)
-        if not dialect.is_live(answer.status, text):
-            raise await foreign.error(answer, text, hint=f" (GET {dialect.live_path})")
+        if not foreign.dialect.is_live(answer.status, text):
+            raise await foreign.error(answer, text, hint=f" (GET {path})")
 
-    path = foreign.path.before + dialect.live_path
-    await foreign.question(path, read)
+    if path:
+        await foreign.question(foreign.path.before + path, read)
+    elif not foreign.is_usable:
+        raise GatewayError(ErrorKind.UNREACHABLE, "no endpoint of the backend is known to run")
 
 
 async def _model_ready(foreign: Foreign) -> bytes:
@@ -84,7 +86,8 @@ async def _model(foreign: Foreign) -> bytes:
     """A model's metadata, from what its server and the configuration say. Raises `GatewayError` if neither does."""
     dialect, (_, name, version, _) = foreign.dialect, foreign.path
     model = name or ""
-    foreign.path_of(dialect.description_path(model, version) or dialect.ready_path(model, version))
+    if not dialect.is_configured:
+        foreign.path_of(dialect.description_path(model, version) or dialect.ready_path(model, version))
     described = await foreign.description(FRESH_S)
     if not described.by_server:
         await foreign.is_ready()  # a pattern of the configuration may match models that do not exist

@@ -80,7 +80,15 @@ TARGETS = {True: 1.2, False: 1.6}
 """Of an image: a tenth for lists that are printed, a tenth for those that are read. And of a small request."""
 
 _MODELS = "models: {'*': {outputs: {y: {datatype: FP32}}}}"
-_BACKENDS = {"tensorflow": f"dialect: tensorflow, {_MODELS}", "mlflow": f"dialect: mlflow, {_MODELS}"}
+_TEMPLATE = (
+    "dialect: template, models: {'*': {inputs: {x: {datatype: FP32}}, outputs: {y: {datatype: FP32}}, "
+    "request: {path: '/v1/models/{model}:predict', body: {inputs: {x: $x}}}, answer: {y: $.outputs}}}"
+)
+_BACKENDS = {
+    "tensorflow": f"dialect: tensorflow, {_MODELS}",
+    "mlflow": f"dialect: mlflow, {_MODELS}",
+    "template": _TEMPLATE,
+}
 
 
 def _gateway(bench: Bench, dialect: str, model: str) -> Process:

@@ -18,6 +18,7 @@ from pathlib import Path
 from tests.bench import kernel, processes, traffic
 from tests.bench.cases import Case, Tensor, create, numbers
 from tests.bench.client import Connection
+from tests.bench.grpc_client import GrpcConnection, connect
 from tests.bench.processes import Process
 
 MIB = 1024 * 1024
@@ -168,6 +169,15 @@ class Bench:
         """A gateway whose access log, JSON, goes to a file."""
         return self._share("logging", lambda: processes.start_gateway(self.endpoints, self.folder, access_log="json"))
 
+    @property
+    def grpc_gateway(self) -> Process:
+        """A gateway of its own, so that its figures are those of gRPC alone."""
+        return self._share("grpc gateway", lambda: processes.start_grpc_gateway(self.endpoints, self.folder))
+
+    @property
+    def grpc_relay(self) -> Process:
+        return self._share("grpc relay", lambda: processes.start_grpc_relay(self.cases, self.endpoints[0], self.folder))
+
     def _share(self, name: str, start: Callable[[], Process]) -> Process:
         if name not in self._shared:
             self._shared[name] = self._stack.enter_context(start())
@@ -188,7 +198,7 @@ class Bench:
 
 def processor_ns(process: Process, case: Case, requests: int) -> float:
     """Processor time of *process* per request, in nanoseconds, as the mean of *requests* one after another."""
-    with Connection(process.url) as connection:
+    with connect(process.url) as connection:
         connection.infer_and_check(case)
         before = process.processor_ns()
         for _ in range(requests):
@@ -207,11 +217,11 @@ class Life:
         self._requests = traffic.load(models)
         self._extra = traffic.trace if traced else bytes
 
-    def run(self, connection: Connection, requests: int) -> None:
+    def run(self, connection: Connection | GrpcConnection, requests: int) -> None:
         for exchange, identity in islice(self._requests, requests):
             connection.send(exchange, identity, self._extra())
 
-    def check(self, connection: Connection) -> None:
+    def check(self, connection: Connection | GrpcConnection) -> None:
         """Send every request there is, and compare every value. Raises `WrongBytesError`."""
         exchanges = sum(len(traffic.exchanges(model)) for model in self.models)
         for exchange, identity in islice(self._requests, exchanges):
@@ -226,7 +236,11 @@ def life_ns(servers: Iterable[Process], life: Life, requests: int) -> list[float
     """
     turn = max(1, requests // TURNS)
     with ExitStack() as stack:
-        connections = [(stack.enter_context(Connection(process.url)), process) for process in servers]
+        connections: list[tuple[Connection | GrpcConnection, Process]] = []
+        for process in servers:
+            connection = connect(process.url)
+            stack.callback(connection.close)
+            connections.append((connection, process))
         before = [process.processor_ns() for _, process in connections]
         for _ in range(TURNS):
             for connection, _ in connections:
@@ -239,7 +253,7 @@ def life_ns(servers: Iterable[Process], life: Life, requests: int) -> list[float
 def check_and_warm_up(servers: Iterable[Process], life: Life, requests: int) -> None:
     """Compare every value once with each gateway, and run *requests*. The relay's numbers are its own."""
     for process in servers:
-        with Connection(process.url) as connection:
+        with connect(process.url) as connection:
             if process.name == "gateway":
                 life.check(connection)
             life.run(connection, requests)

@@ -22,21 +22,34 @@ ROOT = Path(__file__).parent.parent.parent
 START_S = 30
 READY_S = 120
 STOP_S = 10
+LIMITS = "request_body: 320MiB"
 
 _LIBC = ctypes.CDLL(None)
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
 _URL = re.compile(r"http://[\w.]+:\d+")
+_GRPC_ADDRESS = re.compile(r"(?<=gRPC on http://)[\w.]+:\d+")
+
+GRPC = "grpc://"
+"""What URLs of servers begin with that are asked by gRPC."""
 
 
 class Process:
     """A server that prints its URL when it is ready."""
 
-    def __init__(self, name: str, command: Sequence[str | Path], folder: Path, checkout: Path = ROOT) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        folder: Path,
+        checkout: Path = ROOT,
+        announced: re.Pattern[str] = _URL,
+    ) -> None:
         """Start *command* and wait until it has printed a URL; its output goes to a file in *folder*.
 
-        *checkout* is where modules come from.
+        *checkout* is where modules come from. *announced* is what the URL looks like.
         """
         self.name = name
+        self._announced = announced
         self._log = folder / f"{name}-{time.monotonic_ns()}.log"
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -57,7 +70,7 @@ class Process:
 
     def _wait_for_url(self) -> str:
         deadline = time.monotonic() + START_S
-        while (found := _URL.search(self.output())) is None:
+        while (found := self._announced.search(self.output())) is None:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{self.name} did not start:\n{self.output()}")
             time.sleep(0.01)
@@ -138,6 +151,23 @@ def start_relay(
     return Process("relay", [*command, cases, backend_url, *options], folder)
 
 
+def start_grpc_relay(cases: Path, backend_url: str, folder: Path) -> Process:
+    announced = re.compile(rf"{GRPC}[\w.]+:\d+")
+    return Process("grpc relay", python("tests.bench.grpc_relay", cases, backend_url), folder, announced=announced)
+
+
+def start_grpc_gateway(
+    endpoints: Sequence[str], folder: Path, *, limits: str = LIMITS, wrapper: Sequence[str | Path] = ()
+) -> Process:
+    """A gateway that is asked by gRPC."""
+    config = configure(endpoints, folder, limits=limits, extra="grpc: 127.0.0.1:0\n")
+    command = [*wrapper, "gateway"] if wrapper else python("gateway")
+    serve = [*command, "serve", "--config", config]
+    process = Process("gateway", serve, folder, gateway_checkout(), _GRPC_ADDRESS)
+    process.url = GRPC + process.url
+    return process
+
+
 def start_gateway(
     endpoints: Sequence[str],
     folder: Path,
@@ -167,12 +197,13 @@ def configure(
     small_endpoints: Sequence[str] = (),
     access_log: str = "none",
     backend: str = "health: {}",
+    limits: str = LIMITS,
     extra: str = "",
 ) -> Path:
-    """Write a configuration file. Retry and ejection are on by default."""
+    """Write a configuration file. Retry and ejection are on by default. *limits* are those of the top level."""
     config = folder / f"gateway-{time.monotonic_ns()}.yaml"
     text = f"listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nlogging: {{level: warning, access: {access_log}}}\n"
-    text += f"limits: {{request_body: 320MiB}}\nbackends:\n  main: {{endpoints: {[*endpoints]}, {backend}}}\n"
+    text += f"limits: {{{limits}}}\nbackends:\n  main: {{endpoints: {[*endpoints]}, {backend}}}\n"
     if small_endpoints:
         text += f"  small: {{endpoints: {[*small_endpoints]}, health: {{}}}}\nroutes:\n"
         text += "  - {name: small, models: ['small*'], backend: small}\n  - {name: main, backend: main}\n"

@@ -263,7 +263,7 @@ async def test_time_between_two_reads_of_the_gateway_is_not_the_clients() -> Non
         await looked_at(served)
         reading = asyncio.ensure_future(anext(chunks))
         assert protocol.serving is not None
-        while protocol.serving._waits_since_s is None:
+        while not protocol.serving.is_awaited:
             await asyncio.sleep(0)
         protocol.look(served.server.watcher.time(), served.server.limits)
         waits.set()

@@ -25,8 +25,9 @@ from gateway.codec import (
     values,
 )
 from gateway.codec.compression import Coding, Inflater
-from gateway.codec.dialects.answer import AnswerForm, DialectAnswer
+from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
+from gateway.codec.dialects.paths import AnswerForm, Node, find, steps_of, tree_of
 from gateway.codec.tensors.datatypes import Kind
 from gateway.errors import CodecError
 
@@ -209,6 +210,15 @@ FORMS = [
     AnswerForm(("outputs", "predictions"), b64_objects=True),
     AnswerForm(("predictions",)),
     AnswerForm(("predictions",), b64_objects=True, in_rows=True),
+    *(
+        AnswerForm(paths=tree_of(paths))
+        for paths in (
+            {"y": "$.outputs"},
+            {"y": "$[*].y", "s": "$[*].s"},
+            {"y": "$.outputs[0]", "s": "$.predictions[*].s"},
+            {"y": "$.predictions[*][1]", "s": "$.outputs[*]"},
+        )
+    ),
 ]
 DESCRIPTIONS = [
     ModelDescription(
@@ -245,6 +255,9 @@ def header_and_blobs(reply: Reply) -> tuple[bytes, bytes]:
 
 def values_by_name(text: bytes, form: AnswerForm, description: ModelDescription) -> dict[str, Any]:
     """The outputs in an answer, as Python's parser reads it."""
+    if form.paths is not None:
+        document = json.loads(text)
+        return {str(leaf.output): at_path(leaf, document) for leaf in form.paths.leaves()}
     value = [value for name, value in json.loads(text, object_pairs_hook=list_of_pairs) if name in form.members][-1]
     value = with_objects(value)
     rows = value if isinstance(value, list) else [value]
@@ -258,6 +271,13 @@ def values_by_name(text: bytes, form: AnswerForm, description: ModelDescription)
     if value is not rows:
         return dict(value)
     return {name: [row[name] for row in rows] for name in rows[0] if all(name in row for row in rows)}
+
+
+def at_path(leaf: Node, document: Any) -> Any:
+    """What is at the path of *leaf*, in all rows if it has some; None if nothing."""
+    before, every, inside = leaf.path.partition("[*]")
+    rows = find(steps_of(before), document)
+    return [find(steps_of(f"${inside}"), row) for row in rows] if every and isinstance(rows, list) else rows
 
 
 class list_of_pairs(list[Any]):  # noqa: N801  a hook of the parser: the members of an object in their order
@@ -325,6 +345,9 @@ DIALECT_ANSWERS = [
     '{"predictions":[[1,2],["a","b"]]}',
     '{"predictions":[[1,"a"],[2,{"b64":"YWI="}]]}',
     '{"predictions":[[[1],[2]],[[3],[4]]]}',
+    '[{"y":1,"s":"a"},{"s":"b","y":2}]',
+    '{"outputs":[[1,2],3],"predictions":[{"s":"a"}]}',
+    '{"predictions":[[0,[1]],["x",[2]]],"outputs":["a"]}',
 ]
 
 _TOKENS = {

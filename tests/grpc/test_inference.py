@@ -8,7 +8,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.client.grpc.answers import write_response
 from gateway.client.grpc.inference import InferMessage, read_request, varint
-from gateway.codec import run
+from gateway.codec import HeaderLimits, run
 from gateway.errors import CodecError, TooLargeError
 from tests.grpc.test_clients import in_message
 
@@ -18,7 +18,7 @@ LIMIT = 128 * 1024
 
 
 def read(message: bytes, limit: int = LIMIT) -> InferMessage:
-    return run(read_request(memoryview(message), limit, lambda n_bytes: None))
+    return run(read_request(memoryview(message), HeaderLimits(limit), lambda n_bytes: None))
 
 
 WELL = in_message(np.ones(4, "f4"), "FP32", is_typed=False).SerializeToString()
@@ -65,7 +65,7 @@ def test_many_inputs_are_looked_at_in_steps() -> None:
     for number in range(600):
         message.inputs.add(name=str(number), datatype="UINT8", shape=[1])
         message.raw_input_contents.append(bytes([number % 256]))
-    steps = read_request(memoryview(message.SerializeToString()), 1024**2, lambda n_bytes: None)
+    steps = read_request(memoryview(message.SerializeToString()), HeaderLimits(1024**2), lambda n_bytes: None)
     next(steps)  # the first of several
     assert [bytes(blob) for blob in run(steps).blobs] == [bytes([number % 256]) for number in range(600)]
 
@@ -73,8 +73,12 @@ def test_many_inputs_are_looked_at_in_steps() -> None:
 def test_a_long_entry_must_have_its_values_once() -> None:
     entry = pb.ModelInferRequest.InferInputTensor(name="x" * 20_000, datatype="FP32", shape=[1])
     text = pb.ModelInferRequest(model_name="m", inputs=[entry]).SerializeToString()
-    with pytest.raises(CodecError, match=r"20\d+ bytes beside its values, or its `contents` more than once"):
+    with pytest.raises(CodecError, match="has no values, neither `contents`"):
         read(text)
+    assert read(text + b"\x3a\x04abcd").blobs == [b"abcd"]
+    twice = entry.SerializeToString() + b"\x2a\x02\x32\x00" * 2
+    with pytest.raises(CodecError, match="`contents` more than once"):
+        read(b"\x0a\x01m\x2a" + varint(len(twice)) + twice)
 
 
 def test_an_empty_tensor_and_shared_memory_need_no_values() -> None:

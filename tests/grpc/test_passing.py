@@ -9,9 +9,11 @@ import pytest
 from aiohttp import web
 from tritonclient.utils import InferenceServerException
 
+from gateway.demo import JsonServer
+from tests.conftest import answering, lying
 from tests.grpc.conftest import address_of, serving
 from tests.grpc.frames import DATA, END_STREAM, FIELDS, connected, fields, frame, message
-from tests.grpc.test_clients import Both, answering_json, given, serving_app
+from tests.grpc.test_clients import Both, _varint, answering_json, ask, given, in_message, serving_app
 from tests.grpc.test_hostile import BODY
 
 pytestmark = pytest.mark.rule("12.7")
@@ -130,3 +132,99 @@ async def test_what_is_no_call_of_grpc(both: Both) -> None:
         got = await raw.status(7)
         assert got["grpc-status"] == "12"
         assert "snappy" in got["grpc-message"]
+
+
+async def test_only_metadata_of_grpc_itself_stay_behind() -> None:
+    """Of names that begin like one of these, such as `tenant` like `te`, all cross, in both directions."""
+    asked: list[list[str]] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        asked.append([f"{name.lower()}: {value}" for name, value in request.headers.items()])
+        return web.json_response([], headers={"Tenant": "t", "Trailer-Park": "p", "Grpc-Status": "7"})
+
+    sent = ["tenant: a", "team: b", "connection-id: c", "expected: d", "user-agent-hints: e", "test: f"]
+    own = ["grpc-tags: a", "content-language: b", "user-agent: raw", "expect: 100-continue", "x-bin: AAA"]
+    forged = ["inference-header-content-length: 5", "host: a"]
+    metadata = [(name, value) for name, _, value in (each.partition(": ") for each in [*sent, *own, *forged])]
+    path = (":path", "/inference.GRPCInferenceService/RepositoryIndex")
+    async with serving_app(handle) as url, serving(url) as both, connected(address_of(both[0])) as raw:
+        await raw.send(fields(1, [*FIELDS[:2], path, *FIELDS[3:], *metadata]))
+        await raw.send(frame(DATA, 1, message(b""), END_STREAM))
+        got = await raw.status(1)
+    assert got["grpc-status"] == "0"
+    assert (got["tenant"], got["trailer-park"]) == ("t", "p")
+    assert set(sent) <= set(asked[0])
+    assert not set(asked[0]) & {*own, *forged}
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"live": "\xff"}'])
+async def test_json_of_servers_that_cannot_be_read(body: bytes) -> None:
+    async with lying(answering(body)) as liar, serving(liar.url) as (_, triton):
+        assert await triton.is_server_live()  # the status decides, as over HTTP
+        with pytest.raises(InferenceServerException, match="cannot be made the message ModelStatisticsResponse") as bad:
+            await triton.get_inference_statistics("m")
+    assert bad.value.status() == "StatusCode.INTERNAL"
+
+
+async def test_long_words_that_are_not_ascii_reach_the_client() -> None:
+    """Percent-encoded they are thrice as long, and clients refuse answers with more than 8 KiB of fields."""
+    words = json.dumps({"error": "\u4f60" * 3000}, ensure_ascii=False).encode()
+    async with lying(answering(words, "400 Bad Request")) as liar, serving(liar.url) as (_, triton):
+        with pytest.raises(InferenceServerException, match="\u4f60{400}") as refused:
+            await triton.infer("m", [given("x", np.ones(1, "f4"))])
+    assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+async def test_what_nobody_waits_for_is_not_sent(both: Both, server: JsonServer) -> None:
+    async with connected(address_of(both[0])) as raw:
+        for number, name in ((1, "ModelInfer"), (3, "ServerMetadata")):
+            head = [*FIELDS[:2], (":path", f"/inference.GRPCInferenceService/{name}"), *FIELDS[3:]]
+            body = BODY if name == "ModelInfer" else b""
+            await raw.send(fields(number, [*head, ("grpc-timeout", "1n")]) + frame(DATA, number, message(body), 1))
+            got = await raw.status(number)
+            assert (got["grpc-status"], "grpc-timeout" in got["grpc-message"]) == ("4", True)
+    assert server.inferences == 0
+
+
+async def test_calls_with_many_parameters(both: Both) -> None:
+    """Each of a few bytes costs a hundred in memory, and all are read in one step."""
+    async with grpc.aio.insecure_channel(address_of(both[0])) as channel:
+        load: Any = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")
+        entries = b"".join(b"\x1a\x0c\x0a\x06%06x\x12\x02\x10\x01" % number for number in range(2000))
+        with pytest.raises(grpc.aio.AioRpcError, match="more than 1024 fields") as refused:
+            await load(b"\x12\x01m" + entries)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.aio.AioRpcError, match="limits.in_flight_bytes"):
+            await _load_large(both, load)
+
+
+async def _load_large(both: Both, load: Any) -> None:
+    """Load a model with a file for which there is room, but not for its JSON."""
+    admission = both[0].gateway.gateway.admission
+    admission.max_bytes = 2_000_000
+    entry = b"\x0a\x06file:1\x12" + b"\xc4\x84\x3d" + b"\x22\xc0\x84\x3d" + bytes(1_000_000)
+    await load(b"\x12\x01m\x1a" + _varint(len(entry)) + entry)
+
+
+LIES: dict[str, tuple[dict[str, Any], bytes, str]] = {
+    "a negative size": ({"parameters": {"binary_data_size": -1}}, b"abcd", "must be an integer >= 0"),
+    "a size that is a text": ({"parameters": {"binary_data_size": "4"}}, b"abcd", "must be an integer >= 0"),
+    "a datatype that there is not": ({"datatype": "FOO"}, b"abcd", "there is no datatype 'FOO'"),
+    "half an element": ({"parameters": {"binary_data_size": 3}}, b"abc", "no whole number of elements"),
+    "an element without end": ({"datatype": "BYTES"}, b"\xff\xff\xff\xff", "the last element is cut off"),
+    "a shape beyond 64 bits": ({"shape": [2**63]}, b"abcd", "cannot be made a message"),
+    "bytes behind the outputs": ({}, b"abcdef", "2 bytes behind its outputs"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_binary_answers_that_lie_are_the_servers_fault(lie: str) -> None:
+    """Nobody has read them before: where binary is passed through, the codec does not look inside."""
+    changes, blob, words = LIES[lie]
+    output = {"name": "y", "datatype": "INT32", "shape": [1], "parameters": {"binary_data_size": 4}, **changes}
+    text = json.dumps({"model_name": "m", "outputs": [output]}).encode()
+    script = answering(text + blob, headers=f"{LENGTH}: {len(text)}\r\nContent-Type: application/octet-stream\r\n")
+    async with lying(script) as liar, serving(liar.url, backend="binary: always") as (client, _):
+        with pytest.raises(grpc.aio.AioRpcError, match=words) as refused:
+            await ask(client, in_message(np.arange(4, dtype="i4"), "INT32", is_typed=True))
+    assert refused.value.code() is grpc.StatusCode.INTERNAL

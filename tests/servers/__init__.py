@@ -9,11 +9,13 @@
 | `Mlflow` | `mlflow models serve` with one of the models of `programs/mlflow_model.py` | MLFLOW_PYTHON |
 | `Triton` | the Triton of nvidia-pytriton with `tests/clients/programs/triton_server.py`'s models | TRITON_PYTHON |
 | `TorchServe` | TorchServe with the model of `programs/torchserve_handler.py` | TORCHSERVE_PYTHON |
+| `Legacy` | servers that speak no protocol: `programs/legacy_server.py` | LEGACY_PYTHON |
 | `FastApi` | the server of docs/servers.md, or its strict form | KSERVE_PYTHON, which has FastAPI |
 
 Each variable names the interpreter of an environment of its own: `pip install kserve==0.21.0`, `mlflow==3.17.2`,
-`nvidia-pytriton==0.7.0`; for TorchServe, which needs Java, what `.ci/run` installs. Without it the tests are skipped;
-in CI they fail. MLServer is in `tests.system.programs`.
+`nvidia-pytriton==0.7.0`, `bentoml==1.4.39 'ray[serve]==2.60.0' transformers torch scikit-learn`; for TorchServe, which
+needs Java, what `.ci/run` installs. Without it the tests are skipped; in CI they fail. MLServer is in
+`tests.system.programs`.
 """
 
 import json
@@ -25,7 +27,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import pytest
 
@@ -245,3 +247,26 @@ class FastApi(Server):
     def command(self) -> list[str]:
         """See `Server`."""
         return [interpreter("KSERVE_PYTHON"), str(_HERE / "fastapi_server.py"), self._kind, str(self.port)]
+
+
+class Legacy(Server):
+    """A server that speaks no protocol: *kind* is one of `programs/legacy_server.py`."""
+
+    _READY: ClassVar = {
+        "predict": "/ping",
+        "sagemaker": "/ping",
+        "seldon": "/health/status",
+        "huggingface": "/health",
+        "bentoml": "/readyz",
+        "ray": "/-/healthz",
+    }
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        """See `Server`."""
+        super().__init__(folder)
+        self._kind = kind
+        self.ready_path = self._READY[kind]
+
+    def command(self) -> list[str]:
+        """See `Server`."""
+        return [interpreter("LEGACY_PYTHON"), str(_HERE / "legacy_server.py"), self._kind, str(self.port)]

@@ -4,7 +4,7 @@ Not here: the request (`inference`), and how the buffers go out (`reply`).
 """
 
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -35,7 +35,7 @@ _Response = CLASSES["ModelInferResponse"]
 class _Output(msgspec.Struct):
     name: str
     datatype: str = ""
-    shape: list[int] = []
+    shape: list[Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]] = []
     parameters: dict[str, Any] | None = None
     data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
@@ -79,6 +79,8 @@ def write_response(
     for output in answer.outputs:
         parameters = output.parameters or {}
         n_bytes = parameters.pop("binary_data_size", 0)
+        if type(n_bytes) is not int or n_bytes < 0:
+            raise CodecError(f"output {output.name!r}: `binary_data_size` must be an integer >= 0")
         values = left.take(n_bytes)
         tensor = response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
         _add_parameters(tensor.parameters, parameters)
@@ -87,9 +89,11 @@ def write_response(
             continue
         described = tensor.SerializeToString()
         del response.outputs[:]
-        contents = yield from _contents(output.datatype, values)
+        contents = yield from _contents(output, values)
         inside = [described, _CONTENTS_TAG, varint(_length(contents)), *contents]
         parts += (_OUTPUT_TAG, varint(_length(inside)), *inside)
+    if left.n_bytes:
+        raise CodecError(f"the reply has {left.n_bytes} bytes behind its outputs")
     message = [response.SerializeToString(), *parts, *raw]
     if _length(message) > MAX_MESSAGE_BYTES:
         raise TooLargeError(f"the reply has {_length(message)} bytes, a message of gRPC has at most 2^31 - 1")
@@ -106,6 +110,11 @@ class _Blobs:
 
     def __init__(self, buffers: Sequence[Buffer]) -> None:
         self._left = [memoryview(buffer) for buffer in reversed(buffers)]
+
+    @property
+    def n_bytes(self) -> int:
+        """How many bytes are left."""
+        return _length(self._left)
 
     def take(self, n_bytes: int) -> list[Buffer]:
         """The next *n_bytes*. Raises `CodecError` if they are missing."""
@@ -151,27 +160,34 @@ def _add_parameters(target: Any, parameters: dict[str, Any] | None) -> None:
             parameter.string_param = _text(value)
 
 
-def _contents(datatype: str, values: list[Buffer]) -> Generator[None, None, list[Buffer]]:
-    """The raw *values* of an output as the fields of `InferTensorContents`. Raises `CodecError`."""
-    row, name = DATATYPES[datatype], TYPED[datatype]
+def _contents(output: _Output, values: list[Buffer]) -> Generator[None, None, list[Buffer]]:
+    """The raw *values* of *output* as the fields of `InferTensorContents`. Raises `CodecError`."""
+    row, label = DATATYPES.get(output.datatype), f"output {output.name!r}"
+    if row is None:
+        raise CodecError(f"{label}: there is no datatype {output.datatype[:64]!r}")
+    name, n_bytes = TYPED[row.name], _length(values)
+    if row.item_bytes and n_bytes % row.item_bytes:
+        raise CodecError(f"{label}: {n_bytes} bytes are no whole number of elements of {row.name}")
     if row.kind is Kind.FLOAT:  # packed, they are the same bytes
-        return [varint(NUMBERS[name] << 3 | LENGTH), varint(_length(values)), *values] if values else []
+        return [varint(NUMBERS[name] << 3 | LENGTH), varint(n_bytes), *values] if values else []
     written: list[Buffer] = []
     whole = memoryview(values[0] if len(values) == 1 else b"".join(values))
     if row.kind is Kind.BYTES:
         elements: list[bytes] = []
         at = 0
-        while at < len(whole):
+        while at < n_bytes:
             start = at + 4
             at = start + int.from_bytes(whole[at:start], "little")
+            if at > n_bytes:
+                raise CodecError(f"{label}: the last element is cut off")
             elements.append(bytes(whole[start:at]))
-            if len(elements) == STEP_FIELDS or at >= len(whole):
+            if len(elements) == STEP_FIELDS or at == n_bytes:
                 written.append(CONTENTS(bytes_contents=elements).SerializeToString())
                 elements.clear()
                 yield
         return written
     step = LONG_BYTES - LONG_BYTES % row.item_bytes
-    for start in range(0, len(whole), step):
+    for start in range(0, n_bytes, step):
         array = row.view(whole[start : start + step])
         listed = (array != 0).tolist() if row.kind is Kind.BOOL else array.tolist()
         written.append(CONTENTS(**{name: listed}).SerializeToString())

@@ -3,11 +3,13 @@
 Not here: how the bytes come (`stream`).
 """
 
+import asyncio
+
 from google.protobuf.message import DecodeError
 
 from gateway.client.body import ClientBody
 from gateway.client.grpc.calls import Call
-from gateway.client.grpc.inference import InferMessage, read_request
+from gateway.client.grpc.inference import InferMessage, check_fields, read_request
 from gateway.client.grpc.stream import Message
 from gateway.client.request import ClientRequest
 from gateway.codec import Coding, Framing, parse_content_encoding
@@ -19,6 +21,10 @@ from gateway.policy.admission import Admission
 
 SMALL_BYTES = 64 * 1024
 """A message of a call without tensors that is no longer needs no admission, as a request of HTTP without a body."""
+
+
+CALL_COPIES = 5
+"""How often a message of a call without tensors is in memory, beside itself, while it becomes JSON with base64."""
 
 
 class HeaderTooLargeError(GatewayError):
@@ -69,18 +75,28 @@ class GrpcBody(ClientBody):
             if call is None:
                 await self._find_inference(message)
             else:
-                asked = call.ask(call.request.FromString(bytes(message)))
-                request.method, request.path = asked.method, asked.target
-                request.has_body = asked.body is not None
-                self._asked = asked.body or b""
-                request.content_length = len(self._asked) if request.has_body else None
+                self._find_call(call, message)
         except CodecError as error:
             raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
         except DecodeError as error:
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed message: {error}") from None
+        if request.deadline_s is not None and asyncio.get_running_loop().time() >= request.deadline_s:
+            raise GatewayError(ErrorKind.TIMEOUT, "the client's deadline (grpc-timeout) is over")
+
+    def _find_call(self, call: Call, message: memoryview) -> None:
+        """Read the *message* of a call without tensors. Raises `CodecError` and `DecodeError`."""
+        request = self._request
+        check_fields(message)
+        if len(message) > SMALL_BYTES:
+            self.reserve(len(message) * CALL_COPIES)
+        asked = call.ask(call.request.FromString(bytes(message)))
+        request.method, request.path = asked.method, asked.target
+        request.has_body = asked.body is not None
+        self._asked = asked.body or b""
+        request.content_length = len(self._asked) if request.has_body else None
 
     async def _find_inference(self, message: memoryview) -> None:
-        steps = read_request(message, self._limits.max_header_bytes, self.reserve)
+        steps = read_request(message, self._limits, self.reserve)
         try:
             self.infer = infer = await self._pacer.run(steps)
         except TooLargeError as error:
@@ -110,6 +126,12 @@ class GrpcBody(ClientBody):
     async def read_first(self, n_bytes: int) -> bytes:
         """All of a request without tensors."""
         return self._asked
+
+    def release(self) -> None:
+        """Give back everything that was reserved, and let go of it: the request and its body refer to each other."""
+        super().release()
+        self.infer = self._request.begin = None
+        self._asked = b""
 
     async def admit(self, n_bytes: int) -> None:
         """Reserve *n_bytes*, unless the message was admitted."""

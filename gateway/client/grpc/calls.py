@@ -96,14 +96,22 @@ def _get(path: Callable[[Message], str]) -> Callable[[Message], Ask]:
     return ask
 
 
+def _decoded(text: bytes) -> Any:
+    """The JSON *text*. Raises `CodecError`."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CodecError(str(error)) from None
+
+
 def _flag(name: str, field: str) -> tuple[Callable[[bytes], Message], Callable[[], Message]]:
     """The answers of a call about health: what a good status means, and what a refusal means."""
     class_ = CLASSES[name]
 
     def answer(text: bytes) -> Message:
         try:
-            said = msgspec.json.decode(text) if text.strip() else {}
-        except msgspec.DecodeError:
+            said = _decoded(text)
+        except CodecError:
             said = {}
         is_so = not isinstance(said, dict) or said.get(field) not in (False, "False", "false")
         return class_(**{field: is_so})
@@ -125,9 +133,9 @@ def _json(name: str, member: str = "") -> Callable[[bytes], Message]:
 
     def answer(text: bytes) -> Message:
         try:
-            said = msgspec.json.decode(text)
+            said = _decoded(text)
             return json_format.ParseDict({member: said} if member else said, class_(), ignore_unknown_fields=True)
-        except (msgspec.DecodeError, json_format.ParseError, AttributeError, TypeError, ValueError) as error:
+        except (CodecError, json_format.ParseError, AttributeError, TypeError, ValueError) as error:
             raise CodecError(f"the answer cannot be made the message {name}: {error}") from None
 
     return answer

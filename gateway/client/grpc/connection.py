@@ -34,7 +34,7 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from hyperframe.frame import GoAwayFrame
 
-from gateway.client.grpc.frames import EARNED_BY_CALL, Frames, Patience, begun, wrong_port
+from gateway.client.grpc.frames import LATE_S, Frames, Patience, begun, bound_table, wrong_port
 from gateway.client.grpc.serving import serve
 from gateway.client.grpc.stream import Buffer, Fields, Stream
 from gateway.client.outgoing import Outgoing, client_left
@@ -74,7 +74,7 @@ class GrpcConnection(Connection):
         self.held_bytes = 0
         """What the owner has counted of what has come and was not taken yet."""
         self._streams: dict[int, Stream] = {}
-        self._heads: dict[int, int] = {}  # the bytes of each stream's fields
+        self._begun: dict[int, tuple[int, float]] = {}  # of each stream: the bytes of its fields, and when they came
         self._frames = Frames(int(owner.limits.head))
         self._waiting_bytes = 0  # of messages, in all streams
         self._patience = Patience(owner.watcher.time())
@@ -144,12 +144,20 @@ class GrpcConnection(Connection):
         elif isinstance(event, WindowUpdated):
             self._tell_room(event.stream_id)
         elif isinstance(event, _USELESS):
-            if self._patience.is_over(self.time()):
-                self._go_away(ErrorCodes.ENHANCE_YOUR_CALM, b"too_many_pings")
-            elif isinstance(event, StreamReset):
-                self._drop(event.stream_id)
-            elif isinstance(event, RemoteSettingsChanged):
-                self._tell_room(0)
+            self._take_useless(event)
+
+    def _take_useless(self, event: Event) -> None:
+        """Do what *event* asks for, of which a client may send so many only."""
+        now_s = self.time()
+        stream = self._streams.get(event.stream_id or 0) if isinstance(event, StreamReset) else None
+        is_late = stream is not None and now_s - self._begun[stream.number][1] >= LATE_S
+        if not is_late and self._patience.is_over(now_s):
+            self._go_away(ErrorCodes.ENHANCE_YOUR_CALM, b"too_many_pings")
+        elif stream is not None:
+            self.drop(stream)
+        elif isinstance(event, RemoteSettingsChanged):
+            bound_table(self._h2)
+            self._tell_room(0)
 
     def _take_data(self, event: DataReceived) -> None:
         stream = self._streams.get(event.stream_id or 0)
@@ -168,22 +176,20 @@ class GrpcConnection(Connection):
         number = event.stream_id or 0
         fields = event.headers or []
         head_bytes = sum(len(name) + len(value) for name, value in fields)
-        if self._is_ending or sum(self._heads.values()) + head_bytes > HEADS_BYTES:
+        if self._is_ending or sum(n_bytes for n_bytes, _ in self._begun.values()) + head_bytes > HEADS_BYTES:
             self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
             return
         self._waiting_bytes += head_bytes
-        self._heads[number] = head_bytes
+        self._begun[number] = head_bytes, self.time()
         stream = self._streams[number] = Stream(self, number)
         stream.task = self.owner.loop.create_task(serve(self, stream, fields))
         stream.task.add_done_callback(lambda _: self._ended(stream))
 
-    def _drop(self, number: int | None) -> None:
+    def drop(self, stream: Stream) -> None:
         """The client does not want the answer any more."""
-        stream = self._streams.get(number or 0)
-        if stream is not None:
-            stream.close()
-            if stream.task is not None:
-                stream.task.cancel()
+        stream.close()
+        if stream.task is not None:
+            stream.task.cancel()
 
     def _tell_room(self, number: int | None) -> None:
         """The window of the stream *number* has grown, or, with 0, that of all."""
@@ -194,10 +200,10 @@ class GrpcConnection(Connection):
     def _ended(self, stream: Stream) -> None:
         """The call of *stream* is over."""
         self._streams.pop(stream.number, None)
-        self._waiting_bytes -= self._heads.pop(stream.number, 0)
+        self._waiting_bytes -= self._begun.pop(stream.number)[0]
         self._count()
         if stream.is_answered:
-            self._patience.earn(EARNED_BY_CALL)
+            self._patience.earn_by_call()
         elif not stream.is_closed:
             self.reset(stream)
         self._forget_rest(stream)
@@ -250,11 +256,13 @@ class GrpcConnection(Connection):
         """How much may be sent on *stream* in one frame. Raises `ConnectionError` when the client left."""
         if stream.is_closed or not self._is_open:
             raise client_left()
-        return min(self._h2.local_flow_control_window(stream.number), self._h2.max_outbound_frame_size)
+        window = self._h2.local_flow_control_window(stream.number)  # below zero where the client has made it smaller
+        return max(0, min(window, self._h2.max_outbound_frame_size))
 
     def send_data(self, stream: Stream, data: Buffer) -> None:
         """Make a frame of *data*, for which there is room; `flush` sends it."""
         self._h2.send_data(stream.number, data)
+        self._patience.earn_by_frame()
 
     def send_fields(self, stream: Stream, fields: Fields, *, is_end: bool) -> None:
         """Send *fields*, with which the stream ends if *is_end*. Raises `ConnectionError` when the client left."""
@@ -338,20 +346,11 @@ class GrpcConnection(Connection):
             if now_s - self._idle_since_s >= limits.header_timeout and not has_unread(transport):
                 slow["header_timeout"] += 1
                 transport.abort()
-        elif self._is_idle(now_s, limits.client_keep_alive) and not has_unread(transport):
+        elif not self._streams and now_s - self._idle_since_s >= limits.client_keep_alive and not has_unread(transport):
             self._go_away(ErrorCodes.NO_ERROR, b"")
         for stream in list(self._streams.values()):
-            if stream.fail_if_slow(now_s, limits.body_timeout):
-                slow["body_timeout"] += 1
-            elif stream.is_unread(now_s, limits.client_idle):
-                slow["client_idle"] += 1
-                self.out.cut_reason = "the client read its reply too slowly (limits.client_idle)"
-                self.reset(stream)
-                self._drop(stream.number)
-
-    def _is_idle(self, now_s: float, limit_s: float) -> bool:
-        """Whether no call has been under way for *limit_s*."""
-        return not self._streams and now_s - self._idle_since_s >= limit_s
+            if limit := stream.look(now_s, limits):
+                slow[limit] += 1
 
     def drain(self) -> None:
         """Serve the calls that there are, and no others: the client opens another connection for these."""
@@ -395,6 +394,6 @@ class GrpcConnection(Connection):
         self.transport = None
         if self._later is not None:
             self._later.cancel()
-        for number in list(self._streams):
-            self._drop(number)
+        for stream in list(self._streams.values()):
+            self.drop(stream)
         self.owner.closed(self)

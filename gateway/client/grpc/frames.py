@@ -29,11 +29,23 @@ FRAME_BYTES = 64 * 1024
 TURN_FRAMES = 32
 """How many frames are given to the library at once."""
 
+TURN_HEAD_BYTES = 1024
+"""How many bytes of fields are given to the library at once: a byte may stand for a field, and take 10 us."""
+
 USELESS_FRAMES = 200
 """How many frames that ask for nothing a client may send, beyond those that it earns."""
 
 EARNED_BY_CALL = 20
 """How many such frames each call earns that was answered."""
+
+EARNED_BY_FRAME = 1
+"""The same for each frame of an answer: clients measure the way with a ping for what has come."""
+
+LATE_S = 0.1
+"""A call that is cancelled so long after its beginning counts as no such frame: `MAX_STREAMS` bounds these."""
+
+FIELDS_TABLE_BYTES = 4 * 1024
+"""The most that the table of sent fields takes, which is searched for each field, however much the client allows."""
 
 EARNED_PER_S = 2
 """How many such frames each second earns: keepalive pings."""
@@ -68,6 +80,12 @@ def begun(max_head_bytes: int) -> H2Connection:
     connection.initiate_connection()
     connection.increment_flow_control_window(CONNECTION_WINDOW - STREAM_WINDOW)
     return connection
+
+
+def bound_table(connection: H2Connection) -> None:
+    """Keep what *connection* remembers of sent fields small, to be called when the client has changed its settings."""
+    encoder = connection.encoder
+    encoder.header_table_size = min(encoder.header_table_size, FIELDS_TABLE_BYTES)
 
 
 def wrong_port(beginning: bytes) -> bytes:
@@ -118,9 +136,9 @@ class Frames:
                 end = len(PREFACE)
                 self.has_begun = True
         else:
-            at = 0
+            at = head_bytes = 0
             for _ in range(TURN_FRAMES):
-                if len(unread) - at < _HEAD_BYTES:
+                if len(unread) - at < _HEAD_BYTES or head_bytes > TURN_HEAD_BYTES:
                     break
                 length = int.from_bytes(unread[at : at + 3])
                 kind, flags = unread[at + 3], unread[at + 4]
@@ -132,6 +150,7 @@ class Frames:
                 end = at
                 if kind in (_HEADERS, _CONTINUATION):
                     self._count_head(length, is_end=bool(flags & _END_HEADERS))
+                    head_bytes += length
         frames = bytes(unread[:end])
         del unread[:end]
         return frames
@@ -153,9 +172,13 @@ class Patience:
         self._left = float(USELESS_FRAMES)
         self._since_s = now_s
 
-    def earn(self, n_frames: int) -> None:
-        """The client has had something done, for which *n_frames* more are welcome."""
-        self._left = min(USELESS_FRAMES, self._left + n_frames)
+    def earn_by_call(self) -> None:
+        """A call was answered."""
+        self._left = min(USELESS_FRAMES, self._left + EARNED_BY_CALL)
+
+    def earn_by_frame(self) -> None:
+        """A frame of an answer was sent."""
+        self._left = min(USELESS_FRAMES, self._left + EARNED_BY_FRAME)
 
     def is_over(self, now_s: float) -> bool:
         """Count one such frame that comes at *now_s*; whether it is one too many."""

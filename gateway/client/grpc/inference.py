@@ -16,14 +16,26 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from gateway.client.grpc.messages import CLASSES, Message
-from gateway.codec import DATATYPES, Datatype, Kind
+from gateway.codec import DATATYPES, MAX_RANK, Datatype, HeaderLimits, Kind
 from gateway.errors import CodecError, TooLargeError
 
 LONG_BYTES = 16 * 1024
-"""An input whose entry is longer has its values in it; they are converted in slices of this size."""
+"""Values are converted in slices of this size."""
+
+APART_BYTES = 1024
+"""An input's entry that is longer is taken apart; of a shorter one protobuf sees the values, too."""
+
+RUN_BYTES = 1024
+"""How much of numbers that are not packed is looked at in one step: each has a tag of its own."""
 
 STEP_FIELDS = 512
 """How many fields of a message, or elements of BYTES, are looked at in one step."""
+
+STEP_INPUTS = 32
+"""How many inputs are turned into JSON in one step."""
+
+MAX_FIELDS = 1024
+"""The most fields of a message without tensors."""
 
 TYPED = {
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -50,7 +62,9 @@ _ARRAYS = {
     "fp32_contents": np.dtype("f4"),
     "fp64_contents": np.dtype("f8"),
 }
-_INPUTS, _RAW_INPUTS, _CONTENTS = 5, 7, 5  # fields of the request, and of one of its inputs
+_TENSORS = {5: "inputs", 6: "outputs", 7: "raw_input_contents"}  # fields of the request
+_INPUTS, _RAW_INPUTS, _CONTENTS = 5, 7, 5  # and of one of its inputs
+_INPUT_TAG = b"\x2a"
 
 _VARINT, _FIXED64, LENGTH, _FIXED32 = 0, 1, 2, 5
 
@@ -73,15 +87,13 @@ class InferMessage(NamedTuple):
     """Whether the values came in fields of their datatype, so that the answer's are to go there too."""
 
 
-def read_request(message: memoryview, max_header_bytes: int, reserve: Reserve) -> Generator[None, None, InferMessage]:
+def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) -> Generator[None, None, InferMessage]:
     """What *message* asks for; yields after each step of work.
 
     *reserve* is asked for the memory of values that are converted. Raises `CodecError`, and of these `TooLargeError`
-    for more than *max_header_bytes* beside the values.
+    for more beside the values than *limits* allow.
     """
-    rest, raw, long = yield from _taken_apart(message)
-    if len(rest) > max_header_bytes:
-        raise _too_large(len(rest), max_header_bytes)
+    rest, raw, long = yield from _taken_apart(message, limits)
     request = _parsed(_Request, rest)
     if not request.model_name:
         raise CodecError("the request has no `model_name`")
@@ -109,11 +121,13 @@ def read_request(message: memoryview, max_header_bytes: int, reserve: Reserve) -
             blob = _of_nothing(tensor)
         parameters["binary_data_size"] = len(blob)
         blobs.append(blob)
+        if index % STEP_INPUTS == 0:
+            yield
     if left:
         raise _wrong_count(request, raw)
     header = _header(request, entries)
-    if len(header) > max_header_bytes:
-        raise _too_large(len(header), max_header_bytes)
+    if len(header) > limits.max_header_bytes:
+        raise _too_large(len(header), limits)
     return InferMessage(infer_path(request), header, blobs, is_typed)
 
 
@@ -138,44 +152,53 @@ def _header(request: Message, inputs: list[dict[str, Any]]) -> bytes:
     return msgspec.json.encode(header)
 
 
-def _taken_apart(message: memoryview) -> Generator[None, None, tuple[bytes, list[memoryview], dict[int, memoryview]]]:
-    """*message* without its long values, the raw contents, and the `contents` of long inputs by their index."""
-    kept: list[Buffer] = []
+def _taken_apart(
+    message: memoryview, limits: HeaderLimits
+) -> Generator[None, None, tuple[bytearray, list[memoryview], dict[int, memoryview]]]:
+    """*message* without its long values, the raw contents, and the `contents` of long inputs by their index.
+
+    Nothing that is kept grows beyond *limits*: an entry of two bytes costs a hundred of memory.
+    """
+    kept = bytearray()
     raw: list[memoryview] = []
     long: dict[int, memoryview] = {}
-    n_inputs = 0
+    counts = dict.fromkeys(_TENSORS, 0)
     for count, (number, start, value, end) in enumerate(_fields(message), 1):
-        if number == _RAW_INPUTS:
-            raw.append(message[value:end])
-        elif number != _INPUTS:
-            kept.append(message[start:end])
-        else:
-            if end - value > LONG_BYTES:
+        part: Buffer = message[start:end]
+        if number in counts and part[0] & 7 == LENGTH:
+            counts[number] += 1
+            if counts[number] > limits.max_tensors:
+                words = f"more than {limits.max_tensors} entries in `{_TENSORS[number]}`"
+                raise CodecError(f"{words}, which is the most that `limits.tensors` allows")
+            if number == _RAW_INPUTS:
+                raw.append(message[value:end])
+                part = b""
+            elif number == _INPUTS and len(part) > APART_BYTES:
                 entry, contents = _without_contents(message[value:end])
-                kept += (message[start : start + 1], varint(len(entry)), entry)
-                long[n_inputs] = contents
-            else:
-                kept.append(message[start:end])
-            n_inputs += 1
+                part = b"".join((_INPUT_TAG, varint(len(entry)), entry))
+                if contents is not None:
+                    long[counts[_INPUTS] - 1] = contents
+        n_bytes = len(kept) + len(part)
+        if n_bytes > limits.max_header_bytes + counts[_INPUTS] * APART_BYTES:
+            raise _too_large(n_bytes, limits)
+        kept += part
         if count % STEP_FIELDS == 0:
             yield
-    return b"".join(kept), raw, long
+    return kept, raw, long
 
 
-def _without_contents(entry: memoryview) -> tuple[bytes, memoryview]:
-    """An input without its values, and these. Raises `CodecError` if it has none, or has them twice."""
+def _without_contents(entry: memoryview) -> tuple[Buffer, memoryview | None]:
+    """An input without its values, and these if it has any. Raises `CodecError` if it has them twice."""
     kept: list[Buffer] = []
     contents: list[memoryview] = []
     for number, start, value, end in _fields(entry):
-        if len(kept) > STEP_FIELDS:
-            break
         if number == _CONTENTS:
             contents.append(entry[value:end])
         else:
             kept.append(entry[start:end])
-    if len(contents) != 1 or len(kept) > STEP_FIELDS:
-        raise CodecError(f"an input has {len(entry)} bytes beside its values, or its `contents` more than once")
-    return b"".join(kept), contents[0]
+        if len(contents) > 1 or len(kept) > STEP_FIELDS:
+            raise CodecError(f"an input has its `contents` more than once, or more than {STEP_FIELDS} other fields")
+    return (b"".join(kept), contents[0]) if contents else (entry, None)
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int]]:
@@ -200,6 +223,13 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int]]:
         yield tag >> 3, start, value, at
 
 
+def check_fields(message: memoryview) -> None:
+    """Raise `CodecError` for a *message* with more than `MAX_FIELDS`, before protobuf makes an object of each."""
+    for count, _ in enumerate(_fields(message), 1):
+        if count > MAX_FIELDS:
+            raise CodecError(f"the message has more than {MAX_FIELDS} fields")
+
+
 def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
     """The number at *at*, and where it ends. Raises `CodecError`."""
     number = shift = 0
@@ -222,16 +252,16 @@ def varint(number: int) -> bytes:
     return bytes(written)
 
 
-def _parsed(kind: Any, text: Buffer) -> Message:
+def _parsed(kind: Any, text: Buffer | bytearray) -> Message:
     try:
         return kind.FromString(bytes(text))
     except DecodeError as error:
         raise CodecError(f"malformed message: {error}") from None
 
 
-def _too_large(n_bytes: int, max_header_bytes: int) -> TooLargeError:
+def _too_large(n_bytes: int, limits: HeaderLimits) -> TooLargeError:
     return TooLargeError(
-        f"the request has {n_bytes} bytes beside its tensors' data, limits.header is {max_header_bytes}"
+        f"the request has {n_bytes} bytes beside its tensors' data, limits.header is {limits.max_header_bytes}"
     )
 
 
@@ -264,10 +294,10 @@ def _to_json(parameters: Any, whose: str) -> dict[str, Any]:
 
 def _typed_blob(tensor: Message, long: memoryview | None, reserve: Reserve) -> Generator[None, None, memoryview]:
     """The values of *tensor* as raw bytes, from its `contents`, or from *long* of these. Raises `CodecError`."""
-    label = f"input {tensor.name!r} ({tensor.datatype}, shape {list(tensor.shape)})"
     datatype = DATATYPES.get(tensor.datatype)
-    if datatype is None:
-        return memoryview(b"")  # the codec names the datatypes that there are
+    if datatype is None or len(tensor.shape) > MAX_RANK:
+        return memoryview(b"")  # the codec says what is wrong
+    label = f"input {tensor.name!r} ({tensor.datatype}, shape {list(tensor.shape)})"
     name = TYPED.get(datatype.name)
     if name is None:
         raise CodecError(f"{label}: `contents` has no field for {datatype.name}; send `raw_input_contents`")
@@ -299,6 +329,7 @@ def _converted(
                 reserve(len(raw))
             written += raw
             yield
+        yield
     return memoryview(written)
 
 
@@ -308,7 +339,7 @@ def _runs(contents: memoryview) -> Iterator[tuple[int, bool, memoryview]]:
     begun_number = 0
     for number, start, value, end in _fields(contents):
         is_packed = contents[start] & 7 == LENGTH and number != NUMBERS["bytes_contents"]
-        if begun_number and (is_packed or number != begun_number or end - begun > LONG_BYTES):
+        if begun_number and (is_packed or number != begun_number or end - begun > RUN_BYTES):
             yield begun_number, False, contents[begun:at]
             begun_number = 0
         if is_packed:

@@ -24,12 +24,13 @@ from gateway.pacing import Pacer
 from gateway.plan import Plan
 
 MAX_WORDS = 4096
-"""The most bytes of an error's words in `grpc-message`."""
+"""The most bytes of `grpc-message`, as it is encoded: clients refuse answers with more than 8 KiB of fields."""
 
 CONTENT_TYPE = ("content-type", "application/grpc")
 
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
-_NO_METADATA = ("content-", "grpc-", "transfer-encoding", "connection", "keep-alive", "trailer", "te", "x-request-id")
+_NO_METADATA = frozenset(("transfer-encoding", "connection", "keep-alive", "trailer", "te", "upgrade", "x-request-id"))
+_NO_METADATA_BEGINNINGS = ("content-", "grpc-")
 _STREAM_ANSWER_TAG = b"\x12"  # `infer_response` of ModelStreamInferResponse
 T = TypeVar("T")
 
@@ -201,7 +202,8 @@ class GrpcReply:
         fields = [
             (lower, value)
             for name, value in headers
-            if not (lower := name.lower()).startswith(_NO_METADATA)
+            if (lower := name.lower()) not in _NO_METADATA
+            and not lower.startswith(_NO_METADATA_BEGINNINGS)
             and not lower.endswith("-bin")
             and lower != HEADER_LENGTH.lower()
             and value.isascii()
@@ -259,7 +261,9 @@ class StreamedReply(GrpcReply):
 
 def status_fields(status: Status, words: str) -> Fields:
     """The trailers that say *status*."""
-    message = quote(words.encode(errors="replace")[:MAX_WORDS], safe=_PRINTABLE)
+    words = words[:MAX_WORDS]
+    while len(message := quote(words.encode(errors="replace"), safe=_PRINTABLE)) > MAX_WORDS:
+        words = words[: len(words) * MAX_WORDS // len(message)]
     return [("grpc-status", str(int(status))), ("grpc-message", message)]
 
 

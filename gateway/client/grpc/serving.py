@@ -15,6 +15,7 @@ from gateway.client.grpc.reply import CONTENT_TYPE, GrpcReply, StreamedReply, st
 from gateway.client.grpc.statuses import Status, status_of
 from gateway.client.grpc.stream import Message, Stream
 from gateway.client.request import ClientRequest, find_encoding_fault
+from gateway.codec import HEADER_LENGTH
 from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Exchange
 from gateway.headers import Headers
@@ -33,7 +34,8 @@ STREAM_CALLS = 16
 
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])", re.ASCII)
 _SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-_DROPPED = ("grpc-", "te", "content-", "user-agent", "accept-encoding", "transfer-encoding", "connection", "expect")
+_DROPPED = frozenset(("te", "user-agent", "accept-encoding", "expect", HEADER_LENGTH.lower()))
+_DROPPED_BEGINNINGS = (":", "grpc-", "content-")
 
 _TOO_MUCH = (Status.RESOURCE_EXHAUSTED, "a message was refused before it was read, and is too long to be skipped")
 
@@ -75,7 +77,7 @@ def read_head(fields: Iterable[tuple[bytes, bytes]], now_s: float) -> Head:
         name = name_bytes.decode("ascii", "replace")
         value = value_bytes.decode("utf-8", "surrogateescape")
         first.setdefault(name, value)
-        if not name.startswith((":", *_DROPPED)) and not name.endswith("-bin"):
+        if name not in _DROPPED and not name.startswith(_DROPPED_BEGINNINGS) and not name.endswith("-bin"):
             crossing.append((name, value))
     headers = Headers(crossing)
     fault = find_encoding_fault(first.get(":path", ""), headers)
@@ -153,7 +155,7 @@ async def _serve_many(connection: "GrpcConnection", stream: Stream, head: Head) 
         while not stream.is_closed:
             await room.acquire()
             message = Message(stream, is_one_of_many=True)
-            if not await message.begin():
+            if not await message.begin() or stream.is_closed:
                 break
             done = loop.create_future()
             task = loop.create_task(_serve_next(connection, head, message, before, done))
@@ -165,8 +167,8 @@ async def _serve_many(connection: "GrpcConnection", stream: Stream, head: Head) 
             await asyncio.wait((task, message.wait_until_read()), return_when=asyncio.FIRST_COMPLETED)
             if not message.is_read and not await message.skip():
                 break
-        if tasks:
-            await asyncio.wait(tasks)
+        while tasks and not stream.is_closed:  # an error may end the stream before all are answered
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()

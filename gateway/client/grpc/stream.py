@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from gateway.client.outgoing import client_left, wake
+from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
 from gateway.pacing import Pacer
-from gateway.policy.slowness import Backlog, find_slowness
+from gateway.policy.slowness import Backlog, Upload
 
 if TYPE_CHECKING:
     from gateway.client.grpc.connection import GrpcConnection
@@ -54,9 +55,7 @@ class Stream:
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None  # of `more`
         self._window: asyncio.Future[None] | None = None  # of `write`, until the client has room
-        self._received_bytes = 0
-        self._waited_s = 0.0
-        self._waits_since_s: float | None = None  # while the client is waited for, and judged
+        self._upload = Upload()  # of the message that comes
         self._backlog: Backlog | None = None  # while a reply waits for room, to its end
         self._written_bytes = 0
 
@@ -65,7 +64,7 @@ class Stream:
     def feed(self, data: bytes) -> None:
         """Keep *data*, which has come."""
         self.unread += data
-        self._received_bytes += len(data)
+        self._upload.received_bytes += len(data)
         wake(self._waiter)
 
     def end(self) -> None:
@@ -102,15 +101,14 @@ class Stream:
             raise self._failure.with_traceback(None)
         if self.is_ended:
             return
-        since_s = self.connection.time()
-        self._waits_since_s = None if is_idle else since_s
+        if not is_idle:
+            self._upload.begin_waiting(self.connection.time())
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
         finally:
-            self._waiter = self._waits_since_s = None
-            if not is_idle:
-                self._waited_s += self.connection.time() - since_s
+            self._waiter = None
+            self._upload.end_waiting(self.connection.time())
         if self._failure is not None:
             raise self._failure.with_traceback(None)
 
@@ -120,14 +118,22 @@ class Stream:
 
     def forgive(self) -> None:
         """Judge the client's speed anew: between two messages of a stream it may take its time."""
-        self._received_bytes, self._waited_s = 0, 0.0
+        self._upload = Upload()
 
-    def fail_if_slow(self, now_s: float, limit_s: float) -> bool:
+    def look(self, now_s: float, limits: Limits) -> str:
+        """End the call if the client is too slow; the limit that says so, empty if none does."""
+        if self._is_sent_too_slowly(now_s, limits.body_timeout):
+            return "body_timeout"
+        if self._backlog is None or not self._backlog.find_slowness(self._written_bytes, now_s, limits.client_idle):
+            return ""
+        self.connection.out.cut_reason = "the client read its reply too slowly (limits.client_idle)"
+        self.connection.reset(self)
+        self.connection.drop(self)
+        return "client_idle"
+
+    def _is_sent_too_slowly(self, now_s: float, limit_s: float) -> bool:
         """As `Served.fail_if_slow`."""
-        if self._waits_since_s is None:
-            return False
-        silent_s = now_s - self._waits_since_s
-        words = find_slowness(self._received_bytes, self._waited_s + silent_s, silent_s, limit_s)
+        words = self._upload.find_slowness(now_s, limit_s)
         if words is None:
             return False
         words = f"the client sent its message too slowly: {words} (limits.body_timeout)"
@@ -175,11 +181,6 @@ class Stream:
             self._backlog = Backlog(self._written_bytes, self.connection.time())
         await self._window
 
-    def is_unread(self, now_s: float, limit_s: float) -> bool:
-        """Whether the client gives its reply room too slowly: none for *limit_s*, or too little on average."""
-        backlog = self._backlog
-        return backlog is not None and backlog.find_slowness(self._written_bytes, now_s, limit_s) is not None
-
     def finish(self, fields: Fields) -> None:
         """Send the trailers, or all that there is where no headers have gone out; the stream is over then.
 
@@ -189,6 +190,7 @@ class Stream:
         self.is_answered = self.is_closed = True
         if not self.is_ended:
             self.connection.refuse_rest(self)
+            self.end()
 
     def has_room(self) -> None:
         """The client can take more."""

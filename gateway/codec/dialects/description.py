@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from msgspec import structs
 
+from gateway.codec.dialects.paths import AnswerForm, Step
+from gateway.codec.dialects.request import Writer
 from gateway.codec.inference import MAX_NAME, OutputSelection, Tensor, label_of
 from gateway.codec.tensors.datatypes import Datatype
 
@@ -44,6 +46,17 @@ class TensorDescription(msgspec.Struct, frozen=True):
     """What a missing string of an output becomes; None: the answer is refused."""
 
 
+class Template(msgspec.Struct, frozen=True):
+    """How a server is asked for one model that speaks no protocol: the dialect `template`."""
+
+    path: str
+    """Of inferences; `{model}` and `{version}` stand for those of the client's path."""
+    writer: Writer
+    answer: AnswerForm
+    error: tuple[Step, ...] = ()
+    """Where errors have their reason, behind `$`; empty: where those of all servers have it."""
+
+
 class ModelDescription(msgspec.Struct, frozen=True):
     """A model; what is empty is not known, or left to the dialect."""
 
@@ -59,6 +72,7 @@ class ModelDescription(msgspec.Struct, frozen=True):
     has_output_order: bool = False
     """Whether the outputs stand in the order in which answers have them without their names. Only the configuration
     can say that: servers that describe a model do so in any order."""
+    template: Template | None = None
 
     @property
     def has_nameless_input(self) -> bool:

@@ -5,8 +5,8 @@ Not here: which dialects there are, and sending anything.
 
 from typing import Protocol
 
-from gateway.codec.dialects.answer import AnswerForm
-from gateway.codec.dialects.description import ModelDescription
+from gateway.codec.dialects.description import UNKNOWN, ModelDescription
+from gateway.codec.dialects.paths import AnswerForm
 from gateway.codec.dialects.request import Writer
 
 
@@ -23,13 +23,20 @@ class Dialect(Protocol):
 
     @property
     def live_path(self) -> str:
-        """What a server answers as long as it runs; see `is_live`."""
+        """What a server answers as long as it runs, see `is_live`; empty: the configuration's `health.path`."""
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether only models that the configuration describes can be asked."""
 
     def is_live(self, status: int, text: bytes) -> bool:
         """Whether an answer to `live_path` with *status* and the body *text* comes from a server that runs."""
 
-    def infer_path(self, model: str, version: str | None) -> str | None:
-        """Where inferences are sent; None if the dialect has no such thing, as versions."""
+    def infer_path(self, model: str, version: str | None, description: ModelDescription = UNKNOWN) -> str | None:
+        """Where inferences are sent; None if the dialect has no such thing, as versions.
+
+        *description* is what the configuration says of the model.
+        """
 
     def ready_path(self, model: str, version: str | None) -> str | None:
         """What tells whether a model is ready, see `is_ready`; None as for `infer_path`."""
@@ -52,5 +59,8 @@ class Dialect(Protocol):
     def answer_form(self, description: ModelDescription) -> AnswerForm:
         """How the model's answers are put together."""
 
-    def error_words(self, text: bytes) -> str | None:
-        """The reason in the body *text* of an error, where it is not found as in every server's; else None."""
+    def error_words(self, text: bytes, description: ModelDescription = UNKNOWN) -> str | None:
+        """The reason in the body *text* of an error, where it is not found as in every server's; else None.
+
+        *description* is what the configuration says of the model.
+        """

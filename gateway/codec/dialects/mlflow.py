@@ -4,16 +4,15 @@ Facts from the source of MLflow 3.17 (`mlflow.pyfunc.scoring_server`).
 """
 
 import re
-from functools import partial
+from typing import Any
 
 import msgspec
 
-from gateway.codec.dialects.answer import AnswerForm
-from gateway.codec.dialects.description import NO_ENCODINGS, Encodings, ModelDescription, encodings_of
-from gateway.codec.dialects.request import DialectRequest, Writer
-from gateway.codec.dialects.template import body_of, by_name, instances, names, only, parameters, table
-from gateway.codec.inference import BytesPolicy, Tensor
-from gateway.codec.tensors.nested_printing import StringForm
+from gateway.codec.dialects.body import body_of
+from gateway.codec.dialects.description import NO_ENCODINGS, UNKNOWN, Encodings, ModelDescription, encodings_of
+from gateway.codec.dialects.paths import AnswerForm
+from gateway.codec.dialects.request import Writer
+from gateway.codec.dialects.writing import by_name, instances, names, only, table, text_or_base64
 from gateway.errors import CodecError
 
 
@@ -32,13 +31,14 @@ class MLflow:
 
     name = "mlflow"
     server_name = "mlflow"
+    is_configured = False
     live_path = "/ping"
 
     def is_live(self, status: int, text: bytes) -> bool:
         """An empty line with 200; 404 without a model."""
         return status // 100 == 2
 
-    def infer_path(self, model: str, version: str | None) -> str | None:
+    def infer_path(self, model: str, version: str | None, description: ModelDescription = UNKNOWN) -> str | None:
         """The same for every model: there is one."""
         return "/invocations" if version is None else None
 
@@ -73,7 +73,7 @@ class MLflow:
         """What the model returns: nested data, several of them in a list, an object by name, or the rows of a table."""
         return AnswerForm(("predictions",))
 
-    def error_words(self, text: bytes) -> str | None:
+    def error_words(self, text: bytes, description: ModelDescription = UNKNOWN) -> str | None:
         """The last line of the stack trace, or of the message, which says there what the matter is."""
         try:
             error = _ERROR.decode(text)
@@ -88,27 +88,21 @@ class MLflow:
 
 def mlflow_inputs(is_unnamed: bool, encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"inputs": {NAME: nested}, "params": ...}`; *is_unnamed*: the model's only input has no name."""
-    strings = partial(_strings, encodings)
-    return body_of({"params": parameters, "inputs": only(strings) if is_unnamed else by_name(strings)})
+    strings = text_or_base64(encodings)
+    return _writer({"inputs": only(strings) if is_unnamed else by_name(strings)})
 
 
 def mlflow_instances(encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"instances": [row, ...], "params": ...}`."""
-    return body_of({"params": parameters, "instances": instances(partial(_strings, encodings))})
+    return _writer({"instances": instances(text_or_base64(encodings))})
 
 
 def mlflow_dataframe_split(encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"dataframe_split": {"columns": [NAME, ...], "data": [row, ...]}, "params": ...}`."""
-    frame = body_of({"columns": names, "data": table(partial(_strings, encodings))})
-    return body_of({"params": parameters, "dataframe_split": frame})
+    return _writer({"dataframe_split": {"columns": names, "data": table(text_or_base64(encodings))}})
 
 
-def _strings(encodings: Encodings, request: DialectRequest, tensor: Tensor) -> StringForm:
-    encoding = encodings.get("", encodings.get(tensor.name))
-    if encoding == "base64":
-        return StringForm.BASE64
-    if encoding is None and request.policy.bytes is BytesPolicy.BASE64:
-        return StringForm.TEXT if tensor.name in request.in_json else StringForm.BASE64
-    if tensor.name in request.octets:
-        raise request.octets[tensor.name]
-    return StringForm.TEXT
+def _writer(data: dict[str, Any]) -> Writer:
+    """The body has `params` only if the request has parameters."""
+    alone, beside_params = body_of(data), body_of({"params": "$parameters", **data})
+    return lambda request: (beside_params if request.parameters else alone)(request)

@@ -97,6 +97,16 @@ class Output:
             if len(self._joined) >= JOINED_BYTES:
                 self._end_joined()
 
+    def check_shape(self) -> None:
+        """Raise `CodecError` unless the shape is the one of the model's description, where that says it."""
+        expected, shape = self.described.shape, self.whole_shape
+        if expected is None:
+            return
+        if len(shape) != len(expected) or any(size not in (-1, got) for size, got in zip(expected, shape, strict=True)):
+            raise CodecError(
+                f"{self.label}: the answer has the shape {shape_text(shape)}, and {SETTING} says {shape_text(expected)}"
+            )
+
     def blobs(self) -> list[memoryview]:
         """All values on the wire, in one or several pieces."""
         self._end_joined()

@@ -8,20 +8,16 @@ for a piece of its own for each of them would hold more text than the tensors.
 Not here: where in an answer the outputs stand (`answer`), and what the client gets of them.
 """
 
-from collections.abc import Callable, Generator
-from functools import partial
+from collections.abc import Callable, Generator, Mapping
 from typing import TypeVar
 
-from gateway.codec.dialects.description import MAX_NAMED, ModelDescription
+from gateway.codec.dialects.description import ModelDescription
 from gateway.codec.dialects.output import SETTING, Output
 from gateway.codec.inference import HeaderLimits, OutputSelection, label_of
-from gateway.codec.json.arriving import STEP, ArrivingText, ItemText, Reading, read_items, read_members, read_objects
-from gateway.codec.json.brackets import ARRAY, END_ARRAY
+from gateway.codec.json.arriving import STEP, ArrivingText, Reading
+from gateway.codec.json.brackets import ARRAY
 from gateway.codec.json.members import (
     Members,
-    excerpt,
-    parse_list,
-    parse_lists,
 )
 from gateway.codec.json.sinks import Sink, TextSink
 from gateway.codec.tensors.base64_reading import from_base64
@@ -37,8 +33,8 @@ WAITING_BYTES = 1024 * 1024
 LINE_BREAKS = b"\r\n"
 """What may stand in base64: Python's `encodebytes`, which MLflow writes it with, makes lines."""
 
-_ReadRun = Callable[[Members], Reading[None]]
-_ReadLong = Callable[[str, ArrivingText], Reading[None]]
+ReadRun = Callable[[Members], Reading[None]]
+ReadLong = Callable[[str, ArrivingText], Reading[None]]
 """What gets some short values by name, and what reads a long one, which the text begins with."""
 
 
@@ -51,236 +47,76 @@ class Outputs:
         selection: OutputSelection,
         *,
         b64_objects: bool,
-        in_rows: bool,
         limits: HeaderLimits,
         lists_all: bool,
     ) -> None:
-        """*b64_objects* and *in_rows* are those of `AnswerForm`, *lists_all* that of `DialectAnswer`."""
+        """*b64_objects* is that of `AnswerForm`, *lists_all* that of `DialectAnswer`."""
         self._described = {tensor.name: tensor for tensor in description.outputs}
-        self._names = list(self._described)
-        self._has_order = description.has_output_order
+        self.names = list(self._described)
+        """Of all outputs that the model is known to have."""
+        self.has_order = description.has_output_order
+        """Whether answers have them in this order, where they do not name them."""
         self._lists_all = lists_all
         self._selection = selection
         self._b64_objects = b64_objects
-        self._in_rows = in_rows
         self._limits = limits
-        self._found: dict[str, Output | None] = {}
-        self._rows = 0
+        self.found: dict[str, Output | None] = {}
+        """By name; None for those that the client does not want."""
+        self.waiting_bytes = 0
+        """How much text of rows waits."""
         self._sink: Sink | None = None
         self._done_bytes = 0
-        self._waiting_bytes = 0
 
     @property
     def held_bytes(self) -> int:
         """What the outputs take so far."""
-        return self._done_bytes + self._waiting_bytes + (self._sink.held_bytes if self._sink is not None else 0)
+        return self._done_bytes + self.waiting_bytes + (self._sink.held_bytes if self._sink is not None else 0)
 
     @property
     def wanted(self) -> list[Output]:
         """Those that the client wants."""
-        return [output for output in self._found.values() if output is not None]
+        return wanted_of(self.found)
 
     def is_known(self, name: str) -> bool:
         """Whether the model is known to have an output called *name*."""
         return name in self._described
+
+    def is_expected(self, name: str) -> bool:
+        """Whether the client would get an output called *name* that has not come yet, though it has named none."""
+        return not self._selection.named and self.is_wanted(name)
+
+    def is_wanted(self, name: str) -> bool:
+        """Whether the client gets the output called *name*."""
+        return self._selection.is_wanted(name) and (self._lists_all or self.is_known(name))
 
     def released(self, output: Output) -> list[memoryview]:
         """The values of *output*, which from now on are the caller's to hold."""
         self._done_bytes -= output.n_bytes
         return output.released()
 
+    def dropped(self, value: Value) -> None:
+        """*value* has been read, and another one takes its place."""
+        self._done_bytes -= value.n_bytes
+
     def start_again(self) -> None:
         """Forget all: the answer's outputs come a second time, and the last member of a name wins (protocol 1.6)."""
-        self._found.clear()
-        self._rows = self._done_bytes = self._waiting_bytes = 0
+        self.found.clear()
+        self._done_bytes = self.waiting_bytes = 0
 
     def read_named(self, name: str, text: ArrivingText) -> Reading[None]:
         """Read the value of the output called *name*."""
-        output = self._open(name)
+        output = self.open(name)
         if output is None:
             yield from text.pour(TextSink(label_of("output", name), None))
         else:
-            output.take((yield from self._read_value(output, text)))
+            output.take((yield from self.read_value(output, text)))
 
-    def read_by_name(self, text: ArrivingText) -> Reading[None]:
-        """Read an object with a value for every output."""
-        yield from read_members(text, self._read_short, lambda name: self.read_named(name, text))
-
-    def _read_short(self, members: Members) -> Reading[None]:
+    def read_short(self, members: Members) -> Reading[None]:
+        """Read the short values of some outputs, by their names."""
         for name, value in members.items():
             yield from self.read_named(name, ArrivingText.of_value(bytearray(value)))
 
-    def read_unnamed(self, text: ArrivingText) -> Reading[None]:
-        """Read the value of the model's only output, or those of several in the order of the description.
-
-        No rows at all are those of every output.
-        """
-        names = self._names
-        if len(names) == 1:
-            yield from self.read_named(names[0], text)
-        elif (yield from text.first()) == ARRAY and (yield from text.first(1)) == END_ARRAY:
-            text.drop(2)
-            for name in names:
-                self._open(name)
-        elif not names:
-            raise CodecError(f"an output without a name; {SETTING} can give it one")
-        elif not self._has_order:
-            raise CodecError(
-                f"an output without a name, but the model has {len(names)} ({self._listed()}); {SETTING} can list all "
-                "of them in the order of the server's answers"
-            )
-        elif not self._in_rows:
-            yield from self._read_list(text, self._read_short, self.read_named)
-        elif (yield from text.first()) == ARRAY:
-            read_row = partial(self._read_row, partial(self._read_list, text))
-            yield from read_items(text, self._rows_of_lists, self._add_rows, read_row)
-            yield from self._convert_all()
-        else:
-            raise self._no_list(f"{excerpt(bytes(text.buffer[:256]))} in place of all rows", "each row: ")
-
-    def _read_list(self, text: ArrivingText, read_run: _ReadRun, read_long: _ReadLong) -> Reading[None]:
-        """Read a list with one value for each output, as `read_members` reads an object that has them by name."""
-        where = f"row {self._rows}: " if self._in_rows else ""
-        if (yield from text.first()) != ARRAY:
-            raise self._no_list(excerpt(bytes(text.buffer[:256])), where)
-        names = self._names
-        count = 0
-
-        def read_values(values: list[bytes]) -> "Reading[None]":
-            nonlocal count
-            start, count = count, count + len(values)
-            if count > len(names):
-                raise self._no_list("more", where)
-            yield from read_run(dict(zip(names[start:count], values, strict=True)))
-
-        def read_value() -> "Reading[None]":
-            nonlocal count
-            if count == len(names):
-                raise self._no_list("more", where)
-            name = names[count]
-            count += 1
-            item = ItemText(text, label_of("output", name))
-            yield from read_long(name, item)
-            item.check_read()
-
-        yield from read_items(text, parse_list, read_values, read_value)
-        if count < len(names):
-            raise self._no_list(str(count), where)
-
-    def _rows_of_lists(self, text: bytes) -> list[Members]:
-        """The rows in *text*, an array of lists, by name. Raises `CodecError` if one lacks a value, or has more."""
-        rows = parse_lists(text)
-        if any(len(row) != len(self._names) for row in rows):
-            raise CodecError("a row of another length")  # which row, and how long it is, is told where it is read alone
-        return [dict(zip(self._names, row, strict=True)) for row in rows]
-
-    def _no_list(self, got: str, where: str) -> CodecError:
-        """What to raise where outputs without names are not what they should be."""
-        return CodecError(
-            f"{where}expected a list with {len(self._names)} values, one for each output ({self._listed()}), got {got}"
-        )
-
-    def _listed(self) -> str:
-        return ", ".join(map(repr, self._names[:MAX_NAMED]))
-
-    def read_rows(self, text: ArrivingText) -> Reading[None]:
-        """Read rows: an array of objects, each with a value for every output."""
-
-        def read(read_run: _ReadRun, read_long: _ReadLong) -> "Reading[None]":
-            return read_members(text, read_run, lambda name: read_long(name, text))
-
-        yield from read_objects(text, self._add_rows, lambda: self._read_row(read))
-        yield from self._convert_all()
-
-    def _add_rows(self, rows: list[Members]) -> Reading[None]:
-        """Take some short *rows*."""
-        if not self._rows:
-            for name in rows[0]:
-                self._open(name)
-            yield STEP
-        for output in self.wanted:
-            try:
-                text = b",".join([row[output.name] for row in rows])
-            except KeyError:
-                lacking = next(index for index, row in enumerate(rows, self._rows) if output.name not in row)
-                raise CodecError(f"{output.label}: row {lacking} does not have it") from None
-            self._waiting_bytes += output.wait(text)
-        self._rows += len(rows)
-        for row in rows:
-            if len(row) > len(self._found):
-                for name in row:
-                    self._column(name)
-        yield from self._convert_if_full()
-
-    def _read_row(self, read: Callable[[_ReadRun, _ReadLong], Reading[None]]) -> Reading[None]:
-        """*read* a row that is too long to be parsed in one step: short values wait, the others are read at once."""
-        row: dict[str, bytes | Value] = {}
-
-        def read_run(members: Members) -> "Reading[None]":
-            for name in row.keys() & members.keys():
-                forget(name)
-            if members.keys() <= self._found.keys():
-                row.update(members)
-            else:
-                row.update((name, value) for name, value in members.items() if self._column(name) is not None)
-            yield STEP
-
-        def read_long(name: str, text: ArrivingText) -> "Reading[None]":
-            output = self._column(name)
-            if output is None:
-                yield from text.pour(TextSink(label_of("output", name), None))
-                return
-            forget(name)
-            row[name] = yield from self._read_value(output, text)
-
-        def forget(name: str) -> None:
-            value = row.pop(name, None)
-            self._done_bytes -= value.n_bytes if isinstance(value, Value) else 0
-
-        yield from read(read_run, read_long)
-        for output in self.wanted:
-            value = row.pop(output.name, None)
-            if value is None:
-                raise CodecError(f"{output.label}: row {self._rows} does not have it")
-            if isinstance(value, bytes):
-                self._waiting_bytes += output.wait(value)
-            else:
-                yield from self._convert(output)
-                output.append(Value((1, *value.shape), value.blobs, value.nonfinite))
-        self._rows += 1
-        yield from self._convert_if_full()
-
-    def _is_wanted(self, name: str) -> bool:
-        """Whether the client gets the output called *name*."""
-        return self._selection.is_wanted(name) and (self._lists_all or self.is_known(name))
-
-    def _column(self, name: str) -> Output | None:
-        """The output to which a row has a value under *name*; None if the client does not want it."""
-        if name in self._found:
-            return self._found[name]
-        if not self._rows:
-            return self._open(name)
-        if self._selection.named or not self._is_wanted(name):
-            return None
-        raise CodecError(f"{label_of('output', name)}: some rows have it, but row 0 does not")
-
-    def _convert_if_full(self) -> Reading[None]:
-        if self._waiting_bytes >= WAITING_BYTES:
-            yield from self._convert_all()
-
-    def _convert_all(self) -> Reading[None]:
-        for output in self.wanted:
-            yield from self._convert(output)
-
-    def _convert(self, output: Output) -> Reading[None]:
-        """Read the texts of *output* that wait, as one array."""
-        if output.waiting:
-            waiting, output.waiting = output.waiting, bytearray()
-            self._waiting_bytes -= len(waiting)
-            waiting += b"]"
-            output.append((yield from self._read_value(output, ArrivingText.of_value(waiting))))
-
-    def _read_value(self, output: Output, text: ArrivingText) -> Reading[Value]:
+    def read_value(self, output: Output, text: ArrivingText) -> Reading[Value]:
         """Read the value that comes next in *text*, nested data or a scalar."""
         value = None
         if text.is_value:
@@ -302,23 +138,140 @@ class Outputs:
         self._done_bytes += value.n_bytes
         return value
 
-    def _open(self, name: str) -> Output | None:
+    def open(self, name: str) -> Output | None:
         """A new output called *name*, None if the client does not want it. Raises `CodecError` if it is not known."""
         described = self._described.get(name)
-        if not self._is_wanted(name):
+        if not self.is_wanted(name):
             output = None
         elif described is None or described.datatype is None:
             raise CodecError(f"{label_of('output', name)}: its datatype is not known; {SETTING} can say it")
         else:
             output = Output(name, described.datatype, described)
-        replaced = self._found.get(name)
+        replaced = self.found.get(name)
         self._done_bytes -= replaced.n_bytes if replaced is not None else 0
-        self._found[name] = output
-        if len(self._found) > self._limits.max_tensors:
+        self.found[name] = output
+        if len(self.found) > self._limits.max_tensors:
             raise CodecError(
                 f"more than {self._limits.max_tensors} outputs, which is the most that `limits.tensors` allows"
             )
         return output
+
+
+class Rows:
+    """Outputs that have one value each in every row of a list.
+
+    Texts of short values wait until there are many, and are read as one array.
+    """
+
+    def __init__(
+        self,
+        outputs: Outputs,
+        columns: dict[str, Output | None],
+        lacking: Callable[[str, int], str] = lambda name, row: f"row {row} does not have it",
+    ) -> None:
+        """*columns* are the rows' outputs, if they are known, else all of *outputs*, which the first row opens.
+
+        *lacking* says that an output has no value in a row.
+        """
+        self._outputs = outputs
+        self._columns = columns
+        self._lacking = lacking
+        self.n_rows = 0
+        """How many have been read."""
+
+    def add(self, rows: list[Members]) -> Reading[None]:
+        """Take some short *rows*: values by the names of outputs."""
+        if not self.n_rows:
+            for name in rows[0]:
+                self._column(name)
+            yield STEP
+        for output in wanted_of(self._columns):
+            try:
+                text = b",".join([row[output.name] for row in rows])
+            except KeyError:
+                lacking = next(index for index, row in enumerate(rows, self.n_rows) if output.name not in row)
+                raise self._without(output, lacking) from None
+            self._outputs.waiting_bytes += output.wait(text)
+        self.n_rows += len(rows)
+        for row in rows:
+            if len(row) > len(self._columns):
+                for name in row:
+                    self._column(name)
+        yield from self._convert_if_full()
+
+    def read_row(self, read: Callable[[ReadRun, ReadLong], Reading[None]]) -> Reading[None]:
+        """*read* a row that is too long to be parsed in one step: short values wait, the others are read at once."""
+        row: dict[str, bytes | Value] = {}
+
+        def read_run(members: Members) -> "Reading[None]":
+            for name in row.keys() & members.keys():
+                forget(name)
+            if members.keys() <= self._columns.keys():
+                row.update(members)
+            else:
+                row.update((name, value) for name, value in members.items() if self._column(name) is not None)
+            yield STEP
+
+        def read_long(name: str, text: ArrivingText) -> "Reading[None]":
+            output = self._column(name)
+            if output is None:
+                yield from text.pour(TextSink(label_of("output", name), None))
+                return
+            forget(name)
+            row[name] = yield from self._outputs.read_value(output, text)
+
+        def forget(name: str) -> None:
+            value = row.pop(name, None)
+            if isinstance(value, Value):
+                self._outputs.dropped(value)
+
+        yield from read(read_run, read_long)
+        for output in wanted_of(self._columns):
+            value = row.pop(output.name, None)
+            if value is None:
+                raise self._without(output, self.n_rows)
+            if isinstance(value, bytes):
+                self._outputs.waiting_bytes += output.wait(value)
+            else:
+                yield from self._convert(output)
+                output.append(Value((1, *value.shape), value.blobs, value.nonfinite))
+        self.n_rows += 1
+        yield from self._convert_if_full()
+
+    def finish(self) -> Reading[None]:
+        """Read all that waits."""
+        for output in wanted_of(self._columns):
+            yield from self._convert(output)
+
+    def _without(self, output: Output, row: int) -> CodecError:
+        return CodecError(f"{output.label}: {self._lacking(output.name, row)}")
+
+    def _column(self, name: str) -> Output | None:
+        """The output to which a row has a value under *name*; None if the client does not want it."""
+        if name in self._columns:
+            return self._columns[name]
+        if not self.n_rows:
+            return self._outputs.open(name)
+        if not self._outputs.is_expected(name):
+            return None
+        raise CodecError(f"{label_of('output', name)}: some rows have it, but row 0 does not")
+
+    def _convert_if_full(self) -> Reading[None]:
+        if self._outputs.waiting_bytes >= WAITING_BYTES:
+            yield from self.finish()
+
+    def _convert(self, output: Output) -> Reading[None]:
+        """Read the texts of *output* that wait, as one array."""
+        if output.waiting:
+            waiting, output.waiting = output.waiting, bytearray()
+            self._outputs.waiting_bytes -= len(waiting)
+            waiting += b"]"
+            output.append((yield from self._outputs.read_value(output, ArrivingText.of_value(waiting))))
+
+
+def wanted_of(found: Mapping[str, Output | None]) -> list[Output]:
+    """Those of *found* that the client wants."""
+    return [output for output in found.values() if output is not None]
 
 
 def _in_steps(steps: Generator[None, None, T]) -> Reading[T]:

@@ -53,10 +53,10 @@ from gateway.codec.v2.request_reading import (
 )
 from gateway.errors import CodecError
 
-Writer = Callable[["DialectRequest"], Iterator[Piece]]
-"""Makes the body of a request in one form, in pieces; an empty one ends a step of work.
+Writer = Callable[["DialectRequest"], Callable[[], Iterator[Piece]]]
+"""Gives what makes the body of a request in one form, anew each time, in pieces; an empty one ends a step of work.
 
-Calling it raises `CodecError` for what that form cannot say; the pieces are made when they are asked for.
+Raises `CodecError` for what that form cannot say.
 """
 
 _NULL = Raw(b"null")
@@ -130,8 +130,7 @@ class DialectRequest(msgspec.Struct, frozen=True):
         """The body that *writer* makes. Raises `CodecError` if its form cannot say this request."""
         for tensor in self.inputs:
             check_nestable(tensor.shape, tensor)
-        writer(self)
-        return BoundRequest(self, writer)
+        return BoundRequest(self, writer(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +138,7 @@ class BoundRequest(PiecedJson):
     """The body of a request in one form."""
 
     request: DialectRequest
-    writer: Writer
+    pieces: Callable[[], Iterator[Piece]]
 
     @property
     def small_json(self) -> bytes | None:
@@ -150,7 +149,7 @@ class BoundRequest(PiecedJson):
 
     def texts(self) -> Iterator[Piece]:
         """The body in texts of bounded size, of which some may be empty; every call makes it anew."""
-        return self.writer(self.request)
+        return self.pieces()
 
 
 # From the body to tensors

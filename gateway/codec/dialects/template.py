@@ -1,160 +1,96 @@
-"""Bodies of requests in other dialects than V2, put together of parts.
+"""Any other JSON server: requests and answers are as the configuration describes them, model by model.
 
-A part makes one value of the body of a request: an object of other parts, a constant, the request's parameters, or its
-tensors: all by name, the only one as it is, as rows, or as a table. Calling it raises `CodecError` for what it cannot
-say. Its pieces are made when they are asked for, so that the JSON never exists as a whole.
-
-In every form tensors are nested lists, and these say their shape. Not here: which parts a dialect's body has.
+Not here: the language in which requests are described (`body`), and that of answers (`paths`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
 
-import orjson
+import msgspec
 
-from gateway.codec.dialects.request import DialectRequest, Writer
-from gateway.codec.inference import NonFinite, Tensor, label_of
-from gateway.codec.json.members import object_text
-from gateway.codec.json.pieced import Piece
-from gateway.codec.tensors.datatypes import Kind
-from gateway.codec.tensors.elements import WINDOW_BYTES
-from gateway.codec.tensors.nested_printing import StringForm, nested_number_pieces, nested_string_pieces
-from gateway.codec.tensors.row_printing import Column, NumberColumn, StringColumn, row_pieces
+from gateway.codec.dialects.body import Body
+from gateway.codec.dialects.description import (
+    UNKNOWN,
+    ModelDescription,
+    Template,
+    TensorDescription,
+    encodings_of,
+)
+from gateway.codec.dialects.paths import AnswerForm, find, steps_of, tree_of
+from gateway.codec.dialects.request import Writer
+from gateway.codec.dialects.writing import text_or_base64, writer_of
 from gateway.errors import CodecError
 
-FEW_ELEMENTS = 256
-"""The most numbers that are printed nested in one call: cutting them into pieces takes five times as long, which is a
-twentieth of what a small request costs."""
-
-FEW_DIMENSIONS = 8
-"""The most dimensions that these may have; numpy has no arrays of as many as the protocol."""
-
-Part = Callable[[DialectRequest], Iterator[Piece] | None]
-"""Makes a value of the body; None: the member that it would be is left out."""
-
-Strings = Callable[[DialectRequest, Tensor], StringForm]
-"""How the elements of a tensor of BYTES become strings. Raises `CodecError` if they cannot."""
+MODEL, VERSION = "{model}", "{version}"
+"""What stands for the client's in paths."""
 
 
-def body_of(members: dict[str, Part]) -> Writer:
-    """An object with these *members*, in their order."""
-
-    def write(request: DialectRequest) -> Iterator[Piece]:
-        parts = ((name, part(request)) for name, part in members.items())
-        return _object([(name, pieces) for name, pieces in parts if pieces is not None])
-
-    return write
+def read_body(value: Any, inputs: tuple[TensorDescription, ...]) -> Body:
+    """The body of requests to a model with these *inputs*, from a *value* of YAML; see `Body.faults`."""
+    known = {tensor.name: (tensor.datatype, tensor.shape) for tensor in inputs}
+    return Body(value, known, text_or_base64(encodings_of(ModelDescription(inputs))))
 
 
-def constant(value: object) -> Part:
-    """The same JSON for every request; left out if it is empty."""
-    return lambda _: iter((orjson.dumps(value),)) if value else None
+def template_of(path: str, body: Body, answer: Mapping[str, str], error: str | None) -> Template:
+    """What a configuration says of one model. Raises `CodecError` for a path of outputs that is none."""
+    error_steps = tuple(steps_of(error)) if error is not None else ()
+    return Template(path, writer_of(body.part), AnswerForm(paths=tree_of(answer)), error_steps)
 
 
-def parameters(request: DialectRequest) -> Iterator[Piece] | None:
-    """The request's own parameters; left out if it has none."""
-    return iter((object_text(request.parameters),)) if request.parameters else None
+class TemplateDialect:
+    """The dialect `template`."""
 
+    name = "template"
+    server_name = "template"
+    live_path = ""
+    is_configured = True
 
-def names(request: DialectRequest) -> Iterator[Piece]:
-    """The names of the inputs, as a list."""
-    return iter((orjson.dumps([tensor.name for tensor in request.inputs]),))
+    def is_live(self, status: int, text: bytes) -> bool:
+        """What `health.path` asks for is there."""
+        return status // 100 == 2
 
+    def infer_path(self, model: str, version: str | None, description: ModelDescription = UNKNOWN) -> str | None:
+        """The template's; None if it has no place for a version, or if there is no version for its place."""
+        template = description.template
+        if template is None or (VERSION in template.path) != (version is not None):
+            return None
+        path = template.path.replace(MODEL, quote(model, safe=""))
+        return path.replace(VERSION, quote(version or "", safe=""))
 
-def by_name(strings: Strings) -> Part:
-    """The inputs as an object."""
-    return lambda request: _object((tensor.name, _nested(request, tensor, strings)) for tensor in request.inputs)
+    def ready_path(self, model: str, version: str | None) -> str | None:
+        """None of its own: a model is ready when the server is."""
+        return None
 
+    def is_ready(self, text: bytes) -> bool:
+        """Always: the server has answered with 200."""
+        return True
 
-def only(strings: Strings) -> Part:
-    """The only input, which has no name there."""
+    def description_path(self, model: str, version: str | None) -> str | None:
+        """Such servers describe no models."""
+        return None
 
-    def write(request: DialectRequest) -> Iterator[Piece]:
-        if len(request.inputs) != 1:
-            raise CodecError(f"the model has one input, which has no name; the request has {len(request.inputs)}")
-        return _nested(request, request.inputs[0], strings)
+    def read_description(self, text: bytes, signature: str) -> ModelDescription:
+        """Raises `CodecError`: there is no `description_path`."""
+        raise CodecError("this server does not describe its models")
 
-    return write
+    def writer(self, description: ModelDescription) -> Writer:
+        """The template's."""
+        assert description.template is not None, "only models that are configured are asked"
+        return description.template.writer
 
+    def answer_form(self, description: ModelDescription) -> AnswerForm:
+        """The template's."""
+        assert description.template is not None, "only models that are configured are asked"
+        return description.template.answer
 
-def instances(strings: Strings) -> Part:
-    """The inputs as rows: of values if there is only one, else of objects."""
-
-    def write(request: DialectRequest) -> Iterator[Piece]:
-        n_rows = _same_rows(request, "row form")
-        if len(request.inputs) == 1:
-            return _nested(request, request.inputs[0], strings)
-        columns = [_column(request, tensor, tensor.shape[1:], strings) for tensor in request.inputs]
-        before = [_key(index, tensor.name) for index, tensor in enumerate(request.inputs)]
-        return _rows(columns, before, b"}", n_rows)
-
-    return write
-
-
-def table(strings: Strings) -> Part:
-    """The inputs as rows of a table, each a list with a value of every input."""
-
-    def write(request: DialectRequest) -> Iterator[Piece]:
-        for tensor in request.inputs:
-            if len(tensor.shape) not in (1, 2) or tensor.shape[1:] not in ((), (1,)):
-                raise CodecError(f"{tensor}: a column of a table has the shape [n] or [n, 1]")
-        n_rows = _same_rows(request, "table")
-        columns = [_column(request, tensor, (), strings) for tensor in request.inputs]
-        return _rows(columns, [b"[", *[b","] * (len(columns) - 1)], b"]", n_rows)
-
-    return write
-
-
-def _object(members: Iterable[tuple[str, Iterator[Piece]]]) -> Iterator[Piece]:
-    parts: list[Iterable[Piece]] = []
-    for name, pieces in members:
-        parts += ((_key(len(parts), name),), pieces)
-    return chain(*parts or ((b"{",),), (b"}",))
-
-
-def _key(n_before: int, name: str) -> bytes:
-    """What stands before the value of a member, behind *n_before* others."""
-    return (b"," if n_before else b"{") + orjson.dumps(name) + b":"
-
-
-def _rows(columns: Sequence[Column], before: Sequence[bytes], behind: bytes, n_rows: int) -> Iterator[Piece]:
-    return chain((b"[",), row_pieces(columns, before, behind, n_rows), (b"]",))
-
-
-def _same_rows(request: DialectRequest, form: str) -> int:
-    """How many rows all inputs have. Raises `CodecError` if they are not as many, or one is a scalar."""
-    n_rows = -1
-    for tensor in request.inputs:
-        if not tensor.shape:
-            raise CodecError(f"{tensor}: a scalar has no rows, which this backend's {form} needs")
-        if n_rows >= 0 and tensor.shape[0] != n_rows:
-            first = label_of("input", request.inputs[0].name)
-            raise CodecError(f"{tensor}: expected {n_rows} rows, as {first} has, for this backend's {form}")
-        n_rows = tensor.shape[0]
-    if n_rows < 0:
-        raise CodecError(f"a request without inputs has no rows, which this backend's {form} needs")
-    return n_rows
-
-
-def _nested(request: DialectRequest, tensor: Tensor, strings: Strings) -> Iterator[Piece]:
-    """The values of *tensor* as nested lists."""
-    datatype, shape = tensor.datatype, tensor.shape
-    if datatype.kind is Kind.BYTES:
-        return nested_string_pieces(tensor.blob, shape, strings(request, tensor))
-    values = datatype.view(tensor.blob)
-    literals = _has_literals(request, tensor)
-    if 0 < len(values) <= FEW_ELEMENTS and 0 < len(shape) <= FEW_DIMENSIONS and not literals:
-        return iter((orjson.dumps(datatype.widen(values.reshape(shape)), option=orjson.OPT_SERIALIZE_NUMPY),))
-    return nested_number_pieces(values, datatype, shape, literals=literals)
-
-
-def _column(request: DialectRequest, tensor: Tensor, shape: tuple[int, ...], strings: Strings) -> Column:
-    """The values of *tensor* as a column of rows, in each of which it has this *shape*."""
-    datatype = tensor.datatype
-    if datatype.kind is Kind.BYTES:
-        return StringColumn(tensor.blob, shape, strings(request, tensor), WINDOW_BYTES // len(request.inputs))
-    return NumberColumn(datatype.view(tensor.blob), datatype, shape, literals=_has_literals(request, tensor))
-
-
-def _has_literals(request: DialectRequest, tensor: Tensor) -> bool:
-    return tensor.datatype.kind is Kind.FLOAT and request.policy.nonfinite is NonFinite.LITERAL
+    def error_words(self, text: bytes, description: ModelDescription = UNKNOWN) -> str | None:
+        """What stands where the template says, if it is text."""
+        template = description.template
+        if template is None or not template.error:
+            return None
+        try:
+            words = find(template.error, msgspec.json.decode(text))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        return words if isinstance(words, str) and words else None

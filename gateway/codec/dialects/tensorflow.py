@@ -12,17 +12,19 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from gateway.codec.dialects.answer import AnswerForm
+from gateway.codec.dialects.body import body_of
 from gateway.codec.dialects.description import (
     NO_ENCODINGS,
     OCTETS_SUFFIX,
+    UNKNOWN,
     Encodings,
     ModelDescription,
     TensorDescription,
     encodings_of,
 )
+from gateway.codec.dialects.paths import AnswerForm
 from gateway.codec.dialects.request import DialectRequest, Writer
-from gateway.codec.dialects.template import body_of, by_name, constant, instances
+from gateway.codec.dialects.writing import Part, by_name, instances
 from gateway.codec.inference import BytesPolicy, Tensor, label_of
 from gateway.codec.json.members import excerpt
 from gateway.codec.tensors.datatypes import DATATYPES, Array
@@ -118,6 +120,7 @@ class TensorFlow:
 
     name = "tensorflow"
     server_name = "tensorflow"
+    is_configured = False
     live_path = "/v1/models"
 
     def is_live(self, status: int, text: bytes) -> bool:
@@ -129,7 +132,7 @@ class TensorFlow:
                 return False
         return status // 100 == 2
 
-    def infer_path(self, model: str, version: str | None) -> str:
+    def infer_path(self, model: str, version: str | None, description: ModelDescription = UNKNOWN) -> str:
         """The model's path, or that of a version, with `:predict` behind it."""
         return f"{_path(model, version)}:predict"
 
@@ -180,7 +183,7 @@ class TensorFlow:
             return AnswerForm(("predictions",), b64_objects=True, in_rows=True)
         return AnswerForm(("outputs", "predictions"), b64_objects=True)
 
-    def error_words(self, text: bytes) -> str | None:
+    def error_words(self, text: bytes, description: ModelDescription = UNKNOWN) -> str | None:
         """Errors have the member `error`, which is read as that of every server."""
         return None
 
@@ -190,13 +193,16 @@ class TensorFlow:
 
 def tensorflow_columnar(signature: str, encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"signature_name": ..., "inputs": {NAME: nested}}`; no name for an empty *signature*."""
-    body = body_of({"signature_name": constant(signature), "inputs": by_name(partial(_strings, encodings))})
-    return lambda request: body(_for_tensorflow(request))
+    return _writer(signature, "inputs", by_name(partial(_strings, encodings)))
 
 
 def tensorflow_row(signature: str, encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"signature_name": ..., "instances": [row, ...]}`; no name for an empty *signature*."""
-    body = body_of({"signature_name": constant(signature), "instances": instances(partial(_strings, encodings))})
+    return _writer(signature, "instances", instances(partial(_strings, encodings)))
+
+
+def _writer(signature: str, member: str, inputs: Part) -> Writer:
+    body = body_of({"signature_name": signature, member: inputs} if signature else {member: inputs})
     return lambda request: body(_for_tensorflow(request))
 
 

@@ -22,7 +22,6 @@ from gateway.codec.json.members import (
     Members,
     excerpt,
     parse_object,
-    parse_objects,
 )
 from gateway.codec.json.sinks import Sink, SkipSink, labelling
 from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES, beginning
@@ -248,21 +247,6 @@ def read_members(
             yield from read_long(key)
         code = yield from _next(text, END_OBJECT)
     text.drop(1)
-
-
-def read_objects(
-    text: ArrivingText,
-    read_run: Callable[[list[Members]], Reading[None]],
-    read_long: Callable[[], Reading[None]],
-) -> Reading[None]:
-    """Read the array of objects that *text* begins with, as `read_items` does; *read_long* gets nothing else."""
-
-    def read_one() -> Reading[None]:
-        if (yield from text.first()) != OBJECT:
-            raise CodecError(f"expected an object, got {excerpt(bytes(text.buffer[:256]))}")
-        yield from read_long()
-
-    yield from read_items(text, parse_objects, read_run, read_one)
 
 
 def read_items(

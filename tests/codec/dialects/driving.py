@@ -12,8 +12,8 @@ from gateway.codec import (
     Writer,
     run,
 )
-from gateway.codec.dialects.answer import AnswerForm
 from gateway.codec.dialects.mlflow import mlflow_dataframe_split, mlflow_inputs, mlflow_instances
+from gateway.codec.dialects.paths import AnswerForm
 from gateway.codec.dialects.tensorflow import tensorflow_columnar, tensorflow_row
 from gateway.codec.v2.reply import Reply
 from gateway.errors import CodecError

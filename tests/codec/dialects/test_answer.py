@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gateway.codec import DATATYPES, HeaderLimits, OutputSelection, run
-from gateway.codec.dialects.answer import AnswerForm, DialectAnswer
+from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.dialects.output import JOIN_BYTES
+from gateway.codec.dialects.paths import AnswerForm
 from gateway.codec.v2.reply import Reply
 from gateway.errors import CodecError, TooLargeError
 from tests.codec.dialects.driving import read_answer

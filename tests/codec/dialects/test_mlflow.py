@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from gateway.codec.dialects.answer import AnswerForm
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.dialects.mlflow import MLflow
+from gateway.codec.dialects.paths import AnswerForm
 from gateway.errors import CodecError
 from tests.codec.dialects.writing import written
 

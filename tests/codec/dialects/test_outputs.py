@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.codec import DATATYPES, HeaderLimits, OutputSelection, run
-from gateway.codec.dialects.answer import AnswerForm, DialectAnswer
+from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.description import ModelDescription, TensorDescription
 from gateway.codec.dialects.outputs import WAITING_BYTES
+from gateway.codec.dialects.paths import AnswerForm
 from gateway.codec.json.items import RUN_BYTES
 from tests.codec.v2.test_header_steps import check_steps
 from tests.codec.walk import cut
@@ -96,7 +97,7 @@ def test_memory_is_the_tensors_and_a_bounded_text(text: bytes, names: dict[str, 
         for chunk in chunks:
             for _ in answer.feed(chunk):
                 pass
-            most_waiting = max(most_waiting, answer._outputs._waiting_bytes)
+            most_waiting = max(most_waiting, answer._outputs.waiting_bytes)
         reply = run(answer.finish())
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:

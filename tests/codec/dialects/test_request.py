@@ -18,8 +18,8 @@ from gateway.codec import DATATYPES, BytesPolicy, HeaderLimits, InferRequest, No
 from gateway.codec.dialects.description import ModelDescription, TensorDescription, v2_metadata
 from gateway.codec.dialects.mlflow import mlflow_dataframe_split, mlflow_inputs, mlflow_instances
 from gateway.codec.dialects.request import DialectRequest, Writer
-from gateway.codec.dialects.template import FEW_DIMENSIONS, FEW_ELEMENTS
 from gateway.codec.dialects.tensorflow import tensorflow_columnar, tensorflow_row
+from gateway.codec.dialects.writing import FEW_DIMENSIONS, FEW_ELEMENTS
 from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.codec.tensors.datatypes import Kind
 from gateway.errors import CodecError, TooLargeError
@@ -522,5 +522,5 @@ def test_few_numbers_are_printed_as_many_are(
         return [text if isinstance(text, str) else text.decode().replace(" ", "") for text in texts]
 
     few = printed()
-    monkeypatch.setattr("gateway.codec.dialects.template.FEW_ELEMENTS", 0)
+    monkeypatch.setattr("gateway.codec.dialects.writing.FEW_ELEMENTS", 0)
     assert printed() == few

@@ -1,55 +1,60 @@
-"""Bodies that are put together of parts."""
+"""The dialect `template`: what it makes of a configuration."""
 
 import json
-from typing import Any
 
 import pytest
 
-from gateway.codec import TensorPolicy, run
-from gateway.codec.dialects.request import DialectRequest, Writer
-from gateway.codec.dialects.template import body_of, by_name, constant, instances, names, only, parameters, table
-from gateway.codec.inference import Tensor
-from gateway.codec.tensors.nested_printing import StringForm
+from gateway.codec import DATATYPES, DIALECTS, ModelDescription, TensorDescription, read_body, template_of
+from gateway.codec.dialects.description import UNKNOWN
 from gateway.errors import CodecError
 
-X = {"name": "x\n", "shape": [2, 1], "datatype": "INT64", "data": [1, 2]}
-S = {"name": "s", "shape": [2], "datatype": "BYTES", "data": ["a", "b"]}
+TEMPLATE = DIALECTS["template"]
+INPUTS = (TensorDescription("x", DATATYPES["FP32"]),)
 
 
-def written(writer: Writer, *inputs: dict[str, Any], **top: Any) -> Any:
-    """What *writer* makes of a request."""
-    body = json.dumps({"inputs": inputs, **top}).encode()
-    request = run(DialectRequest.parse(memoryview(body), None, TensorPolicy(), recover=False))
-    return json.loads(b"".join(request.bound(writer).json_pieces()))
+def model(path: str = "/predict", error: str | None = None) -> ModelDescription:
+    template = template_of(path, read_body("$x", INPUTS), {"y": "$.y"}, error)
+    return ModelDescription(INPUTS, template=template)
 
 
-def strings(request: DialectRequest, tensor: Tensor) -> StringForm:
-    return StringForm.BASE64
+@pytest.mark.parametrize(
+    ("path", "version", "expected"),
+    [
+        ("/predict", None, "/predict"),
+        ("/predict", "1", None),
+        ("/m/{model}", None, "/m/a%2Fb%20c"),
+        ("/m/{model}/v/{version}?m={model}", "1 2", "/m/a%2Fb%20c/v/1%202?m=a%2Fb%20c"),
+        ("/m/{version}", None, None),
+    ],
+)
+def test_the_path_has_the_clients_model_and_version(path: str, version: str | None, expected: str | None) -> None:
+    assert TEMPLATE.infer_path("a/b c", version, model(path)) == expected
+    assert TEMPLATE.infer_path("a/b c", version, UNKNOWN) is None
 
 
-def test_a_body_has_its_members_in_their_order_and_none_that_is_empty() -> None:
-    body = body_of({"c": constant({"k": [1]}), "e": constant(""), "p": parameters, "in": body_of({"n": names})})
-    assert list(written(body, X, S, parameters={"k": 1}).items()) == [
-        ("c", {"k": [1]}),
-        ("p", {"k": 1}),
-        ("in", {"n": ["x\n", "s"]}),
-    ]
-    assert written(body, X) == {"c": {"k": [1]}, "in": {"n": ["x\n"]}}
-    assert written(body_of({}), X) == {}
-    assert written(body_of({"p": parameters}), X) == {}
+def test_such_servers_say_nothing_of_themselves() -> None:
+    assert TEMPLATE.is_configured
+    assert not TEMPLATE.live_path
+    assert TEMPLATE.ready_path("m", None) is TEMPLATE.description_path("m", None) is None
+    assert TEMPLATE.is_live(204, b"")
+    assert not TEMPLATE.is_live(404, b"")
+    assert TEMPLATE.is_ready(b"")
+    with pytest.raises(CodecError, match="describe"):
+        TEMPLATE.read_description(b"{}", "")
 
 
-def test_tensors_stand_by_name_alone_in_rows_and_in_a_table() -> None:
-    coded = ["YQ==", "Yg=="]
-    assert written(body_of({"v": by_name(strings)}), X, S) == {"v": {"x\n": [[1], [2]], "s": coded}}
-    assert written(body_of({"v": by_name(strings)})) == {"v": {}}
-    assert written(body_of({"v": only(strings)}), S) == {"v": coded}
-    rows = [{"x\n": [number], "s": text} for number, text in zip((1, 2), coded, strict=True)]
-    assert written(body_of({"v": instances(strings)}), X, S) == {"v": rows}
-    assert written(body_of({"v": table(strings)}), X, S) == {"v": [[1, "YQ=="], [2, "Yg=="]]}
-
-
-def test_what_a_part_cannot_say_is_refused_before_anything_is_made() -> None:
-    for part, inputs in ((only(strings), (X, S)), (table(strings), ()), (instances(strings), ())):
-        with pytest.raises(CodecError):
-            written(body_of({"c": constant(1), "v": part}), *inputs)
+@pytest.mark.parametrize(
+    ("path", "text", "words"),
+    [
+        ("$.fault.reason", {"fault": {"reason": "too hot"}}, "too hot"),
+        ("$.fault.reason", {"fault": {"reason": ""}}, None),
+        ("$.fault.reason", {"fault": {"reason": 3}}, None),
+        ("$.fault.reason", {"error": "other"}, None),
+        (None, {"fault": {"reason": "too hot"}}, None),
+    ],
+)
+def test_errors_have_their_reason_where_the_configuration_says(
+    path: str | None, text: object, words: str | None
+) -> None:
+    assert TEMPLATE.error_words(json.dumps(text).encode(), model(error=path)) == words
+    assert TEMPLATE.error_words(b"{", model(error=path)) is None

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.codec.json.arriving import MORE, STEP, ArrivingText, Reading, read_members, read_objects
+from gateway.codec.json.arriving import MORE, STEP, ArrivingText, Reading, read_items, read_members
 from gateway.codec.json.items import RUN_BYTES
-from gateway.codec.json.members import MAX_NAME_BYTES, Members
+from gateway.codec.json.members import MAX_NAME_BYTES, Members, parse_objects
 from gateway.codec.json.sinks import TextSink
 from gateway.errors import CodecError
 from tests.codec.walk import cut
@@ -163,7 +163,7 @@ def test_objects_of_an_array_are_found_however_it_is_cut(
         yield from found.read_object()
         values.append(b"%d" % dict(found.members)["n"])
 
-    found.read(cut(document.encode(), chunk_bytes), read_objects(found.text, read_run, read_long))
+    found.read(cut(document.encode(), chunk_bytes), read_items(found.text, parse_objects, read_run, read_long))
     assert [value.decode() for value in values] == list(map(str, numbers))
     assert found.text.consumed == len(document.rstrip())
 
@@ -178,7 +178,8 @@ def test_array_of_anything_but_objects_is_refused(document: str) -> None:
     for chunk_bytes in (None, 1):
         found = Found()
         with pytest.raises(CodecError):
-            found.read(cut(document.encode(), chunk_bytes), read_objects(found.text, read_run, found.read_object))
+            reading = read_items(found.text, parse_objects, read_run, found.read_object)
+            found.read(cut(document.encode(), chunk_bytes), reading)
 
 
 def test_blanks_are_dropped_while_they_come() -> None:

@@ -1,0 +1,186 @@
+"""Where outputs stand in answers: paths after RFC 9535, of `$`, `.name`, `['name']`, `[0]` and at most one `[*]`.
+
+The paths of all outputs of a model are one tree, along which an answer is read while it arrives. Not here: the reading
+(`walk`).
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from gateway.errors import CodecError
+
+MAX_STEPS = 16
+"""How many names and indexes a path may have."""
+
+MAX_INDEX = 10**6
+"""The largest index."""
+
+_STEP = re.compile(
+    r"""\.(?P<name>[A-Za-z_\u0080-\U0010ffff][\w\u0080-\U0010ffff]*)
+    |\[(?:'(?P<single>(?:[^'\\]|\\.)*)'|"(?P<double>(?:[^"\\]|\\.)*)"|(?P<index>0|[1-9][0-9]{0,15})|(?P<every>\*))\]""",
+    re.VERBOSE | re.ASCII,
+)
+
+Step = str | int | None
+"""The name of a member, the index of an item, or None: every item."""
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A value of an answer that paths lead to or through.
+
+    Only one of `output`, `members`, `items`, `row` and the two `has` is set.
+    """
+
+    path: str
+    """As in a configuration."""
+    output: str | None = None
+    """The name of the output that the value is."""
+    members: Mapping[str, "Node"] = {}
+    """Of an object, those that lead on."""
+    items: Mapping[int, "Node"] = {}
+    """Of a list, those that lead on."""
+    row: "Node | None" = None
+    """What each item of a list is; the values in all of them are the outputs' rows."""
+    has_outputs: bool = False
+    """Whether it has all outputs, in a form that shows where each of them is."""
+    has_names: bool = False
+    """Whether it is an object each member of which is the output of that name."""
+    is_list: bool = False
+    """Whether the value of the output must be a list."""
+    is_whole: bool = False
+    """Whether the list must have the `items` and no others."""
+
+    def leaves(self) -> "Iterator[Node]":
+        """The values from here on that are outputs."""
+        if self.output is not None:
+            yield self
+        for inner in (*self.members.values(), *self.items.values(), *((self.row,) if self.row is not None else ())):
+            yield from inner.leaves()
+
+
+def steps_of(path: str) -> list[Step]:
+    """What *path* is made of behind its `$`. Raises `CodecError`: what was expected."""
+    steps: list[Step] = []
+    at = 1
+    while path.startswith("$") and at < len(path):
+        found = _STEP.match(path, at)
+        if found is None:
+            break
+        at = found.end()
+        steps.append(_step(found))
+    if not path.startswith("$") or at < len(path):
+        rest = path[at:] if path.startswith("$") else path
+        raise CodecError(
+            f"expected a path such as $.result[0].score, made of $, .name, ['name'], [0] and [*], at {rest!r}"
+        )
+    if steps.count(None) > 1:
+        raise CodecError("expected at most one [*]")
+    if len(steps) > MAX_STEPS:
+        raise CodecError(f"expected at most {MAX_STEPS} names and indexes")
+    return steps
+
+
+def _step(found: re.Match[str]) -> Step:
+    if found["every"]:
+        return None
+    if found["index"]:
+        index = int(found["index"])
+        if index > MAX_INDEX:
+            raise CodecError(f"expected an index of at most {MAX_INDEX}")
+        return index
+    if found["name"]:
+        return found["name"]
+    quoted = found["double"]
+    if quoted is None:
+        quoted = found["single"].replace("\\'", "'").replace('"', '\\"')
+    try:
+        name: str = json.loads(f'"{quoted}"')
+    except ValueError:
+        raise CodecError("expected a name in quotes, with escapes as in JSON") from None
+    return name
+
+
+def tree_of(paths: Mapping[str, str]) -> Node:
+    """The tree of the *paths* of outputs, by their names.
+
+    Raises `CodecError` if one is no path, or if not all of them can be followed in one answer.
+    """
+    return _node("$", [(output, steps_of(path)) for output, path in paths.items()])
+
+
+def _node(path: str, ways: list[tuple[str, list[Step]]]) -> Node:
+    """What the *ways* of outputs, from *path* on, have in common."""
+    first = [steps[0] if steps else () for _, steps in ways]
+    kinds = {type(step) for step in first}
+    if len(ways) == 1 and first[0] in ((), None) and len(ways[0][1]) < 2:
+        return Node(path, output=ways[0][0], is_list=first[0] is None)
+    if len(kinds) > 1 or () in first:
+        names = ", ".join(f"`{output}`" for output, _ in ways)
+        raise CodecError(f"the paths of the outputs {names} do not fit together: at {path} they want different values")
+    inner: dict[Any, list[tuple[str, list[Step]]]] = {}
+    for output, steps in ways:
+        inner.setdefault(steps[0], []).append((output, steps[1:]))
+    nodes = {step: _node(path + _text(step), those) for step, those in inner.items()}
+    if None in nodes:
+        return Node(path, row=nodes[None])
+    return Node(path, items=nodes) if int in kinds else Node(path, members=nodes)
+
+
+def _text(step: Step) -> str:
+    """*step* as it stands in a path."""
+    if isinstance(step, str):
+        return f".{step}" if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", step) else f"[{step!r}]"
+    return "[*]" if step is None else f"[{step}]"
+
+
+def find(steps: Iterable[Step], value: Any) -> Any:
+    """What *steps* lead to in *value*, plain objects and lists; None if nothing."""
+    for step in steps:
+        if isinstance(step, str) and isinstance(value, dict):
+            value = value.get(step)
+        elif isinstance(step, int) and isinstance(value, list) and step < len(value):
+            value = value[step]
+        else:
+            return None
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """Where the answers of a model have their outputs, and how they write BYTES.
+
+    Either `members` are set: one of these has all outputs. Its value is nested data or a scalar (of the only output
+    that the model has), an object with a value for each output by name, rows: an array of such objects, or a list as
+    `in_rows` says. Or `paths` are: each output has one of its own.
+    """
+
+    members: tuple[str, ...] = ()
+    """The members of an answer that may hold the outputs: `outputs`, `predictions`. One of them has to be there."""
+    b64_objects: bool = False
+    """Whether an element of BYTES may be written as `{"b64": "..."}`."""
+    in_rows: bool = False
+    """Whether several outputs without names are an array of rows, each a list with a value for every output; otherwise
+    they are one such list."""
+    paths: Node | None = None
+    """The tree of the outputs' paths."""
+
+    @property
+    def has_shapes(self) -> bool:
+        """Whether the outputs must have the shapes of the model's description."""
+        return self.paths is not None
+
+    @property
+    def tree(self) -> Node:
+        """Where in an answer outputs are."""
+        return _members_with_all(self.members) if self.paths is None else self.paths
+
+
+@cache  # each dialect has its own
+def _members_with_all(names: tuple[str, ...]) -> Node:
+    return Node("$", members={name: Node(f"$.{name}", has_outputs=True) for name in names})

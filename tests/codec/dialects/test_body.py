@@ -1,0 +1,235 @@
+"""Bodies of requests that are described in YAML."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.codec import DATATYPES, DialectRequest, TensorPolicy, run
+from gateway.codec.dialects.body import MAX_DEPTH, Body
+from gateway.codec.dialects.writing import text_or_base64, writer_of
+from gateway.codec.inference import BytesPolicy
+from gateway.errors import CodecError
+
+X = {"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [1, 2.5, 3, 4]}
+N = {"name": "n", "shape": [2], "datatype": "INT64", "data": [2**63 - 1, -5]}
+S = {"name": "s", "shape": [2], "datatype": "BYTES", "data": ["a\n", "é"]}
+C = {"name": "c", "shape": [], "datatype": "FP64", "data": [0.5]}
+EMPTY = {"name": "x", "shape": [0], "datatype": "FP32", "data": []}
+
+
+def body_for(text: str, *inputs: Mapping[str, Any]) -> Body:
+    known = {tensor["name"]: (DATATYPES[tensor["datatype"]], None) for tensor in inputs}
+    return Body(yaml.safe_load(text), known, text_or_base64({}))
+
+
+def written(text: str, *inputs: Mapping[str, Any], policy: TensorPolicy | None = None, **top: Any) -> Any:
+    """What the body *text* makes of a request with *inputs*."""
+    body = body_for(text, *inputs)
+    assert not body.faults
+    request = json.dumps({"inputs": inputs, **top}).encode()
+    parsed = run(DialectRequest.parse(memoryview(request), None, policy or TensorPolicy(), recover=False))
+    bound = parsed.bound(writer_of(body.part))
+    whole = b"".join(bound.json_pieces())
+    assert bound.small_json in (whole, None)
+    return json.loads(whole)
+
+
+@pytest.mark.parametrize(
+    ("text", "inputs", "expected"),
+    [
+        ("{features: $x, user: web}", [X], {"features": [[1, 2.5], [3, 4]], "user": "web"}),
+        ("$x", [X], [[1, 2.5], [3, 4]]),
+        ("$c", [C], 0.5),
+        ("[$c, 1, null, true, 'a $c', $$c]", [C], [0.5, 1, None, True, "a $c", "$c"]),
+        ("{a: {b: [{c: $n}]}, $$d: {}, e: []}", [N], {"a": {"b": [{"c": N["data"]}]}, "$d": {}, "e": []}),
+        ("{shape: {$shape: x}, values: {$flat: x}, n: {$rows: x}}", [X],
+         {"shape": [2, 2], "values": X["data"], "n": 2}),
+        ("{$each: {age: $n, plan: $s}}", [N, S], [{"age": 2**63 - 1, "plan": "a\n"}, {"age": -5, "plan": "é"}]),
+        ("{rows: {$each: [$n, 1, $x]}}", [N, X], {"rows": [[2**63 - 1, 1, [1, 2.5]], [-5, 1, [3, 4]]]}),
+        ("{$each: $x}", [X], [[1, 2.5], [3, 4]]),
+        ("{$each: {v: {$flat: x}, s: {$shape: x}, n: {$rows: x}}}", [X],
+         [{"v": [1, 2.5], "s": [2], "n": 2}, {"v": [3, 4], "s": [2], "n": 2}]),
+        ("{all: $c, each: {$each: {n: $n}}}", [C, N], {"all": 0.5, "each": [{"n": n} for n in N["data"]]}),
+        ("{data: {$b64: s}}", [S], {"data": ["YQo=", "w6k="]}),
+        ("{$each: {v: $x}}", [EMPTY], []),
+        ("{p: $parameters, id: $id, x: $x}", [X], {"p": {}, "id": None, "x": [[1, 2.5], [3, 4]]}),
+    ],
+)  # fmt: skip
+def test_inputs_stand_where_the_body_says(text: str, inputs: list[Mapping[str, Any]], expected: Any) -> None:
+    assert written(text, *inputs) == expected
+
+
+def test_parameters_and_the_id_are_the_requests_own() -> None:
+    body = written(
+        "{p: $parameters, i: $id, x: {$rows: x}}", X, id='a"b', parameters={"k": [1], "binary_data_output": True}
+    )
+    assert body == {"p": {"k": [1]}, "i": 'a"b', "x": 2}
+
+
+def test_binary_inputs_are_in_base64_where_the_policy_says_so() -> None:
+    blob = b"\1\0\0\0\xff"
+    header = {"name": "s", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 5}}
+    text = json.dumps({"inputs": [header]}).encode()
+    policy = TensorPolicy(bytes=BytesPolicy.BASE64)
+    request = run(DialectRequest.parse(memoryview(text + blob), len(text), policy, recover=False))
+    body = writer_of(body_for("{s: $s, each: {$each: {v: $s}}}", S).part)
+    assert b"".join(request.bound(body).json_pieces()) == b'{"s":["/w=="],"each":[{"v":"/w=="}]}'
+
+
+def test_large_tensors_come_in_pieces() -> None:
+    values = np.arange(300_000, dtype=np.int64)
+    text = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "n",
+                    "shape": [len(values)],
+                    "datatype": "INT64",
+                    "parameters": {"binary_data_size": values.nbytes},
+                }
+            ]
+        }
+    ).encode()
+    request = run(DialectRequest.parse(memoryview(text + values.tobytes()), len(text), TensorPolicy(), recover=False))
+    bound = request.bound(writer_of(body_for("{a: {$each: {v: $n, k: 1}}, b: $n}", N).part))
+    pieces = list(bound.json_pieces())
+    assert max(map(len, pieces)) < 1 << 20
+    body = json.loads(b"".join(pieces))
+    assert body["b"] == values.tolist()
+    assert body["a"][-1] == {"v": 299_999, "k": 1}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ([X], "input 'n' is missing"),
+        ([X, C | {"name": "n"}], "input 'n' .*a scalar has no rows"),
+        ([X, N | {"shape": [3], "data": [1, 2, 3]}], r"expected 3 rows, as input 'n'|expected 2 rows, as input 'x'"),
+    ],
+)
+def test_what_a_request_lacks_is_refused(inputs: list[Mapping[str, Any]], words: str) -> None:
+    body = body_for("{$each: {x: $x, n: $n}}", X, N)
+    text = json.dumps({"inputs": inputs}).encode()
+    request = run(DialectRequest.parse(memoryview(text), None, TensorPolicy(), recover=False))
+    with pytest.raises(CodecError, match=words):
+        request.bound(writer_of(body.part))
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("{a: $y, x: $x}", {".a": "no such input: there are x; .*"}),
+        ("{a: 1}", {"": "input `x` stands nowhere in it"}),
+        ("{a: [{$foo: x}], x: $x}", {".a[0].$foo": r"unknown; known are \$each, .*"}),
+        ("{$flat: x, b: 1}", {".$flat": "expected `\\$flat` alone in its object", "": "input `x` .*"}),
+        ("[{$flat: 3}, $x]", {"[0].$flat": "expected the name of an input: there are x"}),
+        ("[$x, {$each: {a: {$rows: x}}}]", {}),
+        ("[{$b64: x}]", {"[0].$b64": "expected an input with `datatype: BYTES`.*"}),
+        ("{$each: {$each: $x}}", {".$each.$each": "expected no `\\$each` inside.*",
+                                  ".$each": "expected an input in it.*",
+                                  "": "input `x` .*"}),
+        ("[$x, {$each: 1}]", {"[1].$each": "expected an input in it.*"}),
+        ("[$x, .nan, 2020-01-01, 99999999999999999999]",
+         {f"[{index}]": "expected what JSON has.*" for index in (1, 2, 3)}),
+        ("[" * MAX_DEPTH + "$x" + "]" * MAX_DEPTH, {"[0]" * MAX_DEPTH: "nested deeper than 64 levels",
+                                                    "": "input `x` .*"}),
+    ],
+)  # fmt: skip
+def test_faults_of_a_body_are_said_where_they_are(text: str, faults: dict[str, str]) -> None:
+    found = body_for(text, X).faults
+    assert sorted(found) == sorted(faults)
+    for at, words in faults.items():
+        assert re.fullmatch(words, found[at]), found[at]
+
+
+def test_rows_need_first_dimensions_that_may_be_the_same() -> None:
+    def faults(*shapes: tuple[int, ...] | None) -> dict[str, str]:
+        inputs = {f"x{index}": (DATATYPES["FP32"], shape) for index, shape in enumerate(shapes)}
+        return Body({"$each": [f"${name}" for name in inputs]}, inputs, text_or_base64({})).faults
+
+    assert not faults((-1, 4), (3,), None)
+    assert faults((2,), (3,)) == {".$each": "expected inputs with the same first dimension: `x0` 2, `x1` 3"}
+    for body in ({"$rows": "x"}, {"$each": ["$x", {"$rows": "x"}]}):
+        shape = (3,) if "$each" in body else ()
+        faulty = Body(body, {"x": (None, shape)}, text_or_base64({})).faults
+        assert list(faulty.values()) == ["input `x` is a scalar there, which has no rows"]
+    assert faults((2,), ()) == {".$each": "input `x1` is a scalar, which has no rows"}
+    assert Body("$x", {}, text_or_base64({})).faults == {
+        "": "no such input: `inputs` names none; $parameters and $id are known, $$ is the text $"
+    }
+
+
+WORDS = st.sampled_from(["$x", "$n", "$s", "$c", "$$x", "$", "$$", "$id", "$nope", "a", "", "é", "x", "n", "s", "c"])
+KEYS = st.sampled_from(["a", "b c", "$$d", "$each", "$flat", "$shape", "$rows", "$b64", "$other", ""])
+PLACES = st.builds(
+    lambda key, name: {key: name}, st.sampled_from(["$flat", "$shape", "$rows", "$b64"]), st.sampled_from("xnsc")
+)
+VALUES = st.recursive(
+    WORDS | PLACES | st.integers(-(2**70), 2**70) | st.floats() | st.booleans() | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def meant_by(value: Any, tensors: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> Any:
+    """What a body without faults becomes for inputs of these nested values and *shapes*."""
+    if isinstance(value, list):
+        return [meant_by(item, tensors, shapes) for item in value]
+    if isinstance(value, str):
+        return (
+            None
+            if value == "$id"
+            else tensors[value[1:]]
+            if value[:1] == "$" != value[1:2]
+            else value.removeprefix("$")
+        )
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1 and (key := next(iter(value)))[:1] == "$" != key[1:2]:
+        inner = value[key]
+        if key == "$each":
+            rows = {name: each for name, each in tensors.items() if shapes[name]}
+            n_rows = max(len(each) for name, each in rows.items())
+            return [
+                meant_by(inner, {name: each[row] for name, each in rows.items() if row < len(each)},
+                         {name: shape[1:] for name, shape in shapes.items()})
+                for row in range(n_rows)
+            ]  # fmt: skip
+        tensor = tensors[inner]
+        if key == "$flat":
+            return np.array(tensor, object).ravel().tolist() if shapes[inner] else [tensor]
+        if key == "$b64":
+            return [base64_of(text) for text in tensor] if isinstance(tensor, list) else base64_of(tensor)
+        return shapes[inner] if key == "$shape" else shapes[inner][0]
+    return {key.removeprefix("$"): meant_by(inner, tensors, shapes) for key, inner in value.items()}
+
+
+def base64_of(text: str) -> str:
+    return {"a\n": "YQo=", "é": "w6k="}[text]
+
+
+@given(VALUES)
+def test_any_value_is_a_body_or_has_faults(value: Any) -> None:
+    inputs: list[dict[str, Any]] = [X, N, S, C]
+    known = {tensor["name"]: (DATATYPES[tensor["datatype"]], None) for tensor in inputs}
+    body = Body(value, known, text_or_base64({}))
+    faults = {at: words for at, words in body.faults.items() if "stands nowhere" not in words}
+    request = run(
+        DialectRequest.parse(memoryview(json.dumps({"inputs": inputs}).encode()), None, TensorPolicy(), recover=False)
+    )
+    try:
+        found = json.loads(b"".join(request.bound(writer_of(body.part)).json_pieces()))
+    except CodecError:  # shapes are known only now: a scalar has no rows
+        assert faults or "$rows" in json.dumps(value) or "$each" in json.dumps(value)
+        return
+    if faults:
+        return
+    nested = {"x": [[1, 2.5], [3, 4]], "n": N["data"], "s": S["data"], "c": 0.5}
+    assert found == meant_by(value, nested, {tensor["name"]: tensor["shape"] for tensor in inputs})

@@ -1,0 +1,191 @@
+"""Answers whose outputs have paths of their own."""
+
+import json
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.codec import DATATYPES, HeaderLimits, ModelDescription, OutputSelection, TensorDescription
+from gateway.codec.dialects.outputs import WAITING_BYTES
+from gateway.codec.dialects.paths import AnswerForm, tree_of
+from gateway.errors import CodecError, TooLargeError
+from tests.codec.dialects.driving import read_answer
+from tests.codec.walk import LIMITS
+
+BINARY = OutputSelection(binary_by_default=True)
+JSON = OutputSelection()
+
+
+def read(
+    text: str,
+    paths: dict[str, str],
+    datatypes: dict[str, str],
+    *,
+    chunk_bytes: int | None = None,
+    selection: OutputSelection = JSON,
+    shapes: dict[str, tuple[int, ...]] | None = None,
+    limits: HeaderLimits = LIMITS,
+) -> dict[str, Any]:
+    """The outputs of the answer *text*: shape and values by name."""
+    described = [
+        TensorDescription(name, DATATYPES[datatype], (shapes or {}).get(name)) for name, datatype in datatypes.items()
+    ]
+    body = text.encode()
+    size = chunk_bytes or len(body) or 1
+    reply = read_answer(
+        [body[start : start + size] for start in range(0, len(body), size)],
+        AnswerForm(paths=tree_of(paths)),
+        ModelDescription(outputs=tuple(described)),
+        selection,
+        limits=limits,
+    )
+    header = json.loads(b"".join(reply.header))
+    if reply.is_binary:
+        return {entry["name"]: (entry["shape"], entry["datatype"]) for entry in header["outputs"]}
+    return {entry["name"]: (entry["shape"], entry["data"]) for entry in header["outputs"]}
+
+
+CASES = [
+    ('{"p": [[0.5, 1], [2, 3]], "l": ["a", "b"]}', {"y": "$.p", "s": "$.l"},
+     {"y": ([2, 2], [0.5, 1, 2, 3]), "s": ([2], ["a", "b"])}),
+    ('{"r": {"x": {"p": 0.5}, "l": "a"}, "t": 3}', {"y": "$.r.x.p", "s": "$.r.l"},
+     {"y": ([], [0.5]), "s": ([], ["a"])}),
+    ("[[1, 2], [3, 4]]", {"y": "$"}, {"y": ([2, 2], [1, 2, 3, 4])}),
+    (" 7 ", {"y": "$"}, {"y": ([], [7])}),
+    ('[{"label": "A", "score": 0.9}, {"score": 0.1, "label": "B"}]', {"y": "$[*].score", "s": "$[*].label"},
+     {"y": ([2], [0.9, 0.1]), "s": ([2], ["A", "B"])}),
+    ('{"rows": [[1, "a", [5]], [2, "b", [6]]]}', {"s": "$.rows[*][1]", "y": "$.rows[*][2]"},
+     {"s": ([2], ["a", "b"]), "y": ([2, 1], [5, 6])}),
+    ('{"rows": [{"a": {"p": [1, 2]}, "b": [0, {"l": "x"}]}, {"b": [0, {"l": "y"}], "a": {"p": [3, 4], "q": 1}}]}',
+     {"y": "$.rows[*].a.p", "s": "$.rows[*].b[1].l"}, {"y": ([2, 2], [1, 2, 3, 4]), "s": ([2], ["x", "y"])}),
+    ('{"rows": [], "l": []}', {"y": "$.rows[*].score", "s": "$.l[*]"}, {"y": ([0], []), "s": ([0], [])}),
+    ('{"a": [9, [8], {"v": [1, 2]}, 7], "b": [["x"]]}', {"y": "$.a[2].v", "s": "$.b[0]"},
+     {"y": ([2], [1, 2]), "s": ([1], ["x"])}),
+    ('{"a": [{"v": 1}], "b": [{"s": "x"}, {"s": "y"}]}', {"y": "$.a[*].v", "s": "$.b[*].s"},
+     {"y": ([1], [1]), "s": ([2], ["x", "y"])}),
+    ('{"y": 1, "s": "old", "y": 2, "s": "new"}', {"y": "$.y", "s": "$.s"}, {"y": ([], [2]), "s": ([], ["new"])}),
+    ('{"x y": {"é": [1]}, "s": {"": "e"}}', {"y": "$['x y'].é", "s": "$.s['']"}, {"y": ([1], [1]), "s": ([], ["e"])}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1, 3, 7])
+@pytest.mark.parametrize(("text", "paths", "expected"), CASES)
+def test_outputs_are_read_from_their_paths(
+    text: str, paths: dict[str, str], expected: dict[str, Any], chunk_bytes: int | None
+) -> None:
+    datatypes = {name: {"y": "FP32", "s": "BYTES"}[name] for name in paths}
+    assert read(text, paths, datatypes, chunk_bytes=chunk_bytes) == {
+        name: (shape, pytest.approx(values)) if name == "y" else (shape, values)
+        for name, (shape, values) in expected.items()
+    }
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1000, 64 * 1024])
+def test_long_values_are_read_from_their_paths_too(chunk_bytes: int | None) -> None:
+    numbers = np.arange(30_000).tolist()
+    long = "ä" * 20_000
+    rows = [{"n": index, "s": long if index == 3 else "k", "more": [1] * 100} for index in range(500)]
+    lists = [[[index] * 5000, "z", [0] * 5000] for index in range(9)]
+    text = json.dumps({"skip": {"deep": [numbers[:100]]}, "a": [1, numbers, 2], "rows": rows, "l": lists})
+    paths = {"a": "$.a[1]", "n": "$.rows[*].n", "s": "$.rows[*].s", "v": "$.l[*][0]"}
+    found = read(text, paths, {"a": "INT32", "n": "INT64", "s": "BYTES", "v": "INT16"}, chunk_bytes=chunk_bytes)
+    assert found["a"] == ([30_000], numbers)
+    assert found["n"] == ([500], list(range(500)))
+    assert found["s"] == ([500], [row["s"] for row in rows])
+    assert found["v"] == ([9, 5000], [index for index in range(9) for _ in range(5000)])
+
+
+def test_outputs_that_are_not_wanted_may_be_anything() -> None:
+    wanted = OutputSelection(named={"y": True})
+    paths = {"y": "$.rows[*].y", "s": "$.rows[*].s", "t": "$.t"}
+    datatypes = {"y": "FP32", "s": "BYTES", "t": "INT8"}
+    for text in ('{"rows": [{"y": 1}, {"y": 2, "s": 3}]}', '{"t": "no", "rows": [{"y": 1, "s": []}, {"y": 2}]}'):
+        assert read(text, paths, datatypes, selection=wanted) == {"y": ([2], "FP32")}
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1])
+@pytest.mark.parametrize(
+    ("text", "path", "words"),
+    [
+        ('{"result": {"a": 1, "b": 2}}', "$.result.y",
+         r"output 'y': nothing at \$.result.y; \$.result has the members 'a', 'b'"),
+        ('{"error": "too hot"}', "$.result.y",
+         r"nothing at \$.result.y; \$ has the members 'error', but an error: too hot"),
+        ("{}", "$.y", r"nothing at \$.y; \$ has no members"),
+        ('{"result": {}}', "$.result.y", r"\$.result has no members"),
+        ("[1, 2]", "$.y", r"nothing at \$.y; \$ is \["),
+        ('{"y": [1]}', "$.y[1]", r"nothing at \$.y\[1\]; \$.y is a list of 1"),
+        ('{"y": 5}', "$.y[*]", r"nothing at \$.y; \$.y is 5"),
+        ('{"y": 5}', "$.y[*].z", r"nothing at \$.y\[\*\].z; \$.y is 5"),
+        ('{"r": [{"y": 1}, {"x": 1, "z": 2}]}', "$.r[*].y",
+         r"output 'y' \(FP32\): row 1: nothing at \$.r\[\*\].y; \$.r\[\*\] has the members 'x', 'z'"),
+        ('{"r": [{"y": 1}, "no"]}', "$.r[*].y", r'row 1: nothing at \$.r\[\*\].y; \$.r\[\*\] is "no"'),
+        ('{"r": [[1], []]}', "$.r[*][0]", r"row 1: nothing at \$.r\[\*\]\[0\]; \$.r\[\*\] is a list of 0"),
+        ('{"r": [{"y": 1}, {"y": [1]}]}', "$.r[*].y", "'y'.*"),
+        ('{"y": "text"}', "$.y", "output 'y'"),
+        ('{"y": [[1, 2], [3]]}', "$.y", "output 'y'"),
+        ('{"y": [1, 2', "$.y", "cut off"),
+        ('{"y": 1} 2', "$.y", "but more follows|malformed"),
+        ("", "$", "cut off"),
+    ],
+)  # fmt: skip
+def test_answers_without_an_output_say_what_there_is(text: str, path: str, words: str, chunk_bytes: int | None) -> None:
+    with pytest.raises(CodecError, match=words):
+        read(text, {"y": path}, {"y": "FP32"}, chunk_bytes=chunk_bytes)
+
+
+def test_shapes_that_are_said_are_demanded() -> None:
+    paths, datatypes = {"y": "$.y"}, {"y": "FP32"}
+    assert read('{"y": [[1, 2]]}', paths, datatypes, shapes={"y": (-1, 2)}) == {"y": ([1, 2], [1, 2])}
+    assert read('{"y": []}', paths, datatypes, shapes={"y": (-1, 2)}) == {"y": ([0, 2], [])}
+    for text, got in (('{"y": [[1]]}', r"\[1, 1\]"), ('{"y": [1, 2]}', r"\[2\]"), ('{"y": 1}', r"\[\]")):
+        with pytest.raises(
+            CodecError, match=rf"output 'y' \(FP32\): the answer has the shape {got}, and .* says \[-1, 2\]"
+        ):
+            read(text, paths, datatypes, shapes={"y": (-1, 2)})
+
+
+def test_what_stands_beside_the_outputs_is_bounded_but_for_that_in_rows() -> None:
+    limits = HeaderLimits(max_header_bytes=1000, max_tensors=10)
+    beside = json.dumps({"echo": ["x"] * 400, "y": 1})
+    for chunk_bytes in (None, 100):
+        with pytest.raises(TooLargeError, match=r"limits\.header"):
+            read(beside, {"y": "$.y"}, {"y": "FP32"}, limits=limits, chunk_bytes=chunk_bytes)
+    in_items = json.dumps({"a": [["x"] * 400, 1]})
+    with pytest.raises(TooLargeError, match=r"limits\.header"):
+        read(in_items, {"y": "$.a[1]"}, {"y": "FP32"}, limits=limits)
+    rows = json.dumps({"r": [{"echo": ["x"] * 9000, "y": index} for index in range(3)]})
+    assert read(rows, {"y": "$.r[*].y"}, {"y": "FP32"}, limits=limits) == {"y": ([3], [0, 1, 2])}
+
+
+def test_values_that_json_does_not_have_are_taken() -> None:
+    found = read(
+        '{"r": [{"y": NaN}, {"y": -Infinity}, {"y": null}]}', {"y": "$.r[*].y"}, {"y": "FP32"}, selection=BINARY
+    )
+    assert found == {"y": ([3], "FP32")}
+
+
+@pytest.mark.parametrize("path", ["$.r[*].y", "$.r[*][0]", "$.y", "$.a[1].y"])
+def test_memory_is_the_tensors_and_a_bounded_text(path: str) -> None:
+    values = list(range(100_000, 200_000))
+    text = json.dumps(
+        {
+            "$.r[*].y": {"r": [{"y": value, "more": "x" * 20} for value in values]},
+            "$.r[*][0]": {"r": [[value, "x" * 20] for value in values]},
+            "$.y": {"y": values},
+            "$.a[1].y": {"a": [0, {"y": values}]},
+        }[path]
+    ).encode()
+    chunks = [text[start : start + 64 * 1024] for start in range(0, len(text), 64 * 1024)]
+    form = AnswerForm(paths=tree_of({"y": path}))
+    description = ModelDescription(outputs=(TensorDescription("y", DATATYPES["FP64"]),))
+    tracemalloc.start()
+    try:
+        reply = read_answer(chunks, form, description, BINARY)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert b"".join(map(bytes, reply.blobs)) == np.array(values, np.float64).tobytes()
+    assert peak_bytes < 1.3 * 8 * len(values) + 2 * WAITING_BYTES

@@ -1,0 +1,301 @@
+"""What one client of gRPC may cost: memory, time of the event loop, and the patience of its connection."""
+
+import asyncio
+import gc
+import time
+import tracemalloc
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from hpack import Decoder, Encoder
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.client.grpc.frames import Frames
+from gateway.client.grpc.inference import read_request, varint
+from gateway.codec import HeaderLimits, run
+from gateway.errors import CodecError
+from tests.conftest import Connection, answering, lying
+from tests.grpc.conftest import address_of, serving
+from tests.grpc.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FIELDS,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    connected,
+    fields,
+    frame,
+    message,
+)
+from tests.grpc.test_clients import Both, ask, in_message
+from tests.grpc.test_hostile import BODY, still_serves
+
+pytestmark = pytest.mark.rule("12.6")
+
+STREAMING = [*FIELDS[:2], (":path", "/inference.GRPCInferenceService/ModelStreamInfer"), *FIELDS[3:]]
+
+
+def calling(name: str) -> list[tuple[str, str]]:
+    """The fields of the call *name*."""
+    return [*FIELDS[:2], (":path", f"/inference.GRPCInferenceService/{name}"), *FIELDS[3:]]
+
+
+async def test_a_window_that_shrinks_below_zero(both: Both) -> None:
+    """RFC 9113 section 6.9.2: what was sent counts against the new size."""
+    values = np.arange(30_000, dtype="f4")
+    big = message(in_message(values, "FP32", is_typed=False).SerializeToString())
+    async with connected(address_of(both[0])) as raw:
+        await raw.until(WINDOW_UPDATE)
+        await raw.send(fields(1))
+        for start in range(0, len(big), 16_000):
+            await raw.send(frame(DATA, 1, big[start : start + 16_000]))
+            await asyncio.sleep(0.01)
+        await raw.send(frame(DATA, 1, b"", END_STREAM))
+        got = b""
+        while len(got) < 65_535:
+            got += (await raw.until(DATA))[3]
+        await raw.send(frame(SETTINGS, 0, b"\0\x04" + (10).to_bytes(4)))  # the window is now 10 - 65535
+        await raw.send(frame(WINDOW_UPDATE, 0, (200_000).to_bytes(4)))
+        await raw.send(frame(WINDOW_UPDATE, 1, (1000).to_bytes(4)))  # and still below zero
+        await raw.send(frame(PING, 0, bytes(8)))
+        kind, _, _, payload = await raw.until(PING, DATA, RST_STREAM)
+        assert kind == PING
+        await raw.send(frame(WINDOW_UPDATE, 1, (200_000).to_bytes(4)))
+        kind = 0
+        while kind != HEADERS:
+            kind, _, _, payload = await raw.until(DATA, HEADERS, RST_STREAM)
+            assert kind != RST_STREAM
+            if kind == DATA:
+                got += payload
+    answer = pb.ModelInferResponse.FromString(got[5:])
+    assert answer.raw_output_contents[0] == values.tobytes()
+    await still_serves(both)
+
+
+async def test_a_client_that_offers_a_table_for_fields_without_end(both: Both) -> None:
+    """The gateway keeps no more than 4 KiB of the fields that it has sent, however much it may."""
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(frame(SETTINGS, 0, b"\0\x01\x7f\xff\xff\xff"))
+        raw.decoder = Decoder()
+        raw.decoder.max_allowed_table_size = 2**31
+        for n in range(200):
+            number = 2 * n + 1
+            await raw.send(fields(number) + frame(DATA, number, message(b""), END_STREAM))
+            assert (await raw.status(number))["grpc-status"] == "3"
+        assert raw.decoder.header_table_size <= 4096
+    await still_serves(both)
+
+
+async def test_errors_that_end_streams_leave_nothing() -> None:
+    """A client whose stream was ended by an error does not end its own half."""
+    body = b'{"error": "no such model"}'
+    script = answering(body, "404 Not Found")
+    large = [*STREAMING, ("triton_grpc_error", "true"), *((f"x-{n}", "y" * 1000) for n in range(14))]
+    async with lying(script) as liar, serving(liar.url) as both, connected(address_of(both[0])) as raw:
+        for n in range(90):
+            number = 2 * n + 1
+            await raw.send(fields(number, large) + frame(DATA, number, message(BODY)))
+            assert (await raw.status(number)).get("grpc-status") == "5"
+
+
+async def test_pings_between_the_answers_of_a_stream(both: Both) -> None:
+    """Clients of Go send one for each answer, to learn how much the way holds."""
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(fields(1, STREAMING))
+        for _ in range(300):
+            await raw.send(frame(DATA, 1, message(BODY)) + frame(PING, 0, bytes(8)))
+            kind = (await raw.until(DATA, GOAWAY))[0]
+            assert kind == DATA
+            await raw.send(frame(WINDOW_UPDATE, 0, (1000).to_bytes(4)) + frame(WINDOW_UPDATE, 1, (1000).to_bytes(4)))
+        await raw.send(frame(DATA, 1, b"", END_STREAM))
+        assert (await raw.status(1))["grpc-status"] == "0"
+    await still_serves(both)
+
+
+async def test_calls_that_are_cancelled_after_a_while_are_no_flood() -> None:
+    """So clients end calls whose deadline is over, a hundred at once where a server hangs."""
+
+    async def silent(connection: Connection) -> None:
+        await connection.read_request()
+        await asyncio.sleep(30)
+
+    async with lying(silent) as liar, serving(liar.url) as both, connected(address_of(both[0])) as raw:
+        for round_ in range(4):
+            numbers = [2 * n + 1 + 200 * round_ for n in range(100)]
+            for number in numbers:
+                await raw.send(fields(number) + frame(DATA, number, message(BODY), END_STREAM))
+            await asyncio.sleep(0.3)
+            for number in numbers:
+                await raw.send(frame(RST_STREAM, number, (8).to_bytes(4)))
+        await raw.send(frame(PING, 0, bytes(8)))
+        assert (await raw.until(PING, GOAWAY))[0] == PING
+
+
+@pytest.mark.parametrize("end", ["refused", "answered", "cancelled"])
+async def test_what_a_message_takes_is_free_when_its_call_has_ended(end: str) -> None:
+    """Not when Python's collector looks for cycles, which is rare where few objects are made."""
+    asked = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        await connection.read_request()
+        connection.body = b""
+        asked.set()
+        if end == "answered":
+            await connection.answer(b'{"outputs": []}')
+        elif end == "refused":
+            await connection.answer(b'{"error": "no"}', "500 Internal Server Error")
+        else:
+            await connection.reader.read()
+
+    body = in_message(np.zeros(1_000_000, "f4"), "FP32", is_typed=False).SerializeToString()
+    async with lying(script) as liar, serving(liar.url) as both:
+        async with grpc.aio.insecure_channel(address_of(both[0])) as channel:
+            infer: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            gc.disable()
+            tracemalloc.start()
+            try:
+                for _ in range(4):
+                    asked.clear()
+                    call = infer(body)
+                    await asked.wait()
+                    if end == "cancelled":
+                        call.cancel()
+                    with suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+                        await call
+                async with asyncio.timeout(5):
+                    while both[0].gateway.gateway.in_flight:
+                        await asyncio.sleep(0.01)
+                traces = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/gateway/*")])
+            finally:
+                tracemalloc.stop()
+                gc.enable()
+    assert sum(each.size for each in traces.statistics("filename")) < len(body)
+
+
+def longest_step(steps: Generator[None, None, Any]) -> tuple[float, BaseException | None]:
+    """The most time between two yields of *steps*, and with what they end."""
+    longest_s = 0.0
+    while True:
+        since_s = time.perf_counter()
+        try:
+            next(steps)
+        except StopIteration:
+            return max(longest_s, time.perf_counter() - since_s), None
+        except CodecError as error:
+            return max(longest_s, time.perf_counter() - since_s), error
+        longest_s = max(longest_s, time.perf_counter() - since_s)
+
+
+async def test_fields_of_one_byte_hold_nobody_up(both: Both) -> None:
+    """A hundred calls with a thousand fields each, of one byte: 100 KB, for which the library takes half a second."""
+    block = Encoder().encode(FIELDS) + b"\x90" * 1000
+    calls = b"".join(frame(HEADERS, 2 * n + 1, block, END_HEADERS | END_STREAM) for n in range(100))
+    frames = Frames(64 * 1024)
+    frames.add(PREFACE + calls)
+    assert frames.next() == PREFACE
+    assert len(frames.next()) < 3000  # then others may run
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(calls)
+        assert (await raw.status(199))["grpc-status"] == "3"  # more than 128 fields
+    await still_serves(both)
+
+
+MODEL = b"\x0a\x08identity"
+
+
+def _one_input(contents: bytes, shape: bytes = b"\x1a\x01\x01") -> bytes:
+    entry = b"\x0a\x01x\x12\x04FP32" + shape + b"\x2a" + varint(len(contents)) + contents
+    return MODEL + b"\x2a" + varint(len(entry)) + entry
+
+
+MANY: dict[str, Callable[[int], bytes]] = {
+    "empty raw contents": lambda n: MODEL + b"\x3a\x00" * (n // 2),
+    "ids": lambda n: MODEL + b"\x1a\x00" * (n // 2),
+    "unknown numbers": lambda n: MODEL + b"\x78\x01" * (n // 2),
+    "empty packed values": lambda n: _one_input(b"\x32\x00" * (n // 2)),
+    "empty packed values of another field": lambda n: _one_input(b"\x3a\x00" * (n // 2)),
+    "inputs without elements": lambda n: MODEL + b"\x2a\x03\x1a\x01\x00" * (n // 5),
+    "outputs": lambda n: MODEL + b"\x32\x00" * (n // 2),
+    "parameters": lambda n: MODEL + b"".join(b"\x22\x0b\x0a\x05%05x\x12\x02\x08\x01" % i for i in range(n // 13)),
+    "inputs in shared memory": lambda n: (
+        MODEL + b"\x2a\x1d\x22\x1b\x0a\x14shared_memory_region\x12\x03\x1a\x01a" * (n // 31)
+    ),
+    "dimensions": lambda n: _one_input(
+        b"\x32\x04abcd", b"\x1a" + varint(n // 10 * 10) + (b"\xff" * 8 + b"\x7f\x01") * (n // 10)
+    ),
+    "small dimensions": lambda n: _one_input(b"\x32\x04abcd", b"\x1a" + varint(n) + b"\x01" * n),
+    "numbers that are not packed": lambda n: _one_input(b"\x3d" * (n // 1)),
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+@pytest.mark.parametrize("n_bytes", [120_000, 4_000_000])
+def test_messages_of_many_tiny_fields_take_little_memory_and_short_steps(kind: str, n_bytes: int) -> None:
+    data = memoryview(MANY[kind](n_bytes))
+    tracemalloc.start()
+    try:
+        longest_step(read_request(data, HeaderLimits(), lambda n_bytes: None))
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    longest_s, _ = longest_step(read_request(data, HeaderLimits(), lambda n_bytes: None))
+    assert peak_bytes < 2.5 * len(data) + 2_000_000
+    assert longest_s < 0.1
+
+
+async def test_many_tiny_fields_over_a_socket(both: Both) -> None:
+    async with grpc.aio.insecure_channel(address_of(both[0])) as channel:
+        call: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        for kind, words in (("empty raw contents", "limits.tensors"), ("ids", "limits.header")):
+            with pytest.raises(grpc.aio.AioRpcError, match=words) as refused:
+                await call(MANY[kind](2_000_000))
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await still_serves(both)
+
+
+async def test_many_inputs_of_middle_size_are_no_header(both: Both) -> None:
+    """Their values count as values, though protobuf sees those of small inputs."""
+    request = pb.ModelInferRequest(model_name="identity")
+    for n in range(60):
+        entry = request.inputs.add(name=f"x{n}", datatype="FP32", shape=[1000])
+        entry.contents.fp32_contents.extend([float(n)] * 1000)
+        small = request.inputs.add(name=f"y{n}", datatype="FP32", shape=[240])
+        small.contents.fp32_contents.extend([float(n)] * 240)
+    request.inputs[0].parameters["note"].string_param = "z" * 20_000
+    answer = await ask(both[0], request)
+    assert len(answer.outputs) == 120
+    assert answer.outputs[118].contents.fp32_contents[999] == 59
+
+
+async def test_a_shape_that_no_tensor_has(both: Both) -> None:
+    request = pb.ModelInferRequest(model_name="identity")
+    entry = request.inputs.add(name="x", datatype="FP32", shape=[2**62] * 300)
+    entry.contents.fp32_contents.append(1)
+    with pytest.raises(grpc.aio.AioRpcError, match="at most 64 integers") as refused:
+        await ask(both[0], request)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_fields_of_another_type_are_unknown_ones() -> None:
+    """As protobuf has it: only a field of its own type is an input, or raw contents."""
+    first = message_of([1.0, 2.0])
+    steps = read_request(memoryview(b"\x28\x01\x38\x01" + first), HeaderLimits(), lambda n_bytes: None)
+    assert run(steps).blobs[0].tobytes() == np.array([1, 2], "f4").tobytes()
+
+
+def message_of(values: list[float]) -> bytes:
+    """A request with one typed input, long enough to be taken apart."""
+    entry = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[len(values)])
+    entry.contents.fp32_contents.extend(values)
+    entry.parameters["note"].string_param = "z" * 2000
+    return bytes(pb.ModelInferRequest(model_name="m", inputs=[entry]).SerializeToString())

@@ -1,0 +1,313 @@
+"""Clients of V2 before servers that speak no protocol: `dialect: template`."""
+
+import io
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
+
+from gateway.config.loading import inspect_bytes
+from tests.conftest import HEADER_LENGTH, Client, Reply, running, tensor
+from tests.system.scripted import CountingBackend, Seen, counting
+
+IRIS: Mapping[str, Any] = {
+    "inputs": {"x": {"datatype": "FP32", "shape": [-1, 4]}},
+    "outputs": {"proba": {"datatype": "FP32", "shape": [-1, 3]}, "label": {"datatype": "BYTES"}},
+    "request": {"path": "/predict", "body": {"features": "$x", "user": "web"}},
+    "answer": {"proba": "$.probabilities", "label": "$.result.labels"},
+}
+CHURN: Mapping[str, Any] = {
+    "inputs": {"age": {"datatype": "INT64", "shape": [-1]}, "plan": {"datatype": "BYTES", "shape": [-1]}},
+    "outputs": {"score": {"datatype": "FP64"}},
+    "request": {"path": "/score/{model}", "body": {"$each": {"age": "$age", "plan": "$plan"}}},
+    "answer": {"score": "$.results[*].score"},
+}
+FAULTY: Mapping[str, Any] = {**IRIS, "error": "$.fault.reason"}
+VERSIONED: Mapping[str, Any] = {**IRIS, "request": {"path": "/v/{version}", "body": {"x": "$x"}}}
+X = np.arange(8, dtype=np.float32).reshape(2, 4)
+GOOD = b'{"probabilities": [[0.5, 0.25, 0.25], [0, 1, 0]], "result": {"labels": ["a", "\\u00e9"]}, "took": 3}'
+
+
+@dataclass
+class Legacy:
+    """A server that answers every POST in one way, and GET /ping."""
+
+    answer: bytes = GOOD
+    status: str = "200 OK"
+    ping: str = "200 OK"
+    seen: list[Seen] = field(default_factory=list)
+
+    async def behave(self, seen: Seen) -> bool:
+        """Answer."""
+        if seen.method == "POST":
+            self.seen.append(seen)
+            await seen.answer(self.answer, self.status, "Content-Type: application/json\r\n")
+        else:
+            await seen.answer(b"pong", self.ping if seen.target == "/ping" else "404 Not Found")
+        return True
+
+
+@dataclass
+class Stage:
+    """A client of a gateway before a legacy server."""
+
+    client: Client
+    backend: CountingBackend
+    server: Legacy
+
+    async def infer(self, model: str, *tensors: tuple[dict[str, Any], bytes], path: str = "", **top: object) -> Reply:
+        """Send *tensors*, binary, and ask for binary outputs unless *top* says otherwise."""
+        inputs = [entry for entry, _ in tensors]
+        header = {"inputs": inputs, "parameters": {"binary_data_output": True}, **top}
+        text = json.dumps(header).encode()
+        body = text + b"".join(blob for _, blob in tensors)
+        path = path or f"/v2/models/{model}/infer"
+        return await self.client.request("POST", path, data=io.BytesIO(body), headers={HEADER_LENGTH: str(len(text))})
+
+
+@asynccontextmanager
+async def before(
+    server: Legacy, models: Mapping[str, Any] | None = None, health: str = "/ping"
+) -> AsyncIterator[Stage]:
+    settings: dict[str, Any] = {"dialect": "template", "models": models or {"iris": IRIS, "churn": CHURN}}
+    if health:
+        settings["health"] = {"path": health}
+    async with (
+        counting(server.behave) as backend,
+        running(backend.url, "", yaml.safe_dump(settings, default_flow_style=None, sort_keys=False)) as client,
+    ):
+        yield Stage(client, backend, server)
+
+
+def numbers(name: str, array: np.ndarray[Any, Any], datatype: str) -> tuple[dict[str, Any], bytes]:
+    return tensor(name, array, datatype), array.tobytes()
+
+
+def strings(name: str, *values: bytes) -> tuple[dict[str, Any], bytes]:
+    blob = bytes(serialize_byte_tensor(np.array(values, dtype=object)).item())
+    return (
+        {"name": name, "shape": [len(values)], "datatype": "BYTES", "parameters": {"binary_data_size": len(blob)}},
+        blob,
+    )
+
+
+def error_of(reply: Reply, status: int) -> str:
+    assert reply.status == status, reply.body
+    return str(reply.json["error"])
+
+
+@pytest.mark.rule("11.7")
+async def test_a_request_and_its_answer_are_as_the_configuration_says() -> None:
+    async with before(Legacy()) as stage:
+        reply = await stage.infer("iris", numbers("x", X, "FP32"), id="7")
+        assert reply.status == 200, reply.body
+        proba, label = reply.json["outputs"]
+        assert (proba["name"], proba["datatype"], proba["shape"]) == ("proba", "FP32", [2, 3])
+        assert (label["name"], label["datatype"], label["shape"]) == ("label", "BYTES", [2])
+        size = proba["parameters"]["binary_data_size"]
+        assert np.frombuffer(reply.binary[:size], np.float32).tolist() == [0.5, 0.25, 0.25, 0, 1, 0]
+        assert deserialize_bytes_tensor(reply.binary[size:]).tolist() == [b"a", "é".encode()]
+        (seen,) = stage.server.seen
+        assert seen.target == "/predict"
+        assert json.loads(seen.body) == {"features": X.tolist(), "user": "web"}
+        assert (reply.json["model_name"], reply.json["id"]) == ("iris", "7")
+
+
+@pytest.mark.rule("11.7")
+async def test_records_are_sent_and_read_row_by_row() -> None:
+    server = Legacy(b'{"results": [{"score": 0.5, "why": [1]}, {"why": [], "score": 1}]}')
+    async with before(server) as stage:
+        ages = numbers("age", np.array([2**53 + 1, -1]), "INT64")
+        reply = await stage.infer("churn", ages, strings("plan", b"gold", "é".encode()))
+        assert np.frombuffer(reply.binary, np.float64).tolist() == [0.5, 1]
+        assert server.seen[0].target == "/score/churn"
+        assert json.loads(server.seen[0].body) == [{"age": 2**53 + 1, "plan": "gold"}, {"age": -1, "plan": "é"}]
+
+
+@pytest.mark.rule("11.7")
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ([numbers("x", X.astype(np.float64), "FP64")], "takes FP32"),
+        ([numbers("y", X, "FP32")], "input 'y': model 'iris' has no such input; it has 'x'"),
+        ([], "input 'x' is missing"),
+    ],
+)
+async def test_inputs_that_the_model_does_not_have_are_refused(
+    tensors: list[tuple[dict[str, Any], bytes]], words: str
+) -> None:
+    async with before(Legacy()) as stage:
+        assert words in error_of(await stage.infer("iris", *tensors), 400)
+        assert not stage.server.seen
+
+
+@pytest.mark.rule("11.7")
+async def test_rows_of_different_number_are_refused() -> None:
+    async with before(Legacy()) as stage:
+        ages = numbers("age", np.array([1, 2, 3]), "INT64")
+        words = error_of(await stage.infer("churn", ages, strings("plan", b"gold")), 400)
+        assert "input 'plan'" in words
+        assert "expected 3 rows, as input 'age' has, for this backend's `$each`" in words
+        assert not stage.server.seen
+
+
+@pytest.mark.rule("11.7")
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b'{"probabilities": [[1, 2, 3]], "result": {"label": []}}',
+         "output 'label': nothing at $.result.labels; $.result has the members 'label'"),
+        (b'{"probabilities": [[1, 2]], "result": {"labels": ["a"]}}',
+         "the answer has the shape [1, 2], and `models` in the backend's configuration says [-1, 3]"),
+        (b'{"error": "no such user"}', "but an error: no such user"),
+        (b"[]", "output 'proba': nothing at $.probabilities; $ is []"),
+        (b"no JSON", "answer: $: "),
+    ],
+)  # fmt: skip
+async def test_answers_that_are_not_as_described_are_told(answer: bytes, words: str) -> None:
+    async with before(Legacy(answer)) as stage:
+        assert words in error_of(await stage.infer("iris", numbers("x", X, "FP32")), 502)
+
+
+@pytest.mark.rule("11.7")
+async def test_errors_are_told_in_the_servers_words() -> None:
+    answer = b'{"fault": {"reason": "too hot"}, "detail": "elsewhere"}'
+    async with before(Legacy(answer, "503 Busy"), {"a": FAULTY, "b": IRIS}) as stage:
+        assert "too hot" in error_of(await stage.infer("a", numbers("x", X, "FP32")), 503)
+        assert "elsewhere" in error_of(await stage.infer("b", numbers("x", X, "FP32")), 503)
+
+
+@pytest.mark.rule("11.7")
+async def test_metadata_and_health_are_the_configurations_and_the_servers() -> None:
+    server = Legacy()
+    async with before(server, {"iris": IRIS, "v": VERSIONED}) as stage:
+        for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/iris/ready", "/v2"):
+            assert (await stage.client.request("GET", path)).status == 200
+        metadata = (await stage.client.request("GET", "/v2/models/iris")).json
+        assert metadata["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
+        assert metadata["outputs"][1] == {"name": "label", "datatype": "BYTES", "shape": [-1]}
+        for path in ("/v2/models/none", "/v2/models/none/ready"):
+            words = error_of(await stage.client.request("GET", path), 404)
+            assert words == "model 'none' is not configured: `backends.main.models` has 'iris', 'v'"
+        assert "'none' is not configured" in error_of(await stage.infer("none", numbers("x", X, "FP32")), 404)
+        server.ping = "500 Oops"
+        for path in ("/v2/health/live", "/v2/models/iris/ready"):
+            assert (await stage.client.request("GET", path)).status == 500
+
+
+@pytest.mark.rule("11.7")
+async def test_versions_are_those_of_the_path() -> None:
+    async with before(Legacy(), {"iris": IRIS, "v": VERSIONED}) as stage:
+        tensors = numbers("x", X, "FP32")
+        assert (await stage.infer("v", tensors, path="/v2/models/v/versions/2/infer")).status == 200
+        assert stage.server.seen[0].target == "/v/2"
+        words = error_of(await stage.infer("v", tensors), 404)
+        assert words == "model 'v' is asked for with a version: /v2/models/v/versions/VERSION"
+        words = error_of(await stage.infer("", tensors, path="/v2/models/iris/versions/2/infer"), 404)
+        assert words == "model 'iris' has no versions: leave the version out"
+
+
+async def test_the_clients_query_goes_behind_that_of_the_template() -> None:
+    models = {"iris": {**IRIS, "request": {"path": "/predict?key=1", "body": "$x"}}}
+    async with before(Legacy(), models) as stage:
+        tensors = numbers("x", X, "FP32")
+        for query, target in (("", "/predict?key=1"), ("?a=1?2", "/predict?key=1&a=1?2")):
+            assert (await stage.infer("", tensors, path=f"/v2/models/iris/infer{query}")).status == 200
+            assert stage.server.seen[-1].target == target
+
+
+async def test_without_a_path_for_health_the_gateway_says_what_it_knows() -> None:
+    async with before(Legacy(), health="") as stage:
+        for path in ("/v2/health/live", "/v2/models/iris/ready"):
+            assert (await stage.client.request("GET", path)).status == 200
+
+
+async def test_large_tensors_stay_exact() -> None:
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((50_000, 4)).astype(np.float32)
+    labels = [f"é{index}" * (index % 7) for index in range(50_000)]
+    answer = {
+        "probabilities": rng.standard_normal((50_000, 3)).astype(np.float32).tolist(),
+        "result": {"labels": labels},
+    }
+    async with before(Legacy(json.dumps(answer).encode())) as stage:
+        reply = await stage.infer("iris", numbers("x", x, "FP32"))
+        size = reply.json["outputs"][0]["parameters"]["binary_data_size"]
+        assert np.frombuffer(reply.binary[:size], np.float32).reshape(-1, 3).tolist() == answer["probabilities"]
+        assert deserialize_bytes_tensor(reply.binary[size:]).tolist() == [label.encode() for label in labels]
+        assert np.array_equal(np.array(json.loads(stage.server.seen[0].body)["features"], np.float32), x)
+
+
+# The configuration
+
+BAD = """
+backends:
+  legacy:
+    endpoints: ["http://127.0.0.1:1"]
+    dialect: template
+    health: {}
+    models:
+      a:
+        inputs: {x: {datatype: FP32}, n: {shape: []}}
+        outputs: {y: {datatype: FP32}, z: {}}
+        request:
+          path: predict/{foo}
+          body:
+            v: $nope
+            e: {$each: [$n]}
+        answer: {y: "$.a[*].b[*]", other: $.x}
+        error: "$.e[*]"
+      b:
+        request: {path: "/x/{foo}"}
+        format: row
+"""
+
+
+def test_mistakes_are_told_with_their_lines() -> None:
+    found = {
+        (each.line, each.key.removeprefix("backends.legacy.")): each.reason
+        for each in inspect_bytes(BAD.encode(), "f").errors
+    }
+    expected = {
+        (6, "health"): "expected its `path`",
+        (10, "models.a.outputs.z"): "expected",
+        (12, "models.a.request.path"): "expected a path",
+        (14, "models.a.request.body.v"): "no such input: there are x, n",
+        (15, "models.a.request.body.e.$each"): "input `n` is a scalar",
+        (16, "models.a.answer.y"): "expected at most one [*]",
+        (16, "models.a.answer.other"): "no such output",
+        (17, "models.a.error"): "expected a path without [*]",
+        (18, "models.b.answer"): "missing; expected where each output stands",
+        (19, "models.b.request.body"): "missing",
+        (19, "models.b.request.path"): "expected nothing in braces but {model} and {version}",
+        (20, "models.b.format"): "this is for other dialects",
+    }
+    for place, words in expected.items():
+        assert words in found.get(place, ""), (place, found)
+    assert {key for _, key in found} - {key for _, key in expected} == {"models.a.request.body"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("dialect: v2, models: {a: {request: {path: /x, body: 1}}}", "models.a: `request` is for `dialect: template`"),
+        ("dialect: mlflow, models: {a: {answer: {y: $}, outputs: {y: {datatype: FP32}}}}", "models.a: `answer` is for"),
+        ("dialect: template, models: {a: {}}", "models.a.request: missing; expected what is sent"),
+        ("dialect: template, models: {a: {request: {path: /x, body: 1}, outputs: {y: {datatype: FP32}}, "
+         "answer: {y: $.a, z: $.b}}}", "a.answer.z: no such output"),
+        ("dialect: template, models: {a: {request: {path: /x, body: 1}, "
+         "outputs: {y: {datatype: FP32}, z: {datatype: FP32}}, answer: {y: $.a, z: $.a.b}}}",
+         "a.answer: the paths of the outputs `y`, `z` do not fit together"),
+        ("dialect: template, binary: auto, models: {a: {}}", "binary: this is for servers of V2"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_told(settings: str, words: str) -> None:
+    text = f"backends: {{legacy: {{endpoints: ['http://127.0.0.1:1'], {settings}}}}}"
+    errors = [f"{each.key}: {each.reason}" for each in inspect_bytes(text.encode(), "f").errors]
+    assert any(words in error for error in errors), errors
