@@ -23,6 +23,9 @@ WAYS = {"call": 50, "stream": 10, "cancels": 10, "short deadline": 10}
 STREAMED = (2, 12)
 """How many messages a stream has."""
 
+STREAMED_ELEMENTS = 5000
+"""The most of one message of a stream: many large ones at once are a peak of memory that most runs see late."""
+
 ATTACKS = ("resets", "pings", "cut message", "settings", "any bytes")
 
 ATTACK_S = 20.0
@@ -85,6 +88,8 @@ class GrpcClient:
 
     async def _stream(self, client: triton.InferenceServerClient) -> None:
         sent = [self._plan() for _ in range(self._dice.randrange(*STREAMED))]
+        for plan in sent:
+            plan.elements = min(plan.elements, STREAMED_ELEMENTS)
 
         async def requests() -> AsyncIterator[dict[str, Any]]:
             for plan in sent:

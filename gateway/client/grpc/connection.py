@@ -266,17 +266,17 @@ class GrpcConnection(Connection):
         self._patience.earn_by_frame()
 
     def send_fields(self, stream: Stream, fields: Fields, *, is_end: bool) -> None:
-        """Send *fields*, with which the stream ends if *is_end*. Raises `ConnectionError` when the client left."""
+        """Send *fields*, with which the stream ends if *is_end*. Raises `ConnectionError` when the client left.
+
+        A client that still sends is told that nothing more is read, in one write with the end of the answer (RFC 9113
+        section 8.1): gRPC's C core may take a reset that comes later for a failure of the call.
+        """
         if stream.is_closed or not self._is_open:
             raise client_left()
         self._h2.send_headers(stream.number, fields, end_stream=is_end)
         if is_end:
-            self.flush()
-
-    def refuse_rest(self, stream: Stream) -> None:
-        """Tell the client that nothing more of its message is read; the answer is complete (RFC 9113 section 8.1)."""
-        if self._is_open:
-            self._h2.reset_stream(stream.number, ErrorCodes.NO_ERROR)
+            if not stream.is_ended:
+                self._h2.reset_stream(stream.number, ErrorCodes.NO_ERROR)
             self.flush()
 
     def reset(self, stream: Stream) -> None:

@@ -191,7 +191,6 @@ class Stream:
         self.connection.send_fields(self, fields, is_end=True)
         self.is_answered = self.is_closed = True
         if not self.is_ended:
-            self.connection.refuse_rest(self)
             self.end()
 
     def has_room(self) -> None:
