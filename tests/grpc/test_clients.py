@@ -489,8 +489,11 @@ async def test_an_error_in_a_stream(grpc_client: triton.InferenceServerClient, e
     async def requests() -> Any:
         yield {"model_name": "identity", "inputs": [given("x", np.ones(2, "f4"))]}
         yield {"model_name": "identity", "inputs": [raw("x", [3], "FP32", b"1")]}
+        if ends:  # grpc.aio may report an error of its own if it writes at the moment at which a stream is ended
+            await is_over.wait()
         yield {"model_name": "identity", "inputs": [given("x", np.ones(3, "f4"))]}
 
+    is_over = asyncio.Event()
     headers = {"triton_grpc_error": "true"} if ends else None
     got = []
     try:
@@ -498,6 +501,7 @@ async def test_an_error_in_a_stream(grpc_client: triton.InferenceServerClient, e
             got.append(error.message() if error else list(result.as_numpy("x")))
     except grpc.aio.AioRpcError as error:  # tritonclient passes it on as it is
         got.append((error.code().name, error.details()))
+    is_over.set()
     assert got[0] == [1, 1]
     if ends:
         assert got[1][0] == "INVALID_ARGUMENT"
