@@ -47,8 +47,9 @@ class Attempt(msgspec.Struct, gc=False):
     """What it went over; None while it has none."""
     span_id: str = ""
     """In hexadecimal, as the backend got it; empty if the request is not traced."""
+    method: str = ""
     target: str = ""
-    """The path and query that the endpoint was asked for, if the request is traced."""
+    """The path and query that the endpoint was asked for; this and the method only if the request is traced."""
 
 
 class Exchange(msgspec.Struct, gc=False):
@@ -75,7 +76,9 @@ class Exchange(msgspec.Struct, gc=False):
     is_inference: bool = False
     """Whether it was handled as an inference: a POST to an infer path."""
     status: int = 0
-    """0 until something was sent to the client."""
+    """0 until something was sent to the client. Of gRPC, the status of HTTP that is paired with its own."""
+    rpc_status: str = ""
+    """The status of gRPC that was sent, such as `NOT_FOUND`; empty for HTTP."""
     error: ErrorKind | None = None
     detail: str = ""
     """The error's text."""

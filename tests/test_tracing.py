@@ -64,6 +64,27 @@ def test_names_of_spans_have_few_values(path: str, route: str | None) -> None:
     assert "secret" not in str(span.to_json())
 
 
+@pytest.mark.parametrize(
+    ("path", "route", "name"),
+    [
+        ("/inference.GRPCInferenceService/ModelInfer", "r", "inference.GRPCInferenceService/ModelInfer"),
+        ("/whatever.a.Client/Writes", "none", "_OTHER"),
+    ],
+)
+def test_a_call_of_grpc_has_the_names_of_its_conventions(path: str, route: str, name: str) -> None:
+    (span,) = spans_of(exchange(path, route=route, protocol="grpc", rpc_status="NOT_FOUND", status=404))
+    assert span.name == name
+    assert span.attributes is not None
+    own = {key: value for key, value in span.attributes.items() if key.startswith(("rpc.", "url.", "http.resp"))}
+    assert own == {
+        "rpc.system.name": "grpc",
+        "rpc.system": "grpc",
+        "rpc.method": name,
+        "rpc.response.status_code": "NOT_FOUND",
+        "http.response.body.size": 0,
+    }
+
+
 def test_where_no_route_matched_a_path_names_nothing() -> None:
     (span,) = spans_of(exchange(route="none", status=404, error=ErrorKind.NO_ROUTE))
     assert span.name == "POST"

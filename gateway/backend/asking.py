@@ -75,7 +75,7 @@ class BackendRequest(msgspec.Struct, frozen=True):
         headers, body = self.headers, self.body
         target = f"{endpoint.base_path}{self.raw_path}"
         if self.trace is not None:
-            attempt.span_id, attempt.target = new_span_id(), target
+            attempt.span_id, attempt.method, attempt.target = new_span_id(), self.method, target
             headers = headers + self.trace.fields(attempt.span_id)
         lines = [f"{self.method} {target} HTTP/1.1\r\nHost: {endpoint.authority}", *map(": ".join, headers)]
         whole = body.whole

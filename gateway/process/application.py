@@ -69,7 +69,7 @@ class Application:
 
     async def _status(self) -> Status:
         self.data_plane.count()
-        listens = Listens(self.listen_url, self.admin_url)
+        listens = Listens(self.listen_url, self.admin_url, self.grpc_urls)
         reading = Answered(self.data_plane.reading(), answered_s=time.time())
         return status_of(self.data_plane.config, listens, [reading], self.metrics, self._not_ready())
 

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from gateway.config import Config, Route
+from gateway.exchange import PROTOCOLS
 from gateway.telemetry.reading import Certificate, EndpointReading, Level, Reading
 from gateway.telemetry.recent import SLICE_S, Minute, Stats, total
 
@@ -26,6 +27,8 @@ class LastMinute(msgspec.Struct, frozen=True):
     slice_s: int
     slices: list[tuple[int, int]]
     """Requests and errors in each slice of the minute, the last first; the first is still being filled."""
+    protocols: dict[str, int]
+    """Requests by what their clients speak."""
     codec_share: float | None
     """Of the requests' time; None if there were none."""
     upstream_share: float | None
@@ -87,6 +90,7 @@ def last_minute_of(minute: Minute) -> LastMinute:
         Stats.of(minute.all, minute.seconds),
         SLICE_S,
         minute.slices,
+        {protocol: total(minute.all, protocol) for protocol in PROTOCOLS},
         total(minute.all, "codec_microseconds") / microseconds if microseconds else None,
         total(minute.all, "upstream_microseconds") / microseconds if microseconds else None,
         {f"{side}_bytes": total(minute.all, f"{side}_bytes") for side in _SIDES},

@@ -60,6 +60,7 @@ class Listens(NamedTuple):
 
     clients: str
     admin: str
+    grpc: Sequence[str] = ()
 
 
 class Answered(NamedTuple):
@@ -109,6 +110,8 @@ class Status(msgspec.Struct, frozen=True):
     now_s: float
     listen: str
     admin: str
+    grpc: list[str]
+    """Where clients of gRPC come; empty without that front."""
     n_workers: int
     """How many processes are configured to serve clients."""
     workers: list[WorkerStatus]
@@ -179,6 +182,7 @@ def status_of(
         now_s=now_s,
         listen=listens.clients,
         admin=listens.admin,
+        grpc=list(listens.grpc),
         n_workers=int(config.workers),
         workers=workers,
         state=state,

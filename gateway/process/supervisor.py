@@ -338,7 +338,7 @@ class Supervisor:
 
     async def _status(self) -> Status:
         answered = [Answered(reading, worker.heard_at_s) for worker, reading in self._readings()]
-        listens = Listens(self.listen_url, self.admin_url)
+        listens = Listens(self.listen_url, self.admin_url, self.grpc_urls)
         return status_of(self._config, listens, answered, self.metrics, self._not_ready(), self._last_death)
 
     def _not_ready(self) -> str | None:

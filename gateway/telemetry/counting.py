@@ -55,7 +55,8 @@ _REQUEST_BOUNDS = BOUNDS["request_seconds"]
 
 # What exchanges are sorted by; without Python's bytecode.
 _kind_of = attrgetter(
-    "route", "backend", "status", "error", "client_format", "reply_format", "upstream_format", "is_transcoded"
+    *("route", "backend", "protocol", "status", "error"),
+    *("client_format", "reply_format", "upstream_format", "is_transcoded"),
 )
 
 _FIELDS = {name: attrgetter(name) for name in (*Exchange.__struct_fields__, *Attempt.__struct_fields__)}
@@ -222,6 +223,7 @@ class Counting:
                 moments["client_response_bytes", reason, blame] += int(response_bytes)
         seconds = array("d", _each("seconds", group))
         moments["requests", reason, blame] += len(group)
+        moments[one.protocol, reason, blame] += len(group)
         moments["microseconds", reason, blame] += round(sum(seconds) * 1e6)
         for step, count in Counter(steps_of(seconds)).items():
             moments[STEP, step] += count

@@ -1,8 +1,8 @@
 """The spans of a request, made of its finished exchange, and their way to a collector (OpenTelemetry, OTLP over HTTP).
 
 One span of kind server for the request; under it one of kind client for each attempt, and one for the codec's work on
-the request and on the answer. Names follow OpenTelemetry's conventions for HTTP; those that are our own begin with
-`tensor_gateway.`. Queries of URLs are left out, since they may hold secrets. Imported only where tracing is configured
+the request and on the answer. Names follow OpenTelemetry's conventions for HTTP, and for gRPC where the client speaks
+that; those that are our own begin with `tensor_gateway.`. Queries of URLs are left out, since they may hold secrets. Imported only where tracing is configured
 (`tracing`). Not here: ids, and which traces are sampled.
 """
 
@@ -133,12 +133,8 @@ class _Spans:
 
     def _request(self) -> ReadableSpan:
         exchange = self._exchange
-        path = exchange.path.partition("?")[0]
-        route = _route_of(path) if exchange.route != "none" else None
-        attributes: Attributes = {
-            "http.request.method": exchange.method,
-            "url.scheme": exchange.scheme,
-            "url.path": path[:PATH_CHARACTERS],
+        name, attributes = self._of_grpc() if exchange.protocol == "grpc" else self._of_http()
+        attributes |= {
             "client.address": exchange.client,
             "http.request.body.size": exchange.client_request_bytes,
             "http.response.body.size": exchange.client_response_bytes,
@@ -146,12 +142,8 @@ class _Spans:
             "tensor_gateway.route": exchange.route,
             "tensor_gateway.backend": exchange.backend,
         }
-        if route is not None:
-            attributes["http.route"] = route
         if exchange.model is not None:
             attributes["tensor_gateway.model"] = exchange.model
-        if exchange.status:
-            attributes["http.response.status_code"] = exchange.status
         status = _UNSET
         if exchange.error is not None:
             blame = blame_of(exchange.error, exchange.status)
@@ -159,7 +151,6 @@ class _Spans:
             attributes["tensor_gateway.blame"] = blame.value
             if blame is not Blame.CLIENT:
                 status = Status(StatusCode.ERROR, exchange.detail[:DETAIL_CHARACTERS] or None)
-        name = exchange.method if route is None else f"{exchange.method} {route}"
         return ReadableSpan(
             name,
             self._own,
@@ -173,12 +164,36 @@ class _Spans:
             instrumentation_scope=_SCOPE,
         )
 
+    def _of_http(self) -> tuple[str, Attributes]:
+        """The name of the request's span, and what only those of HTTP have."""
+        exchange = self._exchange
+        path = exchange.path.partition("?")[0]
+        attributes: Attributes = {
+            "http.request.method": exchange.method,
+            "url.scheme": exchange.scheme,
+            "url.path": path[:PATH_CHARACTERS],
+        }
+        if exchange.status:
+            attributes["http.response.status_code"] = exchange.status
+        route = _route_of(path) if exchange.route != "none" else None
+        if route is None:
+            return exchange.method, attributes
+        return f"{exchange.method} {route}", {**attributes, "http.route": route}
+
+    def _of_grpc(self) -> tuple[str, Attributes]:
+        """The name of the request's span, and what only those of gRPC have; `rpc.system` has its older name, too."""
+        exchange = self._exchange
+        call = exchange.path.removeprefix("/") if exchange.route != "none" else "_OTHER"
+        attributes: Attributes = {"rpc.system.name": "grpc", "rpc.system": "grpc", "rpc.method": call}
+        if exchange.rpc_status:
+            attributes["rpc.response.status_code"] = exchange.rpc_status
+        return call, attributes
+
     def _attempt(self, attempt: Attempt, n_earlier: int) -> ReadableSpan:
         exchange = self._exchange
-        method = "GET" if attempt.is_metadata else exchange.method
         endpoint = urlsplit(attempt.endpoint)
         attributes: Attributes = {
-            "http.request.method": method,
+            "http.request.method": attempt.method,
             "url.full": f"{endpoint.scheme}://{endpoint.netloc}{attempt.target.partition('?')[0][:PATH_CHARACTERS]}",
             "server.address": endpoint.hostname or "",
             "server.port": endpoint.port or (443 if endpoint.scheme == "https" else 80),
@@ -201,7 +216,7 @@ class _Spans:
         if failure:
             attributes["error.type"] = failure
         return self._inside(
-            method,
+            attempt.method,
             attempt.span_id or new_span_id(),
             SpanKind.CLIENT,
             attributes,

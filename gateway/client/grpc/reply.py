@@ -112,7 +112,7 @@ class GrpcReply:
             raise GatewayError(ErrorKind.BODY_TOO_LARGE, str(error)) from error
         except CodecError as error:
             raise blamed(error, ErrorKind.MALFORMED_RESPONSE) from error
-        exchange.status = status
+        exchange.status, exchange.rpc_status = status, Status.OK.name
         exchange.client_response_bytes = await self.send(headers, message)
         self.is_complete = True
 
@@ -128,6 +128,7 @@ class GrpcReply:
             return
         exchange.status = error.status
         if call is not None and call.refused is not None and _is_no(error):
+            exchange.rpc_status = Status.OK.name
             exchange.client_response_bytes = await self.send(error.headers, [call.refused().SerializeToString()])
             self.is_complete = True
             return
@@ -138,6 +139,7 @@ class GrpcReply:
         status = status_of(error.kind, error.status)
         if isinstance(error, HeaderTooLargeError):
             status = Status.INVALID_ARGUMENT
+        exchange.rpc_status = status.name
         await self.send_status(status, words, [*error.headers, proxy_status(error)])
         self.is_complete = True
 
@@ -146,6 +148,7 @@ class GrpcReply:
         exchange = self._exchange
         if exchange.error is None and not self.is_complete:
             exchange.error = ErrorKind.CLIENT_CLOSED
+            exchange.rpc_status = Status.CANCELLED.name
             exchange.status = ErrorKind.CLIENT_CLOSED.status
             exchange.detail = self._stream.connection.out.cut_reason
 

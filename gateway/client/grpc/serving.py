@@ -121,7 +121,8 @@ async def serve(connection: "GrpcConnection", stream: Stream, fields: Iterable[t
         elif (call := CALLS.get(head.path)) is not None:
             await _serve_one(connection, stream, head, call)
         else:
-            _finish(stream, Status.UNIMPLEMENTED, _unknown(head.path))
+            refusal = GatewayError(ErrorKind.NO_ROUTE, _unknown(head.path), status=501)
+            await _serve_one(connection, stream, head._replace(fault=head.fault or refusal), None)
     except (ConnectionError, asyncio.CancelledError):
         pass  # the client left; what was served has recorded it
     except GatewayError as error:  # of a stream of messages, between two of them
