@@ -25,9 +25,9 @@ Moments = dict[Group, Counter[Row]]
 """Sums of requests that have finished, all of them whole numbers. Rows have a name, a reason and a blame, both empty
 for what did not fail; and `STEP` with a step of the duration, for how many requests took that long.
 
-Names are `requests`, each of `PROTOCOLS` for those of its clients, `microseconds`, `codec_microseconds`, `upstream_microseconds`, which overlaps with the codec's
-because large bodies are encoded and decoded while they cross, and four names in `bytes`: of inferences that were
-transcoded and succeeded.
+Names are `requests`, each of `PROTOCOLS` for those of its clients, `microseconds`, `codec_microseconds`,
+`upstream_microseconds`, which overlaps with the codec's because large bodies are encoded and decoded while they cross,
+and four names in `bytes`: of inferences that were transcoded and succeeded.
 """
 
 STEP = "step"

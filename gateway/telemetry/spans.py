@@ -2,8 +2,8 @@
 
 One span of kind server for the request; under it one of kind client for each attempt, and one for the codec's work on
 the request and on the answer. Names follow OpenTelemetry's conventions for HTTP, and for gRPC where the client speaks
-that; those that are our own begin with `tensor_gateway.`. Queries of URLs are left out, since they may hold secrets. Imported only where tracing is configured
-(`tracing`). Not here: ids, and which traces are sampled.
+that; those that are our own begin with `tensor_gateway.`. Queries of URLs are left out, since they may hold secrets.
+Imported only where tracing is configured (`tracing`). Not here: ids, and which traces are sampled.
 """
 
 import os

@@ -52,7 +52,7 @@ async def test_calls_that_the_gateway_does_not_have_are_counted(both: Both) -> N
         await triton_.get_system_shared_memory_status()
     async with grpc.aio.insecure_channel(address_of(client)) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await channel.unary_unary("/some.other.Service/Call")(b"")  # type: ignore[misc]
+            await channel.unary_unary("/some.other.Service/Call")(b"")  # type: ignore[arg-type]
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
     metrics = await client.metrics()
     assert metrics['tensor_gateway_requests_total{code="501",model="other",protocol="grpc",route="none"}'] == 2
@@ -61,7 +61,7 @@ async def test_calls_that_the_gateway_does_not_have_are_counted(both: Both) -> N
 
 async def test_without_a_token_nobody_learns_which_calls_there_are(server: JsonServer, tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("them: secret-of-32-characters-at-least-x\n")
-    async with serving(server.url, f"access: {{tokens: {tmp_path}/tokens}}\n") as (_, client):
+    async with serving(server.url, f"access: {{tokens_file: {tmp_path}/tokens}}\n") as (_, client):
         with pytest.raises(InferenceServerException) as refused:
             await client.get_system_shared_memory_status()
     assert refused.value.status() == "StatusCode.UNAUTHENTICATED"
