@@ -361,6 +361,17 @@ def scaled_object(tmp_path: Path) -> Object:
     return found
 
 
+def test_grpc_opens_one_port_from_the_client_to_the_pod(tmp_path: Path) -> None:
+    kinds = {each["kind"]: each for each in with_component("front", "grpc", tmp_path)}
+    (container,) = kinds["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert {"name": "grpc", "containerPort": 8001, "protocol": "TCP"} in container["ports"]
+    (port,) = (each for each in kinds["Service"]["spec"]["ports"] if each["name"] == "grpc")
+    assert (port["targetPort"], port["appProtocol"]) == ("grpc", "kubernetes.io/h2c")
+    clients, prometheus = kinds["NetworkPolicy"]["spec"]["ingress"]
+    assert {"port": 8001, "protocol": "TCP"} in clients["ports"]
+    assert [each["port"] for each in prometheus["ports"]] == [9090]
+
+
 def test_keda_scales_what_the_autoscaler_would(tmp_path: Path) -> None:
     autoscaler = the("front", "HorizontalPodAutoscaler")["spec"]
     scaled = scaled_object(tmp_path)["spec"]
@@ -439,7 +450,7 @@ def test_check_of_a_folder_with_all_components_is_the_same_job(tmp_path: Path) -
     mine.mkdir()
     check.mkdir()
     beside = os.path.relpath(KUBERNETES, mine.resolve())
-    components = [f"{beside}/{each}" for each in ("egress", "monitoring", "keda")]
+    components = [f"{beside}/{each}" for each in ("grpc", "egress", "monitoring", "keda")]
     (mine / "kustomization.yaml").write_text(
         yaml.safe_dump({"resources": [f"{beside}/front"], "components": components})
     )
