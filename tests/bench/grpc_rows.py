@@ -9,7 +9,7 @@ from tests.bench import processes, traffic
 from tests.bench.cases import Case, WrongBytesError
 from tests.bench.grpc_client import OK, UNAVAILABLE, GrpcConnection
 from tests.bench.grpc_messages import check_reply_to_case, request_of_case
-from tests.bench.measuring import MIB, Bench, Life, Result, check_and_warm_up, life_ns, processor_ns, us
+from tests.bench.measuring import MIB, Bench, Life, Result, add_growth, check_and_warm_up, life_ns, processor_ns, us
 from tests.bench.processes import Process
 
 CLIENTS = 16
@@ -88,13 +88,7 @@ def _growth(bench: Bench, endpoints: list[str], case: Case, size: int) -> Result
             processes.start_grpc_gateway(endpoints, bench.folder) as gateway,
             GrpcConnection(gateway.url) as connection,
         ):
-            for _ in range(20):
-                connection.infer(bench.small_case())
-            before = gateway.peak_bytes()
-            connection.infer_and_check(case)
-            after = gateway.peak_bytes()
-        result.samples.append((after - before) / size)
-        result.absolute = f"{before / MIB:.0f} MiB before, {after / MIB:.0f} MiB after"
+            add_growth(bench, result, case, size, gateway, connection)
     return result
 
 

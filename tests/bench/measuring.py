@@ -287,3 +287,16 @@ def us(samples: list[float]) -> str:
     """The median of *samples*, nanoseconds, in words."""
     value = statistics.median(samples) / 1000
     return f"{value:.0f} us" if value < 10_000 else f"{value / 1000:.1f} ms"
+
+
+def add_growth(
+    bench: Bench, result: Result, case: Case, size: int, process: Process, connection: Connection | GrpcConnection
+) -> None:
+    """Add how much the peak of *process* grows in one inference of *case* / *size*, after some small ones."""
+    for _ in range(20):
+        connection.infer(bench.small_case())
+    before = process.peak_bytes()
+    connection.infer_and_check(case)
+    after = process.peak_bytes()
+    result.samples.append((after - before) / size)
+    result.absolute = f"{before / MIB:.0f} MiB before, {after / MIB:.0f} MiB after"

@@ -15,7 +15,7 @@ import numpy as np
 from tests.bench import chunks, dialects, grpc_rows, processes, sizes, small, trips
 from tests.bench.cases import WIRE, Case, WrongBytesError, numbers, strings
 from tests.bench.client import Connection
-from tests.bench.measuring import MIB, Bench, Result, against_yardsticks, processor_ns, us
+from tests.bench.measuring import MIB, Bench, Result, add_growth, against_yardsticks, processor_ns, us
 from tests.bench.processes import Process
 
 
@@ -127,13 +127,7 @@ def memory(bench: Bench) -> Iterator[Result]:
                     processes.start_gateway(endpoints, bench.folder) as gateway,
                     Connection(gateway.url) as connection,
                 ):
-                    for _ in range(20):
-                        connection.infer(bench.small_case())
-                    before = gateway.peak_bytes()
-                    connection.infer_and_check(case)
-                    after = gateway.peak_bytes()
-                result.samples.append((after - before) / size)
-                result.absolute = f"{before / MIB:.0f} MiB before, {after / MIB:.0f} MiB after"
+                    add_growth(bench, result, case, size, gateway, connection)
     bench.forget(echo, upload)
     yield both
     yield alone
