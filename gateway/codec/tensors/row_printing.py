@@ -135,7 +135,7 @@ def row_pieces(columns: Sequence[Column], before: Sequence[bytes], behind: bytes
     """
     sizes = [prod(column.shape) for column in columns]
     row_values = sum(sizes)
-    most_rows = min(STEP_VALUES // max(1, *sizes), BATCH_VALUES // max(1, row_values))
+    most_rows = min(STEP_VALUES // max((1, *sizes)), BATCH_VALUES // max(1, row_values))
     template = b""
     if most_rows:
         parts = [

@@ -53,6 +53,7 @@ def written(text: str, *inputs: Mapping[str, Any], policy: TensorPolicy | None =
          {"shape": [2, 2], "values": X["data"], "n": 2}),
         ("{$each: {age: $n, plan: $s}}", [N, S], [{"age": 2**63 - 1, "plan": "a\n"}, {"age": -5, "plan": "é"}]),
         ("{rows: {$each: [$n, 1, $x]}}", [N, X], {"rows": [[2**63 - 1, 1, [1, 2.5]], [-5, 1, [3, 4]]]}),
+        ("{$each: {$shape: x}}", [X], [[2], [2]]),
         ("{$each: $x}", [X], [[1, 2.5], [3, 4]]),
         ("{$each: {v: {$flat: x}, s: {$shape: x}, n: {$rows: x}}}", [X],
          [{"v": [1, 2.5], "s": [2], "n": 2}, {"v": [3, 4], "s": [2], "n": 2}]),
