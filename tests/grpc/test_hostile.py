@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -214,6 +215,29 @@ async def test_a_stream_of_messages_that_breaks_between_two(both: Both) -> None:
         await raw.send(fields(3, streaming) + frame(DATA, 3, message(BODY) + b"\0\0", END_STREAM))
         assert (await raw.status(3))["grpc-status"] == "3"
     await still_serves(both)
+
+
+async def test_a_stream_of_messages_and_its_connection_that_break_in_one_turn(both: Both) -> None:
+    """The error of the stream has nowhere to go any more: its task ends like that of a client that left."""
+    tasks: list[asyncio.Task[Any]] = []
+
+    def make(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        tasks.append(asyncio.Task(work, loop=loop, **options))
+        return tasks[-1]
+
+    asyncio.get_running_loop().set_task_factory(make)
+    streaming = [*FIELDS[:2], (":path", "/inference.GRPCInferenceService/ModelStreamInfer"), *FIELDS[3:]]
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(fields(1, streaming) + frame(PING, 0, bytes(8)) * 190)
+        for _ in range(190):
+            await raw.until(PING)
+        await raw.send(frame(DATA, 1, b"\0\0", END_STREAM) + frame(PING, 0, bytes(8)) * 50)
+        while await raw.read() is not None:
+            pass
+    await still_serves(both)
+    ended = [task for task in tasks if task.done() and not task.cancelled()]
+    assert ended
+    assert not [task for task in ended if task.exception() is not None]
 
 
 async def test_a_connection_that_is_lost_in_the_middle_of_a_message(both: Both) -> None:

@@ -125,8 +125,6 @@ async def serve(connection: "GrpcConnection", stream: Stream, fields: Iterable[t
             await _serve_one(connection, stream, head._replace(fault=head.fault or refusal), None)
     except (ConnectionError, asyncio.CancelledError):
         pass  # the client left; what was served has recorded it
-    except GatewayError as error:  # of a stream of messages, between two of them
-        _finish(stream, status_of(error.kind, error.status), error.message)
     except Exception:
         log.exception("a call of client %s failed", connection.peer.address)
         connection.reset(stream)
@@ -177,10 +175,13 @@ async def _serve_many(connection: "GrpcConnection", stream: Stream, head: Head) 
                 break
         while tasks and not stream.is_closed:  # an error may end the stream before all are answered
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ending = (Status.OK, "") if stream.is_ended else _TOO_MUCH
+    except GatewayError as error:  # between two messages
+        ending = status_of(error.kind, error.status), error.message
     finally:
         for task in tasks:
             task.cancel()
-    _finish(stream, *((Status.OK, "") if stream.is_ended else _TOO_MUCH))
+    _finish(stream, *ending)
 
 
 def _finish(stream: Stream, status: Status, words: str) -> None:
