@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import logging.config
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -78,6 +79,7 @@ async def test_scrapes_at_the_same_time_are_made_one_after_the_other() -> None:
 
 
 async def test_bad_requests_leave_nothing_in_the_log_and_failures_do(caplog: pytest.LogCaptureFixture) -> None:
+    logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})  # as servers do, such as uvicorn
     async with listener() as url, aiohttp.ClientSession() as session:
         for bad in (
             b"GARBAGE\r\n\r\n",

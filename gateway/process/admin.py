@@ -33,9 +33,10 @@ FRESH_S = 0.5
 
 log = logging.getLogger("gateway")
 
-# What aiohttp says of bad requests, with a traceback for each: whoever scans ports could fill the log.
+# What aiohttp says of bad requests, with a traceback for each: whoever scans ports could fill the log. A filter stays
+# where a program configures its logging anew, which takes back `disabled`.
 _unheard = logging.getLogger("gateway.admin")
-_unheard.disabled = True
+_unheard.addFilter(lambda _: False)
 
 _NEVER_KEPT = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
