@@ -78,7 +78,7 @@ LONG_S = {"first_byte": 100.0, "idle": 100.0, "total": 10.0}
 async def test_only_the_endpoints_own_silence_counts_against_it(
     phase: str, limits_s: dict[str, float], n_seconds_ago: float, was_silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Design: ejection. *n_seconds_ago* is when the phase began; the call may have begun long before."""
+    """See docs/configuration.md, "When an endpoint fails". *n_seconds_ago* is when the phase began."""
     loop = asyncio.get_running_loop()
     ends_by_total = limits_s.get(phase, 100.0) >= limits_s["total"]
     watch = DeadlineWatch(limits_s)
