@@ -41,6 +41,8 @@ class Attempt(msgspec.Struct, gc=False):
     repeated_for: str = ""
     """The label of the error for which the same request was tried once more after this: as a retry, or at once over a
     new connection because a kept one had died; empty if it was not."""
+    is_joined: bool = False
+    """Whether it was made for a batch and counts with another of its requests; the bytes are this request's share."""
     is_metadata: bool = False
     """Whether this asked for the model's metadata, not for an inference."""
     connection: Literal["new", "reused"] | None = None
@@ -105,6 +107,10 @@ class Exchange(msgspec.Struct, gc=False):
     request_nonfinite: int = 0
     response_nonfinite: int = 0
     header_recovered: bool = False
+    batch_rows: int = 0
+    """The rows of the batch in which it went to the server; 0 if its model is not batched."""
+    batch_wait_s: float = 0.0
+    """How long it waited for others."""
     scheme: str = ""
     """`http` or `https`, if the request is traced."""
     trace: Trace | None = None

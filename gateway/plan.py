@@ -3,6 +3,7 @@
 Not here: running state. What is in flight, connections, the memory budget and draining outlive any plan.
 """
 
+import fnmatch
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.exchange import Exchange
 from gateway.headers import Headers
 from gateway.policy.access import Access
+from gateway.policy.batching import BatchLimits
 from gateway.policy.crossing import BackendHeaders, went_through
 from gateway.policy.paths import find_path_fault
 from gateway.policy.proxies import TrustedProxies
@@ -54,6 +56,15 @@ class BackendPlan:
     """Whether binary requests are passed on as they are: `never`, `auto` (if it says that it reads them), `always`."""
     models: Mapping[str, ModelDescription] = field(default_factory=dict)
     """What the configuration says of its models, by pattern: see `configured_for`."""
+
+    def batch_limits(self, model: str) -> BatchLimits | None:
+        """How requests for *model* are batched; None if each goes alone."""
+        batch = self.settings.batch
+        for pattern, configured in self.settings.models.items():
+            if fnmatch.fnmatchcase(model, pattern):
+                batch = configured.batch or batch
+                break
+        return BatchLimits(batch.max_size, batch.max_delay) if batch.max_size > 1 else None
 
 
 @dataclass(frozen=True, slots=True)

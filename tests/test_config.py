@@ -28,8 +28,9 @@ from gateway.config import (
     parse,
 )
 from gateway.config.rules import ERRORS, Rule
-from gateway.config.schema import FORMATS, ModelTensor
+from gateway.config.schema import ModelTensor
 from gateway.config.structure import choices_of, without_none
+from gateway.config.values import FORMATS
 from gateway.config.warnings import UNUSED, WARNINGS
 from gateway.errors import ConfigError
 

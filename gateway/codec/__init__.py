@@ -52,6 +52,7 @@ from gateway.codec.json.member_finder import MemberReplacer
 from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.codec.tensors.datatypes import DATATYPES, Datatype, Kind
 from gateway.codec.v2.answer import WHOLE_BYTES, InferAnswer
+from gateway.codec.v2.batches import Share, divided, joined, read_share
 from gateway.codec.v2.declarations import MAX_RANK
 from gateway.codec.v2.error_bodies import error_body
 from gateway.codec.v2.framing import HEADER_LENGTH, Framing, parse_framing
@@ -93,23 +94,27 @@ __all__ = [
     "NonFinite",
     "OutputSelection",
     "Reply",
+    "Share",
     "TensorDescription",
     "TensorPolicy",
     "Writer",
     "choose_coding",
     "compressed",
     "configured_for",
+    "divided",
     "error_body",
     "find",
     "find_header_length",
     "find_sequence_id",
     "half_precision_outputs",
     "inflated_beginning",
+    "joined",
     "label_of",
     "missing_datatype",
     "parse_content_encoding",
     "parse_framing",
     "read_body",
+    "read_share",
     "run",
     "steps_of",
     "template_of",

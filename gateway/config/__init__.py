@@ -15,7 +15,6 @@ from gateway.config.loading import (
 )
 from gateway.config.rules import SET_BY_GATEWAY
 from gateway.config.schema import (
-    FORMATS,
     Access,
     Backend,
     BackendTls,
@@ -32,7 +31,7 @@ from gateway.config.schema import (
     Shutdown,
     Tracing,
 )
-from gateway.config.values import Address, Duration, Endpoint, FilePath, ProxyNetwork, Size, Sticky, Workers
+from gateway.config.values import FORMATS, Address, Duration, Endpoint, FilePath, ProxyNetwork, Size, Sticky, Workers
 
 __all__ = [
     "FORMATS", "MAX_FILE_BYTES", "SET_BY_GATEWAY", "Access", "Address", "Backend", "BackendTls", "Compression",

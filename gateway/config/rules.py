@@ -12,10 +12,10 @@ from urllib.parse import quote
 
 from gateway.codec import MAX_RANK, steps_of, tree_of
 from gateway.config.schema import (
-    FORMATS,
     Access,
     Backend,
     BackendTls,
+    Batch,
     Config,
     Eject,
     Headers,
@@ -34,7 +34,7 @@ from gateway.config.schema import (
     Tracing,
 )
 from gateway.config.structure import join, walk
-from gateway.config.values import HEADER_NAME, nearest, shortened
+from gateway.config.values import FORMATS, HEADER_NAME, nearest, shortened
 from gateway.errors import CodecError
 from gateway.policy.paths import find_path_fault
 
@@ -296,6 +296,8 @@ ERRORS = (
          "expected a path that starts with /, of printable ASCII characters without spaces"),
     Rule(ModelRequest, "path", lambda at: set(_FIELD.findall(at.value)) - {"{model}", "{version}"},
          "expected nothing in braces but {{model}} and {{version}}"),
+    Rule(Batch, "max_size", *_AT_LEAST_1),
+    Rule(Batch, "max_delay", *_POSITIVE),
     Rule(Model, "signature", lambda at: not at.value, "expected a name, such as serving_default"),
 
     Rule(Backend, "endpoints", lambda at: not at.value, "expected at least one"),

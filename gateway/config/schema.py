@@ -22,23 +22,11 @@ from gateway.codec import (
     read_body,
     template_of,
 )
-from gateway.config.values import Address, Duration, Endpoint, FilePath, ProxyNetwork, Size, Sticky, Workers
+from gateway.config.values import Address, Datatype, Duration, Endpoint, FilePath, ProxyNetwork, Size, Sticky, Workers
 
 UNADMITTED_CONNECTIONS = 16
 """Connections to a backend beside those for `limits.concurrent_requests`: for GET and HEAD, such as health checks,
 which are served also when everything else is refused."""
-
-FORMATS: Mapping[str, tuple[str, ...]] = {
-    "tensorflow": ("columnar", "row"),
-    "mlflow": ("inputs", "instances", "dataframe_split"),
-    "template": (),
-}
-"""The forms that requests of a dialect may have, its default first."""
-
-Datatype = typing.Literal[
-    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BF16",
-    "BYTES",
-]  # fmt: skip
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -199,6 +187,14 @@ class Headers(Part, frozen=True):
     remove: list[str] = []
 
 
+class Batch(Part, frozen=True):
+    """How many rows of requests that say the same go to the server as one request, and how long they wait for it."""
+
+    max_size: int = 1
+    """In rows of the first dimension; 1: each request goes alone."""
+    max_delay: Duration = Duration(0.005)
+
+
 class ModelTensor(Part, frozen=True):
     """What is known of an input or output of a model."""
 
@@ -238,6 +234,8 @@ class Model(Part, frozen=True):
     """What is sent, for `dialect: template`."""
     answer: dict[str, str] = {}
     """Where answers have each output, for `dialect: template`: paths after RFC 9535."""
+    batch: Batch | None = None
+    """None: as the backend says."""
     error: str | None = None
     """Where errors have their reason; None: `error`, `detail` or `message`."""
 
@@ -303,6 +301,7 @@ class Backend(Part, frozen=True):
     eject: Eject = Eject()
     headers: Headers = Headers()
     tls: BackendTls = BackendTls()
+    batch: Batch = Batch()
     models: dict[str, Model] = {}
     """By pattern, the first that matches a model's name."""
 

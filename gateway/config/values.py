@@ -9,10 +9,10 @@ import ipaddress
 import math
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from gateway.config.cores import usable_cores
@@ -24,6 +24,18 @@ SHOWN_CHARACTERS = 100
 
 MAX_SOCKET_PATH_BYTES = 107
 """The longest path of a unix: listener, `sun_path` of unix(7) without the NUL at its end."""
+
+FORMATS: Mapping[str, tuple[str, ...]] = {
+    "tensorflow": ("columnar", "row"),
+    "mlflow": ("inputs", "instances", "dataframe_split"),
+    "template": (),
+}
+"""The forms that requests of a dialect may have, its default first."""
+
+Datatype = Literal[
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BF16",
+    "BYTES",
+]  # fmt: skip
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 

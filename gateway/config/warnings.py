@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from gateway.codec import BytesPolicy, HalfPrecision, NonFinite
 from gateway.config.rules import Place, Rule
-from gateway.config.schema import FORMATS, Backend, BackendTls, Config, Logging, Route, Timeouts, Tracing
-from gateway.config.values import shortened
+from gateway.config.schema import Backend, BackendTls, Config, Logging, Route, Timeouts, Tracing
+from gateway.config.values import FORMATS, shortened
 
 MAX_COMPARED_PATTERNS = 2000
 """The most routes, each counted as often as it has models, for which `check` says whether they can match: each is

@@ -37,6 +37,7 @@ _CODING = frozenset({"accept-encoding"})
 _OF_ONE_REQUEST = frozenset({
     "b3", "baggage", "traceparent", "tracestate", "x-b3-parentspanid", "x-b3-sampled", "x-b3-spanid", "x-b3-traceid",
 })
+_OF_ONE_OF_SEVERAL = _OF_ONE_REQUEST | {"x-forwarded-for", "x-request-id"}
 
 _NOT_TO_CLIENT = HOP_BY_HOP | {"content-length"}
 # Of a body in which a name was replaced nothing that was computed from its bytes holds any more.
@@ -180,6 +181,11 @@ class BackendHeaders:
 
 def _dropped(names: frozenset[str]) -> _Dropped:
     return names | _SAID_BY_PROXIES, names
+
+
+def crossing_of_all(fields: Iterable[tuple[str, str]]) -> Fields:
+    """Those of *fields* that may stand in one request for several: neither who sent it nor what names it."""
+    return [(name, value) for name, value in fields if name.lower() not in _OF_ONE_OF_SEVERAL]
 
 
 def relayed_to_client(backend: Headers) -> Fields:

@@ -3,7 +3,7 @@
 Not here: what of it is a problem, and all else that the page shows (`status`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -12,6 +12,7 @@ from gateway.config import Config, Route
 from gateway.exchange import PROTOCOLS
 from gateway.telemetry.reading import Certificate, EndpointReading, Level, Reading
 from gateway.telemetry.recent import SLICE_S, Minute, Stats, total
+from gateway.telemetry.sums import Row
 
 EndpointWord = Literal["up", "on trial", "ejected", "down"]
 
@@ -62,6 +63,10 @@ class BackendStatus(msgspec.Struct, frozen=True):
     """See `EndpointReading`."""
     endpoints: list[EndpointStatus]
     stats: Stats
+    rows_per_batch: float | None
+    """On average in the last minute; None where nothing was batched."""
+    batch_wait_s: float | None
+    """How long a request waited for others of its batch, likewise."""
 
 
 class RouteStatus(msgspec.Struct, frozen=True):
@@ -112,9 +117,19 @@ def backends_of(config: Config, readings: Iterable[Reading], minute: Minute) -> 
             next((each.speaks for seen in found[name].values() for each in seen if each.speaks), ""),
             [_endpoint(url, seen) for url, seen in found[name].items()],
             Stats.of(minute.by_backend.get(name, {}), minute.seconds),
+            *_batches(minute.by_backend.get(name, {})),
         )
         for name, settings in config.backends.items()
     ]
+
+
+def _batches(counts: Mapping[Row, int]) -> tuple[float | None, float | None]:
+    """The rows of a batch, and the seconds that a request waited for it, on average."""
+    batches, requests = total(counts, "batches"), total(counts, "batched_requests")
+    return (
+        total(counts, "batch_rows") / batches if batches else None,
+        total(counts, "batch_wait_microseconds") / requests / 1e6 if requests else None,
+    )
 
 
 def _endpoint(url: str, readings: Sequence[EndpointReading]) -> EndpointStatus:

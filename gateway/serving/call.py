@@ -8,8 +8,8 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -70,6 +70,8 @@ class Serving:
     plan: Plan
     upstreams: Mapping[str, Upstream]
     """The plan's backends by name."""
+    lanes: dict[tuple[str, str], Any] = field(default_factory=dict)
+    """By backend and path: the requests that may go to the server together (`batching`)."""
 
 
 class Shared(Protocol):
@@ -86,6 +88,7 @@ class Call:
     """One request while it is served: what all its steps need."""
 
     def __init__(self, shared: Shared, serving: Serving, request: ClientRequest, exchange: Exchange) -> None:
+        self.serving = serving
         self.plan = plan = serving.plan
         self.upstreams = serving.upstreams
         self.shared = shared

@@ -26,6 +26,7 @@ from gateway.headers import HeaderLines
 from gateway.pacing import Pacer
 from gateway.plan import BackendPlan
 from gateway.policy.crossing import Fields
+from gateway.serving.batching import serve_batched
 from gateway.serving.call import Answered, Call
 from gateway.serving.foreign import Foreign, dialect_of
 from gateway.serving.passing import pass_through
@@ -48,10 +49,17 @@ async def infer(call: Call) -> None:
     else:
         if body is None:
             body = await call.body.read()
-        asked, read = await _transcoded(call, upstream, backend, framing, body)
-        answered = await call.send(upstream, asked, read)
+        answered = await serve_batched(call, upstream, backend, framing, body, _served)
     if answered is not None:
         await _reply(call, *answered, framing)
+
+
+async def _served(
+    call: Call, upstream: Upstream, backend: BackendPlan, framing: Framing, body: memoryview
+) -> Answered | None:
+    """What the client gets for the inference in *body*, which the backend gets as JSON. Raises `GatewayError`."""
+    asked, read = await _transcoded(call, upstream, backend, framing, body)
+    return await call.send(upstream, asked, read)
 
 
 async def _speech_to(call: Call, upstream: Upstream, backend: BackendPlan) -> Speech:

@@ -73,6 +73,9 @@ class AccessLine(msgspec.Struct, gc=False):
     request_id: str
     trace_id: str | msgspec.UnsetType = msgspec.UNSET
     """Only where requests are traced."""
+    batch_rows: int | msgspec.UnsetType = msgspec.UNSET
+    """Of the batch in which it went to the server, and how long it waited for others; only where models are batched."""
+    batch_wait_seconds: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class AccessLog:
@@ -239,6 +242,8 @@ def _access_line(exchange: Exchange, time_: str) -> AccessLine:
         queue_seconds=_to_microseconds(queue_s),
         request_id=exchange.request_id,
         trace_id=trace.trace_id if trace is not None else msgspec.UNSET,
+        batch_rows=exchange.batch_rows or msgspec.UNSET,
+        batch_wait_seconds=_to_microseconds(exchange.batch_wait_s) if exchange.batch_rows else msgspec.UNSET,
     )
 
 

@@ -189,6 +189,8 @@ class Counting:
             cells[-1] += seconds
             if exchange.client_name:
                 rows["client_requests", self._client_label(exchange.client_name), exchange.status][0] += 1
+            if exchange.batch_rows:
+                self._count_batch(exchange, model or "other")
             alike[_kind_of(exchange)].append(exchange)
         for group in alike.values():
             self._count_alike(group)
@@ -233,11 +235,23 @@ class Counting:
             if exchange.queue_s:
                 self._observe(("admission_wait_seconds",), [exchange.queue_s])
 
+    def _count_batch(self, exchange: Exchange, model: str) -> None:
+        """Count how long *exchange* has waited for its batch, and the batch itself with one of its requests."""
+        moments = self._moments[exchange.route, exchange.backend]
+        moments["batched_requests", "", ""] += 1
+        moments["batch_wait_microseconds", "", ""] += round(exchange.batch_wait_s * 1e6)
+        self._observe(("batch_wait_seconds", exchange.backend, model), [exchange.batch_wait_s])
+        if not (exchange.attempts and exchange.attempts[-1].is_joined):
+            moments["batches", "", ""] += 1
+            moments["batch_rows", "", ""] += exchange.batch_rows
+            self._observe(("batch_rows", exchange.backend, model), [exchange.batch_rows])
+
     def _count_attempts(self, one: Exchange, attempts: list[Attempt]) -> float:
         """Count the *attempts* of exchanges of the same kind as *one*; the seconds they took together."""
         rows, backend = self._rows, one.backend
         self._observe(("upstream_request_bytes", one.route, one.upstream_format), _each("request_bytes", attempts))
         self._observe(("upstream_response_bytes", one.route, one.upstream_format), _each("response_bytes", attempts))
+        attempts = [attempt for attempt in attempts if not attempt.is_joined]
         first_byte_s = [attempt.first_byte_s for attempt in attempts if attempt.first_byte_s is not None]
         self._observe(("upstream_first_byte_seconds", backend), first_byte_s)
         queue_s = [attempt.queue_s for attempt in attempts if attempt.queue_s is not None]

@@ -27,7 +27,8 @@ for what did not fail; and `STEP` with a step of the duration, for how many requ
 
 Names are `requests`, each of `PROTOCOLS` for those of its clients, `microseconds`, `codec_microseconds`,
 `upstream_microseconds`, which overlaps with the codec's because large bodies are encoded and decoded while they cross,
-and four names in `bytes`: of inferences that were transcoded and succeeded.
+and four names in `bytes`: of inferences that were transcoded and succeeded. Where models are batched, `batches`,
+`batch_rows`, `batched_requests` and `batch_wait_microseconds`.
 """
 
 STEP = "step"

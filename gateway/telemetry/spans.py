@@ -120,6 +120,8 @@ class _Spans:
         spans = []
         n_earlier = 0
         for attempt in exchange.attempts:
+            if attempt.is_joined:  # its span is in the trace of another request of the batch
+                continue
             spans.append(self._attempt(attempt, n_earlier))
             n_earlier += not attempt.is_metadata
         for direction, work_s, at_s, until_s in (

@@ -38,6 +38,7 @@ _REQUEST_SECONDS = (
     120.0,
     300.0,
 )
+_BATCH_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _LAG_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 _CODEC_SECONDS = (50e-6, 100e-6, 250e-6, 500e-6, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -68,6 +69,8 @@ FAMILIES = (
     Family(
         "admission_wait_seconds", "Waiting until slow uploads made room, per request that did", (), _REQUEST_SECONDS
     ),
+    Family("batch_rows", "Rows of a request to a backend whose model is batched", ("backend", "model"), _BATCH_ROWS),
+    Family("batch_wait_seconds", "Waiting for others of a batch", ("backend", "model"), _REQUEST_SECONDS),
     Family("event_loop_lag_seconds", "How late the event loop was, sampled", (), _LAG_SECONDS),
     Family("client_request_bytes", "Request bodies as clients sent them", ("route", "format"), _SIZES),
     Family("client_response_bytes", "Reply bodies as clients got them", ("route", "format"), _SIZES),

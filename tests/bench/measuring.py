@@ -62,6 +62,8 @@ class Scale:
     size_elements: int = 2 * MIB
     size_requests: int = 200
     size_rounds: int = 3
+    batch_rounds: int = 5
+    batch_s: float = 4.0
     profile_s: float = 10.0
 
 
@@ -92,6 +94,8 @@ QUICK = Scale(
     sizes=(16, 4096),
     size_requests=3,
     size_rounds=1,
+    batch_rounds=1,
+    batch_s=0.5,
     profile_s=1.0,
 )
 """Only enough to see that every row runs and every byte is right."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.bench import chunks, dialects, grpc_rows, processes, sizes, small, trips
+from tests.bench import batching, chunks, dialects, grpc_rows, processes, sizes, small, trips
 from tests.bench.cases import WIRE, Case, WrongBytesError, numbers, strings
 from tests.bench.client import Connection
 from tests.bench.measuring import MIB, Bench, Result, add_growth, against_yardsticks, processor_ns, us
@@ -307,6 +307,7 @@ ROWS: dict[str, Callable[[Bench], Iterator[Result]]] = {
     "7": linear,
     "8": workers,
     "9": trips.image,
+    "b": batching.rows,
     "g1": grpc_rows.small,
     "g2": grpc_rows.image,
     "g6": grpc_rows.memory,

@@ -101,6 +101,20 @@ def check_elements(
         )
 
 
+def end_of(blob: memoryview, start: int, n_elements: int) -> Generator[None, None, int]:
+    """Where the *n_elements* end that begin at *start* of *blob*, which was proved right. Yields after each step."""
+    while n_elements:
+        bounds = bounds_of(bytes(blob[start : start + WINDOW_BYTES]), n_elements)
+        if len(bounds) > 1:
+            start += int(bounds[-1])
+            n_elements -= len(bounds) - 1
+        else:  # one that is longer than a window
+            start += PREFIX_BYTES + LENGTH.unpack_from(blob, start)[0]
+            n_elements -= 1
+        yield
+    return start
+
+
 def bounds_of(window: bytes, most: int) -> npt.NDArray[np.int64]:
     """Where the elements start that are whole at the front of *window*, and where the last ends; shape [n + 1].
 

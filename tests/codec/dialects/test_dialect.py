@@ -4,7 +4,7 @@ import pytest
 
 from gateway.codec.dialects import DIALECTS
 from gateway.codec.dialects.dialect import Dialect
-from gateway.config.schema import FORMATS
+from gateway.config.values import FORMATS
 
 
 def test_the_configuration_and_the_codec_know_the_same_dialects() -> None:

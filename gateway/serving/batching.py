@@ -1,0 +1,334 @@
+"""Requests for one model that go to the server together, where `batch` of the configuration allows it.
+
+A batch is a request of the gateway's own with the rows of several clients: it takes the corridor that theirs would take
+(`inference`), and each gets its part of the answer. Where that does not work, each goes alone. Not here: who may go
+with whom (`codec.read_share`), when they go (`policy.batching`), and how an inference is put to its backend.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gateway.backend.upstream import Upstream
+from gateway.client.request import ClientRequest, new_request_id
+from gateway.codec import Framing, Share, divided, joined, read_share
+from gateway.errors import CodecError, ErrorKind, ForeignAnswerError, GatewayError
+from gateway.exchange import Attempt, Exchange
+from gateway.headers import Headers
+from gateway.plan import BackendPlan
+from gateway.policy.admission import Admission, Reservation
+from gateway.policy.batching import Batch, BatchLimits, Lane, Waiting
+from gateway.policy.crossing import UNIX_PEER, crossing_of_all
+from gateway.serving.call import Answered, Call
+
+Serve = Callable[[Call, Upstream, BackendPlan, Framing, memoryview], Awaitable[Answered | None]]
+"""Serves one inference: what the client gets, and what crosses of the answer's head."""
+
+LaneKey = tuple[str, str]
+"""A backend, and the path that is asked of it."""
+
+MAX_LANES = 1024
+"""For how many paths at once requests are batched; others go alone."""
+
+_EACH_ALONE = (ErrorKind.BACKEND_ERROR, ErrorKind.MALFORMED_REQUEST, ErrorKind.BODY_TOO_LARGE, ErrorKind.OVERLOADED)
+"""Errors of a batch that may be those of one request in it, or of its size."""
+
+log = logging.getLogger("gateway")
+
+
+class Member(NamedTuple):
+    """A request that may be joined with others."""
+
+    call: Call
+    upstream: Upstream
+    backend: BackendPlan
+    serve: Serve
+    share: Share
+    verdict: "asyncio.Future[Answered | None]"
+    """What its client gets; None: it is to go alone."""
+
+    @property
+    def goes_alone(self) -> bool:
+        """Whether the verdict is that it goes alone."""
+        verdict = self.verdict
+        return verdict.done() and not verdict.cancelled() and not verdict.exception() and verdict.result() is None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether nobody waits for the verdict any more."""
+        return self.verdict.cancelled()
+
+
+async def serve_batched(
+    call: Call, upstream: Upstream, backend: BackendPlan, framing: Framing, body: memoryview, serve: Serve
+) -> Answered | None:
+    """What *serve* gives for the inference in *body*, maybe together with others. Raises `GatewayError`."""
+    limits = backend.batch_limits(call.match.v2_path.model or "")
+    share = None if limits is None else await call.run_parser(read_share(body, framing, call.plan.header_limits))
+    if limits is None or share is None:
+        return await serve(call, upstream, backend, framing, body)
+    lanes, key = call.serving.lanes, (backend.name, call.match.path)
+    batcher = lanes.get(key) or Batcher(limits, lanes, key)
+    if len(lanes) >= MAX_LANES or not batcher.lane.takes(share.rows, share.n_bytes):
+        return await serve(call, upstream, backend, framing, body)
+    verdict = asyncio.get_running_loop().create_future()
+    answered = await batcher.join(Member(call, upstream, backend, serve, share, verdict))
+    return answered or await batcher.alone(serve(call, upstream, backend, framing, body))
+
+
+class Batcher:
+    """Sends the requests of one lane, together or alone."""
+
+    def __init__(self, limits: BatchLimits, lanes: dict[LaneKey, Any], key: LaneKey) -> None:
+        """*lanes* has it as *key* while anything is under way, and for good once its model is batched no more."""
+        self.lane = Lane[Member](limits)
+        self._lanes = lanes
+        self._key = key
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def join(self, member: Member) -> Answered | None:
+        """What the client of *member* gets as part of a batch; None: it is to go `alone`. Raises `GatewayError`."""
+        call, share, loop = member.call, member.share, asyncio.get_running_loop()
+        exchange, began_s = call.exchange, loop.time()
+        waiting = Waiting(member, _kind_of(call, member.backend, share), share.rows, share.n_bytes, began_s)
+        exchange.batch_rows = share.rows
+        self._lanes[self._key] = self
+        self._send(self.lane.add(waiting))
+        self._plan()
+        try:
+            async with asyncio.timeout_at(call.begin_total(member.backend)):
+                return await member.verdict
+        except BaseException as error:
+            self.lane.remove(waiting)
+            if member.goes_alone:
+                self._ended()
+            if not isinstance(error, TimeoutError):
+                raise
+            total_s = member.backend.settings.timeouts.total
+            words = f"backend {member.upstream.name!r} took longer than {total_s:g} s (timeouts.total)"
+            raise GatewayError(ErrorKind.TIMEOUT, words) from None
+        finally:
+            if exchange.batch_wait_s == 0:
+                exchange.batch_wait_s = loop.time() - began_s
+
+    async def alone(self, served: Awaitable[Answered | None]) -> Answered | None:
+        """What *served* gives, which is counted as under way."""
+        try:
+            return await served
+        finally:
+            self._ended()
+
+    def _ended(self) -> None:
+        """A batch, or a request that went alone, is no longer under way."""
+        self._send(self.lane.end())
+        if self.lane.under_way == 0 and not self.lane.is_closed:
+            self._lanes.pop(self._key, None)
+
+    def _send(self, batches: Iterable[Batch[Member]]) -> None:
+        """Let *batches* go, which the lane counts as under way."""
+        loop = asyncio.get_running_loop()
+        for batch in batches:
+            members = [waiting.what for waiting in batch]
+            for waiting in batch:
+                waiting.what.call.exchange.batch_wait_s = loop.time() - waiting.since_s
+            if len(members) == 1:
+                members[0].verdict.set_result(None)
+                continue
+            task = loop.create_task(self._run(members))
+            left = partial(_cancel_if_left, task, members)
+            for member in members:
+                member.verdict.add_done_callback(left)
+
+    def _plan(self) -> None:
+        """Look again when the next batch is due."""
+        due_s = self.lane.next_due_s
+        if due_s is not None and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_at(due_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self._send(self.lane.due(asyncio.get_running_loop().time()))
+        self._plan()
+
+    async def _run(self, members: list[Member]) -> None:
+        """Serve *members* together, and tell each what it gets."""
+        try:
+            await self._serve(members)
+        finally:
+            self._ended()
+
+    async def _serve(self, members: list[Member]) -> None:
+        error: GatewayError | None = None
+        try:
+            replies = await _answers(members)
+        except CodecError as unfit:  # the server has answered, but not with a row for each row
+            self._close(members[0], str(unfit))
+        except GatewayError as failed:
+            if failed.kind is ErrorKind.MALFORMED_RESPONSE and not isinstance(failed.__cause__, ForeignAnswerError):
+                self._close(members[0], failed.message)
+            elif failed.kind not in _EACH_ALONE:
+                error = failed
+        except Exception as bug:
+            log.exception("a batch of %d requests failed", len(members))
+            error = GatewayError(ErrorKind.INTERNAL, f"internal error: {type(bug).__name__}")
+        else:
+            for member, answered in zip(members, replies, strict=True):
+                if not member.has_left:
+                    member.verdict.set_result(answered)
+            members = []
+        for member in members:
+            if member.has_left:
+                continue
+            if error is not None:
+                member.verdict.set_exception(_copy(error))
+                continue
+            self.lane.under_way += 1
+            member.call.exchange.batch_rows = member.share.rows
+            member.verdict.set_result(None)
+
+    def _close(self, member: Member, words: str) -> None:
+        """Send everything alone from now on."""
+        if not self.lane.is_closed:
+            self.lane.is_closed = True
+            model, backend = member.call.match.model, member.backend.name
+            log.warning("model %r of backend %r is batched no more until a reload: %s", model, backend, words)
+
+
+async def _answers(members: list[Member]) -> list[Answered]:
+    """What each of *members* gets of the answer to one request with the rows of all. Records it in their exchanges.
+
+    Raises `GatewayError`, and `CodecError` for an answer that cannot be divided.
+    """
+    first = members[0]
+    shares = [member.share for member in members]
+    request_id = new_request_id()
+    header, blobs = joined(shares, request_id)
+    call = _joined_call(first.call, request_id)
+    try:
+        call.body.reserve(sum(map(len, blobs)))
+        framing = Framing(len(header), blobs=blobs)
+        answered = await first.serve(call, first.upstream, first.backend, framing, memoryview(header))
+        assert answered is not None, "a request with blobs becomes JSON"
+        reply, crossing = answered
+        replies = await call.pacer.run(divided(reply, shares))
+        for member, each in zip(members, replies, strict=True):
+            if not member.has_left:
+                member.call.body.hold_answer(each.n_bytes)
+        return [(each, crossing) for each in replies]
+    finally:
+        call.body.release()
+        _record(call.exchange, members)
+
+
+def _joined_call(first: Call, request_id: str) -> Call:
+    """The call of a batch, of which *first* is one; it gets the name *request_id*.
+
+    Who the clients are and what names their requests is left out: that is not the same for all.
+    """
+    asked = first.request
+    request = ClientRequest(
+        asked.method,
+        asked.path,
+        Headers(crossing_of_all(asked.headers.pairs)),
+        asked.host,
+        UNIX_PEER,
+        asked.scheme,
+        asked.version,
+        None,
+        True,
+        None,
+        is_from_proxy=asked.is_from_proxy,
+        protocol=asked.protocol,
+        front=lambda request, exchange, shared, plan, pacer: (_JoinedBody(shared.admission), _NoReply()),
+    )
+    exchange = Exchange(
+        client=first.exchange.client,
+        method=asked.method,
+        path=asked.path,
+        request_id=request_id,
+        started_s=asyncio.get_running_loop().time(),
+        route=first.exchange.route,
+        backend=first.exchange.backend,
+        model=first.exchange.model,
+        is_inference=True,
+        trace=first.exchange.trace,
+    )
+    call = Call(first.shared, first.serving, request, exchange)
+    call.match, call.sticky_key = first.match, first.sticky_key
+    return call
+
+
+def _kind_of(call: Call, backend: BackendPlan, share: Share) -> Hashable:
+    """What requests must have in common to go together, beside backend and path."""
+    request = call.request
+    crossing = tuple(crossing_of_all(backend.headers.transcoded(request)))
+    return share.kind, crossing, call.match.target, call.match.model, call.exchange.client_name, call.sticky_key
+
+
+def _record(of_batch: Exchange, members: list[Member]) -> None:
+    """Record in the exchange of each of *members* its share of what the batch took."""
+    rows = sum(member.share.rows for member in members)
+    for number, member in enumerate(members):
+        exchange, part = member.call.exchange, member.share.rows / rows
+        exchange.batch_rows = rows
+        exchange.is_transcoded, exchange.upstream_format = of_batch.is_transcoded, of_batch.upstream_format
+        exchange.client_format = of_batch.client_format
+        exchange.input_datatypes, exchange.output_datatypes = of_batch.input_datatypes, of_batch.output_datatypes
+        exchange.request_codec_s += of_batch.request_codec_s * part
+        exchange.response_codec_s += of_batch.response_codec_s * part
+        exchange.request_nonfinite += of_batch.request_nonfinite if number == 0 else 0
+        exchange.attempts += [_shared(attempt, part, is_joined=number > 0) for attempt in of_batch.attempts]
+
+
+def _shared(attempt: Attempt, part: float, *, is_joined: bool) -> Attempt:
+    return msgspec.structs.replace(
+        attempt,
+        request_bytes=round(attempt.request_bytes * part),
+        response_bytes=round(attempt.response_bytes * part),
+        is_joined=is_joined,
+    )
+
+
+def _cancel_if_left(task: "asyncio.Task[None]", members: list[Member], _: "asyncio.Future[Answered | None]") -> None:
+    """Give up a batch that nobody waits for any more."""
+    if all(member.has_left for member in members):
+        task.cancel()
+
+
+def _copy(error: GatewayError) -> GatewayError:
+    """*error* for another client: each is raised in a task of its own."""
+    return GatewayError(
+        error.kind, error.message, headers=error.headers, status=error.status, body=error.body, sent=error.sent
+    )
+
+
+class _JoinedBody:
+    """The memory of a batch: its tensors, which are there a second time, and the answer before it is divided."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._reservation = Reservation(admission)
+        self._answer_bytes = 0
+
+    def reserve(self, n_bytes: int) -> None:
+        """As `ClientBody.reserve`: raises `GatewayError` (OVERLOADED) when there is no room."""
+        if not self._reservation.take(n_bytes):
+            raise GatewayError(ErrorKind.OVERLOADED, f"no room for a batch of {n_bytes} bytes")
+
+    def hold_answer(self, n_bytes: int) -> None:
+        """As of `ClientBody`."""
+        self._reservation.hold(n_bytes - self._answer_bytes)
+        self._answer_bytes = n_bytes
+
+    def release(self) -> None:
+        """Give everything back."""
+        self._reservation.release()
+
+
+class _NoReply:
+    """In place of the reply of a batch, which goes to nobody as it is."""
+
+    has_begun = False

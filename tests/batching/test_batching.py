@@ -1,0 +1,558 @@
+"""Requests that go to the server together: each client its own rows, id and error, whatever the others do."""
+
+import asyncio
+import io
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc.aio as triton
+from aiohttp import web
+
+from tests.conftest import HEADER_LENGTH, Client, Connection, Reply, access_lines, lying, running, tensor
+
+ON = "batch: {max_size: 8, max_delay: 50ms}"
+
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def doubled(request: dict[str, Any]) -> dict[str, Any]:
+    """An answer with two times every input, as a model that takes any number of rows."""
+    outputs = []
+    for each in request["inputs"]:
+        data = [value * 2 for value in each["data"]]
+        outputs.append({"name": each["name"], "datatype": each["datatype"], "shape": each["shape"], "data": data})
+    answer = {"model_name": "m", "outputs": outputs}
+    return answer | ({"id": request["id"]} if "id" in request else {})
+
+
+class Server:
+    """A V2 server that computes one request after the other, and says what it was asked."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.url = ""
+        self.asked: list[dict[str, Any]] = []
+        self.heads: list[dict[str, str]] = []
+        self.may_go = asyncio.Event()
+        self.may_go.set()
+        self._turn = asyncio.Lock()
+
+    @property
+    def rows(self) -> list[int]:
+        """How many rows each request had."""
+        return [request["inputs"][0]["shape"][0] for request in self.asked]
+
+    async def serve(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.asked.append(body)
+        self.heads.append(dict(request.headers))
+        async with self._turn:
+            await self.may_go.wait()
+            try:
+                return web.json_response(self.answer(body))
+            except ValueError as error:
+                return web.json_response({"error": str(error)}, status=400)
+
+
+@asynccontextmanager
+async def serving(answer: Answer = doubled) -> AsyncIterator[Server]:
+    """A server that answers as *answer* says."""
+    server = Server(answer)
+    application = web.Application(client_max_size=2**30)
+    application.router.add_post("/{path:.*}", server.serve)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield server
+    finally:
+        server.may_go.set()
+        await runner.cleanup()
+
+
+async def ask(client: Client, value: float, rows: int = 1, **more: Any) -> Reply:
+    """An inference of *rows* rows of four numbers, of which each is *value*."""
+    array = np.full((rows, 4), value, "f4")
+    headers = more.pop("headers", {})
+    path = more.pop("path", "/v2/models/m/infer")
+    header = {"inputs": [tensor("x", array, "FP32")], "parameters": {"binary_data_output": True}} | more
+    return await post(client, header, array.tobytes(), path=path, headers=headers)
+
+
+async def post(
+    client: Client, header: dict[str, Any], blob: bytes, path: str = "/v2/models/m/infer", **more: Any
+) -> Reply:
+    """An inference of one input."""
+    text = json.dumps(header).encode()
+    headers = {HEADER_LENGTH: str(len(text)), **more.get("headers", {})}
+    return await client.request("POST", path, data=io.BytesIO(text + blob), headers=headers)
+
+
+async def together(server: Server, *asked: Callable[[], Awaitable[Reply]]) -> list[Reply]:
+    """What *asked* get that come while the server is busy with another request, which is the first that it gets."""
+    server.may_go.clear()
+    first = asyncio.ensure_future(asked[0]())
+    while not server.asked:
+        await asyncio.sleep(0.001)
+    others = [asyncio.ensure_future(each()) for each in asked[1:]]
+    await asyncio.sleep(0.02)
+    server.may_go.set()
+    return list(await asyncio.gather(first, *others))
+
+
+def values(reply: Reply) -> list[float]:
+    """The numbers that *reply* holds."""
+    assert reply.status == 200, reply.body
+    return list(map(float, np.frombuffer(reply.binary, "<f4")))
+
+
+@pytest.fixture
+async def both() -> AsyncIterator[tuple[Server, Client]]:
+    """A server, and a client of a gateway that batches in front of it."""
+    async with serving() as server, running(server.url, backend=ON) as client:
+        yield server, client
+
+
+Both = tuple[Server, Client]
+
+
+async def test_what_comes_while_the_server_is_busy_goes_together(both: Both) -> None:
+    server, client = both
+    replies = await together(
+        server, *[lambda value=value: ask(client, value, rows=value % 2 + 1) for value in range(5)]
+    )
+    assert server.rows == [1, 6]
+    for value, reply in enumerate(replies):
+        assert reply.json["outputs"][0]["shape"] == [value % 2 + 1, 4]
+        assert values(reply) == [value * 2.0] * 4 * (value % 2 + 1)
+
+
+async def test_a_request_that_is_alone_does_not_wait() -> None:
+    async with serving() as server, running(server.url, backend="batch: {max_size: 8, max_delay: 50s}") as client:
+        for value in range(3):
+            assert values(await asyncio.wait_for(ask(client, value), 10)) == [value * 2.0] * 4
+        assert server.rows == [1, 1, 1]
+
+
+async def test_no_more_rows_than_max_size(both: Both) -> None:
+    server, client = both
+    replies = await together(server, *[lambda value=value: ask(client, value, rows=3) for value in range(8)])
+    assert [values(reply)[0] for reply in replies] == [value * 2.0 for value in range(8)]
+    assert max(server.rows) == 6
+    await ask(client, 1, rows=9)
+    assert server.rows[-1] == 9  # it has company in nothing
+
+
+async def test_each_has_its_own_id(both: Both) -> None:
+    server, client = both
+    asked = [
+        lambda: ask(client, 0),
+        lambda: ask(client, 1, id="a"),
+        lambda: ask(client, 2),
+        lambda: ask(client, 3, id=""),
+    ]
+    replies = await together(server, *asked)
+    assert server.rows == [1, 3]
+    assert [reply.json.get("id") for reply in replies] == [None, "a", None, None]  # an empty one is none
+    assert server.asked[1]["id"] not in ("a", "")  # one of the gateway's, by which it knows the answer
+
+
+DIFFERENT: dict[str, dict[str, Any]] = {
+    "parameters": {"parameters": {"binary_data_output": True, "temperature": 1}},
+    "outputs": {"outputs": [{"name": "x", "parameters": {"binary_data": True}}]},
+    "a header": {"headers": {"Authorization": "Bearer b"}},
+    "model": {"path": "/v2/models/n/infer"},
+    "version": {"path": "/v2/models/m/versions/1/infer"},
+    "query": {"path": "/v2/models/m/infer?a=b"},
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+async def test_those_that_differ_never_go_together(both: Both, what: str) -> None:
+    server, client = both
+    other = DIFFERENT[what]
+    asked = [lambda: ask(client, 0), lambda: ask(client, 1), lambda: ask(client, 2, **other), lambda: ask(client, 3)]
+    replies = await together(server, *asked)
+    assert sorted(server.rows) == [1, 1, 2]
+    assert [values(reply)[0] for reply in replies] == [0, 2, 4, 6]
+
+
+async def test_inner_shapes_and_datatypes_never_go_together(both: Both) -> None:
+    server, client = both
+
+    async def other(shape: tuple[int, ...], datatype: str, dtype: str) -> Reply:
+        array = np.ones(shape, dtype)
+        header = {"inputs": [tensor("x", array, datatype)], "parameters": {"binary_data_output": True}}
+        return await post(client, header, array.tobytes())
+
+    asked = [
+        lambda: ask(client, 0),
+        lambda: ask(client, 1),
+        lambda: other((1, 2, 2), "FP32", "f4"),
+        lambda: other((1, 4), "INT32", "i4"),
+        lambda: ask(client, 1),
+    ]
+    replies = await together(server, *asked)
+    assert {reply.status for reply in replies} == {200}
+    assert sorted(server.rows) == [1, 1, 1, 2]
+    assert replies[2].json["outputs"][0]["shape"] == [1, 2, 2]
+    assert np.frombuffer(replies[3].binary, "<i4").tolist() == [2] * 4
+
+
+async def test_bytes_are_cut_between_elements(both: Both) -> None:
+    server, client = both
+    server.answer = lambda request: {"model_name": "m", "outputs": request["inputs"]}
+
+    async def words(*texts: bytes) -> Reply:
+        blob = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+        entry: dict[str, Any] = {"name": "t", "datatype": "BYTES", "shape": [len(texts) // 2, 2]}
+        entry["parameters"] = {"binary_data_size": len(blob)}
+        header = {"inputs": [entry], "parameters": {"binary_data_output": True}}
+        reply = await post(client, header, blob)
+        assert reply.binary == blob
+        return reply
+
+    many = [bytes([97 + n % 26]) * (n % 50) for n in range(8)]
+    await together(
+        server, lambda: words(b"", b"a"), lambda: words(b"x" * 1_100_000, b"", b"y", b"z"), lambda: words(*many)
+    )
+    assert server.rows == [1, 6]
+
+
+async def test_a_poisoned_request_alone_gets_its_refusal(both: Both) -> None:
+    server, client = both
+
+    def refuse(request: dict[str, Any]) -> dict[str, Any]:
+        if 13.0 in request["inputs"][0]["data"]:
+            raise ValueError("unlucky")
+        return doubled(request)
+
+    server.answer = refuse
+    replies = await together(server, *[lambda value=value: ask(client, value) for value in (0, 1, 13, 3)])
+    assert server.rows == [1, 3, 1, 1, 1]
+    assert [reply.status for reply in replies] == [200, 200, 400, 200]
+    assert replies[2].error == "unlucky"
+
+
+async def test_what_the_gateway_refuses_harms_no_other(both: Both) -> None:
+    server, client = both
+    nan = float("nan")
+    replies = await together(server, *[lambda value=value: ask(client, value) for value in (0, 1, nan, 3)])
+    assert [reply.status for reply in replies] == [200, 200, 400, 200]
+    assert "nonfinite" in replies[2].error
+    assert sorted(server.rows) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("shape", [[1, 4], [2, 6], [4, 4], []])
+async def test_a_model_that_does_not_batch_is_batched_no_more(
+    caplog: pytest.LogCaptureFixture, shape: list[int]
+) -> None:
+    """Outputs whose first dimension is not the sum: one by one from then on, which is said once."""
+
+    def single(request: dict[str, Any]) -> dict[str, Any]:
+        answer = doubled(request)
+        if request["inputs"][0]["shape"][0] > 1:
+            answer["outputs"][0]["shape"] = shape
+            answer["outputs"][0]["data"] = [0.0] * int(np.prod(shape))
+        return answer
+
+    async with serving(single) as server, running(server.url, backend=ON) as client:
+        for _ in range(2):
+            replies = await together(server, *[lambda value=value: ask(client, value) for value in range(4)])
+            assert [values(reply)[0] for reply in replies] == [0, 2, 4, 6]
+        assert server.rows.count(3) == 1
+        assert server.rows.count(1) == len(server.rows) - 1
+    assert len([line for line in caplog.messages if "batched no more" in line]) == 1
+
+
+async def test_a_client_that_leaves_takes_only_its_rows(both: Both) -> None:
+    server, client = both
+    server.may_go.clear()
+    asked = [asyncio.ensure_future(ask(client, value)) for value in range(4)]
+    while not server.asked:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.02)
+    asked[1].cancel()
+    await asyncio.sleep(0.02)
+    server.may_go.set()
+    done = await asyncio.gather(*asked, return_exceptions=True)
+    assert [values(reply)[0] for reply in done if isinstance(reply, Reply)] == [0, 4, 6]
+    assert server.rows == [1, 2]
+    assert client.gateway.gateway.admission.reserved_bytes == 0
+
+
+async def test_clients_that_leave_while_their_batch_is_computed(both: Both) -> None:
+    server, client = both
+    server.may_go.clear()
+    asked = [asyncio.ensure_future(ask(client, value)) for value in range(4)]
+    while len(server.asked) < 2:  # the second goes when its first request has waited for 50 ms
+        await asyncio.sleep(0.001)
+    asked[1].cancel()
+    await asyncio.sleep(0.02)
+    server.may_go.set()
+    done = await asyncio.gather(*asked, return_exceptions=True)
+    assert [values(reply)[0] for reply in done if isinstance(reply, Reply)] == [0, 4, 6]
+    assert values(await ask(client, 5)) == [10.0] * 4
+
+
+async def test_all_clients_of_a_batch_leave(both: Both) -> None:
+    server, client = both
+    server.may_go.clear()
+    asked = [asyncio.ensure_future(ask(client, value)) for value in range(4)]
+    while len(server.asked) < 2:
+        await asyncio.sleep(0.001)
+    for each in asked:
+        each.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+    server.may_go.set()
+    assert values(await ask(client, 5)) == [10.0] * 4
+    while client.gateway.gateway.in_flight:
+        await asyncio.sleep(0.001)
+    assert client.gateway.gateway.admission.reserved_bytes == 0
+    assert client.gateway.gateway.serving.lanes == {}
+
+
+async def test_paths_that_clients_make_up_are_not_kept(both: Both) -> None:
+    _, client = both
+    for number in range(5):
+        await ask(client, 1, path=f"/v2/models/m-{number}/infer?a={number}")
+        await ask(client, 1, rows=9, path=f"/v2/models/n-{number}/infer")
+    assert client.gateway.gateway.serving.lanes == {}
+
+
+async def test_nothing_of_a_client_crosses_for_others(both: Both) -> None:
+    server, client = both
+    names = [{"X-Request-Id": f"own-{n}", "traceparent": f"00-{n:032x}-{n:016x}-01"} for n in range(1, 4)]
+    await together(server, *[lambda more=more: ask(client, 1, headers=more) for more in names])
+    assert server.rows == [1, 2]
+    head = {name.lower(): value for name, value in server.heads[1].items()}
+    assert "traceparent" not in head
+    assert "x-forwarded-for" not in head
+    assert not head["x-request-id"].startswith("own")
+
+
+async def test_what_is_said_of_batches(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "gateway.access")
+    async with serving() as batched, running(batched.url, "logging: {access: json}", ON) as client:
+        await together(batched, *[lambda value=value: ask(client, value) for value in range(4)])
+        samples = await client.metrics()
+        async with client.session.get(f"{client.admin}/-/status") as response:
+            (backend,) = (await response.json())["backends"]
+    assert backend["rows_per_batch"] == 2
+    assert 0.005 < backend["batch_wait_s"] < 10
+    lines = [json.loads(line) for line in access_lines(caplog)]
+    assert sorted(line["batch_rows"] for line in lines) == [1, 3, 3, 3]
+    assert {line["batch_wait_seconds"] > 0.005 for line in lines if line["batch_rows"] == 3} == {True}
+    label = '{backend="main",model="m"}'
+    assert samples[f"tensor_gateway_batch_rows_count{label}"] == 2
+    assert samples[f"tensor_gateway_batch_rows_sum{label}"] == 4
+    assert samples[f"tensor_gateway_batch_wait_seconds_count{label}"] == 4
+    sent = [value for name, value in samples.items() if name.startswith("tensor_gateway_upstream_requests_total")]
+    assert sum(sent) == 2
+
+
+async def test_clients_of_grpc_and_http_go_together() -> None:
+    async with serving() as server, running(server.url, "grpc: 127.0.0.1:0\n", ON) as client:
+        (url,) = client.gateway.grpc_urls
+        async with triton.InferenceServerClient(url.rpartition("/")[2]) as channel:
+
+            async def over_grpc(value: float) -> Any:
+                tensor_in = triton.InferInput("x", [1, 4], "FP32")
+                tensor_in.set_data_from_numpy(np.full((1, 4), value, "f4"))
+                return await channel.infer("m", [tensor_in], request_id=f"id-{value}")
+
+            server.may_go.clear()
+            first = asyncio.ensure_future(over_grpc(0))
+            while not server.asked:
+                await asyncio.sleep(0.001)
+            others = [asyncio.ensure_future(over_grpc(value)) for value in (1, 2, 3)]
+            await asyncio.sleep(0.02)
+            server.may_go.set()
+            for value, result in enumerate(await asyncio.gather(first, *others)):
+                assert result.as_numpy("x").tolist() == [[value * 2.0] * 4]
+                assert result.get_response().id == f"id-{value}"
+    assert server.rows == [1, 3]
+
+
+TENSORFLOW = f"""{ON}
+dialect: tensorflow
+models:
+  m:
+    inputs: {{x: {{datatype: FP32, shape: [-1, 4]}}}}
+    outputs: {{y: {{datatype: FP32, shape: [-1, 4]}}}}
+    format: row
+"""
+TEMPLATE = f"""{ON}
+dialect: template
+models:
+  m:
+    inputs: {{x: {{datatype: FP32, shape: [-1, 4]}}}}
+    outputs: {{y: {{datatype: FP32}}}}
+    request: {{path: /predict, body: {{instances: $x}}}}
+    answer: {{y: "$.predictions"}}
+"""
+
+
+MLFLOW = f"""{ON}
+dialect: mlflow
+models:
+  m:
+    inputs: {{x: {{datatype: FP32, shape: [-1, 4]}}}}
+    outputs: {{y: {{datatype: FP32, shape: [-1, 4]}}}}
+    format: inputs
+"""
+
+
+def rows_of(request: dict[str, Any]) -> list[list[float]]:
+    """The rows that a request of another dialect has."""
+    if "inputs" in request:
+        return list(request["inputs"]["x"])
+    return [each["x"] if isinstance(each, dict) else each for each in request["instances"]]
+
+
+@pytest.mark.parametrize("backend", [TENSORFLOW, MLFLOW, TEMPLATE], ids=["tensorflow", "mlflow", "template"])
+async def test_servers_of_other_dialects(backend: str) -> None:
+    def predict(request: dict[str, Any]) -> dict[str, Any]:
+        return {"predictions": [[value * 2 for value in row] for row in rows_of(request)]}
+
+    async with serving(predict) as server, running(server.url, backend=backend) as client:
+        replies = await together(server, *[lambda value=value: ask(client, value, rows=2) for value in range(4)])
+    assert [values(reply) for reply in replies] == [[value * 2.0] * 8 for value in range(4)]
+    assert [len(rows_of(request)) for request in server.asked] == [2, 6]
+
+
+async def test_clients_with_other_tokens_never_go_together(tmp_path: Path) -> None:
+    """Although the backend gets no token, and so nothing that differs."""
+    tokens = {"one": "first-of-32-characters-at-least-x", "two": "other-of-32-characters-at-least-x"}
+    (tmp_path / "tokens").write_text("".join(f"{name}: {token}\n" for name, token in tokens.items()))
+    access = f"access: {{tokens_file: {tmp_path}/tokens}}\n"
+    async with serving() as server, running(server.url, access, ON) as client:
+
+        def by(name: str, value: float) -> Callable[[], Awaitable[Reply]]:
+            return lambda: ask(client, value, headers={"Authorization": f"Bearer {tokens[name]}"})
+
+        replies = await together(server, *[by(name, value) for value, name in enumerate(("one", "two", "one", "two"))])
+    assert [values(reply)[0] for reply in replies] == [0, 2, 4, 6]
+    assert not any("Authorization" in head for head in server.heads)
+    assert sorted(server.rows) == [1, 1, 2]
+
+
+async def test_a_batch_whose_connection_dies_is_executed_once() -> None:
+    """The server has read it, so nothing is sent again: each client gets the error."""
+    asked = 0
+
+    async def dies(connection: Connection) -> None:
+        nonlocal asked
+        await connection.read_request()
+        asked += 1
+        if asked == 1:
+            await asyncio.sleep(0.05)
+            await connection.answer(json.dumps(doubled(json.loads(connection.body))).encode())
+        # else the connection is closed
+
+    async with lying(dies) as liar, running(liar.url, backend=ON) as client:
+        asks = [asyncio.ensure_future(ask(client, value)) for value in range(4)]
+        replies = await asyncio.gather(*asks)
+    assert [reply.status for reply in replies] == [200, 502, 502, 502]
+    assert asked == 2
+
+
+async def test_a_batch_that_takes_too_long() -> None:
+    never = asyncio.Event()
+
+    async def hangs(connection: Connection) -> None:
+        await connection.read_request()
+        await never.wait()
+
+    backend = f"{ON}\ntimeouts: {{total: 300ms}}"
+    async with lying(hangs) as liar, running(liar.url, backend=backend) as client:
+        replies = await asyncio.gather(*[ask(client, value) for value in range(4)])
+        assert {reply.status for reply in replies} == {504}
+        assert client.gateway.gateway.admission.reserved_bytes == 0
+        never.set()
+
+
+async def test_memory_that_has_no_room_for_a_batch() -> None:
+    """A batch holds its tensors a second time; where that is too much, each goes alone."""
+    n_rows = 1024
+    async with (
+        serving() as server,
+        running(
+            server.url,
+            "limits: {request_body: 40KiB, in_flight_bytes: 80KiB}\n",
+            "batch: {max_size: 8000, max_delay: 50ms}",
+        ) as client,
+    ):
+        asked = [lambda value=value: ask(client, value, rows=n_rows) for value in range(3)]
+        replies = await together(server, lambda: ask(client, 9), *asked)
+        assert [values(reply)[-1] for reply in replies] == [18, 0, 2, 4]
+        assert server.rows == [1, n_rows, n_rows, n_rows]
+
+
+async def test_compressed_and_vendor_framed_replies_stay_each_clients_own(both: Both) -> None:
+    server, client = both
+    array = np.ones((1, 4), "f4")
+    text = json.dumps({"inputs": [tensor("x", array, "FP32")], "parameters": {"binary_data_output": True}}).encode()
+    kind = f"application/vnd.sagemaker-triton.binary+json;json-header-size={len(text)}"
+
+    async def vendor() -> Reply:
+        body = io.BytesIO(text + array.tobytes())
+        return await client.request("POST", "/v2/models/m/infer", data=body, headers={"Content-Type": kind})
+
+    replies = await together(server, lambda: ask(client, 0), vendor, lambda: ask(client, 2))
+    assert server.rows == [1, 2]
+    assert (
+        replies[1].headers["Content-Type"].startswith("application/vnd.sagemaker-triton.binary+json;json-header-size=")
+    )
+    assert replies[2].headers["Content-Type"] == "application/octet-stream"
+
+
+async def test_a_model_has_its_own_limits_and_a_reload_begins_anew() -> None:
+    backend = "models: {'big-*': {batch: {max_size: 8, max_delay: 50ms}}}"
+    async with serving() as server, running(server.url, backend=backend) as client:
+        for model, rows in (("m", [1, 1, 1, 1]), ("big-1", [1, 3])):
+            server.asked.clear()
+            path = f"/v2/models/{model}/infer"
+            await together(server, *[lambda path=path: ask(client, 1, path=path) for _ in range(4)])
+            assert server.rows == rows
+
+
+async def test_many_clients_for_a_while(both: Both) -> None:
+    """Each gets its own numbers, whoever comes, goes and errs beside it."""
+    server, client = both
+
+    def refuse(request: dict[str, Any]) -> dict[str, Any]:
+        if any(value == 13 for value in request["inputs"][0]["data"]):
+            raise ValueError("unlucky")
+        return doubled(request)
+
+    server.answer = refuse
+    dice = random.Random(5)
+
+    async def one(number: int) -> None:
+        for turn in range(10):
+            value = float(number * 100 + turn)
+            if dice.random() < 0.05:
+                assert (await ask(client, 13)).status == 400
+            elif dice.random() < 0.1:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(ask(client, value), 0.002)
+            else:
+                rows = dice.randrange(1, 10)
+                reply = await ask(client, value, rows, id=str(value))
+                assert values(reply) == [value * 2] * 4 * rows
+                assert reply.json["id"] == str(value)
+
+    await asyncio.gather(*map(one, range(40)))
+    assert max(server.rows) <= 9
+    while client.gateway.gateway.in_flight:
+        await asyncio.sleep(0.001)
+    assert client.gateway.gateway.admission.reserved_bytes == 0
