@@ -1,6 +1,7 @@
 """What operators see of clients of gRPC: metrics, the access log, the status page and traces."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 from gateway.demo import JsonServer
 from tests.chromium import chromium
 from tests.collector import collecting
+from tests.conftest import access_lines
 from tests.grpc.conftest import address_of, serving
 from tests.grpc.test_clients import Both, given
 from tests.system.gateway_process import gateway_process
@@ -57,6 +59,17 @@ async def test_calls_that_the_gateway_does_not_have_are_counted(both: Both) -> N
     metrics = await client.metrics()
     assert metrics['tensor_gateway_requests_total{code="501",model="other",protocol="grpc",route="none"}'] == 2
     assert metrics['tensor_gateway_errors_total{blame="client",reason="no_route",route="none"}'] == 2
+
+
+async def test_the_access_log_says_what_clients_speak(server: JsonServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "gateway.access")
+    async with serving(server.url, "logging: {access: json}\n") as (client, triton_):
+        await triton_.infer("identity", [given("x", X)], request_id="7")
+        await client.request("GET", "/v2/health/live")
+    call, request = [json.loads(line) for line in access_lines(caplog)]
+    assert (call["protocol"], request["protocol"]) == ("grpc", "http")
+    assert (call["method"], call["path"], call["model"]) == ("POST", f"/{SERVICE}/ModelInfer", "identity")
+    assert (call["status"], request["status"]) == (200, 200)
 
 
 async def test_without_a_token_nobody_learns_which_calls_there_are(server: JsonServer, tmp_path: Path) -> None:
