@@ -144,6 +144,20 @@ def test_tensors_cross_bit_for_bit(serving: Serving) -> None:
         assert infer(client, "streams", X, binary=False).as_numpy("x").tolist() == X.tolist()
 
 
+async def test_bf16_crosses_bit_for_bit() -> None:
+    """Which numpy does not have: by its bits. 1.5, -0, 3.38e38, and the smallest number there is."""
+    blob = b"\xc0\x3f\x00\x80\x7e\x7f\x01\x00"
+    entry = {"name": "x", "shape": [4], "datatype": "BF16", "parameters": {"binary_data_size": len(blob)}}
+    header = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
+    with by_uvicorn(application()) as url:
+        sent = {"Inference_Header_Content_Length": str(len(header))}
+        status, headers, body = await ask(url, "/v2/models/echo/infer", header + blob, **sent)
+    assert status == 200, body
+    n_bytes = int(headers["Inference-Header-Content-Length"])
+    assert json.loads(body[:n_bytes])["outputs"][0]["datatype"] == "BF16"
+    assert body[n_bytes:] == blob
+
+
 def test_metadata_says_the_extension_and_all_else_is_untouched() -> None:
     with by_uvicorn(application()) as url, client_of(url) as client:
         assert client.get_server_metadata()["extensions"] == ["model_repository", "binary_tensor_data"]
