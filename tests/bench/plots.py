@@ -164,8 +164,9 @@ def _rows_table(reports: Reports) -> str | None:
         sign = "at least" if result["at_least"] else "at most"
         if result["samples"]:
             measured = f"{result['median']:.2f}{unit} ({result['min']:.2f} to {result['max']:.2f})"
-            mark = "" if result["is_held"] else ", missed"
-            target = f"{sign} {result['target']:g}{unit}{mark}"
+            target = ""
+            if result["target"] is not None:
+                target = f"{sign} {result['target']:g}{unit}{'' if result['is_held'] else ', missed'}"
             lines.append(f"| {result['row']} | {result['what']} | {measured} | {target} | {result['absolute']} |")
         else:
             lines.append(f"| {result['row']} | {result['what']} | {result['missing']} | | |")

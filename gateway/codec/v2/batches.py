@@ -52,17 +52,12 @@ def read_share(body: memoryview, framing: Framing, limits: HeaderLimits) -> Gene
     All inputs and outputs are binary, and the inputs have the same first dimension. That each blob has exactly the
     elements of its shape is proved here, so that no request can take the rows of another. Yields after each step.
     """
-    length = framing.header_length
-    if not length or length > min(limits.max_header_bytes, SHARE_HEADER_BYTES, len(body)):
-        return None
-    request = messages.read(Request, bytes(body[:length]))
-    if request is None or not request.inputs or len(request.inputs) > limits.max_tensors:
-        return None
-    if request.parameters and "sequence_id" in request.parameters:  # whose requests come one after the other
+    request = _read(body, framing, limits)
+    if request is None:
         return None
     request_id = id_of(request)
     request.id = UNSET
-    blobs = Cursor(body[length:], *(framing.blobs or ()))
+    blobs = Cursor(body[framing.header_length :], *(framing.blobs or ()))
     found: list[Tensor] = []
     try:
         check_names(request.inputs)
@@ -85,6 +80,18 @@ def read_share(body: memoryview, framing: Framing, limits: HeaderLimits) -> Gene
 def _is_binary(selection: OutputSelection) -> bool:
     """Whether the client wants nothing but blobs."""
     return all(selection.named.values()) if selection.named else selection.binary_by_default
+
+
+def _read(body: memoryview, framing: Framing, limits: HeaderLimits) -> Request | None:
+    """The request in *body*, if it can be joined with others as far as its header's form goes."""
+    length = framing.header_length
+    if not length or length > min(limits.max_header_bytes, SHARE_HEADER_BYTES, len(body)):
+        return None
+    request = messages.read(Request, bytes(body[:length]))
+    if request is None or not request.inputs or len(request.inputs) > limits.max_tensors:
+        return None
+    # the requests of a sequence come one after the other
+    return None if request.parameters and "sequence_id" in request.parameters else request
 
 
 def _input(entry: Entry, index: int, blobs: Cursor) -> Generator[None, None, Tensor | None]:
