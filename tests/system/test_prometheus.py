@@ -143,7 +143,12 @@ def configuration(server: str, failing: str, refusing: str, slow: str, dead: str
     soon = authority.issue(not_after=datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1))
     own = authority.issue()
     backends = {
-        "good": {"endpoints": [server, dead], "balance": "round_robin", "retry": {"budget": 1.0}},
+        "good": {
+            "endpoints": [server, dead],
+            "balance": "round_robin",
+            "retry": {"budget": 1.0},
+            "batch": {"max_size": 2000},
+        },
         "down": {"endpoints": [dead], "health": {"interval": "100ms", "timeout": "1s", "unhealthy_after": 1}},
         "failing": {"endpoints": [failing, dead], "eject": {"failures": 1, "for": "5m"}},
         "refusing": {"endpoints": [refusing]},
