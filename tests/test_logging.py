@@ -377,7 +377,9 @@ from gateway.serving import gateway
 async def broken(*_):
     warnings.warn("a library warns")
     logging.getLogger("some.library").error("a library logs")
-    threading.Thread(target=lambda: 1 / 0).start()
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()  # what Python prints of it would stand in the middle of a line
     raise RuntimeError("a bug")
 
 gateway.server_metadata = broken
