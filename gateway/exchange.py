@@ -108,7 +108,7 @@ class Exchange(msgspec.Struct, gc=False):
     response_nonfinite: int = 0
     header_recovered: bool = False
     batch_rows: int = 0
-    """The rows of the batch in which it went to the server; 0 if its model is not batched."""
+    """The rows of the batch in which it went to the server, or its own; 0 if its model is not batched."""
     batch_wait_s: float = 0.0
     """How long it waited for others."""
     scheme: str = ""

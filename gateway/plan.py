@@ -3,7 +3,6 @@
 Not here: running state. What is in flight, connections, the memory budget and draining outlive any plan.
 """
 
-import fnmatch
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.codec import HeaderLimits, ModelDescription, TensorPolicy
+from gateway.codec import UNKNOWN, HeaderLimits, ModelDescription, TensorPolicy, configured_for
 from gateway.config import Backend, Compression, Config, Limits
 from gateway.config.tokens import read_tokens
 from gateway.errors import ErrorKind, GatewayError
@@ -55,16 +54,17 @@ class BackendPlan:
     binary: str = "never"
     """Whether binary requests are passed on as they are: `never`, `auto` (if it says that it reads them), `always`."""
     models: Mapping[str, ModelDescription] = field(default_factory=dict)
-    """What the configuration says of its models, by pattern: see `configured_for`."""
+    """What the configuration says of its models, by pattern."""
+    batches: Mapping[str, BatchLimits | None] = field(default_factory=dict)
+    """How requests for its models are batched, by pattern; empty if none are."""
+
+    def described(self, model: str) -> ModelDescription:
+        """What the configuration says of *model*."""
+        return configured_for(self.models, model, UNKNOWN)
 
     def batch_limits(self, model: str) -> BatchLimits | None:
         """How requests for *model* are batched; None if each goes alone."""
-        batch = self.settings.batch
-        for pattern, configured in self.settings.models.items():
-            if fnmatch.fnmatchcase(model, pattern):
-                batch = configured.batch or batch
-                break
-        return BatchLimits(batch.max_size, batch.max_delay) if batch.max_size > 1 else None
+        return configured_for(self.batches, model, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,7 @@ class Plan:
                 settings.dialect,
                 settings.binary,
                 {pattern: model.description for pattern, model in settings.models.items()},
+                _batches_of(settings),
             )
             for backend, settings in config.backends.items()
         }
@@ -183,6 +184,17 @@ def who_answers(config: Config) -> str:
     match = Router(config.routes, {name: each.sticky for name, each in config.backends.items()}).match("", "/v2")
     backends = " or ".join(match.destination.weights) if match is not None else ""
     return f"; /v2 and health: {backends or 'the gateway, for all of them'}"
+
+
+def _batches_of(settings: Backend) -> dict[str, BatchLimits | None]:
+    batches = {pattern: model.batch or settings.batch for pattern, model in settings.models.items()}
+    batches.setdefault("*", settings.batch)
+    if all(batch.max_size == 1 for batch in batches.values()):
+        return {}
+    return {
+        pattern: BatchLimits(batch.max_size, batch.max_delay) if batch.max_size > 1 else None
+        for pattern, batch in batches.items()
+    }
 
 
 def _fingerprint(name: str, settings: Backend) -> str:

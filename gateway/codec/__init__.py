@@ -25,6 +25,7 @@ from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.body import Body
 from gateway.codec.dialects.description import (
     NAMELESS_INPUT,
+    UNKNOWN,
     ModelDescription,
     TensorDescription,
     configured_for,
@@ -45,6 +46,7 @@ from gateway.codec.inference import (
     HeaderLimits,
     NonFinite,
     OutputSelection,
+    Tensor,
     TensorPolicy,
     label_of,
 )
@@ -73,6 +75,7 @@ __all__ = [
     "HELD_PER_BYTE",
     "MAX_RANK",
     "NAMELESS_INPUT",
+    "UNKNOWN",
     "WHOLE_BYTES",
     "AnswerForm",
     "Body",
@@ -95,6 +98,7 @@ __all__ = [
     "OutputSelection",
     "Reply",
     "Share",
+    "Tensor",
     "TensorDescription",
     "TensorPolicy",
     "Writer",

@@ -1,11 +1,11 @@
 """Which requests go to the server together, and when (docs/configuration.md, "Requests that go together").
 
-A lane has the requests for one model of one backend. Those of one kind go together: at once where nothing of the lane
-is under way, else when they are enough, when the first of them has waited long enough, or when the server has answered
-all that it has. Not here: what makes requests one of a kind, clocks and timers, and sending.
+A lane has the requests for one model of one backend, while any of them is under way. Requests of one kind go together:
+when they are enough, when the first of them has waited long enough, or when the server has answered all that it has.
+Not here: what makes requests one of a kind, clocks and timers, and sending.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -46,6 +46,7 @@ class Lane(Generic[T]):
 
     limits: BatchLimits
     under_way: int = 0
+    """Batches, and requests that go alone."""
     is_closed: bool = False
     """Whether the model cannot be batched: all go alone."""
     _waiting: dict[Hashable, Batch[T]] = field(default_factory=dict)
@@ -54,15 +55,20 @@ class Lane(Generic[T]):
         """Whether a request of this size may go with others at all."""
         return not self.is_closed and rows < self.limits.max_rows and n_bytes < BATCH_BYTES
 
-    def add(self, one: Waiting[T]) -> Iterator[Batch[T]]:
+    def begin(self) -> None:
+        """One request goes alone."""
+        self.under_way += 1
+
+    def add(self, one: Waiting[T]) -> list[Batch[T]]:
         """The batches that go now that *one* has come; it may be in none of them, and waits then."""
-        same = self._waiting.setdefault(one.kind, [])
+        same, going = self._waiting.get(one.kind), []
         if same and not self._fits(same, one):
-            yield self._take(one.kind)
-            same = self._waiting.setdefault(one.kind, [])
+            going.append(self._take(one.kind))
+        same = self._waiting.setdefault(one.kind, [])
         same.append(one)
-        if self.under_way == 0 or sum(each.rows for each in same) >= self.limits.max_rows:
-            yield self._take(one.kind)
+        if sum(each.rows for each in same) >= self.limits.max_rows:
+            going.append(self._take(one.kind))
+        return going
 
     def remove(self, one: Waiting[T]) -> None:
         """*one* waits no longer: its client has left."""
@@ -72,18 +78,16 @@ class Lane(Generic[T]):
             if not same:
                 del self._waiting[one.kind]
 
-    def end(self) -> Iterator[Batch[T]]:
+    def end(self) -> list[Batch[T]]:
         """One batch is answered; the batches that go now: all that wait, if it was the last."""
         self.under_way -= 1
-        if self.under_way == 0:
-            for kind in list(self._waiting):
-                yield self._take(kind)
+        return [] if self.under_way else [self._take(kind) for kind in list(self._waiting)]
 
-    def due(self, now_s: float) -> Iterator[Batch[T]]:
+    def due(self, now_s: float) -> list[Batch[T]]:
         """The batches that go because the first request of them has waited long enough."""
-        for kind, same in list(self._waiting.items()):
-            if now_s >= same[0].since_s + self.limits.max_delay_s:
-                yield self._take(kind)
+        delay_s = self.limits.max_delay_s
+        kinds = [kind for kind, same in self._waiting.items() if now_s >= same[0].since_s + delay_s]
+        return [self._take(kind) for kind in kinds]
 
     @property
     def next_due_s(self) -> float | None:

@@ -9,27 +9,26 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from gateway.backend.upstream import Upstream
+from gateway.client.body import ClientBody
 from gateway.client.request import ClientRequest, new_request_id
 from gateway.codec import Framing, Share, divided, joined, read_share
 from gateway.errors import CodecError, ErrorKind, ForeignAnswerError, GatewayError
 from gateway.exchange import Attempt, Exchange
 from gateway.headers import Headers
-from gateway.plan import BackendPlan
-from gateway.policy.admission import Admission, Reservation
+from gateway.pacing import Pacer
+from gateway.plan import BackendPlan, Plan
+from gateway.policy.admission import Reservation
 from gateway.policy.batching import Batch, BatchLimits, Lane, Waiting
 from gateway.policy.crossing import UNIX_PEER, crossing_of_all
-from gateway.serving.call import Answered, Call
+from gateway.serving.call import Answered, Call, Shared
 
 Serve = Callable[[Call, Upstream, BackendPlan, Framing, memoryview], Awaitable[Answered | None]]
 """Serves one inference: what the client gets, and what crosses of the answer's head."""
-
-LaneKey = tuple[str, str]
-"""A backend, and the path that is asked of it."""
 
 MAX_LANES = 1024
 """For how many paths at once requests are batched; others go alone."""
@@ -68,52 +67,53 @@ async def serve_batched(
 ) -> Answered | None:
     """What *serve* gives for the inference in *body*, maybe together with others. Raises `GatewayError`."""
     limits = backend.batch_limits(call.match.v2_path.model or "")
-    share = None if limits is None else await call.run_parser(read_share(body, framing, call.plan.header_limits))
-    if limits is None or share is None:
+    if limits is None or not framing.header_length:
         return await serve(call, upstream, backend, framing, body)
+    call.exchange.batch_rows = 1  # at least; the parser says how many
     lanes, key = call.serving.lanes, (backend.name, call.match.path)
-    batcher = lanes.get(key) or Batcher(limits, lanes, key)
-    if len(lanes) >= MAX_LANES or not batcher.lane.takes(share.rows, share.n_bytes):
+    batcher: Batcher | None = lanes.get(key)
+    share = None
+    if batcher is not None and not batcher.lane.is_closed:
+        share = await call.run_parser(read_share(body, framing, call.plan.header_limits))
+        batcher = lanes.get(key)  # as it is by now
+    if batcher is None and len(lanes) < MAX_LANES:  # nothing is under way
+        batcher = lanes[key] = Batcher(limits, partial(lanes.pop, key, None))
+        batcher.lane.begin()
+    elif batcher is None or share is None or not batcher.lane.takes(share.rows, share.n_bytes):
         return await serve(call, upstream, backend, framing, body)
-    verdict = asyncio.get_running_loop().create_future()
-    answered = await batcher.join(Member(call, upstream, backend, serve, share, verdict))
-    return answered or await batcher.alone(serve(call, upstream, backend, framing, body))
+    else:
+        verdict = asyncio.get_running_loop().create_future()
+        answered: Answered | None = await batcher.join(Member(call, upstream, backend, serve, share, verdict))
+        if answered is not None:
+            return answered
+    return await batcher.alone(serve(call, upstream, backend, framing, body))
 
 
 class Batcher:
     """Sends the requests of one lane, together or alone."""
 
-    def __init__(self, limits: BatchLimits, lanes: dict[LaneKey, Any], key: LaneKey) -> None:
-        """*lanes* has it as *key* while anything is under way, and for good once its model is batched no more."""
+    def __init__(self, limits: BatchLimits, forget: Callable[[], object]) -> None:
+        """*forget* is called when nothing is under way any more, unless its model is batched no more."""
         self.lane = Lane[Member](limits)
-        self._lanes = lanes
-        self._key = key
+        self._forget = forget
         self._timer: asyncio.TimerHandle | None = None
 
     async def join(self, member: Member) -> Answered | None:
         """What the client of *member* gets as part of a batch; None: it is to go `alone`. Raises `GatewayError`."""
-        call, share, loop = member.call, member.share, asyncio.get_running_loop()
-        exchange, began_s = call.exchange, loop.time()
+        call, share = member.call, member.share
+        began_s = asyncio.get_running_loop().time()
         waiting = Waiting(member, _kind_of(call, member.backend, share), share.rows, share.n_bytes, began_s)
-        exchange.batch_rows = share.rows
-        self._lanes[self._key] = self
         self._send(self.lane.add(waiting))
         self._plan()
         try:
-            async with asyncio.timeout_at(call.begin_total(member.backend)):
-                return await member.verdict
-        except BaseException as error:
+            return await call.within_total(member.backend, member.verdict)
+        except BaseException:
             self.lane.remove(waiting)
-            if member.goes_alone:
+            if member.has_left:
+                call.exchange.batch_rows = 0
+            elif member.goes_alone:
                 self._ended()
-            if not isinstance(error, TimeoutError):
-                raise
-            total_s = member.backend.settings.timeouts.total
-            words = f"backend {member.upstream.name!r} took longer than {total_s:g} s (timeouts.total)"
-            raise GatewayError(ErrorKind.TIMEOUT, words) from None
-        finally:
-            if exchange.batch_wait_s == 0:
-                exchange.batch_wait_s = loop.time() - began_s
+            raise
 
     async def alone(self, served: Awaitable[Answered | None]) -> Answered | None:
         """What *served* gives, which is counted as under way."""
@@ -126,22 +126,30 @@ class Batcher:
         """A batch, or a request that went alone, is no longer under way."""
         self._send(self.lane.end())
         if self.lane.under_way == 0 and not self.lane.is_closed:
-            self._lanes.pop(self._key, None)
+            self._forget()
 
     def _send(self, batches: Iterable[Batch[Member]]) -> None:
         """Let *batches* go, which the lane counts as under way."""
         loop = asyncio.get_running_loop()
         for batch in batches:
-            members = [waiting.what for waiting in batch]
             for waiting in batch:
                 waiting.what.call.exchange.batch_wait_s = loop.time() - waiting.since_s
-            if len(members) == 1:
-                members[0].verdict.set_result(None)
+            members = [waiting.what for waiting in batch if not waiting.what.has_left]
+            if len(members) < 2 or self.lane.is_closed:
+                self._send_alone(members)
+                self._ended()
                 continue
             task = loop.create_task(self._run(members))
             left = partial(_cancel_if_left, task, members)
             for member in members:
                 member.verdict.add_done_callback(left)
+
+    def _send_alone(self, members: list[Member]) -> None:
+        """Let each of *members* that has not left go `alone`."""
+        for member in members:
+            if not member.has_left:
+                self.lane.begin()
+                member.verdict.set_result(None)
 
     def _plan(self) -> None:
         """Look again when the next batch is due."""
@@ -179,16 +187,13 @@ class Batcher:
             for member, answered in zip(members, replies, strict=True):
                 if not member.has_left:
                     member.verdict.set_result(answered)
-            members = []
+            return
+        if error is None:
+            self._send_alone(members)
+            return
         for member in members:
-            if member.has_left:
-                continue
-            if error is not None:
+            if not member.has_left:
                 member.verdict.set_exception(_copy(error))
-                continue
-            self.lane.under_way += 1
-            member.call.exchange.batch_rows = member.share.rows
-            member.verdict.set_result(None)
 
     def _close(self, member: Member, words: str) -> None:
         """Send everything alone from now on."""
@@ -218,6 +223,7 @@ async def _answers(members: list[Member]) -> list[Answered]:
         for member, each in zip(members, replies, strict=True):
             if not member.has_left:
                 member.call.body.hold_answer(each.n_bytes)
+                member.call.exchange.response_nonfinite = each.nonfinite
         return [(each, crossing) for each in replies]
     finally:
         call.body.release()
@@ -243,7 +249,7 @@ def _joined_call(first: Call, request_id: str) -> Call:
         None,
         is_from_proxy=asked.is_from_proxy,
         protocol=asked.protocol,
-        front=lambda request, exchange, shared, plan, pacer: (_JoinedBody(shared.admission), _NoReply()),
+        front=lambda *given: (_JoinedBody(*given), _NoReply()),
     )
     exchange = Exchange(
         client=first.exchange.client,
@@ -270,9 +276,9 @@ def _kind_of(call: Call, backend: BackendPlan, share: Share) -> Hashable:
 
 
 def _record(of_batch: Exchange, members: list[Member]) -> None:
-    """Record in the exchange of each of *members* its share of what the batch took."""
+    """Record in the exchange of each of *members* that is still there its share of what the batch took."""
     rows = sum(member.share.rows for member in members)
-    for number, member in enumerate(members):
+    for number, member in enumerate(member for member in members if not member.has_left):
         exchange, part = member.call.exchange, member.share.rows / rows
         exchange.batch_rows = rows
         exchange.is_transcoded, exchange.upstream_format = of_batch.is_transcoded, of_batch.upstream_format
@@ -306,26 +312,14 @@ def _copy(error: GatewayError) -> GatewayError:
     )
 
 
-class _JoinedBody:
+class _JoinedBody(ClientBody):
     """The memory of a batch: its tensors, which are there a second time, and the answer before it is divided."""
 
-    def __init__(self, admission: Admission) -> None:
-        self._reservation = Reservation(admission)
-        self._answer_bytes = 0
+    __slots__ = ()
 
-    def reserve(self, n_bytes: int) -> None:
-        """As `ClientBody.reserve`: raises `GatewayError` (OVERLOADED) when there is no room."""
-        if not self._reservation.take(n_bytes):
-            raise GatewayError(ErrorKind.OVERLOADED, f"no room for a batch of {n_bytes} bytes")
-
-    def hold_answer(self, n_bytes: int) -> None:
-        """As of `ClientBody`."""
-        self._reservation.hold(n_bytes - self._answer_bytes)
-        self._answer_bytes = n_bytes
-
-    def release(self) -> None:
-        """Give everything back."""
-        self._reservation.release()
+    def __init__(self, request: ClientRequest, exchange: Exchange, shared: Shared, plan: Plan, pacer: Pacer) -> None:
+        super().__init__(request, exchange, shared.admission, plan.limits.request_body, pacer)
+        self._reservation = Reservation(shared.admission)
 
 
 class _NoReply:

@@ -147,6 +147,15 @@ class Call:
                 self.total_at = min(self.total_at, self.request.deadline_s)
         return self.total_at
 
+    async def within_total(self, backend: BackendPlan, awaited: Awaitable[T]) -> T:
+        """What *awaited* gives before `timeouts.total` is over. Raises `GatewayError` (TIMEOUT)."""
+        try:
+            async with asyncio.timeout_at(self.begin_total(backend)):
+                return await awaited
+        except TimeoutError:
+            words = f"backend {backend.name!r} took longer than {backend.settings.timeouts.total:g} s (timeouts.total)"
+            raise GatewayError(ErrorKind.TIMEOUT, words) from None
+
     def question(
         self, upstream: Upstream, backend: BackendPlan, path: str, read: Callable[[Answer], Awaitable[T]]
     ) -> Awaitable[T]:
@@ -311,13 +320,7 @@ class Question(Generic[V]):
         """The answer to the question that has begun. Raises `GatewayError`."""
         assert self._asking is not None
         # what is spent here is part of the client's time, also where it waits for another client's call
-        try:
-            async with asyncio.timeout_at(self._call.begin_total(self._backend)):
-                return (await asyncio.shield(self._asking))[0]
-        except TimeoutError:
-            total_s = self._backend.settings.timeouts.total
-            words = f"backend {self._upstream.name!r} took longer than {total_s:g} s (timeouts.total)"
-            raise GatewayError(ErrorKind.TIMEOUT, words) from None
+        return (await self._call.within_total(self._backend, asyncio.shield(self._asking)))[0]
 
     async def _fetch(self) -> tuple[V, int]:
         """Ask. The attempts are recorded before those of the inference, which is the last that a record looks at."""

@@ -20,7 +20,6 @@ from gateway.codec import (
     DialectAnswer,
     DialectRequest,
     Framing,
-    configured_for,
     missing_datatype,
     unfit_input,
     unknown_output,
@@ -67,7 +66,7 @@ class Foreign:
         """What the client asks for."""
         self.model, self.version = self.path.model or "", self.path.version
         self._upstream = upstream
-        self._configured = configured_for(backend.models, self.model)
+        self._configured = backend.described(self.model)
         if dialect.is_configured and self.path.model is not None:
             self._check_configured()
         described_at = dialect.description_path(self.model, self.version)

@@ -102,6 +102,8 @@ def _note(call: Call, request: Proven) -> None:
     exchange.input_datatypes = datatypes = request.datatypes
     exchange.client_format = Format.BINARY if datatypes else Format.JSON
     exchange.request_nonfinite = request.nonfinite
+    if exchange.batch_rows:
+        exchange.batch_rows = next((tensor.shape[0] for tensor in request.inputs if tensor.shape), 1)
     if request.header_recovered:
         call.note_recovered()
 

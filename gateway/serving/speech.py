@@ -6,7 +6,7 @@ the steps (`inference`), the other dialects (`foreign`), and what a backend spea
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -19,7 +19,7 @@ from gateway.codec import (
     Framing,
     InferAnswer,
     InferRequest,
-    configured_for,
+    Tensor,
     half_precision_outputs,
     v2_metadata,
 )
@@ -46,6 +46,10 @@ class Proven(Protocol):
     @property
     def nonfinite(self) -> int:
         """How many NaN and infinities are let through by policy."""
+
+    @property
+    def inputs(self) -> Sequence[Tensor]:
+        """Those whose values are known."""
 
 
 class Written(Protocol):
@@ -103,7 +107,7 @@ class Speech(Protocol):
 
 def configured_metadata(backend: BackendPlan, match: Match) -> bytes | None:
     """A model's metadata, as the configuration describes it, under its name for the client; None if it does not."""
-    description = configured_for(backend.models, match.v2_path.model or "")
+    description = backend.described(match.v2_path.model or "")
     if not (description.inputs or description.outputs):
         return None
     return v2_metadata(match.model or "", description)

@@ -324,6 +324,48 @@ async def test_clients_that_leave_while_their_batch_is_computed(soon: Both) -> N
     assert values(await ask(client, 5)) == [10.0] * 4
 
 
+async def test_a_client_that_leaves_in_the_moment_in_which_its_batch_goes(both: Both) -> None:
+    """Its request is cancelled, but it has not run since then, when the timer looks at who waits."""
+    server, client = both
+    server.may_go.clear()
+    asked = [asyncio.ensure_future(ask(client, value)) for value in range(4)]
+    await arrived(client, 4)
+    (batcher,) = client.gateway.gateway.serving.lanes.values()
+    (waiting,) = batcher.lane.due(float("inf"))
+    other = [asyncio.ensure_future(ask(client, 4, **DIFFERENT["parameters"]))]
+    await arrived(client, 5)
+    for one in waiting[:2]:
+        one.what.verdict.cancel()
+    batcher._send([waiting[:1], waiting[1:], *batcher.lane.due(float("inf"))])
+    batcher.lane.begin()  # the first of these batches was not counted
+    server.may_go.set()
+    done = await asyncio.gather(*asked, *other, return_exceptions=True)
+    replies = [reply for reply in done if isinstance(reply, Reply) and reply.status == 200]
+    assert len(replies) >= 3
+    assert values(replies[-1]) == [8.0] * 4
+    while client.gateway.gateway.in_flight:
+        await asyncio.sleep(0.001)
+    assert client.gateway.gateway.serving.lanes == {}
+    assert client.gateway.gateway.admission.reserved_bytes == 0
+
+
+async def test_a_part_is_in_memory_of_its_own_and_its_nonfinite_are_counted() -> None:
+    """So that one client that reads slowly does not hold what the others got."""
+
+    def with_nan(request: dict[str, Any]) -> dict[str, Any]:
+        answer = doubled(request)
+        answer["outputs"][0]["data"][-1] = None
+        return answer
+
+    async with serving(with_nan) as server, running(server.url, backend=f"{ON}\nnonfinite: as_null") as client:
+        replies = await together(server, client, *[lambda value=value: ask(client, value) for value in range(4)])
+        samples = await client.metrics()
+    assert server.rows == [1, 3]
+    assert [np.isnan(values(reply)).sum() for reply in replies].count(1) == 2
+    found = [value for name, value in samples.items() if "nonfinite" in name and "response" in name]
+    assert sum(found) == 2, samples
+
+
 async def test_all_clients_of_a_batch_leave(soon: Both) -> None:
     server, client = soon
     server.may_go.clear()
@@ -507,12 +549,12 @@ async def test_a_batch_that_takes_too_long() -> None:
 
 async def test_memory_that_has_no_room_for_a_batch() -> None:
     """A batch holds its tensors a second time; where that is too much, each goes alone."""
-    n_rows = 1024
+    n_rows = 2304
     async with (
         serving() as server,
         running(
             server.url,
-            "limits: {request_body: 40KiB, in_flight_bytes: 80KiB}\n",
+            "limits: {request_body: 40KiB, in_flight_bytes: 200KiB}\n",
             "batch: {max_size: 8000, max_delay: 60s}",
         ) as client,
     ):

@@ -1,7 +1,6 @@
 """Batches before real servers: MLServer, and a FastAPI with a model of scikit-learn, which know nothing of them."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import yaml
 
 from tests.batching.test_batching import post
 from tests.conftest import Client, running, tensor
-from tests.servers import Legacy, Server
+from tests.servers import Legacy, serving
 from tests.system.programs import MlServer
 
 CLIENTS = 24
@@ -38,21 +37,11 @@ async def all_at_once(client: Client, model: str, columns: int) -> list[Any]:
     return replies
 
 
-@pytest.fixture
-def mlserver(tmp_path: Path) -> Iterator[str]:
-    server = MlServer(tmp_path)
-    try:
-        server.start()
-        server.wait_until_ready()
-        yield server.url
-    finally:
-        server.stop()
-
-
-async def test_mlserver(mlserver: str) -> None:
-    async with running(mlserver, backend=yaml.safe_dump({"batch": BATCH})) as client:
-        for number, reply in enumerate(await all_at_once(client, "identity", 4)):
-            assert np.frombuffer(reply.binary, "<f4").tolist() == [number / 4] * 8
+async def test_mlserver(tmp_path: Path) -> None:
+    with serving(MlServer(tmp_path)) as server:
+        async with running(server.url, backend=yaml.safe_dump({"batch": BATCH})) as client:
+            for number, reply in enumerate(await all_at_once(client, "identity", 4)):
+                assert np.frombuffer(reply.binary, "<f4").tolist() == [number / 4] * 8
 
 
 @pytest.mark.slow
@@ -60,10 +49,7 @@ async def test_a_model_of_scikit_learn_behind_fastapi(tmp_path: Path) -> None:
     """With every answer the same as when each asks alone."""
     configured = yaml.safe_load((Path(__file__).parents[2] / "config/legacy.yaml").read_text())["backends"]["predict"]
     del configured["endpoints"]
-    server: Server = Legacy(tmp_path, "predict")
-    server.start()
-    try:
-        server.wait_until_ready()
+    with serving(Legacy(tmp_path, "predict")) as server:
         async with running(server.url, backend=yaml.safe_dump(configured)) as client:
             array = np.full((2, 4), 1.25, "f4")
             header = {"inputs": [tensor("x", array, "FP32")], "parameters": {"binary_data_output": True}}
@@ -72,5 +58,3 @@ async def test_a_model_of_scikit_learn_behind_fastapi(tmp_path: Path) -> None:
         async with running(server.url, backend=yaml.safe_dump(configured)) as client:
             replies = await all_at_once(client, "iris", 4)
         assert replies[5].binary == alone.binary
-    finally:
-        server.stop()

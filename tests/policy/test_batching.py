@@ -13,7 +13,7 @@ def one(what: str, rows: int = 1, kind: str = "k", since_s: float = 0.0, n_bytes
 def busy() -> Lane[str]:
     """A lane of which one batch is under way."""
     lane = Lane[str](LIMITS)
-    assert went(lane.add(one("first"))) == ["first"]
+    lane.begin()
     return lane
 
 
@@ -22,10 +22,12 @@ def went(batches: object) -> list[str]:
     return ["".join(waiting.what for waiting in batch) for batch in batches]  # type: ignore[attr-defined]
 
 
-def test_at_once_where_nothing_is_under_way() -> None:
+def test_one_waits_while_another_is_under_way() -> None:
     lane = busy()
-    assert lane.under_way == 1
     assert lane.next_due_s is None
+    assert went(lane.add(one("a", since_s=1.0))) == []
+    assert went(lane.end()) == ["a"]
+    assert lane.under_way == 1
 
 
 def test_full_batches_go_at_once() -> None:

@@ -27,7 +27,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import pytest
 
@@ -125,7 +125,20 @@ class Server:
         self._process = None
 
 
-_Server = TypeVar("_Server", bound=Server)
+class _Program(Protocol):
+    """A server that can be started and stopped."""
+
+    def start(self) -> None:
+        """Start it; it takes a while until it serves."""
+
+    def wait_until_ready(self) -> None:
+        """Wait until it serves."""
+
+    def stop(self) -> None:
+        """End it."""
+
+
+_Server = TypeVar("_Server", bound=_Program)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import pytest
 import tritonclient.http.aio as triton_aio
 
 from tests.conftest import Client, running, tensor
+from tests.servers import serving
 from tests.system.programs import MlServer
 from tests.values import VALUES
 
@@ -24,13 +25,8 @@ from tests.values import VALUES
 def mlserver() -> Iterator[str]:
     """The URL of a running MLServer."""
     with tempfile.TemporaryDirectory() as folder:
-        server = MlServer(Path(folder))
-        try:
-            server.start()
-            server.wait_until_ready()
+        with serving(MlServer(Path(folder))) as server:
             yield server.url
-        finally:
-            server.stop()
 
 
 @pytest.fixture

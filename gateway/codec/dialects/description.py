@@ -8,6 +8,7 @@ import fnmatch
 import glob
 import re
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 import msgspec
 from msgspec import structs
@@ -16,6 +17,8 @@ from gateway.codec.dialects.paths import AnswerForm, Step
 from gateway.codec.dialects.request import Writer
 from gateway.codec.inference import MAX_NAME, OutputSelection, Tensor, label_of
 from gateway.codec.tensors.datatypes import Datatype
+
+T = TypeVar("T")
 
 NAMELESS_INPUT = "input"
 """What V2's metadata calls an input without a name."""
@@ -111,12 +114,12 @@ UNKNOWN = ModelDescription()
 """A model of which nothing is known."""
 
 
-def configured_for(models: Mapping[str, ModelDescription], model: str) -> ModelDescription:
-    """What *models*, patterns of names, say of *model*: the first that matches; `UNKNOWN` if none does."""
-    for pattern, description in models.items():
+def configured_for(by_pattern: Mapping[str, T], model: str, otherwise: T) -> T:
+    """What *by_pattern* has for the first pattern of names that matches *model*; *otherwise* if none does."""
+    for pattern, configured in by_pattern.items():
         if fnmatch.fnmatchcase(model, pattern):
-            return description
-    return UNKNOWN
+            return configured
+    return otherwise
 
 
 def unknown_output(description: ModelDescription, selection: OutputSelection) -> str | None:

@@ -107,7 +107,7 @@ def _input(entry: Entry, index: int, blobs: Cursor) -> Generator[None, None, Ten
         return None
     if tensor.datatype.kind is BYTES:
         yield from elements.check_elements(tensor.blob, element_count(tensor.shape), tensor, utf8=False)
-    _describe(entry, 0, tensor.shape, _NONE)
+    _describe(entry, (0, *tensor.shape[1:]), _NONE)
     return tensor
 
 
@@ -121,16 +121,18 @@ def joined(shares: Sequence[Share], request_id: str) -> tuple[bytes, list[memory
     rows = sum(share.rows for share in shares)
     blobs = [memoryview(b"".join(same)) for same in zip(*(share.blobs for share in shares), strict=True)]
     for entry, blob in zip(request.inputs, blobs, strict=True):
-        _describe(entry, rows, _shape_of(entry), Raw(b"%d" % len(blob)))
+        shape = parse_shape(bytes(entry.shape))  # type: ignore[arg-type]  # which this module has written
+        assert shape is not None
+        _describe(entry, (rows, *shape[1:]), Raw(b"%d" % len(blob)))
     if any(share.id for share in shares):
         request.id = Raw(msgspec.json.encode(request_id))
     return printed(request), blobs
 
 
 def divided(reply: Reply, shares: Sequence[Share]) -> Generator[None, None, list[Reply]]:
-    """What each of *shares* gets of *reply*, which is that to all of them together, as views. Yields after each step.
+    """What each of *shares* gets of *reply*, which is that to all of them together, in memory of its own.
 
-    Raises `CodecError` for an output whose first dimension is not the sum of theirs.
+    Yields after each step. Raises `CodecError` for an output whose first dimension is not the sum of theirs.
     """
     rows = [share.rows for share in shares]
     pieces: list[list[memoryview]] = []
@@ -151,7 +153,10 @@ def divided(reply: Reply, shares: Sequence[Share]) -> Generator[None, None, list
 def _cut(
     blob: memoryview, datatype: Datatype, per_row: int, rows: Sequence[int]
 ) -> Generator[None, None, list[memoryview]]:
-    """*blob*, whose rows have *per_row* elements each, in pieces of as many rows as *rows* says."""
+    """*blob*, whose rows have *per_row* elements each, in copies of as many rows as *rows* says.
+
+    A view would hold all of *blob* until the last client has read its part.
+    """
     pieces: list[memoryview] = []
     end = 0
     for n_rows in rows:
@@ -160,7 +165,12 @@ def _cut(
             end = yield from elements.end_of(blob, start, n_rows * per_row)
         else:
             end += n_rows * per_row * datatype.item_bytes
-        pieces.append(blob[start:end])
+        piece = np.empty(end - start, np.uint8)
+        for at in range(0, len(piece), elements.WINDOW_BYTES):
+            until = min(at + elements.WINDOW_BYTES, len(piece))
+            piece[at:until] = blob[start + at : start + until]
+            yield
+        pieces.append(piece.data)
     return pieces
 
 
@@ -174,7 +184,7 @@ def _part(reply: Reply, header: bytes, share: Share, blobs: list[memoryview]) ->
     for entry, output, blob in zip(answer.outputs, reply.outputs, blobs, strict=True):
         size = Raw(b"%d" % len(blob))
         shape = (share.rows, *output.shape[1:])
-        _describe(entry, share.rows, shape, size)
+        _describe(entry, shape, size)
         parameters = {**output.parameters, "binary_data_size": size}
         outputs.append(ReplyOutput(output.name, output.datatype, shape, parameters, [blob]))
         if reply.nonfinite and output.datatype.kind is FLOAT:
@@ -184,13 +194,7 @@ def _part(reply: Reply, header: bytes, share: Share, blobs: list[memoryview]) ->
     return Reply([printed(answer)], outputs, nonfinite)
 
 
-def _describe(entry: Entry, rows: int, shape: tuple[int, ...], size: Raw) -> None:
-    """Say in *entry* that it has *rows* rows of *shape*, and *size* bytes."""
-    entry.shape = Raw(msgspec.json.encode([rows, *shape[1:]]))
+def _describe(entry: Entry, shape: tuple[int, ...], size: Raw) -> None:
+    """Say in *entry* that it has this *shape*, and *size* bytes."""
+    entry.shape = Raw(msgspec.json.encode(shape))
     entry.parameters = {**(entry.parameters or {}), "binary_data_size": size}
-
-
-def _shape_of(entry: Entry) -> tuple[int, ...]:
-    shape = parse_shape(bytes(entry.shape))  # type: ignore[arg-type]  # which this module has written
-    assert shape is not None
-    return shape

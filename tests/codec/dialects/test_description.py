@@ -83,8 +83,9 @@ def test_a_configured_scalar_is_no_missing_shape() -> None:
 
 def test_the_first_pattern_that_matches_counts() -> None:
     models = {"iris": ModelDescription(format="row"), "ir*": ModelDescription(format="columnar"), "*": UNKNOWN}
-    assert [configured_for(models, name).format for name in ("iris", "iron", "other")] == ["row", "columnar", ""]
-    assert configured_for({}, "iris") == UNKNOWN
+    formats = [configured_for(models, name, UNKNOWN).format for name in ("iris", "iron", "other")]
+    assert formats == ["row", "columnar", ""]
+    assert configured_for({}, "iris", UNKNOWN) == UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_the_lines_for_any_names_make_the_request_possible(model: str, named: li
     assert words is not None
     _, _, lines = words.partition("names and datatypes: ")
     models = parse(f"backends: {{b: {{endpoints: ['http://x'], dialect: mlflow, {lines}}}}}").backends["b"].models
-    described = configured_for({pattern: each.description for pattern, each in models.items()}, model)
+    described = configured_for({pattern: each.description for pattern, each in models.items()}, model, UNKNOWN)
     assert missing_datatype(described, selection, dialect="mlflow", backend="b", model=model) is None
 
 
