@@ -27,6 +27,7 @@ class ClientBody:
     __slots__ = (
         "_admission",
         "_answer_bytes",
+        "_answer_room",
         "_beyond_bytes",
         "_coding",
         "_connection",
@@ -54,6 +55,7 @@ class ClientBody:
         self._coding: Coding | None = None
         self._is_invited = False
         self._answer_bytes = 0
+        self._answer_room = 0  # of what is reserved
         self._beyond_bytes = 0  # that `reserve` took where there was no room
 
     async def admit(self, n_bytes: int) -> None:
@@ -145,10 +147,16 @@ class ClientBody:
         self._connection.fail(GatewayError(ErrorKind.SLOW_CLIENT, words))
 
     def hold_answer(self, n_bytes: int) -> None:
-        """Count the *n_bytes* that the answer has filled so far; they are held as long as the body."""
+        """Count the *n_bytes* that the answer has filled so far, beyond the room that the request has left to it."""
         if self._reservation is not None and n_bytes != self._answer_bytes:
-            self._reservation.hold(n_bytes - self._answer_bytes)
+            room = self._answer_room
+            self._reservation.hold(max(n_bytes, room) - max(self._answer_bytes, room))
             self._answer_bytes = n_bytes
+
+    def let_go(self) -> None:
+        """The request is not held any more: what was reserved for it is there for its answer."""
+        if self._reservation is not None:
+            self._answer_room = self._reservation.n_bytes
 
     def release(self) -> None:
         """Give back everything that was reserved."""

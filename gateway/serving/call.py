@@ -7,7 +7,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -224,6 +224,21 @@ class Call:
             sticky_key=self.sticky_key,
             is_settled=lambda: reply.has_begun,
         )
+
+    def let_go(self, answer: Answer, backend: BackendPlan, views: Iterable[memoryview]) -> None:
+        """Free the request, of which *views* are all that there is: its answer has begun, and it is not sent again.
+
+        A small one, which was sent whole, is kept, as is one of which not all is sent yet.
+        """
+        sending = answer.sending
+        if sending is None or not sending.is_sent or backend.settings.retry.resend_after_sent:
+            return
+        try:
+            for view in views:
+                view.release()
+        except BufferError:
+            return  # somebody reads it
+        self.body.let_go()
 
     def trace_for(self, backend: BackendPlan) -> Trace | None:
         """The request's trace, as far as *backend* may be told of it."""

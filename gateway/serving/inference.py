@@ -81,13 +81,15 @@ async def _transcoded(
     speech = await _speech_to(call, upstream, backend)
     prepared = await speech.prepare(body, framing)
     if prepared is None:
-        return _as_it_came(call, upstream, backend, body), partial(_pass_on, call)
+        return _as_it_came(call, upstream, backend, body), partial(_pass_on, call, backend, body)
     _note(call, prepared.request)
     json_body = await _json_body(call, prepared.written, backend)
 
     async def read(answer: Answer) -> Answered:
         if answer.status >= 300:
             raise await speech.refusal(answer, exchange.attempts[-1].request_bytes)
+        if answer.sending is not None:
+            call.let_go(answer, backend, (*prepared.request.views, body, *(framing.blobs or ())))
         return await _decoded(call, answer, prepared, speech), answer.transcoded_lines()
 
     fields = call.with_own(backend.headers.transcoded(call.request))
@@ -117,10 +119,11 @@ def _as_it_came(call: Call, upstream: Upstream, backend: BackendPlan, body: memo
     return call.asked(upstream, call.with_own(headers), Body.of(body))
 
 
-async def _pass_on(call: Call, answer: Answer) -> None:
-    """The answer to pure JSON: if it is a 2xx, byte for byte to the client (protocol 3.6)."""
+async def _pass_on(call: Call, backend: BackendPlan, body: memoryview, answer: Answer) -> None:
+    """The answer to pure JSON in *body*: if it is a 2xx, byte for byte to the client (protocol 3.6)."""
     if answer.status >= 300:
         raise await call.backend_error(answer)
+    call.let_go(answer, backend, [body])
     call.exchange.reply_format = Format.JSON
     await stream(call, answer)
 

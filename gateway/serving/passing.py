@@ -60,6 +60,7 @@ async def pass_through(
     if body is None and (is_coded or is_missing or is_small or framing.blobs is not None):
         body = await call.body.read()
     _check_header_length(header_length, length if body is None else len(body))
+    held: list[memoryview] = []
     if body is None:
         check = call.body.check_length
         check()
@@ -69,7 +70,8 @@ async def pass_through(
     else:
         if is_missing:
             header_length = await _find_header_length(call, body)
-        sent = Body.of(body, *(framing.blobs or ()))
+        held = [body, *(framing.blobs or ())]
+        sent = Body.of(*held)
         whole = partial(_once_read, body)
     exchange.client_format = exchange.upstream_format = Format.JSON if header_length is None else Format.BINARY
     fields = _fields(call, backend, header_length, _REPLACED_INFLATED if is_coded else _REPLACED)
@@ -77,6 +79,7 @@ async def pass_through(
     async def read(answer: Answer) -> None:
         if answer.status >= 300:
             raise await call.backend_error(answer)
+        call.let_go(answer, backend, held)
         await _pass_back(call, answer, framing)
 
     async def in_json() -> tuple[BackendRequest, Read[Answered | None]]:

@@ -6,7 +6,7 @@ the steps (`inference`), the other dialects (`foreign`), and what a backend spea
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -50,6 +50,10 @@ class Proven(Protocol):
     @property
     def inputs(self) -> Sequence[Tensor]:
         """Those whose values are known."""
+
+    @property
+    def views(self) -> Iterable[memoryview]:
+        """All of the client's bytes that it holds."""
 
 
 class Written(Protocol):

@@ -126,6 +126,11 @@ class DialectRequest(msgspec.Struct, frozen=True):
         text = yield from read_raw(body, metadata, limits, reserve)
         return (yield from _parsed(text, policy, reserve))
 
+    @property
+    def views(self) -> list[memoryview]:
+        """All of the client's bytes that it holds; once they are released, its body cannot be made again."""
+        return [tensor.blob for tensor in self.inputs]
+
     def bound(self, writer: Writer) -> "BoundRequest":
         """The body that *writer* makes. Raises `CodecError` if its form cannot say this request."""
         for tensor in self.inputs:

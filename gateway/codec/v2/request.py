@@ -183,6 +183,12 @@ class InferRequest(PiecedJson):
         """The datatype of each binary input."""
         return [tensor.datatype.name for tensor in self.inputs]
 
+    @property
+    def views(self) -> list[memoryview]:
+        """All of the client's bytes that it holds; once they are released, its JSON cannot be made again."""
+        held = [segment for segment in self._segments if isinstance(segment, memoryview)]
+        return held + [tensor.blob for tensor in self.inputs]
+
     def texts(self) -> Iterator[Piece]:
         """The backend's JSON in texts of bounded size; every call makes it anew."""
         return chain.from_iterable(map(self._text, self._segments))
