@@ -149,6 +149,10 @@ class Connection:
     async def read_request(self) -> None:
         """Read a whole request."""
         self.head = await self.reader.readuntil(b"\r\n\r\n")
+        await self.read_body()
+
+    async def read_body(self) -> None:
+        """Read the body behind `head`."""
         lower = self.head.lower()
         if b"transfer-encoding: chunked" in lower:
             pieces = []
@@ -165,6 +169,11 @@ class Connection:
         """Read nothing more from the socket, so that the sender's buffers fill."""
         assert isinstance(self.writer.transport, asyncio.Transport)
         self.writer.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Go on after `pause_reading`."""
+        assert isinstance(self.writer.transport, asyncio.Transport)
+        self.writer.transport.resume_reading()
 
     async def send(self, data: bytes) -> None:
         """Send bytes as they are."""

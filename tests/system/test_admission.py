@@ -162,6 +162,33 @@ async def test_a_request_that_may_be_sent_again_is_kept() -> None:
     assert asked[0] == asked[1]
 
 
+async def test_a_request_that_is_still_being_sent_is_kept() -> None:
+    """Although its answer has begun before the server has read all of it."""
+    array = np.arange(2_000_000, dtype="f4")
+    text = json.dumps(infer_header(array, "FP32")).encode()
+    answer = b" " * 100_000 + b'{"outputs":[]}'
+    read: list[bytes] = []
+
+    async def early(connection: Connection) -> None:
+        head = await connection.reader.readuntil(b"\r\n\r\n")
+        connection.pause_reading()
+        fields = b"Content-Type: application/json\r\nContent-Length: %d" % len(answer)
+        await connection.send(b"HTTP/1.1 200 OK\r\n%b\r\n\r\n%b" % (fields, answer[:90_000]))
+        await asyncio.sleep(0.2)
+        connection.resume_reading()
+        connection.head = head
+        await connection.read_body()
+        read.append(connection.body)
+        await connection.send(answer[90_000:])
+
+    async with lying(early) as liar, running(liar.url) as client:
+        for _ in range(2):
+            reply = await client.infer(text + array.tobytes(), headers={HEADER_LENGTH: str(len(text))})
+            assert reply.status == 200, reply.body
+    assert json.loads(read[0])["inputs"][0]["data"][-1] == 1_999_999
+    assert read[0] == read[1]
+
+
 def _request(array: npt.NDArray[np.uint8], form: str) -> tuple[bytes, bytes]:
     """Head and body of an inference."""
     header: dict[str, Any] = {"inputs": [tensor("x", array, "UINT8")]}
