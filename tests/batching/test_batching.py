@@ -292,6 +292,24 @@ async def test_a_model_that_does_not_batch_is_batched_no_more(
     assert len([line for line in caplog.messages if "batched no more" in line]) == 1
 
 
+async def test_large_requests_go_alone_after_a_batch_whose_answer_could_not_be_divided() -> None:
+    """The batch was let go when its answer began; what the clients sent was not."""
+
+    def single(request: dict[str, Any]) -> dict[str, Any]:
+        answer = doubled(request)
+        if request["inputs"][0]["shape"][0] > 5000:
+            answer["outputs"][0]["shape"] = [len(answer["outputs"][0]["data"])]
+        return answer
+
+    batch = "batch: {max_size: 100000, max_delay: 60s}"
+    async with serving(single) as server, running(server.url, backend=batch) as client:
+        asked = [lambda value=value: ask(client, value, rows=5000) for value in range(4)]
+        replies = await together(server, client, *asked)
+        assert [set(values(reply)) for reply in replies] == [{0.0}, {2.0}, {4.0}, {6.0}]
+        assert server.rows == [5000, 15000, 5000, 5000, 5000]
+        assert client.gateway.gateway.admission.reserved_bytes == 0
+
+
 async def test_a_client_that_leaves_takes_only_its_rows(both: Both) -> None:
     server, client = both
     server.may_go.clear()
