@@ -197,7 +197,8 @@ async def _decoded(call: Call, answer: Answer, prepared: Prepared, speech: Speec
 
 async def _reply(call: Call, answered: InferReply, crossing: HeaderLines | Fields, framing: Framing) -> None:
     """Send header and blobs without joining them, and what is *crossing* of the answer's head."""
-    lines, headers = (crossing, Fields()) if isinstance(crossing, HeaderLines) else (None, crossing)
+    # those of a batch get the same
+    lines, headers = (crossing, Fields()) if isinstance(crossing, HeaderLines) else (None, list(crossing))
     if answered.is_binary:
         call.exchange.reply_format = Format.BINARY
         header_bytes = answered.header_bytes
