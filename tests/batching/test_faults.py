@@ -7,7 +7,10 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException
 
 from tests.batching.test_batching import ask, doubled, values
 from tests.conftest import HEADER_LENGTH, Connection, lying, running
@@ -84,9 +87,26 @@ async def test_each_client_gets_its_own_rows_or_an_error(seed: int) -> None:
             assert failing.executed[value] <= rows
             assert reply.status != 200 or failing.executed[value] == rows
 
+    async def one_of_grpc(channel: triton.InferenceServerClient) -> None:
+        for _ in range(TURNS):
+            value, rows = float(next(numbers)), dice.randrange(1, 5)
+            given = triton.InferInput("x", [rows, 4], "FP32")
+            given.set_data_from_numpy(np.full((rows, 4), value, "f4"))
+            try:
+                result = await channel.infer("m", [given], request_id=f"id-{value}")
+            except InferenceServerException as error:
+                assert "internal error" not in str(error)
+                assert failing.executed[value] <= rows
+                continue
+            assert result.as_numpy("x").tolist() == [[2 * value] * 4] * rows
+            assert result.get_response().id == f"id-{value}"
+            assert failing.executed[value] == rows
+
     limits = "batch: {max_size: 12, max_delay: 10ms}\neject: {failures: 0}"
-    async with lying(failing) as liar, running(liar.url, backend=limits) as client:
-        await asyncio.gather(*(one_client() for _ in range(CLIENTS)))
+    async with lying(failing) as liar, running(liar.url, "grpc: 127.0.0.1:0\n", limits) as client:
+        async with triton.InferenceServerClient(client.gateway.grpc_urls[0].partition("://")[2]) as channel:
+            of_grpc = [one_of_grpc(channel) for _ in range(CLIENTS // 4)]
+            await asyncio.gather(*(one_client() for _ in range(CLIENTS)), *of_grpc)
         gateway = client.gateway.gateway
         async with asyncio.timeout(20):
             while gateway.in_flight or gateway.serving.lanes:
