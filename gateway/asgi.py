@@ -6,7 +6,7 @@ server, and what a gateway has beside its codec, such as limits for all requests
 """
 
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -115,15 +115,16 @@ class BinaryTensors:
             except CodecError as error:
                 raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
             if request is None:
-                await self.app(_for_application(scope, len(body)), _replayed(iter((bytes(body),)), receive), send)
+                accepted = [field for field in scope["headers"] if field[0].lower() == b"accept-encoding"]
+                await self.app(
+                    _for_application(scope, len(body), accepted), _replayed(iter((bytes(body),)), receive), send
+                )
                 return
             await self._transcode(scope, receive, send, (request, model, framing), pacer)
         except ClientLeftError:
             return
         except GatewayError as error:
-            text = error.body or msgspec.json.encode({"error": error.message})
-            kept = [(name, value) for name, value in error.headers if name.lower() != "content-type"]
-            await _send_whole(send, error.status, [*kept, ("Content-Type", "application/json")], text)
+            await _send_error(send, error)
 
     async def _read(self, receive: Receive, headers: Headers) -> memoryview:
         """The client's body, inflated. Raises `CodecError` and `ClientLeftError`."""
@@ -189,9 +190,10 @@ class BinaryTensors:
         n_bytes = None if text is None else len(text)
         try:
             await self.app(_for_application(scope, n_bytes), _replayed(pieces, receive, pacer), answer.take)
-        except Exception:
-            if answer.failure is None:  # else what the client is to hear is known
-                raise
+        except Exception:  # which is the server's to log
+            if answer.failure is not None:
+                await _send_error(send, answer.failure)
+            raise
         answer.check_ended()
 
     async def _answer_to(self, scope: Scope) -> tuple[int, list[tuple[str, str]], bytes]:
@@ -208,7 +210,8 @@ class BinaryTensors:
         async def receive() -> Message:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        await self.app({**scope, "extensions": {}}, receive, send)
+        headers_sent = [field for field in scope["headers"] if field[0].lower() != b"accept-encoding"]
+        await self.app({**scope, "headers": headers_sent, "extensions": {}}, receive, send)
         kept = [(name, value) for name, value in headers if name.lower() != "content-length"]
         return status, kept, bytes(text)
 
@@ -311,9 +314,10 @@ def _of_the_model(scope: Scope) -> dict[str, Any]:
     }
 
 
-def _for_application(scope: Scope, n_bytes: int | None) -> Scope:
-    """*scope* of a request whose body is *n_bytes* of JSON; None: nobody knows how many."""
+def _for_application(scope: Scope, n_bytes: int | None, more: Sequence[tuple[bytes, bytes]] = ()) -> Scope:
+    """*scope* of a request whose body is *n_bytes* of JSON, with *more* headers; None: nobody knows how many bytes."""
     headers = [(name, value) for name, value in scope["headers"] if name.lower() not in _NOT_TO_APPLICATION]
+    headers += more
     headers.append((b"content-type", b"application/json"))
     headers.append((b"transfer-encoding", b"chunked") if n_bytes is None else (b"content-length", b"%d" % n_bytes))
     extensions = {name: each for name, each in (scope.get("extensions") or {}).items() if name not in _ANSWER_IN_PIECES}
@@ -336,6 +340,12 @@ def _replayed(
         return {"type": "http.request", "body": b"" if piece is None else bytes(piece), "more_body": not is_over}
 
     return read
+
+
+async def _send_error(send: Send, error: GatewayError) -> None:
+    text = error.body or msgspec.json.encode({"error": error.message})
+    kept = [(name, value) for name, value in error.headers if name.lower() != "content-type"]
+    await _send_whole(send, error.status, [*kept, ("Content-Type", "application/json")], text)
 
 
 async def _send_whole(send: Send, status: int, headers: list[tuple[str, str]], body: bytes) -> None:

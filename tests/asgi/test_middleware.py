@@ -18,6 +18,7 @@ import pytest
 import tritonclient.http as triton
 import uvicorn
 from fastapi import FastAPI, Request
+from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import JSONResponse, StreamingResponse
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
@@ -166,11 +167,11 @@ def test_metadata_says_the_extension_and_all_else_is_untouched() -> None:
             client.get_model_config("m")
 
 
-async def ask(url: str, path: str, body: bytes, **headers: str) -> tuple[int, Any, bytes]:
+async def ask(url: str, path: str, body: bytes, *, method: str = "POST", **headers: str) -> tuple[int, Any, bytes]:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     async with (
         aiohttp.ClientSession(auto_decompress=False) as session,
-        session.post(url + path, data=body, headers=named) as reply,
+        session.request(method, url + path, data=body, headers=named) as reply,
     ):
         return reply.status, reply.headers, await reply.read()
 
@@ -243,6 +244,55 @@ async def test_what_the_application_does_wrong_is_told(serving: Serving, model: 
         assert words in text.decode()
         again, _, _ = await ask(url, "/v2/models/echo/infer", body, Inference_Header_Content_Length=str(length))
         assert again == 200
+
+
+async def test_an_exception_reaches_the_server_although_its_answer_was_an_error() -> None:
+    """Starlette answers 500 and raises, so that the server logs why: outside of it too."""
+
+    async def fails(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        await send({"type": "http.response.body", "body": b"no"})
+        raise ValueError("why")
+
+    body, length = request_of()
+    sent: list[dict[str, Any]] = []
+    headers = [(HEADER_LENGTH.lower().encode(), str(length).encode())]
+    scope = {"type": "http", "method": "POST", "path": "/v2/models/m/infer", "headers": headers}
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    with pytest.raises(ValueError, match="why"):
+        await BinaryTensors(fails)(scope, receive, send)
+    assert sent[0]["status"] == 500
+    assert json.loads(sent[1]["body"]) == {"error": "no"}
+    assert len(sent) == 2
+
+
+async def test_answers_that_the_application_compresses() -> None:
+    """What says the extension is read, and so not compressed; an answer in JSON is the client's and the application's."""
+    app = FastAPI()
+
+    @app.get("/v2")
+    def server() -> dict[str, Any]:
+        return {"name": "echo", "version": "1", "extensions": []}
+
+    @app.post("/v2/models/{model}/infer")
+    async def infer(request: Request) -> Any:
+        return await request.json()
+
+    app.add_middleware(GZipMiddleware, minimum_size=1)
+    app.add_middleware(BinaryTensors)
+    with by_uvicorn(app) as url:
+        _, _, text = await ask(url, "/v2", b"", method="GET", Accept_Encoding="gzip")
+        assert json.loads(text)["extensions"] == ["binary_tensor_data"]
+        pure = b'{"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1.5]}]}'
+        _, headers, text = await ask(url, "/v2/models/m/infer", pure, Accept_Encoding="gzip")
+        assert headers["Content-Encoding"] == "gzip"
+        assert json.loads(gzip.decompress(text)) == json.loads(pure)
 
 
 async def test_limits_are_those_that_were_set() -> None:
