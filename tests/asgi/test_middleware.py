@@ -273,7 +273,7 @@ async def test_an_exception_reaches_the_server_although_its_answer_was_an_error(
 
 
 async def test_answers_that_the_application_compresses() -> None:
-    """What says the extension is read, and so not compressed; an answer in JSON is the client's and the application's."""
+    """The answer that gets the extension is read, and so not compressed; an inference in JSON is left as it is."""
     app = FastAPI()
 
     @app.get("/v2")
