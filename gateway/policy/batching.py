@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 BATCH_BYTES = 8 * 1024 * 1024
-"""The most bytes of tensors in one batch, which holds them a second time while it is under way.
+"""The most bytes of tensors in one batch: to copy them takes a millisecond.
 
-To copy them takes a millisecond; requests that are larger gain nothing by company.
+Requests that are larger gain nothing by company.
 """
 
 T = TypeVar("T")

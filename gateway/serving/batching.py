@@ -8,8 +8,8 @@ with whom (`codec.read_share`), when they go (`policy.batching`), and how an inf
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Iterable
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
@@ -39,16 +39,31 @@ _EACH_ALONE = (ErrorKind.BACKEND_ERROR, ErrorKind.MALFORMED_REQUEST, ErrorKind.B
 log = logging.getLogger("gateway")
 
 
-class Member(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Member:
     """A request that may be joined with others."""
 
     call: Call
     upstream: Upstream
     backend: BackendPlan
+    framing: Framing
+    body: memoryview
     serve: Serve
     share: Share
     verdict: "asyncio.Future[Answered | None]"
     """What its client gets; None: it is to go alone."""
+
+    def served(self) -> Awaitable[Answered | None]:
+        """What it gives alone."""
+        return self.serve(self.call, self.upstream, self.backend, self.framing, self.body)
+
+    def move(self) -> None:
+        """Hold its part of what was joined, in place of what its client has sent."""
+        header = bytes(self.body[: self.framing.header_length])
+        for view in (self.body, *(self.framing.blobs or ())):
+            view.release()
+        self.framing = Framing(len(header), blobs=self.share.blobs)
+        self.body = memoryview(header)
 
     @property
     def goes_alone(self) -> bool:
@@ -83,9 +98,8 @@ async def serve_batched(
         return await serve(call, upstream, backend, framing, body)
     else:
         verdict = asyncio.get_running_loop().create_future()
-        answered: Answered | None = await batcher.join(Member(call, upstream, backend, serve, share, verdict))
-        if answered is not None:
-            return answered
+        member = Member(call, upstream, backend, framing, body, serve, share, verdict)
+        return await batcher.join(member) or await batcher.alone(member.served())
     return await batcher.alone(serve(call, upstream, backend, framing, body))
 
 
@@ -212,9 +226,10 @@ async def _answers(members: list[Member]) -> list[Answered]:
     shares = [member.share for member in members]
     request_id = new_request_id()
     header, blobs = joined(shares, request_id)
+    for member in members:
+        member.move()
     call = _joined_call(first.call, request_id)
     try:
-        call.body.reserve(sum(map(len, blobs)))
         framing = Framing(len(header), blobs=blobs)
         answered = await first.serve(call, first.upstream, first.backend, framing, memoryview(header))
         assert answered is not None, "a request with blobs becomes JSON"
@@ -222,6 +237,7 @@ async def _answers(members: list[Member]) -> list[Answered]:
         replies = await call.pacer.run(divided(reply, shares))
         for member, each in zip(members, replies, strict=True):
             if not member.has_left:
+                member.call.body.let_go()
                 member.call.body.hold_answer(each.n_bytes)
                 member.call.exchange.response_nonfinite = each.nonfinite
         return [(each, crossing) for each in replies]
@@ -313,7 +329,7 @@ def _copy(error: GatewayError) -> GatewayError:
 
 
 class _JoinedBody(ClientBody):
-    """The memory of a batch: its tensors, which are there a second time, and the answer before it is divided."""
+    """The memory of a batch beyond what its members have reserved: the answer before it is divided."""
 
     __slots__ = ()
 

@@ -565,8 +565,8 @@ async def test_a_batch_that_takes_too_long() -> None:
         never.set()
 
 
-async def test_memory_that_has_no_room_for_a_batch() -> None:
-    """A batch holds its tensors a second time; where that is too much, each goes alone."""
+async def test_a_batch_needs_no_room_beside_its_requests() -> None:
+    """What clients have sent is let go when it is joined."""
     n_rows = 2304
     async with (
         serving() as server,
@@ -579,7 +579,26 @@ async def test_memory_that_has_no_room_for_a_batch() -> None:
         asked = [lambda value=value: ask(client, value, rows=n_rows) for value in range(3)]
         replies = await together(server, client, lambda: ask(client, 9), *asked)
         assert [values(reply)[-1] for reply in replies] == [18, 0, 2, 4]
-        assert server.rows == [1, n_rows, n_rows, n_rows]
+        assert server.rows == [1, 3 * n_rows]
+        assert client.gateway.gateway.admission.reserved_bytes == 0
+
+
+async def test_what_clients_have_sent_is_let_go_when_it_is_joined(both: Both) -> None:
+    server, client = both
+    server.may_go.clear()
+    asked = [asyncio.ensure_future(ask(client, value)) for value in range(4)]
+    await arrived(client, 4)
+    (batcher,) = client.gateway.gateway.serving.lanes.values()
+    (waiting,) = batcher.lane.due(float("inf"))
+    sent = [one.what.body for one in waiting]
+    batcher._send([waiting])
+    while len(server.asked) < 2:
+        await asyncio.sleep(0.001)
+    for body in sent:
+        with pytest.raises(ValueError, match="released"):
+            body.tobytes()
+    server.may_go.set()
+    assert [values(reply)[0] for reply in await asyncio.gather(*asked)] == [0, 2, 4, 6]
 
 
 async def test_compressed_and_vendor_framed_replies_stay_each_clients_own(both: Both) -> None:

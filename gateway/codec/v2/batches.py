@@ -114,13 +114,22 @@ def _input(entry: Entry, index: int, blobs: Cursor) -> Generator[None, None, Ten
 def joined(shares: Sequence[Share], request_id: str) -> tuple[bytes, list[memoryview]]:
     """The header and the blobs of one request with the rows of all *shares*, which are of one kind.
 
-    It is called *request_id* if any of them has an id: its answer then says whose it is.
+    It is called *request_id* if any of them has an id: its answer then says whose it is. The blobs of *shares* become
+    parts of these, and no longer hold what clients have sent.
     """
     request = messages.read(Request, shares[0].kind)
     assert request is not None
     rows = sum(share.rows for share in shares)
-    blobs = [memoryview(b"".join(same)) for same in zip(*(share.blobs for share in shares), strict=True)]
-    for entry, blob in zip(request.inputs, blobs, strict=True):
+    blobs: list[memoryview] = []
+    for index, entry in enumerate(request.inputs):
+        blob = memoryview(b"".join([share.blobs[index] for share in shares]))
+        blobs.append(blob)
+        start = 0
+        for share in shares:
+            sent = share.blobs[index]
+            share.blobs[index] = blob[start : start + len(sent)]
+            start += len(sent)
+            sent.release()
         shape = parse_shape(bytes(entry.shape))  # type: ignore[arg-type]  # which this module has written
         assert shape is not None
         _describe(entry, (rows, *shape[1:]), Raw(b"%d" % len(blob)))

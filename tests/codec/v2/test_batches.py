@@ -49,6 +49,9 @@ def test_rows_are_put_behind_each_other() -> None:
     assert said["parameters"] == {"binary_data_output": True}
     assert "id" not in said
     assert np.frombuffer(blob, "<f4").tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2]
+    for number, part in enumerate(parts):  # which has its rows there now
+        assert set(np.frombuffer(part.blobs[0], "<f4").tolist()) == {number}
+        assert part.blobs[0].obj is blob.obj
 
 
 def test_a_joined_request_has_an_id_where_one_of_them_has() -> None:
