@@ -108,7 +108,7 @@ class Batcher:
 
     def __init__(self, limits: BatchLimits, forget: Callable[[], object]) -> None:
         """*forget* is called when nothing is under way any more, unless its model is batched no more."""
-        self.lane = Lane[Member](limits)
+        self.lane: Lane[Member] = Lane(limits)
         self._forget = forget
         self._timer: asyncio.TimerHandle | None = None
 
@@ -144,8 +144,8 @@ class Batcher:
 
     def _send(self, batches: Iterable[Batch[Member]]) -> None:
         """Let *batches* go, which the lane counts as under way."""
-        loop = asyncio.get_running_loop()
         for batch in batches:
+            loop = asyncio.get_running_loop()
             for waiting in batch:
                 waiting.what.call.exchange.batch_wait_s = loop.time() - waiting.since_s
             members = [waiting.what for waiting in batch if not waiting.what.has_left]

@@ -178,7 +178,7 @@ class Counting:
 
     def _count(self, exchanges: list[Exchange]) -> None:
         rows, models = self._rows, self._models
-        alike = defaultdict(list)
+        alike, batched = defaultdict(list), defaultdict(list)
         for exchange in exchanges:
             route, model, seconds = exchange.route, exchange.model, exchange.seconds
             if model not in models:
@@ -190,10 +190,12 @@ class Counting:
             if exchange.client_name:
                 rows["client_requests", self._client_label(exchange.client_name), exchange.status][0] += 1
             if exchange.batch_rows:
-                self._count_batch(exchange, model or "other")
+                batched[route, exchange.backend, model or "other"].append(exchange)
             alike[_kind_of(exchange)].append(exchange)
         for group in alike.values():
             self._count_alike(group)
+        for (route, backend, model), group in batched.items():
+            self._count_batched(route, backend, model, group)
 
     def _count_alike(self, group: list[Exchange]) -> None:
         """Count exchanges of one kind, but for what depends on the model."""
@@ -235,16 +237,15 @@ class Counting:
             if exchange.queue_s:
                 self._observe(("admission_wait_seconds",), [exchange.queue_s])
 
-    def _count_batch(self, exchange: Exchange, model: str) -> None:
-        """Count how long *exchange* has waited for its batch, and the batch itself with one of its requests."""
-        moments = self._moments[exchange.route, exchange.backend]
-        moments["batched_requests", "", ""] += 1
-        moments["batch_wait_microseconds", "", ""] += round(exchange.batch_wait_s * 1e6)
-        self._observe(("batch_wait_seconds", exchange.backend, model), [exchange.batch_wait_s])
-        if not (exchange.attempts and exchange.attempts[-1].is_joined):
-            moments["batches", "", ""] += 1
-            moments["batch_rows", "", ""] += exchange.batch_rows
-            self._observe(("batch_rows", exchange.backend, model), [exchange.batch_rows])
+    def _count_batched(self, route: str, backend: str, model: str, group: list[Exchange]) -> None:
+        """Count how long the requests of *group* have waited for their batches, and each batch with one of them."""
+        moments = self._moments[route, backend]
+        n_rows = [each.batch_rows for each in group if not (each.attempts and each.attempts[-1].is_joined)]
+        wait_s = self._observe(("batch_wait_seconds", backend, model), _each("batch_wait_s", group))
+        moments["batched_requests", "", ""] += len(group)
+        moments["batch_wait_microseconds", "", ""] += round(wait_s * 1e6)
+        moments["batches", "", ""] += len(n_rows)
+        moments["batch_rows", "", ""] += int(self._observe(("batch_rows", backend, model), n_rows))
 
     def _count_attempts(self, one: Exchange, attempts: list[Attempt]) -> float:
         """Count the *attempts* of exchanges of the same kind as *one*; the seconds they took together."""
