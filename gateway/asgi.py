@@ -120,7 +120,7 @@ class BinaryTensors:
                     _for_application(scope, len(body), accepted), _replayed(iter((bytes(body),)), receive), send
                 )
                 return
-            await self._transcode(scope, receive, send, (request, model, framing), pacer)
+            await self._transcode(scope, receive, send, (request, model, framing, body), pacer)
         except ClientLeftError:
             return
         except GatewayError as error:
@@ -167,10 +167,15 @@ class BinaryTensors:
         return text
 
     async def _transcode(
-        self, scope: Scope, receive: Receive, send: Send, asked: tuple[InferRequest, str, Framing], pacer: Pacer
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        asked: tuple[InferRequest, str, Framing, memoryview],
+        pacer: Pacer,
     ) -> None:
         """Let the application answer a request in JSON, and send its answer as the client wants it."""
-        request, model, framing = asked
+        request, model, framing, body = asked
         declared: Mapping[str, str] = {}
         if request.promotes:
             declared = half_precision_outputs(await self._metadata(scope), self._limits)
@@ -186,7 +191,7 @@ class BinaryTensors:
         )
         answer = _Answer(send, decoder, framing, pacer)
         text = request.small_json
-        pieces = iter((text,)) if text is not None else request.json_pieces()
+        pieces = iter((text,)) if text is not None else _read_once(request, body)
         n_bytes = None if text is None else len(text)
         try:
             await self.app(_for_application(scope, n_bytes), _replayed(pieces, receive, pacer), answer.take)
@@ -322,6 +327,13 @@ def _for_application(scope: Scope, n_bytes: int | None, more: Sequence[tuple[byt
     headers.append((b"transfer-encoding", b"chunked") if n_bytes is None else (b"content-length", b"%d" % n_bytes))
     extensions = {name: each for name, each in (scope.get("extensions") or {}).items() if name not in _ANSWER_IN_PIECES}
     return {**scope, "headers": headers, "extensions": extensions}
+
+
+def _read_once(request: InferRequest, body: memoryview) -> Iterator[Piece]:
+    """The JSON of *request*, whose *body* is let go when the application has read all of it."""
+    yield from request.json_pieces()
+    for view in (*request.views, body):
+        view.release()
 
 
 def _replayed(

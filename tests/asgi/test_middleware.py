@@ -4,10 +4,14 @@ import ast
 import asyncio
 import gzip
 import json
+import re
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -25,7 +29,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from gateway.asgi import BinaryTensors
 from gateway.demo import JsonServer
 from tests.conftest import HEADER_LENGTH, running
-from tests.system.programs import free_ports
+from tests.system.programs import accepts, free_ports
 from tests.values import VALUES
 
 
@@ -293,6 +297,61 @@ async def test_answers_that_the_application_compresses() -> None:
         _, headers, text = await ask(url, "/v2/models/m/infer", pure, Accept_Encoding="gzip")
         assert headers["Content-Encoding"] == "gzip"
         assert json.loads(gzip.decompress(text)) == json.loads(pure)
+
+
+SERVER = """
+import sys
+import numpy as np
+import uvicorn
+from fastapi import FastAPI, Request
+from gateway.asgi import BinaryTensors
+
+app = FastAPI()
+if sys.argv[2] == "binary":
+    app.add_middleware(BinaryTensors)
+
+@app.post("/v2/models/sum/infer")
+async def infer(request: Request):
+    (tensor,) = (await request.json())["inputs"]
+    y = float(np.sum(np.array(tensor["data"], np.float32)))
+    return {"outputs": [{"name": "y", "shape": [1], "datatype": "FP32", "data": [y]}]}
+
+uvicorn.run(app, port=int(sys.argv[1]), log_level="critical")
+"""
+
+
+def peak_bytes(process: subprocess.Popen[bytes]) -> int:
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+@pytest.mark.slow
+def test_memory_beside_the_same_application_that_gets_json(tmp_path: Path) -> None:
+    """The application holds the JSON and what it makes of it; the middleware no more than half of the tensor beside."""
+    (tmp_path / "server.py").write_text(SERVER)
+    array = np.random.default_rng(1).random(4_000_000, np.float32)
+    grown = {}
+    for form in ("json", "binary"):
+        (port,) = free_ports(1)
+        process = subprocess.Popen([sys.executable, tmp_path / "server.py", str(port), form])
+        try:
+            while not accepts(port):
+                assert process.poll() is None
+                time.sleep(0.05)
+            with client_of(f"http://127.0.0.1:{port}") as client:
+                before = peak_bytes(process)
+                entry = triton.InferInput("x", [len(array)], "FP32")
+                entry.set_data_from_numpy(array, binary_data=form == "binary")
+                outputs = [triton.InferRequestedOutput("y", binary_data=form == "binary")]
+                result = client.infer("sum", [entry], outputs=outputs)
+                assert result.as_numpy("y")[0] == pytest.approx(array.sum())
+                grown[form] = peak_bytes(process) - before
+        finally:
+            process.kill()
+            process.wait()
+    print({form: n_bytes // 2**20 for form, n_bytes in grown.items()})
+    assert grown["binary"] < grown["json"] + array.nbytes // 2
 
 
 async def test_limits_are_those_that_were_set() -> None:
