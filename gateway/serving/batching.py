@@ -81,7 +81,7 @@ async def serve_batched(
     call: Call, upstream: Upstream, backend: BackendPlan, framing: Framing, body: memoryview, serve: Serve
 ) -> Answered | None:
     """What *serve* gives for the inference in *body*, maybe together with others. Raises `GatewayError`."""
-    limits = backend.batch_limits(call.match.v2_path.model or "")
+    limits = backend.batch_limits(call.match.v2_path.model or "") if backend.batches else None
     if limits is None or not framing.header_length:
         return await serve(call, upstream, backend, framing, body)
     call.exchange.batch_rows = 1  # at least; the parser says how many
