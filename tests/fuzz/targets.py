@@ -258,7 +258,8 @@ def values_by_name(text: bytes, form: AnswerForm, description: ModelDescription)
     """The outputs in an answer, as Python's parser reads it."""
     if form.paths is not None:
         document = json.loads(text)
-        return {str(leaf.output): at_path(leaf, document) for leaf in form.paths.leaves()}
+        known = {tensor.name for tensor in description.outputs}  # a configuration has no paths of others
+        return {str(leaf.output): at_path(leaf, document) for leaf in form.paths.leaves() if leaf.output in known}
     value = [value for name, value in json.loads(text, object_pairs_hook=list_of_pairs) if name in form.members][-1]
     value = with_objects(value)
     rows = value if isinstance(value, list) else [value]
