@@ -834,12 +834,13 @@ async def test_pod_that_goes_is_not_ready_but_serves_while_others_learn_it(
 async def test_gateway_that_is_full_stays_within_the_memory_of_its_container(
     form: str, pod: GatewayPod, server: JsonServer, tmp_path: Path
 ) -> None:
-    """Requests fill most of `in_flight_bytes`, answers are as large, and clients read nothing until all are there."""
+    """Requests fill most of `in_flight_bytes`, answers are twice as large, and nobody reads until all are there."""
     size = 8 * MIB
     n_requests = pod.config.limits.in_flight_bytes * 3 // 4 // size
     array = np.random.default_rng(1).random((1, size // 4), dtype=np.float32)
-    data = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
-    answer = b'{"model_name":"m","outputs":[{"name":"x","datatype":"FP32","shape":[1,%d],"data":' % (size // 4)
+    answered = np.concatenate([array, array])
+    data = orjson.dumps(answered, option=orjson.OPT_SERIALIZE_NUMPY)
+    answer = b'{"model_name":"m","outputs":[{"name":"x","datatype":"FP32","shape":[2,%d],"data":' % (size // 4)
     all_came = asyncio.Event()
     came: list[Connection] = []
 
@@ -887,7 +888,7 @@ async def test_gateway_that_is_full_stays_within_the_memory_of_its_container(
         for reader, writer in clients:
             reply = await reader.read()
             assert reply.startswith(b"HTTP/1.1 200 "), reply[:500]
-            assert reply.endswith(array.tobytes())
+            assert reply.endswith(answered.tobytes())
             writer.close()
             await writer.wait_closed()
 
