@@ -6,7 +6,7 @@ server, and what a gateway has beside its codec, such as limits for all requests
 """
 
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -29,6 +29,7 @@ from gateway.codec import (
     half_precision_outputs,
     parse_content_encoding,
     parse_framing,
+    release,
     with_extension,
 )
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed
@@ -51,9 +52,9 @@ ERROR_BYTES = 1024 * 1024
 
 _INFER = re.compile(r".*/v2/models/(?P<model>[^/]+)(?:/versions/[^/]+)?/infer")
 _SERVER = re.compile(r".*/v2/?")
-# They describe the client's body, which the application does not get, or ask for a form of the answer.
-_NOT_TO_APPLICATION = frozenset(
-    (b"accept-encoding", b"content-encoding", b"content-length", b"content-type", b"transfer-encoding", b"content-md5",
+# They describe the client's body, which the application does not get.
+_OF_THE_BODY = frozenset(
+    (b"content-encoding", b"content-length", b"content-type", b"transfer-encoding", b"content-md5",
      b"digest", b"content-digest", b"repr-digest", HEADER_LENGTH.lower().encode())
 )  # fmt: skip
 _ANSWER_IN_PIECES = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
@@ -115,10 +116,8 @@ class BinaryTensors:
             except CodecError as error:
                 raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
             if request is None:
-                accepted = [field for field in scope["headers"] if field[0].lower() == b"accept-encoding"]
-                await self.app(
-                    _for_application(scope, len(body), accepted), _replayed(iter((bytes(body),)), receive), send
-                )
+                asked = _for_application(scope, len(body))
+                await self.app(asked, _replayed(iter((bytes(body),)), receive), send)
                 return
             await self._transcode(scope, receive, send, (request, model, framing, body), pacer)
         except ClientLeftError:
@@ -194,7 +193,8 @@ class BinaryTensors:
         pieces = iter((text,)) if text is not None else _read_once(request, body)
         n_bytes = None if text is None else len(text)
         try:
-            await self.app(_for_application(scope, n_bytes), _replayed(pieces, receive, pacer), answer.take)
+            asked_in_json = _for_application(_unaccepting(scope), n_bytes)
+            await self.app(asked_in_json, _replayed(pieces, receive, pacer), answer.take)
         except Exception:  # which is the server's to log
             if answer.failure is not None:
                 await _send_error(send, answer.failure)
@@ -215,8 +215,7 @@ class BinaryTensors:
         async def receive() -> Message:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        headers_sent = [field for field in scope["headers"] if field[0].lower() != b"accept-encoding"]
-        await self.app({**scope, "headers": headers_sent, "extensions": {}}, receive, send)
+        await self.app({**_unaccepting(scope), "extensions": {}}, receive, send)
         kept = [(name, value) for name, value in headers if name.lower() != "content-length"]
         return status, kept, bytes(text)
 
@@ -319,10 +318,14 @@ def _of_the_model(scope: Scope) -> dict[str, Any]:
     }
 
 
-def _for_application(scope: Scope, n_bytes: int | None, more: Sequence[tuple[bytes, bytes]] = ()) -> Scope:
-    """*scope* of a request whose body is *n_bytes* of JSON, with *more* headers; None: nobody knows how many bytes."""
-    headers = [(name, value) for name, value in scope["headers"] if name.lower() not in _NOT_TO_APPLICATION]
-    headers += more
+def _unaccepting(scope: Scope) -> Scope:
+    """*scope* of a request whose answer must not be compressed, because it is read here."""
+    return {**scope, "headers": [field for field in scope["headers"] if field[0].lower() != b"accept-encoding"]}
+
+
+def _for_application(scope: Scope, n_bytes: int | None) -> Scope:
+    """*scope* of a request whose body is *n_bytes* of JSON; None: nobody knows how many."""
+    headers = [(name, value) for name, value in scope["headers"] if name.lower() not in _OF_THE_BODY]
     headers.append((b"content-type", b"application/json"))
     headers.append((b"transfer-encoding", b"chunked") if n_bytes is None else (b"content-length", b"%d" % n_bytes))
     extensions = {name: each for name, each in (scope.get("extensions") or {}).items() if name not in _ANSWER_IN_PIECES}
@@ -332,8 +335,7 @@ def _for_application(scope: Scope, n_bytes: int | None, more: Sequence[tuple[byt
 def _read_once(request: InferRequest, body: memoryview) -> Iterator[Piece]:
     """The JSON of *request*, whose *body* is let go when the application has read all of it."""
     yield from request.json_pieces()
-    for view in (*request.views, body):
-        view.release()
+    release((*request.views, body))
 
 
 def _replayed(

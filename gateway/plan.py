@@ -3,15 +3,17 @@
 Not here: running state. What is in flight, connections, the memory budget and draining outlive any plan.
 """
 
+import fnmatch
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.codec import UNKNOWN, HeaderLimits, ModelDescription, TensorPolicy, configured_for
+from gateway.codec import HeaderLimits, ModelDescription, TensorPolicy
 from gateway.config import Backend, Compression, Config, Limits
 from gateway.config.tokens import read_tokens
 from gateway.errors import ErrorKind, GatewayError
@@ -25,6 +27,8 @@ from gateway.policy.proxies import TrustedProxies
 from gateway.policy.routing import Match, Router
 from gateway.policy.trace_context import TRACE_HEADERS
 from gateway.telemetry.server_timing import server_timing
+
+T = TypeVar("T")
 
 KEPT_MATCHES = 1024
 KEPT_CHARACTERS = 512
@@ -60,7 +64,7 @@ class BackendPlan:
 
     def described(self, model: str) -> ModelDescription:
         """What the configuration says of *model*."""
-        return configured_for(self.models, model, UNKNOWN)
+        return configured_for(self.models, model, ModelDescription())
 
     def batch_limits(self, model: str) -> BatchLimits | None:
         """How requests for *model* are batched; None if each goes alone."""
@@ -184,6 +188,14 @@ def who_answers(config: Config) -> str:
     match = Router(config.routes, {name: each.sticky for name, each in config.backends.items()}).match("", "/v2")
     backends = " or ".join(match.destination.weights) if match is not None else ""
     return f"; /v2 and health: {backends or 'the gateway, for all of them'}"
+
+
+def configured_for(by_pattern: Mapping[str, T], model: str, otherwise: T) -> T:
+    """What *by_pattern* has for the first pattern of names that matches *model*; *otherwise* if none does."""
+    for pattern, configured in by_pattern.items():
+        if fnmatch.fnmatchcase(model, pattern):
+            return configured
+    return otherwise
 
 
 def _batches_of(settings: Backend) -> dict[str, BatchLimits | None]:

@@ -25,10 +25,8 @@ from gateway.codec.dialects.answer import DialectAnswer
 from gateway.codec.dialects.body import Body
 from gateway.codec.dialects.description import (
     NAMELESS_INPUT,
-    UNKNOWN,
     ModelDescription,
     TensorDescription,
-    configured_for,
     missing_datatype,
     unfit_input,
     unknown_output,
@@ -49,6 +47,7 @@ from gateway.codec.inference import (
     Tensor,
     TensorPolicy,
     label_of,
+    release,
 )
 from gateway.codec.json.member_finder import MemberReplacer
 from gateway.codec.json.members import HELD_PER_BYTE
@@ -75,7 +74,6 @@ __all__ = [
     "HELD_PER_BYTE",
     "MAX_RANK",
     "NAMELESS_INPUT",
-    "UNKNOWN",
     "WHOLE_BYTES",
     "AnswerForm",
     "Body",
@@ -104,7 +102,6 @@ __all__ = [
     "Writer",
     "choose_coding",
     "compressed",
-    "configured_for",
     "divided",
     "error_body",
     "find",
@@ -119,6 +116,7 @@ __all__ = [
     "parse_framing",
     "read_body",
     "read_share",
+    "release",
     "run",
     "steps_of",
     "template_of",

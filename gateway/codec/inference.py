@@ -3,7 +3,7 @@
 `v2` reads these values from a client and writes them for backends that speak V2. Not here: any JSON.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -63,6 +63,16 @@ class HeaderLimits:
 
 
 DEFAULT_LIMITS = HeaderLimits()
+
+
+def release(views: Iterable[memoryview]) -> bool:
+    """Let go of the memory behind *views*, which nobody may use any more; False if somebody still reads one."""
+    try:
+        for view in views:
+            view.release()
+    except BufferError:
+        return False
+    return True
 
 
 class Tensor(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ import msgspec
 from gateway.backend.upstream import Upstream
 from gateway.client.body import ClientBody
 from gateway.client.request import ClientRequest, new_request_id
-from gateway.codec import Framing, Share, divided, joined, read_share
+from gateway.codec import Framing, Share, divided, joined, read_share, release
 from gateway.errors import CodecError, ErrorKind, ForeignAnswerError, GatewayError
 from gateway.exchange import Attempt, Exchange
 from gateway.headers import Headers
@@ -60,8 +60,7 @@ class Member:
     def move(self) -> None:
         """Hold its part of what was joined, in place of what its client has sent."""
         header = bytes(self.body[: self.framing.header_length])
-        for view in (self.body, *(self.framing.blobs or ())):
-            view.release()
+        release((self.body, *(self.framing.blobs or ())))
         self.framing = Framing(len(header), blobs=self.share.blobs)
         self.body = memoryview(header)
 

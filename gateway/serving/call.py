@@ -20,7 +20,7 @@ from gateway.backend.upstream import Upstream
 from gateway.client.body import ClientBody
 from gateway.client.reply import Reply
 from gateway.client.request import ClientRequest
-from gateway.codec import HEADER_LENGTH, ModelDescription, error_body, inflated_beginning
+from gateway.codec import HEADER_LENGTH, ModelDescription, error_body, inflated_beginning, release
 from gateway.codec import Reply as InferReply
 from gateway.errors import CodecError, ErrorKind, GatewayError, blamed
 from gateway.exchange import Attempt, Exchange
@@ -147,14 +147,20 @@ class Call:
                 self.total_at = min(self.total_at, self.request.deadline_s)
         return self.total_at
 
-    async def within_total(self, backend: BackendPlan, awaited: Awaitable[T]) -> T:
-        """What *awaited* gives before `timeouts.total` is over. Raises `GatewayError` (TIMEOUT)."""
+    async def within_total(self, backend: BackendPlan, awaited: Awaitable[T], *, is_clients: bool = False) -> T:
+        """What *awaited* gives before `timeouts.total` is over.
+
+        Raises `GatewayError`: TIMEOUT, or SLOW_CLIENT where it is the client that is waited for (*is_clients*).
+        """
         try:
             async with asyncio.timeout_at(self.begin_total(backend)):
                 return await awaited
         except TimeoutError:
-            words = f"backend {backend.name!r} took longer than {backend.settings.timeouts.total:g} s (timeouts.total)"
-            raise GatewayError(ErrorKind.TIMEOUT, words) from None
+            total = f"{backend.settings.timeouts.total:g} s (timeouts.total)"
+            if is_clients:
+                words = f"the client kept the request open for more than {total}"
+                raise GatewayError(ErrorKind.SLOW_CLIENT, words) from None
+            raise GatewayError(ErrorKind.TIMEOUT, f"backend {backend.name!r} took longer than {total}") from None
 
     def question(
         self, upstream: Upstream, backend: BackendPlan, path: str, read: Callable[[Answer], Awaitable[T]]
@@ -233,12 +239,8 @@ class Call:
         sending = answer.sending
         if sending is None or not sending.is_sent or backend.settings.retry.resend_after_sent:
             return
-        try:
-            for view in views:
-                view.release()
-        except BufferError:
-            return  # somebody reads it
-        self.body.let_go()
+        if release(views):
+            self.body.let_go()
 
     def trace_for(self, backend: BackendPlan) -> Trace | None:
         """The request's trace, as far as *backend* may be told of it."""

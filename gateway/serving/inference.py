@@ -197,7 +197,7 @@ async def _decoded(call: Call, answer: Answer, prepared: Prepared, speech: Speec
 
 async def _reply(call: Call, answered: InferReply, crossing: HeaderLines | Fields, framing: Framing) -> None:
     """Send header and blobs without joining them, and what is *crossing* of the answer's head."""
-    # those of a batch get the same
+    # the replies of a batch get the same list, so this one has its own
     lines, headers = (crossing, Fields()) if isinstance(crossing, HeaderLines) else (None, list(crossing))
     if answered.is_binary:
         call.exchange.reply_format = Format.BINARY

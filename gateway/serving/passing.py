@@ -21,7 +21,7 @@ from gateway.exchange import Format
 from gateway.plan import BackendPlan
 from gateway.policy.crossing import Fields, relayed_to_client, renamed_to_client
 from gateway.serving.call import Answered, Call
-from gateway.serving.relaying import UPLOAD_BYTES, begin_upload, in_time, stream, streamed
+from gateway.serving.relaying import UPLOAD_BYTES, begin_upload, stream, streamed
 
 WHOLE_BYTES = 1024 * 1024
 """A request that is announced to be no longer is read to its end before it is sent, and not streamed.
@@ -210,5 +210,5 @@ async def _read_all(call: Call, backend: BackendPlan, first: bytes) -> memoryvie
             whole.extend(chunk)
 
     if not body.at_end:
-        await in_time(call, backend, read())
+        await call.within_total(backend, read(), is_clients=True)
     return memoryview(whole)

@@ -4,9 +4,8 @@ Not here: inferences in binary, which cross only to servers that read them (`pas
 where a server cannot (`own_answers`).
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
 from gateway.backend.asking import Body, Sending
 from gateway.backend.attempt import Answer
@@ -14,7 +13,6 @@ from gateway.backend.metadata import MAX_BYTES as METADATA_BYTES
 from gateway.backend.upstream import Upstream
 from gateway.client.reply import JOIN_BYTES
 from gateway.codec import MemberReplacer, with_extension
-from gateway.errors import ErrorKind, GatewayError
 from gateway.plan import BackendPlan
 from gateway.policy.crossing import Fields, may_name_model, relayed_to_client, renamed_to_client
 from gateway.policy.routing import PathKind
@@ -151,20 +149,10 @@ async def begin_upload(call: Call, backend: BackendPlan, check: Callable[[], Non
     length = call.request.content_length
     await body.admit(UPLOAD_BYTES if length is None else min(length, UPLOAD_BYTES))
     body.invite()
-    first: bytes = await in_time(call, backend, body.read_first(UPLOAD_BYTES))
+    first: bytes = await call.within_total(backend, body.read_first(UPLOAD_BYTES), is_clients=True)
     check()
     await body.take_slot()
     return first
-
-
-async def in_time(call: Call, backend: BackendPlan, reading: Coroutine[Any, Any, T]) -> T:
-    """What *reading* from the client gives. Raises `GatewayError` when `timeouts.total` is over."""
-    try:
-        async with asyncio.timeout_at(call.begin_total(backend)):
-            return await reading
-    except TimeoutError:
-        words = f"the client kept the request open for more than {backend.settings.timeouts.total:g} s (timeouts.total)"
-        raise GatewayError(ErrorKind.SLOW_CLIENT, words) from None
 
 
 def streamed(call: Call, first: bytes, check: Callable[[], None]) -> Body:

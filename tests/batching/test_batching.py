@@ -112,6 +112,16 @@ async def together(server: Server, client: Client, *asked: Callable[[], Awaitabl
     return list(await asyncio.gather(first, *others))
 
 
+async def waiting_behind_one(server: Server, client: Client) -> tuple[list[asyncio.Task[Reply]], Any, list[Any]]:
+    """Four that ask: one that the server has, and three that wait for it; who keeps them, and what it has of them."""
+    server.may_go.clear()
+    asked = [asyncio.create_task(ask(client, value)) for value in range(4)]
+    await arrived(client, 4)
+    (batcher,) = client.gateway.gateway.serving.lanes.values()
+    (waiting,) = batcher.lane.due(float("inf"))
+    return asked, batcher, waiting
+
+
 async def arrived(client: Client, n_requests: int) -> None:
     """Wait until so many requests have come to the gateway, with their bodies."""
     async with asyncio.timeout(30):
@@ -345,11 +355,7 @@ async def test_clients_that_leave_while_their_batch_is_computed(soon: Both) -> N
 async def test_a_client_that_leaves_in_the_moment_in_which_its_batch_goes(both: Both) -> None:
     """Its request is cancelled, but it has not run since then, when the timer looks at who waits."""
     server, client = both
-    server.may_go.clear()
-    asked = [asyncio.ensure_future(ask(client, value)) for value in range(4)]
-    await arrived(client, 4)
-    (batcher,) = client.gateway.gateway.serving.lanes.values()
-    (waiting,) = batcher.lane.due(float("inf"))
+    asked, batcher, waiting = await waiting_behind_one(server, client)
     other = [asyncio.ensure_future(ask(client, 4, **DIFFERENT["parameters"]))]
     await arrived(client, 5)
     for one in waiting[:2]:
@@ -585,11 +591,7 @@ async def test_a_batch_needs_no_room_beside_its_requests() -> None:
 
 async def test_what_clients_have_sent_is_let_go_when_it_is_joined(both: Both) -> None:
     server, client = both
-    server.may_go.clear()
-    asked = [asyncio.ensure_future(ask(client, value)) for value in range(4)]
-    await arrived(client, 4)
-    (batcher,) = client.gateway.gateway.serving.lanes.values()
-    (waiting,) = batcher.lane.due(float("inf"))
+    asked, batcher, waiting = await waiting_behind_one(server, client)
     sent = [one.what.body for one in waiting]
     batcher._send([waiting])
     while len(server.asked) < 2:

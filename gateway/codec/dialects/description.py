@@ -4,11 +4,9 @@ Answers in other dialects than V2 say neither the datatype of an output nor, wit
 from here: from the server's own description, and from `models` in the configuration.
 """
 
-import fnmatch
 import glob
 import re
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
 
 import msgspec
 from msgspec import structs
@@ -17,8 +15,6 @@ from gateway.codec.dialects.paths import AnswerForm, Step
 from gateway.codec.dialects.request import Writer
 from gateway.codec.inference import MAX_NAME, OutputSelection, Tensor, label_of
 from gateway.codec.tensors.datatypes import Datatype
-
-T = TypeVar("T")
 
 NAMELESS_INPUT = "input"
 """What V2's metadata calls an input without a name."""
@@ -112,14 +108,6 @@ def encodings_of(description: ModelDescription) -> Encodings:
 
 UNKNOWN = ModelDescription()
 """A model of which nothing is known."""
-
-
-def configured_for(by_pattern: Mapping[str, T], model: str, otherwise: T) -> T:
-    """What *by_pattern* has for the first pattern of names that matches *model*; *otherwise* if none does."""
-    for pattern, configured in by_pattern.items():
-        if fnmatch.fnmatchcase(model, pattern):
-            return configured
-    return otherwise
 
 
 def unknown_output(description: ModelDescription, selection: OutputSelection) -> str | None:

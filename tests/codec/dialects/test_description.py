@@ -12,7 +12,6 @@ from gateway.codec.dialects.description import (
     UNKNOWN,
     ModelDescription,
     TensorDescription,
-    configured_for,
     missing_datatype,
     unknown_output,
     v2_metadata,
@@ -21,6 +20,7 @@ from gateway.codec.dialects.description import (
 from gateway.codec.inference import OutputSelection
 from gateway.codec.tensors.datatypes import DATATYPES
 from gateway.config import parse
+from gateway.plan import configured_for
 from tests.codec.test_properties import PROFILE
 
 FP32, INT64 = DATATYPES["FP32"], DATATYPES["INT64"]
