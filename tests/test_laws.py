@@ -25,7 +25,7 @@ LAYERS = [
     {"app", "asgi"},
     {"serving"},
     {"client", "backend"},
-    {"plan", "telemetry", "exchange", "pacing", "tls", "certificates", "sockets", "http1"},
+    {"plan", "telemetry", "exchange", "pacing", "tls", "certificates", "sockets", "http1", "waiting"},
     {"config"},
     {"policy", "codec"},
     {"errors", "headers"},

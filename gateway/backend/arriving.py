@@ -25,6 +25,7 @@ from aiohttp.http import RawResponseMessage
 
 from gateway.backend.heads import AnswerHead
 from gateway.http1 import PIECE_BYTES, Heads, Incoming, MalformedError, Phase
+from gateway.waiting import Waiter, wake_soon
 
 READ_BYTES = 256 * 1024
 """How much of an answer may wait to be read before the backend has to wait, as it is on the wire."""
@@ -72,12 +73,14 @@ class ArrivingAnswer:
     """With the head, on the wire."""
     ends_with_connection = False
     """Whether only the connection's end tells that the body has come to its own."""
+    wakes_at_once = False
+    """Whether the reader goes on while `feed` is called, and not in the next turn of the event loop."""
     _is_last = False  # on its connection: it says so, or something has come that is no part of it
     _is_paused = False
     _n_interim = 0
     _head: AnswerHead | None = None
     _on_held: Callable[[int], None] | None = None
-    _waiter: asyncio.Future[None] | None = None
+    _waiter: Waiter | None = None
     _defect = ""  # in words, of what is BROKEN
 
     def __init__(
@@ -173,11 +176,17 @@ class ArrivingAnswer:
                 return
             if self.state is State.HELD:
                 self.state = State.BODY
-        if self._waiter is not None:
-            self._wake()
         if message.unread_bytes > READ_BYTES and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
+        if self._waiter is None:
+            return
+        if not self.wakes_at_once:
+            self._wake()
+            return
+        self._on_held = None
+        waiter, self._waiter = self._waiter, None
+        waiter.wake()
 
     def _is_enough(self) -> bool:
         """Whether so much of the body has come that a head that was held is given now."""
@@ -232,8 +241,7 @@ class ArrivingAnswer:
     def _wake(self) -> None:
         self._on_held = None  # it leads to the request, which holds this
         waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        wake_soon(waiter)
 
     # What is read
 
@@ -302,11 +310,11 @@ class ArrivingAnswer:
                 raise NotHttpError(self._defect) from None
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _change(self) -> "asyncio.Future[None]":
+    def _change(self) -> Waiter:
         """Done when something has changed. Raises `LostError` and `NotHttpError` where nothing will."""
         if self.state is State.BROKEN:
             raise NotHttpError(self._defect)
         if self.state is State.LOST or self.state is State.CUT:
             raise LostError
-        self._waiter = waiter = self._loop.create_future()
+        self._waiter = waiter = Waiter(self._loop)
         return waiter

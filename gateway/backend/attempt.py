@@ -4,7 +4,6 @@ Here: what is read, what it means when that fails, and when a connection may be 
 tried, and whether a failed attempt is followed by another (`calling`); how a request is written (`asking`).
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
@@ -101,7 +100,7 @@ class Answer:
         attempt = self._attempt
         if attempt.first_byte_s is None:
             attempt.code = str(status)
-            attempt.first_byte_s = asyncio.get_running_loop().time() - attempt.started_s
+            attempt.first_byte_s = self._deadlines.loop.time() - attempt.started_s
         if self.sending is not None:
             self.sending.is_answered = True
 

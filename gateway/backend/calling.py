@@ -249,7 +249,7 @@ class Call(Generic[T]):
         """The attempt is over: close its connection, unless it was given back; the slot is kept for another one."""
         if self._answer is not None and self._answer.abandon():
             self._has_slot = True
-        self._last.seconds = asyncio.get_running_loop().time() - self._last.started_s
+        self._last.seconds = self._upstream.deadlines.loop.time() - self._last.started_s
 
     def _has_begun_body(self) -> bool:
         """Whether a streamed body was opened, so that one that cannot be repeated is lost."""

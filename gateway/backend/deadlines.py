@@ -27,10 +27,11 @@ class DeadlineWatch:
     small tensor.
     """
 
-    __slots__ = ("_due_s", "_running", "_shortest_s", "_timer", "limits_s")
+    __slots__ = ("_due_s", "_running", "_shortest_s", "_timer", "limits_s", "loop")
 
     def __init__(self, limits_s: Mapping[str, float]) -> None:
-        """*limits_s*: `first_byte`, `idle` and `total` in seconds."""
+        """*limits_s*: `first_byte`, `idle` and `total` in seconds. Must be made on a running event loop."""
+        self.loop = asyncio.get_running_loop()  # asking for it costs a call of the kernel
         self.limits_s = limits_s
         self._shortest_s = min(limits_s.values())
         self._running: set[Deadlines] = set()
@@ -47,7 +48,7 @@ class DeadlineWatch:
 
         *total_at*: when `total` is over, by the event loop's clock.
         """
-        deadlines = Deadlines(self._running, self.limits_s, total_at, now_s)
+        deadlines = Deadlines(self.loop, self._running, self.limits_s, total_at, now_s)
         self._running.add(deadlines)
         if self._timer is None or total_at < self._due_s:
             self._look_at(min(total_at, now_s + self._shortest_s))
@@ -57,11 +58,11 @@ class DeadlineWatch:
         if self._timer is not None:
             self._timer.cancel()
         self._due_s = due_s
-        self._timer = asyncio.get_running_loop().call_at(due_s, self._look)
+        self._timer = self.loop.call_at(due_s, self._look)
 
     def _look(self) -> None:
         self._timer = None
-        now_s = asyncio.get_running_loop().time()
+        now_s = self.loop.time()
         next_s = now_s + self._shortest_s
         for deadlines in tuple(self._running):
             if now_s >= deadlines.ends_at:
@@ -85,12 +86,19 @@ class Deadlines:
     _is_own_limit = False  # and not that of `total`
     _silent_s = 0.0
 
-    def __init__(self, running: "set[Deadlines]", limits_s: Mapping[str, float], total_at: float, now_s: float) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        running: "set[Deadlines]",
+        limits_s: Mapping[str, float],
+        total_at: float,
+        now_s: float,
+    ) -> None:
         """Made by `DeadlineWatch.begin`; *running* are those that it looks at."""
         self.total_at = self.ends_at = total_at
         self._running = running
         self._limits_s = limits_s
-        self._loop = loop = asyncio.get_running_loop()
+        self.loop = loop
         task = asyncio.current_task(loop)
         assert task is not None
         self._task = task
@@ -108,7 +116,7 @@ class Deadlines:
         if limit_s is None:
             self.ends_at = self.total_at
         else:
-            self._entered_s = now_s = self._loop.time()
+            self._entered_s = now_s = self.loop.time()
             ends_at = now_s + limit_s
             self.ends_at = ends_at if ends_at < self.total_at else self.total_at
 

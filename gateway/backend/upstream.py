@@ -141,7 +141,7 @@ class Upstream:
         with the same one go to the same endpoint. *transcode*, of a request that is passed on: called once, before an
         attempt at an endpoint that has not said that it reads binary; that attempt and all others are transcoded.
         """
-        now_s = asyncio.get_running_loop().time()
+        now_s = self.deadlines.loop.time()
         self.recent_calls.count_call(now_s)
         self._turn += 1
         if total_at is None:

@@ -82,6 +82,8 @@ class Wire(asyncio.Protocol):
         self._is_premature = False
         self._witness.begin(is_reused=self.is_reused)
         self._answer = answer = ArrivingAnswer(self._loop, self.transport, self._heads, method)
+        if self.tls is None:
+            answer.wakes_at_once = True
         return answer
 
     def end(self) -> bool:
@@ -213,6 +215,7 @@ class Wire(asyncio.Protocol):
         self._reset = exc
         if self._answer is None or self.transport is None:
             return
+        self._answer.wakes_at_once = False  # the reader shall find the connection closed
         if isinstance(exc, ConnectionError):
             has_ended = self._read_what_has_come(self._answer, self.transport)
             if has_ended and isinstance(exc, BrokenPipeError):  # behind other errors every reading ends like that

@@ -29,7 +29,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from gateway.client.body import DROP_BYTES, DROP_S
-from gateway.client.outgoing import Outgoing, client_left, wake
+from gateway.client.outgoing import Outgoing, client_left
 from gateway.client.request import ClientRequest, Peer, peer_of, read_request
 from gateway.client.served import Served
 from gateway.client.watching import Connection
@@ -37,6 +37,7 @@ from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1 import Heads, HeadTooLargeError, MalformedError
 from gateway.sockets import has_unread, hung_up
+from gateway.waiting import Waiter, wake, wake_soon
 
 if TYPE_CHECKING:
     from gateway.client.server import Server
@@ -90,7 +91,7 @@ class ClientConnection(Connection):
         self.held_bytes = 0
         """What the owner has counted of what has come and was not served yet; 0 for nearly all connections."""
         self._next: ClientRequest | GatewayError | None = None  # what the task is to serve
-        self._awaited: asyncio.Future[None] | None = None  # ends when there is a next
+        self._awaited: Waiter | None = None  # ends when there is a next
         self._task: asyncio.Task[None] | None = None
         # when the state became IDLE or HEAD; None: since the last look, and the next one takes its own time for it
         self._since_s: float | None = owner.watcher.time()
@@ -110,14 +111,18 @@ class ClientConnection(Connection):
     def data_received(self, data: bytes) -> None:
         """Take *data* as the state says."""
         state = self.state
-        if state is _IDLE or state is _HEAD:
-            self._take_head(data)
-        elif state is _SERVING:
+        if state is _SERVING:
             assert self.serving is not None
             self._take_body(data, self.serving)
-            self.serving.more_has_come()
+            self._wake(self.serving.waiter)
+        elif state is _IDLE or state is _HEAD:
+            self._take_head(data)
         elif state is State.REFUSING:
             self._drop(data)
+
+    def _wake(self, waiter: Waiter | None) -> None:
+        """Let the task that waits go on: at once where nothing stands between the connection and its bytes."""
+        (wake if self.peer.scheme == "http" else wake_soon)(waiter)
 
     def _take_head(self, data: bytes) -> None:
         """Parse *data*, with which a head begins or goes on, and let the task serve the request if it ends there."""
@@ -143,7 +148,7 @@ class ClientConnection(Connection):
         self.state = _SERVING
         self._next = read_request(head, self.peer, request)
         self._take_body(behind, request)
-        wake(self._awaited)
+        self._wake(self._awaited)
 
     def _take_body(self, data: bytes, request: Served) -> None:
         """Keep *data* for whoever reads the body of *request*, and what is behind it for later."""
@@ -187,7 +192,7 @@ class ClientConnection(Connection):
         self._dropped_bytes += len(data)
         if self._dropped_bytes >= DROP_BYTES:
             self._pause()
-            wake(self._awaited)
+            wake_soon(self._awaited)
 
     def _break(self, error: MalformedError) -> None:
         """What has come is no head: let the task refuse it."""
@@ -195,7 +200,7 @@ class ClientConnection(Connection):
         words = f"{error} (limits.head)" if status is not None and "bytes" in str(error) else str(error)
         self.state = State.REFUSING
         self._next = GatewayError(ErrorKind.MALFORMED_REQUEST, words, status=status)
-        wake(self._awaited)
+        wake_soon(self._awaited)
 
     # What is served
 
@@ -209,7 +214,7 @@ class ClientConnection(Connection):
             while True:
                 request, self._next = self._next, None
                 if request is None:
-                    self._awaited = owner.loop.create_future()
+                    self._awaited = Waiter(owner.loop)
                     await self._awaited
                     continue
                 if isinstance(request, GatewayError):
@@ -270,7 +275,7 @@ class ClientConnection(Connection):
         with suppress(TimeoutError):
             async with asyncio.timeout(DROP_S):
                 while self._dropped_bytes < DROP_BYTES:
-                    self._awaited = self._owner.loop.create_future()
+                    self._awaited = Waiter(self._owner.loop)
                     await self._awaited
 
     async def _fail(self, request: ClientRequest, served: Served, error: Exception) -> None:
@@ -284,8 +289,7 @@ class ClientConnection(Connection):
         if isinstance(error, ConnectionError):  # the client left, which its handler has recorded
             return
         log.error("a handler failed", exc_info=error)
-        fault = GatewayError(ErrorKind.INTERNAL, "internal error")
-        await self._owner.refuse(self.peer, served, request.method, fault)
+        await self._owner.refuse(self.peer, served, request.method, GatewayError(ErrorKind.INTERNAL, "internal error"))
 
     def _begin_next(self) -> None:
         """Be ready for the next request, of which a part may have come behind the one that was served."""
@@ -319,12 +323,11 @@ class ClientConnection(Connection):
 
     def _close(self) -> None:
         """Close the connection when all that was written is sent."""
-        if self.state is not State.CLOSED:
+        if self.transport is not None:
             self.state = State.CLOSING
-            if self.transport is not None:
-                # with TLS a client's end that has come behind unread bytes would never be taken note of
-                self.transport.resume_reading()
-                self.transport.close()
+            # with TLS a client's end that has come behind unread bytes would never be taken note of
+            self.transport.resume_reading()
+            self.transport.close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The connection is gone: cancel what is under way."""
@@ -382,7 +385,8 @@ class ClientConnection(Connection):
             if self.serving.fail_if_slow(now_s, limits.body_timeout):
                 self._owner.slow_connections["body_timeout"] += 1
         elif self.state is State.HEAD or self.is_silent:
-            self._look_at_head(now_s - self._since_s, limits)
+            if now_s - self._since_s >= limits.header_timeout:
+                self._end_late_head(transport)
         else:
             limit_s = limits.client_keep_alive
             if self.serving is not None:  # blank lines have come, which may be the beginning of a head
@@ -390,10 +394,7 @@ class ClientConnection(Connection):
             if now_s - self._since_s >= limit_s and not has_unread(transport):
                 self._close()
 
-    def _look_at_head(self, awaited_s: float, limits: Limits) -> None:
-        """End the connection if its head was *awaited_s* too long."""
-        transport = self.transport
-        assert transport is not None
-        if awaited_s >= limits.header_timeout and not (self.is_silent and has_unread(transport)):
+    def _end_late_head(self, transport: asyncio.Transport) -> None:
+        if not (self.is_silent and has_unread(transport)):
             self._owner.slow_connections["header_timeout"] += 1
             transport.abort()

@@ -4,6 +4,7 @@ import asyncio
 
 from gateway.policy.slowness import Backlog
 from gateway.sockets import reset_on_close, unacknowledged_bytes
+from gateway.waiting import Waiter, wake_soon
 
 
 def client_left() -> ConnectionResetError:
@@ -27,7 +28,7 @@ class Outgoing:
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: Waiter | None = None
         self._backlog: Backlog | None = None  # while the client is behind in reading
         self.cut_reason = ""
         """Why the gateway has cut the connection of a client that does not read; empty if it has not."""
@@ -58,14 +59,13 @@ class Outgoing:
         while self.is_behind:
             if self._transport is None:
                 raise client_left()
-            if self._waiter is None or self._waiter.done():
-                self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = Waiter(asyncio.get_running_loop())
             await self._waiter
 
     def go_on(self) -> None:
         """The client has taken so much that more may be written."""
         self.is_behind = False
-        wake(self._waiter)
+        wake_soon(self._waiter)
 
     def reset(self) -> None:
         """End the connection with a reset, so that the client sees that its reply is incomplete.
@@ -79,7 +79,7 @@ class Outgoing:
     def close(self) -> None:
         """The connection is gone."""
         self._transport = None
-        wake(self._waiter)
+        wake_soon(self._waiter)
 
     def is_read_too_slowly(self, now_s: float, limit_s: float) -> bool:
         """Whether the client has been behind in reading for too long; `cut_reason` says it in words."""

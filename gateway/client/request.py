@@ -228,4 +228,4 @@ def request_id(headers: Headers) -> str:
 
 def new_request_id() -> str:
     """32 random hexadecimal digits. They name a request and are no secret."""
-    return random.getrandbits(128).to_bytes(16, "big").hex()
+    return f"{random.getrandbits(128):032x}"

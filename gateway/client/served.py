@@ -6,11 +6,12 @@ Not here: when the connection is read, and what comes behind the request (`conne
 import asyncio
 from typing import TYPE_CHECKING
 
-from gateway.client.outgoing import NOBODY, Outgoing, client_left, wake
+from gateway.client.outgoing import NOBODY, Outgoing, client_left
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1 import Heads, Incoming, MalformedError, Phase
 from gateway.pacing import Pacer
 from gateway.policy.slowness import Upload
+from gateway.waiting import Waiter, wake_soon
 
 if TYPE_CHECKING:
     from gateway.client.connection import ClientConnection
@@ -24,11 +25,11 @@ class Served(Incoming):
         "_failure",
         "_pacer",
         "_upload",
-        "_waiter",
         "is_answered",
         "is_broken",
         "keeps_alive",
         "out",
+        "waiter",
     )
 
     def __init__(self, client: "ClientConnection", heads: Heads) -> None:
@@ -45,7 +46,8 @@ class Served(Incoming):
         self._failure: Exception | None = None
         self._pacer: Pacer | None = None  # of a chunked body
         self._upload = Upload()
-        self._waiter: asyncio.Future[None] | None = None  # of `read_more`
+        self.waiter: Waiter | None = None
+        """Of `read_more`, while it waits for more to come."""
 
     def leave(self) -> None:
         """The request is over."""
@@ -54,15 +56,11 @@ class Served(Incoming):
         self._client = None
         self.out = NOBODY
 
-    def more_has_come(self) -> None:
-        """More of the body has come."""
-        wake(self._waiter)
-
     def fail(self, error: Exception) -> None:
         """Let the read that waits at the moment, or else the next one, raise *error*; no other request may follow."""
         self._failure = error
         self.keeps_alive = False
-        wake(self._waiter)
+        wake_soon(self.waiter)
 
     async def read_more(self) -> bytes:
         """What has arrived of the body; waits if that is nothing; empty at the end.
@@ -104,11 +102,11 @@ class Served(Incoming):
         client = self._client
         assert client is not None
         self._upload.begin_waiting(client.time())
-        self._waiter = asyncio.get_running_loop().create_future()
+        self.waiter = Waiter(asyncio.get_running_loop())
         try:
-            await self._waiter
+            await self.waiter
         finally:
-            self._waiter = None
+            self.waiter = None
             self._upload.end_waiting(client.time())
 
     @property

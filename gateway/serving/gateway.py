@@ -40,7 +40,8 @@ class Gateway:
     """Serves all requests of a process. The plan can be replaced while it runs; its state stays."""
 
     def __init__(self, serving: Serving, record: Callable[[Exchange], None]) -> None:
-        """*record* is called once with each finished exchange."""
+        """*record* is called once with each finished exchange. Must be made on a running event loop."""
+        self._loop = asyncio.get_running_loop()
         self.serving = serving
         self.begin_trace: Callable[[Headers], Trace] | None = None
         """Gives each request its trace; None: requests are not traced. A reload may replace it."""
@@ -65,8 +66,7 @@ class Gateway:
 
     async def handle(self, request: ClientRequest) -> None:
         """Serve one request of a client."""
-        loop = asyncio.get_running_loop()
-        serving = self.serving
+        loop, serving = self._loop, self.serving
         exchange = Exchange(
             client=request.peer,
             method=request.method,
