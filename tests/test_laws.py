@@ -400,7 +400,6 @@ COMPLEX_FUNCTIONS = {
     "codec/dialects/description.py:missing_datatype": 18,
     "codec/json/member_finder.py:MemberFinder.step": 19,
     "codec/json/scanner.py:Scanner._walk": 22,
-    "codec/tensors/nesting.py:Layout.flatten": 18,
     "codec/v2/raw.py:_solve": 16,
 }
 LARGE_CLASSES = {

@@ -12,7 +12,7 @@ of elements at a time where it can, once for checking and once for printing:
 That every element is UTF-8 is proved for a window at once. Zeros stand in place of the lengths, which are characters
 of their own: no character can reach from the end of one element into the next.
 
-Here: proving a blob right and finding its elements. Not here: JSON (`string_printing`, `string_reading`).
+Here: proving a blob right, finding its elements, and making one. Not here: JSON (`string_printing`, `string_reading`).
 """
 
 import struct
@@ -52,6 +52,7 @@ RUN_ELEMENTS = 32
 BASE64_HINT = ", and JSON has only text; set `bytes: base64` for this backend if it reads base64"
 """What to do about an element that is not UTF-8."""
 
+_MARK = "\x7f___"  # as long as a length; few texts have a DEL character
 _WORTH_GUESSING = 512  # a guess costs as much as walking through so many elements
 
 
@@ -232,3 +233,37 @@ def joined_blobs(blobs: list[memoryview]) -> Generator[None, None, memoryview]:
         whole[end : end + len(blob)] = blob
         yield
     return whole.data
+
+
+def append_strings(elements: bytearray, strings: list[str]) -> None:
+    """Append *strings* to *elements*. Raises `TypeError`, with nothing appended, if one of them is no string."""
+    if len(strings) < RUN_ELEMENTS:
+        append_octets(elements, list(map(str.encode, strings)))
+        return
+    joined = _MARK.join(strings)
+    text = joined.encode()
+    marks = (np.frombuffer(text, np.uint8) == ord(_MARK[0])).nonzero()[0] if len(text) > len(joined) else ()
+    if len(marks) == len(strings) - 1:
+        sizes = np.diff(marks, prepend=-PREFIX_BYTES, append=len(text)) - PREFIX_BYTES
+    else:  # all is ASCII, or an element has a mark of its own
+        lengths = map(len, strings if joined.isascii() else map(str.encode, strings))
+        sizes = np.fromiter(lengths, np.int64, len(strings))
+    append_marked(elements, PREFIX_BYTES, text, sizes)
+
+
+def append_octets(elements: bytearray, octets: list[bytes]) -> None:
+    """Append each of *octets*, which are few or long, to *elements*."""
+    parts: list[bytes] = []
+    for element in octets:
+        parts += (len(element).to_bytes(PREFIX_BYTES, "little"), element)
+    elements += b"".join(parts)
+
+
+def append_marked(elements: bytearray, n_before: int, text: bytes | bytearray, sizes: npt.NDArray[np.int64]) -> None:
+    """Append *n_before* bytes and *text*: together elements of *sizes*, each with room for its length before it."""
+    starts = np.zeros(len(sizes), np.int64)
+    np.cumsum(sizes[:-1] + PREFIX_BYTES, out=starts[1:])
+    at = len(elements)
+    elements += bytes(n_before)
+    elements += text
+    words_of(elements, at)[starts] = sizes

@@ -7,14 +7,13 @@ elements, divided by that number. Both are checked; neither needs to hold the li
 there is nothing to check. Where no shape is known, the first list that ends at each depth tells its number.
 
 `Layout` counts lists in three ways. `open` and `close` take one bracket: of strings, and of text that is not regular.
-`take` takes all the lists of many elements that are nested in full, because a run of strings proves it
-(`string_runs`), or because `flatten` or `fits` has proved it for the numbers of a piece.
+`take` takes all the lists of many elements that are nested in full, as `flatten` or `fits` has proved for a piece.
 """
 
 import math
 import re
 from itertools import accumulate, chain, pairwise
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -36,14 +35,6 @@ _OPENING = re.compile(rb"[\[ \t\r\n]*+")
 _BRACKET_OR_SPACE = b"]" + SPACE
 _BESIDE_BRACKETS = bytes(code for code in range(256) if code not in b"[]")
 _NO_PLACES = np.empty(0, np.int64)
-
-
-class Rows(NamedTuple):
-    """Inner lists of one size."""
-
-    n_elements: int
-    n_lists: int
-    """How many lists end where one of these does: it, and those in it."""
 
 
 def depth_behind(text: bytes, depth: int) -> int:
@@ -69,6 +60,20 @@ def occurrences(text: bytes | bytearray, character: bytes) -> int:
     return int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord(character)))
 
 
+def lists_in(tree: Any, rank: int) -> tuple[list[list[int]], list[Any]]:
+    """The lengths of the lists in *tree*, by depth from the outermost on, and the lists at depth *rank*.
+
+    Raises `TypeError` where something else stands among them.
+    """
+    length_of = type(tree).__len__  # refuses what is no list
+    level = [tree]
+    lengths = [list(map(length_of, level))]
+    for _ in range(1, rank):
+        level = list(chain.from_iterable(level))
+        lengths.append(list(map(length_of, level)))
+    return lengths, level
+
+
 def closing(text: bytearray, end: int) -> bytearray:
     """The brackets, and blanks, that text[:end] ends with; no more than `_CLOSING_BYTES`."""
     tail = text[max(end - _CLOSING_BYTES, 0) : end]
@@ -76,7 +81,7 @@ def closing(text: bytearray, end: int) -> bytearray:
 
 
 class Layout:
-    """How the lists of `data` are nested, learned while they pass by, or known from a shape.
+    """How many elements of `data` have come, and how their lists are nested: learned while they pass by, or known.
 
     The first list at each depth tells how many elements lists have there. Each other one has to begin and end at a
     multiple of that number, and there have to be as many as that takes: so no list has to be kept. Where there are no
@@ -87,6 +92,8 @@ class Layout:
 
     def __init__(self, shape: tuple[int, ...] | None) -> None:
         """With a *shape*, `data` may have fewer brackets than it (flat), or more (around each element)."""
+        self.count = 0
+        """How many elements have come."""
         self.rank = 0
         """How deep the elements are nested; 0 until the first one, or an empty list, has come."""
         self.depth = 0
@@ -94,6 +101,7 @@ class Layout:
         self.is_empty = False
         """Whether the innermost lists have no elements."""
         self._shape = shape
+        self._most = math.prod(shape) if shape is not None else None
         self._sizes = [0] * (MAX_DEPTH + 2)  # by depth: elements of each list, 0 if not known yet
         self._opened = [0] * (MAX_DEPTH + 2)
         self._opened_at = -1  # before which element the last bracket was that opened a list; -1 for another bracket
@@ -105,24 +113,30 @@ class Layout:
         if self._shape is not None and rank == len(self._shape):
             self._sizes[2 : rank + 1] = (self._size_in_shape(depth) for depth in range(2, rank + 1))
 
-    def open(self, element: int) -> None:
-        """A list begins before *element*."""
+    def expect(self, n_elements: int) -> None:
+        """So many elements come next. Raises `CodecError` if the shape has fewer."""
+        if self._most is not None and self.count + n_elements > self._most:
+            raise CodecError(f"expected {self._most} elements, got more")
+
+    def open(self) -> None:
+        """A list begins."""
         if not self.depth:
             self.rank = 0
-        elif element and not self.rank:
+        elif self.count and not self.rank:
             self.begin(self.depth)
         depth = self.depth = self.depth + 1
         if depth > MAX_DEPTH:
             raise CodecError(f"data is nested deeper than {MAX_DEPTH}")
         if 0 < self.rank < depth:
             self._fail()
-        self._check(depth, element)
+        self._check(depth)
         self._opened[depth] += 1
-        self._opened_at = element
+        self._opened_at = self.count
 
-    def has_just_opened(self, element: int) -> bool:
-        """Whether the innermost open list has nothing before *element*."""
-        return self._opened_at == element
+    @property
+    def has_just_opened(self) -> bool:
+        """Whether the innermost open list has nothing in it yet."""
+        return self._opened_at == self.count
 
     def value(self) -> None:
         """A value comes next in the innermost open list."""
@@ -131,50 +145,51 @@ class Layout:
         elif self.depth != self.rank or self.is_empty:
             self._fail()
 
-    def close(self, element: int) -> bool:
-        """The innermost open list ends before *element*; whether it tells how long all lists at its depth are."""
+    def add(self, n_values: int) -> None:
+        """So many values come next in the innermost open list. Raises `CodecError` if the shape has fewer."""
+        self.expect(n_values)
+        self.count += n_values
+
+    def close(self) -> None:
+        """The innermost open list ends."""
         depth = self.depth
         if not self.rank:
             self.begin(depth)
-        if self._opened_at == element:
-            self._close_empty(element)
+        if self.has_just_opened:
+            self._close_empty()
         self._opened_at = -1
         self.depth -= 1
-        is_first = 1 < depth <= self._n_counted and not self._sizes[depth]
-        if is_first:
-            size = self._count(element)
+        if 1 < depth <= self._n_counted and not self._sizes[depth]:
+            size = self._items()
             if self._shape is not None and not self.is_empty and size != self._size_in_shape(depth):
                 self._fail()
             self._sizes[depth] = size
-        self._check(depth, element)
-        return is_first
+        self._check(depth)
 
-    def _close_empty(self, element: int) -> None:
+    def _close_empty(self) -> None:
         """The list that ends has nothing in it: then no other innermost list may have an element."""
-        if element or self.depth != self.rank:
+        if self.count or self.depth != self.rank:
             self._fail()
         if not self.is_empty:
             self.is_empty = True
             self._sizes = [0] * len(self._sizes)  # without elements, the shape tells nothing of them
 
-    def repeat_empty(self, n_lists: int) -> None:
-        """As many lists more stand beside the last one, which is empty, and are empty too."""
-        self._opened[self.rank] += n_lists
-
-    def _check(self, depth: int, element: int) -> None:
-        """A list at *depth* may begin or end before *element*."""
+    def _check(self, depth: int) -> None:
+        """A list at *depth* may begin or end here."""
         size = self._sizes[depth]
-        if size and 1 < depth <= self._n_counted and self._count(element) % size:
+        if size and 1 < depth <= self._n_counted and self._items() % size:
             self._fail()
 
-    def read(self, text: bytes, element: int, n_values: int) -> None:
-        """Take the brackets in *text*, a piece with *n_values* numbers, of which *element* is the first.
+    def read(self, text: bytes, n_values: int) -> None:
+        """Take the brackets and the elements of *text*, a piece with *n_values* numbers.
 
         A piece has a number or an empty list beside each of its commas, and where it was cut.
         """
         if n_values and (self.is_empty or n_values != text.count(b",") + 1):
             self._fail()  # one list is empty, another is not
         has_values = n_values > 0
+        end = self.count + n_values
+        element = self.count  # the one that comes next, or that the last comma stands before
         position = 0
         for bracket in _BRACKET.finditer(text):
             place = bracket.start()
@@ -182,142 +197,127 @@ class Layout:
                 element += text.count(b",", position, place)
                 position = place
             if text[place] == _OPEN:
-                self.open(element)
+                self.count = element
+                self.open()
             else:
-                self.close(element + has_values)
+                self.count = element + has_values
+                self.close()
+        self.count = end
         if has_values and not self.rank:
             self.begin(self.depth)
 
-    def take(self, element: int, end: int) -> None:
-        """The lists that begin with the elements from *element* to *end* are as they should be."""
-        for depth in range(1, self.rank + 1):
-            size = self._sizes[depth]
-            self._opened[depth] += -(-end // size) - -(-element // size) if size else not element
+    def take(self, n_elements: int, depth: int) -> None:
+        """Take elements whose lists are as they should be; behind them *depth* lists are open."""
+        end = self.count + n_elements
+        first = self.count + (self.depth == self.rank)  # where all lists are open, those that begin here are counted
+        for list_depth in range(1, self.rank + 1):
+            size = self._sizes[list_depth]
+            self._opened[list_depth] += -(-end // size) - -(-first // size) if size else not first
+        self.count = end
+        self.depth = depth
 
-    def finish(self, n_elements: int) -> tuple[int, ...]:
-        """All is read, *n_elements* in all: the shape that the lists tell."""
-        sizes = [self._count(n_elements), *self._sizes[2 : self._n_counted + 1]]
+    def finish(self) -> tuple[int, ...]:
+        """All is read: the shape, which the lists tell where it was not known."""
+        if self._most is not None and self.count != self._most:
+            raise CodecError(f"expected {self._most} elements, got {self.count}")
+        sizes = [self._items(), *self._sizes[2 : self._n_counted + 1]]
         for size, opened in zip(sizes[1:], self._opened[2:], strict=False):
             if size * opened != sizes[0]:
                 self._fail()
+        if self._shape is not None:
+            return self._shape
         if self.is_empty and self.rank == 1:
             return (0,)
         shape = (*(outer // inner for outer, inner in pairwise(sizes)), sizes[-1])
         return (*shape, 0) if self.is_empty else shape
 
-    def depth_before(self, element: int) -> int:
-        """How many lists are open before *element* and the brackets that it may be behind."""
-        if not element:
-            return 0
-        return 1 + sum(not size or element % size > 0 for size in self._sizes[2 : self.rank + 1])
-
     @property
-    def n_unknown(self) -> int:
-        """At how many depths, beside the outermost, it is not known how long lists are."""
-        return self._sizes[2 : self.rank + 1].count(0)
+    def depth_before(self) -> int:
+        """How many lists are open before the next element and the brackets that it may be behind."""
+        if not self.count:
+            return 0
+        return self._depth_behind(self._sizes[: self.rank + 1], self.count)
 
-    def rows(self) -> list[Rows]:
-        """The inner lists whose sizes are known, the smallest first."""
-        rows: list[Rows] = []
-        for depth in range(self.rank, 1 + self.n_unknown, -1):
-            size = self._sizes[depth]
-            if rows and rows[-1].n_elements == size:
-                rows.pop()
-            rows.append(Rows(size, self.rank - depth + 1))
-        return rows
-
-    def has_long_lists(self, text: bytearray, limit: int, element: int) -> bool:
+    def has_long_lists(self, text: bytearray, limit: int) -> bool:
         """Whether the innermost lists have `LONG_LIST` elements or more; if not known, the first in text[:limit] tells.
 
-        *text* begins with *element*, or the brackets before it.
+        *text* begins with the next element, or the brackets before it.
         """
-        length = self._inner_length(text, limit, element)
-        return self.rank > 1 and not 0 < length < LONG_LIST
+        length = self._inner_length(text, limit)
+        return not 0 < length < LONG_LIST
 
-    def _inner_length(self, text: bytearray, limit: int, element: int) -> int:
+    def _inner_length(self, text: bytearray, limit: int) -> int:
         if self._sizes[self.rank]:
             return self._sizes[self.rank]
         end = text.find(b"]", 0, limit)
-        return element + text.count(b",", 0, end) + 1 if end >= 0 else 0
+        return self.count + text.count(b",", 0, end) + 1 if end >= 0 else 0
 
-    def flatten(self, text: bytearray, end: int, element: int, depth: int) -> bytearray | None:
+    def flatten(self, text: bytearray, end: int, depth: int) -> bytearray | None:
         """The piece text[:end] as one list, if its lists begin and end where they have to; None if that is not seen.
 
-        The piece begins with *element* and the brackets before it, and *depth* lists are open behind it. Lengths that
-        are not known are learned from the first lists that end in it. There may be a blank behind each comma, as in
-        `[[1, 2], [3, 4]]`, or none. What is neither bracket nor comma is for the parser to judge; it refuses commas
-        without a number beside them, too.
+        The piece begins with the next element and the brackets before it, and *depth* lists are open behind it.
+        Lengths that are not known are learned from the first lists that end in it. There may be a blank behind each
+        comma, as in `[[1, 2], [3, 4]]`, or none. What is neither bracket nor comma is for the parser to judge; it
+        refuses commas without a number beside them, too.
         """
         head, tail = opening(text), closing(text, end)
-        n_open = self.depth_before(element)
-        if n_open + head.count(b"[") != self.rank or depth + tail.count(b"]") != self.rank:
+        if self.depth_before + head.count(b"[") != self.rank or depth + tail.count(b"]") != self.rank:
             return None
         # the blank is for brackets that are looked for behind a comma without a number
         flat = bytearray().join((b"[", memoryview(text)[len(head) : end - len(tail)], b" ]"))
-        if self.rank > 1:
-            codes = np.frombuffer(flat, np.uint8)
-            gap = int(flat.startswith(b", ", flat.find(b",")))
-            sizes = self._sizes[: self.rank + 1]
-            sizes[-1] = self._inner_length(text, end, element)
-            is_single = sizes[-1] == 1
-            n_commas = _blank_single_lists(codes, gap) if is_single else 0
-            if n_commas is None:
-                return None
-            commas = _NO_PLACES
-            if not is_single or flat.find(b"[", 1) >= 0:  # else no other lists begin in it
-                commas = _places(codes, _COMMA)
-                n_commas = len(commas)
-            end_element = element + n_commas + 1
-            size = 1  # of what ends before each of the commas: first numbers, then lists, from the innermost outward
-            for list_depth in range(self.rank - is_single, 1, -1):
-                n_brackets = self.rank - list_depth + 1
-                n_before = element // size
-                if not sizes[list_depth]:
-                    ends = np.flatnonzero(codes[commas - n_brackets] == _CLOSE)
-                    if len(ends):
-                        sizes[list_depth] = (n_before + int(ends[0]) + 1) * size
-                    elif depth < list_depth:
-                        sizes[list_depth] = end_element
-                    else:
-                        break
-                if sizes[list_depth] % size:
-                    return None
-                n_items = sizes[list_depth] // size
-                commas = commas[(-n_before - 1) % n_items :: n_items]
-                size = sizes[list_depth]
-                if len(commas):
-                    closing_places, opening_places = commas - n_brackets, commas + (gap + n_brackets)
-                    if (codes[closing_places] != _CLOSE).any() or (codes[opening_places] != _OPEN).any():
-                        return None
-                    codes[closing_places] = codes[opening_places] = _BLANK
-            if not self._settle(sizes, end_element, depth):
-                return None
-        return None if flat.find(b"[", 1) >= 0 else flat
+        is_blanked = self._blank_lists(flat, self._inner_length(text, end), depth)
+        return flat if is_blanked and flat.find(b"[", 1) < 0 else None
 
-    def fits(self, tree: Any, n_lists: int, element: int, n_values: int, depth: int) -> bool:
-        """Whether lists begin and end where they have to in *tree*, a piece as it was parsed.
+    def _blank_lists(self, flat: bytearray, inner_length: int, depth: int) -> bool:
+        """Replace the brackets inside of *flat* with blanks; whether they are where lists have to begin and end.
 
-        It has brackets for the lists that are open before it and for the *depth* ones that are behind it. There are
-        *n_lists* lists and *n_values* numbers in it, of which *element* is the first. Lengths that are not known are
-        learned from the first lists that end in it.
+        *inner_length* is that of the innermost lists, 0 if it is not known.
         """
-        length_of = type(tree).__len__  # refuses what is no list
-        level = [tree]
-        try:
-            lengths = [list(map(length_of, level))]
-            for _ in range(1, self.rank):
-                level = list(chain.from_iterable(level))
-                lengths.append(list(map(length_of, level)))
-        except TypeError:
+        codes = np.frombuffer(flat, np.uint8)
+        gap = int(flat.startswith(b", ", flat.find(b",")))
+        sizes = self._sizes[: self.rank + 1]
+        sizes[-1] = inner_length
+        is_single = inner_length == 1
+        n_commas = _blank_single_lists(codes, gap) if is_single else 0
+        if n_commas is None:
             return False
-        if n_lists != sum(map(len, lengths)):
-            return False
-        end = element + n_values
+        commas = _NO_PLACES
+        if not is_single or flat.find(b"[", 1) >= 0:  # else no other lists begin in it
+            commas = _places(codes, _COMMA)
+            n_commas = len(commas)
+        end = self.count + n_commas + 1
+        size = 1  # of what ends before each of the commas: first numbers, then lists, from the innermost outward
+        for list_depth in range(self.rank - is_single, 1, -1):
+            n_brackets = self.rank - list_depth + 1
+            n_before = self.count // size
+            if not sizes[list_depth]:
+                ends = np.flatnonzero(codes[commas - n_brackets] == _CLOSE)
+                if not len(ends) and depth >= list_depth:
+                    break
+                sizes[list_depth] = (n_before + int(ends[0]) + 1) * size if len(ends) else end
+            if sizes[list_depth] % size:
+                return False
+            n_items = sizes[list_depth] // size
+            commas = commas[(-n_before - 1) % n_items :: n_items]
+            size = sizes[list_depth]
+            closing_places, opening_places = commas - n_brackets, commas + (gap + n_brackets)
+            if (codes[closing_places] != _CLOSE).any() or (codes[opening_places] != _OPEN).any():
+                return False
+            codes[closing_places] = codes[opening_places] = _BLANK
+        return self._settle(sizes, end, depth)
+
+    def fits(self, lengths: list[list[int]], n_values: int, depth: int) -> bool:
+        """Whether the lists in a piece as it was parsed begin and end where they have to; *lengths* as of `lists_in`.
+
+        The piece has brackets for the lists that are open before it and for the *depth* ones that are behind it, and
+        *n_values* values. Lengths that are not known are learned from the first lists that end in it.
+        """
+        end = self.count + n_values
         sizes = self._sizes[: self.rank + 1]
         size = 1
         for list_depth in range(self.rank, 0, -1):
             found = lengths[list_depth - 1]
-            first, behind = (element // size, -(-end // size)) if size else (0, 1)
+            first, behind = (self.count // size, -(-end // size)) if size else (0, 1)
             if list_depth > 1 and not sizes[list_depth] and (len(found) > 1 or depth < list_depth):
                 sizes[list_depth] = (first + found[0]) * size
             head, n_full, tail, length = behind - first, 0, 0, 0
@@ -332,7 +332,7 @@ class Layout:
 
     def _settle(self, sizes: list[int], end: int, depth: int) -> bool:
         """Keep the *sizes* of lists, by depth, if with these *depth* are open behind the elements before *end*."""
-        if 1 + sum(not size or end % size > 0 for size in sizes[2:]) != max(depth, 1):
+        if self._depth_behind(sizes, end) != max(depth, 1):
             return False
         if self._shape is not None:
             for list_depth in range(2, self.rank + 1):
@@ -340,6 +340,11 @@ class Layout:
                     return False
         self._sizes[: self.rank + 1] = sizes
         return True
+
+    @staticmethod
+    def _depth_behind(sizes: list[int], end: int) -> int:
+        """How many lists of these *sizes*, by depth, are open behind the elements before *end*."""
+        return 1 + sum(not size or end % size > 0 for size in sizes[2:])
 
     def _size_in_shape(self, depth: int) -> int:
         return math.prod((self._shape or ())[depth - 1 :])
@@ -349,9 +354,9 @@ class Layout:
         """The depth of the lists whose items are counted: elements, or empty lists."""
         return self.rank - self.is_empty
 
-    def _count(self, element: int) -> int:
-        """How many items have come before *element*."""
-        return self._opened[self.rank] if self.is_empty else element
+    def _items(self) -> int:
+        """How many items have come: elements, or empty lists."""
+        return self._opened[self.rank] if self.is_empty else self.count
 
     def _fail(self) -> NoReturn:
         if self._shape is not None:

@@ -46,7 +46,7 @@ import numpy.typing as npt
 import orjson
 
 from gateway.codec.tensors.datatypes import Array, Datatype, Kind, element_count
-from gateway.codec.tensors.nesting import MAX_DEPTH, Layout, closing, depth_behind, occurrences, opening
+from gateway.codec.tensors.nesting import MAX_DEPTH, Layout, closing, depth_behind, lists_in, occurrences, opening
 from gateway.codec.tensors.pieces import NOT_SPACE, SPACE, beginning, check_cut
 from gateway.errors import CodecError
 
@@ -133,7 +133,6 @@ class NumberSink:
         self._datatype = datatype
         self._shape = shape
         self._layout = Layout(shape)
-        self._filled = 0
         self._most_bytes = NATIVE_PIECE_BYTES if _PARSER is not None else LIST_PIECE_BYTES
         self._is_regular = True
         self._has_blanks = False
@@ -142,7 +141,7 @@ class NumberSink:
     @property
     def held_bytes(self) -> int:
         """The part of the array that has been filled; what is only announced takes no memory."""
-        return self._filled * self._datatype.item_bytes
+        return self._layout.count * self._datatype.item_bytes
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -160,8 +159,6 @@ class NumberSink:
         if not self._layout.depth and not buffer.startswith(b"["):
             return _blanks_before_array(buffer, window)
         is_full = window == self._window_bytes
-        if is_full and (taken := self._step_without_brackets(buffer, window)):
-            return taken
         limit = _end_of_numbers(buffer, window)
         if limit == window and not is_full and not _may_be_end(buffer, window):
             return 0
@@ -191,7 +188,7 @@ class NumberSink:
                 buffer[limit : quoted.end()] = quoted[0].replace(b'"', b"")
                 return self.step(buffer)
             if not _may_become_nonfinite(bytes(buffer[limit:window])):
-                index = self._filled + piece.count(b",")
+                index = self._layout.count + piece.count(b",")
                 raise CodecError(f"element {index}: expected {self._datatype.name}, got a string")
         comma = piece.rfind(b",")
         if window < self._window_bytes and (comma < 0 or limit == window):
@@ -201,57 +198,23 @@ class NumberSink:
         return self._convert(buffer, piece[: comma + 1])
 
     def _finish(self) -> None:
-        if self._shape is not None and self._filled != len(self._arrays[0]):
-            raise CodecError(f"expected {len(self._arrays[0])} elements, got {self._filled}")
-        shape = self._layout.finish(self._filled)
-        if self._shape is None:
-            self._shape = shape
-            if self._room:
-                self._arrays[-1] = self._arrays[-1][: -self._room]
+        self._shape = self._layout.finish()
+        if self._room:
+            self._arrays[-1] = self._arrays[-1][: -self._room]
         self.done = True
-
-    def _step_without_brackets(self, buffer: bytearray, window: int) -> int:
-        """Store a piece with no brackets but the first of all, as nearly all are in long lists; 0 if not possible.
-
-        The parser judges every byte, so nothing else is looked for.
-        """
-        opening = b"[" if self._layout.depth else b""  # the first piece has its own
-        if buffer.find(b"[", 1 - len(opening), window) >= 0 or buffer.find(b"]", 0, window) >= 0:
-            return 0
-        comma = buffer.rfind(b",", 0, window)
-        if comma < 0:
-            return 0
-        text = b"".join((opening, memoryview(buffer)[:comma], b"]"))
-        values = _parse_fast(text, self._datatype)
-        if values is None:
-            self._window_bytes = min(window, TOLERANT_PIECE_BYTES)
-            return 0
-        if not len(values):
-            return 0  # a comma without a value
-        try:
-            self._append(values, text)
-        except _ManyTiesError:
-            self._window_bytes = TIED_PIECE_BYTES
-            return 0
-        if not self._layout.depth:
-            self._layout.begin(1)
-            self._layout.take(0, self._filled)
-            self._layout.depth = 1
-        self._window_bytes = min(self._most_bytes, 2 * window)
-        return comma + 1
 
     def _step_regular(self, buffer: bytearray, limit: int, *, can_cut: bool) -> int:
         """Store a piece whose lists have the lengths that are expected; 0 if not possible.
 
         *can_cut*: no more has to arrive before the piece may end at a comma.
         """
-        layout, first = self._layout, self._filled
+        layout = self._layout
         if not layout.depth:
             rank = opening(buffer).count(b"[")
             if not 0 < rank <= MAX_DEPTH:
                 return 0
             layout.begin(rank)
-        elif layout.depth != layout.depth_before(first):
+        elif layout.depth != layout.depth_before:
             return 0
         end = buffer.rfind(b"]", 0, limit) + 1
         depth = layout.rank - closing(buffer, end).count(b"]")
@@ -264,7 +227,7 @@ class NumberSink:
             parsed = self._parse_regular(buffer, end, depth)
             if parsed is None:
                 return 0
-            self._append(*parsed)
+            n_values = self._append(*parsed)
         except _UnlikeLayoutError:
             self._is_regular = False
             return 0
@@ -272,8 +235,7 @@ class NumberSink:
             self._window_bytes = TIED_PIECE_BYTES
             return self.step(buffer)
         self._window_bytes = min(self._most_bytes, 2 * self._window_bytes)
-        layout.take(first, self._filled)
-        layout.depth = depth
+        layout.take(n_values, depth)
         if depth:
             return end + 1
         self._finish()
@@ -284,10 +246,16 @@ class NumberSink:
 
         None if it cannot be parsed. Raises `_UnlikeLayoutError` if its lists are not those that are expected.
         """
-        layout, first = self._layout, self._filled
-        is_long = layout.has_long_lists(buffer, end, first)
+        layout = self._layout
+        if layout.rank == 1:
+            text = b"".join((b"[" * layout.depth, memoryview(buffer)[:end], b"]" * depth))
+            if text.find(b"[", 1) >= 0:
+                raise _UnlikeLayoutError
+            values = _parse_fast(text, self._datatype)
+            return (values, text) if values is not None and len(values) else None
+        is_long = layout.has_long_lists(buffer, end)
         if not is_long and not self._has_blanks:
-            flat = layout.flatten(buffer, end, first, depth)
+            flat = layout.flatten(buffer, end, depth)
             if flat is not None:
                 values = _parse_fast(flat, self._datatype)
                 return (values, flat) if values is not None and len(values) else None
@@ -299,19 +267,27 @@ class NumberSink:
             return None
         values, tree = parsed
         if is_long:
-            is_like = layout.fits(tree, occurrences(text, b"["), first, len(values), depth)
+            is_like = self._fits(tree, occurrences(text, b"["), len(values), depth)
         else:
             # the parser has seen that blanks separate no numbers; empty lists it would have let through
             squeezed = buffer[:end].translate(None, SPACE)
-            flat = layout.flatten(squeezed, len(squeezed), first, depth)
+            flat = layout.flatten(squeezed, len(squeezed), depth)
             is_like = flat is not None and occurrences(flat, b",") + 1 == len(values)
         if not is_like:
             raise _UnlikeLayoutError
         return values, text
 
+    def _fits(self, tree: Any, n_lists: int, n_values: int, depth: int) -> bool:
+        """Whether the *n_lists* lists of the piece that was parsed as *tree* are those that are expected."""
+        try:
+            lengths, _ = lists_in(tree, self._layout.rank)
+        except TypeError:
+            return False
+        return n_lists == sum(map(len, lengths)) and self._layout.fits(lengths, n_values, depth)
+
     def _convert(self, buffer: bytearray, piece: bytes) -> int:
         """Store the numbers in *piece*, the front of *buffer*: its end, or up to a comma if a list stays open."""
-        layout, first = self._layout, self._filled
+        layout = self._layout
         depth = depth_behind(piece, layout.depth)
         end = len(piece) - 1 if depth else len(piece)
         text = b"".join((b"[" * layout.depth, memoryview(piece)[:end], b"]" * depth))
@@ -326,24 +302,22 @@ class NumberSink:
         except _ManyTiesError:
             self._window_bytes = TIED_PIECE_BYTES
             return self.step(buffer)
-        layout.read(piece[:end], first, len(values))
+        layout.read(piece[:end], len(values))
         self._is_regular &= not layout.is_empty  # where there are no elements, none tell where lists end
         if not depth:
             self._finish()
         return len(piece)
 
-    def _append(self, values: Array, text: bytes | bytearray) -> None:
-        """Check, round and store *values* (float64, int64 or uint64, shape [n]), which were parsed from *text*."""
-        first = self._filled
-        end = first + len(values)
+    def _append(self, values: Array, text: bytes | bytearray) -> int:
+        """Check, round and store *values* (float64, int64 or uint64, shape [n]), parsed from *text*: how many."""
+        first = self._layout.count
+        self._layout.expect(len(values))
+        rounded = _rounded(values, text, self._datatype, first)
         if self._shape is None:
-            self._extend(_rounded(values, text, self._datatype, first))
+            self._extend(rounded)
         else:
-            (array,) = self._arrays
-            if end > len(array):
-                raise CodecError(f"expected {len(array)} elements, got more")
-            array[first:end] = _rounded(values, text, self._datatype, first)
-        self._filled = end
+            self._arrays[0][first : first + len(values)] = rounded
+        return len(values)
 
     def _extend(self, values: Array) -> None:
         """Store *values* in the last array, and what it has no room for in a new one."""
@@ -354,7 +328,7 @@ class NumberSink:
             self._room -= n_fitting
         if n_fitting < len(values):
             rest = values[n_fitting:]
-            n_elements = max(len(rest), min(self._filled, ARRAY_ELEMENTS))
+            n_elements = max(len(rest), min(self._layout.count, ARRAY_ELEMENTS))
             self._arrays.append(np.empty(n_elements, dtype=self._datatype.wire))
             self._arrays[-1][: len(rest)] = rest
             self._room = n_elements - len(rest)
@@ -369,9 +343,9 @@ class NumberSink:
                 parse_constant=_NONFINITE.__getitem__,
             )
         except ValueError as error:
-            raise CodecError(f"malformed JSON near element {self._filled}: {error}") from None
+            raise CodecError(f"malformed JSON near element {self._layout.count}: {error}") from None
         parsed = _PARSED_DTYPE[self._datatype.parsed]
-        values = [self._value(item, index) for index, item in enumerate(_flatten(nested), self._filled)]
+        values = [self._value(item, index) for index, item in enumerate(_flatten(nested), self._layout.count)]
         return np.array(values, dtype=parsed)
 
     def _value(self, item: Any, index: int) -> float:

@@ -17,7 +17,7 @@ from tests.codec.make_pairs import blob_of, nested
 from tests.codec.test_properties import DICE, PROFILE, chunks_of, scrambled
 from tests.codec.walk import cut
 
-from .test_string_runs import SHAPES, read
+from .test_string_lists import SHAPES, read
 
 
 def as_element(octets: bytes, dice: random.Random) -> Any:

@@ -11,13 +11,12 @@ import pytest
 from tritonclient.utils import deserialize_bytes_tensor
 
 from gateway.codec import BytesPolicy, TensorPolicy
-from gateway.codec.tensors import string_reading, string_runs
+from gateway.codec.tensors import string_reading
 from gateway.codec.tensors.base64_reading import from_base64
-from gateway.codec.tensors.elements import WINDOW_BYTES, joined_blobs
+from gateway.codec.tensors.elements import WINDOW_BYTES, append_strings, joined_blobs
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.tensors.string_printing import text_pieces
 from gateway.codec.tensors.string_reading import BLOB_BYTES, BytesSink
-from gateway.codec.tensors.string_runs import append_strings
 from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of
 from tests.codec.walk import (
@@ -238,8 +237,7 @@ def test_short_strings_that_must_be_parsed_are_few_in_each_step(
         append_strings(elements, strings)
         parsed.extend(strings)
 
-    for module in (string_reading, string_runs):
-        monkeypatch.setattr(module, "append_strings", counted)
+    monkeypatch.setattr(string_reading, "append_strings", counted)
     texts = [text, text + "b"] * 12_000
     inside = separator.join(json.dumps(text) for text in texts)
     buffer = bytearray((f"[[{inside}]]" if is_nested else f"[{inside}]").encode())

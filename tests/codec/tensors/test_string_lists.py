@@ -10,15 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.tensors.elements import RUN_STEP_ELEMENTS, WINDOW_BYTES
-from gateway.codec.tensors.nesting import Layout, Rows
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.tensors.string_reading import BytesSink
-from gateway.codec.tensors.string_runs import (
-    MIN_STRINGS,
-    PARSED_BYTES,
-    append_run,
-    find_run,
-)
 from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of, nested
 from tests.codec.test_properties import DICE, PROFILE, chunks_of, scrambled
@@ -140,23 +133,6 @@ def test_damaged_lists_are_read_as_by_another_parser(seed: int) -> None:
             assert found == (tuple(shape), blob_of(leaves(data)))
 
 
-@pytest.mark.parametrize("separator", [b",", b", "])
-def test_many_empty_lists_are_taken_at_once(separator: bytes) -> None:
-    """One by one they take a microsecond each."""
-    for inner, shape in ((b"[]", (100_000, 0)), (b"[[],[],[],[],[]]", (100_000, 5, 0))):
-        data = b"[%b]" % separator.join([inner.replace(b",", separator)] * 100_000)
-        for known in (None, shape):
-            assert read(cut(data, 65536), known) == (shape, b"")
-    sink = BytesSink("y", None)
-    buffer = bytearray(b"[%b]" % separator.join([b"[]"] * 100_000))
-    n_bytes = len(buffer)
-    n_steps = 0
-    while not sink.done:
-        del buffer[: sink.step(buffer)]
-        n_steps += 1
-    assert n_steps <= n_bytes / PARSED_BYTES + 2
-
-
 @pytest.mark.parametrize("odd", ["[", "]", "[[]]", '["a"]', '"a"', "[],", "", "{}"])
 @pytest.mark.parametrize("place", [0, 1, 500, 999])
 def test_odd_one_of_many_empty_lists_is_found(odd: str, place: int) -> None:
@@ -254,35 +230,6 @@ def test_lists_are_read_in_few_steps(text: str, shape: list[int], separator: str
         assert n_steps <= 4 * (len(data) // PIECE_BYTES + 2)
 
 
-@pytest.mark.parametrize(
-    ("shape", "rows"),
-    [
-        ((5,), []),
-        ((5, 16), [Rows(16, 1)]),
-        ((5, 1), [Rows(1, 1)]),
-        ((5, 2, 1, 3, 1, 1), [Rows(1, 2), Rows(3, 4), Rows(6, 5)]),
-    ],
-)
-def test_rows_are_counted_in_elements_from_the_innermost_on(shape: tuple[int, ...], rows: list[Rows]) -> None:
-    layout = Layout(shape)
-    layout.begin(len(shape))
-    assert layout.rows() == rows
-
-
-@pytest.mark.parametrize("odd", [b'",["', b'"],"', b'"];["', b'",,"', b'" "', b'"\n"', b'"]],[["', b'" ],["'])
-def test_run_ends_before_the_first_gap_that_is_another(odd: bytes) -> None:
-    """And what is behind it does not matter."""
-    for n_rows in (20, 40):
-        rows = b"],[".join(b'"%d","b"' % index for index in range(n_rows))
-        text = rows + odd[1:-1] + rows + b"]}"
-        run = find_run(text, 0, [Rows(2, 1)])
-        assert run is not None
-        assert len(run.ends) == 2 * n_rows
-        elements = bytearray()
-        assert append_run(elements, run)
-        assert elements == blob_of([text for index in range(n_rows) for text in (str(index), "b")])
-
-
 @pytest.mark.parametrize("strings", [[b'""', b'"a"'], [b'""', b'"a" '], [b'"\\n"', b'"a"']])
 @pytest.mark.parametrize("front", [b"", b'"' + b"b" * 200_000 + b'",'])
 def test_one_step_reads_so_many_strings_at_most(front: bytes, strings: list[bytes]) -> None:
@@ -295,9 +242,3 @@ def test_one_step_reads_so_many_strings_at_most(front: bytes, strings: list[byte
             most = max(most, (sink.held_bytes - held) // 4)
         held = sink.held_bytes
     assert most <= 2 * RUN_STEP_ELEMENTS  # an element takes five bytes at most
-
-
-def test_few_strings_are_no_run() -> None:
-    text = b",".join([b'"a"'] * (MIN_STRINGS - 1))
-    assert find_run(text, 0, []) is None
-    assert find_run(text + b',"a"', 0, []) is not None
