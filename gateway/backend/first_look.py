@@ -20,8 +20,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gateway import __version__
-from gateway.backend.arriving import LostError, NotHttpError
-from gateway.backend.connections import UnreachableError
 from gateway.backend.endpoints import Endpoint
 from gateway.backend.questions import (
     EXTENSION,
@@ -31,17 +29,18 @@ from gateway.backend.questions import (
     Answer,
     Asker,
     Get,
+    NoAnswerError,
     ask_other_dialect,
     lists_openai_models,
     own_connections,
-    read_metadata,
+    said_of_v2,
 )
 from gateway.backend.resolving import look_up, usable_addresses
 from gateway.backend.speaking import AUTO, NEVER
 from gateway.certificates import TlsContext, uses_tls
 from gateway.config import Backend, Config
 from gateway.config.values import shortened
-from gateway.errors import ConfigError, GatewayError
+from gateway.errors import ConfigError, ErrorKind, GatewayError
 from gateway.policy.crossing import BackendHeaders
 
 LOOK_S = 5.0
@@ -186,7 +185,7 @@ class _Look(NamedTuple):
         """What is found; None if there is nothing to say."""
         try:
             answer = await self.get("/v2")
-        except (UnreachableError, LostError, NotHttpError) as error:
+        except NoAnswerError as error:
             return _bad(await why_no_answer(self.endpoint, error))
         except GatewayError:  # this machine is at its limits
             return None
@@ -204,7 +203,7 @@ class _Look(NamedTuple):
 
     async def _as_configured(self, dialect: str, answer: Answer) -> Finding:
         """What is found where *dialect* is configured, which is not V2; *answer* is that to `GET /v2`."""
-        with suppress(GatewayError, LostError, NotHttpError):
+        with suppress(GatewayError):
             said = await ask_other_dialect(self.get)
             if said.dialect == dialect:
                 return Finding(GOOD, f"answers as a server with `dialect: {dialect}` does")
@@ -222,7 +221,7 @@ class _Look(NamedTuple):
         path = health.path if health is not None else None
         if path is None:
             return Finding(GOOD, f"answers HTTP ({answer.status_line}); with `health.path` more could be said")
-        with suppress(GatewayError, LostError, NotHttpError):
+        with suppress(GatewayError):
             answer = await self.get(path)
         says = f"answers probes of {self.endpoint.base_path}{path}"
         is_live = 200 <= answer.status < 300
@@ -239,7 +238,7 @@ class _Look(NamedTuple):
         says = f"answers GET {path} with {answer.status_line}"
         health = self.backend.health
         probed = health.path if health is not None and health.path is not None else "/v2/health/live"
-        with suppress(GatewayError, LostError, NotHttpError):
+        with suppress(GatewayError):
             if 200 <= (await self.get(probed)).status < 300:
                 return Finding(GOOD, f"answers probes of {base_path}{probed}, but GET {path} with {answer.status}")
             if dialect := (await ask_other_dialect(self.get)).dialect:
@@ -258,15 +257,12 @@ class _Look(NamedTuple):
 # Why there is no answer
 
 
-async def why_no_answer(endpoint: Endpoint, error: Exception) -> str:
-    """In words why `GET /v2` at *endpoint*, of which the addresses are known, ended with *error*.
-
-    That is `UnreachableError`, `LostError` or `NotHttpError`.
-    """
+async def why_no_answer(endpoint: Endpoint, error: NoAnswerError) -> str:
+    """In words why `GET /v2` at *endpoint*, of which the addresses are known, ended with *error*."""
     path = f"{endpoint.base_path}/v2"
-    if isinstance(error, UnreachableError):
-        if error.reason != os.strerror(errno.ECONNREFUSED):
-            return f"cannot be reached: {error.reason}"
+    if error.kind is ErrorKind.UNREACHABLE:
+        if error.why != os.strerror(errno.ECONNREFUSED):
+            return f"cannot be reached: {error.why}"
         is_own = ipaddress.ip_address(endpoint.addresses[0].partition("%")[0]).is_loopback
         is_inside = is_own and any(map(os.path.exists, _CONTAINER))
         where = ", which inside of a container is the container itself" if is_inside else ""
@@ -279,8 +275,8 @@ async def why_no_answer(endpoint: Endpoint, error: Exception) -> str:
             )
         if await speaks_tls(endpoint):
             return SPEAKS_TLS
-    if isinstance(error, NotHttpError):
-        return f"the answer to GET {path} is not HTTP: {shortened(str(error))}"
+    if error.kind is ErrorKind.MALFORMED_RESPONSE:
+        return f"GET {path}: {error.why}"
     closed = f"it closed the connection without an answer to GET {path}"
     # many servers end a handshake without saying why
     return closed if endpoint.tls is None else f"{closed}; if it wants a client certificate, {_CLIENT_CERTIFICATE}"
@@ -336,7 +332,7 @@ def judge(answer: Answer, base_path: str = "", binary: str = NEVER) -> Finding |
         return _bad("this is the gateway's own listener, an endless loop: name the inference server")
     if answer.status == 404 and b"/-/live" in answer.body:
         return _bad("this is the admin listener of a tensor-gateway: name the inference server")
-    if answer.status == 404 and b"ResourceNotFoundException" in answer.body:
+    if answer.status == 404 and answer.is_of_torchserve:
         return Finding(
             GOOD,
             "TorchServe answers; it has no metadata of the V2 protocol, and reads its inferences with "
@@ -349,23 +345,21 @@ def judge(answer: Answer, base_path: str = "", binary: str = NEVER) -> Finding |
         return _bad(
             f"{says} {answer.status_line}: is it still starting, or is this a proxy without a server behind it?"
         )
-    if answer.status == 200:
-        return _judge_metadata(answer, says, binary)
-    return None
+    return _judge_metadata(answer, says, binary) if answer.status == 200 else None
 
 
 def _judge_metadata(answer: Answer, says: str, binary: str) -> Finding:
     if answer.is_html:
         return _bad(f"{says} an HTML page: this is a web site, or a server's page for people")
-    metadata = read_metadata(answer)
-    if metadata is None:
+    said = said_of_v2(answer)
+    if not said.dialect:
         return _bad(
             f"{says} something else than a server's metadata: not a server of the V2 (Open Inference) protocol?"
         )
-    named = metadata.title or "a server without a name"
-    if not metadata.is_binary:
-        said = f", and does not say {EXTENSION}: it gets JSON" if binary == AUTO else ""
-        return Finding(GOOD, f"{named} answers{said}")
+    named = said.title or "a server without a name"
+    if not said.is_binary:
+        also = f", and does not say {EXTENSION}: it gets JSON" if binary == AUTO else ""
+        return Finding(GOOD, f"{named} answers{also}")
     meant = "with `binary: auto` its inferences would pass" if binary == NEVER else "its inferences pass"
     return Finding(
         GOOD,

@@ -14,13 +14,12 @@ import logging
 import random
 
 from gateway import __version__
-from gateway.backend.arriving import LostError, NotHttpError
-from gateway.backend.connections import Connections, UnreachableError
+from gateway.backend.connections import Connections
 from gateway.backend.endpoints import Endpoint, EndpointSet, EndpointState
-from gateway.backend.questions import Asker
+from gateway.backend.questions import Asker, NoAnswerError
 from gateway.codec import Dialect
 from gateway.config import Health
-from gateway.errors import GatewayError
+from gateway.errors import ErrorKind, GatewayError
 from gateway.policy.crossing import BackendHeaders, Fields
 from gateway.policy.health import Condition, Finding, first_delay_s, next_delay_s
 
@@ -162,16 +161,10 @@ class HealthProbes:
         """Probe once: the finding and its reason. Raises `GatewayError` if this machine cannot open a connection."""
         assert self._connections is not None
         try:
-            async with asyncio.timeout(settings.timeout):
-                answer = await Asker(self._connections, endpoint, self._fields).get(self._path)
-        except TimeoutError:
-            return Finding.FAILED, f"no answer within {settings.timeout:g} s (health.timeout)"
-        except UnreachableError as error:
-            return Finding.FAILED, error.reason
-        except NotHttpError as error:
-            return Finding.FAILED, f"the answer is not HTTP: {error}"
-        except LostError as error:
-            return Finding.FAILED, str(error) or "the connection was closed before the answer was complete"
+            answer = await Asker(self._connections, endpoint, self._fields, within_s=settings.timeout).get(self._path)
+        except NoAnswerError as error:
+            limit = " (health.timeout)" if error.kind is ErrorKind.TIMEOUT else ""
+            return Finding.FAILED, f"{error.why}{limit}"
         is_live = self._dialect is not None and self._dialect.is_live(answer.status, answer.body)
         words = f"{answer.status:03} {answer.reason}".strip()[:SHOWN_CHARACTERS]
         return Finding.HEALTHY if is_live else Finding.of(answer.status), words

@@ -8,17 +8,18 @@ slot and are counted nowhere. Not here: when a server is asked, and how long its
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from gateway.backend.arriving import LostError
-from gateway.backend.connections import Connections
+from gateway.backend.arriving import LostError, NotHttpError
+from gateway.backend.connections import Connections, UnreachableError
 from gateway.backend.endpoints import Endpoint, EndpointSet
 from gateway.backend.resolving import Names
-from gateway.backend.wire import Wire
 from gateway.codec import error_body
 from gateway.config.values import shortened
+from gateway.errors import ErrorKind, GatewayError
 
 MAX_BODY_BYTES = 64 * 1024
 """How much of an answer's body is read, unless more is asked for; no more of it decides what a server is."""
@@ -50,6 +51,7 @@ class Answer(NamedTuple):
     headers: Mapping[str, str] = {}
     """By their names in lower case."""
     seconds: float = 0.0
+    """Since there was a connection."""
     sent_bytes: int = 0
     """Of the question's body."""
 
@@ -67,6 +69,11 @@ class Answer(NamedTuple):
     def needs_credentials(self) -> bool:
         """Whether it refuses whoever has no credentials, or the wrong ones; TorchServe does so with 400."""
         return self.status in (401, 403) or (self.status == 400 and b'"InvalidKeyException"' in self.body)
+
+    @property
+    def is_of_torchserve(self) -> bool:
+        """Whether TorchServe says so that it does not have what was asked for."""
+        return b'"ResourceNotFoundException"' in self.body
 
     @property
     def json(self) -> Any:
@@ -88,8 +95,17 @@ class Answer(NamedTuple):
         return f"{self.status}: {words if len(words) <= MAX_WORDS else f'{words[:MAX_WORDS]}...'}"
 
 
+class NoAnswerError(GatewayError):
+    """A server gave no answer, or none in HTTP; the cause is the connection's error, if there is one."""
+
+    def __init__(self, kind: ErrorKind, message: str, why: str) -> None:
+        """*why* says it without the names of the server and of the question."""
+        super().__init__(kind, message, sent=False)
+        self.why = why
+
+
 Get = Callable[[str], Awaitable[Answer]]
-"""Asks for a path. Raises `GatewayError`, `LostError` and `NotHttpError`."""
+"""Asks for a path. Raises `NoAnswerError`; another `GatewayError` says nothing about the server."""
 
 
 def own_connections(backend: str, connect_timeout_s: float) -> Connections:
@@ -106,7 +122,7 @@ def own_connections(backend: str, connect_timeout_s: float) -> Connections:
 
 
 class Asker:
-    """Asks one endpoint."""
+    """Asks one endpoint, each question over a connection of its own."""
 
     def __init__(
         self,
@@ -114,36 +130,59 @@ class Asker:
         endpoint: Endpoint,
         fields: Sequence[tuple[str, str]],
         *,
+        within_s: float | None = None,
         max_bytes: int = MAX_BODY_BYTES,
-        keeps: bool = False,
     ) -> None:
         """*fields* are sent with each question, and of each answer's body at most *max_bytes* are read.
 
-        Each question has a new connection of *connections*; with *keeps* they share one for as long as it can be used.
+        *within_s* is how long an answer may take, however long if it is None. *connections* gives the connections.
         """
+        self.endpoint = endpoint
         self._connections = connections
-        self._endpoint = endpoint
-        self._fields = [("Host", endpoint.authority), *fields, ("Connection", "keep-alive" if keeps else "close")]
+        self._fields = [("Host", endpoint.authority), *fields, ("Connection", "close")]
+        self._within_s = within_s
         self._max_bytes = max_bytes
-        self._keeps = keeps
-        self._kept: Wire | None = None
 
     async def get(self, path: str) -> Answer:
         """The answer to `GET` *path*, see `ask`."""
         return await self.ask("GET", path)
 
-    async def ask(self, method: str, path: str, body: bytes = b"", fields: Sequence[tuple[str, str]] = ()) -> Answer:
-        """The answer to *method* *path*, however long it takes; *fields* say what *body* is, and how it is framed.
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        fields: Sequence[tuple[str, str]] = (),
+        within_s: float | None = None,
+    ) -> Answer:
+        """The answer to *method* *path*; *fields* say what *body* is, and how it is framed.
 
-        Raises `GatewayError`, `LostError`, of which the message may say why, and `NotHttpError`.
+        *within_s* is how long this one may take, where it is not the usual time. Raises `NoAnswerError`; another
+        `GatewayError` says nothing about the server.
         """
-        lines = [f"{method} {self._endpoint.base_path}{path} HTTP/1.1"]
+        asked = f"{self.endpoint.url}: no answer to {method} {path}"
+        within_s = within_s or self._within_s
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._ask(method, path, body, fields)
+        except TimeoutError:
+            within = f"within {within_s:g} s"
+            raise NoAnswerError(ErrorKind.TIMEOUT, f"{asked} {within}", f"no answer {within}") from None
+        except UnreachableError as error:
+            raise NoAnswerError(error.kind, error.message, error.reason) from error
+        except LostError as error:
+            why = str(error) or "the connection was closed before the answer was complete"
+            raise NoAnswerError(ErrorKind.UPSTREAM_CLOSED, f"{asked}: {why}", why) from error
+        except NotHttpError as error:
+            why = f"the answer is not HTTP: {shortened(str(error))}"
+            raise NoAnswerError(ErrorKind.MALFORMED_RESPONSE, f"{asked}: {why}", why) from error
+
+    async def _ask(self, method: str, path: str, body: bytes, fields: Sequence[tuple[str, str]]) -> Answer:
+        lines = [f"{method} {self.endpoint.base_path}{path} HTTP/1.1"]
         lines += [f"{name}: {value}" for name, value in (*self._fields, *fields)]
         clock = asyncio.get_running_loop()
+        wire = await self._connections.connect(self.endpoint)
         began_s = clock.time()
-        wire, self._kept = self._kept, None
-        if wire is None or not wire.is_usable():
-            wire = await self._connections.connect(self._endpoint)
         try:
             answer = wire.begin(method)
             wire.send_first("\r\n".join([*lines, "", ""]).encode() + body)
@@ -151,27 +190,32 @@ class Asker:
             received = bytearray()
             while len(received) < self._max_bytes and (chunk := await answer.read_body()):
                 received += chunk
-            if self._keeps and wire.end():
-                self._kept = wire
         except LostError:
-            tls = self._endpoint.tls
+            tls = self.endpoint.tls
             raise LostError((tls and wire.why_certificate_was_refused(tls.where)) or "") from None
         finally:
-            if self._kept is None:
-                wire.abort()
+            wire.abort()
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in head.raw_headers}
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         location, took_s = headers.get("location", ""), clock.time() - began_s
         return Answer(head.code, head.reason, media_type, location, bytes(received), headers, took_s, len(body))
 
 
-class Metadata(NamedTuple):
-    """A V2 server's metadata, as far as it is looked at."""
+V2, TENSORFLOW, MLFLOW, TEMPLATE = "v2", "tensorflow", "mlflow", "template"
 
-    title: str
+
+@dataclass(frozen=True)
+class Said:
+    """What the answers of a server say of it."""
+
+    dialect: str
+    """A name of `dialect` in the configuration; empty if the answers fit none."""
+    is_binary: bool = False
+    """Whether it says that it speaks the binary extension itself."""
+    title: str = field(default="", compare=False)
     """Name and version, as a log line may show them; empty if it says neither."""
-    is_binary: bool
-    """Whether the server says that it speaks the binary extension itself."""
+    answers: str = ""
+    """Where they fit no dialect: what was asked, and what came."""
 
 
 class _Named(msgspec.Struct):
@@ -204,15 +248,14 @@ def _read(answer: Answer, type_: type[T]) -> T | None:
         return None
 
 
-def read_metadata(answer: Answer) -> Metadata | None:
-    """The metadata in *answer* to `GET /v2`; None if it is none, so that this is no V2 server."""
+def said_of_v2(answer: Answer) -> Said:
+    """What *answer* to `GET /v2` says; only a V2 server answers with metadata, of which the name is enough."""
     named = _read(answer, _Named) if answer.status == 200 else None
     if named is None:
-        return None
+        return Said("", answers=f"GET /v2 got {_in_words(answer)}")
     version, extensions = named.version, named.extensions
-    is_binary = isinstance(extensions, list) and EXTENSION in extensions
     title = f"{named.name} {version if isinstance(version, str) else ''}".strip()
-    return Metadata(shortened(title), is_binary)
+    return Said(V2, isinstance(extensions, list) and EXTENSION in extensions, shortened(title))
 
 
 def is_no_answer(answer: Answer) -> bool:
@@ -241,34 +284,19 @@ def is_version(answer: Answer) -> bool:
     return answer.status == 200 and not answer.is_html and text[:1].isdigit() and len(text) <= MAX_VERSION_BYTES
 
 
-class Said(NamedTuple):
-    """What the answers of a server say of it."""
-
-    dialect: str
-    """A name of `dialect` in the configuration; empty if the answers fit none."""
-    is_binary: bool = False
-    """Whether it says that it speaks the binary extension itself."""
-    answers: str = ""
-    """Where they fit no dialect: what was asked, and what came."""
-
-
-V2, TENSORFLOW, MLFLOW, TEMPLATE = "v2", "tensorflow", "mlflow", "template"
-
-
 async def ask_v2(get: Get) -> Said:
     """What a server says of itself as a V2 server: one question. Raises what *get* raises."""
-    return _said_of_v2(await get("/v2"))
-
-
-def _said_of_v2(answer: Answer) -> Said:
-    metadata = read_metadata(answer)
-    return Said("", answers=f"GET /v2 got {_in_words(answer)}") if metadata is None else Said(V2, metadata.is_binary)
+    return said_of_v2(await get("/v2"))
 
 
 async def ask_dialect(get: Get) -> Said:
     """Which dialect a server speaks: up to five questions, one after the other. Raises what *get* raises."""
-    first = await get("/v2")
-    said = _said_of_v2(first)
+    return await said_after(await get("/v2"), get)
+
+
+async def said_after(first: Answer, get: Get) -> Said:
+    """Which dialect a server speaks whose answer to `GET /v2` is *first*. Raises what *get* raises."""
+    said = said_of_v2(first)
     if said.dialect or is_no_answer(first):
         return said
     other = await ask_other_dialect(get)
@@ -288,7 +316,7 @@ async def ask_other_dialect(get: Get) -> Said:
     if ping.status == 200:
         version = await get("/version")
         if is_version(version):
-            return Said(MLFLOW)
+            return Said(MLFLOW, title=f"MLflow {shortened(version.body.decode(errors='replace').strip())}")
         came.append(f"GET /version {_in_words(version)}")
     return Said("", answers=", ".join(came))
 

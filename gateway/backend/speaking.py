@@ -14,11 +14,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.backend.arriving import LostError, NotHttpError
 from gateway.backend.connections import Connections
 from gateway.backend.endpoints import Change, EndpointSet, EndpointState
 from gateway.backend.questions import EXTENSION, V2, Asker, Said, ask_dialect, ask_v2
-from gateway.config.values import shortened
 from gateway.errors import ErrorKind, GatewayError
 from gateway.policy.balancing import candidates
 from gateway.policy.crossing import Fields
@@ -82,7 +80,7 @@ class _Speech:
         self.said = Said("")
         self.heard_s: float | None = None
         """When it said so; None: it has not, or it may have changed since."""
-        self.failure: tuple[ErrorKind, str] | None = None
+        self.failure: GatewayError | None = None
         """Why the last questions got no answer that can be used; None if they did, or if there were none."""
         self.failed_s = 0.0
         self.asking: asyncio.Task[None] | None = None
@@ -237,7 +235,6 @@ class Speaking:
         """Ask one endpoint what there is to know."""
         loop = asyncio.get_running_loop()
         url = speech.state.url
-        failure: tuple[ErrorKind, str]
         try:
             async with self._free, asyncio.timeout(ASK_S):
                 asker = Asker(self._connections, speech.state.endpoint, self._fields)
@@ -245,18 +242,14 @@ class Speaking:
             if said.dialect:
                 speech.hear(said, loop.time())
                 return
-            failure = ErrorKind.MALFORMED_RESPONSE, f"{url}: {said.answers}"
+            failure = GatewayError(ErrorKind.MALFORMED_RESPONSE, f"{url}: {said.answers}", sent=False)
         except TimeoutError:
-            failure = ErrorKind.TIMEOUT, f"{url} gave no answer within {ASK_S:g} s"
+            failure = GatewayError(ErrorKind.TIMEOUT, f"{url} gave no answer within {ASK_S:g} s", sent=False)
         except GatewayError as error:
-            failure = error.kind, error.message
-        except LostError:
-            failure = ErrorKind.UPSTREAM_CLOSED, f"{url} closed the connection before its answer was complete"
-        except NotHttpError as error:
-            failure = ErrorKind.MALFORMED_RESPONSE, f"{url} does not speak HTTP: {shortened(str(error))}"
+            failure = error
         except Exception:
             log.exception("backend %r: asking %s failed inside the gateway", self._backend, url)
-            failure = ErrorKind.INTERNAL, f"{url} could not be asked"
+            failure = GatewayError(ErrorKind.INTERNAL, f"{url} could not be asked", sent=False)
         finally:
             speech.asking = None
         speech.failure, speech.failed_s = failure, loop.time()
@@ -280,13 +273,12 @@ class Speaking:
     def _unknown(self, speeches: Sequence[_Speech]) -> GatewayError:
         """Why no dialect is known: an answer that fits none says more than none at all."""
         failures = [speech.failure for speech in speeches if speech.failure is not None]
-        for kind, words in failures:
-            if kind is ErrorKind.MALFORMED_RESPONSE:
+        for failure in failures:
+            if failure.kind is ErrorKind.MALFORMED_RESPONSE:
                 begin = f"what backend {self._backend!r} speaks could not be found out (`dialect: auto`)"
-                return GatewayError(kind, f"{begin}: {words}", sent=False)
+                return GatewayError(failure.kind, f"{begin}: {failure.message}", sent=False)
         if failures:
-            kind, words = failures[0]
-            return GatewayError(kind, words, sent=False)
+            return GatewayError(failures[0].kind, failures[0].message, sent=False)
         within = f"within {self._wait_s:g} s"
         words = f"backend {self._backend!r}: no endpoint has said {within} what it speaks (`dialect: auto`)"
         return GatewayError(ErrorKind.TIMEOUT, words, sent=False)
@@ -299,5 +291,5 @@ class Speaking:
             log.info("backend %r: all endpoints say %s: inferences pass through", self._backend, EXTENSION)
         else:
             other = next(each for each in speeches if not each.is_binary(now_s))
-            why = f"{other.state.url} does not say {EXTENSION}" if other.failure is None else other.failure[1]
+            why = f"{other.state.url} does not say {EXTENSION}" if other.failure is None else other.failure.message
             log.info("backend %r: inferences become JSON: %s", self._backend, why)

@@ -4,18 +4,14 @@ It asks as the gateway itself does (`backend.questions`), and waits longer. Not 
 answers mean.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 
 from gateway import __version__
 from gateway.backend import questions
-from gateway.backend.arriving import LostError, NotHttpError
-from gateway.backend.connections import UnreachableError
 from gateway.backend.endpoints import Endpoint
-from gateway.backend.questions import Answer, own_connections
+from gateway.backend.questions import Answer, NoAnswerError, own_connections
 from gateway.codec import HEADER_LENGTH
-from gateway.errors import GatewayError
+from gateway.errors import ErrorKind
 from gateway.policy.crossing import BackendHeaders
 
 ASK_S = 5.0
@@ -40,33 +36,15 @@ USER_AGENT = f"tensor-gateway/{__version__} (doctor)"
 """How servers and their logs recognize it."""
 
 
-class NoAnswerError(Exception):
-    """There was no answer, or none in HTTP; the message says why. Its cause is an error of the connection, if any."""
+class Asker(questions.Asker):
+    """Asks one server as a client that has time."""
 
-
-class Asker:
-    """Asks one server."""
-
-    def __init__(self, endpoint: Endpoint, headers: Mapping[str, str] | None = None, *, keeps: bool = False) -> None:
-        """*headers* are sent with each question besides its own. Needs a running event loop.
-
-        Each question has a connection of its own, because servers close them after an error without saying so; with
-        *keeps* they share one, as those of a client do.
-        """
-        self.endpoint = endpoint
+    def __init__(self, endpoint: Endpoint, headers: Mapping[str, str] | None = None) -> None:
+        """*headers* are sent with each question besides its own. Needs a running event loop."""
         self.headers = headers or {}
-        self._connections = own_connections("default", TRIAL_S)
         fields = BackendHeaders(self.headers, ()).probing(USER_AGENT)
-        self._asker = questions.Asker(self._connections, endpoint, fields, max_bytes=MAX_ANSWER_BYTES, keeps=keeps)
-
-    @asynccontextmanager
-    async def keeping(self) -> AsyncIterator["Asker"]:
-        """What asks the same server over one connection."""
-        kept = Asker(self.endpoint, self.headers, keeps=True)
-        try:
-            yield kept
-        finally:
-            await kept._connections.close()
+        connections = own_connections("default", TRIAL_S)
+        super().__init__(connections, endpoint, fields, within_s=ASK_S, max_bytes=MAX_ANSWER_BYTES)
 
     def why_unauthorized(self, answer: Answer) -> str:
         """In words that *answer* refuses for the want of credentials, and what to do; empty if it does not."""
@@ -79,10 +57,6 @@ class Asker:
             return f"it does not allow this with the headers that were given, {given} ({answer.words})"
         return f"it does not accept the credentials that were given, {given} ({answer.words}): wrong, or expired?"
 
-    async def get(self, path: str) -> Answer:
-        """The answer to `GET` *path*, which is raw. Raises `NoAnswerError`."""
-        return await self._ask(ASK_S, "GET", path)
-
     async def post(
         self, path: str, body: bytes, *, header_length: int | None = None, is_chunked: bool = False
     ) -> Answer:
@@ -93,20 +67,11 @@ class Asker:
         if is_chunked:
             pieces = [body[begin : begin + CHUNK_BYTES] for begin in range(0, len(body), CHUNK_BYTES)]
             body = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in [*pieces, b""])
-            return await self._ask(TRIAL_S, "POST", path, body, [*fields, ("Transfer-Encoding", "chunked")])
-        return await self._ask(TRIAL_S, "POST", path, body, [*fields, ("Content-Length", str(len(body)))])
-
-    async def _ask(
-        self, timeout_s: float, method: str, path: str, body: bytes = b"", fields: Sequence[tuple[str, str]] = ()
-    ) -> Answer:
-        try:
-            async with asyncio.timeout(timeout_s):
-                answer = await self._asker.ask(method, path, body, fields)
-        except TimeoutError:
-            raise NoAnswerError(f"no answer to {method} {path} within {timeout_s:g} s") from None
-        except (GatewayError, LostError, NotHttpError) as error:
-            why = error.reason if isinstance(error, UnreachableError) else str(error)
-            raise NoAnswerError(f"no answer to {method} {path}: {why or 'the connection was closed'}") from error
+            fields.append(("Transfer-Encoding", "chunked"))
+        else:
+            fields.append(("Content-Length", str(len(body))))
+        answer = await self.ask("POST", path, body, fields, within_s=TRIAL_S)
         if len(answer.body) >= MAX_ANSWER_BYTES:
-            raise NoAnswerError(f"no answer to {method} {path}: it is longer than {MAX_ANSWER_BYTES} bytes")
+            why = f"it is longer than {MAX_ANSWER_BYTES} bytes"
+            raise NoAnswerError(ErrorKind.MALFORMED_RESPONSE, f"no answer to POST {path}: {why}", why)
         return answer

@@ -7,21 +7,21 @@ from typing import Any
 from urllib.parse import quote
 
 from gateway import __version__
-from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, V2, Answer
+from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, V2, Answer, Said
 from gateway.config import Address, Endpoint
 from gateway.demo import free_port_or
 from gateway.doctor import over_grpc
-from gateway.doctor.asking import Asker, NoAnswerError
+from gateway.doctor.asking import Asker
 from gateway.doctor.dialect_trials import DialectTrials
 from gateway.doctor.given import TLS_OPTIONS, Given, backend_of, tls_of
 from gateway.doctor.reaching import meant_by, reach
-from gateway.doctor.recognizing import THE_MODEL, TORCHSERVE, Server, choose_model, recognize
+from gateway.doctor.recognizing import THE_MODEL, TORCHSERVE, choose_model, recognize
 from gateway.doctor.report import Report, UnusableServerError, configuration
 from gateway.doctor.samples import AS_TRIED, as_described
 from gateway.doctor.template_trials import TemplateTrials, described_sample, sample_of
 from gateway.doctor.through import ask_calls, compare, cost, gateway, try_requests
 from gateway.doctor.trials import Model, RefusedError, Trials, V2Trials, describe
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, GatewayError
 
 WORKS, WORKS_WITH, UNUSABLE = 0, 1, 2
 """Exit codes: as it is; with what was named; not reachable, or nothing that the gateway can stand in front of."""
@@ -63,7 +63,7 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     except UnusableServerError as error:
         report.problem(str(error))
         return UNUSABLE
-    except NoAnswerError as error:
+    except GatewayError as error:
         report.problem(f"{error}, where it had answered before")
         return UNUSABLE
     backend_of(meant.url, report.settings)  # a file that `check` refuses must never be given out
@@ -76,7 +76,7 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     return WORKS if report.works_as_it_is else WORKS_WITH
 
 
-async def _examined_with(asker: Asker, url: str, model: str, path: str, document: Any, report: Report) -> Server:
+async def _examined_with(asker: Asker, url: str, model: str, path: str, document: Any, report: Report) -> Said:
     """Try a server that speaks no protocol with the sample *document*, or the example that it has itself."""
     report.heading(f"POST {path}")
     try:
@@ -90,18 +90,18 @@ async def _examined_with(asker: Asker, url: str, model: str, path: str, document
     await trials.find_settings()
     await _through(trials, model, asker, url, report)
     report.table("What clients can do through the gateway", report.abilities)
-    return Server(TEMPLATE, "")
+    return Said(TEMPLATE)
 
 
-async def _examined(asker: Asker, first: Answer, url: str, asked_for: str, report: Report) -> Server:
+async def _examined(asker: Asker, first: Answer, url: str, asked_for: str, report: Report) -> Said:
     """Ask everything; which server it is. *first* is its answer to `GET /v2`."""
     server = await recognize(asker, first, asked_for, report)
-    model = choose_model(server, asked_for, report)
+    model = await choose_model(asker, server.dialect, asked_for, report)
     await _find_health(asker, model, server.dialect, report)
     if model:
         await _try(asker, url, model, server, report)
     else:
-        if server.says_binary:
+        if server.is_binary:
             _set_binary(server, report)
         async with gateway(url, report) as through:
             await ask_calls(through, "", report)
@@ -128,7 +128,7 @@ async def _find_health(asker: Asker, model: str, dialect: str, report: Report) -
 _WHY_HEALTH = "probes: /-/ready of the gateway tells whether the server is up"
 
 
-async def _try(asker: Asker, url: str, model: str, server: Server, report: Report) -> None:
+async def _try(asker: Asker, url: str, model: str, server: Said, report: Report) -> None:
     """Try *model*, straight and through a gateway."""
     report.heading("Its model" if model == THE_MODEL else f"Model {model}")
     straight: Trials | None = None
@@ -149,15 +149,15 @@ async def _through(straight: Trials | None, model: str, asker: Asker, url: str, 
         crossing = V2Trials(through, Model(model), report)
         if not await compare(crossing, straight, report):
             return
-        async with asker.keeping() as one, through.keeping() as other:
-            infer = partial(straight.over(one).infer, straight.samples)
-            infer_binary = partial(crossing.over(other).infer_binary, straight.by_client)
-            ways = [await cost("JSON, straight", infer), await cost("binary, through the gateway", infer_binary)]
+        ways = [
+            await cost("JSON, straight", partial(straight.infer, straight.samples)),
+            await cost("binary, through the gateway", partial(crossing.infer_binary, straight.by_client)),
+        ]
         report.table("What this small inference takes: the median of five", ways)
         await try_requests(crossing, straight, report)
 
 
-async def _try_v2(asker: Asker, model: str, server: Server, report: Report) -> Trials:
+async def _try_v2(asker: Asker, model: str, server: Said, report: Report) -> Trials:
     """Find out what a V2 server takes. Raises `RefusedError`."""
     described = await describe(asker, model, report)
     trials = V2Trials(asker, described, report)
@@ -184,7 +184,7 @@ async def _try_v2(asker: Asker, model: str, server: Server, report: Report) -> T
     if await trials.reads_binary():
         _set_binary(server, report)
     else:
-        if server.says_binary:
+        if server.is_binary:
             report.problem("it says that it reads binary tensors, and refuses them or answers something else")
         else:
             report.ok("it refuses binary tensors: this is what the gateway is for")
@@ -192,9 +192,9 @@ async def _try_v2(asker: Asker, model: str, server: Server, report: Report) -> T
     return trials
 
 
-def _set_binary(server: Server, report: Report) -> None:
+def _set_binary(server: Said, report: Report) -> None:
     """The server reads binary: it needs no conversion at all."""
-    if server.says_binary:
+    if server.is_binary:
         report.set("binary", "auto", "binary passes through as it is, as long as the server says that it reads it")
     else:
         report.note(
@@ -204,7 +204,7 @@ def _set_binary(server: Server, report: Report) -> None:
         report.set("binary", "always", "it reads binary itself, though it does not say so")
 
 
-async def _try_v1(asker: Asker, model: str, server: Server, report: Report) -> Trials | None:
+async def _try_v1(asker: Asker, model: str, server: Said, report: Report) -> Trials | None:
     """Find out whether *model* speaks the V1 protocol, where its server says V2; None if it does not."""
     answer = (await asker.get(f"/v1/models/{quote(model, safe='')}")).json
     is_kserve = isinstance(answer, dict) and "ready" in answer
@@ -225,7 +225,7 @@ async def _try_v1(asker: Asker, model: str, server: Server, report: Report) -> T
     return trials
 
 
-async def _try_dialect(asker: Asker, model: str, server: Server, report: Report) -> Trials:
+async def _try_dialect(asker: Asker, model: str, server: Said, report: Report) -> Trials:
     """Find out what a server of another dialect takes. Raises `RefusedError`."""
     trials = DialectTrials(asker, server.dialect, model, report)
     try:
@@ -243,7 +243,7 @@ async def _describe(trials: DialectTrials, report: Report) -> None:
     await trials.find_settings()
 
 
-def _file(url: str, server: Server, report: Report) -> str:
+def _file(url: str, server: Said, report: Report) -> str:
     """The configuration, which can be served at once."""
     today = datetime.now(UTC)
     return configuration(

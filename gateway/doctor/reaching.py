@@ -5,7 +5,6 @@ the server speaks (`recognizing`).
 """
 
 import asyncio
-import os
 import re
 import ssl
 from collections.abc import Sequence
@@ -17,19 +16,17 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from gateway.backend.arriving import LostError, NotHttpError
-from gateway.backend.connections import UnreachableError
 from gateway.backend.endpoints import Endpoint
 from gateway.backend.first_look import BAD, SPEAKS_TLS, judge, resolved, speaks_tls, why_no_answer
-from gateway.backend.questions import Answer
+from gateway.backend.questions import Answer, NoAnswerError
 from gateway.backend.resolving import at_addresses
 from gateway.certificates import TlsContext, expiry_of
 from gateway.config import Backend, for_backend
 from gateway.config.values import shortened
-from gateway.doctor.asking import ASK_S, Asker, NoAnswerError
+from gateway.doctor.asking import ASK_S, Asker
 from gateway.doctor.given import tls_of
 from gateway.doctor.report import Report, UnusableServerError
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, ErrorKind
 from gateway.policy.paths import find_path_fault
 
 EXPIRES_SOON_DAYS = 30
@@ -93,11 +90,8 @@ async def reach(url: str, backend: Backend, tls: TlsContext | None, report: Repo
     try:
         answer = await asker.get("/v2")
     except NoAnswerError as error:
-        cause = error.__cause__
-        why = str(error)
-        if isinstance(cause, UnreachableError | LostError | NotHttpError):
-            why = await why_no_answer(endpoint, cause)
-        if not _is_certificate(cause):
+        why = str(error) if error.kind is ErrorKind.TIMEOUT else await why_no_answer(endpoint, error)
+        if not _is_certificate(error):
             raise UnusableServerError(why) from None
         is_expired = "has expired" in why
         how = "it has to be renewed" if is_expired else _HOW_TO_TRUST
@@ -170,13 +164,9 @@ def _listed(addresses: Sequence[str]) -> str:
 async def _why_unreachable(endpoint: Endpoint) -> str:
     """Why there is no connection to the address of *endpoint*; empty if there is one."""
     try:
-        async with asyncio.timeout(ASK_S):
-            _, writer = await asyncio.open_connection(endpoint.addresses[0], endpoint.port)
-    except TimeoutError:
-        return f"none within {ASK_S:g} s"
-    except OSError as error:
-        return os.strerror(error.errno) if error.errno is not None else str(error)
-    writer.transport.abort()
+        await Asker(endpoint).get("/v2")
+    except NoAnswerError as error:
+        return error.why if error.kind in (ErrorKind.UNREACHABLE, ErrorKind.TIMEOUT) else ""
     return ""
 
 

@@ -7,12 +7,22 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
-from gateway.backend.questions import MLFLOW, TENSORFLOW, V2, Answer, ask_dialect, lists_openai_models, read_metadata
+from gateway.backend.questions import (
+    MLFLOW,
+    TENSORFLOW,
+    V2,
+    Answer,
+    NoAnswerError,
+    Said,
+    lists_openai_models,
+    said_after,
+    said_of_v2,
+)
 from gateway.config.values import nearest, shortened
-from gateway.doctor.asking import Asker, NoAnswerError
+from gateway.doctor.asking import Asker
 from gateway.doctor.report import Report, UnusableServerError
 
 MAX_MODELS = 1000
@@ -28,7 +38,7 @@ THE_MODEL = "model"
 """What the only model of a server is called that gives it no name."""
 
 _INDEX, _DESCRIBED = "/v2/repository/index", "/openapi.json"
-_LISTS_OF_V2 = (_INDEX, "/v2/models", _DESCRIBED)
+_LISTS = {V2: (_INDEX, "/v2/models", _DESCRIBED), TENSORFLOW: ("/v1/models",)}
 _IN_PATHS = re.compile(r"/v2/models/([^/{}]+)(?:/|$)")
 
 _NAMES: Mapping[str, Callable[[Any], Any]] = {
@@ -40,70 +50,57 @@ _NAMES: Mapping[str, Callable[[Any], Any]] = {
 """What lists models, and where the names are in its JSON; FastAPI describes the paths of a server by itself."""
 
 
-class Server(NamedTuple):
-    """What was found out about a server."""
-
-    dialect: str
-    title: str
-    """Its name and version, as far as it says them."""
-    says_binary: bool = False
-    """Whether it lists the binary extension in `GET /v2`."""
-    models: tuple[str, ...] = ()
-    """Those that it lists; many servers list none."""
+_SPEAKS = {
+    V2: "it speaks the V2 (Open Inference) protocol",
+    TENSORFLOW: "it speaks the REST API of TensorFlow Serving, which is KServe's V1 protocol",
+    MLFLOW: "it is MLflow's scoring server",
+}
 
 
-async def recognize(asker: Asker, first: Answer, model: str, report: Report) -> Server:
+async def recognize(asker: Asker, first: Answer, model: str, report: Report) -> Said:
     """Which server answers; *first* is its answer to `GET /v2`. Raises `UnusableServerError` and `NoAnswerError`."""
     report.heading("The server")
-    server = await _v2(asker, first) or await _other(asker, first, model)
-    server = server._replace(models=await _models(asker, server.dialect))
-    words = {
-        V2: "it speaks the V2 (Open Inference) protocol",
-        TENSORFLOW: "it speaks the REST API of TensorFlow Serving, which is KServe's V1 protocol",
-        MLFLOW: "it is MLflow's scoring server",
-    }[server.dialect]
-    if server.title == TORCHSERVE:
-        words = "with service_envelope=kservev2 in its config.properties it speaks the V2 (Open Inference) protocol"
-    report.ok(f"{server.title}: {words}" if server.title else words)
-    if server.says_binary:
+    said = await _v2(asker, first) or await _other(asker, first, model)
+    words = _SPEAKS[said.dialect]
+    if said.title == TORCHSERVE:
+        words = f"with service_envelope=kservev2 in its config.properties {words}"
+    report.ok(f"{said.title}: {words}" if said.title else words)
+    if said.is_binary:
         report.note(
             "it says that it reads binary tensors itself (binary_tensor_data): clients can use it without a gateway, "
             "and a gateway in front of it can pass binary through as it is"
         )
-    if server.dialect != V2:
-        report.set("dialect", server.dialect, "what the server speaks")
-    return server
+    if said.dialect != V2:
+        report.set("dialect", said.dialect, "what the server speaks")
+    return said
 
 
-async def _v2(asker: Asker, first: Answer) -> Server | None:
+async def _v2(asker: Asker, first: Answer) -> Said | None:
     """What *first* or the health says of a V2 server; None if it is none."""
-    metadata = read_metadata(first)
-    if metadata is not None:
-        return Server(V2, metadata.title, metadata.is_binary)
-    if b"ResourceNotFoundException" in first.body:
-        return Server(V2, TORCHSERVE)
+    said = said_of_v2(first)
+    if said.dialect:
+        return said
+    if first.is_of_torchserve:
+        return Said(V2, title=TORCHSERVE)
     if first.status == 200:  # it may answer everything with 200
         return None
     for path in ("/v2/health/live", "/v2/health/ready"):
         health = await asker.get(path)
         if health.status == 200 and not health.is_html:
-            return Server(V2, "")
-    return Server(V2, "") if await _listed(asker, _DESCRIBED) else None
+            return Said(V2)
+    return Said(V2) if await _listed(asker, _DESCRIBED) else None
 
 
-async def _other(asker: Asker, first: Answer, model: str) -> Server:
+async def _other(asker: Asker, first: Answer, model: str) -> Said:
     """What a server is that has nothing below `/v2`. Raises `UnusableServerError` if it is none that is known."""
-    said = await ask_dialect(asker.get)
-    if said.dialect == MLFLOW:
-        version = (await asker.get("/version")).body.decode(errors="replace").strip()
-        return Server(MLFLOW, f"MLflow {shortened(version)}")
+    said = await said_after(first, asker.get)
     if said.dialect:
-        return Server(said.dialect, "")
+        return said
     if model:
         if (await asker.get(_path(model))).status == 200:
-            return Server(V2, "")
+            return Said(V2)
         if dialect := await _takes_inferences(asker, model):
-            return Server(dialect, "")
+            return Said(dialect)
     what = ""
     if lists_openai_models(await asker.get("/v1/models")):
         what = "; it lists models in OpenAI's interface, as servers of language models do, which is another"
@@ -143,12 +140,28 @@ async def _takes_inferences(asker: Asker, model: str) -> str:
     return ""
 
 
-async def _models(asker: Asker, dialect: str) -> tuple[str, ...]:
-    """The models that the server lists; none if it lists none."""
-    for path in {V2: _LISTS_OF_V2, TENSORFLOW: ("/v1/models",)}.get(dialect, ()):
-        if found := await _listed(asker, path):
-            return tuple(found)
-    return (THE_MODEL,) if dialect == MLFLOW else ()
+async def choose_model(asker: Asker, dialect: str, asked_for: str, report: Report) -> str:
+    """The model to try: *asked_for*, or the only one; empty, after words about it, if there is no such one."""
+    if dialect == MLFLOW:
+        return asked_for or THE_MODEL
+    models: list[str] = []
+    for path in _LISTS[dialect]:
+        models = models or await _listed(asker, path)
+    more = f" and {len(models) - MAX_SHOWN} more" if len(models) > MAX_SHOWN else ""
+    shown = ", ".join(map(shortened, models[:MAX_SHOWN])) + more
+    if asked_for:
+        if not models or asked_for in models:
+            return asked_for
+        close = nearest(asked_for, models)
+        meant = f", did you mean {close!r}?" if close else "."
+        report.problem(f"it has no model {shortened(asked_for)!r}{meant} Its models: {shown}")
+    elif len(models) == 1:
+        return models[0]
+    elif models:
+        report.note(f"its models: {shown}. To try one: --model {models[0]}")
+    else:
+        report.note("it does not list its models: to try one, name it with --model")
+    return ""
 
 
 async def _listed(asker: Asker, path: str) -> list[str]:
@@ -160,28 +173,6 @@ async def _listed(asker: Asker, path: str) -> list[str]:
         return []
     listed = names[:MAX_MODELS] if isinstance(names, list) else []
     return list(dict.fromkeys(name for name in listed if isinstance(name, str) and name))
-
-
-def choose_model(server: Server, asked_for: str, report: Report) -> str:
-    """The model to try: *asked_for*, or the only one; empty, after words about it, if there is no such one."""
-    shown = ", ".join(shortened(name) for name in server.models[:MAX_SHOWN])
-    more = f" and {len(server.models) - MAX_SHOWN} more" if len(server.models) > MAX_SHOWN else ""
-    if not asked_for:
-        if len(server.models) == 1:
-            return server.models[0]
-        if server.models:
-            report.note(f"its models: {shown}{more}. To try one: --model {server.models[0]}")
-        else:
-            report.note("it does not list its models: to try one, name it with --model")
-        return ""
-    if server.dialect != MLFLOW and server.models and asked_for not in server.models:
-        close = nearest(asked_for, list(server.models))
-        report.problem(
-            f"it has no model {shortened(asked_for)!r}{f', did you mean {close!r}?' if close else '.'} "
-            f"Its models: {shown}{more}"
-        )
-        return ""
-    return asked_for
 
 
 def _path(model: str) -> str:

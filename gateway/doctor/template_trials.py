@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.backend.questions import Answer
+from gateway.backend.questions import Answer, NoAnswerError
 from gateway.codec import find, steps_of
-from gateway.doctor.asking import Asker, NoAnswerError
+from gateway.doctor.asking import Asker
 from gateway.doctor.dialect_trials import guessed
 from gateway.doctor.report import Report
 from gateway.doctor.samples import Output, Sample, UnreadableError, blob_of, flat

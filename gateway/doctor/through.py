@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 
 from gateway.app import DataPlane, new_name
 from gateway.backend.endpoints import Endpoint
-from gateway.backend.questions import Answer
+from gateway.backend.questions import Answer, NoAnswerError
 from gateway.config import parse
-from gateway.doctor.asking import Asker, NoAnswerError
+from gateway.doctor.asking import Asker
 from gateway.doctor.report import Report, as_yaml, configuration
 from gateway.doctor.samples import UnreadableError, outputs_of, same
 from gateway.doctor.trials import Model, Trials, V2Trials

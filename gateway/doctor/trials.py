@@ -5,7 +5,6 @@ what to set. Not here: what goes through the gateway (`through`), and servers of
 """
 
 import base64
-import copy
 import itertools
 import json
 import math
@@ -14,14 +13,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import msgspec
 
-from gateway.backend.questions import Answer
+from gateway.backend.questions import Answer, NoAnswerError
 from gateway.codec import DATATYPES, Kind
-from gateway.doctor.asking import Asker, NoAnswerError
+from gateway.doctor.asking import Asker
 from gateway.doctor.report import Report
 from gateway.doctor.samples import (
     MAX_ELEMENTS,
@@ -136,12 +135,6 @@ class Trials(ABC):
     @abstractmethod
     def outputs_of(self, answer: Answer) -> list[Output]:
         """The outputs in an answer. Raises `UnreadableError`."""
-
-    def over(self, asker: Asker) -> Self:
-        """The same, asking with *asker*."""
-        other = copy.copy(self)
-        other._asker = asker
-        return other
 
     async def variants(self) -> list[Variant]:
         """What clients may want to send besides, as far as the model may get it."""

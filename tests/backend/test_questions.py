@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.backend.arriving import LostError
 from gateway.backend.endpoints import Endpoint
-from gateway.backend.questions import Answer, Asker, Said, ask_dialect, ask_v2, own_connections
+from gateway.backend.questions import Answer, Asker, NoAnswerError, Said, ask_dialect, ask_v2, own_connections
 from tests.conftest import Connection, Liar, Script, answering, lying
 
 JSON, TEXT, HTML = "application/json", "text/plain", "text/html"
@@ -114,23 +113,11 @@ async def asking(script: Script, path: str = "", **options: Any) -> AsyncIterato
             await connections.close()
 
 
-@pytest.mark.parametrize(("keeps", "n_connections"), [(False, 3), (True, 1)])
-async def test_questions_have_connections_of_their_own_or_share_one(keeps: bool, n_connections: int) -> None:
-    async with asking(answering(b"{}"), keeps=keeps) as (asker, liar):
+async def test_each_question_has_a_connection_of_its_own() -> None:
+    async with asking(answering(b"{}")) as (asker, liar):
         for _ in range(3):
             assert (await asker.get("/v2")).json == {}
-    assert len(liar.connections) == n_connections
-
-
-async def test_a_connection_that_the_server_has_closed_is_not_used_again() -> None:
-    async def once(connection: Connection) -> None:
-        await connection.read_request()
-        await connection.answer(b"{}", headers="Connection: close\r\n")
-
-    async with asking(once, keeps=True) as (asker, liar):
-        for _ in range(2):
-            await asker.get("/v2")
-    assert len(liar.connections) == 2
+    assert len(liar.connections) == 3
 
 
 async def test_a_question_with_a_body_below_a_path_is_sent_and_measured() -> None:
@@ -156,7 +143,7 @@ async def test_a_server_that_closes_in_the_middle_of_its_answer_has_not_answered
         await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
 
     async with asking(cut) as (asker, _):
-        with pytest.raises(LostError):
+        with pytest.raises(NoAnswerError, match="closed before the answer was complete"):
             await asker.get("/v2")
 
 
