@@ -45,6 +45,9 @@ The requests that failed were probably wrong themselves, and others shall not wa
 AT_ONCE = 8
 """How many endpoints of a backend are asked at the same time."""
 
+NEVER_S = -math.inf
+"""Longer ago than any time that counts."""
+
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
 
 log = logging.getLogger("gateway")
@@ -78,29 +81,25 @@ class _Speech:
     def __init__(self, state: EndpointState) -> None:
         self.state = state
         self.said = Said("")
-        self.heard_s: float | None = None
-        """When it said so; None: it has not, or it may have changed since."""
-        self.failure: GatewayError | None = None
+        self.heard_s = NEVER_S
+        """When it said so; `NEVER_S` also if it may have changed since."""
+        self.failure: tuple[ErrorKind, str] | None = None
         """Why the last questions got no answer that can be used; None if they did, or if there were none."""
-        self.failed_s = 0.0
+        self.failed_s = NEVER_S
         self.asking: asyncio.Task[None] | None = None
         self.is_doubted = False
         """Whether a request to it has failed since it has said so."""
         self._change: Change | None = None
-        self._doubted_s = self._trusted_s = -math.inf
-
-    def is_heard(self, now_s: float, max_age_s: float) -> bool:
-        """Whether it has said so less than *max_age_s* ago."""
-        return self.heard_s is not None and now_s - self.heard_s < max_age_s
+        self._doubted_s = self._trusted_s = NEVER_S
 
     def is_binary(self, now_s: float) -> bool:
         """Whether it has said that it speaks the binary extension, and is believed."""
-        return self.said.is_binary and self.is_heard(now_s, BELIEVED_S)
+        return self.said.is_binary and now_s - self.heard_s < BELIEVED_S
 
     def hear(self, said: Said, now_s: float) -> None:
         """It has answered."""
         if self.is_doubted:
-            self._trusted_s = now_s if said == self.said else -math.inf
+            self._trusted_s = now_s if said == self.said else NEVER_S
         self.said, self.heard_s, self.failure, self.is_doubted = said, now_s, None, False
 
     def doubt(self, now_s: float) -> None:
@@ -109,7 +108,7 @@ class _Speech:
             self._doubted_s = now_s
             self.is_doubted = True
             if now_s - self._trusted_s >= TRUSTED_S:
-                self.heard_s = None
+                self.heard_s = NEVER_S
 
     def notice(self) -> None:
         """Forget when it has said so if it was down or ejected since."""
@@ -120,8 +119,7 @@ class _Speech:
 
     def forget(self) -> None:
         """Another server may have taken its place, of which nothing is known."""
-        self.heard_s = None
-        self._trusted_s = -math.inf
+        self.heard_s = self._trusted_s = NEVER_S
 
 
 class Speaking:
@@ -138,7 +136,8 @@ class Speaking:
         self._speeches: dict[EndpointState, _Speech] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._free = asyncio.Semaphore(AT_ONCE)
-        self._last: Spoken | None = None
+        self.last: Spoken | None = None
+        """What it spoke when a request asked the last time; None if none has."""
 
     def configure(
         self, dialect: str, binary: str, fields: Fields, connections: Connections, total_s: float = math.inf
@@ -152,7 +151,7 @@ class Speaking:
         self._wait_s = min(ASK_S, total_s)
         self._connections = connections
         for speech in self._speeches.values():
-            speech.heard_s = speech.failure = None
+            speech.heard_s, speech.failure = NEVER_S, None
 
     async def spoken(self) -> Spoken:
         """What the backend speaks. Waits `ASK_S` at most, if its endpoints have to be asked first.
@@ -166,15 +165,10 @@ class Speaking:
             now_s = asyncio.get_running_loop().time()
             speeches = self._counted(now_s)
         spoken = self._agreed(speeches, now_s)
-        if spoken != self._last:
-            self._last = spoken
+        if spoken != self.last:
+            self.last = spoken
             self._tell(spoken, speeches, now_s)
         return spoken
-
-    @property
-    def last(self) -> Spoken | None:
-        """What it spoke when a request asked the last time; None if none has."""
-        return self._last
 
     def doubt(self, url: str) -> None:
         """A request to *url* has failed: the endpoints there may have changed."""
@@ -197,7 +191,7 @@ class Speaking:
         if speech is None:
             return False
         speech.notice()
-        return speech.said.is_binary and speech.heard_s is not None
+        return speech.said.is_binary and speech.heard_s > NEVER_S
 
     async def close(self) -> None:
         """Give up what is being asked."""
@@ -216,8 +210,9 @@ class Speaking:
 
     def _asked(self, speech: _Speech, now_s: float) -> "asyncio.Task[None] | None":
         """The questions to an endpoint, if a request has to wait for the answers. They begin here when it is time."""
-        max_age_s, due_s = (BELIEVED_S, DUE_S) if self._binary == AUTO else (math.inf, math.inf)
-        if speech.is_heard(now_s, due_s) and not speech.is_doubted:
+        believed_s, due_s = (BELIEVED_S, DUE_S) if self._binary == AUTO else (math.inf, math.inf)
+        age_s = now_s - speech.heard_s
+        if age_s < due_s and not speech.is_doubted:
             return None
         if speech.asking is None and (speech.failure is None or now_s - speech.failed_s >= AGAIN_S):
             speech.asking = asyncio.ensure_future(self._ask(speech))
@@ -225,7 +220,7 @@ class Speaking:
             speech.asking.add_done_callback(self._tasks.discard)
         # one that did not answer holds up nobody, as long as something is known without it
         is_needed = speech.failure is None or not self._knows_dialect
-        return speech.asking if is_needed and not speech.is_heard(now_s, max_age_s) else None
+        return speech.asking if is_needed and age_s >= believed_s else None
 
     @property
     def _knows_dialect(self) -> bool:
@@ -242,14 +237,14 @@ class Speaking:
             if said.dialect:
                 speech.hear(said, loop.time())
                 return
-            failure = GatewayError(ErrorKind.MALFORMED_RESPONSE, f"{url}: {said.answers}", sent=False)
+            failure = ErrorKind.MALFORMED_RESPONSE, f"{url}: {said.answers}"
         except TimeoutError:
-            failure = GatewayError(ErrorKind.TIMEOUT, f"{url} gave no answer within {ASK_S:g} s", sent=False)
+            failure = ErrorKind.TIMEOUT, f"{url} gave no answer within {ASK_S:g} s"
         except GatewayError as error:
-            failure = error
+            failure = error.kind, error.message
         except Exception:
             log.exception("backend %r: asking %s failed inside the gateway", self._backend, url)
-            failure = GatewayError(ErrorKind.INTERNAL, f"{url} could not be asked", sent=False)
+            failure = ErrorKind.INTERNAL, f"{url} could not be asked"
         finally:
             speech.asking = None
         speech.failure, speech.failed_s = failure, loop.time()
@@ -273,15 +268,13 @@ class Speaking:
     def _unknown(self, speeches: Sequence[_Speech]) -> GatewayError:
         """Why no dialect is known: an answer that fits none says more than none at all."""
         failures = [speech.failure for speech in speeches if speech.failure is not None]
-        for failure in failures:
-            if failure.kind is ErrorKind.MALFORMED_RESPONSE:
-                begin = f"what backend {self._backend!r} speaks could not be found out (`dialect: auto`)"
-                return GatewayError(failure.kind, f"{begin}: {failure.message}", sent=False)
-        if failures:
-            return GatewayError(failures[0].kind, failures[0].message, sent=False)
         within = f"within {self._wait_s:g} s"
-        words = f"backend {self._backend!r}: no endpoint has said {within} what it speaks (`dialect: auto`)"
-        return GatewayError(ErrorKind.TIMEOUT, words, sent=False)
+        silent = f"backend {self._backend!r}: no endpoint has said {within} what it speaks (`dialect: auto`)"
+        kind, words = next(iter(failures), (ErrorKind.TIMEOUT, silent))
+        if not_fitting := [words for kind, words in failures if kind is ErrorKind.MALFORMED_RESPONSE]:
+            kind = ErrorKind.MALFORMED_RESPONSE
+            words = f"what backend {self._backend!r} speaks could not be found out (`dialect: auto`): {not_fitting[0]}"
+        return GatewayError(kind, words, sent=False)
 
     def _tell(self, spoken: Spoken, speeches: Sequence[_Speech], now_s: float) -> None:
         """Log what the backend speaks from now on."""
@@ -291,5 +284,5 @@ class Speaking:
             log.info("backend %r: all endpoints say %s: inferences pass through", self._backend, EXTENSION)
         else:
             other = next(each for each in speeches if not each.is_binary(now_s))
-            why = f"{other.state.url} does not say {EXTENSION}" if other.failure is None else other.failure.message
+            why = f"{other.state.url} does not say {EXTENSION}" if other.failure is None else other.failure[1]
             log.info("backend %r: inferences become JSON: %s", self._backend, why)
