@@ -54,6 +54,8 @@ class Answer(NamedTuple):
     """Since there was a connection."""
     sent_bytes: int = 0
     """Of the question's body."""
+    certificate: Mapping[str, Any] = {}
+    """The server's, as Python decodes it; empty without TLS, and if it was not verified."""
 
     @property
     def status_line(self) -> str:
@@ -182,6 +184,7 @@ class Asker:
         lines += [f"{name}: {value}" for name, value in (*self._fields, *fields)]
         clock = asyncio.get_running_loop()
         wire = await self._connections.connect(self.endpoint)
+        certificate = (wire.transport and wire.transport.get_extra_info("peercert")) or {}
         began_s = clock.time()
         try:
             answer = wire.begin(method)
@@ -197,8 +200,17 @@ class Asker:
             wire.abort()
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in head.raw_headers}
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        location, took_s = headers.get("location", ""), clock.time() - began_s
-        return Answer(head.code, head.reason, media_type, location, bytes(received), headers, took_s, len(body))
+        return Answer(
+            head.code,
+            head.reason,
+            media_type,
+            headers.get("location", ""),
+            bytes(received),
+            headers,
+            clock.time() - began_s,
+            len(body),
+            certificate,
+        )
 
 
 V2, TENSORFLOW, MLFLOW, TEMPLATE = "v2", "tensorflow", "mlflow", "template"

@@ -13,7 +13,7 @@ from gateway.demo import free_port_or
 from gateway.doctor import over_grpc
 from gateway.doctor.asking import Asker
 from gateway.doctor.dialect_trials import DialectTrials
-from gateway.doctor.given import TLS_OPTIONS, Given, backend_of, tls_of
+from gateway.doctor.given import TLS_OPTIONS, Given, endpoint_of
 from gateway.doctor.reaching import meant_by, reach
 from gateway.doctor.recognizing import THE_MODEL, TORCHSERVE, choose_model, recognize
 from gateway.doctor.report import Report, UnusableServerError, configuration
@@ -45,8 +45,7 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
         raise ConfigError(f"{', '.join(TLS_OPTIONS[key] for key in given.tls)}: goes with a URL that begins with https")
     document = sample_of(given.path, given.sample)
     report = Report(sys.stderr if only_yaml else sys.stdout, given.settings())
-    backend = backend_of(meant.url, report.settings)
-    tls = tls_of(backend) if meant.url.startswith("https:") else None
+    endpoint, headers = endpoint_of(meant.url, report.settings)
     report.title(f"{meant.url}, examined by tensor-gateway {__version__}")
     report.heading("The way to it")
     if meant.left_out:
@@ -55,7 +54,7 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
             f"give {meant.url}"
         )
     try:
-        asker, first = await reach(meant.url, backend, tls, report)
+        asker, first = await reach(meant.url, endpoint, headers, report)
         if given.path is not None:
             server = await _examined_with(asker, meant.url, model or THE_MODEL, given.path, document, report)
         else:
@@ -66,7 +65,7 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     except GatewayError as error:
         report.problem(f"{error}, where it had answered before")
         return UNUSABLE
-    backend_of(meant.url, report.settings)  # a file that `check` refuses must never be given out
+    endpoint_of(meant.url, report.settings)  # a file that `check` refuses must never be given out
     file = _file(meant.url, server, report)
     if only_yaml:
         sys.stdout.write(file)

@@ -8,8 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from gateway.backend.endpoints import Endpoint
 from gateway.certificates import TlsContext
-from gateway.config import Backend, parse
+from gateway.config import parse
 from gateway.doctor.report import Setting, configuration
 from gateway.errors import ConfigError
 
@@ -59,26 +60,18 @@ def _headers(lines: Sequence[str]) -> Setting:
     return Setting({"set": values}, why, printed={"set": printed})
 
 
-def backend_of(url: str, settings: Mapping[str, Setting]) -> Backend:
-    """The backend at *url* with *settings*. Raises `ConfigError` with the options in the place of keys."""
+def endpoint_of(url: str, settings: Mapping[str, Setting]) -> tuple[Endpoint, Mapping[str, str]]:
+    """The server at *url*, and the headers for it, as *settings* say.
+
+    Raises `ConfigError` for what `check` would refuse, with the options in the place of keys.
+    """
     try:
-        return parse(configuration(url, settings, "127.0.0.1:0", "127.0.0.1:0", "")).backends["default"]
+        backend = parse(configuration(url, settings, "127.0.0.1:0", "127.0.0.1:0", "")).backends["default"]
+        tls = TlsContext("backends.default.tls", backend.tls) if url.startswith("https:") else None
     except ConfigError as error:
-        raise _in_options(error) from None
+        raise ConfigError(_AT_KEY.sub(_option, str(error))) from None
+    return Endpoint.parse(url, tls), backend.headers.set
 
 
-def tls_of(backend: Backend) -> TlsContext:
-    """How *backend* is asked over TLS. Raises `ConfigError` with the options in the place of keys."""
-    try:
-        return TlsContext("backends.default.tls", backend.tls)
-    except ConfigError as error:
-        raise _in_options(error) from None
-
-
-def _in_options(error: ConfigError) -> ConfigError:
-    """*error* with the options in the place of the configuration's keys."""
-
-    def option(match: re.Match[str]) -> str:
-        return f"--header {match[1]}" if match[1] else TLS_OPTIONS.get(match[2], match[2])
-
-    return ConfigError(_AT_KEY.sub(option, str(error)))
+def _option(key: re.Match[str]) -> str:
+    return f"--header {key[1]}" if key[1] else TLS_OPTIONS.get(key[2], key[2])

@@ -7,24 +7,22 @@ the server speaks (`recognizing`).
 import asyncio
 import re
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-import msgspec
-
 from gateway.backend.endpoints import Endpoint
 from gateway.backend.first_look import BAD, SPEAKS_TLS, judge, resolved, speaks_tls, why_no_answer
 from gateway.backend.questions import Answer, NoAnswerError
 from gateway.backend.resolving import at_addresses
-from gateway.certificates import TlsContext, expiry_of
-from gateway.config import Backend, for_backend
+from gateway.certificates import expiry_of
+from gateway.config import for_backend
 from gateway.config.values import shortened
 from gateway.doctor.asking import ASK_S, Asker
-from gateway.doctor.given import tls_of
+from gateway.doctor.given import endpoint_of
 from gateway.doctor.report import Report, UnusableServerError
 from gateway.errors import ConfigError, ErrorKind
 from gateway.policy.paths import find_path_fault
@@ -79,14 +77,13 @@ def meant_by(url: str) -> Meant:
     return Meant(meant, unquote(model[1]) if model else "", parts.path[len(base) :] if match else "")
 
 
-async def reach(url: str, backend: Backend, tls: TlsContext | None, report: Report) -> tuple[Asker, Answer]:
-    """What asks the server at *url* from now on, and its answer to `GET /v2`.
+async def reach(url: str, endpoint: Endpoint, headers: Mapping[str, str], report: Report) -> tuple[Asker, Answer]:
+    """What asks the server at *url* from now on, and its answer to `GET /v2`; *headers* were given for it.
 
-    *backend* has the headers and the TLS settings that were given, *tls* is what they come to where *url* begins with
-    https. Raises `UnusableServerError`.
+    Raises `UnusableServerError`.
     """
-    endpoint = await _looked_up(Endpoint.parse(url, tls), report)
-    asker = Asker(endpoint, backend.headers.set)
+    endpoint = await _looked_up(endpoint, report)
+    asker = Asker(endpoint, headers)
     try:
         answer = await asker.get("/v2")
     except NoAnswerError as error:
@@ -95,23 +92,28 @@ async def reach(url: str, backend: Backend, tls: TlsContext | None, report: Repo
             raise UnusableServerError(why) from None
         is_expired = "has expired" in why
         how = "it has to be renewed" if is_expired else _HOW_TO_TRUST
-        if backend.headers.set:
+        if headers:
             unsent = "The headers that were given were not sent, because this may be another server"
             raise UnusableServerError(f"{why}. {unsent}: {how}") from None
         report.problem(f"{why}. For the rest of this examination its certificate is not judged: {how}")
         given = report.settings["tls"].value if "tls" in report.settings else {}
         better = "that the server renews its own" if is_expired else "ca, the file of its authority"
         report.set("tls", {**given, "verify": False}, f"any certificate is taken: better is {better}")
-        unverified = tls_of(msgspec.structs.replace(backend, tls=msgspec.structs.replace(backend.tls, verify=False)))
-        asker = Asker(replace(endpoint, tls=unverified))
+        asker = Asker(replace(endpoint, tls=endpoint_of(url, report.settings)[0].tls))
         try:
             answer = await asker.get("/v2")
         except NoAnswerError as again:
             raise UnusableServerError(str(again)) from None
     await _judge(asker, answer)
     report.ok(f"{urlsplit(url).netloc} answers in HTTP, the first time within {answer.seconds * 1000:.0f} ms")
-    if asker.endpoint.tls is tls is not None:
-        await _look_at_certificate(endpoint, tls, report)
+    expires_at = expiry_of(dict(answer.certificate))
+    if expires_at is not None:
+        days = (expires_at - datetime.now(UTC)).days
+        words = f"its certificate is accepted, and valid until {expires_at:%Y-%m-%d}"
+        if days < EXPIRES_SOON_DAYS:
+            report.note(f"{words}, which is in {days} days: renew it soon")
+        else:
+            report.ok(words)
     return asker, answer
 
 
@@ -184,22 +186,3 @@ async def _judge(asker: Asker, answer: Answer) -> None:
     # whatever else has status 200 may still be a server of another dialect
     if finding is not None and finding.level is BAD and (answer.status != 200 or answer.is_html):
         raise UnusableServerError(f"it {finding.words}" if finding.words.startswith("answers") else finding.words)
-
-
-async def _look_at_certificate(endpoint: Endpoint, tls: TlsContext, report: Report) -> None:
-    """Say until when the server's certificate, which was accepted, is valid."""
-    with suppress(OSError):
-        async with asyncio.timeout(ASK_S):
-            _, writer = await asyncio.open_connection(
-                endpoint.host, endpoint.port, ssl=tls.context, server_hostname=tls.server_name or endpoint.name
-            )
-        expires_at = expiry_of(writer.get_extra_info("peercert") or {})
-        writer.transport.abort()
-        if expires_at is None:
-            return
-        days = (expires_at - datetime.now(UTC)).days
-        words = f"its certificate is accepted, and valid until {expires_at:%Y-%m-%d}"
-        if days < EXPIRES_SOON_DAYS:
-            report.note(f"{words}, which is in {days} days: renew it soon")
-        else:
-            report.ok(words)

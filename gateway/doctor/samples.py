@@ -8,8 +8,9 @@ import base64
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,10 @@ MAX_ELEMENTS = 4_000_000
 
 SIZES = (4, 1, 16, 32, 224)
 """What variable dimensions are set to: the first of these that the model takes. A batch stays 1."""
+
+
+PERIOD = 80
+"""After so many values of any datatype those of a sample begin again."""
 
 
 class UnreadableError(Exception):
@@ -81,36 +86,33 @@ class Output:
     blob: bytes
 
 
+def _value(datatype: str, number: int) -> Any:
+    """A small value, which any model should survive, and which the datatype holds exactly but for tenths of FP32."""
+    row = DATATYPES[datatype]
+    if row.kind is Kind.BYTES:
+        return f"text {number}"
+    if row.kind is Kind.BOOL:
+        return number % 2 == 0
+    if row.kind is Kind.INTEGER:
+        return number % 4
+    # tenths, which are no sums of powers of two, show whether values stay what they are
+    return number % 16 / 16 if row.item_bytes == 2 else number % 10 / 10
+
+
 def sample(name: str, datatype: str, shape: Sequence[int]) -> Sample:
-    """A tensor of small values, which any model should survive, and each of which the datatype holds exactly."""
-    count = math.prod(shape)
-    kind = DATATYPES[datatype].kind
-    each: Iterator[Any]
-    if kind is Kind.BYTES:
-        each = (f"text {number}" for number in range(count))
-    elif kind is Kind.BOOL:
-        each = (number % 2 == 0 for number in range(count))
-    elif kind is Kind.INTEGER:
-        each = (number % 4 for number in range(count))
-    elif DATATYPES[datatype].item_bytes == 2:
-        each = (number % 16 / 16 for number in range(count))
-    else:  # tenths, which are no sums of powers of two, show whether values stay what they are
-        tenths = np.arange(10) / np.float64(10)
-        each = itertools.islice(itertools.cycle(map(float, tenths)), count)
-    return Sample(name, datatype, tuple(shape), tuple(each))
+    """A tensor of small values, which are the same again after `PERIOD`."""
+    values = itertools.cycle([_value(datatype, number) for number in range(PERIOD)])
+    return Sample(name, datatype, tuple(shape), tuple(itertools.islice(values, math.prod(shape))))
 
 
-def shapes(declared: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def shapes(declared: Sequence[int]) -> list[tuple[int, ...]]:
     """Shapes to try for a model that declares this one: the likeliest first."""
-    variable = [index for index, size in enumerate(declared) if size < 0]
-    seen = set()
-    for other in SIZES:
-        shape = list(declared)
-        for index in variable:
-            shape[index] = 1 if index == 0 and len(declared) > 1 else other
-        if tuple(shape) not in seen:
-            seen.add(tuple(shape))
-            yield tuple(shape)
+    is_batch = [index == 0 and len(declared) > 1 for index in range(len(declared))]
+    found = [
+        tuple(size if size >= 0 else 1 if first else other for size, first in zip(declared, is_batch, strict=True))
+        for other in SIZES
+    ]
+    return list(dict.fromkeys(found))
 
 
 def replaced(samples: Sequence[Sample], index: int, new: Sample) -> tuple[Sample, ...]:
@@ -187,34 +189,29 @@ def outputs_of(answer: Answer) -> list[Output]:
     outputs = header.get("outputs") if isinstance(header, dict) else None
     if not isinstance(outputs, list) or not outputs or not all(isinstance(output, dict) for output in outputs):
         raise UnreadableError("JSON without `outputs`")
-    blobs = answer.body[length:]
-    found = []
-    for output in outputs:
-        try:
-            read, blobs = _read_output(output, blobs)
-        except (TypeError, AttributeError, KeyError):
-            raise UnreadableError("an output in another form than V2's") from None
-        found.append(read)
-    return found
+    blobs = BytesIO(answer.body[length:])
+    try:
+        return [_read_output(output, blobs) for output in outputs]
+    except (TypeError, AttributeError):
+        raise UnreadableError("an output in another form than V2's") from None
 
 
-def _read_output(output: dict[str, Any], blobs: bytes) -> tuple[Output, bytes]:
-    """One output of an answer, and what follows it in *blobs*. Raises `UnreadableError`; of other forms any error."""
+def _read_output(output: dict[str, Any], blobs: BytesIO) -> Output:
+    """One output of an answer. Raises `UnreadableError`; of other forms `TypeError` and `AttributeError`."""
     missing = [key for key in ("name", "datatype", "shape") if key not in output]
     if missing:
         raise UnreadableError(f"an output without {' and '.join(f'`{key}`' for key in missing)}")
-    if output["datatype"] not in DATATYPES:
-        raise UnreadableError(f"an output of the unknown datatype {output['datatype']!r}")
+    name, datatype, shape = output["name"], output["datatype"], tuple(output["shape"])
+    if datatype not in DATATYPES:
+        raise UnreadableError(f"an output of the unknown datatype {datatype!r}")
     parameters = output.get("parameters") or {}
     size = parameters.get("binary_data_size")
-    if size is None:
-        values = flat(output.get("data", []))
-        if parameters.get("content_type") == "base64" and output["datatype"] == "BYTES":
-            values = [{"b64": value} for value in values]
-        blob = blob_of(output["datatype"], values)
-    else:
-        blob, blobs = blobs[:size], blobs[size:]
-    return Output(output["name"], output["datatype"], tuple(output["shape"]), blob), blobs
+    if size is not None:
+        return Output(name, datatype, shape, blobs.read(size))
+    values = flat(output.get("data", []))
+    if parameters.get("content_type") == "base64" and datatype == "BYTES":
+        values = [{"b64": value} for value in values]
+    return Output(name, datatype, shape, blob_of(datatype, values))
 
 
 def same(one: Sequence[Output], other: Sequence[Output]) -> bool:

@@ -364,7 +364,7 @@ def _with_bytes(samples: tuple[Sample, ...]) -> list[Variant]:
 
 def candidates(inputs: Sequence[Declared]) -> Iterator[tuple[Sample, ...]]:
     """Requests to try with a model that has these *inputs*, the likeliest first."""
-    choices = [list(shapes(declared.shape)) for declared in inputs]
+    choices = [shapes(declared.shape) for declared in inputs]
     for index in range(max(map(len, choices))):
         chosen = [each[min(index, len(each) - 1)] for each in choices]
         if sum(map(math.prod, chosen)) <= MAX_ELEMENTS:
