@@ -574,7 +574,7 @@ async def test_what_a_server_does_not_have_the_gateway_answers_from_what_was_fou
 async def test_the_table_says_what_clients_of_grpc_can_do(
     monkeypatch: pytest.MonkeyPatch, *, is_installed: bool
 ) -> None:
-    monkeypatch.setattr("gateway.doctor.over_grpc.has_grpc", lambda: is_installed)
+    monkeypatch.setattr("gateway.doctor.through.has_grpc", lambda: is_installed)
     async with server_with(Habits()) as url:
         found = await doctor(url)
     assert ("pip install" in found.table["use gRPC"]) is not is_installed, found.printed

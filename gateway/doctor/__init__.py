@@ -1,8 +1,7 @@
 """`tensor-gateway doctor URL`: what a server speaks, what clients would miss, and the configuration to paste.
 
 It asks in five groups: the way to the server (`reaching`), who it is (`recognizing`), a trial inference straight and
-what the server cannot take (`trials`), and the same through a gateway (`through`). What clients of gRPC get follows
-from that (`over_grpc`). Every question has a time limit.
+what the server cannot take (`trials`), and the same through a gateway (`through`). Every question has a time limit.
 Not here: anything that the gateway needs to serve.
 """
 

@@ -2,7 +2,6 @@
 
 import sys
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -10,7 +9,6 @@ from gateway import __version__
 from gateway.backend.questions import MLFLOW, TEMPLATE, TENSORFLOW, V2, Answer, Said
 from gateway.config import Address, Endpoint
 from gateway.demo import free_port_or
-from gateway.doctor import over_grpc
 from gateway.doctor.asking import Asker
 from gateway.doctor.dialect_trials import DialectTrials
 from gateway.doctor.given import TLS_OPTIONS, Given, endpoint_of
@@ -19,8 +17,8 @@ from gateway.doctor.recognizing import THE_MODEL, TORCHSERVE, choose_model, reco
 from gateway.doctor.report import Report, UnusableServerError, configuration
 from gateway.doctor.samples import AS_TRIED, as_described
 from gateway.doctor.template_trials import TemplateTrials, described_sample, sample_of
-from gateway.doctor.through import ask_calls, compare, cost, gateway, try_requests
-from gateway.doctor.trials import Model, RefusedError, Trials, V2Trials, describe
+from gateway.doctor.through import add_grpc, try_through
+from gateway.doctor.trials import RefusedError, Trials, V2Trials, describe
 from gateway.errors import ConfigError, GatewayError
 
 WORKS, WORKS_WITH, UNUSABLE = 0, 1, 2
@@ -65,6 +63,7 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
     except GatewayError as error:
         report.problem(f"{error}, where it had answered before")
         return UNUSABLE
+    report.table("What clients can do through the gateway", report.abilities)
     endpoint_of(meant.url, report.settings)  # a file that `check` refuses must never be given out
     file = _file(meant.url, server, report)
     if only_yaml:
@@ -87,8 +86,7 @@ async def _examined_with(asker: Asker, url: str, model: str, path: str, document
     trials.describe()
     await _find_health(asker, "", TEMPLATE, report)
     await trials.find_settings()
-    await _through(trials, model, asker, url, report)
-    report.table("What clients can do through the gateway", report.abilities)
+    await try_through(url, trials, model, report)
     return Said(TEMPLATE)
 
 
@@ -97,16 +95,17 @@ async def _examined(asker: Asker, first: Answer, url: str, asked_for: str, repor
     server = await recognize(asker, first, asked_for, report)
     model = await choose_model(asker, server.dialect, asked_for, report)
     await _find_health(asker, model, server.dialect, report)
+    straight: Trials | None = None
     if model:
-        await _try(asker, url, model, server, report)
-    else:
-        if server.is_binary:
-            _set_binary(server, report)
-        async with gateway(url, report) as through:
-            await ask_calls(through, "", report)
-        report.can("infer", "not found out: no model was tried")
-    over_grpc.add_rows(report)
-    report.table("What clients can do through the gateway", report.abilities)
+        report.heading("Its model" if model == THE_MODEL else f"Model {model}")
+        try:
+            straight = await (_try_v2 if server.dialect == V2 else _try_dialect)(asker, model, server, report)
+        except RefusedError as error:
+            report.problem(str(error))
+    elif server.is_binary:
+        _set_binary(server, report)
+    await try_through(url, straight, model, report)
+    add_grpc(report)
     return server
 
 
@@ -125,35 +124,6 @@ async def _find_health(asker: Asker, model: str, dialect: str, report: Report) -
 
 
 _WHY_HEALTH = "probes: /-/ready of the gateway tells whether the server is up"
-
-
-async def _try(asker: Asker, url: str, model: str, server: Said, report: Report) -> None:
-    """Try *model*, straight and through a gateway."""
-    report.heading("Its model" if model == THE_MODEL else f"Model {model}")
-    straight: Trials | None = None
-    try:
-        straight = await (_try_v2 if server.dialect == V2 else _try_dialect)(asker, model, server, report)
-    except RefusedError as error:
-        report.problem(str(error))
-    await _through(straight, model, asker, url, report)
-
-
-async def _through(straight: Trials | None, model: str, asker: Asker, url: str, report: Report) -> None:
-    """Try the same as *straight*, if that was answered, through a gateway."""
-    async with gateway(url, report) as through:
-        await ask_calls(through, model, report)
-        if straight is None:
-            report.can("infer", "not found out: no trial inference was answered")
-            return
-        crossing = V2Trials(through, Model(model), report)
-        if not await compare(crossing, straight, report):
-            return
-        ways = [
-            await cost("JSON, straight", partial(straight.infer, straight.samples)),
-            await cost("binary, through the gateway", partial(crossing.infer_binary, straight.by_client)),
-        ]
-        report.table("What this small inference takes: the median of five", ways)
-        await try_requests(crossing, straight, report)
 
 
 async def _try_v2(asker: Asker, model: str, server: Said, report: Report) -> Trials:

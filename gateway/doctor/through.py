@@ -1,16 +1,19 @@
 """The same through a gateway that is started for it on a free port, with the configuration that was found.
 
-What the doctor's table says that clients can do, was done here. Not here: what is sent straight to the server.
+What the doctor's table says that clients can do, was done here; the rows for gRPC follow from those for HTTP. Not here:
+what is sent straight to the server.
 """
 
 import logging
 import statistics
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from gateway.app import DataPlane, new_name
 from gateway.backend.endpoints import Endpoint
 from gateway.backend.questions import Answer, NoAnswerError
+from gateway.client.fronts import has_grpc
 from gateway.config import parse
 from gateway.doctor.asking import Asker
 from gateway.doctor.report import Report, as_yaml, configuration
@@ -22,7 +25,7 @@ ROUNDS = 5
 
 
 @asynccontextmanager
-async def gateway(endpoint: str, report: Report) -> AsyncIterator[Asker]:
+async def _gateway(endpoint: str, report: Report) -> AsyncIterator[Asker]:
     """What asks a gateway in front of *endpoint* that has the settings of *report*."""
     report.heading("Through a gateway, started for this")
     text = configuration(endpoint, report.settings, "127.0.0.1:0", "127.0.0.1:0", "")
@@ -38,7 +41,25 @@ async def gateway(endpoint: str, report: Report) -> AsyncIterator[Asker]:
         log.removeHandler(quiet)
 
 
-async def ask_calls(asker: Asker, model: str, report: Report) -> None:
+async def try_through(url: str, straight: Trials | None, model: str, report: Report) -> None:
+    """Try the same as *straight* through a gateway in front of *url*; None: no inference was answered."""
+    async with _gateway(url, report) as asker:
+        await _ask_calls(asker, model, report)
+        if straight is None:
+            report.can("infer", f"not found out: no {'trial inference was answered' if model else 'model was tried'}")
+            return
+        crossing = V2Trials(asker, Model(model), report)
+        if not await _compare(crossing, straight, report):
+            return
+        ways = [
+            await _cost("JSON, straight", partial(straight.infer, straight.samples)),
+            await _cost("binary, through the gateway", partial(crossing.infer_binary, straight.by_client)),
+        ]
+        report.table("What this small inference takes: the median of five", ways)
+        await _try_requests(crossing, straight, report)
+
+
+async def _ask_calls(asker: Asker, model: str, report: Report) -> None:
     """Ask what clients ask beside inferences, and report what they get."""
     paths = {"live": "/v2/health/live", "ready": "/v2/health/ready", "server metadata": "/v2"}
     if model:
@@ -53,18 +74,16 @@ async def ask_calls(asker: Asker, model: str, report: Report) -> None:
         else:
             if answer.status != 200:
                 refused[call] = answer.words
+        report.can(f"ask for {call}", "no" if call in refused else "yes")
     if answered := [call for call in paths if call not in refused]:
         report.ok(f"answered: {', '.join(answered)}")
     for call, words in refused.items():
-        if call == "model configuration":
-            report.note("not answered: model configuration, which perf_analyzer asks for and most servers do not have")
-        else:
-            report.note(f"not answered: {call} ({words})")
-    for call in paths:
-        report.can(f"ask for {call}", "no" if call in refused else "yes")
+        is_usual = call == "model configuration"
+        why = ", which perf_analyzer asks for and most servers do not have" if is_usual else f" ({words})"
+        report.note(f"not answered: {call}{why}")
 
 
-async def cost(way: str, infer: Callable[[], Awaitable[Answer]]) -> tuple[str, ...]:
+async def _cost(way: str, infer: Callable[[], Awaitable[Answer]]) -> tuple[str, ...]:
     """A row that says what *infer* takes, which asks the same each time: the median, and the bytes each way."""
     answers = [await infer() for _ in range(1 + ROUNDS)]
     median_s = statistics.median(answer.seconds for answer in answers[1:])
@@ -72,7 +91,7 @@ async def cost(way: str, infer: Callable[[], Awaitable[Answer]]) -> tuple[str, .
     return way, f"{median_s * 1000:.1f} ms", f"{last.sent_bytes:,} bytes sent", f"{len(last.body):,} bytes back"
 
 
-async def compare(crossing: V2Trials, straight: Trials, report: Report) -> bool:
+async def _compare(crossing: V2Trials, straight: Trials, report: Report) -> bool:
     """Whether the trial inference of *straight* crosses the gateway; says so, and if it gives the same."""
     answer = await crossing.infer_binary(straight.by_client)
     if answer.status != 200:
@@ -97,7 +116,7 @@ async def compare(crossing: V2Trials, straight: Trials, report: Report) -> bool:
     return True
 
 
-async def try_requests(crossing: V2Trials, straight: Trials, report: Report) -> None:
+async def _try_requests(crossing: V2Trials, straight: Trials, report: Report) -> None:
     """Try what else clients may want to send, and report it for the table."""
     samples = straight.by_client
 
@@ -117,3 +136,18 @@ async def try_requests(crossing: V2Trials, straight: Trials, report: Report) -> 
         report.can("send raw bytes (curl)", f"{outcome(answer)}{more}")
     for variant in await straight.variants():
         report.can(variant.what, outcome(await crossing.infer_binary(variant.samples), variant.key))
+
+
+def add_grpc(report: Report) -> None:
+    """Add what clients of gRPC can do: a call of theirs is served as the same call over HTTP."""
+    over_http = dict(report.abilities)
+    refused = [what.removeprefix("ask for ") for what, words in report.abilities if words == "no"]
+    infer = over_http.get("infer in binary", "not found out")
+    if infer.startswith("yes"):
+        infer = "yes, as in binary; FP16 and BF16 as raw contents only, as tritonclient sends them"
+    before = "" if has_grpc() else "pip install 'tensor-gateway[grpc]', and "
+    report.can("use gRPC", f"{before}set `grpc: ADDRESS`; the rows below follow from those of HTTP above")
+    report.can("gRPC: infer, stream", infer)
+    report.can("gRPC: ask", f"as over HTTP: all but {', '.join(refused)}" if refused else "as over HTTP: all")
+    report.can("gRPC: repository, stats", "if the server has them over HTTP, which was not tried")
+    report.can("gRPC: shared memory, traces", "no")
