@@ -7,6 +7,7 @@ codec cannot hide behind the same defect here. Not here: anything that the gatew
 
 import asyncio
 import json
+import re
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -19,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 from aiohttp import web
-from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.client.fronts import has_grpc
 from gateway.config import Address, parse
@@ -67,22 +67,14 @@ _JSON_TYPE = {"Content-Type": "application/json"}
 _MAX_BODY = 2 * 1024**3
 _BINARY_WORDS = ("binary_data_size", "binary_data", "binary_data_output")
 
-_MODELS: dict[str, dict[str, Any]] = {
-    "identity": {
-        "name": "identity",
-        "versions": ["1"],
-        "platform": "embedded",
-        "inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [-1]}],
-        "outputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [-1]}],
-    },
+_MODELS: dict[str, dict[str, list[dict[str, Any]]]] = {
+    "identity": {side: [{"name": "INPUT0", "datatype": "FP32", "shape": [-1]}] for side in ("inputs", "outputs")},
     "simple": {
-        "name": "simple",
-        "versions": ["1"],
-        "platform": "embedded",
-        "inputs": [{"name": name, "datatype": "INT32", "shape": [1, 16]} for name in ("INPUT0", "INPUT1")],
-        "outputs": [{"name": name, "datatype": "INT32", "shape": [1, 16]} for name in ("OUTPUT0", "OUTPUT1")],
+        f"{side}s": [{"name": f"{side.upper()}{number}", "datatype": "INT32", "shape": [1, 16]} for number in (0, 1)]
+        for side in ("input", "output")
     },
 }
+"""What each model takes and gives, as its metadata say it."""
 
 
 class JsonServer:
@@ -117,15 +109,13 @@ class JsonServer:
     async def start(self, port: int) -> None:
         """Listen; `url` says where."""
         application = web.Application(client_max_size=_MAX_BODY)
-        for path in ("/v2", "/v2/"):
-            application.router.add_get(path, self._server)
-        application.router.add_get("/v2/health/live", self._healthy)
-        application.router.add_get("/v2/health/ready", self._healthy)
-        for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
-            application.router.add_get(prefix, self._model)
-            application.router.add_get(f"{prefix}/ready", self._healthy)
-            application.router.add_get(f"{prefix}/config", self._config)
-            application.router.add_post(f"{prefix}/infer", self._infer)
+        application.router.add_get("/v2{slash:/?}", self._server)
+        application.router.add_get("/v2/health/{asked:live|ready}", self._healthy)
+        for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+            application.router.add_get(model, self._metadata)
+            application.router.add_get(f"{model}/ready", self._healthy)
+            application.router.add_get(f"{model}/config", self._config)
+            application.router.add_post(f"{model}/infer", self._infer)
         self._runner = web.AppRunner(application, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", port).start()
@@ -142,27 +132,23 @@ class JsonServer:
     async def _healthy(self, request: web.Request) -> web.Response:
         return web.Response()
 
-    async def _model(self, request: web.Request) -> web.Response:
-        model = _MODELS.get(request.match_info["model"])
-        return _no_model(request) if model is None else _json(200, model)
+    async def _metadata(self, request: web.Request) -> web.Response:
+        name = _model_of(request)
+        return _json(200, {"name": name, "versions": ["1"], "platform": "embedded", **_MODELS[name]})
 
     async def _config(self, request: web.Request) -> web.Response:
         """Answer with Triton's model configuration, which some clients need."""
-        model = _MODELS.get(request.match_info["model"])
-        if model is None:
-            return _no_model(request)
-        described: dict[str, Any] = {"name": model["name"], "platform": model["platform"], "max_batch_size": 0}
-        for key in ("input", "output"):
-            described[key] = [
+        name = _model_of(request)
+        described: dict[str, Any] = {"name": name, "platform": "embedded", "max_batch_size": 0}
+        for side, tensors in _MODELS[name].items():
+            described[side.removesuffix("s")] = [
                 {"name": tensor["name"], "data_type": f"TYPE_{tensor['datatype']}", "dims": tensor["shape"]}
-                for tensor in model[f"{key}s"]
+                for tensor in tensors
             ]
         return _json(200, described)
 
     async def _infer(self, request: web.Request) -> web.Response:
-        model = request.match_info["model"]
-        if model not in _MODELS or request.match_info.get("version", "1") != "1":
-            return _no_model(request)
+        model = _model_of(request)
         if request.headers.get("Content-Type") != "application/json":
             return _json(415, {"error": "Content-Type must be application/json: this server reads JSON only"})
         text = await request.read()
@@ -228,15 +214,16 @@ async def show(server: JsonServer, gateway_url: str, admin_url: str) -> bool:
             crossed = await _infer_binary(client, gateway_url, image)
             through_s.append(time.perf_counter() - started)
         async with client.get(f"{admin_url}/metrics") as scraped:
-            spent = _spent_ms(await scraped.text())
+            sums = re.findall(r'transcode_seconds_sum{direction="(\w+)"} (\S+)', await scraped.text())
+    spent_ms = {direction: float(sum_s) * 1000 / _ROUNDS for direction, sum_s in sums}
     print(f"  JSON, straight to the server  {min(straight_s) * 1000:7.1f} ms  from Python, with tolist and json")
     print(f"  binary, through the gateway   {min(through_s) * 1000:7.1f} ms  and the server still reads JSON\n")
     sent, got = crossed.sent_header, crossed.reply_header
     n_bytes, n_back = image.nbytes, len(crossed.tensor)
     rows = [
         ("client  -> gateway", sent + n_bytes, f"{sent} of JSON header, {n_bytes:,} of tensor"),
-        ("gateway -> server", server.request_bytes, f"JSON, made in {spent['request']:.1f} ms as it was sent"),
-        ("server  -> gateway", server.answer_bytes, f"JSON, read in {spent['response']:.1f} ms as it arrived"),
+        ("gateway -> server", server.request_bytes, f"JSON, made in {spent_ms['request']:.1f} ms as it was sent"),
+        ("server  -> gateway", server.answer_bytes, f"JSON, read in {spent_ms['response']:.1f} ms as it arrived"),
         ("gateway -> client", got + n_back, f"{got} of JSON header, {n_back:,} of tensor"),
     ]
     for number, (wire, n_crossed, what) in enumerate(rows, 1):
@@ -324,16 +311,6 @@ def _moved(*urls: str) -> str:
     )
 
 
-def _spent_ms(metrics: str) -> dict[str, float]:
-    """Milliseconds of an inference's encoding and decoding, on average, from the gateway's own metrics."""
-    spent = {"request": 0.0, "response": 0.0}
-    for family in text_string_to_metric_families(metrics):
-        for sample in family.samples:
-            if sample.name == "tensor_gateway_transcode_seconds_sum":
-                spent[sample.labels["direction"]] = sample.value * 1000 / _ROUNDS
-    return spent
-
-
 def _identity(asked: dict[str, Any]) -> list[dict[str, Any]]:
     return [{key: tensor[key] for key in ("name", "datatype", "shape", "data")} for tensor in asked["inputs"]]
 
@@ -347,8 +324,13 @@ def _simple(asked: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _no_model(request: web.Request) -> web.Response:
-    return _json(404, {"error": f"unknown model {request.match_info['model']!r}"})
+def _model_of(request: web.Request) -> str:
+    """The name of the model that *request* is about. Raises the answer that there is no such one."""
+    name = request.match_info["model"]
+    if name not in _MODELS or request.match_info.get("version", "1") != "1":
+        words = json.dumps({"error": f"unknown model {name!r}"})
+        raise web.HTTPNotFound(text=words, content_type="application/json")
+    return name
 
 
 def _json(status: int, value: object) -> web.Response:
