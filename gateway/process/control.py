@@ -1,12 +1,10 @@
-"""The messages between the supervisor and its workers, in frames, over one pipe each way.
+"""The messages between the supervisor and its workers, in frames, over a socket that is a worker's standard input.
 
-Down, on a worker's standard input: the configuration to start with, and the two steps of a reload. Up: that the worker
-listens, how each step went, what it says of itself, and what it has counted. Not here: what either side does with a
-message.
+Down: the configuration to start with, and the two steps of a reload. Up: that the worker listens, how each step went,
+what it says of itself, and what it has counted. Not here: what either side does with a message.
 """
 
 import asyncio
-import os
 from typing import TypeVar
 
 import msgspec
@@ -81,7 +79,7 @@ M = TypeVar("M")
 
 
 def frame(message: Down | Up) -> bytes:
-    """*message* as it crosses a pipe: its length, then JSON."""
+    """*message* as it crosses the socket: its length, then JSON."""
     text = msgspec.json.encode(message)
     return len(text).to_bytes(_LENGTH_BYTES, "big") + text
 
@@ -89,31 +87,9 @@ def frame(message: Down | Up) -> bytes:
 async def read(reader: asyncio.StreamReader, decoder: "msgspec.json.Decoder[M]") -> M | None:
     """The next message; None at the end. Raises `ValueError` or `MsgspecError` for an invalid one."""
     try:
-        n_bytes = _checked_length(await reader.readexactly(_LENGTH_BYTES))
+        n_bytes = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
+        if n_bytes > MAX_FRAME_BYTES:
+            raise ValueError(f"a message of {n_bytes} bytes, at most {MAX_FRAME_BYTES} are allowed")
         return decoder.decode(await reader.readexactly(n_bytes))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-
-
-def read_blocking(descriptor: int, decoder: "msgspec.json.Decoder[M]") -> M | None:
-    """As `read`, before there is an event loop; nothing beyond the message is taken from *descriptor*."""
-    length = _read_exactly(descriptor, _LENGTH_BYTES)
-    text = _read_exactly(descriptor, _checked_length(length)) if length is not None else None
-    return decoder.decode(text) if text is not None else None
-
-
-def _checked_length(length: bytes) -> int:
-    n_bytes = int.from_bytes(length, "big")
-    if n_bytes > MAX_FRAME_BYTES:
-        raise ValueError(f"a message of {n_bytes} bytes, at most {MAX_FRAME_BYTES} are allowed")
-    return n_bytes
-
-
-def _read_exactly(descriptor: int, n_bytes: int) -> bytes | None:
-    text = b""
-    while len(text) < n_bytes:
-        piece = os.read(descriptor, n_bytes - len(text))
-        if not piece:
-            return None
-        text += piece
-    return text

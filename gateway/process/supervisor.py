@@ -2,13 +2,12 @@
 
 It has the admin listener and serves no client. It reserves the port, starts the workers, replaces one that dies, adds
 up what they count, has all of them reload or none, and drains them together.
-Not here: what happens in a worker's process (`worker`), and how messages cross the pipes (`control`).
+Not here: what happens in a worker's process (`worker`), and how messages cross (`control`).
 """
 
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 import sys
@@ -60,9 +59,17 @@ log = logging.getLogger("gateway")
 class _WorkerProcess:
     """A worker's process, as the supervisor sees it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, count: Callable[[Batch], bool]) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        told: asyncio.StreamReader,
+        tell: asyncio.StreamWriter,
+        count: Callable[[Batch], bool],
+    ) -> None:
         """*count* takes what the worker has counted."""
         self.process = process
+        self._told = told
+        self._tell = tell
         self.pid = process.pid
         self.is_listening = False
         """Whether it accepts clients, and every reload reaches it."""
@@ -77,13 +84,11 @@ class _WorkerProcess:
         self._count = count
         self._answers: asyncio.Queue[Listening | Prepared | Committed | None] = asyncio.Queue(MAX_ANSWERS)
 
-    async def read(self, pipe: int) -> None:
+    async def read(self) -> None:
         """Read the worker's messages until its end."""
         loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader()
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb"))
         try:
-            while (message := await control.read(reader, control.UP)) is not None:
+            while (message := await control.read(self._told, control.UP)) is not None:
                 self.heard_s, self.heard_at_s = loop.time(), time.time()
                 if isinstance(message, Report):
                     self.reading = message.reading
@@ -96,12 +101,11 @@ class _WorkerProcess:
         finally:
             with contextlib.suppress(asyncio.QueueFull):
                 self._answers.put_nowait(None)
-            transport.close()
+            self._tell.close()
 
     def tell(self, message: control.Down) -> None:
         """Write to the worker; it is not waited for."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(control.frame(message))
+        self._tell.write(control.frame(message))
 
     async def answer(self, timeout_s: float) -> Listening | Prepared | Committed | None:
         """Its next answer; None, and it is killed, if none comes within *timeout_s*."""
@@ -187,7 +191,7 @@ class Supervisor:
 
     async def _spawn(self) -> _WorkerProcess:
         """Start a worker and wait until it listens. Raises `OSError` if it does not."""
-        told, tell = os.pipe()
+        own, its = socket.socketpair()
         # the workers of a `unix:` listener share one socket, which cannot be bound a second time
         inherited = [
             holder.fileno() if address.is_unix else None
@@ -198,22 +202,23 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, _OF_TERMINAL)
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway.process.worker", str(tell), self.name, *names),
-                stdin=asyncio.subprocess.PIPE,
-                pass_fds=[tell, *(number for number in inherited if number is not None)],
+                *(sys.executable, "-m", "gateway.process.worker", self.name, *names),
+                stdin=its.fileno(),
+                pass_fds=[number for number in inherited if number is not None],
             )
         except BaseException:
-            os.close(told)
+            own.close()
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_TERMINAL)
-            os.close(tell)
-        worker = self._workers[process.pid] = _WorkerProcess(process, self.metrics.add)
-        reader = asyncio.create_task(worker.read(told))
+            its.close()
+        # its end tells the worker that the supervisor is gone
+        told, tell = await asyncio.open_connection(sock=own)
+        worker = self._workers[process.pid] = _WorkerProcess(process, told, tell, self.metrics.add)
+        reader = asyncio.create_task(worker.read())
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
         worker.share = self._share()
-        # standard input stays open: its end tells the worker that the supervisor is gone
         worker.tell(Start(msgspec.Raw(encode(worker.share))))
         if await worker.answer(START_S) is None or not await self._join(worker):
             self._workers.pop(worker.pid, None)
