@@ -22,9 +22,11 @@ class Finding(NamedTuple):
     key: str
     reason: str
 
-    def text(self, file: str = "", kind: str = "") -> str:
-        """One line: `file:line: kind: key: reason`, without what is empty; the line only with the file."""
+    def text(self, file: str, kind: str = "") -> str:
+        """One line: `file:line: kind: key: reason`, without what is empty; without a file, `line N` if there is no key."""
         place = f"{file}:{self.line}" if file and self.line else file
+        if not file and not self.key:
+            place = f"line {self.line}"
         return ": ".join(part for part in (place, kind, self.key, self.reason) if part)
 
 

@@ -11,10 +11,12 @@ import msgspec
 import yaml
 
 from gateway.config.findings import HIDDEN, Finding, Inspected
-from gateway.config.reading import Reader, warnings_of
+from gateway.config.reading import MAX_FINDINGS, inspected
+from gateway.config.rules import check
 from gateway.config.schema import Config
 from gateway.config.structure import walk
 from gateway.config.values import FilePath, Workers, read, shortened
+from gateway.config.warnings import UNUSED, WARNINGS
 from gateway.errors import ConfigError
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
@@ -23,16 +25,12 @@ MAX_FILE_BYTES = 4 * 1024 * 1024
 
 def inspect(path: Path) -> Inspected:
     """All that is right and wrong with the file *path*, and whether the files that its keys name can be read."""
-    found = _read_file(path)
-    _look_closer(found)
-    return found
+    return _looked_closer_at(_read_file(path))
 
 
 def inspect_bytes(content: bytes, file: str) -> Inspected:
     """`inspect` for *content* that came from elsewhere, *file* in messages; relative to the working directory."""
-    found = _read(content, file, Path.cwd())
-    _look_closer(found)
-    return found
+    return _looked_closer_at(_read(content, file, Path.cwd()))
 
 
 def load(path: Path) -> Config:
@@ -40,10 +38,7 @@ def load(path: Path) -> Config:
 
     Files that keys name are not looked for: whoever reads them says what is wrong with them.
     """
-    found = _read_file(path)
-    if found.config is None:
-        raise ConfigError("\n".join(error.text(found.file) for error in found.errors))
-    return found.config
+    return _sound(_read_file(path))
 
 
 def parse(text: str) -> Config:
@@ -51,11 +46,12 @@ def parse(text: str) -> Config:
 
     Raises `ConfigError`: for each error a line of key and reason. Files that keys name are not looked for.
     """
-    found = Reader(text, Path.cwd()).inspected("")
+    return _sound(inspected(text, "", Path.cwd()))
+
+
+def _sound(found: Inspected) -> Config:
     if found.config is None:
-        # what has no key is found by its line
-        texts = (each.text() if each.key else f"line {each.line}: {each.reason}" for each in found.errors)
-        raise ConfigError("\n".join(texts))
+        raise ConfigError("\n".join(error.text(found.file) for error in found.errors))
     return found.config
 
 
@@ -130,12 +126,16 @@ def _read(content: bytes, file: str, base: Path) -> Inspected:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         return Inspected(file, None, [Finding(line, "", "not UTF-8")])
-    return Reader(text, base).inspected(file)
+    return inspected(text, file, base)
 
 
-def _look_closer(found: Inspected) -> None:
+def _looked_closer_at(found: Inspected) -> Inspected:
     """Add warnings, and the files that keys name and that cannot be read: what they hold is judged by their readers."""
-    found.warnings = warnings_of(found)
+    # routes that could not be read may lead to a backend, or match before others
+    is_whole = not any(error.key.startswith(("routes", "backends")) or not error.key for error in found.errors)
+    for key, reason in check(WARNINGS + UNUSED if is_whole else WARNINGS, found.read):
+        if key in found.lines and len(found.warnings) < MAX_FINDINGS:  # a default is not warned of
+            found.add_warning(key, reason)
     for key, value in walk(found.read):
         if isinstance(value, FilePath):
             try:
@@ -145,3 +145,4 @@ def _look_closer(found: Inspected) -> None:
                     found.add_error(key, f"this user may not read the file: {value}")
             except OSError as error:
                 found.add_error(key, f"cannot be read: {error.strerror}")
+    return found

@@ -5,7 +5,6 @@ outside, and of a long value only the beginning.
 Not here: what the values must satisfy together (`schema`), and where the text comes from (`loading`).
 """
 
-import itertools
 import re
 import typing
 from collections.abc import Callable, Iterator
@@ -29,7 +28,6 @@ from gateway.config.structure import (
     words_for,
 )
 from gateway.config.values import KINDS, Endpoint, meant, nearest, read, shortened, shown
-from gateway.config.warnings import UNUSED, WARNINGS
 from gateway.config.yaml_nodes import Document, NotYamlError, line_of
 
 MAX_FINDINGS = 100
@@ -48,25 +46,39 @@ _FROM_TEXT: dict[Any, tuple[re.Pattern[str], Callable[[str], Any]]] = {
 """How values from outside, which are text, are read where something else is expected."""
 
 
+_ANY_AT: dict[type[yaml.Node], Any] = {yaml.SequenceNode: list[Any], yaml.MappingNode: dict[str, Any]}
+"""What a value is that may be anything, by its node."""
+
+
 class _TooManyError(Exception):
     """`MAX_FINDINGS` are reached."""
 
 
-_ANY_AT: dict[type[yaml.Node], Any] = {yaml.SequenceNode: list[Any], yaml.MappingNode: dict[str, Any]}
-"""What a value is that may be anything, by its node."""
+def inspected(text: str, file: str, base: Path) -> Inspected:
+    """What *text* says and what is wrong with it, without warnings; paths are relative to the folder *base*."""
+    found = Inspected(file, None, [])
+    try:
+        reader = _Reader(found, base, Document(text))
+        found.read = reader.whole()
+        reader.check_rules(found.read)
+    except NotYamlError as error:
+        found.errors.append(Finding(error.line, "", error.reason))
+    except _TooManyError:
+        found.errors.append(Finding(found.errors[-1].line, "", f"too many errors, only {MAX_FINDINGS} are shown"))
+        found.read = None
+    found.errors.sort(key=lambda error: error.line)
+    return found
 
-_INVALID: Any = object()
-"""What is read where there is an error; whatever holds it goes on with a default or a placeholder."""
 
+class _Reader:
+    """Walks the nodes of a document along the types of `Config`, and collects what is wrong on its way.
 
-class Reader:
-    """Walks the nodes of a document along the types of `Config`, and collects what is wrong on its way."""
+    What cannot be read is a `ValueError`, the reason, up to the mapping or list that holds it, which goes on with a
+    default or a placeholder.
+    """
 
-    def __init__(self, text: str, base: Path) -> None:
-        self.config: Config | None = None
-        """What was read, with placeholders where there are errors; None if there is nothing to go on with."""
-        self._errors: list[Finding] = []
-        self._lines: dict[str, int] = {}
+    def __init__(self, found: Inspected, base: Path, document: Document) -> None:
+        self._found = found
         self._misspelt: list[str] = []
         """The keys that misspelt ones were probably meant to be: they are not reported as missing."""
         self._without_key: list[str] = []
@@ -74,54 +86,43 @@ class Reader:
         self._hidden: list[str] = []
         self._base = base
         self._outside = Outside(base)
-        try:
-            self._document = Document(text)
-            self.config = self._whole(self._document.root)
-            # a value that could not be read is a placeholder: problems of it, or that name it, are not reported
-            unread = [error.key for error in self._errors if error.key] + self._misspelt
-            for key, reason in check(ERRORS, self.config):
-                is_known = any(overlap(key, other) or f"`{other}`" in reason for other in unread)
-                if not is_known and not {key, key.rpartition(".")[0]}.intersection(self._without_key):
-                    self._fail(key, reason, self._line_of_problem(key, reason))
-        except NotYamlError as error:
-            self._errors.append(Finding(error.line, "", error.reason))
-        except _TooManyError:
-            self._errors.append(Finding(self._errors[-1].line, "", f"too many errors, only {MAX_FINDINGS} are shown"))
-            self.config = None
+        self._document = document
 
-    def inspected(self, file: str) -> Inspected:
-        """What was read and the errors, in the order of the lines; without warnings."""
-        errors = sorted(self._errors, key=lambda error: error.line)
-        return Inspected(file, self.config, errors, [], self._lines)
-
-    def _fail(self, path: str, reason: str, line: int | None = None) -> Any:
-        self._errors.append(Finding(line_of_key(self._lines, path) if line is None else line, path, reason))
-        if len(self._errors) >= MAX_FINDINGS:
-            raise _TooManyError
-        return _INVALID
-
-    def _line_of_problem(self, key: str, reason: str) -> int:
-        """The line of *key*, or, where only a default is wrong, of the key in the *reason* that does not go with it."""
-        for name in (key, *_NAMED_KEY.findall(reason)):
-            if re.split(r"[.\[]", name, maxsplit=1)[0] in self._lines:
-                return line_of_key(self._lines, name)
-        return 1
-
-    def _whole(self, root: yaml.Node | None) -> Config | None:
+    def whole(self) -> Config | None:
+        """The configuration, with placeholders where there are errors; None if there is nothing to go on with."""
+        root = self._document.root
         if not isinstance(root, yaml.MappingNode):
             self._fail("", "expected keys and values, such as `listen: 127.0.0.1:8080`", line_of(root) if root else 1)
             return None
         config: Config = self._struct(root, Config, "")
         return msgspec.structs.replace(config, hidden=self._hidden)
 
+    def check_rules(self, config: Config | None) -> None:
+        """Report what breaks a rule, unless it is about a value that could not be read, or names one."""
+        unread = [error.key for error in self._found.errors if error.key] + self._misspelt
+        for key, reason in check(ERRORS, config):
+            is_known = any(overlap(key, other) or f"`{other}`" in reason for other in unread)
+            if not is_known and not {key, key.rpartition(".")[0]}.intersection(self._without_key):
+                self._fail(key, reason, self._line_of_problem(key, reason))
+
+    def _fail(self, path: str, reason: str, line: int | None = None) -> None:
+        line = line_of_key(self._found.lines, path) if line is None else line
+        self._found.errors.append(Finding(line, path, reason))
+        if len(self._found.errors) >= MAX_FINDINGS:
+            raise _TooManyError
+
+    def _line_of_problem(self, key: str, reason: str) -> int:
+        """The line of *key*, or, where only a default is wrong, of the key in the *reason* that does not go with it."""
+        for name in (key, *_NAMED_KEY.findall(reason)):
+            if re.split(r"[.\[]", name, maxsplit=1)[0] in self._found.lines:
+                return line_of_key(self._found.lines, name)
+        return 1
+
     def _value(self, node: yaml.Node, type_: Any, path: str) -> Any:
-        """The value of *node* as *type_*, or `_INVALID`."""
+        """The value of *node* as *type_*. Raises `ValueError`: what is wrong with it."""
         type_, is_optional = without_none(type_)
         type_ = _ANY_AT.get(type(node), Any) if type_ is Any else type_
-        try:
-            value = self._document.value_of(node)
-        except ValueError as error:
-            return self._fail(path, str(error))
+        value = self._document.value_of(node)
         if value is None and is_optional:
             return None
         origin = typing.get_origin(type_)
@@ -129,37 +130,39 @@ class Reader:
             return self._scalar(value, type_, path)
         if not isinstance(node, yaml.SequenceNode if origin is list else yaml.MappingNode):
             example = f", such as {_BACKENDS}" if path == "backends" else ""
-            return self._fail(path, f"expected {words_for(type_)}{example}, got {shown(value)}")
+            raise ValueError(f"expected {words_for(type_)}{example}, got {shown(value)}")
         if is_struct(type_):
             return self._struct(node, type_, path)
         inner_type = typing.get_args(type_)[-1]
         values = {}
         for key, inner, inner_node in self._entries(node, path):
-            inner_value = self._value(inner_node, inner_type, inner)
-            # what cannot be read keeps its place, so that the others keep theirs
-            values[key] = placeholder(inner_type) if inner_value is _INVALID else inner_value
+            try:
+                values[key] = self._value(inner_node, inner_type, inner)
+            except ValueError as error:
+                self._fail(inner, str(error))
+                values[key] = placeholder(inner_type)  # it keeps its place, so that the others keep theirs
         return values if origin is dict else list(values.values())
 
     def _struct(self, node: yaml.Node, type_: Any, path: str) -> Any:
         fields = fields_in_file(type_)
-        values: dict[str, Any] = {}
+        # what is required and cannot be read
+        values = {item.name: placeholder(item.type) for item in fields.values() if item.required}
+        missing = {key for key, item in fields.items() if item.required}
         for key, inner, value_node in self._entries(node, path):
+            missing.discard(key)
             if key not in fields:
                 near = nearest(key, list(fields))
                 hint = f", did you mean `{near}`?" if near else f"; known are {', '.join(fields)}"
                 self._misspelt += [join(path, near)] if near else []
                 self._fail(inner, f"unknown key{hint}")
-            else:
-                value = self._value(value_node, fields[key].type, inner)
-                if value is not _INVALID:
-                    values[fields[key].name] = value
-                elif fields[key].required:
-                    values[fields[key].name] = placeholder(fields[key].type)
-        for key, item in fields.items():
-            if item.required and item.name not in values:
-                if join(path, key) not in self._misspelt and path not in self._without_key:
-                    self._fail(join(path, key), f"missing; expected {words_for(item.type)}")
-                values[item.name] = placeholder(item.type)
+                continue
+            try:
+                values[fields[key].name] = self._value(value_node, fields[key].type, inner)
+            except ValueError as error:
+                self._fail(inner, str(error))
+        for key in fields:
+            if key in missing and join(path, key) not in self._misspelt and path not in self._without_key:
+                self._fail(join(path, key), f"missing; expected {words_for(fields[key].type)}")
         return type_(**values)
 
     def _entries(self, node: yaml.Node, path: str) -> Iterator[tuple[Any, str, yaml.Node]]:
@@ -167,11 +170,9 @@ class Reader:
         if isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):
                 inner = f"{path}[{index}]"
-                self._lines[inner] = line_of(item)
+                self._found.lines[inner] = line_of(item)
                 yield index, inner, item
             return
-        assert isinstance(node, yaml.MappingNode), node
-        prefix = f"{path}." if path else ""
         seen = set()
         for key_node, value_node in node.value:
             try:
@@ -183,8 +184,8 @@ class Reader:
                 self._fail("", str(error), line_of(key_node))
                 continue
             seen.add(key)
-            inner = f"{prefix}{shortened(key)}"
-            self._lines[inner] = line_of(key_node)
+            inner = join(path, shortened(key))
+            self._found.lines[inner] = line_of(key_node)
             if "${" in key:
                 self._fail(inner, "values from outside, `${...}`, may stand in values, not in keys")
             else:
@@ -194,10 +195,7 @@ class Reader:
         text = value if isinstance(value, str) else ""
         is_from_outside = False
         if "${" in text:
-            try:
-                value, is_from_outside = self._outside.put_into(text)
-            except ValueError as error:
-                return self._fail(path, str(error))
+            value, is_from_outside = self._outside.put_into(text)
         if is_from_outside:
             self._hidden.append(path)
         try:
@@ -206,10 +204,10 @@ class Reader:
                 _check_path_from_file(converted, text)
         except ValueError as error:
             if is_from_outside:
-                return self._fail(path, f"{error}, got a value from outside")
+                raise ValueError(f"{error}, got a value from outside") from None
             near = meant(value, type_, choices_of(type_))
             hint = f", did you mean `{near}`?" if near else ""
-            return self._fail(path, f"{error}, got {shown(value)}{hint}")
+            raise ValueError(f"{error}, got {shown(value)}{hint}") from None
         return converted
 
 
@@ -237,21 +235,3 @@ def _check_path_from_file(endpoint: Endpoint, text: str) -> None:
         raise ValueError(
             "expected no path in what comes from outside: metrics and logs show endpoints, so write it into the file"
         )
-
-
-def warnings_of(found: Inspected) -> list[Finding]:
-    """What the values that were read warn of, in the order of the lines; but nothing about keys with errors.
-
-    Only what stands in the file is warned of, not a default.
-    """
-    if found.read is None:
-        return []
-    # routes that could not be read may lead to a backend, or match before others
-    is_whole = not any(error.key.startswith(("routes", "backends")) or not error.key for error in found.errors)
-    warnings = []
-    for key, reason in itertools.chain(check(WARNINGS, found.read), check(UNUSED, found.read) if is_whole else ()):
-        if key in found.lines and found.has_no_error(key):
-            warnings.append(Finding(found.lines[key], key, reason))
-        if len(warnings) >= MAX_FINDINGS:
-            break
-    return sorted(warnings, key=lambda warning: warning.line)
