@@ -147,13 +147,10 @@ class DataPlane:
         if exchange.error is ErrorKind.INTERNAL:
             log.error("request %s: %s", exchange.request_id, exchange.detail)
 
-    async def start(self, *, shared: bool = False, inherited: Sequence[socket.socket | None] = ()) -> None:
-        """Listen, on ports that are *shared* with other workers, or on *inherited* sockets.
-
-        Raises `OSError` if an address cannot be had.
-        """
+    async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
+        """Listen, on *sockets* if a worker was given some. Raises `OSError` if an address cannot be had."""
         await asyncio.gather(*(upstream.start() for upstream in self._upstreams))
-        await self._fronts.open(self.config, shared=shared, inherited=inherited)
+        await self._fronts.open(self.config, sockets)
         await self._expect()
         self._sampler = asyncio.create_task(self._sample())
         self._certificate_watch = asyncio.create_task(certificates.watch(self._tls_contexts))

@@ -6,6 +6,7 @@ Here: which there are, and what a reload gives them. Not here: accepting (`liste
 import socket
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from itertools import zip_longest
 
 from gateway.certificates import HTTP1, HTTP2, TlsContext
 from gateway.client.connection import ClientConnection
@@ -50,17 +51,13 @@ class Fronts:
                 ClientListener(server, GrpcConnection, tls=contexts[1], handshake_timeout_s=timeout_s)
             )
 
-    async def open(self, config: Config, *, shared: bool, inherited: Sequence[socket.socket | None]) -> None:
-        """Listen, on ports that are *shared* with other workers, or on *inherited* sockets, one a listener.
+    async def open(self, config: Config, sockets: Sequence[socket.socket]) -> None:
+        """Listen on *sockets*, one a listener; without them, on the addresses of *config*.
 
         Raises `OSError` if an address cannot be had.
         """
-        sockets = [*inherited, None, None]
-        for listener, address, bound in zip(self._listeners, addresses(config), sockets, strict=False):
-            if bound is not None:
-                self.urls.append(listener.open_on(bound, address))
-            else:
-                self.urls.append(await listener.open(address, shared=shared))
+        for listener, address, bound in zip_longest(self._listeners, addresses(config), sockets):
+            self.urls.append(await listener.open(address, bound))
 
     @property
     def tls(self) -> list[TlsContext | None]:

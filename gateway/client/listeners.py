@@ -64,26 +64,19 @@ class ClientListener:
         self._opening: set[asyncio.Task[None]] = set()
         self._warnings = OncePerInterval()
 
-    async def open(self, address: Address, *, shared: bool = False) -> str:
-        """Listen on *address*, on a port that is *shared* with other processes; the URL.
+    async def open(self, address: Address, bound: socket.socket | None = None) -> str:
+        """Listen on *address*, or on a socket that is *bound* to it already; the URL.
 
         Raises `OSError` that names the address.
         """
-        bound = await (bind_shared if shared else bind)(address)
+        bound = bound or await bind(address)
         try:
-            return self.open_on(bound, address)
+            with _naming(address):
+                bound.listen(BACKLOG)
+                bound.setblocking(False)
         except BaseException:
             release(bound)
             raise
-
-    def open_on(self, bound: socket.socket, address: Address) -> str:
-        """Listen on a socket that is *bound* to *address*, such as one that was inherited; the URL.
-
-        Raises `OSError` that names the address.
-        """
-        with _naming(address):
-            bound.listen(BACKLOG)
-            bound.setblocking(False)
         self._socket = bound
         asyncio.get_running_loop().add_reader(bound, self._accept, ACCEPTS_AT_ONCE)
         port = 0 if address.is_unix else bound.getsockname()[1]
@@ -195,15 +188,15 @@ async def bind(address: Address) -> socket.socket:
 
 
 async def bind_shared(address: Address) -> socket.socket:
-    """A worker's socket on a port that was reserved with `reserve`. Raises `OSError` that names the address."""
+    """A socket for a worker on a port that was reserved with `reserve`. Raises `OSError` that names the address."""
     return await _bind(address, is_shared=True)
 
 
 async def reserve(address: Address) -> socket.socket:
-    """Reserve the port of *address* for workers, which each `bind_shared` to it.
+    """Reserve the port of *address* for workers, which each get a socket from `bind_shared`.
 
-    For a `unix:` address it is a socket that listens, for the workers to inherit and `open_on`. `release` it at the
-    end. Raises `OSError` that names the address.
+    For a `unix:` address it is a socket that listens, which all workers inherit. `release` it at the end. Raises
+    `OSError` that names the address.
 
     The kernel lets every process of the same user join a port that is shared (SO_REUSEPORT). So the port is taken the
     way a single process takes it: bound and listened on without sharing, which fails if anybody else has it. Then

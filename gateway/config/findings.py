@@ -23,7 +23,7 @@ class Finding(NamedTuple):
     reason: str
 
     def text(self, file: str, kind: str = "") -> str:
-        """One line: `file:line: kind: key: reason`, without what is empty; without a file, `line N` if there is no key."""
+        """One line: `file:line: kind: key: reason`, without what is empty; `line N` if there is no key and no file."""
         place = f"{file}:{self.line}" if file and self.line else file
         if not file and not self.key:
             place = f"line {self.line}"

@@ -15,9 +15,6 @@ from gateway.telemetry.reading import Reading
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """The longest message: a configuration, or what a worker says of itself or has counted."""
 
-NONE = "-"
-"""In a worker's arguments, in place of the descriptor of a listener that it opens itself."""
-
 _LENGTH_BYTES = 4
 
 

@@ -137,8 +137,6 @@ class Supervisor:
         self._config = config
         self.grpc_urls: list[str] = []
         """Where gRPC is spoken; empty: nowhere."""
-        self._addresses: dict[str, Address] = {}
-        """Where the workers listen, by the key of the configuration: with the real ports."""
         self._admin = AdminListener(
             config.admin, lambda: self._config, self._collect, self._not_ready, self._status, self.stalled
         )
@@ -151,8 +149,8 @@ class Supervisor:
         """Read the messages of the workers."""
         self._changes = asyncio.Lock()
         """Held while workers are brought to another configuration, or join those that are."""
-        self._port_holders: list[socket.socket] = []
-        """One a listener of the workers."""
+        self._reserved: list[tuple[Address, socket.socket]] = []
+        """Where the workers listen, with the real port, and what keeps it for them."""
 
     @classmethod
     async def start(cls, config: Config) -> "Supervisor":
@@ -173,52 +171,32 @@ class Supervisor:
     async def _start_workers(self) -> None:
         scheme = "http" if self._config.tls is None else "https"
         urls = []
-        for key, configured in zip(("listen", "grpc"), addresses(self._config), strict=False):
-            holder = await listeners.reserve(configured)
-            self._port_holders.append(holder)
-            address = configured
-            if not address.is_unix:
-                address = Address(f"{address.rpartition(':')[0]}:{holder.getsockname()[1]}")
-            urls.append(listeners.url_of(address, 0 if address.is_unix else address.port, scheme))
-            self._addresses[key] = address
+        for address in addresses(self._config):
+            holder = await listeners.reserve(address)
+            url = listeners.url_of(address, 0 if address.is_unix else holder.getsockname()[1], scheme)
+            self._reserved.append((address if address.is_unix else Address(url.partition("//")[2]), holder))
+            urls.append(url)
         self.listen_url, *self.grpc_urls = urls
         workers = await asyncio.gather(*(self._spawn() for _ in range(self._config.workers)))
         self._minders = [asyncio.create_task(self._mind(worker)) for worker in workers]
 
-    def _share(self) -> Config:
-        """The configuration of one worker."""
-        return msgspec.structs.replace(self._config.share(), **self._addresses)
-
     async def _spawn(self) -> _WorkerProcess:
         """Start a worker and wait until it listens. Raises `OSError` if it does not."""
         own, its = socket.socketpair()
-        # the workers of a `unix:` listener share one socket, which cannot be bound a second time
-        inherited = [
-            holder.fileno() if address.is_unix else None
-            for holder, address in zip(self._port_holders, addresses(self._config), strict=False)
-        ]
-        names = [control.NONE if number is None else str(number) for number in inherited]
-        # until the worker ignores them: the terminal's signals go to all processes, and end those that do not
-        signal.pthread_sigmask(signal.SIG_BLOCK, _OF_TERMINAL)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway.process.worker", self.name, *names),
-                stdin=its.fileno(),
-                pass_fds=[number for number in inherited if number is not None],
-            )
-        except BaseException:
-            own.close()
-            raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_TERMINAL)
-            its.close()
+        with contextlib.ExitStack() as given:
+            given.enter_context(its)
+            try:
+                process = await self._exec(its, [await self._listening(each, given) for each in self._reserved])
+            except BaseException:
+                own.close()
+                raise
         # its end tells the worker that the supervisor is gone
         told, tell = await asyncio.open_connection(sock=own)
         worker = self._workers[process.pid] = _WorkerProcess(process, told, tell, self.metrics.add)
         reader = asyncio.create_task(worker.read())
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
-        worker.share = self._share()
+        worker.share = self._config.share()
         worker.tell(Start(msgspec.Raw(encode(worker.share))))
         if await worker.answer(START_S) is None or not await self._join(worker):
             self._workers.pop(worker.pid, None)
@@ -227,10 +205,30 @@ class Supervisor:
             raise OSError(f"a worker did not start on {self._config.listen}")
         return worker
 
+    async def _listening(self, reserved: tuple[Address, socket.socket], given: contextlib.ExitStack) -> int:
+        """The descriptor of a worker's own socket on an address; all workers of a `unix:` listener have the same."""
+        address, holder = reserved
+        if not address.is_unix:
+            holder = given.enter_context(await listeners.bind_shared(address))
+        return holder.fileno()
+
+    async def _exec(self, its: socket.socket, numbers: list[int]) -> asyncio.subprocess.Process:
+        """Start the process of a worker, which is told by *its* socket, and listens on the descriptors *numbers*."""
+        # until the worker ignores them: the terminal's signals go to all processes, and end those that do not
+        signal.pthread_sigmask(signal.SIG_BLOCK, _OF_TERMINAL)
+        try:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gateway.process.worker", self.name, *map(str, numbers)),
+                stdin=its.fileno(),
+                pass_fds=numbers,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_TERMINAL)
+
     async def _join(self, worker: _WorkerProcess) -> bool:
         """Include *worker* in reloads, after it has caught up with any it missed; False if that fails."""
         async with self._changes:
-            if worker.share != (share := self._share()):
+            if worker.share != (share := self._config.share()):
                 worker.tell(Prepare(msgspec.Raw(encode(share))))
                 answer = await worker.answer(PREPARE_S)
                 if not isinstance(answer, Prepared) or answer.error is not None:
@@ -251,7 +249,7 @@ class Supervisor:
         config, kept = keep_fixed(config, self._config)
         config = fit(config, self._config)
         async with self._changes:
-            share = msgspec.structs.replace(config.share(), **self._addresses)
+            share = config.share()
             prepare = Prepare(msgspec.Raw(encode(share)))
             workers = self._serving()
             for worker in workers:
@@ -311,8 +309,8 @@ class Supervisor:
     async def drain(self) -> None:
         """Let all workers finish what is in flight, up to `shutdown.grace`."""
         self._is_draining = True
-        for holder in self._port_holders:
-            if holder.family == socket.AF_UNIX:
+        for address, holder in self._reserved:
+            if address.is_unix:
                 # closed here too, or it would go on listening: clients that come after the workers stop are refused
                 holder.close()
         for worker in list(self._workers.values()):
@@ -335,7 +333,7 @@ class Supervisor:
             await worker.process.wait()
         await asyncio.gather(*self._readers, return_exceptions=True)
         await self._admin.stop()
-        for holder in self._port_holders:
+        for _, holder in self._reserved:
             listeners.release(holder)
 
     async def _collect(self) -> Iterator[Metric]:

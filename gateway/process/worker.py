@@ -1,6 +1,6 @@
 """One of several worker processes: it serves clients on the shared port, and carries out the supervisor's messages.
 
-Each worker binds its own socket to the port with SO_REUSEPORT, because a single socket that all inherit feeds them
+Each worker has its own socket on the port, by SO_REUSEPORT, because a single socket that all inherit feeds them
 unevenly. Not here: who starts and replaces workers (`supervisor`), and how messages cross (`control`).
 """
 
@@ -32,16 +32,12 @@ class _Worker:
         self.data_plane = DataPlane(config, name, self._deliver)
         self.stopped = asyncio.Event()
 
-    async def run(self, inherited: list[int | None]) -> None:
-        """Serve until SIGTERM or the end of the supervisor, then drain.
-
-        *inherited* are the descriptors of sockets that all workers share, for each listener one or None.
-        """
+    async def run(self, sockets: list[socket.socket]) -> None:
+        """Serve on *sockets* until SIGTERM or the end of the supervisor, then drain."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.stopped.set)
         obeying: asyncio.Task[None] | None = None
         try:
-            shared = [socket.socket(fileno=each) if each is not None else None for each in inherited]
-            await self.data_plane.start(shared=True, inherited=shared)
+            await self.data_plane.start(sockets)
             settle()
             self._answer(Listening())
             obeying = asyncio.create_task(self._obey())
@@ -98,11 +94,11 @@ def main() -> None:
     for number in (signal.SIGHUP, signal.SIGINT):  # of a terminal they go to all processes; the supervisor decides
         signal.signal(number, signal.SIG_IGN)
     name, *inherited = sys.argv[1:]
-    sys.exit(asyncio.run(_serve(name, [int(number) if number != control.NONE else None for number in inherited])))
+    sys.exit(asyncio.run(_serve(name, [socket.socket(fileno=int(number)) for number in inherited])))
 
 
-async def _serve(name: str, inherited: list[int | None]) -> int:
-    """Serve as the supervisor says; the exit code."""
+async def _serve(name: str, sockets: list[socket.socket]) -> int:
+    """Serve on *sockets* as the supervisor says; the exit code."""
     told, tell = await asyncio.open_connection(sock=socket.socket(fileno=0))
     start = await control.read(told, control.DOWN)
     if not isinstance(start, Start):
@@ -111,7 +107,7 @@ async def _serve(name: str, inherited: list[int | None]) -> int:
     writer = LogWriter(config.logging.level, config.logging.format, f"worker {os.getpid()}")
     writer.start()
     try:
-        await _Worker(config, name, told, tell).run(inherited)
+        await _Worker(config, name, told, tell).run(sockets)
     except (ConfigError, OSError) as error:
         log.error("%s", error)
         return 1
