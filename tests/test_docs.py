@@ -37,8 +37,10 @@ from gateway import cli, config, demo
 from gateway.config import Backend, Config
 from gateway.config.structure import fields_in_file, is_struct, without_none
 from gateway.errors import ErrorKind
+from gateway.exchange import Exchange
+from gateway.policy.trace_context import Trace
 from gateway.process.application import Application
-from gateway.telemetry.access_log import AccessLine
+from gateway.telemetry.access_log import line_of
 from tests.clients.processes import output_of
 from tests.conftest import require_tool
 from tests.servers import Mlflow, serving
@@ -490,7 +492,8 @@ def test_every_reason_is_explained_with_its_status_and_blame() -> None:
 
 def test_every_field_of_the_access_log_is_explained() -> None:
     explained = {name for row in rows(section("## Access log")) for name in re.findall(r"`(\w+)`", row[0])}
-    assert set(AccessLine.__struct_fields__) <= explained
+    traced = Exchange("c", "GET", "/", "id", 0.0, batch_rows=1, trace=Trace("1" * 32, "2" * 16, True))
+    assert set(line_of(traced)) <= explained
 
 
 def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:

@@ -11,7 +11,8 @@ import random
 import re
 import time
 from collections.abc import Callable
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
 
 import msgspec
 
@@ -42,40 +43,8 @@ FAILURES_PER_S = 10
 """The most failures that are written in one second where there is no access log, over all workers."""
 
 
-class AccessLine(msgspec.Struct, gc=False):
-    """One line of the access log."""
-
-    time: str
-    client: str
-    client_name: str | None
-    protocol: str
-    method: str
-    path: str
-    model: str | None
-    route: str
-    backend: str
-    endpoint: str | None
-    upstream_connection: Literal["new", "reused"] | None
-    """Of the last attempt; None if it had none."""
-    attempts: int
-    status: int
-    reason: str | None
-    blame: str | None
-    detail: str | None
-    client_request_bytes: int
-    upstream_request_bytes: int
-    upstream_response_bytes: int
-    client_response_bytes: int
-    seconds: float
-    upstream_seconds: float
-    codec_seconds: float
-    queue_seconds: float
-    request_id: str
-    trace_id: str | msgspec.UnsetType = msgspec.UNSET
-    """Only where requests are traced."""
-    batch_rows: int | msgspec.UnsetType = msgspec.UNSET
-    """Of the batch in which it went to the server, and how long it waited for others; only where models are batched."""
-    batch_wait_seconds: float | msgspec.UnsetType = msgspec.UNSET
+Line = dict[str, Any]
+"""The fields of one line by their names, in the order in which they are written."""
 
 
 class AccessLog:
@@ -92,9 +61,7 @@ class AccessLog:
         self._sample = sample
         self._encode = _json_line if style == "json" else _line_for_people if os.isatty(1) else _text_line
         self._log = logging.getLogger("gateway.access")
-        self._clock = _Clock()
-        self._lines: list[bytes] = []
-        self._n_bytes = 0
+        self._waiting = bytearray()
         self._max_bytes = BATCH_BYTES
         self._timer: asyncio.TimerHandle | None = None
 
@@ -102,13 +69,9 @@ class AccessLog:
         """Write the line of a finished exchange; called on the event loop."""
         if self._sample < 1 and exchange.error is None and random.random() >= self._sample:  # noqa: S311  no secret
             return
-        line = _access_line(exchange, self._clock.now())
-        encoded = self._encode(line)
-        if len(encoded) >= LINE_BYTES:
-            encoded = _fitting(line, encoded, self._encode, LINE_BYTES)
-        self._lines.append(encoded)
-        self._n_bytes += len(encoded)
-        if exchange.error is not None or self._n_bytes >= self._max_bytes:
+        self._waiting += _fitting(line_of(exchange), self._encode, LINE_BYTES)
+        self._waiting += b"\n"
+        if exchange.error is not None or len(self._waiting) > self._max_bytes:
             self._flush()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LATE_S, self._flush)
@@ -118,31 +81,14 @@ class AccessLog:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._lines:
-            lines, self._lines, self._n_bytes = self._lines, [], 0
-            self._log.info(b"\n".join(lines).decode())
+        if self._waiting:
+            lines, self._waiting = self._waiting[:-1], bytearray()
+            self._log.info(lines.decode())
 
     def finish(self) -> None:
         """Write what waits, and from now on each line at once: the event loop may end."""
         self._max_bytes = 0
         self._flush()
-
-
-class _Clock:
-    """The time of day as text. The second is formatted once, not for each line."""
-
-    def __init__(self) -> None:
-        self._second = -1
-        self._text = ""
-
-    def now(self) -> str:
-        """Such as `2026-11-21T18:00:00.123Z`."""
-        now_s = time.time()
-        second = int(now_s)
-        if second != self._second:
-            self._second = second
-            self._text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-        return f"{self._text}.{int((now_s - second) * 1000):03d}Z"
 
 
 class FailureLog:
@@ -154,12 +100,13 @@ class FailureLog:
         self._second = 0
         self._written = 0
         self._left_out = 0
-        self._clock = _Clock()
         self._log = logging.getLogger("gateway")
 
     def record(self, exchange: Exchange) -> None:
         """Write the line of a finished exchange if it failed, and if this second has not seen too many."""
-        if not _has_failed(exchange):
+        error = exchange.error
+        # internal errors have a line of their own
+        if error in (None, ErrorKind.INTERNAL) or blame_of(error, exchange.status) is Blame.CLIENT:
             return
         second = int(time.monotonic())
         if second != self._second:
@@ -170,37 +117,15 @@ class FailureLog:
         self._written += 1
         more = f" (after {self._left_out} failures that were left out)" if self._left_out else ""
         self._left_out = 0
-        line = _access_line(exchange, self._clock.now())
-        text = _fitting(line, _text_line(line), _text_line, LINE_BYTES - PREFIX_BYTES).decode()
+        text = _fitting(line_of(exchange), _text_line, LINE_BYTES - PREFIX_BYTES).decode()
         self._log.warning("failed%s: %s", more, text)
 
     def finish(self) -> None:
         """As of `AccessLog`; no line waits here."""
 
 
-def _fitting(line: AccessLine, encoded: bytes, encode: Callable[[AccessLine], bytes], max_bytes: int) -> bytes:
-    """The *line* with shorter texts, so that with its end it has *max_bytes* at most; *encoded* is the whole of it."""
-    for n_characters in TEXT_CHARACTERS:
-        if len(encoded) < max_bytes:
-            break
-        shorter = {
-            key: shortened(value, n_characters)
-            for key, value in msgspec.structs.asdict(line).items()
-            if isinstance(value, str)
-        }
-        encoded = encode(msgspec.structs.replace(line, **shorter))
-    return encoded
-
-
-def _has_failed(exchange: Exchange) -> bool:
-    """Whether a backend or the gateway has failed, and nothing else says so: internal errors have their own line."""
-    error = exchange.error
-    if error is None or error is ErrorKind.INTERNAL:
-        return False
-    return blame_of(error, exchange.status) is not Blame.CLIENT
-
-
-def _access_line(exchange: Exchange, time_: str) -> AccessLine:
+def line_of(exchange: Exchange) -> Line:
+    """What a finished exchange is told as; docs/operations.md, "Access log" has the meaning of each field."""
     endpoint = connection = reason = blame = None
     n_attempts = request_bytes = response_bytes = 0
     upstream_s = 0.0
@@ -214,37 +139,51 @@ def _access_line(exchange: Exchange, time_: str) -> AccessLine:
         queue_s += attempt.queue_s or 0.0
     if (error := exchange.error) is not None:
         reason, blame = error.label, blame_of(error, exchange.status).value
-    trace = exchange.trace
-    return AccessLine(
-        time=time_,
-        client=exchange.client,
-        client_name=exchange.client_name or None,
-        protocol=exchange.protocol,
-        method=exchange.method,
-        path=exchange.path,
-        model=exchange.model,
-        route=exchange.route,
-        backend=exchange.backend,
-        endpoint=endpoint,
-        upstream_connection=connection,
-        attempts=n_attempts,
-        status=exchange.status,
-        reason=reason,
-        blame=blame,
-        detail=shortened(exchange.detail, DETAIL_CHARACTERS) or None,
-        client_request_bytes=exchange.client_request_bytes,
-        upstream_request_bytes=request_bytes,
-        upstream_response_bytes=response_bytes,
-        client_response_bytes=exchange.client_response_bytes,
-        seconds=_to_microseconds(exchange.seconds),
-        upstream_seconds=_to_microseconds(upstream_s),
-        codec_seconds=_to_microseconds(exchange.request_codec_s + exchange.response_codec_s),
-        queue_seconds=_to_microseconds(queue_s),
-        request_id=exchange.request_id,
-        trace_id=trace.trace_id if trace is not None else msgspec.UNSET,
-        batch_rows=exchange.batch_rows or msgspec.UNSET,
-        batch_wait_seconds=_to_microseconds(exchange.batch_wait_s) if exchange.batch_rows else msgspec.UNSET,
-    )
+    line: Line = {
+        "time": _now(),
+        "client": exchange.client,
+        "client_name": exchange.client_name or None,
+        "protocol": exchange.protocol,
+        "method": exchange.method,
+        "path": exchange.path,
+        "model": exchange.model,
+        "route": exchange.route,
+        "backend": exchange.backend,
+        "endpoint": endpoint,
+        "upstream_connection": connection,
+        "attempts": n_attempts,
+        "status": exchange.status,
+        "reason": reason,
+        "blame": blame,
+        "detail": shortened(exchange.detail, DETAIL_CHARACTERS) or None,
+        "client_request_bytes": exchange.client_request_bytes,
+        "upstream_request_bytes": request_bytes,
+        "upstream_response_bytes": response_bytes,
+        "client_response_bytes": exchange.client_response_bytes,
+        "seconds": _to_microseconds(exchange.seconds),
+        "upstream_seconds": _to_microseconds(upstream_s),
+        "codec_seconds": _to_microseconds(exchange.request_codec_s + exchange.response_codec_s),
+        "queue_seconds": _to_microseconds(queue_s),
+        "request_id": exchange.request_id,
+    }
+    if exchange.trace is not None:
+        line["trace_id"] = exchange.trace.trace_id
+    if exchange.batch_rows:
+        line |= {"batch_rows": exchange.batch_rows, "batch_wait_seconds": _to_microseconds(exchange.batch_wait_s)}
+    return line
+
+
+def _now() -> str:
+    """The time of day, such as `2026-11-21T18:00:00.123Z`."""
+    now_s = time.time()
+    second = int(now_s)
+    return f"{_in_utc(second)}.{int((now_s - second) * 1000):03d}Z"
+
+
+@lru_cache(maxsize=1)
+def _in_utc(second: int) -> str:
+    """*second* as text, which is made once, not for each line."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
 def _to_microseconds(seconds: float) -> float:
@@ -260,14 +199,25 @@ def shortened(text: str, n_characters: int) -> str:
     return f"{text[:half]} ... {text[1 - half :]}"
 
 
+def _fitting(line: Line, encode: Callable[[Line], bytes], max_bytes: int) -> bytes:
+    """The *line* as text, whose fields are made so short that with its end it has *max_bytes* at most."""
+    encoded = encode(line)
+    for n_characters in TEXT_CHARACTERS:
+        if len(encoded) < max_bytes:
+            break
+        line = {key: shortened(value, n_characters) if isinstance(value, str) else value for key, value in line.items()}
+        encoded = encode(line)
+    return encoded
+
+
 _json_line = msgspec.json.Encoder().encode
 
 
-def _text_line(line: AccessLine) -> bytes:
+def _text_line(line: Line) -> bytes:
     """`key=value` pairs of what has a value; those that could break a line or a pair are quoted as JSON strings."""
     pairs = []
-    for key, value in msgspec.structs.asdict(line).items():
-        if value is msgspec.UNSET or value is None:
+    for key, value in line.items():
+        if value is None:
             continue
         text = str(value)
         if not (text.isprintable() and _PLAIN(text)):
@@ -288,23 +238,16 @@ _SAID_CHARACTERS = 200
 _GREEN, _YELLOW, _RED = 32, 33, 31
 
 
-def _line_for_people(line: AccessLine) -> bytes:
+def _line_for_people(line: Line) -> bytes:
     """Short and in colour, for a terminal: time, status, what was asked for, duration, sizes, and why it failed."""
-    colour = _GREEN if line.status < 400 else _YELLOW if line.status < 500 else _RED
-    parts = [
-        time.strftime("%H:%M:%S"),
-        _coloured(str(line.status), colour),
-        _shown(line.method, PATH_CHARACTERS),
-        _shown(line.path, PATH_CHARACTERS),
-    ]
-    if line.model is not None:
-        parts.append(_shown(line.model, PATH_CHARACTERS))
-    parts.append(f"{line.seconds * 1000:.1f} ms")
-    parts.append(f"{_size(line.client_request_bytes)} in, {_size(line.client_response_bytes)} out")
-    if line.reason is not None:
-        parts.append(
-            _coloured(line.reason, colour) + (f": {_shown(line.detail, _SAID_CHARACTERS)}" if line.detail else "")
-        )
+    status, reason, detail = line["status"], line["reason"], line["detail"]
+    colour = _GREEN if status < 400 else _YELLOW if status < 500 else _RED
+    parts = [time.strftime("%H:%M:%S"), _coloured(str(status), colour)]
+    parts += [_shown(line[name], PATH_CHARACTERS) for name in ("method", "path", "model") if line[name] is not None]
+    parts.append(f"{line['seconds'] * 1000:.1f} ms")
+    parts.append(f"{_size(line['client_request_bytes'])} in, {_size(line['client_response_bytes'])} out")
+    if reason is not None:
+        parts.append(_coloured(reason, colour) + (f": {_shown(detail, _SAID_CHARACTERS)}" if detail else ""))
     return "  ".join(parts).encode()
 
 

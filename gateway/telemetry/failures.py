@@ -7,35 +7,32 @@ many of one backend those of another. Not here: how many have failed (`metrics`,
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import chain
+from operator import itemgetter
+from typing import Any
 
 import msgspec
 
-from gateway.errors import Blame, blame_of
+from gateway.errors import Blame
 from gateway.exchange import Exchange
-from gateway.telemetry.access_log import shortened
+from gateway.telemetry.access_log import line_of, shortened
 
 KEPT = 20
 """How many are kept for each who may have caused them."""
 
-DETAIL_CHARACTERS = 400
-"""The longest `detail` that is kept as it is; of longer ones the beginning and the end."""
-
-NAME_CHARACTERS = 120
-"""The same for all other texts: some of them come from clients."""
+TEXT_CHARACTERS = 400
+"""The longest text that is kept as it is; of longer ones the beginning and the end: some of them come from clients."""
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """One request that failed."""
+    """One request that failed, with fields of its line in the access log."""
 
     at_s: float
     """When it ended, in seconds since 1970."""
     blame: str
     reason: str
-    """The error's label."""
     status: int
-    """What the client got; 499 if it had left."""
     detail: str
     request_id: str
     client: str
@@ -46,7 +43,6 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
     route: str
     backend: str
     endpoint: str | None
-    """The last that was asked."""
     seconds: float
 
 
@@ -56,10 +52,10 @@ class Failures:
     def __init__(self) -> None:
         self._kept: dict[str, list[Failure]] = {blame.value: [] for blame in Blame}
 
-    def add(self, group: Iterable[Exchange]) -> None:
-        """Keep finished exchanges that failed. Their times are of the event loop's clock: `time.monotonic`."""
+    def add(self, group: Sequence[Exchange]) -> None:
+        """Keep the last of finished exchanges that failed. Their times are of the event loop's clock, the monotonic."""
         offset_s = time.time() - time.monotonic()
-        for exchange in group:
+        for exchange in group[-KEPT:]:
             self.keep(_failure(exchange, offset_s + exchange.started_s + exchange.seconds))
 
     def keep(self, failure: Failure) -> None:
@@ -67,8 +63,9 @@ class Failures:
         kept = self._kept[failure.blame]
         kept.append(failure)
         if len(kept) > KEPT:
-            ((most, _),) = Counter(each.backend for each in kept).most_common(1)
-            del kept[next(index for index, each in enumerate(kept) if each.backend == most)]
+            backends = [each.backend for each in kept]
+            ((most, _),) = Counter(backends).most_common(1)
+            del kept[backends.index(most)]
 
     def latest(self) -> list[Failure]:
         """Those that are kept, the last first."""
@@ -76,25 +73,18 @@ class Failures:
 
 
 def _failure(exchange: Exchange, at_s: float) -> Failure:
-    assert exchange.error is not None
-    return Failure(
-        at_s=at_s,
-        blame=blame_of(exchange.error, exchange.status).value,
-        reason=exchange.error.label,
-        status=exchange.status,
-        detail=_shown(exchange.detail, DETAIL_CHARACTERS),
-        request_id=_shown(exchange.request_id, NAME_CHARACTERS),
-        client=_shown(exchange.client_name or exchange.client, NAME_CHARACTERS),
-        method=_shown(exchange.method, NAME_CHARACTERS),
-        path=_shown(exchange.path, NAME_CHARACTERS),
-        model=_shown(exchange.model, NAME_CHARACTERS) if exchange.model is not None else None,
-        route=exchange.route,
-        backend=exchange.backend,
-        endpoint=exchange.attempts[-1].endpoint if exchange.attempts else None,
-        seconds=exchange.seconds,
-    )
+    line = line_of(exchange)
+    line["client"] = line["client_name"] or line["client"]
+    line["detail"] = line["detail"] or ""
+    return Failure(at_s, *map(_shown, _fields_but_time(line)))
 
 
-def _shown(text: str, n_characters: int) -> str:
-    """*text* without its middle if it is long; lone surrogates, which JSON cannot hold, are escaped."""
-    return shortened(text, n_characters).encode(errors="backslashreplace").decode()
+_fields_but_time = itemgetter(*Failure.__struct_fields__[1:])
+
+
+def _shown(value: Any) -> Any:
+    """A text without its middle if it is long; lone surrogates, which JSON cannot hold, are escaped."""
+    if not isinstance(value, str):
+        return value
+    text = shortened(value, TEXT_CHARACTERS)
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
