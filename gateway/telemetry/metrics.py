@@ -11,38 +11,33 @@ already leads from a number to its requests: it has their ids, with route, reaso
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate
+from itertools import chain
+from math import inf
 from operator import attrgetter
 
 import msgspec
 from prometheus_client import Metric
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.samples import Sample
-from prometheus_client.utils import floatToGoString
 
 from gateway import __version__
 from gateway.telemetry.counting import Batch
-from gateway.telemetry.exposition import PART_SAMPLES
+from gateway.telemetry.exposition import metrics_of
 from gateway.telemetry.failures import Failures
 from gateway.telemetry.processes import ProcessCollector
-from gateway.telemetry.reading import EndpointReading, Reading
+from gateway.telemetry.reading import Reading
 from gateway.telemetry.recent import Recent
-from gateway.telemetry.sums import BOUNDS, FAMILIES, Cells, Family, Row, Table
-
-_UPPER_BOUNDS = {name: [str(floatToGoString(bound)) for bound in bounds] for name, bounds in BOUNDS.items()}  # type: ignore[no-untyped-call]
-"""As the label `le` has them."""
+from gateway.telemetry.sums import FAMILIES, GAUGES, Row, Table
 
 SHOWN_CLIENTS = 10
 """How many names of tokens the status page shows."""
 
-_LEVELS = (
-    ("requests_in_flight", "Requests that are being served now", attrgetter("in_flight")),
-    ("requests_in_flight_limit", "limits.concurrent_requests", attrgetter("requests.limit")),
-    ("client_connections", "Connections of clients that are open now", attrgetter("connections.used")),
-    ("client_connections_limit", "limits.connections, or what descriptors allow", attrgetter("connections.limit")),
-    ("in_flight_bytes", "Request bodies and decoded answers that are held now", attrgetter("body_bytes.used")),
-    ("in_flight_bytes_limit", "limits.in_flight_bytes", attrgetter("body_bytes.limit")),
-)
+_LEVELS = {
+    "requests_in_flight": attrgetter("in_flight"),
+    "requests_in_flight_limit": attrgetter("requests.limit"),
+    "client_connections": attrgetter("connections.used"),
+    "client_connections_limit": attrgetter("connections.limit"),
+    "in_flight_bytes": attrgetter("body_bytes.used"),
+    "in_flight_bytes_limit": attrgetter("body_bytes.limit"),
+}
 """The gauges that are sums of the readings."""
 
 
@@ -104,88 +99,28 @@ class Metrics:
 
         Requests may be counted between two parts.
         """
-        readings = list(self._readings())
-        yield from _of_endpoints(each for reading in readings for each in reading.endpoints)
-        yield from self._of_the_gateway(readings)
+        yield from metrics_of(GAUGES, {row: [value] for row, value in self._moment().items()}, "gauge")
         yield from self._processes.collect()
-        rows: defaultdict[str, list[tuple[Row, Cells]]] = defaultdict(list)
-        for row, cells in self._table.items():
-            rows[str(row[0])].append((row[1:], cells))
-        for family in FAMILIES:
-            yield from _parts(family, rows[family.name])
+        self._table["workers_replaced",] = [self.workers_replaced]
+        yield from metrics_of(FAMILIES, self._table)
 
-    def _of_the_gateway(self, readings: list[Reading]) -> Iterator[Metric]:
+    def _moment(self) -> dict[Row, float]:
+        """The gauges. An endpoint is up if every process finds so, and ejected if one does."""
+        readings = list(self._readings())
         last = self.last_reload or Reload(self._started_s, True, "", self._started_s)
-        for name, help_, value_of in _LEVELS:
-            yield _gauge_of(name, help_, sum(map(value_of, readings)))
-        yield _gauge_of("config_last_reload_successful", "0 if the last reload failed, else 1", last.is_successful)
-        name = "config_last_reload_timestamp_seconds"
-        yield _gauge_of(name, "When a reload was last tried, or the start", last.at_s)
-        build = _gauge("build_info", "1, labelled with the version", "version")
-        build.add_metric((__version__,), 1)
-        expiry = _gauge("certificate_expiry_timestamp_seconds", "When the gateway's own certificate expires", "use")
-        earliest: dict[str, float] = {}
-        for certificate in (each for reading in readings for each in reading.certificates):
-            use = "listener" if certificate.where == "tls" else "backend"
-            earliest[use] = min(certificate.expires_s, earliest.get(use, certificate.expires_s))
-        for use, expires_s in earliest.items():
-            expiry.add_metric((use,), expires_s)
-        replaced = CounterMetricFamily(
-            "tensor_gateway_workers_replaced", "Worker processes that died and were replaced"
-        )
-        replaced.add_metric((), self.workers_replaced)
-        yield from (build, expiry, replaced)
-
-
-def _of_endpoints(readings: Iterable[EndpointReading]) -> Iterator[Metric]:
-    """An endpoint is up if every process finds so, and ejected if one does."""
-    labels = "backend", "endpoint"
-    up = _gauge("endpoint_up", "1; 0 while health probes find it down", *labels)
-    ejected = _gauge("endpoint_ejected", "1 while it is ejected because requests to it failed", *labels)
-    open_ = _gauge("upstream_connections", "Connections to backends that are open now", *labels, "state")
-    by_endpoint: defaultdict[tuple[str, str], list[EndpointReading]] = defaultdict(list)
-    for reading in readings:
-        by_endpoint[reading.backend, reading.endpoint].append(reading)
-    for (backend, endpoint), found in by_endpoint.items():
-        up.add_metric((backend, endpoint), min(reading.is_up for reading in found))
-        ejected.add_metric((backend, endpoint), max(reading.is_ejected for reading in found))
-        open_.add_metric((backend, endpoint, "busy"), sum(reading.busy for reading in found))
-        open_.add_metric((backend, endpoint, "idle"), sum(reading.idle for reading in found))
-    yield from (up, ejected, open_)
-
-
-def _gauge(name: str, help_: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"tensor_gateway_{name}", help_, labels=labels)
-
-
-def _gauge_of(name: str, help_: str, value: float) -> GaugeMetricFamily:
-    gauge = _gauge(name, help_)
-    gauge.add_metric((), value)
-    return gauge
-
-
-def _parts(family: Family, rows: Iterable[tuple[Row, Cells]]) -> Iterator[Metric]:
-    """The metric with a series for each of *rows*, in parts of `PART_SAMPLES` or a few more; at least one part."""
-    type_ = "histogram" if family.bounds else "counter"
-    part = Metric(f"tensor_gateway_{family.name}", family.help, type_)
-    is_first = True
-    for values, cells in rows:
-        labels = {name: str(value) for name, value in zip(family.labels, values, strict=True)}
-        part.samples += _samples(family, part.name, labels, cells)
-        if len(part.samples) >= PART_SAMPLES:
-            yield part
-            part, is_first = Metric(part.name, family.help, type_), False
-    if part.samples or is_first:
-        yield part
-
-
-def _samples(family: Family, name: str, labels: dict[str, str], cells: Cells) -> Iterator[Sample]:
-    if not family.bounds:
-        yield Sample(f"{name}_total", labels, cells[0])
-        return
-    *buckets, total = cells
-    counts = list(accumulate(buckets))
-    for bound, count in zip(_UPPER_BOUNDS[family.name], counts, strict=True):
-        yield Sample(f"{name}_bucket", {**labels, "le": bound}, count)
-    yield Sample(f"{name}_count", labels, counts[-1])
-    yield Sample(f"{name}_sum", labels, total)
+        rows: defaultdict[Row, float] = defaultdict(float)
+        rows["build_info", __version__] = 1
+        rows["config_last_reload_successful",] = last.is_successful
+        rows["config_last_reload_timestamp_seconds",] = last.at_s
+        for name, value_of in _LEVELS.items():
+            rows[name,] = sum(map(value_of, readings))
+        for certificate in chain.from_iterable(reading.certificates for reading in readings):
+            row = "certificate_expiry_timestamp_seconds", "listener" if certificate.where == "tls" else "backend"
+            rows[row] = min(rows.get(row, inf), certificate.expires_s)
+        for each in chain.from_iterable(reading.endpoints for reading in readings):
+            up, ejected = ((name, each.backend, each.endpoint) for name in ("endpoint_up", "endpoint_ejected"))
+            rows[up] = min(rows.get(up, 1), each.is_up)
+            rows[ejected] = max(rows[ejected], each.is_ejected)
+            rows["upstream_connections", each.backend, each.endpoint, "busy"] += each.busy
+            rows["upstream_connections", each.backend, each.endpoint, "idle"] += each.idle
+        return rows

@@ -10,10 +10,20 @@ from pathlib import Path
 
 import msgspec
 from prometheus_client import Metric
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from gateway.telemetry.exposition import metrics_of
+from gateway.telemetry.sums import Family
+
 PROC = Path("/proc")
+
+_CPU = Family("process_cpu_seconds", "Processor time, user and system, of all processes")
+_GAUGES = (
+    Family("process_resident_memory_bytes", "Resident memory of all processes"),
+    Family("process_start_time_seconds", "When the first process started"),
+    Family("process_open_fds", "File descriptors that all processes have open"),
+    Family("process_max_fds", "File descriptors that the processes that serve clients may open together"),
+)
 
 # Fields of /proc/PID/stat after the name, which may hold spaces and brackets (man 5 proc_pid_stat).
 _UTIME, _STIME, _CUTIME, _CSTIME, _STARTTIME, _RSS = 11, 12, 13, 14, 19, 21
@@ -68,31 +78,17 @@ class ProcessCollector(Collector):
             return
         workers = [reading for pid in self._workers() if (reading := Usage.of(pid)) is not None]
         readings = [own, *workers]
-        cpu = CounterMetricFamily("process_cpu_seconds", "Processor time, user and system, of all processes")
         # the time of a worker that has just ended may be missing; Prometheus takes a lower count for a restart
         self._cpu_s = max(self._cpu_s, sum(reading.cpu_s for reading in readings))
-        cpu.add_metric((), self._cpu_s)
-        yield cpu
-        yield _gauge(
-            "process_resident_memory_bytes",
-            "Resident memory of all processes",
+        yield from metrics_of([_CPU], {(_CPU.name,): [self._cpu_s]})
+        values = (
             sum(reading.resident_bytes for reading in readings),
-        )
-        yield _gauge("process_start_time_seconds", "When the first process started", self._started_s)
-        yield _gauge(
-            "process_open_fds", "File descriptors that all processes have open", sum(each.open_fds for each in readings)
-        )
-        yield _gauge(
-            "process_max_fds",
-            "File descriptors that the processes that serve clients may open together",
+            self._started_s,
+            sum(reading.open_fds for reading in readings),
             sum(reading.max_fds for reading in workers or [own]),
         )
-
-
-def _gauge(name: str, help_: str, value: float) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, help_)
-    family.add_metric((), value)
-    return family
+        rows = zip(_GAUGES, values, strict=True)
+        yield from metrics_of(_GAUGES, {(family.name,): [float(value)] for family, value in rows}, "gauge")
 
 
 def _open_fds(folder: Path) -> int:

@@ -18,26 +18,7 @@ Cells = list[float]
 
 _SIZES = tuple(256.0 * 4**power for power in range(12))  # 256 B to 1 GiB
 # Neighbours differ by a factor of 2.5 at most, and no quantile is further off than that.
-_REQUEST_SECONDS = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    20.0,
-    30.0,
-    60.0,
-    120.0,
-    300.0,
-)
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 _BATCH_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _LAG_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 _CODEC_SECONDS = (50e-6, 100e-6, 250e-6, 500e-6, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -65,33 +46,39 @@ FAMILIES = (
     Family("errors", "Requests that failed, and who caused it", ("route", "reason", "blame")),
     Family("nonfinite_values", "NaN and infinities let through by policy", ("direction",)),
     Family("header_recovered", "Requests whose missing header length was found"),
-    Family("request_seconds", "From a request's head to its reply's last byte", ("route", "model"), _REQUEST_SECONDS),
-    Family(
-        "admission_wait_seconds", "Waiting until slow uploads made room, per request that did", (), _REQUEST_SECONDS
-    ),
+    Family("workers_replaced", "Worker processes that died and were replaced"),
+    Family("request_seconds", "From a request's head to its reply's last byte", ("route", "model"), _SECONDS),
+    Family("admission_wait_seconds", "Waiting until slow uploads made room, per request that did", (), _SECONDS),
     Family("batch_rows", "Rows of a request to a backend whose model is batched", ("backend", "model"), _BATCH_ROWS),
-    Family("batch_wait_seconds", "Waiting for others of a batch", ("backend", "model"), _REQUEST_SECONDS),
+    Family("batch_wait_seconds", "Waiting for others of a batch", ("backend", "model"), _SECONDS),
     Family("event_loop_lag_seconds", "How late the event loop was, sampled", (), _LAG_SECONDS),
     Family("client_request_bytes", "Request bodies as clients sent them", ("route", "format"), _SIZES),
     Family("client_response_bytes", "Reply bodies as clients got them", ("route", "format"), _SIZES),
     Family("upstream_request_bytes", "Request bodies as backends got them", ("route", "format"), _SIZES),
     Family("upstream_response_bytes", "Answer bodies as backends sent them", ("route", "format"), _SIZES),
     Family("transcode_seconds", "Time in the codec alone", ("direction",), _CODEC_SECONDS),
-    Family("upstream_seconds", "From sending to the answer's last byte, per attempt", ("backend",), _REQUEST_SECONDS),
-    Family(
-        "upstream_first_byte_seconds",
-        "From sending to the answer's head, per attempt",
-        ("backend",),
-        _REQUEST_SECONDS,
-    ),
-    Family(
-        "upstream_queue_seconds",
-        "Waiting for a connection to the backend, per attempt",
-        ("backend",),
-        _REQUEST_SECONDS,
-    ),
+    Family("upstream_seconds", "From sending to the answer's last byte, per attempt", ("backend",), _SECONDS),
+    Family("upstream_first_byte_seconds", "From sending to the answer's head, per attempt", ("backend",), _SECONDS),
+    Family("upstream_queue_seconds", "Waiting for a connection to the backend, per attempt", ("backend",), _SECONDS),
 )
-"""The metrics that are counted. The names and labels are promised to operators, in a table of the documentation."""
+"""The metrics that are counted. Names and labels, also of `GAUGES`, are promised in docs/operations.md, "Metrics"."""
+
+GAUGES = (
+    Family("endpoint_up", "1; 0 while health probes find it down", ("backend", "endpoint")),
+    Family("endpoint_ejected", "1 while it is ejected because requests to it failed", ("backend", "endpoint")),
+    Family("upstream_connections", "Connections to backends that are open now", ("backend", "endpoint", "state")),
+    Family("requests_in_flight", "Requests that are being served now"),
+    Family("requests_in_flight_limit", "limits.concurrent_requests"),
+    Family("client_connections", "Connections of clients that are open now"),
+    Family("client_connections_limit", "limits.connections, or what descriptors allow"),
+    Family("in_flight_bytes", "Request bodies and decoded answers that are held now"),
+    Family("in_flight_bytes_limit", "limits.in_flight_bytes"),
+    Family("config_last_reload_successful", "0 if the last reload failed, else 1"),
+    Family("config_last_reload_timestamp_seconds", "When a reload was last tried, or the start"),
+    Family("certificate_expiry_timestamp_seconds", "When the gateway's own certificate expires", ("use",)),
+    Family("build_info", "1, labelled with the version", ("version",)),
+)
+"""The metrics that are of the moment of a scrape; those of the kernel are in `processes`."""
 
 BOUNDS = {family.name: (*family.bounds, inf) for family in FAMILIES if family.bounds}
 """The upper bounds of the buckets of each histogram."""
