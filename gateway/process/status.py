@@ -9,9 +9,11 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway import __version__
 from gateway.config import Config
@@ -115,11 +117,6 @@ class Status(msgspec.Struct, frozen=True):
     n_workers: int
     """How many processes are configured to serve clients."""
     workers: list[WorkerStatus]
-    state: State
-    headline: str
-    """The worst problem, or that there is none."""
-    problems: list[Problem]
-    """The worst first."""
     last_minute: LastMinute
     in_flight: dict[str, Level]
     """What is in use of the limits of the whole gateway: `requests`, `body_bytes`, `connections`."""
@@ -132,6 +129,11 @@ class Status(msgspec.Struct, frozen=True):
     reload: Reload | None
     """The last one that was tried."""
     certificates: list[Certificate]
+    problems: list[Problem] = []
+    """What of all that is a problem, the worst first."""
+    state: State = "ok"
+    headline: str = ""
+    """The worst problem, or that there is none."""
 
 
 def status_of(
@@ -146,57 +148,45 @@ def status_of(
 
     *metrics* has what they have counted. *not_ready*: why clients should not come. *death*: the last of a worker.
     """
-    now_s = time.time()
     readings = [each.reading for each in answered]
     minute = metrics.recent.minute()
-    failures = metrics.failures.latest()
-    backends = backends_of(config, readings, minute)
-    workers = [WorkerStatus(each.reading.pid, each.reading.started_s, each.answered_s) for each in answered]
-    in_flight = {
-        "requests": added(reading.requests for reading in readings),
-        "body_bytes": added(reading.body_bytes for reading in readings),
-        "connections": added(reading.connections for reading in readings),
-    }
-    certificates = soonest(certificate for reading in readings for certificate in reading.certificates)
-    last_minute = last_minute_of(minute)
-    problems = [
-        *_process_problems(config, workers, not_ready, death, now_s),
-        *(problem for backend in backends for problem in _backend_problems(backend, failures)),
-        *_request_problems(last_minute.all, failures),
-        *_uncounted(minute.by_backend),
-        *_limit_problems(in_flight),
-        *_reload_problems(metrics.last_reload),
-        *_certificate_problems(certificates, now_s),
-    ]
-    problems.sort(key=lambda problem: _SEVERITIES.index(problem.severity))
-    state: State
-    if not problems or problems[0].severity == "notice":
-        state, headline = "ok", _all_is_well(backends)
-    else:
-        state, headline = problems[0].severity, problems[0].text
-    return Status(
+    status = Status(
         version=__version__,
         host=socket.gethostname(),
         pid=os.getpid(),
         started_s=STARTED_S,
-        now_s=now_s,
+        now_s=time.time(),
         listen=listens.clients,
         admin=listens.admin,
         grpc=list(listens.grpc),
         n_workers=int(config.workers),
-        workers=workers,
-        state=state,
-        headline=headline,
-        problems=problems,
-        last_minute=last_minute,
-        in_flight=in_flight,
-        backends=backends,
+        workers=[WorkerStatus(each.reading.pid, each.reading.started_s, each.answered_s) for each in answered],
+        last_minute=last_minute_of(minute),
+        in_flight={
+            "requests": added(reading.requests for reading in readings),
+            "body_bytes": added(reading.body_bytes for reading in readings),
+            "connections": added(reading.connections for reading in readings),
+        },
+        backends=backends_of(config, readings, minute),
         routes=routes_of(config, minute),
-        failures=failures,
+        failures=metrics.failures.latest(),
         clients=metrics.busiest_clients(),
         reload=metrics.last_reload,
-        certificates=certificates,
+        certificates=soonest(certificate for reading in readings for certificate in reading.certificates),
     )
+    problems = [
+        *_process_problems(status, not_ready, death),
+        *chain.from_iterable(_backend_problems(backend, status.failures) for backend in status.backends),
+        *_request_problems(status.last_minute.all, status.failures),
+        *_uncounted(minute.by_backend),
+        *_limit_problems(status.in_flight),
+        *_reload_problems(status.reload),
+        *_certificate_problems(status.certificates, status.now_s),
+    ]
+    problems.sort(key=lambda problem: _SEVERITIES.index(problem.severity))
+    if not problems or problems[0].severity == "notice":
+        return replace(status, problems=problems, headline=_all_is_well(status.backends))
+    return replace(status, problems=problems, state=problems[0].severity, headline=problems[0].text)
 
 
 def _all_is_well(backends: Iterable[BackendStatus]) -> str:
@@ -206,21 +196,20 @@ def _all_is_well(backends: Iterable[BackendStatus]) -> str:
     return "No backend is known to be down"
 
 
-def _process_problems(
-    config: Config, workers: Sequence[WorkerStatus], not_ready: str | None, death: Death | None, now_s: float
-) -> Iterator[Problem]:
+def _process_problems(status: Status, not_ready: str | None, death: Death | None) -> Iterator[Problem]:
+    workers, n_workers = status.workers, status.n_workers
+    severity: Severity = "warning" if workers else "critical"
     for worker in workers:
-        if now_s - worker.answered_s > SILENT_S:
+        if status.now_s - worker.answered_s > SILENT_S:
             yield Problem("warning", "gateway", f"Worker {worker.pid} does not answer", worker.answered_s)
-    if not_ready is not None:
-        if not not_ready.startswith("no backend"):  # the backends have lines of their own
-            yield Problem("warning" if workers else "critical", "gateway", f"Not ready: {not_ready}")
-    elif len(workers) < config.workers:
-        text = f"{len(workers)} of {config.workers} workers answer"
-        yield Problem("warning" if workers else "critical", "gateway", text)
-    if death is not None and now_s - death.at_s < DEATH_SHOWN_S:
+    if not_ready is None:
+        if len(workers) < n_workers:
+            yield Problem(severity, "gateway", f"{len(workers)} of {n_workers} workers answer")
+    elif not not_ready.startswith("no backend"):  # the backends have lines of their own
+        yield Problem(severity, "gateway", f"Not ready: {not_ready}")
+    if death is not None and status.now_s - death.at_s < DEATH_SHOWN_S:
         text = f"Worker {death.pid} died with code {death.code}"
-        reason = "it has been replaced" if len(workers) == config.workers else "it is being replaced"
+        reason = "it has been replaced" if len(workers) == n_workers else "it is being replaced"
         yield Problem("warning", "gateway", text, death.at_s, reason)
 
 
@@ -228,19 +217,17 @@ def _endpoint_problems(backend: BackendStatus) -> Iterator[Problem]:
     name, endpoints = backend.name, backend.endpoints
     unusable = [endpoint for endpoint in endpoints if endpoint.state in ("down", "ejected")]
     if unusable:
-        states = sorted({endpoint.state for endpoint in unusable})
-        first = min(unusable, key=lambda endpoint: endpoint.since_s)
-        is_none_left = len(unusable) == len(endpoints)
-        if len(endpoints) == 1:
+        n_unusable, n_all = len(unusable), len(endpoints)
+        if n_all == 1:
             which = "the endpoint is"
-        elif is_none_left:
-            which = f"{'both' if len(endpoints) == 2 else f'all {len(endpoints)}'} endpoints are"
+        elif n_unusable == n_all:
+            which = f"{'both' if n_all == 2 else f'all {n_all}'} endpoints are"
         else:
-            which = f"{len(unusable)} of {len(endpoints)} endpoints {'is' if len(unusable) == 1 else 'are'}"
-        severity: Severity = "critical" if is_none_left else "warning"
-        yield Problem(
-            severity, "backend", f"{name}: {which} {' or '.join(states)}", first.since_s, _sentence(first.reason)
-        )
+            which = f"{n_unusable} of {n_all} endpoints {'is' if n_unusable == 1 else 'are'}"
+        text = f"{name}: {which} {' or '.join(sorted({endpoint.state for endpoint in unusable}))}"
+        first = min(unusable, key=lambda endpoint: endpoint.since_s)
+        severity: Severity = "critical" if n_unusable == n_all else "warning"
+        yield Problem(severity, "backend", text, first.since_s, _sentence(first.reason))
     for endpoint in endpoints:
         if endpoint.state == "on trial":
             text = f"{name}: {endpoint.url} is on trial: the next request shows whether it works again"
@@ -287,17 +274,15 @@ def _last_of(blame: Blame, failures: Iterable[Failure]) -> str:
 
 
 def _limit_problems(in_flight: Mapping[str, Level]) -> Iterator[Problem]:
-    for name, key, text in (
+    for name, key, what in (
         ("requests", "limits.concurrent_requests", "requests in flight"),
         ("body_bytes", "limits.in_flight_bytes", "bytes in flight"),
         ("connections", "limits.connections", "connections of clients"),
     ):
         level = in_flight[name]
         if level.limit and level.used >= NEARLY_FULL * level.limit:
-            share = f"{100 * level.used / level.limit:.0f} %"
-            yield Problem(
-                "warning", "gateway", f"The limit of {text} is nearly reached", None, f"{key}: {share} in use"
-            )
+            reason = f"{key}: {100 * level.used / level.limit:.0f} % in use"
+            yield Problem("warning", "gateway", f"The limit of {what} is nearly reached", None, reason)
 
 
 def _reload_problems(reload: Reload | None) -> Iterator[Problem]:
