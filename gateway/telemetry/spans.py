@@ -9,7 +9,6 @@ Imported only where tracing is configured (`tracing`). Not here: ids, and which 
 import os
 import re
 import time
-from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import requests
@@ -55,7 +54,8 @@ _MODEL_PATH = re.compile(
 )
 _OTHER_PATHS = frozenset({"/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/v2/repository/index"})
 
-Attributes = dict[str, str | int | float | bool]
+Attributes = dict[str, str | int | float | None]
+"""Of a span; None for what does not apply to it."""
 
 
 class SpanExport:
@@ -143,57 +143,45 @@ class _Spans:
             "tensor_gateway.request_id": exchange.request_id,
             "tensor_gateway.route": exchange.route,
             "tensor_gateway.backend": exchange.backend,
+            "tensor_gateway.model": exchange.model,
         }
-        if exchange.model is not None:
-            attributes["tensor_gateway.model"] = exchange.model
         status = _UNSET
-        if exchange.error is not None:
-            blame = blame_of(exchange.error, exchange.status)
-            attributes["error.type"] = attributes["tensor_gateway.reason"] = exchange.error.label
+        if (error := exchange.error) is not None:
+            blame = blame_of(error, exchange.status)
+            attributes |= {"error.type": error.label, "tensor_gateway.reason": error.label}
             attributes["tensor_gateway.blame"] = blame.value
             if blame is not Blame.CLIENT:
                 status = Status(StatusCode.ERROR, exchange.detail[:DETAIL_CHARACTERS] or None)
-        return ReadableSpan(
-            name,
-            self._own,
-            self._parent,
-            self._resource,
-            attributes,
-            kind=SpanKind.SERVER,
-            status=status,
-            start_time=self._start_ns,
-            end_time=self._end_ns,
-            instrumentation_scope=_SCOPE,
-        )
+        return self._span(name, SpanKind.SERVER, attributes, self._start_ns, self._end_ns, status)
 
     def _of_http(self) -> tuple[str, Attributes]:
         """The name of the request's span, and what only those of HTTP have."""
         exchange = self._exchange
         path = exchange.path.partition("?")[0]
-        attributes: Attributes = {
+        route = _route_of(path) if exchange.route != "none" else None
+        return exchange.method if route is None else f"{exchange.method} {route}", {
             "http.request.method": exchange.method,
             "url.scheme": exchange.scheme,
             "url.path": path[:PATH_CHARACTERS],
+            "http.response.status_code": exchange.status or None,
+            "http.route": route,
         }
-        if exchange.status:
-            attributes["http.response.status_code"] = exchange.status
-        route = _route_of(path) if exchange.route != "none" else None
-        if route is None:
-            return exchange.method, attributes
-        return f"{exchange.method} {route}", {**attributes, "http.route": route}
 
     def _of_grpc(self) -> tuple[str, Attributes]:
         """The name of the request's span, and what only those of gRPC have; `rpc.system` has its older name, too."""
         exchange = self._exchange
         call = exchange.path.removeprefix("/") if exchange.route != "none" else "_OTHER"
-        attributes: Attributes = {"rpc.system.name": "grpc", "rpc.system": "grpc", "rpc.method": call}
-        if exchange.rpc_status:
-            attributes["rpc.response.status_code"] = exchange.rpc_status
-        return call, attributes
+        return call, {
+            "rpc.system.name": "grpc",
+            "rpc.system": "grpc",
+            "rpc.method": call,
+            "rpc.response.status_code": exchange.rpc_status or None,
+        }
 
     def _attempt(self, attempt: Attempt, n_earlier: int) -> ReadableSpan:
         exchange = self._exchange
         endpoint = urlsplit(attempt.endpoint)
+        failure = _failure(attempt)
         attributes: Attributes = {
             "http.request.method": attempt.method,
             "url.full": f"{endpoint.scheme}://{endpoint.netloc}{attempt.target.partition('?')[0][:PATH_CHARACTERS]}",
@@ -201,62 +189,48 @@ class _Spans:
             "server.port": endpoint.port or (443 if endpoint.scheme == "https" else 80),
             "http.request.body.size": attempt.request_bytes,
             "http.response.body.size": attempt.response_bytes,
+            "http.request.resend_count": n_earlier if n_earlier and not attempt.is_metadata else None,
+            "http.response.status_code": int(attempt.code) if attempt.code.isdecimal() else None,
+            "error.type": failure or None,
             "tensor_gateway.backend": exchange.backend,
             "tensor_gateway.endpoint": attempt.endpoint,
+            "tensor_gateway.queue_seconds": attempt.queue_s or None,
+            "tensor_gateway.first_byte_seconds": attempt.first_byte_s,
+            "tensor_gateway.connection": attempt.connection,
         }
-        if n_earlier and not attempt.is_metadata:
-            attributes["http.request.resend_count"] = n_earlier
-        if attempt.queue_s:
-            attributes["tensor_gateway.queue_seconds"] = attempt.queue_s
-        if attempt.first_byte_s is not None:
-            attributes["tensor_gateway.first_byte_seconds"] = attempt.first_byte_s
-        if attempt.connection is not None:
-            attributes["tensor_gateway.connection"] = attempt.connection
-        if attempt.code.isdecimal():
-            attributes["http.response.status_code"] = int(attempt.code)
-        failure = _failure(attempt)
-        if failure:
-            attributes["error.type"] = failure
-        return self._inside(
-            attempt.method,
-            attempt.span_id or new_span_id(),
-            SpanKind.CLIENT,
-            attributes,
-            self._at(attempt.started_s),
-            self._at(attempt.started_s + attempt.seconds),
-            _UNSET if failure in ("", ErrorKind.CLIENT_CLOSED.label) else Status(StatusCode.ERROR),
-        )
+        start_ns, end_ns = self._at(attempt.started_s), self._at(attempt.started_s + attempt.seconds)
+        status = _UNSET if failure in ("", ErrorKind.CLIENT_CLOSED.label) else Status(StatusCode.ERROR)
+        span_id = attempt.span_id or new_span_id()
+        return self._span(attempt.method, SpanKind.CLIENT, attributes, start_ns, end_ns, status, span_id)
 
     def _codec(self, direction: str, work_s: float, at_s: float, until_s: float) -> ReadableSpan:
         exchange = self._exchange
         datatypes = exchange.input_datatypes if direction == "request" else exchange.output_datatypes
-        return self._inside(
-            f"codec {direction}",
-            new_span_id(),
-            SpanKind.INTERNAL,
-            {"tensor_gateway.codec_seconds": work_s, "tensor_gateway.tensors": len(datatypes)},
-            self._codec_ns + int(at_s * 1e9),
-            self._codec_ns + int(until_s * 1e9),
-        )
+        attributes: Attributes = {"tensor_gateway.codec_seconds": work_s, "tensor_gateway.tensors": len(datatypes)}
+        start_ns, end_ns = self._codec_ns + int(at_s * 1e9), self._codec_ns + int(until_s * 1e9)
+        return self._span(f"codec {direction}", SpanKind.INTERNAL, attributes, start_ns, end_ns, _UNSET, new_span_id())
 
-    def _inside(
+    def _span(
         self,
         name: str,
-        span_id: str,
         kind: SpanKind,
-        attributes: Mapping[str, str | int | float | bool],
+        attributes: Attributes,
         start_ns: int,
         end_ns: int,
-        status: Status = _UNSET,
+        status: Status,
+        child_id: str = "",
     ) -> ReadableSpan:
-        """A child of the request's span, cut to its time, which rounding and a second clock may exceed a little."""
+        """The request's own span, or a child of it that has *child_id*.
+
+        A child is cut to the request's time, which rounding and a second clock may exceed a little.
+        """
         start_ns = min(max(start_ns, self._start_ns), self._end_ns)
         return ReadableSpan(
             name,
-            self._context(span_id),
-            self._own,
+            self._context(child_id) if child_id else self._own,
+            self._own if child_id else self._parent,
             self._resource,
-            attributes,
+            {key: value for key, value in attributes.items() if value is not None},
             kind=kind,
             status=status,
             start_time=start_ns,
