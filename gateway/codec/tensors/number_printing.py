@@ -53,9 +53,11 @@ def text_pieces(values: Array, datatype: Datatype) -> Iterator[bytes]:
 def text_table(datatype: Datatype, fill: bytes) -> npt.NDArray[np.bytes_]:
     """The text of each number of a *datatype* of 8 or 16 bits, with a comma before it and filled up with *fill*."""
     numbers = datatype.view(memoryview(np.arange(256**datatype.item_bytes, dtype=datatype.bits).tobytes()))
-    texts = orjson.dumps(datatype.widen(numbers), option=_OPTIONS)[1:-1].split(b",")
-    width = 1 + max(map(len, texts))
-    return np.array([(b"," + text).ljust(width, fill) for text in texts])
+    text = np.frombuffer(b"," + orjson.dumps(datatype.widen(numbers), option=_OPTIONS)[1:-1], np.uint8)
+    lengths = np.diff(np.flatnonzero(text == ord(",")), append=len(text))
+    table = np.full((len(numbers), lengths.max()), ord(fill), np.uint8)
+    table[np.arange(table.shape[1]) < lengths[:, np.newaxis]] = text
+    return table.view(f"S{table.shape[1]}")[:, 0]
 
 
 TABLES = {name: text_table(DATATYPES[name], b"\0") for name in ("FP16", "BF16")}
