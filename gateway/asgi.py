@@ -6,7 +6,7 @@ server, and what a gateway has beside its codec, such as limits for all requests
 """
 
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Set
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -43,6 +43,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Piece = bytes | bytearray | memoryview
+Asked = tuple[InferRequest, str, Framing, memoryview]
+"""An inference, its model, and the framing and the body of which it was made."""
 
 SENT_BYTES = 256 * 1024
 """The size of the pieces in which blobs are sent: ASGI wants bytes, which are copies."""
@@ -57,6 +59,10 @@ _OF_THE_BODY = frozenset(
     (b"content-encoding", b"content-length", b"content-type", b"transfer-encoding", b"content-md5",
      b"digest", b"content-digest", b"repr-digest", HEADER_LENGTH.lower().encode())
 )  # fmt: skip
+# They ask for a part or a form of the one answer.
+_OF_ONE_ANSWER = frozenset(
+    b"accept expect if-match if-modified-since if-none-match if-range if-unmodified-since range".split()
+)
 _ANSWER_IN_PIECES = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 
 
@@ -100,8 +106,7 @@ class BinaryTensors:
             finally:
                 LOAD.requests -= 1
         elif path and scope["method"] == "GET" and _SERVER.fullmatch(path):
-            status, headers, text = await self._answer_to(scope)
-            await _send_whole(send, status, headers, with_extension(text) if status == HTTPStatus.OK else text)
+            await self.app(_read_here(scope), receive, _ServerMetadata(send).take)
         else:
             await self.app(scope, receive, send)
 
@@ -111,13 +116,12 @@ class BinaryTensors:
             headers = _headers(scope["headers"])
             try:
                 framing = parse_framing(headers.all(HEADER_LENGTH.lower()), headers.get("content-type"))
-                body = await self._read(receive, headers)
-                request = await self._parsed(scope, pacer, body, framing)
+                body = await self._read(receive, headers, pacer)
+                request = await self._parsed(scope, receive, pacer, body, framing)
             except CodecError as error:
                 raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
             if request is None:
-                asked = _for_application(scope, len(body))
-                await self.app(asked, _replayed(iter((bytes(body),)), receive), send)
+                await self.app(_for_application(scope, len(body)), _replayed(iter((bytes(body),)), receive), send)
                 return
             await self._transcode(scope, receive, send, (request, model, framing, body), pacer)
         except ClientLeftError:
@@ -125,12 +129,13 @@ class BinaryTensors:
         except GatewayError as error:
             await _send_error(send, error)
 
-    async def _read(self, receive: Receive, headers: Headers) -> memoryview:
+    async def _read(self, receive: Receive, headers: Headers, pacer: Pacer) -> memoryview:
         """The client's body, inflated. Raises `CodecError` and `ClientLeftError`."""
         try:
             coding = parse_content_encoding(headers.joined("content-encoding"))
         except CodecError as error:
-            raise GatewayError(ErrorKind.UNSUPPORTED_ENCODING, str(error)) from error
+            accepted = [("Accept-Encoding", "gzip, deflate")]
+            raise GatewayError(ErrorKind.UNSUPPORTED_ENCODING, str(error), headers=accepted) from error
         inflater = Inflater(coding, self._max_bytes) if coding is not None else None
         announced = headers.get("content-length")
         if announced.isdecimal() and int(announced) > self._max_bytes and inflater is None:
@@ -141,8 +146,12 @@ class BinaryTensors:
             if message["type"] == "http.disconnect":
                 raise ClientLeftError
             chunk = message.get("body", b"")
-            for piece in inflater.feed(chunk) if inflater is not None else (chunk,):
-                body += piece
+            if inflater is None:
+                body += chunk
+            else:
+                pieces = inflater.feed(chunk)
+                while (piece := await pacer.next(pieces)) is not None:
+                    body += piece
             if len(body) > self._max_bytes:
                 raise TooLargeError(f"the body is larger than {self._max_bytes} bytes, which `request_body` allows")
             if not message.get("more_body", False):
@@ -150,34 +159,38 @@ class BinaryTensors:
                     inflater.finish()
                 return memoryview(body)
 
-    async def _parsed(self, scope: Scope, pacer: Pacer, body: memoryview, framing: Framing) -> InferRequest | None:
+    async def _parsed(
+        self, scope: Scope, receive: Receive, pacer: Pacer, body: memoryview, framing: Framing
+    ) -> InferRequest | None:
         if framing.header_length == 0:
-            metadata = await self._metadata(scope)
+            metadata = await self._metadata(scope, receive)
             return await pacer.run(InferRequest.parse_raw(body, metadata, self._policy, self._limits))
         steps = InferRequest.parse(body, framing.header_length, self._policy, self._limits, recover=self._recover)
         return await pacer.run(steps)
 
-    async def _metadata(self, scope: Scope) -> bytes:
+    async def _metadata(self, scope: Scope, receive: Receive) -> bytes:
         """What the application says of the model that *scope* is about. Raises `GatewayError` if it says nothing."""
-        status, _, text = await self._answer_to({**scope, "method": "GET", **_of_the_model(scope), "headers": []})
+        status, text = HTTPStatus.INTERNAL_SERVER_ERROR.value, bytearray()
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif len(text) <= ERROR_BYTES:
+                text.extend(message.get("body", b""))
+
+        await self.app(_for_metadata(scope), _replayed(iter(()), receive), send)
         if status != HTTPStatus.OK:
             words = f"the model's metadata is needed, and the server answers {status} to the request for it"
             raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=status)
-        return text
+        return bytes(text)
 
-    async def _transcode(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        asked: tuple[InferRequest, str, Framing, memoryview],
-        pacer: Pacer,
-    ) -> None:
+    async def _transcode(self, scope: Scope, receive: Receive, send: Send, asked: Asked, pacer: Pacer) -> None:
         """Let the application answer a request in JSON, and send its answer as the client wants it."""
         request, model, framing, body = asked
         declared: Mapping[str, str] = {}
         if request.promotes:
-            declared = half_precision_outputs(await self._metadata(scope), self._limits)
+            declared = half_precision_outputs(await self._metadata(scope, receive), self._limits)
         decoder = InferAnswer(
             request.selection,
             model=model,
@@ -192,32 +205,38 @@ class BinaryTensors:
         text = request.small_json
         pieces = iter((text,)) if text is not None else _read_once(request, body)
         n_bytes = None if text is None else len(text)
-        try:
-            asked_in_json = _for_application(_unaccepting(scope), n_bytes)
-            await self.app(asked_in_json, _replayed(pieces, receive, pacer), answer.take)
-        except Exception:  # which is the server's to log
-            if answer.failure is not None:
-                await _send_error(send, answer.failure)
-            raise
-        answer.check_ended()
+        await self.app(_for_application(_read_here(scope), n_bytes), _replayed(pieces, receive, pacer), answer.take)
+        if not answer.is_ended:
+            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, "the application ended before its answer did")
 
-    async def _answer_to(self, scope: Scope) -> tuple[int, list[tuple[str, str]], bytes]:
-        """Status, headers and body of the application's answer to a request without a body."""
-        status, headers, text = HTTPStatus.INTERNAL_SERVER_ERROR.value, [], bytearray()
 
-        async def send(message: Message) -> None:
-            nonlocal status, headers
-            if message["type"] == "http.response.start":
-                status, headers = message["status"], _pairs(message.get("headers", ()))
-            elif len(text) <= ERROR_BYTES:
-                text.extend(message.get("body", b""))
+class _ServerMetadata:
+    """The application's answer to `GET /v2`, which gets the extension; what cannot be metadata passes as it is."""
 
-        async def receive() -> Message:
-            return {"type": "http.request", "body": b"", "more_body": False}
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._start: Message | None = None
+        self._text = bytearray()
 
-        await self.app({**_unaccepting(scope), "extensions": {}}, receive, send)
-        kept = [(name, value) for name, value in headers if name.lower() != "content-length"]
-        return status, kept, bytes(text)
+    async def take(self, message: Message) -> None:
+        """The application's `send`."""
+        start = self._start
+        if message["type"] == "http.response.start" and _may_be_metadata(message):
+            self._start = message
+        elif start is None or message["type"] != "http.response.body":
+            await self._send(message)
+        else:
+            self._text += message.get("body", b"")
+            is_short, is_last = len(self._text) <= ERROR_BYTES, not message.get("more_body", False)
+            if is_last or not is_short:
+                self._start = None
+                text = bytes(self._text)
+                if is_short:
+                    text = with_extension(text)
+                    length = (b"content-length", b"%d" % len(text))
+                    start = {**start, "headers": [*_without(start.get("headers", ()), {b"content-length"}), length]}
+                await self._send(start)
+                await self._send({**message, "body": text})
 
 
 class _Answer:
@@ -231,21 +250,23 @@ class _Answer:
         self._status = 0
         self._headers = Headers(())
         self._error = bytearray()
-        self._is_ended = False
-        self.failure: GatewayError | None = None
-        """Why the client gets an error. It is not raised in the application, which could take it for its own."""
+        self.is_ended = False
 
     async def take(self, message: Message) -> None:
-        """The application's `send`."""
-        if self._is_ended:
+        """The application's `send`. What is wrong is not raised in the application, which could take it for its own."""
+        if self.is_ended:
             return
         try:
             await self._take(message)
         except CodecError as error:
-            self.failure = blamed(error, ErrorKind.MALFORMED_RESPONSE)
+            await self._fail(blamed(error, ErrorKind.MALFORMED_RESPONSE))
         except GatewayError as error:
-            self.failure = error
-        self._is_ended = self._is_ended or self.failure is not None
+            await self._fail(error)
+
+    async def _fail(self, error: GatewayError) -> None:
+        """The client gets *error*: at once, as the application may have more to do."""
+        self.is_ended = True
+        await _send_error(self._send, error)
 
     async def _take(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -264,15 +285,8 @@ class _Answer:
                 await self._pacer.run(self._decoder.feed(chunk))
                 return
             reply = await self._pacer.run(self._decoder.finish(chunk))
-            self._is_ended = True
+            self.is_ended = True
             await self._reply(reply)
-
-    def check_ended(self) -> None:
-        """Raise `GatewayError` if the application's answer is none, or an error."""
-        if self.failure is not None:
-            raise self.failure
-        if not self._is_ended:
-            raise GatewayError(ErrorKind.MALFORMED_RESPONSE, "the application ended before its answer did")
 
     def _refusal(self) -> GatewayError:
         """An error of the application in the shape of the protocol (protocol 4.9)."""
@@ -309,27 +323,40 @@ def raw_path(scope: Scope) -> str:
     return path.partition("?")[0]
 
 
-def _of_the_model(scope: Scope) -> dict[str, Any]:
-    """The paths of the metadata of the model whose inference *scope* is."""
+def _may_be_metadata(start: Message) -> bool:
+    content_type = _headers(start.get("headers", ())).get("content-type", "json")
+    return bool(start["status"] == HTTPStatus.OK and "json" in content_type.lower())
+
+
+def _for_metadata(scope: Scope) -> Scope:
+    """*scope* of a question for the metadata of the model whose inference *scope* is."""
+    asked = _read_here(scope)
     return {
+        **asked,
+        "method": "GET",
         "path": scope["path"].removesuffix("/infer"),
         "raw_path": raw_path(scope).removesuffix("/infer").encode("latin-1"),
         "query_string": b"",
+        "headers": _without(asked["headers"], _OF_THE_BODY | _OF_ONE_ANSWER),
     }
 
 
-def _unaccepting(scope: Scope) -> Scope:
-    """*scope* of a request whose answer must not be compressed, because it is read here."""
-    return {**scope, "headers": [field for field in scope["headers"] if field[0].lower() != b"accept-encoding"]}
+def _read_here(scope: Scope) -> Scope:
+    """*scope* of a request whose answer is read here: so it is neither compressed nor sent from a file."""
+    extensions = {name: each for name, each in (scope.get("extensions") or {}).items() if name not in _ANSWER_IN_PIECES}
+    return {**scope, "headers": _without(scope["headers"], {b"accept-encoding"}), "extensions": extensions}
 
 
 def _for_application(scope: Scope, n_bytes: int | None) -> Scope:
     """*scope* of a request whose body is *n_bytes* of JSON; None: nobody knows how many."""
-    headers = [(name, value) for name, value in scope["headers"] if name.lower() not in _OF_THE_BODY]
+    headers = _without(scope["headers"], _OF_THE_BODY)
     headers.append((b"content-type", b"application/json"))
     headers.append((b"transfer-encoding", b"chunked") if n_bytes is None else (b"content-length", b"%d" % n_bytes))
-    extensions = {name: each for name, each in (scope.get("extensions") or {}).items() if name not in _ANSWER_IN_PIECES}
-    return {**scope, "headers": headers, "extensions": extensions}
+    return {**scope, "headers": headers}
+
+
+def _without(headers: Any, dropped: Set[bytes]) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in headers if bytes(name).lower() not in dropped]
 
 
 def _read_once(request: InferRequest, body: memoryview) -> Iterator[Piece]:
@@ -349,7 +376,8 @@ def _replayed(
         nonlocal is_over
         if is_over:
             return await receive()
-        piece = await pacer.next(pieces)
+        await pacer.breathe()  # before the next piece is taken, which a `receive` that is cancelled would lose
+        piece = next(pieces, None)
         is_over = piece is None
         return {"type": "http.request", "body": b"" if piece is None else bytes(piece), "more_body": not is_over}
 
@@ -358,22 +386,14 @@ def _replayed(
 
 async def _send_error(send: Send, error: GatewayError) -> None:
     text = error.body or msgspec.json.encode({"error": error.message})
-    kept = [(name, value) for name, value in error.headers if name.lower() != "content-type"]
-    await _send_whole(send, error.status, [*kept, ("Content-Type", "application/json")], text)
-
-
-async def _send_whole(send: Send, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
-    fields = _encoded([*headers, ("Content-Length", str(len(body)))])
-    await send({"type": "http.response.start", "status": status, "headers": fields})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    headers = [(name, value) for name, value in error.headers if name.lower() != "content-type"]
+    headers += [("Content-Type", "application/json"), ("Content-Length", str(len(text)))]
+    await send({"type": "http.response.start", "status": error.status, "headers": _encoded(headers)})
+    await send({"type": "http.response.body", "body": text, "more_body": False})
 
 
 def _headers(raw: Any) -> Headers:
-    return Headers(_pairs(raw))
-
-
-def _pairs(raw: Any) -> list[tuple[str, str]]:
-    return [(bytes(name).decode("latin-1"), bytes(value).decode("latin-1")) for name, value in raw]
+    return Headers([(bytes(name).decode("latin-1"), bytes(value).decode("latin-1")) for name, value in raw])
 
 
 def _encoded(headers: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:

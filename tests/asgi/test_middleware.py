@@ -492,6 +492,191 @@ async def test_a_model_that_does_not_describe_itself_cannot_read_raw_bodies() ->
     assert "the model's metadata is needed" in json.loads(text)["error"]
 
 
+async def ask_for(app: Any, path: str, receive: Any, **more: Any) -> list[dict[str, Any]]:
+    """What *app* behind the middleware sends for a GET of *path*."""
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b"", **more}
+    await BinaryTensors(app)(scope, receive, send)
+    return sent
+
+
+async def has_left() -> Any:
+    return {"type": "http.disconnect"}
+
+
+@pytest.mark.parametrize("path", ["/v2", "/v2/models/m/infer"])
+async def test_who_waits_for_the_client_to_leave_is_not_told_of_bodies_without_end(path: str) -> None:
+    """Starlette's `StreamingResponse` does; told of bodies, it never let go of the event loop."""
+    body = json.dumps({"name": "m", "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]}).encode()
+    got: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while got[-1:] != ["http.disconnect"]:
+            got.append((await receive())["type"])
+            assert len(got) < 5
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    if path == "/v2":
+        (start, _) = await ask_for(app, path, has_left)
+        assert start["status"] == 200
+        assert got == ["http.disconnect"]
+    else:
+        raw = [(b"inference-header-content-length", b"0")]
+        await drive(app, [{"type": "http.request", "body": X.tobytes()}], raw)
+        assert got == ["http.request", "http.disconnect"]
+
+
+async def test_metadata_that_is_streamed() -> None:
+    app = FastAPI()
+    app.add_middleware(BinaryTensors)
+
+    @app.get("/v2")
+    def server() -> Any:
+        return StreamingResponse(iter([b'{"name": ', b'"m"}']), media_type="application/json")
+
+    with by_uvicorn(app) as url:
+        status, headers, text = await asyncio.wait_for(ask(url, "/v2", b"", method="GET"), 20)
+    assert (status, json.loads(text)["extensions"]) == (200, ["binary_tensor_data"])
+    assert headers.getall("Content-Length") == [str(len(text))]
+
+
+@pytest.mark.parametrize(("kind", "status"), [("text/plain", 200), ("application/json", 200), ("text/plain", 404)])
+async def test_what_is_no_metadata_of_a_server_passes_as_it_is_sent(kind: str, status: int) -> None:
+    """Whatever its size, and although its path ends as that of the metadata."""
+    start = {"type": "http.response.start", "status": status, "headers": [(b"content-type", kind.encode())]}
+    piece = b'"' + b"x" * 700_000
+    bodies = [{"type": "http.response.body", "body": piece, "more_body": more} for more in (True, True, False)]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for message in (start, *bodies):
+            await send(message)
+
+    sent = await ask_for(app, "/blog/v2", has_left)
+    assert sent[0] == start
+    assert b"".join(each["body"] for each in sent[1:]) == piece * 3
+    assert [each.get("more_body", False) for each in sent[1:]][-1] is False
+
+
+async def test_an_application_without_an_answer_to_a_question_for_metadata_has_none() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    assert await ask_for(app, "/v2", has_left) == []
+
+
+async def test_the_question_for_a_models_metadata_carries_the_clients_headers() -> None:
+    """Whoever wants to see a token wants to see it here as well; what describes the body stays behind."""
+    asked: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope)
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    headers = [(b"host", b"h"), (b"Authorization", b"Bearer t"), (b"Content-Length", b"4"), (b"Range", b"bytes=0-1")]
+    headers += [(b"accept", b"x/y"), (b"inference-header-content-length", b"0"), (b"Accept-Encoding", b"gzip")]
+    sent = await drive(app, [{"type": "http.request", "body": b"1234"}], headers)
+    assert said(sent)[0] == 401
+    assert (asked[0]["method"], asked[0]["path"]) == ("GET", "/v2/models/m")
+    assert asked[0]["headers"] == [(b"host", b"h"), (b"Authorization", b"Bearer t")]
+
+
+@pytest.mark.parametrize("model", ["refuses", "lies"])
+async def test_an_error_is_told_at_once_and_not_after_what_the_application_does_next(model: str) -> None:
+    """Starlette does the tasks that a response leaves behind before it returns."""
+    body, length = request_of()
+    goes_on = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        status = 422 if model == "refuses" else 200
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"detail": "no"}'})
+        await goes_on.wait()
+
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"inference-header-content-length", b"%d" % length)]
+    scope = {"type": "http", "method": "POST", "path": "/v2/models/m/infer", "headers": headers, "query_string": b""}
+    serving = asyncio.ensure_future(BinaryTensors(app)(scope, receive, send))
+    try:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+        assert sent[0]["status"] == (422 if model == "refuses" else 502)
+    finally:
+        goes_on.set()
+        await serving
+    assert len(sent) == 2
+
+
+async def test_a_receive_that_is_cancelled_takes_nothing_of_the_body_with_it() -> None:
+    """Applications wait for bodies with timeouts; a piece that is lost would leave other numbers behind."""
+    array = np.arange(300_000, dtype=np.float32)
+    entry = {"name": "x", "shape": [300_000], "datatype": "FP32", "parameters": {"binary_data_size": array.nbytes}}
+    header = json.dumps({"inputs": [entry]}).encode()
+    n_cancelled = 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal n_cancelled
+        text, more = b"", True
+        while more:
+            waiting = asyncio.ensure_future(receive())
+            await asyncio.sleep(0)
+            if not waiting.done():
+                n_cancelled += waiting.cancel()
+                await asyncio.wait([waiting])
+                waiting = asyncio.ensure_future(receive())
+            message = await waiting
+            text, more = text + message["body"], message["more_body"]
+        assert json.loads(text)["inputs"][0]["data"] == array.tolist()
+        await send({"type": "http.response.start", "status": 204})
+        await send({"type": "http.response.body"})
+
+    headers = [(b"inference-header-content-length", b"%d" % len(header))]
+    await drive(app, [{"type": "http.request", "body": header + array.tobytes()}], headers)
+    assert n_cancelled > 2
+
+
+async def test_a_body_that_inflates_a_thousandfold_lets_others_run() -> None:
+    """It comes in one message; a server that has read it does not wait in `receive`."""
+    body = gzip.compress(b" " * 50_000_000)
+    n_turns = 0
+
+    async def others() -> None:
+        nonlocal n_turns
+        while True:
+            await asyncio.sleep(0)
+            n_turns += 1
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError
+
+    beside = asyncio.ensure_future(others())
+    pieces = [{"type": "http.request", "body": body[at : at + 65536], "more_body": True} for at in (0, 65536)]
+    sent = await drive(app, [*pieces, {"type": "http.disconnect"}], [(b"content-encoding", b"gzip")])
+    beside.cancel()
+    await asyncio.wait([beside])
+    assert sent == []
+    assert n_turns > 20
+
+
+async def test_a_coding_that_is_not_read_is_answered_with_those_that_are() -> None:
+    sent = await drive(None, [{"type": "http.request", "body": b"x"}], [(b"content-encoding", b"br")])
+    assert sent[0]["status"] == 415
+    assert (b"accept-encoding", b"gzip, deflate") in sent[0]["headers"]
+
+
 @pytest.fixture(autouse=True)
 async def nothing_is_left_behind() -> AsyncIterator[None]:
     yield
