@@ -47,13 +47,11 @@ class Lane(Generic[T]):
     limits: BatchLimits
     under_way: int = 0
     """Batches, and requests that go alone."""
-    is_closed: bool = False
-    """Whether the model cannot be batched: all go alone."""
     _waiting: dict[Hashable, Batch[T]] = field(default_factory=dict)
 
     def takes(self, rows: int, n_bytes: int) -> bool:
         """Whether a request of this size may go with others at all."""
-        return not self.is_closed and rows < self.limits.max_rows and n_bytes < BATCH_BYTES
+        return rows < self.limits.max_rows and n_bytes < BATCH_BYTES
 
     def begin(self) -> None:
         """One request goes alone."""

@@ -19,13 +19,13 @@ from gateway.client.request import ClientRequest, new_request_id
 from gateway.codec import Framing, Share, divided, joined, read_share, release
 from gateway.errors import CodecError, ErrorKind, ForeignAnswerError, GatewayError
 from gateway.exchange import Attempt, Exchange
-from gateway.headers import Headers
+from gateway.headers import HeaderLines, Headers
 from gateway.pacing import Pacer
 from gateway.plan import BackendPlan, Plan
 from gateway.policy.admission import Reservation
 from gateway.policy.batching import Batch, BatchLimits, Lane, Waiting
-from gateway.policy.crossing import UNIX_PEER, crossing_of_all
-from gateway.serving.call import Answered, Call, Shared
+from gateway.policy.crossing import UNIX_PEER, Fields, crossing_of_all
+from gateway.serving.call import Answered, Call, Shared, Unbatched
 
 Serve = Callable[[Call, Upstream, BackendPlan, Framing, memoryview], Awaitable[Answered | None]]
 """Serves one inference: what the client gets, and what crosses of the answer's head."""
@@ -33,10 +33,22 @@ Serve = Callable[[Call, Upstream, BackendPlan, Framing, memoryview], Awaitable[A
 MAX_LANES = 1024
 """For how many paths at once requests are batched; others go alone."""
 
+MAX_UNBATCHED = 1024
+"""How many models that cannot be batched are remembered: clients may make up names."""
+
 _EACH_ALONE = (ErrorKind.BACKEND_ERROR, ErrorKind.MALFORMED_REQUEST, ErrorKind.BODY_TOO_LARGE, ErrorKind.OVERLOADED)
 """Errors of a batch that may be those of one request in it, or of its size."""
 
 log = logging.getLogger("gateway")
+
+
+@dataclass(slots=True, eq=False)
+class Doubt:
+    """Whether a batch whose answer could not be read was at fault, or one of its requests, which are sent alone now."""
+
+    words: str
+    n_left: int
+    """How many of them have got no answer yet. Those that never get one were at fault."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +64,7 @@ class Member:
     share: Share
     verdict: "asyncio.Future[Answered | None]"
     """What its client gets; None: it is to go alone."""
+    doubt: Doubt | None = None
 
     def served(self) -> Awaitable[Answered | None]:
         """What it gives alone."""
@@ -80,34 +93,45 @@ async def serve_batched(
     call: Call, upstream: Upstream, backend: BackendPlan, framing: Framing, body: memoryview, serve: Serve
 ) -> Answered | None:
     """What *serve* gives for the inference in *body*, maybe together with others. Raises `GatewayError`."""
-    limits = backend.batch_limits(call.match.v2_path.model or "") if backend.batches else None
-    if limits is None or not framing.header_length:
+    if not backend.batches or not framing.header_length:
         return await serve(call, upstream, backend, framing, body)
-    call.exchange.batch_rows = 1  # at least; the parser says how many
-    lanes, key = call.serving.lanes, (backend.name, call.match.path)
-    batcher: Batcher | None = lanes.get(key)
+    model = backend.name, call.match.v2_path.model or ""
+    limits = backend.batch_limits(model[1])
+    if limits is not None:
+        call.exchange.batch_rows = 1  # at least; the parser says how many
+    if limits is None or model in call.serving.unbatched:
+        return await serve(call, upstream, backend, framing, body)
+    lanes: dict[tuple[str, str], Batcher] = call.serving.lanes
+    key = backend.name, call.match.path
+    batcher = lanes.get(key)
     share = None
-    if batcher is not None and not batcher.lane.is_closed:
+    if batcher is not None:
         share = await call.run_parser(read_share(body, framing, call.plan.header_limits))
         batcher = lanes.get(key)  # as it is by now
     if batcher is None and len(lanes) < MAX_LANES:  # nothing is under way
-        batcher = lanes[key] = Batcher(limits, partial(lanes.pop, key, None))
+        batcher = lanes[key] = Batcher(limits, call.serving.unbatched, model, partial(lanes.pop, key, None))
         batcher.lane.begin()
-    elif batcher is None or share is None or not batcher.lane.takes(share.rows, share.n_bytes):
+        return await batcher.alone(serve(call, upstream, backend, framing, body))
+    if batcher is None or share is None or not batcher.lane.takes(share.rows, share.n_bytes):
         return await serve(call, upstream, backend, framing, body)
-    else:
-        verdict = asyncio.get_running_loop().create_future()
-        member = Member(call, upstream, backend, framing, body, serve, share, verdict)
-        return await batcher.join(member) or await batcher.alone(member.served())
-    return await batcher.alone(serve(call, upstream, backend, framing, body))
+    verdict: asyncio.Future[Answered | None] = asyncio.get_running_loop().create_future()
+    member = Member(call, upstream, backend, framing, body, serve, share, verdict)
+    return await batcher.join(member) or await batcher.again(member)
 
 
 class Batcher:
     """Sends the requests of one lane, together or alone."""
 
-    def __init__(self, limits: BatchLimits, forget: Callable[[], object]) -> None:
-        """*forget* is called when nothing is under way any more, unless its model is batched no more."""
+    def __init__(
+        self, limits: BatchLimits, unbatched: Unbatched, model: tuple[str, str], forget: Callable[[], object]
+    ) -> None:
+        """*model* is that of the lane, and joins *unbatched* if it cannot be batched.
+
+        *forget* is called when nothing is under way any more.
+        """
         self.lane: Lane[Member] = Lane(limits)
+        self._unbatched = unbatched
+        self._model = model
         self._forget = forget
         self._timer: asyncio.TimerHandle | None = None
 
@@ -128,6 +152,16 @@ class Batcher:
                 self._ended()
             raise
 
+    async def again(self, member: Member) -> Answered | None:
+        """What *member* gets `alone`, after its batch."""
+        answered = await self.alone(member.served())
+        doubt = member.doubt
+        if doubt is not None:
+            doubt.n_left -= 1
+            if not doubt.n_left:
+                self._close(member, doubt.words)
+        return answered
+
     async def alone(self, served: Awaitable[Answered | None]) -> Answered | None:
         """What *served* gives, which is counted as under way."""
         try:
@@ -138,7 +172,7 @@ class Batcher:
     def _ended(self) -> None:
         """A batch, or a request that went alone, is no longer under way."""
         self._send(self.lane.end())
-        if self.lane.under_way == 0 and not self.lane.is_closed:
+        if self.lane.under_way == 0:
             self._forget()
 
     def _send(self, batches: Iterable[Batch[Member]]) -> None:
@@ -148,7 +182,7 @@ class Batcher:
             for waiting in batch:
                 waiting.what.call.exchange.batch_wait_s = loop.time() - waiting.since_s
             members = [waiting.what for waiting in batch if not waiting.what.has_left]
-            if len(members) < 2 or self.lane.is_closed:
+            if len(members) < 2 or self._model in self._unbatched:
                 self._send_alone(members)
                 self._ended()
                 continue
@@ -190,7 +224,9 @@ class Batcher:
             self._close(members[0], str(unfit))
         except GatewayError as failed:
             if failed.kind is ErrorKind.MALFORMED_RESPONSE and not isinstance(failed.__cause__, ForeignAnswerError):
-                self._close(members[0], failed.message)
+                doubt = Doubt(failed.message, len(members))
+                for member in members:
+                    member.doubt = doubt
             elif failed.kind not in _EACH_ALONE:
                 error = failed
         except Exception as bug:
@@ -210,8 +246,10 @@ class Batcher:
 
     def _close(self, member: Member, words: str) -> None:
         """Send everything alone from now on."""
-        if not self.lane.is_closed:
-            self.lane.is_closed = True
+        if self._model not in self._unbatched:
+            if len(self._unbatched) == MAX_UNBATCHED:
+                del self._unbatched[next(iter(self._unbatched))]
+            self._unbatched[self._model] = None
             model, backend = member.call.match.model, member.backend.name
             log.warning("model %r of backend %r is batched no more until a reload: %s", model, backend, words)
 
@@ -239,10 +277,19 @@ async def _answers(members: list[Member]) -> list[Answered]:
                 member.call.body.let_go()
                 member.call.body.hold_answer(each.n_bytes)
                 member.call.exchange.response_nonfinite = each.nonfinite
-        return [(each, crossing) for each in replies]
+        to_all = _without_cookies(crossing)
+        return [(each, to_all) for each in replies]
     finally:
         call.body.release()
         _record(call.exchange, members)
+
+
+def _without_cookies(crossing: HeaderLines | Fields) -> HeaderLines | Fields:
+    """*crossing*, which several clients get: a session would be that of all of them."""
+    if not isinstance(crossing, HeaderLines) or "\nset-cookie:" not in f"\n{crossing.text}".lower():
+        return crossing
+    lines = [line for line in crossing.text.split("\r\n") if not line.lower().startswith("set-cookie:")]
+    return msgspec.structs.replace(crossing, text="\r\n".join(lines), n_lines=len(lines)) if lines else []
 
 
 def _joined_call(first: Call, request_id: str) -> Call:

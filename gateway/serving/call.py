@@ -63,6 +63,10 @@ def _no_words(_: bytes) -> None:
     return None
 
 
+Unbatched = dict[tuple[str, str], None]
+"""By backend and name: models whose requests cannot go to the server together, in the order in which that was found."""
+
+
 @dataclass(frozen=True, slots=True)
 class Serving:
     """What a request is served by, from its beginning to its end: one value, which a reload replaces in one step."""
@@ -72,6 +76,7 @@ class Serving:
     """The plan's backends by name."""
     lanes: dict[tuple[str, str], Any] = field(default_factory=dict)
     """By backend and path: the requests that may go to the server together (`batching`)."""
+    unbatched: Unbatched = field(default_factory=dict)
 
 
 class Shared(Protocol):

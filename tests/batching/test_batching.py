@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton
 from aiohttp import web
+from multidict import CIMultiDict
 
 from tests.conftest import HEADER_LENGTH, Client, Connection, Reply, access_lines, lying, running, tensor
 
@@ -42,6 +43,8 @@ class Server:
         self.url = ""
         self.asked: list[dict[str, Any]] = []
         self.heads: list[dict[str, str]] = []
+        self.headers: list[tuple[str, str]] = []
+        """What its answers have in their heads beside what is needed."""
         self.may_go = asyncio.Event()
         self.may_go.set()
         self._turn = asyncio.Lock()
@@ -58,7 +61,7 @@ class Server:
         async with self._turn:
             await self.may_go.wait()
             try:
-                return web.json_response(self.answer(body))
+                return web.json_response(self.answer(body), headers=CIMultiDict(self.headers))
             except ValueError as error:
                 return web.json_response({"error": str(error)}, status=400)
 
@@ -318,6 +321,79 @@ async def test_large_requests_go_alone_after_a_batch_whose_answer_could_not_be_d
         assert [set(values(reply)) for reply in replies] == [{0.0}, {2.0}, {4.0}, {6.0}]
         assert server.rows == [5000, 15000, 5000, 5000, 5000]
         assert client.gateway.gateway.admission.reserved_bytes == 0
+
+
+def poisoned(request: dict[str, Any]) -> dict[str, Any]:
+    """An answer that cannot be read if one of its rows is 13."""
+    answer = doubled(request)
+    if 26.0 in answer["outputs"][0]["data"]:
+        answer["outputs"][0]["data"][-1] = "x"
+    return answer
+
+
+async def test_one_request_whose_answer_cannot_be_read_does_not_end_batching(caplog: pytest.LogCaptureFixture) -> None:
+    """Else one client could end it for all others: by an input for which the model overflows."""
+    async with serving(poisoned) as server, running(server.url, backend=ON) as client:
+        for _ in range(2):
+            server.asked.clear()
+            replies = await together(
+                server, client, *[lambda value=value: ask(client, value) for value in (0, 1, 13, 3)]
+            )
+            assert [reply.status for reply in replies] == [200, 200, 502, 200]
+            assert [values(replies[number])[0] for number in (0, 1, 3)] == [0, 2, 6]
+            assert server.rows == [1, 3, 1, 1, 1]
+    assert not [line for line in caplog.messages if "batched no more" in line]
+
+
+async def test_a_model_whose_batches_alone_cannot_be_read_is_batched_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    def single(request: dict[str, Any]) -> dict[str, Any]:
+        answer = doubled(request)
+        if request["inputs"][0]["shape"][0] > 1:
+            del answer["outputs"][0]["data"][4:]
+        return answer
+
+    async with serving(single) as server, running(server.url, backend=ON) as client:
+        for _ in range(3):
+            replies = await together(server, client, *[lambda value=value: ask(client, value) for value in range(4)])
+            assert [values(reply)[0] for reply in replies] == [0, 2, 4, 6]
+        assert server.rows.count(3) == 1
+    assert len([line for line in caplog.messages if "batched no more" in line]) == 1
+
+
+async def test_a_model_that_does_not_batch_is_one_under_all_its_paths(caplog: pytest.LogCaptureFixture) -> None:
+    """However often it is asked, under whatever versions and spellings: others are batched all the same."""
+
+    def single(request: dict[str, Any]) -> dict[str, Any]:
+        answer = doubled(request)
+        answer["outputs"][0]["shape"] = [1, len(answer["outputs"][0]["data"])]
+        return answer
+
+    paths = ["/v2/models/m/infer", "/v2/models/%6d/infer", "/v2/models/m/versions/1/infer", "/v2/models/m/infer?a=b"]
+    async with serving(single) as server, running(server.url, backend=ON) as client:
+        for path in paths:
+            asked = [lambda value=value, path=path: ask(client, value, path=path) for value in range(3)]
+            replies = await together(server, client, *asked)
+            assert [values(reply)[0] for reply in replies] == [0, 2, 4]
+        assert sorted(server.rows) == [1] * 12 + [2]
+        assert client.gateway.gateway.serving.lanes == {}
+        server.answer = doubled
+        other = [lambda: ask(client, 1, path="/v2/models/n/infer")] * 3
+        await together(server, client, *other)
+        assert server.rows[-1] == 2
+    assert len([line for line in caplog.messages if "batched no more" in line]) == 1
+
+
+async def test_cookies_are_given_to_nobody_where_several_would_get_them(both: Both) -> None:
+    """A session belongs to one client. What else the answer's head says is for all."""
+    server, client = both
+    server.headers = [("Set-Cookie", "session=1"), ("X-Node", "7"), ("set-cookie", "b=2")]
+    replies = await together(server, client, *[lambda value=value: ask(client, value) for value in range(3)])
+    assert server.rows == [1, 2]
+    assert [reply.headers.getall("Set-Cookie", []) for reply in replies] == [["session=1", "b=2"], [], []]
+    assert [reply.headers.getall("X-Node") for reply in replies] == [["7"]] * 3
+    server.headers = server.headers[:1]
+    replies = await together(server, client, *[lambda value=value: ask(client, value) for value in range(3)])
+    assert [reply.headers.getall("Set-Cookie", []) for reply in replies] == [["session=1"], [], []]
 
 
 async def test_a_client_that_leaves_takes_only_its_rows(both: Both) -> None:

@@ -88,5 +88,3 @@ def test_what_goes_alone() -> None:
     assert lane.takes(3, 1)
     assert not lane.takes(4, 1)
     assert not lane.takes(1, BATCH_BYTES)
-    lane.is_closed = True
-    assert not lane.takes(1, 1)
