@@ -12,7 +12,7 @@ import orjson
 from gateway.codec.tensors.datatypes import BYTES, Datatype, element_count
 from gateway.codec.tensors.elements import PREFIX_BYTES
 from gateway.codec.tensors.nesting import MAX_DEPTH
-from gateway.codec.tensors.number_reading import read_few, read_flat
+from gateway.codec.tensors.number_parsing import read_few, read_flat
 
 SHORT_BYTES = 8 * 1024
 """The longest text of strings, or of nested numbers, that is read here: each value is looked at."""

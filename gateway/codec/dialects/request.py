@@ -32,7 +32,8 @@ from gateway.codec.tensors.nested_printing import (
     check_nestable,
     list_count,
 )
-from gateway.codec.tensors.number_reading import NATIVE_PIECE_BYTES, NumberSink
+from gateway.codec.tensors.number_parsing import NATIVE_PIECE_BYTES
+from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
 from gateway.codec.v2.declarations import name_of
 from gateway.codec.v2.messages import Entry, text_of

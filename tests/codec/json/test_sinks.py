@@ -11,7 +11,7 @@ from gateway.codec import InferAnswer, OutputSelection
 from gateway.codec.json import sinks
 from gateway.codec.json.brackets import walk
 from gateway.codec.json.sinks import SKIP_BYTES, SkipSink, TextSink, labelling, pour, taken_out
-from gateway.codec.tensors.number_reading import NATIVE_PIECE_BYTES
+from gateway.codec.tensors.number_parsing import NATIVE_PIECE_BYTES
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.errors import CodecError
 from tests.codec.walk import MAX_BYTES, Walked, cut, exhaust, one_output, read_answer

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from gateway.codec.tensors import number_reading
+from gateway.codec.tensors import number_parsing, number_reading
 from gateway.codec.tensors.datatypes import DATATYPES, Array
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.pieces import PIECE_BYTES
@@ -26,13 +26,14 @@ FP32_READ_TWICE_BITS = 0x15AE43FD
 def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test here holds with simdjson, without it, and where the tolerant path does all."""
     if request.param == "tolerant":
-        monkeypatch.setattr(number_reading, "_parse_fast", lambda text, datatype: None)
+        for module in (number_parsing, number_reading):
+            monkeypatch.setattr(module, "parse_fast", lambda text, datatype: None)
     elif request.param == "list":
-        monkeypatch.setattr(number_reading, "_PARSER", None)
+        monkeypatch.setattr(number_parsing, "_PARSER", None)
     elif find_spec("simdjson") is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("pysimdjson is not installed")
     else:
-        assert number_reading._PARSER is not None
+        assert number_parsing._PARSER is not None
 
 
 def values_of(data: str, datatype: str, shape: str) -> list[float]:
@@ -326,13 +327,13 @@ def test_many_ties_are_looked_up_a_few_at_a_time(
     datatype: str, tie: str, above: str, nested: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_up: list[int] = []
-    look_up = number_reading._moved_off_ties
+    look_up = number_parsing._moved_off_ties
 
     def counted(values: Array, tied: Array, text: bytes) -> Array:
         looked_up.append(len(tied))
         return look_up(values, tied, text)
 
-    monkeypatch.setattr(number_reading, "_moved_off_ties", counted)
+    monkeypatch.setattr(number_parsing, "_moved_off_ties", counted)
     count = 20_000
     numbers = [above if index % 7 == 0 else tie for index in range(count)]
     data = "[" + ",".join(f"[{number}]" if nested else number for number in numbers) + "]"
@@ -340,7 +341,7 @@ def test_many_ties_are_looked_up_a_few_at_a_time(
     bits = np.frombuffer(blob, "<u2" if datatype == "BF16" else "<u4")
     assert all(bits[::7] == bits[1] + 1)  # the ties go to the even neighbour, which is the lower one
     assert sum(looked_up) == count
-    assert max(looked_up) <= 2 * number_reading.TIED_PIECE_BYTES / len(tie)
+    assert max(looked_up) <= 2 * number_parsing.TIED_PIECE_BYTES / len(tie)
 
 
 @pytest.mark.parametrize(("datatype", "smallest"), [("FP16", 2.0**-24), ("BF16", 2.0**-133), ("FP32", 2.0**-149)])

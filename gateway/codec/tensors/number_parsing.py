@@ -1,0 +1,357 @@
+"""The numbers and booleans in one JSON array: from its text to an array of their datatype, exactly.
+
+simdjson does the parsing. It is exact, several times faster than going through Python objects, and returns one flat
+array however the text is nested. Where it is not installed, orjson reads the text to a list of Python's numbers, and
+`struct` packs them: as exact, but 30 to 45 ns an element instead of 8 to 20. Both return the same or refuse; a property
+test compares them. What they refuse (NaN, null, 1.0 for an integer) goes through the standard library's parser, value
+by value: ten times slower and tolerant.
+
+Rounding. All return float64, and a number for FP32 would be rounded twice: decimal to float64, float64 to FP32. That
+differs from rounding once only if the float64 lies exactly between two FP32 and the decimal does not. Such float64s
+are easily told by their bits; for these few the decimal is looked up in the text and compared exactly.
+
+Not here: text that arrives in pieces, and how it is nested (`number_reading`).
+"""
+
+import json
+import math
+import struct
+from collections.abc import Iterator
+from decimal import Decimal, InvalidOperation
+from itertools import chain
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from gateway.codec.tensors.datatypes import Array, Datatype, Kind
+from gateway.codec.tensors.pieces import SPACE
+from gateway.errors import CodecError
+
+try:
+    import simdjson
+except ImportError:  # no wheel for this Python: orjson reads
+    simdjson = None  # type: ignore[assignment]
+
+NATIVE_PIECE_BYTES = 128 * 1024
+"""How much text simdjson works on in one step: a fifth of a millisecond of flat numbers."""
+
+LIST_PIECE_BYTES = 32 * 1024
+"""How much text orjson works on in one step: it is two to four times slower than simdjson."""
+
+MAX_FEW = 64
+"""The most floats that `read_few` reads: up to here Python's numbers cost less than calls of numpy."""
+
+MAX_TIES = 256
+"""How many numbers of one piece are looked up in its text at most, at a microsecond each."""
+
+TIED_PIECE_BYTES = 1024
+"""How much text is worked on in one step where more than `MAX_TIES` would have to be looked up in a longer one."""
+
+_PACKED = {"d": "d", "i": "q", "u": "Q"}
+_PARSED_DTYPE = {"d": np.dtype("<f8"), "i": np.dtype("<i8"), "u": np.dtype("<u8")}
+_PARSER = simdjson.Parser() if simdjson is not None else None
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
+
+_MINUS, _ZERO, _TRUE, _FALSE = b"-0tf"
+_ENDS_NUMBER = np.isin(np.arange(256), list(b",] \t\r\n"))
+_LAYOUTS = {
+    name: [struct.Struct(f"<{n_elements}{letter}") for n_elements in range(MAX_FEW + 1)]
+    for name, letter in (("FP16", "e"), ("FP32", "f"), ("FP64", "d"))
+}
+_FLOATS = msgspec.json.Decoder(tuple[float, ...])
+_BITS = np.dtype("<u8")
+_FLOAT64 = _PARSED_DTYPE["d"]
+_LOW_BYTES_OF_TIE = b"\0\0\0"
+"""A float64 between two neighbours of FP32 has at most 25 significant bits, also below the smallest normal number. So
+the low 28 of its 52 are zero, and of FP16 and BF16 more."""
+_BESIDE_LETTERS = b"[]rueals," + SPACE
+_NO_INDEX = np.empty(0, np.int64)
+_NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def most_bytes() -> int:
+    """How much text the parser that is installed works on in one step."""
+    return NATIVE_PIECE_BYTES if _PARSER is not None else LIST_PIECE_BYTES
+
+
+def parse_fast(text: bytes | bytearray, datatype: Datatype) -> Array | None:
+    """The numbers in *text* (one JSON array, at most `MAX_DEPTH` deep), exactly; None if they need the tolerant path.
+
+    As float64, int64 or uint64, shape [n]; booleans as `bool`, or as 1 and 0.
+    """
+    if datatype.kind is Kind.BOOL and b" " not in text:
+        # Keep each word's first letter (t or f), print the result back, compare: equality proves the text.
+        truth: npt.NDArray[np.bool_] = _letters(text) == _TRUE
+        if orjson.dumps(truth, option=_OPTIONS) == text:
+            return truth
+    parsed = parse(text, datatype)
+    return parsed[0] if parsed is not None else None
+
+
+def parse(text: bytes | bytearray, datatype: Datatype) -> tuple[Array, Any] | None:
+    """`parse_fast`, and the lists that the parser made of *text*."""
+    if datatype.kind is Kind.BOOL:
+        letters = _letters(text)
+        truth = letters == _TRUE
+        if np.count_nonzero(truth) + np.count_nonzero(letters == _FALSE) == len(letters):
+            lists = _load(text)  # in JSON, nothing but words leaves these letters
+            return (truth, lists) if lists is not None else None
+        # simdjson's buffers have no booleans. A 1 or 0 in place of a word cannot join its neighbours into another
+        # valid 0 or 1, except behind a minus sign.
+        if b"-" in text:
+            return None
+        text = text.replace(b"true", b"1").replace(b"false", b"0")
+    parsed = _parse_as_list(text, datatype) if _PARSER is None else _parse_natively(_PARSER, text, datatype)
+    if parsed is None or datatype.kind is not Kind.FLOAT or b"-" not in text:
+        return parsed
+    if np.count_nonzero(parsed[0]) == len(parsed[0]):  # of few values in a fifth of the time of `all`
+        return parsed
+    # both parsers read -0 as the integer 0, which has lost its sign
+    return None if _has_negative_zero(text) else parsed
+
+
+def _letters(text: bytes | bytearray) -> npt.NDArray[np.uint8]:
+    """The first letters of the words in *text*, an array of booleans; more characters if there is anything else."""
+    return np.frombuffer(text.translate(None, _BESIDE_LETTERS), dtype=np.uint8)
+
+
+def _load(text: bytes | bytearray) -> Any:
+    """The lists in *text*; None if it is no JSON."""
+    try:
+        return orjson.loads(text) if _PARSER is None else _PARSER.parse(text)
+    except (ValueError, RuntimeError):
+        return None
+
+
+def _parse_natively(parser: "simdjson.Parser", text: bytes | bytearray, datatype: Datatype) -> tuple[Array, Any] | None:
+    """`parse` by simdjson, which must not parse again while its lists live."""
+    try:
+        lists = parser.parse(text)
+        assert isinstance(lists, simdjson.Array)  # text starts with a bracket
+        buffer = lists.as_buffer(of_type=datatype.parsed)
+    except (ValueError, TypeError, RuntimeError):
+        return None
+    return np.frombuffer(buffer, _PARSED_DTYPE[datatype.parsed]), lists  # a keyword takes twice as long
+
+
+def _parse_as_list(text: bytes | bytearray, datatype: Datatype) -> tuple[Array, Any] | None:
+    """`parse` by orjson, through Python's numbers.
+
+    `struct` is as strict as the datatype: it takes no float or null for an integer, and no integer beyond 64 bits,
+    which orjson gives as a float. It would take true for 1, so there may be no such word.
+    """
+    if b"t" in text or b"f" in text:
+        return None
+    try:
+        lists = numbers = orjson.loads(text)
+        while numbers and type(numbers[0]) is list:
+            numbers = list(chain.from_iterable(numbers))
+        packed = struct.pack(f"{len(numbers)}{_PACKED[datatype.parsed]}", *numbers)
+    except (ValueError, TypeError, struct.error):
+        return None
+    return np.frombuffer(packed, dtype=_PARSED_DTYPE[datatype.parsed]), lists
+
+
+def _has_negative_zero(text: bytes | bytearray) -> bool:
+    """Whether *text* (JSON numbers) has one that is written `-0`.
+
+    Searching for `-0,` and its like takes as long as parsing it all, because `-0` begins every `-0.5`.
+    """
+    codes = np.frombuffer(text, dtype=np.uint8)
+    signs = np.flatnonzero(codes == _MINUS)
+    signs = signs[codes[signs + 1] == _ZERO]
+    return bool(_ENDS_NUMBER[codes[signs + 2]].any())
+
+
+class ManyTiesError(Exception):
+    """Looking up the ties of this piece would take too long for one step."""
+
+
+def rounded(values: Array, text: bytes | bytearray, datatype: Datatype, first: int = 0) -> Array:
+    """*values* (float64, int64 or uint64), which were parsed from *text*, as what *datatype* can hold.
+
+    Floats become the nearest of the datatype; integers stay as they are, for numpy to narrow when they are stored.
+    *first* is the index of the first value in its tensor. Raises `CodecError` for a value beyond the datatype's range,
+    and `ManyTiesError` where a shorter *text* has to be worked on.
+    """
+    # the parser has checked the range of those that have 64 bits
+    if datatype.item_bytes == 8 or not len(values):
+        return values
+    if datatype.kind is not Kind.FLOAT:
+        if values.min() < datatype.lowest or values.max() > datatype.highest:
+            beyond = (values < datatype.lowest) | (values > datatype.highest)
+            _fail_range(values, int(np.argmax(beyond)), datatype, first)
+        return values
+    magnitudes = np.abs(values)
+    tied = _tied(values, magnitudes, datatype)
+    if len(tied):
+        if len(tied) > MAX_TIES and len(text) > 2 * TIED_PIECE_BYTES:
+            raise ManyTiesError
+        values = _moved_off_ties(values, tied, text)
+    if magnitudes[magnitudes.argmax()] <= datatype.highest:
+        return datatype.narrow(values)
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrowed = datatype.narrow(values)
+    infinite = np.isfinite(values) & ~datatype.is_finite(narrowed)  # type: ignore[misc]
+    if infinite.any():
+        _fail_range(values, int(np.argmax(infinite)), datatype, first)
+    return narrowed
+
+
+def _fail_range(values: Array, index: int, datatype: Datatype, first: int) -> NoReturn:
+    raise CodecError(f"element {first + index}: {datatype.name} cannot hold {values[index]}")
+
+
+def _tied(values: Array, magnitudes: Array, datatype: Datatype) -> Array:
+    """Which of float64 *values* lie exactly between two of *datatype*, as indices; *magnitudes* are without sign.
+
+    Some may be named that do not.
+    """
+    ties = (values.view(_BITS) & datatype.dropped_bits) == datatype.tie
+    tied = np.flatnonzero(ties) if np.count_nonzero(ties) else _NO_INDEX
+    if magnitudes[magnitudes.argmin()] >= datatype.smallest_normal:
+        return tied
+    # below the smallest normal number all neighbours have the same distance
+    small = np.flatnonzero((magnitudes < datatype.smallest_normal) & (magnitudes > 0))
+    steps = magnitudes[small] / datatype.smallest
+    return np.union1d(tied, small[steps - np.floor(steps) == 0.5])
+
+
+def _moved_off_ties(values: Array, tied: Array, text: bytes | bytearray) -> Array:
+    """float64 *values*, with those at the indices *tied* moved to the side on which their decimal in *text* lies.
+
+    Of the shortest texts of all 2^32 FP32 one pair needs it: 7.038531e-26 and its negative.
+    """
+    moved: npt.NDArray[np.float64] = values.astype("<f8")
+    decimals = [word for word in text.translate(None, b"[] \t\r\n").split(b",") if word]
+    for index in tied:
+        exact, rounded = Decimal(decimals[index].decode()), Decimal(float(moved[index]))
+        if exact != rounded:
+            moved[index] = np.nextafter(moved[index], math.inf if exact > rounded else -math.inf)
+    return moved
+
+
+def parse_tolerantly(text: bytes, datatype: Datatype, first: int) -> tuple[Array, int]:
+    """The numbers in *text* by the standard library's parser, each looked at, and how many of them are not finite.
+
+    *first* is the index of the first one in its tensor. Raises `CodecError` for what does not fit the datatype.
+    """
+    try:
+        nested = json.loads(
+            text.decode(),
+            parse_int=_parse_int,
+            parse_float=_parse_float if datatype.kind is Kind.FLOAT else _parse_decimal,
+            parse_constant=_NONFINITE.__getitem__,
+        )
+    except ValueError as error:
+        raise CodecError(f"malformed JSON near element {first}: {error}") from None
+    values = [_value(item, index, datatype) for index, item in enumerate(_flatten(nested), first)]
+    array: Array = np.array(values, dtype=_PARSED_DTYPE[datatype.parsed])
+    is_float = datatype.kind is Kind.FLOAT
+    return array, len(array) - int(np.count_nonzero(np.isfinite(array))) if is_float else 0
+
+
+def _value(item: Any, index: int, datatype: Datatype) -> float:
+    """*item*, which stands for the element at *index*, as a number of the datatype (protocol 4.7)."""
+    if datatype.kind is Kind.FLOAT:
+        if item is None:
+            return math.nan
+        if type(item) is float:
+            return item
+        if type(item) is int:
+            try:
+                return float(item)
+            except OverflowError:
+                raise CodecError(f"element {index}: {datatype.name} cannot hold {str(item)[:32]}...") from None
+    else:
+        if datatype.kind is Kind.BOOL:
+            if type(item) is bool:
+                return int(item)
+        elif type(item) is float and item == 0:
+            item = 0  # -0, see _parse_int
+        if type(item) is int:
+            if datatype.lowest <= item <= datatype.highest:
+                return item
+            raise CodecError(f"element {index}: {datatype.name} cannot hold {str(item)[:32]}")
+    got = "null" if item is None else str(item).lower() if type(item) is bool else str(item)[:32]
+    raise CodecError(f"element {index}: expected {datatype.name}, got {got}")
+
+
+def _parse_int(text: str) -> int | float:
+    return -0.0 if text == "-0" else int(text)
+
+
+def _parse_decimal(text: str) -> int | str:
+    """A number with fraction or exponent for an integer datatype, exactly; as text if it is no such integer."""
+    try:
+        number = Decimal(text)
+    except InvalidOperation:  # an exponent of more than 18 digits
+        return text
+    # beyond 64 bits it is refused in any case, and 1e999999999 should not be written out first
+    return int(number) if number.adjusted() < 25 and number == number.to_integral_value() else text
+
+
+def _parse_float(text: str) -> float | str:
+    """A number for a float datatype; as text, for the message that refuses it, if it is beyond float64."""
+    number = float(text)
+    return text if math.isinf(number) else number
+
+
+def _flatten(nested: list[Any]) -> Iterator[Any]:
+    """The leaves of lists in lists, in order."""
+    for item in nested:
+        if type(item) is list:
+            yield from _flatten(item)
+        else:
+            yield item
+
+
+def read_few(text: bytes, datatype: Datatype, n_elements: int) -> bytes | None:
+    """The *n_elements* floats in *text*, a JSON array without inner brackets, as they are on the wire.
+
+    None for more than `MAX_FEW`, and for whatever has to be looked at more closely, which `read_flat` may know.
+    """
+    layouts = _LAYOUTS.get(datatype.name)
+    if layouts is None or not 0 < n_elements <= MAX_FEW:
+        return None
+    layout = layouts[n_elements]
+    try:
+        numbers = _FLOATS.decode(text)
+        blob = layout.pack(*numbers)
+    except (msgspec.DecodeError, struct.error, OverflowError):
+        return None
+    if layout.unpack(blob) != numbers and _LOW_BYTES_OF_TIE in _LAYOUTS["FP64"][n_elements].pack(*numbers):
+        return None
+    # -0 has been read as 0, without its sign
+    return None if b"-" in text and bytes(datatype.item_bytes) in blob else blob
+
+
+def read_flat(text: bytes, datatype: Datatype, n_elements: int) -> bytes | None:
+    """The *n_elements* numbers in *text*, a JSON array nested in any way, as they are on the wire.
+
+    None for whatever `NumberSink` has to look at more closely: other counts, NaN, numbers that are out of range, that
+    might be rounded twice, or that simdjson does not read.
+    """
+    values = parse_fast(text, datatype)
+    if values is None or len(values) != n_elements or not n_elements:
+        return None
+    if datatype.item_bytes == 8 or values.dtype == np.bool_:
+        return values.tobytes()
+    highest = datatype.highest
+    lowest = -highest if datatype.kind is Kind.FLOAT else datatype.lowest
+    if values[values.argmin()] < lowest or values[values.argmax()] > highest:
+        return None
+    if datatype.kind is not Kind.FLOAT:
+        return values.astype(datatype.wire).tobytes()
+    narrowed = datatype.narrow(values)
+    bits = values.tobytes()
+    if (
+        _LOW_BYTES_OF_TIE in bits
+        and datatype.widen(narrowed).astype(_FLOAT64).tobytes() != bits
+        and len(_tied(values, np.abs(values), datatype))
+    ):
+        return None
+    return narrowed.tobytes()
