@@ -13,8 +13,8 @@ from gateway.codec.dialects.paths import AnswerForm, Node
 from gateway.codec.inference import MAX_NAME, label_of
 from gateway.codec.json.arriving import STEP, ArrivingText, ItemText, Reading, read_items, read_members
 from gateway.codec.json.brackets import ARRAY, END_ARRAY, MAX_TEXT_DEPTH, OBJECT, QUOTE
+from gateway.codec.json.member_finder import is_key
 from gateway.codec.json.members import Members, excerpt, parse_list, parse_lists, parse_object, parse_objects
-from gateway.codec.json.scanner import is_key
 from gateway.codec.json.sinks import TextSink
 from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
 from gateway.codec.values import SHORT_BYTES

@@ -67,7 +67,7 @@ class ArrivingText:
         text.end()
         return text
 
-    def add(self, chunk: bytes) -> bool:
+    def add(self, chunk: bytes | memoryview) -> bool:
         """Append *chunk*: whether a reading that has yielded `MORE` should look at the text again."""
         self.buffer += chunk
         return len(self.buffer) >= self._wait_for
@@ -82,7 +82,7 @@ class ArrivingText:
         self.consumed += n_bytes
 
     def more(self, label: str = "", enough: int = 0) -> Reading[None]:
-        """Wait for half as much again as there is, or for *enough* bytes.
+        """Wait for half as much again as there is, or for *enough* bytes; where there is nothing, for anything.
 
         So a sender that sends byte by byte does not make the work quadratic. Raises `CodecError`, which begins with
         *label*, if no more will come.
@@ -90,7 +90,7 @@ class ArrivingText:
         size = len(self.buffer)
         if self._is_whole:
             raise CodecError(f"{label}{': ' if label else ''}JSON is cut off after {self.consumed + size} bytes")
-        self._wait_for = max(size + size // 2, enough)
+        self._wait_for = max(size + size // 2, enough) if size else 0
         yield MORE
 
     def first(self, at: int = 0) -> Reading[int]:

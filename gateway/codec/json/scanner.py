@@ -5,21 +5,17 @@ it comes and separates the two. Each `data` value goes to a sink that takes it p
 skeleton, stays together, with the number of the sink standing where the value stood. The skeleton is ordinary JSON
 and is parsed (and so judged) by msgspec.
 
-The scanner itself only has to be right about where strings and brackets begin and end. It never recurses, so no
-nesting can exhaust it, and it reads every byte once.
-
-Here: where things are. Not here: what any value means.
+Here: where things are. Not here: how a document is walked through (`member_finder`), and what any value means.
 """
 
-import re
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from functools import partial
 
-import msgspec
-
-from gateway.codec.json.brackets import STEP_TOKENS, WALK_BYTES, skip_inside_string
-from gateway.codec.json.sinks import Sink, labelling
-from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES, SPACE
+from gateway.codec.json.arriving import STEP, ArrivingText, Reading
+from gateway.codec.json.brackets import WALK_BYTES
+from gateway.codec.json.member_finder import EACH, MemberFinder
+from gateway.codec.json.sinks import Sink
+from gateway.codec.tensors.pieces import NOT_SPACE, SPACE
 from gateway.errors import CodecError, TooLargeError
 
 MAX_VALUES = 16
@@ -28,25 +24,12 @@ MAX_VALUES = 16
 MAX_ENTRY_BYTES = 16 * 1024
 """An object with more than this before its `data` is opened as if it had said nothing: parsing it would take long."""
 
-# A whole string, with the colon that makes it a key (1) or the end of the window, where that is not known yet (2);
-# a bracket that opens (3) or closes (4); or a quote whose string is not complete (2).
-# It begins with one set of bytes, for which `re` searches ten times faster than for alternatives.
-TOKEN = re.compile(
-    rb'["\[\]{}](?:(?<=")(?:(?:[^"\\]++|\\.)*+"[ \t\r\n]*+(?:(:)|(?!\Z))|())|(?<=[\[{])()|(?<=[\]}])())', re.DOTALL
-)
-KEY_TOKEN, OPEN_TOKEN, CLOSE_TOKEN = 1, 3, 4
-_WHOLE_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-
 OpenValue = Callable[[Callable[[], bytes]], Sink]
 """Gives the sink for a value; can ask for the members before its `data`, as a JSON object."""
 
 
 class Scanner:
-    """Splits a document into its skeleton and the `data` values in the objects of one top-level array.
-
-    *section* is the key of that array: `inputs` or `outputs`. *open_value* chooses a sink for each value; in
-    the skeleton the n-th value is replaced by the number n, and `spans[n]` is where it was in the document.
-    """
+    """Splits a document into its skeleton and the `data` values in the objects of one top-level array."""
 
     def __init__(
         self,
@@ -56,68 +39,29 @@ class Scanner:
         max_skeleton_bytes: int,
         max_entries: int,
     ) -> None:
-        """*max_skeleton_bytes* is the most JSON beside the values, *max_entries* the most objects in the array."""
-        self.done = False
-        self.consumed = 0
-        self.spans: list[tuple[int, int]] = []
-        self._section = section
-        self._section_key = b'"%b"' % section.encode()
-        self._open_value = open_value
-        self._max_skeleton_bytes = max_skeleton_bytes
-        self._max_entries = max_entries
-        self._skeleton = bytearray()
-        self._buffer = bytearray()
-        self._wait_for = 0
-        self._window_bytes = WALK_BYTES
-        self._inside_string = False
-        self._sink: Sink | None = None
-        self._sink_start = 0
-        self._depth = 0
-        self._inside_section = False
-        self._n_entries = 0
-        self._entry_start = 0
-        self._entry_values = 0
-        self._key = b""
-        self._trailing = 0
+        """*section* is the key of the array, `inputs` or `outputs`; *open_value* chooses a sink for each value.
 
-    def feed(self, chunk: bytes | memoryview) -> Iterator[None]:
-        """Take the next bytes; yields after each step of work. What follows the document is only counted.
-
-        Raises `TooLargeError` or `CodecError` for more than the limits allow, and what the sinks raise, labelled.
+        *max_skeleton_bytes* is the most JSON beside the values, *max_entries* the most items in the array.
         """
-        if self.done:
-            self._trailing += len(bytes(chunk).strip(SPACE))
-            return
-        self._buffer += chunk
-        if len(self._buffer) < self._wait_for:
-            return
-        self._wait_for = 0
-        while not self.done and self._buffer:
-            taken = self._step() if self._sink is None else self._step_sink(self._sink)
-            if not taken:
-                self._wait()
-                return
-            del self._buffer[:taken]
-            self.consumed += taken
-            if self._sink is not None and self._sink.done:
-                self.spans.append((self._sink_start, self.consumed))
-                self._sink = None
-            yield
-        if self.done and self._buffer:
-            self._trailing += len(self._buffer.strip(SPACE))
-            self._buffer.clear()
+        self.done = False
+        """Whether the document has ended."""
+        self.spans: list[tuple[int, int]] = []
+        """Where each value was in the document."""
+        self._max_skeleton_bytes = max_skeleton_bytes
+        self._skeleton = bytearray()
+        self._text = ArrivingText()
+        self._trailing = 0
+        # It knows nothing of the scanner: in a circle, a tensor would wait for the garbage collector.
+        self._reading = _read(self._text, self._skeleton, self.spans, section, open_value, max_entries)
 
-    def finish(self) -> Iterator[None]:
-        """Work off what `feed` put aside. Raises `CodecError` if the document is cut off."""
-        self._wait_for = 0
-        yield from self.feed(b"")
-        if not self.done:
-            where = f"{self._sink.label}: " if self._sink is not None else ""
-            raise CodecError(f"{where}JSON is cut off after {self.consumed + len(self._buffer)} bytes")
+    @property
+    def consumed(self) -> int:
+        """How many bytes of the document have been read."""
+        return self._text.consumed
 
     @property
     def skeleton(self) -> bytes:
-        """The document with numbers in place of the values that went to sinks."""
+        """The document with the number n in place of the n-th value."""
         return bytes(self._skeleton)
 
     @property
@@ -129,132 +73,82 @@ class Scanner:
         """How many bytes that are not blank came behind the document."""
         return self._trailing
 
-    def _wait(self) -> None:
-        """What is there cannot be worked on: decide how much more must arrive before it is looked at again.
+    def feed(self, chunk: bytes | memoryview) -> Iterator[None]:
+        """Take the next bytes; yields after each step of work. What follows the document is only counted.
 
-        Half as much again, or what a sink likes to work on, so that a sender that sends byte by byte does not make
-        the work quadratic.
+        Raises `TooLargeError` or `CodecError` for more than the limits allow, and what the sinks raise, labelled.
         """
-        size = len(self._buffer)
-        if self._sink is None and len(self._skeleton) + size > self._max_skeleton_bytes:
-            self._fail_skeleton()
-        self._wait_for = size + size // 2 if self._sink is None or size > PIECE_BYTES else PIECE_BYTES
+        if self._text.add(chunk):
+            yield from self._go_on()
 
-    def _step_sink(self, sink: Sink) -> int:
-        with labelling(sink):
-            return sink.step(self._buffer)
+    def finish(self) -> Iterator[None]:
+        """Work off what `feed` put aside. Raises `CodecError` if the document is cut off."""
+        self._text.end()
+        yield from self._go_on()
 
-    def _step(self) -> int:
-        """Walk through the skeleton: how many bytes are finished with, 0 if more must arrive first."""
-        if self._inside_string:
-            end, is_closed = skip_inside_string(self._buffer, 0)
-            self._inside_string = not is_closed
-            return self._keep(end)
-        while True:
-            taken = self._walk(min(len(self._buffer), self._window_bytes))
-            if taken:
-                self._window_bytes = WALK_BYTES
-            if taken or len(self._buffer) <= self._window_bytes:
-                return taken
-            self._window_bytes *= 2  # a string, which may be a key, and then a window or more of blanks
-
-    def _walk(self, window_bytes: int) -> int:
-        """Walk up to a value for a sink, the document's end, the window's end, or `STEP_TOKENS` tokens further."""
-        buffer = self._buffer
-        if self._depth == 0:
-            first = NOT_SPACE.search(buffer, 0, window_bytes)
-            if first is not None and first[0] != b"{":
-                beginning = buffer[first.start() : first.start() + 16].decode("latin-1")
-                raise CodecError(f"expected a JSON object, got {beginning!r}")
-        base = len(self._skeleton)
-        depth = self._depth
-        end = window_bytes
-        for n_tokens, token in enumerate(TOKEN.finditer(buffer, 0, window_bytes)):
-            kind = token.lastindex
-            if n_tokens == STEP_TOKENS:
-                end = token.start()
-                break
-            if kind is None:
-                continue
-            if kind == KEY_TOKEN:
-                if depth == 1:
-                    self._key = token[0]
-                elif depth == 3 and self._inside_section and is_key(token[0], b'"data"'):
-                    end = self._keep(token.end())
-                    self._open_sink(slice(self._entry_start, base + token.start()), self.consumed + end)
-                    self._depth = depth
-                    return end
-            elif kind == OPEN_TOKEN:
-                depth += 1
-                if depth == 2:
-                    self._inside_section = token[0] == b"[" and is_key(self._key, self._section_key)
-                elif depth == 3:
-                    self._entry_start = base + token.start()
-                    self._entry_values = 0
-                    self._count_entry()
-            elif kind == CLOSE_TOKEN:
-                depth -= 1
-                if depth == 0:
-                    self.done = True
-                    end = token.end()
-                    break
-                if depth == 1:
-                    self._inside_section = False
-            else:
-                end = token.start()
-                if end == 0 and window_bytes >= WALK_BYTES and not _WHOLE_STRING.match(buffer, 0, window_bytes):
-                    # longer than any key that is looked for, however many escapes it is written with
-                    self._inside_string = True
-                    self._key = b""
-                    end = 1
-                break
-        self._depth = depth
-        return self._keep(end)
-
-    def _count_entry(self) -> None:
-        if self._inside_section:
-            self._n_entries += 1
-            if self._n_entries > self._max_entries:
-                raise CodecError(
-                    f"more than {self._max_entries} entries in `{self._section}`, "
-                    "which is the most that `limits.tensors` allows"
+    def _go_on(self) -> Iterator[None]:
+        for is_step in self._reading:
+            if len(self._skeleton) > self._max_skeleton_bytes:
+                raise TooLargeError(
+                    f"the JSON beside the tensors' data is longer than {self._max_skeleton_bytes:d} bytes, "
+                    "which is the most that `limits.header` allows"
                 )
-
-    def _open_sink(self, entry: slice, start: int) -> None:
-        self._entry_values += 1
-        if self._entry_values > MAX_VALUES:
-            raise CodecError(f"one object of `{self._section}` has more than {MAX_VALUES} members called `data`")
-
-        def entry_text() -> bytes:
-            if entry.stop - entry.start > MAX_ENTRY_BYTES:
-                return b"{}"
-            return bytes(self._skeleton[entry]).rstrip(SPACE).rstrip(b",") + b"}"
-
-        self._sink = self._open_value(entry_text)
-        self._sink_start = start
-        # the blank keeps the number apart from whatever wrongly follows the value
-        self._skeleton += b"%d " % len(self.spans)
-
-    def _fail_skeleton(self) -> NoReturn:
-        raise TooLargeError(
-            f"the JSON beside the tensors' data is longer than {self._max_skeleton_bytes:d} bytes, "
-            "which is the most that `limits.header` allows"
-        )
-
-    def _keep(self, n_bytes: int) -> int:
-        if len(self._skeleton) + n_bytes > self._max_skeleton_bytes:
-            self._fail_skeleton()
-        self._skeleton += memoryview(self._buffer)[:n_bytes]
-        return n_bytes
+            if not is_step:
+                return
+            yield
+        self.done = True
+        self._trailing += len(self._text.buffer.strip(SPACE))
+        self._text.buffer.clear()
 
 
-def is_key(text: bytes, wanted: bytes) -> bool:
-    """Whether the key token *text* (quotes, maybe blanks and a colon) is *wanted* (with quotes)."""
-    if text.startswith(wanted):
-        return True
-    if b"\\" not in text:
-        return False
-    try:
-        return b'"%b"' % msgspec.json.decode(text[: text.rfind(b'"') + 1], type=str).encode() == wanted
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
+def _read(
+    text: ArrivingText,
+    skeleton: bytearray,
+    spans: list[tuple[int, int]],
+    section: str,
+    open_value: OpenValue,
+    max_entries: int,
+) -> Reading[None]:
+    """Read the document that *text* begins with into *skeleton* and *spans*; the others are those of `Scanner`."""
+    finder = MemberFinder(section, EACH, "data")
+    n_entries = entry_values = entry_start = 0
+    while finder.depth or not skeleton.endswith(b"}"):
+        if not finder.depth:
+            _check_beginning(text.buffer)
+        taken = finder.step(text.buffer)
+        if not taken:
+            yield from text.more()
+            continue
+        skeleton += memoryview(text.buffer)[:taken]
+        text.drop(taken)
+        if finder.is_item:
+            entry_start, entry_values = len(skeleton) - 1, 0
+            n_entries += 1
+            if n_entries > max_entries:
+                raise CodecError(
+                    f"more than {max_entries} entries in `{section}`, which is the most that `limits.tensors` allows"
+                )
+        elif finder.found:
+            entry_values += 1
+            if entry_values > MAX_VALUES:
+                raise CodecError(f"one object of `{section}` has more than {MAX_VALUES} members called `data`")
+            sink = open_value(partial(_members, skeleton, entry_start))
+            skeleton += b"%d " % len(spans)  # the blank keeps it apart from whatever wrongly follows the value
+            start = text.consumed
+            yield from text.pour(sink)
+            spans.append((start, text.consumed))
+        yield STEP
+
+
+def _check_beginning(text: bytearray) -> None:
+    first = NOT_SPACE.search(text, 0, WALK_BYTES)
+    if first is not None and first[0] != b"{":
+        raise CodecError(f"expected a JSON object, got {text[first.start() : first.start() + 16].decode('latin-1')!r}")
+
+
+def _members(skeleton: bytearray, start: int) -> bytes:
+    """The members of the object that begins at *start*, but for the key that *skeleton* ends with."""
+    end = skeleton.rfind(b'"', 0, skeleton.rfind(b'"'))  # no quote can be in a key that is found
+    if end - start > MAX_ENTRY_BYTES:
+        return b"{}"
+    return bytes(skeleton[start:end]).rstrip(SPACE).rstrip(b",") + b"}"

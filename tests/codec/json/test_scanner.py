@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from gateway.codec.json import scanner as scanner_module
 from gateway.codec.json.brackets import STEP_TOKENS, WALK_BYTES
+from gateway.codec.json.member_finder import MemberFinder
 from gateway.codec.json.scanner import MAX_ENTRY_BYTES
 from gateway.codec.json.sinks import TextSink
 from gateway.codec.tensors.pieces import PIECE_BYTES
@@ -155,8 +155,8 @@ def test_skeleton_limit_counts_the_json_beside_the_data_and_names_what_to_set() 
     "text",
     [
         b'{"p":[%b1]}' % (b"[]," * 100_000),
-        b'{"p":[%b1]}' % (b'"",' * 100_000),
-        b'{"p":{%b"b":1}}' % (b'"a":1,' * 100_000),
+        b'{%b"b":1}' % (b'"a":"",' * 100_000),
+        b'{%b"b":1}' % (b'"a":1,' * 100_000),
         b'{"p":"%b"}' % (b"\\n" * 200_000),
         b'{"%b":1}' % (b"k" * 500_000),
         b'{"p":[%b1]}' % (b"1," * 200_000),
@@ -200,18 +200,30 @@ def test_entry_that_says_much_before_its_data_is_opened_as_if_it_had_said_nothin
         assert Walked(text).entries == [expected]
 
 
-def test_text_that_comes_byte_by_byte_is_not_walked_through_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    n_walks = 0
-    walk = scanner_module.Scanner._walk
+@pytest.mark.parametrize("strings", [b'"%b":1' % (b"x" * 10_000), b",".join([b'"%b":1' % (b"x" * 100)] * 100)])
+def test_text_that_comes_byte_by_byte_is_not_walked_through_each_time(
+    strings: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_bytes = 0
+    step = MemberFinder.step
 
-    def counting_walk(scanner: scanner_module.Scanner, window_bytes: int) -> int:
-        nonlocal n_walks
-        n_walks += 1
-        return walk(scanner, window_bytes)
+    def counting_step(finder: MemberFinder, buffer: bytearray) -> int:
+        nonlocal n_bytes
+        n_bytes += len(buffer)
+        return step(finder, buffer)
 
-    monkeypatch.setattr(scanner_module.Scanner, "_walk", counting_walk)
-    Walked(b'{"outputs":[],"%b":1}' % (b"x" * 10_000), 1)
-    assert 0 < n_walks < 100
+    monkeypatch.setattr(MemberFinder, "step", counting_step)
+    text = b'{"outputs":[],%b}' % strings
+    Walked(text, 1)
+    assert n_bytes < 5 * len(text)
+
+
+@pytest.mark.parametrize("items", [b'"",' * 100_000, b'"a",1,' * 100_000, b"0," * 100_000])
+def test_what_is_flat_in_a_value_is_passed_over_in_large_steps(items: bytes) -> None:
+    scanner = scanner_of(lambda entry: TextSink("value", None))
+    steps = list(scanner.feed(b'{"p":[%b1]}' % items))
+    assert scanner.done
+    assert len(steps) < 2 * len(items) // WALK_BYTES + 10
 
 
 def test_endless_blanks_behind_a_key_are_refused_at_the_limit() -> None:
