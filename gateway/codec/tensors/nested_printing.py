@@ -19,7 +19,7 @@ Elements in `{"b64": "..."}`, the form of TensorFlow for octets, are strings in 
 Not here: rows of several tensors (`row_printing`), flat data (`number_printing`, `string_printing`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate, chain, groupby
@@ -78,23 +78,58 @@ def nested_number_pieces(
         yield _empty(shape)
         return
     table = _Table.of(datatype, shape)
-    plan = _Plan.of(shape, with_single=table is not None)
-    comma = _separator(plan.n_single) if plan.n_single else b""
-    for start, end in plan.pieces():
+    n_single = next((n for n, dimension in enumerate(reversed(shape)) if dimension > 1), len(shape))
+    if table is not None or not shape:
+        n_single = 0
+    comma = _separator(n_single)
+
+    def text_of(start: int, end: int, item: tuple[int, ...]) -> memoryview:
+        """The items from element *start* to *end*, each of shape *item*, without the brackets around them."""
         piece = values[start:end]
-        if not plan.block:
+        if not item:
             text = array_text(piece, datatype)
         elif table is not None:
-            text = table.array_text(piece.view(datatype.bits), plan.block)
+            text = table.array_text(piece.view(datatype.bits), item)
         else:
-            text = orjson.dumps(datatype.widen(piece.reshape(-1, *plan.block)), option=_OPTIONS)
-        if comma:
+            text = orjson.dumps(datatype.widen(piece.reshape(-1, *item)), option=_OPTIONS)
+        if n_single:
             text = text.replace(b",", comma)
         if literals:
             text = with_literals(text, piece, datatype)
-        yield b"".join((plan.before(start), memoryview(text)[1:-1]))
-    if shape:
-        yield b"]" * plan.depth
+        return memoryview(text)[1:-1]
+
+    if not shape:
+        yield bytes(text_of(0, 1, ()))
+        return
+    outer = shape[: len(shape) - n_single] or (1,)
+    yield b"[" * (len(shape) - len(outer) + 1)
+    yield from _list_pieces(outer, 0, comma, 1 + -(-n_single // _BRACKETS_PER_ELEMENT), text_of)
+    yield b"]" * (len(shape) - len(outer) + 1)
+
+
+def _list_pieces(
+    shape: tuple[int, ...],
+    first: int,
+    comma: bytes,
+    element_cost: int,
+    text_of: Callable[[int, int, tuple[int, ...]], memoryview],
+) -> Iterator[bytes]:
+    """The inside of a list of *shape* that begins with the element *first*, in pieces of items or parts of them."""
+    n_items, item = shape[0], shape[1:]
+    size = prod(item)
+    cost = size * element_cost + LIST_COST * list_count(item)
+    if item and cost > PIECE_ELEMENTS:
+        for start in range(first, first + n_items * size, size):
+            yield b"[" if start == first else comma + b"["
+            yield from _list_pieces(item, start, comma, element_cost, text_of)
+            yield b"]"
+        return
+    n_pieces = -(-n_items // (PIECE_ELEMENTS // cost or 1))  # all of about the same length
+    step = -(-n_items // n_pieces) * size
+    end = first + n_items * size
+    for start in range(first, end, step):
+        text = text_of(start, min(start + step, end), item)
+        yield b"".join((comma, text)) if start > first else bytes(text)
 
 
 def _empty(shape: tuple[int, ...]) -> bytes:
@@ -154,60 +189,6 @@ class _Table:
 _TABLES = {name: _Table(texts, b"\0") for name, texts in TABLES.items()} | {
     name: _Table(text_table(DATATYPES[name], b" "), b" ") for name in ("UINT8", "INT8", "BOOL")
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """How a tensor of numbers is cut into pieces."""
-
-    n_single: int
-    """How many dimensions of 1 the shape ends with."""
-    block: tuple[int, ...]
-    """The shape of the blocks that pieces consist of; `()` for single elements."""
-    most_blocks: int
-    """How many of them are in one piece at most."""
-    list_blocks: int
-    """How many of them are in the list that they are items of."""
-    n_elements: int
-    sizes: tuple[int, ...]
-    """How many elements are in each of the lists around the blocks, outermost first."""
-
-    @classmethod
-    def of(cls, shape: tuple[int, ...], *, with_single: bool) -> "_Plan":
-        """The plan for *shape*, which has no 0; *with_single*: blocks have the dimensions of 1 at its end too."""
-        n_single = next((n for n, dimension in enumerate(reversed(shape)) if dimension > 1), len(shape))
-        if with_single:
-            n_single = 0
-        outer = list(shape[: len(shape) - n_single])
-        block: tuple[int, ...] = ()
-        cost = 1 + -(-n_single // _BRACKETS_PER_ELEMENT)
-        while len(outer) > 1 and (block_cost := outer[-1] * cost + LIST_COST) <= PIECE_ELEMENTS:
-            block = (outer.pop(), *block)
-            cost = block_cost
-        list_blocks = outer[-1] if outer else 1
-        n_pieces = -(-list_blocks // (PIECE_ELEMENTS // cost or 1))  # all of about the same length
-        sizes = tuple(prod(shape[axis:]) for axis in range(len(outer)))
-        return cls(n_single, block, -(-list_blocks // n_pieces), list_blocks, prod(shape), sizes)
-
-    @property
-    def depth(self) -> int:
-        """How many lists are around each block."""
-        return len(self.sizes) + self.n_single
-
-    def pieces(self) -> Iterator[tuple[int, int]]:
-        """The first element of each piece, and the one behind it."""
-        size = prod(self.block)
-        step = self.most_blocks * size
-        span = self.list_blocks * size
-        for first in range(0, self.n_elements, span):
-            for start in range(first, first + span, step):
-                yield start, min(start + step, first + span)
-
-    def before(self, element: int) -> bytes:
-        """What stands before the piece that begins with *element*."""
-        if not element:
-            return b"[" * self.depth
-        return _separator(sum(element % size == 0 for size in self.sizes) + self.n_single)
 
 
 # Strings
