@@ -13,11 +13,9 @@ What is put before the piece opens what was open at its start, with a dummy key 
 put behind it closes what is open at its end. The parser then proves everything that lies inside the piece, and that
 its brackets fit to those outside. It cannot see the commas at the cuts, which `check_cut` looks at.
 
-Strings longer than a piece are cut as well. Where one begins, the text up to its quote is proved with an empty string
-in its place, once as a value and, if that fails, once as a key. Its inside is proved part by part, each between
-quotes; `string_part` sees to it that no escape and no character is cut. Behind it the text goes on after a stand-in:
-what was before the cut is replaced by the shortest text in whose place it could stand (`"":0` for a member that has
-its value, `""` for a key that needs a colon, `0` for an element).
+Strings longer than a piece are cut as well. The inside of one is proved part by part, each between quotes;
+`string_part` sees to it that no escape and no character is cut. What stands before it since the last comma waits; it
+is proved with what follows, with an empty string in the place of the long one.
 
 Which brackets are open is found by walking through strings and brackets alone; a mistake there cannot make wrong text
 pass, because the parser judges every byte.
@@ -43,7 +41,6 @@ MAX_WINDOW_BYTES = 8 * PIECE_BYTES
 """How much text without a comma outside strings is looked at for one; only blanks and brackets can be that long."""
 
 _CLOSER = {OBJECT: b"}", ARRAY: b"]"}
-_MEMBER_DONE, _KEY_DONE, _ELEMENT_DONE = b'"":0', b'""', b"0"
 
 
 class Prover:
@@ -54,8 +51,8 @@ class Prover:
         self.done = False
         self._judge = judge
         self._open = bytearray()
-        self._stand_in = b""
-        self._stand_in_behind_string: bytes | None = None
+        self._before = b""  # what waits, up to the quote that a long string begins or ends with
+        self._inside_string = False
         self._window_bytes = PIECE_BYTES
 
     def step(self, buffer: bytearray | memoryview) -> int:
@@ -75,9 +72,9 @@ class Prover:
             self._window_bytes *= 2
 
     def _prove(self, window: bytes) -> int:
-        if self._stand_in_behind_string is not None:
-            return self._continue_string(window, self._stand_in_behind_string)
-        if not self._open:
+        if self._inside_string:
+            return self._continue_string(window)
+        if not self._open and not self._before:
             first = NOT_SPACE.search(window)
             if first is None:
                 return 0
@@ -86,48 +83,46 @@ class Prover:
             if first[0] not in b'[{"':
                 return self._finish(window, scalar_end(window, 0))
         may_go_on = len(window) >= PIECE_BYTES
-        tokens = list(islice(STRING_OR_BRACKET.finditer(window), STEP_TOKENS))
+        text = self._before + window
+        tokens = list(islice(STRING_OR_BRACKET.finditer(text), STEP_TOKENS))
         if len(tokens) == STEP_TOKENS:
-            window = window[: tokens[-1].end()]
+            text = text[: tokens[-1].end()]
             may_go_on = True
-        opened = bytearray(self._open)
-        end = walk(opened, tokens)
+        end = walk(bytearray(self._open), tokens)
         if end:
-            return self._finish(window, end)
+            return self._finish(text, end)
         if not may_go_on:
             return 0
-        comma, n_tokens = last_comma(window, tokens)
+        comma, n_tokens = last_comma(text, tokens)
         if comma < 0:
-            return self._begin_string(window, tokens) if tokens and tokens[-1][1] is not None else 0
+            return self._begin_string(text, tokens[-1]) if tokens and tokens[-1][1] is not None else 0
         opened = bytearray(self._open)
         walk(opened, tokens[:n_tokens])
-        self._check(window[:comma], opened, goes_on=True)
+        self._check(text[:comma], opened, goes_on=True)
         self._open = opened
-        self._stand_in = b""
-        return comma + 1
+        return self._take(b"", comma + 1)
 
-    def _finish(self, window: bytes, end: int) -> int:
+    def _take(self, before: bytes, end: int) -> int:
+        """What is finished with of the window, if of what waits and the window all up to *end* is; *before* waits."""
+        taken = end - len(self._before)
+        self._before = before
+        return taken
+
+    def _finish(self, text: bytes, end: int) -> int:
         """Prove the value's last piece, which ends at *end*; 0 if that is not known yet."""
-        if end:
-            self._check(window[:end], b"")
-            self.done = True
-        return end
+        if not end:
+            return 0
+        self._check(text[:end], b"")
+        self.done = True
+        return self._take(b"", end)
 
-    def _begin_string(self, window: bytes, tokens: list[re.Match[bytes]]) -> int:
-        """Prove what stands before the inside of the string that goes on behind the window, and its quote."""
-        opened = bytearray(self._open)
-        walk(opened, tokens[:-1])
-        text = window[: tokens[-1].start() + 1]
-        try:
-            self._check(text + b'"', opened)
-            self._stand_in_behind_string = _MEMBER_DONE if opened[-1:] == b"{" else _ELEMENT_DONE
-        except CodecError:
-            self._check(text + b'":0', opened)
-            self._stand_in_behind_string = _KEY_DONE
-        self._open = opened
-        return len(text)
+    def _begin_string(self, text: bytes, string: re.Match[bytes]) -> int:
+        """The *string* that begins in *text* goes on behind the window: take all up to its quote."""
+        end = string.start() + 1
+        self._inside_string = True
+        return self._take(text[:end], end)
 
-    def _continue_string(self, window: bytes, stand_in: bytes) -> int:
+    def _continue_string(self, window: bytes) -> int:
         """Prove the next part of a long string."""
         part, is_closed = string_part(window)
         if not part and not is_closed:
@@ -135,14 +130,13 @@ class Prover:
         self._judge(b'"%b"' % part)
         if not is_closed:
             return len(part)
-        self._stand_in_behind_string = None
-        self._stand_in = stand_in
-        self.done = not self._open
+        self._inside_string = False
+        self._before += b'"'
+        self.done = not self._open and self._before == b'""'
         return len(part) + 1
 
     def _check(self, text: bytes, opened: bytes | bytearray, *, goes_on: bool = False) -> None:
         """Prove that *text* continues what is open so far and leaves *opened* open; *goes_on*: a comma follows."""
-        text = self._stand_in + text
         check_cut(text, 0, len(text), continues=bool(self._open), goes_on=goes_on)
         outer = b"".join([b"[" if code == ARRAY else b'{"":' for code in self._open[:-1]])
         closing = b"".join([_CLOSER[code] for code in reversed(opened)])
