@@ -17,12 +17,7 @@ from typing import TypeVar
 
 from gateway.codec.json.brackets import END_ARRAY, END_OBJECT, OBJECT, QUOTE, WALK_BYTES
 from gateway.codec.json.items import RUN_BYTES, end_of_run
-from gateway.codec.json.members import (
-    MAX_NAME_BYTES,
-    Members,
-    excerpt,
-    parse_object,
-)
+from gateway.codec.json.members import MAX_NAME_BYTES, Members, excerpt, parse_object
 from gateway.codec.json.sinks import Sink, SkipSink, labelling
 from gateway.codec.tensors.pieces import NOT_SPACE, PIECE_BYTES, beginning
 from gateway.errors import CodecError
@@ -132,13 +127,6 @@ class ArrivingText:
                 return b""
             yield from self.more()
 
-    def separator(self, closing: int) -> Reading[int]:
-        """The comma or the *closing* bracket that comes next; it stays. Raises `CodecError` for anything else."""
-        code = yield from self.first()
-        if code not in (_COMMA, closing):
-            raise CodecError(f"malformed JSON: expected a comma, got {excerpt(bytes(self.buffer[:256]))}")
-        return code
-
     def pour(self, sink: Sink) -> Reading[None]:
         """Let *sink* take the value that comes next."""
         while not sink.done:
@@ -220,33 +208,21 @@ def read_members(
     *text*, also where a short one is malformed, so that the error says which. Of two members with one name the last
     comes last; in one run it is the only one. Raises `CodecError`.
     """
-    code = yield from _open(text)
-    read_singly_to = 0
-    while code != END_OBJECT:
-        if code != QUOTE:
+
+    def read_member() -> Reading[None]:
+        if text.buffer[0] != QUOTE:
             raise CodecError(f"malformed JSON: expected a member, got {excerpt(bytes(text.buffer[:256]))}")
-        members: Members = {}
-        if text.consumed >= read_singly_to:
-            run = yield from text.run(END_OBJECT)
-            try:
-                members = parse_object(b"{%b}" % run)
-                text.drop(len(run))
-            except CodecError:
-                read_singly_to = text.consumed + len(run)
-        if members:
-            yield from read_run(members)
-        else:
-            name = yield from text.string()
-            if not name:
-                raise CodecError(f"the name of a member has more than {MAX_NAME_BYTES} bytes")
-            text.drop(len(name))
-            if (yield from text.first()) != ord(":"):
-                raise CodecError(f"malformed JSON: expected a colon, got {excerpt(bytes(text.buffer[:256]))}")
-            text.drop(1)
-            (key,) = parse_object(b"{%b:0}" % name)
-            yield from read_long(key)
-        code = yield from _next(text, END_OBJECT)
-    text.drop(1)
+        name = yield from text.string()
+        if not name:
+            raise CodecError(f"the name of a member has more than {MAX_NAME_BYTES} bytes")
+        text.drop(len(name))
+        if (yield from text.first()) != ord(":"):
+            raise CodecError(f"malformed JSON: expected a colon, got {excerpt(bytes(text.buffer[:256]))}")
+        text.drop(1)
+        (key,) = parse_object(b"{%b:0}" % name)
+        yield from read_long(key)
+
+    return _read(text, END_OBJECT, lambda run: parse_object(b"{%b}" % run), read_run, read_member)
 
 
 def read_items(
@@ -260,42 +236,41 @@ def read_items(
     *parse* makes items of an array of short ones. *read_run* gets some of these at a time; *read_long* reads an item
     that is longer, or malformed, or none for *parse*, from *text*. Raises `CodecError`.
     """
-    code = yield from _open(text)
+    return _read(text, END_ARRAY, lambda run: parse(b"[%b]" % run), read_run, read_long)
+
+
+def _read(
+    text: ArrivingText,
+    closing: int,
+    parse: Callable[[bytes], T],
+    read_run: Callable[[T], Reading[None]],
+    read_single: Callable[[], Reading[None]],
+) -> Reading[None]:
+    """Read up to the *closing* bracket the array or object that *text* begins with, whose short items *parse* makes."""
+    text.drop(1)
+    code = yield from text.first()
     read_singly_to = 0
-    while code != END_ARRAY:
-        items: list[T] = []
+    while code != closing:
+        items: T | None = None
         if text.consumed >= read_singly_to:
-            run = yield from text.run(END_ARRAY)
+            run = yield from text.run(closing)
             try:
-                items = parse(b"[%b]" % run)
+                items = parse(run)
                 text.drop(len(run))
             except CodecError:
                 read_singly_to = text.consumed + len(run)
-        if items:
-            yield from read_run(items)
-        else:
-            yield from read_long()
-        code = yield from _next(text, END_ARRAY)
+        yield from (read_run(items) if items else read_single())
+        yield STEP
+        code = yield from text.first()
+        if code == closing:
+            break
+        if code != _COMMA:
+            raise CodecError(f"malformed JSON: expected a comma, got {excerpt(bytes(text.buffer[:256]))}")
+        text.drop(1)
+        code = yield from text.first()
+        if code == closing:
+            raise CodecError("malformed JSON: a comma without a value behind it")
     text.drop(1)
-
-
-def _open(text: ArrivingText) -> Reading[int]:
-    """The first byte behind the bracket that *text* begins with: of an item, or the closing bracket."""
-    text.drop(1)
-    return (yield from text.first())
-
-
-def _next(text: ArrivingText, closing: int) -> Reading[int]:
-    """The first byte of the next item, or the *closing* bracket behind the last one."""
-    yield STEP
-    code = yield from text.separator(closing)
-    if code == closing:
-        return code
-    text.drop(1)
-    code = yield from text.first()
-    if code == closing:
-        raise CodecError("malformed JSON: a comma without a value behind it")
-    return code
 
 
 def _step() -> Reading[None]:
