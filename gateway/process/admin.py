@@ -105,14 +105,8 @@ class AdminListener:
         self._looked_s = -FRESH_S
         self._seen = b""
         """The last status, as JSON."""
-        page = _PAGE.read_text(encoding="utf-8")
-        self._page = page.encode()
-        self._page_headers = {
-            **_NEVER_KEPT,
-            "Content-Type": "text/html; charset=utf-8",
-            "Content-Security-Policy": _policy(page),
-            "Referrer-Policy": "no-referrer",
-        }
+        self._page = _PAGE.read_text(encoding="utf-8")
+        self._policy = _policy(self._page)
         self._handlers: dict[str, Callable[[web.BaseRequest], Awaitable[web.Response]]] = {
             "/": self._status_page,
             "/-/status": self._status,
@@ -148,14 +142,15 @@ class AdminListener:
             return web.Response(status=500, text="internal error; the log has the details\n")
 
     async def _status_page(self, request: web.BaseRequest) -> web.Response:
-        return web.Response(body=self._page, headers=self._page_headers)
+        headers = {**_NEVER_KEPT, "Content-Security-Policy": self._policy, "Referrer-Policy": "no-referrer"}
+        return web.Response(text=self._page, content_type="text/html", headers=headers)
 
     async def _status(self, request: web.BaseRequest) -> web.Response:
         async with self._looking:
             if time.monotonic() - self._looked_s > FRESH_S:
                 self._seen = msgspec.json.encode(await self._gather_status())
                 self._looked_s = time.monotonic()
-        return web.Response(body=self._seen, headers={**_NEVER_KEPT, "Content-Type": "application/json"})
+        return web.Response(body=self._seen, content_type="application/json", headers=_NEVER_KEPT)
 
     async def _metrics(self, request: web.BaseRequest) -> web.Response:
         exposition = Exposition(request.headers.get("Accept", ""))
@@ -167,13 +162,16 @@ class AdminListener:
         return web.Response(body=text, headers={"Content-Type": exposition.content_type})
 
     async def _live(self, request: web.BaseRequest) -> web.Response:
-        reason = self._stalled()
-        return web.Response(status=200 if reason is None else 503, text=f"{reason or 'live'}\n")
+        return _said("live", self._stalled())
 
     async def _ready(self, request: web.BaseRequest) -> web.Response:
-        reason = self._not_ready()
-        return web.Response(status=200 if reason is None else 503, text=f"{reason or 'ready'}\n")
+        return _said("ready", self._not_ready())
 
     async def _configuration(self, request: web.BaseRequest) -> web.Response:
         text = msgspec.json.format(msgspec.json.encode(masked(self._config())), indent=2)
-        return web.Response(body=text + b"\n", headers={"Content-Type": "application/json"})
+        return web.Response(body=text + b"\n", content_type="application/json")
+
+
+def _said(word: str, reason: str | None) -> web.Response:
+    """200 with *word*, or 503 with the *reason* why that is not so."""
+    return web.Response(status=200 if reason is None else 503, text=f"{reason or word}\n")

@@ -169,8 +169,5 @@ def routes_of(config: Config, minute: Minute) -> list[RouteStatus]:
 
 def soonest(certificates: Iterable[Certificate]) -> list[Certificate]:
     """One for each place in the configuration; where processes differ for a moment, the one that expires first."""
-    found: dict[str, Certificate] = {}
-    for each in certificates:
-        if each.where not in found or each.expires_s < found[each.where].expires_s:
-            found[each.where] = each
-    return list(found.values())
+    last_first = sorted(certificates, key=lambda each: each.expires_s, reverse=True)
+    return list({each.where: each for each in last_first}.values())

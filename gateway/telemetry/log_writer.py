@@ -39,22 +39,8 @@ ANNOUNCE = "gateway.announce"
 _SLOW = "nobody read them in time"
 
 
-class _JsonLine(msgspec.Struct, omit_defaults=True):
-    """A message on standard error with `logging.format: json`."""
-
-    time: str
-    """In UTC, as in the access log."""
-    level: str
-    logger: str
-    message: str
-    process: str = ""
-    """Such as `worker 42`, where several processes write."""
-    exception: str = ""
-    """The traceback, with its line ends."""
-
-
 class _JsonFormatter(logging.Formatter):
-    """Makes a line of JSON of a record."""
+    """Makes a line of JSON of a record: its time in UTC, its level, logger and message, and what else there is."""
 
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
@@ -65,9 +51,12 @@ class _JsonFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        exception = self.formatException(record.exc_info) if record.exc_info else ""
-        level, message = record.levelname.lower(), record.getMessage()
-        line = _JsonLine(self.formatTime(record), level, record.name, message, self._process, exception)
+        line = {"time": self.formatTime(record), "level": record.levelname.lower(), "logger": record.name}
+        line["message"] = record.getMessage()
+        if self._process:
+            line["process"] = self._process
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line).decode()
 
 
