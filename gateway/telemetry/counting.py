@@ -216,10 +216,11 @@ class Counting:
         if attempts:
             moments["upstream_microseconds", reason, blame] += round(self._count_attempts(one, attempts) * 1e6)
         if one.is_transcoded:
-            self._count_codec(group, one)
+            self._count_codec("request", "input_datatypes", one.client_format, group)
             codec_s = sum(_each("request_codec_s", group)) + sum(_each("response_codec_s", group))
             moments["codec_microseconds", reason, blame] += round(codec_s * 1e6)
             if one.error is None:
+                self._count_codec("response", "output_datatypes", one.reply_format, group)
                 last = [exchange.attempts[-1] for exchange in group]
                 moments["client_request_bytes", reason, blame] += int(request_bytes)
                 moments["upstream_request_bytes", reason, blame] += int(sum(_each("request_bytes", last)))
@@ -263,23 +264,16 @@ class Counting:
                 rows["retries", backend, attempt.repeated_for][0] += 1
         return self._observe(("upstream_seconds", backend), _each("seconds", attempts))
 
-    def _count_codec(self, group: list[Exchange], one: Exchange) -> None:
-        """Count what the codec did for exchanges of the same kind as *one*; for failed ones, on the request alone."""
-        self._count_direction("request", "input_datatypes", group)
-        if one.error is not None:
-            return
-        self._count_direction("response", "output_datatypes", group)
-        for direction, format_ in (("request", one.client_format), ("response", one.reply_format)):
-            if format_ is Format.BINARY:
-                upstream, client = attrgetter(f"{direction}_bytes"), attrgetter(f"client_{direction}_bytes")
-                saved = [upstream(exchange.attempts[-1]) - client(exchange) for exchange in group]
-                self._rows["json_bytes_avoided", direction][0] += sum(n_bytes for n_bytes in saved if n_bytes > 0)
-
-    def _count_direction(self, direction: str, datatypes: str, group: list[Exchange]) -> None:
+    def _count_codec(self, direction: str, datatypes: str, format_: Format, group: list[Exchange]) -> None:
+        """Count what the codec did in one *direction* for exchanges of one kind; of failed ones, for the request."""
         self._observe(("transcode_seconds", direction), _each(f"{direction}_codec_s", group))
         for datatype in chain.from_iterable(_each(datatypes, group)):
             self._rows["tensors", direction, datatype][0] += 1
         self._rows["nonfinite_values", direction][0] += sum(_each(f"{direction}_nonfinite", group))
+        if format_ is Format.BINARY and group[0].error is None:
+            upstream, client = _FIELDS[f"{direction}_bytes"], _FIELDS[f"client_{direction}_bytes"]
+            saved = [upstream(exchange.attempts[-1]) - client(exchange) for exchange in group]
+            self._rows["json_bytes_avoided", direction][0] += sum(n_bytes for n_bytes in saved if n_bytes > 0)
 
     def _observe(self, row: Row, amounts: Iterable[float]) -> float:
         """Add *amounts*, of which none is NaN, to a histogram, where a bucket holds those up to its bound. Their sum.

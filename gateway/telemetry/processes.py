@@ -13,6 +13,7 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from gateway.telemetry.exposition import metrics_of
+from gateway.telemetry.reading import STARTED_S
 from gateway.telemetry.sums import Family
 
 PROC = Path("/proc")
@@ -26,7 +27,7 @@ _GAUGES = (
 )
 
 # Fields of /proc/PID/stat after the name, which may hold spaces and brackets (man 5 proc_pid_stat).
-_UTIME, _STIME, _CUTIME, _CSTIME, _STARTTIME, _RSS = 11, 12, 13, 14, 19, 21
+_UTIME, _STIME, _CUTIME, _CSTIME, _RSS = 11, 12, 13, 14, 21
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -35,8 +36,6 @@ class Usage(msgspec.Struct, frozen=True):
     resident_bytes: int
     cpu_s: float
     """Of the process, and of those of its children that have ended: together they never decrease."""
-    started_ticks: int
-    """From the machine's start to the process's."""
     open_fds: int
     max_fds: float
 
@@ -50,7 +49,6 @@ class Usage(msgspec.Struct, frozen=True):
             return cls(
                 int(fields[_RSS]) * os.sysconf("SC_PAGE_SIZE"),
                 ticks / os.sysconf("SC_CLK_TCK"),
-                int(fields[_STARTTIME]),
                 _open_fds(folder / "fd"),
                 _max_fds((folder / "limits").read_text()),
             )
@@ -64,7 +62,6 @@ class ProcessCollector(Collector):
     def __init__(self, workers: Callable[[], Iterable[int]] = tuple) -> None:
         """*workers* gives the ids of the processes that serve clients for this one; none: it serves them itself."""
         self._workers = workers
-        self._started_s = _started_s()
         self._cpu_s = 0.0
 
     def collect(self) -> Iterator[Metric]:
@@ -74,7 +71,7 @@ class ProcessCollector(Collector):
         limit: it needs few, and with its limit in the sum the workers could run out below 70 %.
         """
         own = Usage.of(os.getpid())
-        if own is None or self._started_s is None:
+        if own is None:
             return
         workers = [reading for pid in self._workers() if (reading := Usage.of(pid)) is not None]
         readings = [own, *workers]
@@ -83,7 +80,7 @@ class ProcessCollector(Collector):
         yield from metrics_of([_CPU], {(_CPU.name,): [self._cpu_s]})
         values = (
             sum(reading.resident_bytes for reading in readings),
-            self._started_s,
+            STARTED_S,
             sum(reading.open_fds for reading in readings),
             sum(reading.max_fds for reading in workers or [own]),
         )
@@ -100,17 +97,3 @@ def _max_fds(limits: str) -> float:
     """The soft limit in the text of `/proc/PID/limits`."""
     line = next(line for line in limits.splitlines() if line.startswith("Max open files"))
     return float(line.split()[3].replace("unlimited", "inf"))
-
-
-def _started_s() -> float | None:
-    """When this process was started, in seconds since 1970; None without `/proc`."""
-    own = Usage.of(os.getpid())
-    try:
-        # only once: on a large machine this file takes milliseconds
-        lines = (PROC / "stat").read_text().splitlines()
-    except OSError:
-        return None
-    booted_s = next((float(line.split()[1]) for line in lines if line.startswith("btime ")), None)
-    if own is None or booted_s is None:
-        return None
-    return booted_s + own.started_ticks / os.sysconf("SC_CLK_TCK")
