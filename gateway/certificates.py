@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gateway.config import BackendTls, Config, ListenerTls
-from gateway.config.files import read_file
+from gateway.config.outside import read_file
 from gateway.errors import ConfigError
 
 LOOK_S = 3.0
@@ -26,7 +26,7 @@ MAX_PEM_BYTES = 16 * 1024**2
 HTTP1, HTTP2 = "http/1.1", "h2"
 """What is spoken on a connection, as its handshake says it."""
 
-_KEY_MARK = "PRIVATE KEY-----"
+_KEY_MARKS = ("PRIVATE KEY-----",)
 _CERTIFICATE_MARKS = ("-----BEGIN CERTIFICATE-----", "-----BEGIN TRUSTED CERTIFICATE-----")
 
 log = logging.getLogger("gateway")
@@ -88,7 +88,7 @@ class TlsContext:
         except ConfigError as error:
             log.error("%s; the certificates that were read before stay in use", error)
             return
-        until = f", valid until {_day(self.expires_at)}" if self.expires_at is not None else ""
+        until = f", valid until {self.expires_at:%Y-%m-%d}" if self.expires_at is not None else ""
         log.info("%s: changed files were read again%s", self.where, until)
 
     def _load(self, stamps: list[Stamp]) -> None:
@@ -99,7 +99,8 @@ class TlsContext:
         self._loaded = stamps
 
     def _stamps(self) -> list[Stamp]:
-        return [_stamp(path) for _, path in _files(self.settings)]
+        paths = [getattr(self.settings, key, None) for key in ("certificate", "key", "ca", "client_ca")]
+        return [_stamp(path) for path in paths if path is not None]
 
 
 async def watch(contexts: Callable[[], Iterable[TlsContext | None]]) -> None:
@@ -144,15 +145,7 @@ def tls_warnings(config: Config, now: datetime | None = None) -> Iterator[tuple[
     for where, settings in tls_settings(config):
         expires_at = _expiry(settings)
         if expires_at is not None and expires_at <= (now or datetime.now(UTC)):
-            yield f"{where}.certificate", f"{settings.certificate}: the certificate expired on {_day(expires_at)}"
-
-
-def _files(settings: Settings) -> Iterator[tuple[str, str]]:
-    """The keys of *settings* that name files, and these."""
-    for key in ("certificate", "key", "ca", "client_ca"):
-        path = getattr(settings, key, None)
-        if path is not None:
-            yield key, path
+            yield f"{where}.certificate", f"{settings.certificate}: the certificate expired on {expires_at:%Y-%m-%d}"
 
 
 def _stamp(path: str) -> Stamp:
@@ -190,34 +183,27 @@ def _load_own(context: ssl.SSLContext, where: str, settings: Settings) -> None:
     certificate, key = settings.certificate, settings.key
     if certificate is None or key is None:  # the schema wants both or none
         return
-    if not any(mark in _read(f"{where}.certificate", certificate) for mark in _CERTIFICATE_MARKS):
-        raise ConfigError(f"{where}.certificate: {certificate}: holds no certificate in PEM form")
-    text = _read(f"{where}.key", key)
-    if _KEY_MARK not in text:
-        raise ConfigError(f"{where}.key: {key}: holds no private key in PEM form")
-    if "ENCRYPTED" in text:
-        raise ConfigError(
-            f"{where}.key: {key}: encrypted; expected a key without a passphrase (openssl pkey -in FILE -out FILE)"
-        )
-    if _decoded(certificate) is None:
-        raise ConfigError(f"{where}.certificate: {certificate}: the certificate is damaged")
+    of_certificate, of_key = f"{where}.certificate: {certificate}", f"{where}.key: {key}"
+    _read(of_certificate, certificate, "certificate", _CERTIFICATE_MARKS)
+    if "ENCRYPTED" in _read(of_key, key, "private key", _KEY_MARKS):
+        raise ConfigError(f"{of_key}: encrypted; expected a key without a passphrase (openssl pkey -in FILE -out FILE)")
+    if not _decoded(certificate):
+        raise ConfigError(f"{of_certificate}: the certificate is damaged")
     try:
         context.load_cert_chain(certificate, key)
-    except ssl.SSLError as error:
-        if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
-            raise ConfigError(f"{where}.key: {key}: does not belong to the certificate in {certificate}") from None
-        if error.reason in ("EE_KEY_TOO_SMALL", "CA_KEY_TOO_SMALL", "CA_MD_TOO_WEAK", "EE_MD_TOO_WEAK"):
-            weak = "key is too short" if error.reason.endswith("SMALL") else "signature's digest is too weak"
-            raise ConfigError(f"{where}.certificate: {certificate}: the {weak} to be accepted") from None
-        raise ConfigError(f"{where}.key: {key}: key or certificate cannot be used: {_words(error)}") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}.key: {key}: cannot be used: {_words(error)}") from None
+        reason = _words(error)
+        if reason in ("key values mismatch", "key type mismatch"):
+            raise ConfigError(f"{of_key}: does not belong to the certificate in {certificate}") from None
+        if reason in ("ee key too small", "ca key too small", "ca md too weak", "ee md too weak"):
+            weak = "key is too short" if reason.endswith("small") else "signature's digest is too weak"
+            raise ConfigError(f"{of_certificate}: the {weak} to be accepted") from None
+        raise ConfigError(f"{of_key}: key or certificate cannot be used: {reason}") from None
 
 
 def _load_authorities(context: ssl.SSLContext, where: str, path: str) -> None:
     """Trust those in the file *path*, also where one of them is not a root, or the other side's own certificate."""
-    if not any(mark in _read(where, path) for mark in _CERTIFICATE_MARKS):
-        raise ConfigError(f"{where}: {path}: holds no certificate in PEM form")
+    _read(f"{where}: {path}", path, "certificate", _CERTIFICATE_MARKS)
     try:
         context.load_verify_locations(path)
     except (OSError, ValueError) as error:
@@ -225,12 +211,15 @@ def _load_authorities(context: ssl.SSLContext, where: str, path: str) -> None:
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
 
 
-def _read(where: str, path: str) -> str:
-    """The text of a PEM file. Raises `ConfigError`."""
+def _read(where: str, path: str, what: str, marks: tuple[str, ...]) -> str:
+    """The text of a PEM file, which has one of *marks*. Raises `ConfigError`, which begins with *where*."""
     try:
-        return read_file(Path(path), MAX_PEM_BYTES).decode("latin-1")
+        text = read_file(Path(path), MAX_PEM_BYTES).decode("latin-1")
     except OSError as error:
-        raise ConfigError(f"{where}: {path}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{where}: cannot be read: {error.strerror}") from None
+    if not any(mark in text for mark in marks):
+        raise ConfigError(f"{where}: holds no {what} in PEM form")
+    return text
 
 
 def _words(error: Exception) -> str:
@@ -239,8 +228,8 @@ def _words(error: Exception) -> str:
     return reason.replace("_", " ").lower() if isinstance(reason, str) else type(error).__name__
 
 
-def _decoded(path: str) -> dict[str, object] | None:
-    """What the first certificate in the file *path* says; None if there is none that can be read.
+def _decoded(path: str) -> dict[str, object]:
+    """What the first certificate in the file *path* says; empty if there is none that can be read.
 
     Python's public functions decode only certificates of connections.
     """
@@ -248,20 +237,15 @@ def _decoded(path: str) -> dict[str, object] | None:
         read_file(Path(path), MAX_PEM_BYTES)  # refuses a pipe, for which OpenSSL would wait
         return dict(ssl._ssl._test_decode_cert(path))  # type: ignore[attr-defined]
     except (OSError, ValueError):
-        return None
+        return {}
 
 
 def _expiry(settings: Settings) -> datetime | None:
     """When the gateway's own certificate expires."""
-    decoded = _decoded(settings.certificate) if settings.certificate is not None else None
-    return expiry_of(decoded) if decoded is not None else None
+    return None if settings.certificate is None else expiry_of(_decoded(settings.certificate))
 
 
 def expiry_of(decoded: dict[str, object]) -> datetime | None:
     """When a certificate that was *decoded* by Python expires."""
     not_after = decoded.get("notAfter")
     return datetime.fromtimestamp(ssl.cert_time_to_seconds(not_after), UTC) if isinstance(not_after, str) else None
-
-
-def _day(moment: datetime) -> str:
-    return f"{moment:%Y-%m-%d}"

@@ -182,11 +182,10 @@ async def accept(client: Any, protocol: asyncio.Protocol, tls: TlsContext, timeo
     transport, _ = await loop.connect_accepted_socket(lambda: layer, client)
     try:
         await done
-    except ConnectionAbortedError:  # from asyncio's timer
+    except BaseException as error:
         transport.abort()
-        raise TimeoutError(f"the TLS handshake took longer than {timeout_s:g} s") from None
-    except BaseException:
-        transport.abort()
+        if isinstance(error, ConnectionAbortedError):  # from asyncio's timer
+            raise TimeoutError(f"the TLS handshake took longer than {timeout_s:g} s") from None
         raise
 
 
@@ -213,14 +212,12 @@ async def connect(
     transport, _ = await loop.create_connection(lambda: layer, sock=server)
     try:
         await done
-    except ssl.SSLError as error:
+    except BaseException as error:
         transport.abort()
-        raise TlsError(_why(error, layer, tls, name)) from None
-    except ConnectionError as error:
-        transport.abort()
-        raise TlsError(f"it closed the connection in the TLS handshake ({type(error).__name__})") from None
-    except BaseException:
-        transport.abort()
+        if isinstance(error, ssl.SSLError):
+            raise TlsError(_why(error, layer, tls, name)) from None
+        if isinstance(error, ConnectionError):
+            raise TlsError(f"it closed the connection in the TLS handshake ({type(error).__name__})") from None
         raise
     return layer
 

@@ -1,6 +1,7 @@
 """How many cores this process may use: the meaning of `workers: auto`. Not here: what the workers share."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -16,20 +17,18 @@ def usable_cores(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup"))
     return max(1, int(min([n_cores, *quotas])))
 
 
-def _own_groups(cgroups: Path, own: Path) -> list[Path]:
+def _own_groups(cgroups: Path, own: Path) -> Iterator[Path]:
     """The control group of this process and all around it, version 2 and then version 1; each may set a quota."""
     try:
         lines = own.read_text().splitlines()
     except (OSError, UnicodeDecodeError):
-        return []
-    folders = [cgroups, cgroups / "cpu"]
+        return
     for line in lines:
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controllers == "" or "cpu" in controllers.split(","):
             root = cgroups if controllers == "" else cgroups / "cpu"
             group = Path(path.lstrip("/"))
-            folders += [root / part for part in (group, *group.parents)]
-    return folders
+            yield from (root / part for part in (group, *group.parents))
 
 
 def _quota(folder: Path) -> float | None:

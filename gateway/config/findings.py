@@ -49,22 +49,15 @@ class Inspected:
 
     def add_error(self, key: str, reason: str) -> None:
         """Add an error of *key* that was found outside of the schema, unless the key has one."""
-        if self.has_no_error(key):
-            self.errors.append(self._found(key, reason))
+        self._add(self.errors, key, reason)
 
     def add_warning(self, key: str, reason: str) -> None:
         """Add a warning about *key*, unless the key has an error."""
-        if self.has_no_error(key):
-            self.warnings.append(self._found(key, reason))
+        self._add(self.warnings, key, reason)
 
-    def _found(self, key: str, reason: str) -> Finding:
-        if self.read is not None:
-            reason = without_hidden_paths(self.read, reason)
-        return Finding(line_of_key(self.lines, key), key, reason)
-
-    def has_no_error(self, key: str) -> bool:
-        """Whether neither *key*, nor a part of it, nor a key around it has an error."""
-        return not any(overlap(key, error.key) for error in self.errors)
+    def _add(self, findings: list[Finding], key: str, reason: str) -> None:
+        if self.read is not None and not any(overlap(key, error.key) for error in self.errors):
+            findings.append(Finding(line_of_key(self.lines, key), key, without_hidden_paths(self.read, reason)))
 
     def texts(self) -> list[str]:
         """Every error and warning as a line of text, in the order of the file's lines."""

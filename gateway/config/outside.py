@@ -1,13 +1,14 @@
 """Values from outside the configuration's file: `${NAME}` of the environment, `${file:PATH}` of a file.
 
-Not here: what becomes of them, and where they are hidden (`loading`).
+Not here: what becomes of them, and where they are hidden (`loading`), and what other files hold that a configuration
+names (`tokens`, `gateway.certificates`).
 """
 
+import errno
 import os
 import re
 from pathlib import Path
 
-from gateway.config.files import read_file
 from gateway.config.values import shortened
 
 MAX_FILE_BYTES = 64 * 1024
@@ -18,6 +19,20 @@ MAX_ALL_BYTES = 4 * 1024 * 1024
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{([^}]*)\}|\$\{")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def read_file(path: Path, max_bytes: int) -> bytes:
+    """The content of the file *path*. Raises `OSError`, whose `strerror` says why, also for more than *max_bytes*.
+
+    A pipe is refused: opening one waits until somebody writes to it, which would hold up a start or a reload.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file")
+    with path.open("rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"more than {max_bytes} bytes")
+    return content
 
 
 class Outside:

@@ -7,7 +7,7 @@ Not here: what the values must satisfy together (`schema`), and where the text c
 
 import re
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,6 @@ MAX_INTEGER = 2**53
 
 _BACKENDS = '`{default: {endpoints: ["http://127.0.0.1:8000"]}}`'
 _NAMED_KEY = re.compile("`([^`]+)`")
-_FROM_TEXT: dict[Any, tuple[re.Pattern[str], Callable[[str], Any]]] = {
-    bool: (re.compile("true|false"), "true".__eq__),
-    int: (re.compile(r"-?[0-9]{1,16}"), int),
-    float: (re.compile(r"-?[0-9]{1,16}(\.[0-9]{1,16})?"), float),
-}
-"""How values from outside, which are text, are read where something else is expected."""
-
-
 _ANY_AT: dict[type[yaml.Node], Any] = {yaml.SequenceNode: list[Any], yaml.MappingNode: dict[str, Any]}
 """What a value is that may be anything, by its node."""
 
@@ -215,11 +207,8 @@ def _converted(value: Any, type_: Any, base: Path, is_from_outside: bool) -> Any
     """The plain *value* as *type_*. Raises `ValueError`: what was expected. All that is from outside is text."""
     if type_ in KINDS:
         return read(type_, value, base)
-    if is_from_outside and type_ in _FROM_TEXT:
-        pattern, from_text = _FROM_TEXT[type_]
-        value = from_text(value) if pattern.fullmatch(value) else value
     try:
-        converted = msgspec.convert(value, type_)
+        converted = msgspec.convert(value, type_, strict=not is_from_outside)  # numbers may stand in text from outside
     except msgspec.ValidationError:
         is_unquoted = type_ is str and not isinstance(value, (list, dict, type(None)))
         raise ValueError(f"expected {words_for(type_)}{' in quotes' if is_unquoted else ''}") from None

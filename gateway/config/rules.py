@@ -202,18 +202,13 @@ def _repeated_headers(at: Place) -> dict[str, str]:
     return {f".{shortened(names[index])}": shortened(names[first]) for index, first in repeated.items()}
 
 
-def _unknown_backends(at: Place) -> dict[str, str]:
-    """Where routes lead to backends that there are not, with what may have been meant."""
-    known = list(itertools.islice(at.part.backends, MAX_SUGGESTED))
-    found = {}
-    for index, route in enumerate(at.value):
-        for name in route.backends:
-            if name not in at.part.backends:
-                key = "backend" if route.backend is not None else f"split.{shortened(name)}"
-                near = nearest(name, known)
-                hint = f", did you mean `{shortened(near)}`?" if near else f"; there are {shortened(', '.join(known))}"
-                found[f"[{index}].{key}"] = hint
-    return found
+def _no_backend(name: str, config: Config) -> str | None:
+    """If there is no backend called *name*, which may have been meant, or which there are."""
+    if name in config.backends:
+        return None
+    known = list(itertools.islice(config.backends, MAX_SUGGESTED))
+    near = nearest(name, known)
+    return f", did you mean `{shortened(near)}`?" if near else f"; there are {shortened(', '.join(known))}"
 
 
 def _repeated_names(at: Place) -> dict[str, int]:
@@ -241,6 +236,7 @@ _NO_MODEL = "never matches: a model's name is not empty and has no slash"
 _ONLY_V2 = (_is_foreign, "this is for servers of V2, and `dialect` is {part.dialect}")
 _SLOWEST_RATE = 0.0003  # one request an hour
 _FEWER_THAN_WORKERS = (lambda at: 0 < at.value < at.part.workers, "expected at least as many as `workers`")
+_NO_BACKEND = "there is no such backend{found}"
 _NONE_IS_RESERVED = "the name `none` is reserved for requests without a route"
 _OWN = "name the inference server, or listen on another port"
 
@@ -381,7 +377,8 @@ ERRORS = (
          "expected at least as many as `workers`, or 0"),
     Rule(Config, "backends.*.endpoints.*", lambda at: at.part.listen.is_reached_by(at.value),
          f"this is the gateway's own listener, `listen`, an endless loop: {_OWN}"),
-    Rule(Config, "routes", _unknown_backends, "there is no such backend{found}"),
+    Rule(Config, "routes.*.backend", lambda at: _no_backend(at.value, at.part), _NO_BACKEND),
+    Rule(Config, "routes.*.split.*", lambda at: _no_backend(at.name, at.part), _NO_BACKEND),
     Rule(Config, "backends.*", lambda at: not at.part.routes and at.name == "none", _NONE_IS_RESERVED),
     Rule(Config, "routes", _repeated_names, "duplicate name, as in routes[{found}]"),
     Rule(Config, "routes.*.name", lambda at: at.value == "none", _NONE_IS_RESERVED),

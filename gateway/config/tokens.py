@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from gateway.config.files import read_file
+from gateway.config.outside import read_file
 from gateway.config.schema import Config
 from gateway.errors import ConfigError
 from gateway.policy.access import digest_of

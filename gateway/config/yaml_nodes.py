@@ -22,14 +22,16 @@ class NotYamlError(Exception):
         self.reason = reason
 
 
-class Document:
-    """The nodes of one YAML document."""
+class Document(yaml.SafeLoader):
+    """The nodes of one YAML document, by PyYAML's safe loader, which here also refuses aliases for too much."""
 
     def __init__(self, text: str) -> None:
         """Raises `NotYamlError`."""
+        self._n_nodes = 0
+        self._sizes: dict[int, int] = {}
         try:
-            self._loader = _StrictLoader(text)
-            self.root: yaml.Node | None = self._loader.get_single_node()
+            super().__init__(text)
+            self.root: yaml.Node | None = self.get_single_node()
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line, column = (mark.line + 1, f" (column {mark.column + 1})") if mark is not None else (1, "")
@@ -46,26 +48,38 @@ class Document:
         except (ValueError, OverflowError) as error:  # an escape such as "\UFFFFFFFF", which stands for no character
             raise NotYamlError(1, f"not YAML: invalid value: {shortened(str(error))}") from None
 
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Count what is read. A few lines of aliases of aliases can stand for more than fits into any memory."""
+        is_alias = self.check_event(yaml.events.AliasEvent)
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        before = self._n_nodes
+        node = super().compose_node(parent, index)
+        # an alias inside of what it stands for has no size yet, and would have no end
+        self._n_nodes += self._sizes.get(id(node), MAX_NODES) if is_alias else 1
+        if self._n_nodes > MAX_NODES:
+            reason = f"more than {MAX_NODES} keys and values, counting what aliases stand for"
+            raise yaml.composer.ComposerError(None, None, reason, mark)
+        if not is_alias:
+            self._sizes[id(node)] = self._n_nodes - before
+        return node
+
     def value_of(self, node: yaml.Node) -> Any:
         """The plain value of *node*; of a list or mapping only its type, empty. Raises `ValueError`: why there is none.
 
-        PyYAML refuses tags that it does not know; dates that do not exist and numbers of thousands of digits are
-        errors of Python.
+        PyYAML refuses tags that it does not know. Dates that do not exist, numbers of thousands of digits, and tags
+        beside text that they cannot stand for are various errors of Python.
         """
         if isinstance(node, (yaml.MappingNode, yaml.SequenceNode)):
             if node.tag not in _CONTAINERS:
                 raise ValueError(f"not YAML: unknown tag {shortened(node.tag)}")
             return {} if isinstance(node, yaml.MappingNode) else []
         try:
-            value = self._loader.construct_object(node)
-        except yaml.MarkedYAMLError as error:
-            raise ValueError(f"not YAML: invalid value: {shortened(str(error.problem))}") from None
-        except (ValueError, OverflowError, ArithmeticError) as error:
-            raise ValueError(f"not YAML: invalid value: {shortened(str(error))}") from None
-        except (AttributeError, KeyError, IndexError, TypeError):  # a tag beside text that it cannot stand for
-            raise ValueError(f"not YAML: invalid value for the tag {shortened(node.tag)}") from None
-        if isinstance(value, str) and not _is_encodable(value):
-            raise ValueError("not YAML: invalid value: a surrogate is not a character")
+            value = self.construct_object(node)
+            if isinstance(value, str):
+                value.encode()  # a surrogate is not a character
+        except Exception as error:
+            reason = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
+            raise ValueError(f"not YAML: invalid value: {shortened(str(reason))}") from None
         return value
 
     def key_of(self, node: yaml.Node) -> str:
@@ -81,35 +95,3 @@ class Document:
 def line_of(node: yaml.Node) -> int:
     """The line of the file, from 1, where *node* begins."""
     return int(node.start_mark.line) + 1
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """PyYAML's safe loader, which also refuses aliases that stand for too much."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._n_nodes = 0
-        self._sizes: dict[int, int] = {}
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Count what is read. A few lines of aliases of aliases can stand for more than fits into any memory."""
-        is_alias = self.check_event(yaml.events.AliasEvent)
-        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-        before = self._n_nodes
-        node = super().compose_node(parent, index)
-        # an alias inside of what it stands for has no size yet, and would have no end
-        self._n_nodes += self._sizes.get(id(node), MAX_NODES) if is_alias else 1
-        if self._n_nodes > MAX_NODES:
-            reason = f"more than {MAX_NODES} keys and values, counting what aliases stand for"
-            raise yaml.composer.ComposerError(None, None, reason, mark)
-        if not is_alias:
-            self._sizes[id(node)] = self._n_nodes - before
-        return node
