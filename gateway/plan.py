@@ -138,47 +138,42 @@ class Plan:
         """Where a request goes that may be served at all; *target* is its raw path and query.
 
         What host and target lead to is remembered, for `KEPT_MATCHES` of them. Raises `GatewayError`: before routing
-        for paths that are read in several ways or denied, then without a route.
+        for requests that come back to this gateway and paths that are read in several ways or denied, then without a
+        route.
         """
-        match = self.matches.get((host, target))
-        path, mark, query = target.partition("?") if match is None else ("", "", "")
-        access = self.access
-        if match is None:
-            if (reason := find_path_fault(path)) is not None:
-                raise GatewayError(ErrorKind.MALFORMED_REQUEST, reason)
-            if access.denies_paths:
-                access.check(path)
         if "via" in headers.first and went_through(headers.all("via"), self.name):
             raise GatewayError(
                 ErrorKind.NO_ROUTE,
                 "this request has passed through this gateway before: one of its backends leads back to it",
                 status=508,
             )
-        if match is not None:
-            return match
+        match = self.matches.get((host, target))
+        if match is None:
+            match = self._match(method, host, target)
+            if len(host) + len(target) <= KEPT_CHARACTERS:
+                if len(self.matches) >= KEPT_MATCHES:
+                    self.matches.clear()
+                self.matches[host, target] = match
+        return match
+
+    def _match(self, method: str, host: str, target: str) -> Match:
+        path, mark, query = target.partition("?")
+        if (reason := find_path_fault(path)) is not None:
+            raise GatewayError(ErrorKind.MALFORMED_REQUEST, reason)
+        if self.access.denies_paths:
+            self.access.check(path)
         match = self.router.match(host, path, mark + query)
         if match is None:
             raise GatewayError(ErrorKind.NO_ROUTE, f"no route for {method} {path}")
-        if access.denies_paths:
-            if match.target != target:
-                access.check(match.path)
-            for backend in match.destination.weights:
-                self._check_below(match.path, self.backends[backend])
-        if len(host) + len(target) <= KEPT_CHARACTERS:
-            if len(self.matches) >= KEPT_MATCHES:
-                self.matches.clear()
-            self.matches[host, target] = match
+        for backend in match.destination.weights:
+            self.check_path(match.path, self.backends[backend])
         return match
 
     def check_path(self, path: str, backend: BackendPlan) -> None:
         """Raise `GatewayError` if no client may use *path* of *backend*, which it gets in place of the client's."""
         if self.access.denies_paths:
-            self.access.check(path)
-            self._check_below(path, backend)
-
-    def _check_below(self, path: str, backend: BackendPlan) -> None:
-        for base in backend.base_paths:
-            self.access.check(base + path)
+            for base in ("", *backend.base_paths):
+                self.access.check(base + path)
 
 
 def who_answers(config: Config) -> str:
