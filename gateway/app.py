@@ -130,9 +130,8 @@ class DataPlane:
         self._trace_by(self._tracing)
         self.server = Server(self.gateway.handle, self._record, config.limits, self.gateway.admission.hold_unread)
         self._fronts = Fronts(config, self.server)
-        self._certificate_watch: asyncio.Task[None] | None = None
-        self._sampler: asyncio.Task[None] | None = None
-        self._starting: set[asyncio.Task[None]] = set()
+        self._beside: set[asyncio.Task[None]] = set()
+        """What goes on beside the requests."""
         # they vanish from here when their last request has ended
         self._retired: weakref.WeakSet[Upstream] = weakref.WeakSet()
 
@@ -152,8 +151,8 @@ class DataPlane:
         await asyncio.gather(*(upstream.start() for upstream in self._upstreams))
         await self._fronts.open(self.config, sockets)
         await self._expect()
-        self._sampler = asyncio.create_task(self._sample())
-        self._certificate_watch = asyncio.create_task(certificates.watch(self._tls_contexts))
+        self._begin(self._sample())
+        self._begin(certificates.watch(self._tls_contexts))
 
     @property
     def urls(self) -> list[str]:
@@ -239,13 +238,20 @@ class DataPlane:
 
     async def prepare(self, config: Config) -> Change:
         """Build what *config* means beside what runs. Raises `ConfigError` or `OSError`; nothing has changed then."""
+        running = self.gateway.serving.upstreams
         try:
-            change = await self._build(config)
+            plan = Plan.of(config, self.gateway.serving.plan.name)
+            tls = self._fronts.following(config)
+            upstreams = {
+                name: running[name] if self._keeps(backend) else Upstream(backend, running.get(name))
+                for name, backend in plan.backends.items()
+            }
+            # last, since it may begin a thread; importing OpenTelemetry would hold the loop for a third of a second
+            tracing = await asyncio.to_thread(_tracing, config, self._tracing)
         except ConfigError as error:
             raise ConfigError(without_hidden_paths(config, str(error))) from None
-        running = self.gateway.serving.upstreams
-        upstreams = change.serving.upstreams
-        beginning = [self._start_beside(upstreams[name]) for name in upstreams.keys() - running.keys()]
+        change = Change(config, Serving(plan, upstreams), tls, tracing)
+        beginning = [self._begin(_start(upstreams[name])) for name in upstreams.keys() - running.keys()]
         if beginning:
             try:
                 await asyncio.wait(beginning, timeout=NEW_BACKENDS_S)
@@ -253,18 +259,6 @@ class DataPlane:
                 await self.abandon(change)
                 raise
         return change
-
-    async def _build(self, config: Config) -> Change:
-        plan = Plan.of(config, self.gateway.serving.plan.name)
-        tls = self._fronts.following(config)
-        running = self.gateway.serving.upstreams
-        upstreams = {
-            name: running[name] if self._keeps(backend) else Upstream(backend, running.get(name))
-            for name, backend in plan.backends.items()
-        }
-        # last, since it may have begun a thread; importing OpenTelemetry would hold the loop for a third of a second
-        tracing = await asyncio.to_thread(_tracing, config, self._tracing)
-        return Change(config, Serving(plan, upstreams), tls, tracing)
 
     async def abandon(self, change: Change) -> None:
         """Give *change* up, which was prepared."""
@@ -290,7 +284,7 @@ class DataPlane:
                 upstream.retire()
                 self._retired.add(upstream)
             elif now[name] is not upstream:
-                self._start_beside(now[name])
+                self._begin(_start(now[name]))
         await asyncio.sleep(0)  # lets the upstreams that were just started take over
         await self._expect()
 
@@ -310,13 +304,10 @@ class DataPlane:
             and not certificates.uses_tls(backend.settings.endpoints)
         )
 
-    def _start_beside(self, upstream: Upstream) -> asyncio.Task[None]:
-        return self._begin(_start(upstream))
-
     def _begin(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
         return task
 
     async def drain(self) -> None:
@@ -344,12 +335,8 @@ class DataPlane:
     async def stop(self) -> None:
         """Close the listener and all connections at once."""
         await self._fronts.close()
-        if self._sampler is not None:
-            self._sampler.cancel()
-        for task in self._starting:
+        for task in self._beside:
             task.cancel()
-        if self._certificate_watch is not None:
-            self._certificate_watch.cancel()
         await self.gateway.close()
         for upstream in (*self._upstreams, *self._retired):
             upstream.retire()

@@ -10,12 +10,11 @@ import os
 import pwd
 import re
 import socket
-import sys
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from gateway.config import Address, Config
 
@@ -35,35 +34,26 @@ _COMMANDS = ("serve", "demo")
 _INTERPRETER = re.compile(r"(python|pypy|node|ruby|perl)[\d.]*")
 
 
-class Flags(NamedTuple):
-    """What a user changes to listen elsewhere: the text that comes before an address."""
-
-    listen: str
-    admin: str
-    grpc: str
+COMMAND_LINE, FILE = "--{} ", "{}: "
+"""How a user says where to listen: what comes before an address, on the command line and in a file."""
 
 
-COMMAND_LINE = Flags("--listen ", "--admin ", "--grpc ")
-"""Where the addresses came from the command line."""
+def explained(error: OSError, config: Config, said_by: str) -> OSError:
+    """*error* of a start with *config*, in more words if an address cannot be listened on: a line for each address.
 
-FILE = Flags("listen: ", "admin: ", "grpc: ")
-"""Where they came from a file."""
-
-
-def explained(error: OSError, config: Config, flags: Flags) -> OSError:
-    """*error* of a start with *config*, in more words if an address cannot be listened on: a line for each address."""
-    addresses = [(config.admin, flags.admin), (config.listen, flags.listen)]
-    if config.grpc is not None:
-        addresses.append((config.grpc, flags.grpc))
+    *said_by*: `COMMAND_LINE` or `FILE`.
+    """
     lines: list[str] = []
     suggested: set[int] = set()
-    for address, flag in addresses:
+    for key, address in (("admin", config.admin), ("listen", config.listen), ("grpc", config.grpc)):
+        if address is None:
+            continue
         said = f"cannot listen on {address}: "
         if (error.strerror or "").startswith(said):
-            lines.insert(0, f"{error.strerror}{_hint(error.errno, address, flag, suggested)}")
+            lines.insert(0, f"{error.strerror}{_hint(error.errno, address, said_by.format(key), suggested)}")
         elif error.errno == errno.EADDRINUSE and user_of(address):  # the next start would fail at this one
             reason = os.strerror(errno.EADDRINUSE).lower()
-            lines.append(f"{said}{reason}{_hint(error.errno, address, flag, suggested)}")
+            lines.append(f"{said}{reason}{_hint(error.errno, address, said_by.format(key), suggested)}")
     return OSError(error.errno, "\n".join(lines)) if lines and error.errno is not None else error
 
 
@@ -123,14 +113,9 @@ def _tcp_sockets(address: Address) -> Iterator[tuple[int, int | None]]:
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """The address that the kernel has written in words of 32 bits, each in the machine's order."""
-    words = bytes.fromhex(text)
-    packed = b"".join(
-        int.from_bytes(words[at : at + 4], sys.byteorder).to_bytes(4, "big") for at in range(0, len(words), 4)
-    )
-    if len(packed) == 4:
-        return ipaddress.IPv4Address(packed)
-    address = ipaddress.IPv6Address(packed)
-    return address.ipv4_mapped or address
+    words = array("I", bytes.fromhex(text))
+    address = ipaddress.ip_address(b"".join(word.to_bytes(4, "big") for word in words))
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _unix_sockets(path: str) -> Iterator[tuple[int, int | None]]:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -51,24 +51,14 @@ def keep_fixed(config: Config, running: Config) -> tuple[Config, list[str]]:
         fixed["tls"] = running.tls
     if not fixed:
         return config, []
-    kept = msgspec.structs.replace(config, **fixed, hidden=_hidden(config, running, fixed.keys()))
+    # what is hidden is so where the value comes from
+    hidden = [path for path in config.hidden if path.partition(".")[0] not in fixed]
+    hidden += [path for path in running.hidden if path.partition(".")[0] in fixed]
+    kept = msgspec.structs.replace(config, **fixed, hidden=hidden)
     for path, reason in check(ERRORS, kept):
         names = ", ".join(f"`{key}`" for key in fixed)
         raise ConfigError(f"{path}: {reason}, with {names} unchanged, because that needs a restart")
     return kept, list(fixed)
-
-
-def _hidden(config: Config, running: Config, kept: Collection[str]) -> list[str]:
-    """What is hidden where *config* serves with the values that *running* has under the keys *kept*."""
-    return [
-        *(path for path in config.hidden if _key(path) not in kept),
-        *(path for path in running.hidden if _key(path) in kept),
-    ]
-
-
-def _key(path: str) -> str:
-    """The key of the whole file that *path* is under."""
-    return path.partition(".")[0].partition("[")[0]
 
 
 class Reloadable(Protocol):
@@ -174,20 +164,16 @@ class Reloader:
                 now = await asyncio.to_thread(_digest, self._file)
             except (RuntimeError, MemoryError):  # no thread or no memory for it at this moment
                 now = None
-            if now is None:
-                if not is_missing:
-                    log.warning("%s cannot be read; the running configuration stays in use", self._file)
-                is_missing = True
-                continue
-            is_missing = False
-            if now == before and now != self._tried:
+            if now is None and not is_missing:
+                log.warning("%s cannot be read; the running configuration stays in use", self._file)
+            is_missing = now is None
+            is_new = now != self._tried
+            is_due = self._refused and loop.time() >= again_s and not self._wanted.is_set()
+            if now is not None and now == before and (is_new or is_due):
                 self.request()
+                self._is_silent = not is_new
                 again_s = loop.time() + AGAIN_S
-            elif now == before and self._refused and loop.time() >= again_s and not self._wanted.is_set():
-                self.request()
-                self._is_silent = True
-                again_s = loop.time() + AGAIN_S
-            before = now
+            before = now or before
 
 
 def _load_again(file: Path) -> Config:
