@@ -79,17 +79,16 @@ class _WorkerProcess:
         """What it said of itself the last time; None while it starts."""
         self.heard_s = 0.0
         """When its last message came, by the loop's clock."""
-        self.heard_at_s = 0.0
-        """The same, in seconds since 1970."""
         self._count = count
         self._answers: asyncio.Queue[Listening | Prepared | Committed | None] = asyncio.Queue(MAX_ANSWERS)
+        self.reader = asyncio.create_task(self._read())
 
-    async def read(self) -> None:
+    async def _read(self) -> None:
         """Read the worker's messages until its end."""
         loop = asyncio.get_running_loop()
         try:
             while (message := await control.read(self._told, control.UP)) is not None:
-                self.heard_s, self.heard_at_s = loop.time(), time.time()
+                self.heard_s = loop.time()
                 if isinstance(message, Report):
                     self.reading = message.reading
                     self._count(message.batch)
@@ -145,8 +144,6 @@ class Supervisor:
         self.name = new_name()
         self._workers: dict[int, _WorkerProcess] = {}
         self._minders: list[asyncio.Task[None]] = []
-        self._readers: set[asyncio.Task[None]] = set()
-        """Read the messages of the workers."""
         self._changes = asyncio.Lock()
         """Held while workers are brought to another configuration, or join those that are."""
         self._reserved: list[tuple[Address, socket.socket]] = []
@@ -193,15 +190,13 @@ class Supervisor:
         # its end tells the worker that the supervisor is gone
         told, tell = await asyncio.open_connection(sock=own)
         worker = self._workers[process.pid] = _WorkerProcess(process, told, tell, self.metrics.add)
-        reader = asyncio.create_task(worker.read())
-        self._readers.add(reader)
-        reader.add_done_callback(self._readers.discard)
         worker.share = self._config.share()
         worker.tell(Start(msgspec.Raw(encode(worker.share))))
         if await worker.answer(START_S) is None or not await self._join(worker):
             self._workers.pop(worker.pid, None)
             worker.kill()
             await process.wait()
+            await asyncio.wait([worker.reader])
             raise OSError(f"a worker did not start on {self._config.listen}")
         return worker
 
@@ -228,17 +223,13 @@ class Supervisor:
     async def _join(self, worker: _WorkerProcess) -> bool:
         """Include *worker* in reloads, after it has caught up with any it missed; False if that fails."""
         async with self._changes:
-            if worker.share != (share := self._config.share()):
-                worker.tell(Prepare(msgspec.Raw(encode(share))))
-                answer = await worker.answer(PREPARE_S)
-                if not isinstance(answer, Prepared) or answer.error is not None:
-                    return False
-                worker.tell(Commit())
-                if await worker.answer(PREPARE_S) is None:
-                    return False
-                worker.share = share
             worker.is_listening = True
-            return True
+            try:
+                if worker.share != self._config.share():
+                    await self._bring([worker], self._config)
+            except ConfigError:
+                return False
+            return worker.is_listening
 
     async def replace(self, config: Config) -> list[str]:
         """See `Reloadable`. All workers change, or none.
@@ -247,28 +238,29 @@ class Supervisor:
         another worker could prepare it, or if none serves at the moment: it may be what lets them start again.
         """
         config, kept = keep_fixed(config, self._config)
-        config = fit(config, self._config)
         async with self._changes:
-            share = config.share()
-            prepare = Prepare(msgspec.Raw(encode(share)))
-            workers = self._serving()
-            for worker in workers:
-                worker.tell(prepare)
-            answers = await asyncio.gather(*(worker.answer(PREPARE_S) for worker in workers))
-            prepared = [worker for worker, answer in zip(workers, answers, strict=True) if answer == Prepared()]
-            errors = [answer.error for answer in answers if isinstance(answer, Prepared) and answer.error is not None]
-            if errors or (workers and not prepared):
-                for worker in prepared:
-                    worker.tell(Abort())
-                raise ConfigError(errors[0] if errors else "no worker prepared the reload in time")
-            # from here on a worker that starts gets the new one
-            self._config = config
-            change_logging(config.logging.level, config.logging.format)
-            for worker in prepared:
-                worker.tell(Commit())
-                worker.share = share
-            await asyncio.gather(*(worker.answer(PREPARE_S) for worker in prepared))
+            await self._bring(self._serving(), fit(config, self._config))
         return kept
+
+    async def _bring(self, workers: list[_WorkerProcess], config: Config) -> None:
+        """Have *workers* serve by *config*, as do those that start later. Raises `ConfigError`: none of them does."""
+        share = config.share()
+        prepare = Prepare(msgspec.Raw(encode(share)))
+        for worker in workers:
+            worker.tell(prepare)
+        answers = await asyncio.gather(*(worker.answer(PREPARE_S) for worker in workers))
+        prepared = [worker for worker, answer in zip(workers, answers, strict=True) if answer == Prepared()]
+        errors = [answer.error for answer in answers if isinstance(answer, Prepared) and answer.error is not None]
+        if errors or (workers and not prepared):
+            for worker in prepared:
+                worker.tell(Abort())
+            raise ConfigError(errors[0] if errors else "no worker prepared the reload in time")
+        self._config = config
+        change_logging(config.logging.level, config.logging.format)
+        for worker in prepared:
+            worker.tell(Commit())
+            worker.share = share
+        await asyncio.gather(*(worker.answer(PREPARE_S) for worker in prepared))
 
     def stalled(self) -> str | None:
         """Which workers hang, so that a watchdog or a liveness probe shall end the gateway; None if none does."""
@@ -288,6 +280,7 @@ class Supervisor:
         while True:
             code = await worker.process.wait()
             worker.is_listening = False
+            await asyncio.wait([worker.reader])  # what it has counted last
             self._workers.pop(worker.pid, None)
             if self._is_draining:
                 return
@@ -331,7 +324,7 @@ class Supervisor:
         for worker in list(self._workers.values()):
             worker.kill()
             await worker.process.wait()
-        await asyncio.gather(*self._readers, return_exceptions=True)
+            await asyncio.wait([worker.reader])
         await self._admin.stop()
         for _, holder in self._reserved:
             listeners.release(holder)
@@ -340,7 +333,8 @@ class Supervisor:
         return self.metrics.collect()
 
     async def _status(self) -> Status:
-        answered = [Answered(reading, worker.heard_at_s) for worker, reading in self._readings()]
+        started_s = time.time() - asyncio.get_running_loop().time()  # of the loop's clock
+        answered = [Answered(reading, started_s + worker.heard_s) for worker, reading in self._readings()]
         listens = Listens(self.listen_url, self.admin_url, self.grpc_urls)
         return status_of(self._config, listens, answered, self.metrics, self._not_ready(), self._last_death)
 
