@@ -92,7 +92,7 @@ def test_every_pure_module_has_its_test_module(module: str) -> None:
 def test_aiohttp_is_known_where_messages_are_parsed_and_where_its_server_or_client_is_used() -> None:
     theirs = {"aiohttp", "multidict", "yarl"}
     users = {name for name, path in MODULES.items() if {each.split(".")[0] for each in imports_of(path)} & theirs}
-    server = {"process.admin", "client.request", "client.listeners", "demo"}
+    server = {"process.admin", "client.request", "demo"}
     assert users == {f"gateway.{name}" for name in (*server, "backend.arriving", "backend.heads", "http1")}
 
 

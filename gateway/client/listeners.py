@@ -10,8 +10,6 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from aiohttp import web
-
 from gateway import tls
 from gateway.certificates import TlsContext
 from gateway.client.connection import ClientConnection
@@ -70,13 +68,8 @@ class ClientListener:
         Raises `OSError` that names the address.
         """
         bound = bound or await bind(address)
-        try:
-            with _naming(address):
-                bound.listen(BACKLOG)
-                bound.setblocking(False)
-        except BaseException:
-            release(bound)
-            raise
+        bound.listen(BACKLOG)
+        bound.setblocking(False)
         self._socket = bound
         asyncio.get_running_loop().add_reader(bound, self._accept, ACCEPTS_AT_ONCE)
         port = 0 if address.is_unix else bound.getsockname()[1]
@@ -91,9 +84,6 @@ class ClientListener:
         """Accept what waits in the kernel, and nothing more; connections that are open go on."""
         if self._socket is None:
             return
-        if self._paused is not None:
-            self._paused.cancel()
-            self._paused = None
         asyncio.get_running_loop().remove_reader(self._socket)
         self._accept(BACKLOG)
         if self._paused is not None:
@@ -160,12 +150,9 @@ class ClientListener:
             )
         assert self._socket is not None
         loop.remove_reader(self._socket)
-        self._paused = loop.call_later(ACCEPT_PAUSE_S, self._resume)
-
-    def _resume(self) -> None:
-        self._paused = None
-        assert self._socket is not None
-        asyncio.get_running_loop().add_reader(self._socket, self._accept, ACCEPTS_AT_ONCE)
+        if self._paused is not None:
+            self._paused.cancel()
+        self._paused = loop.call_later(ACCEPT_PAUSE_S, loop.add_reader, self._socket, self._accept, ACCEPTS_AT_ONCE)
 
 
 class _UnixSocket(socket.socket):
@@ -176,20 +163,35 @@ class _UnixSocket(socket.socket):
     """Device and inode of what is at *path*."""
 
 
-async def bind(address: Address) -> socket.socket:
-    """A socket bound to *address*, for this process alone; `release` it at the end.
+async def bind(address: Address, *, is_shared: bool = False) -> socket.socket:
+    """A socket bound to *address*, for this process alone or *is_shared* with others; `release` it at the end.
 
-    Raises `OSError` that names the address.
+    It listens already, so that no other process can take the port; not if it is shared, nor if the kernel has chosen
+    the port, which is free then. Raises `OSError` that names the address.
     """
-    if address.is_unix:
-        with _naming(address):
+    with _naming(address):
+        if address.is_unix:
             return _bind_unix(address.path)
-    return await _bind(address, is_shared=False)
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        infos = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        infos = [info for info in infos if info[0] == family] or infos
+        bound = socket.socket(*infos[0][:3])  # asyncio sets TCP_NODELAY only where the protocol is named
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if is_shared:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            bound.bind(infos[0][4])
+            if address.port and not is_shared:
+                bound.listen(BACKLOG)
+        except OSError:
+            bound.close()
+            raise
+    return bound
 
 
 async def bind_shared(address: Address) -> socket.socket:
     """A socket for a worker on a port that was reserved with `reserve`. Raises `OSError` that names the address."""
-    return await _bind(address, is_shared=True)
+    return await bind(address, is_shared=True)
 
 
 async def reserve(address: Address) -> socket.socket:
@@ -204,17 +206,11 @@ async def reserve(address: Address) -> socket.socket:
     gateway would ask for, and stops listening, so that it gets no connections. At no moment is the port free.
     """
     bound = await bind(address)
-    with _naming(address):
-        try:
-            if not address.is_unix:
-                if address.port:  # a port that the kernel has chosen is free, and would be lost by this
-                    bound.listen(1)
-                    bound.shutdown(socket.SHUT_RD)
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-        except BaseException:
-            release(bound)
-            raise
+    if not address.is_unix:
+        if address.port:  # a port that the kernel has chosen is free, and would be lost by this
+            bound.shutdown(socket.SHUT_RD)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     return bound
 
 
@@ -236,23 +232,6 @@ def _naming(address: Address) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise OSError(error.errno, f"cannot listen on {address}: {reason[:1].lower()}{reason[1:]}") from None
-
-
-async def _bind(address: Address, *, is_shared: bool) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with _naming(address):
-        infos = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        infos = [info for info in infos if info[0] == family] or infos
-        bound = socket.socket(*infos[0][:3])  # asyncio sets TCP_NODELAY only where the protocol is named
-        try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if is_shared:
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            bound.bind(infos[0][4])
-        except OSError:
-            bound.close()
-            raise
-    return bound
 
 
 def _bind_unix(path: str) -> _UnixSocket:
@@ -297,20 +276,6 @@ def _remove_stale(path: str) -> None:
         except BlockingIOError:
             pass  # its backlog is full
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-
-
-async def serve(runner: web.BaseRunner, address: Address) -> web.SockSite:
-    """Listen on *address* with *runner*. Raises `OSError` that names the address."""
-    await runner.setup()
-    bound = await bind(address)
-    with _naming(address):
-        try:
-            site = web.SockSite(runner, bound, backlog=BACKLOG)
-            await site.start()
-        except OSError:
-            release(bound)
-            raise
-    return site
 
 
 def url_of(address: Address, port: int, scheme: str = "http") -> str:

@@ -115,18 +115,23 @@ class AdminListener:
             "/-/ready": self._ready,
             "/-/config": self._configuration,
         }
-        self._runner: web.ServerRunner | None = None
+        self._server: web.Server | None = None
+        self._listening: asyncio.Server | None = None
 
     async def start(self) -> str:
         """Listen; the URL. Raises `OSError` if the address cannot be had."""
-        self._runner = web.ServerRunner(_Server(self._answer), shutdown_timeout=CUT_S)
-        await listeners.serve(self._runner, self._address)
-        return listeners.url_of(self._address, self._runner.addresses[0][1])
+        bound = await listeners.bind(self._address)
+        self._server = _Server(self._answer)
+        self._listening = await asyncio.get_running_loop().create_server(self._server, sock=bound)
+        return listeners.url_of(self._address, bound.getsockname()[1])
 
     async def stop(self) -> None:
         """Close the listener and its connections."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._server is not None and self._listening is not None:
+            self._listening.close()
+            await asyncio.sleep(0)  # lets requests that have come begin, so that they are answered
+            self._server.pre_shutdown()
+            await self._server.shutdown(CUT_S)
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         # not by aiohttp's router, whose refusals repeat odd bytes of the request and fail to encode them
