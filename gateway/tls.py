@@ -25,25 +25,31 @@ _RECORD_HEAD_BYTES = 5
 _SHARED = memoryview(bytearray(READ_BYTES))
 
 # Alerts by which a server turns down the gateway's certificate, or that it has shown none (RFC 8446 section 6.2).
-_NO_CERTIFICATE = ("CERTIFICATE_REQUIRED",)
-_BAD_CERTIFICATE = (
-    "ACCESS_DENIED",
-    "BAD_CERTIFICATE",
-    "CERTIFICATE_EXPIRED",
-    "CERTIFICATE_REVOKED",
-    "CERTIFICATE_UNKNOWN",
-    "DECRYPT_ERROR",
-    "UNKNOWN_CA",
-    "UNSUPPORTED_CERTIFICATE",
+_REFUSED = (
+    ("CERTIFICATE_REQUIRED", "it requires a client certificate: set {where}.certificate and {where}.key"),
+    (
+        "ACCESS_DENIED BAD_CERTIFICATE CERTIFICATE_EXPIRED CERTIFICATE_REVOKED CERTIFICATE_UNKNOWN DECRYPT_ERROR "
+        "UNKNOWN_CA UNSUPPORTED_CERTIFICATE",
+        "it does not accept the gateway's certificate, {where}.certificate ({reason})",
+    ),
 )
-_NOT_TLS = (
-    "WRONG_VERSION_NUMBER",
-    "HTTP_REQUEST",
-    "PACKET_LENGTH_TOO_LONG",
-    "RECORD_LAYER_FAILURE",
-    "UNKNOWN_PROTOCOL",
+# Other alerts, and what OpenSSL says of what is no handshake of TLS.
+_FAILED = (
+    *_REFUSED,
+    ("HANDSHAKE_FAILURE", "it refused the TLS handshake{hint}"),
+    (
+        "WRONG_VERSION_NUMBER HTTP_REQUEST PACKET_LENGTH_TOO_LONG RECORD_LAYER_FAILURE UNKNOWN_PROTOCOL",
+        "it does not speak TLS; if it speaks plain HTTP, write http:// in the endpoint",
+    ),
+    (
+        "UNSUPPORTED_PROTOCOL PROTOCOL_VERSION VERSION_TOO_LOW DH_KEY_TOO_SMALL",
+        "it speaks only versions of TLS that are too old; expected 1.2 or later",
+    ),
+    (
+        "UNRECOGNIZED_NAME TLSV1_UNRECOGNIZED_NAME",
+        "it has no certificate for the name {name!r}: set {where}.server_name",
+    ),
 )
-_TOO_OLD = ("UNSUPPORTED_PROTOCOL", "PROTOCOL_VERSION", "VERSION_TOO_LOW", "DH_KEY_TOO_SMALL")
 
 # What OpenSSL calls the reasons for which a certificate is not accepted (X509_V_ERR_...).
 _NOT_YET_VALID, _EXPIRED = 9, 10
@@ -228,40 +234,30 @@ def why_refused(error: BaseException | None, where: str) -> str | None:
     With TLS 1.3 a client's handshake is over before the server has judged its certificate. Only the server's handshake
     ends with such an alert, so it has read nothing of a request. *where* is the path of the settings.
     """
-    alert = _alert(error)
-    if alert in _NO_CERTIFICATE:
-        return f"it requires a client certificate: set {where}.certificate and {where}.key"
-    if alert in _BAD_CERTIFICATE:
-        return f"it does not accept the gateway's certificate, {where}.certificate ({alert.replace('_', ' ').lower()})"
-    return None
+    return _said(_REFUSED, error, where=where) if isinstance(error, ssl.SSLError) else None
 
 
-def _alert(error: BaseException | None) -> str:
-    reason = getattr(error, "reason", None)
-    return reason.partition("ALERT_")[2] if isinstance(error, ssl.SSLError) and isinstance(reason, str) else ""
+def _said(rows: tuple[tuple[str, str], ...], error: ssl.SSLError, **values: str) -> str | None:
+    """The words for *error* in a table of names and words, with *values*; None if it is not there."""
+    name = _name_of(error)
+    words = next((words for names, words in rows if name in names.split()), None)
+    return words.format(reason=name.replace("_", " ").lower(), **values) if words is not None else None
+
+
+def _name_of(error: ssl.SSLError) -> str:
+    """What an alert that came is called in the standard, or what OpenSSL calls another reason."""
+    reason = getattr(error, "reason", None) or type(error).__name__
+    return reason.partition("ALERT_")[2] or reason
 
 
 def _why(error: ssl.SSLError, layer: TlsLayer, tls: TlsContext, name: str) -> str:
     """In words why the handshake with the server called *name* failed."""
-    where = tls.where
     if isinstance(error, ssl.SSLCertVerificationError):
         return _why_not_verified(error, layer, tls, name)
-    alert = _alert(error)
-    reason = error.reason or ""
-    refused = why_refused(error, where)
-    if refused is not None:
-        return refused
-    if alert == "HANDSHAKE_FAILURE":
-        hint = "" if tls.settings.certificate else f"; if it requires a client certificate, set {where}.certificate"
-        return f"it refused the TLS handshake{hint}"
-    if reason in _NOT_TLS:
-        return "it does not speak TLS; if it speaks plain HTTP, write http:// in the endpoint"
-    if reason in _TOO_OLD or alert in _TOO_OLD:
-        return "it speaks only versions of TLS that are too old; expected 1.2 or later"
-    if reason.endswith("UNRECOGNIZED_NAME"):
-        return f"it has no certificate for the name {tls.server_name or name!r}: set {where}.server_name"
-    words = (alert or reason).replace("_", " ").lower()
-    return f"the TLS handshake failed: {words or type(error).__name__}"
+    where = tls.where
+    hint = "" if tls.settings.certificate else f"; if it requires a client certificate, set {where}.certificate"
+    said = _said(_FAILED, error, where=where, hint=hint, name=tls.server_name or name)
+    return said or f"the TLS handshake failed: {_name_of(error).replace('_', ' ').lower()}"
 
 
 def _why_not_verified(error: ssl.SSLCertVerificationError, layer: TlsLayer, tls: TlsContext, name: str) -> str:

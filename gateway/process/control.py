@@ -82,7 +82,7 @@ def frame(message: Down | Up) -> bytes:
 
 
 async def read(reader: asyncio.StreamReader, decoder: "msgspec.json.Decoder[M]") -> M | None:
-    """The next message; None at the end. Raises `ValueError` or `MsgspecError` for an invalid one."""
+    """The next message; None at the end. Raises `ValueError` for an invalid one."""
     try:
         n_bytes = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
         if n_bytes > MAX_FRAME_BYTES:

@@ -48,9 +48,6 @@ HANG_S = 5.0
 SILENT_S = 3.0
 """How long after its last message a worker counts as hanging; it sends ten a second."""
 
-MAX_ANSWERS = 4
-"""The most answers of a worker that wait to be read; it gives one to each step, and is told one at a time."""
-
 _OF_TERMINAL = {signal.SIGHUP, signal.SIGINT}
 
 log = logging.getLogger("gateway")
@@ -80,7 +77,7 @@ class _WorkerProcess:
         self.heard_s = 0.0
         """When its last message came, by the loop's clock."""
         self._count = count
-        self._answers: asyncio.Queue[Listening | Prepared | Committed | None] = asyncio.Queue(MAX_ANSWERS)
+        self._answers: asyncio.Queue[Listening | Prepared | Committed | None] = asyncio.Queue()
         self.reader = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
@@ -94,12 +91,11 @@ class _WorkerProcess:
                     self._count(message.batch)
                 else:
                     self._answers.put_nowait(message)
-        except (ValueError, msgspec.MsgspecError, asyncio.QueueFull) as error:
-            log.error("worker %d has sent an invalid message: %s", self.pid, str(error) or "an unexpected answer")
+        except ValueError as error:  # such as one of another version, which was installed meanwhile
+            log.error("worker %d has sent an invalid message: %s", self.pid, error)
             self.kill()
         finally:
-            with contextlib.suppress(asyncio.QueueFull):
-                self._answers.put_nowait(None)
+            self._answers.put_nowait(None)
             self._tell.close()
 
     def tell(self, message: control.Down) -> None:
