@@ -70,19 +70,14 @@ def _loses_header(at: Place) -> bool:
     return at.part.access.tokens_file is not None and (at.value.header or "").lower() in _TOKEN_HEADERS
 
 
-def _not_led_to(at: Place) -> dict[str, bool]:
-    used = {name for route in at.part.routes for name in route.backends}
-    return {f".{shortened(name)}": True for name in at.value if at.part.routes and name not in used}
+def _is_led_to(at: Place) -> bool:
+    return any(at.name in route.backends for route in at.part.routes)
 
 
-def _sticky_for_nothing(at: Place) -> dict[str, bool]:
-    """The backends whose requests can go to one endpoint alone, and to no other backend of a split."""
-    shared = {name for route in at.part.routes if len(route.backends) > 1 for name in route.backends}
-    return {
-        f".{shortened(name)}.sticky": True
-        for name, backend in at.value.items()
-        if backend.sticky != "none" and backend.has_one_endpoint and name not in shared
-    }
+def _sticky_for_nothing(at: Place) -> bool:
+    """Whether requests can go to one endpoint alone, and to no other backend of a split."""
+    is_shared = any(at.name in route.backends for route in at.part.routes if len(route.backends) > 1)
+    return at.value != "none" and at.part.backends[at.name].has_one_endpoint and not is_shared
 
 
 def _never_matching(at: Place) -> dict[str, int]:
@@ -206,8 +201,8 @@ WARNINGS = (
 """What is shown for keys that stand in the file."""
 
 UNUSED = (
-    Rule(Config, "backends", _not_led_to, "unused: no route leads to it"),
+    Rule(Config, "backends.*", lambda at: at.part.routes and not _is_led_to(at), "unused: no route leads to it"),
     Rule(Config, "routes", _never_matching, "never matches: routes[{found}] before it takes all its requests"),
-    Rule(Config, "backends", _sticky_for_nothing, "without effect: there is only one endpoint"),
+    Rule(Config, "backends.*.sticky", _sticky_for_nothing, "without effect: there is only one endpoint"),
 )
 """The same, where all routes and backends could be read."""
