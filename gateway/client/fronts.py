@@ -4,7 +4,7 @@ Here: which there are, and what a reload gives them. Not here: accepting (`liste
 """
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import zip_longest
 
@@ -12,6 +12,7 @@ from gateway.certificates import HTTP1, HTTP2, TlsContext
 from gateway.client.connection import ClientConnection
 from gateway.client.listeners import ClientListener
 from gateway.client.server import Server
+from gateway.client.watching import Connection
 from gateway.config import Address, Config
 from gateway.errors import ConfigError
 
@@ -37,19 +38,15 @@ class Fronts:
         """Raises `ConfigError` for certificates that cannot be used, and where the extra `grpc` is missing."""
         self.urls: list[str] = []
         """Of each listener, once it is open."""
-        contexts = (
-            [TlsContext("tls", config.tls, HTTP1), TlsContext("tls", config.tls, HTTP2)] if config.tls else [None] * 2
-        )
-        timeout_s = config.limits.header_timeout
-        self._listeners = [ClientListener(server, ClientConnection, tls=contexts[0], handshake_timeout_s=timeout_s)]
+        kinds: list[Callable[[Server], Connection]] = [ClientConnection]
         if config.grpc is not None:
             for key, reason in grpc_problems(config):
                 raise ConfigError(f"{key}: {reason}")
             from gateway.client.grpc.connection import GrpcConnection  # noqa: PLC0415  an extra
 
-            self._listeners.append(
-                ClientListener(server, GrpcConnection, tls=contexts[1], handshake_timeout_s=timeout_s)
-            )
+            kinds.append(GrpcConnection)
+        self._listeners = [ClientListener(server, kind) for kind in kinds]
+        self.take(config, self.following(config))
 
     async def open(self, config: Config, sockets: Sequence[socket.socket]) -> None:
         """Listen on *sockets*, one a listener; without them, on the addresses of *config*.
@@ -65,7 +62,7 @@ class Fronts:
         return [listener.tls for listener in self._listeners]
 
     def following(self, config: Config) -> list[TlsContext | None]:
-        """The contexts for a reload to *config*. Raises `ConfigError`."""
+        """The contexts that *config* wants, for a start or a reload. Raises `ConfigError`."""
         if config.tls is None:
             return [None] * len(self._listeners)
         return [

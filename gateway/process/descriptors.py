@@ -14,11 +14,9 @@ import msgspec
 
 from gateway.config import Config
 
-ADMIN_DESCRIPTORS = 64
-"""Kept for connections to the admin listener."""
-
-OTHER_DESCRIPTORS = 32
-"""Kept for everything else: standard streams, listeners, the event loop, name lookups, metrics files."""
+KEPT_DESCRIPTORS = 96
+"""Kept for 64 connections to the admin listener, and for standard streams, listeners, the event loop, name lookups and
+files."""
 
 MIN_CONNECTIONS = 16
 """The fewest client connections that `limits.connections` is lowered to."""
@@ -34,28 +32,24 @@ def fit(config: Config, running: Config | None = None) -> Config:
     """
     descriptors = _raise_soft_limit()
     share = config.share()
-    wanted = share.limits.connections
-    connections = connections_that_fit(share, descriptors)
+    wanted, connections = share.limits.connections, connections_that_fit(share, descriptors)
     if connections >= wanted:
         return config
     limits = msgspec.structs.replace(config.limits, connections=connections * config.workers)
-    fitted = msgspec.structs.replace(config, limits=limits)
-    if running is not None and running.limits.connections == fitted.limits.connections:
-        return fitted
-    kept = ADMIN_DESCRIPTORS + OTHER_DESCRIPTORS
-    log.warning(
-        "limits.connections: %d client connections%s do not fit into %d file descriptors: each can need one more per "
-        "backend, up to its max_connections, health probes one per endpoint, and %d are kept for the admin listener "
-        "and files; lowered to %d. Raise the hard limit to %d (ulimit -Hn, LimitNOFILE=, --ulimit nofile=), or set "
-        "limits.connections",
-        wanted,
-        " of each worker" if config.workers > 1 else "",
-        descriptors,
-        kept,
-        connections,
-        descriptors_needed(share, wanted),
-    )
-    return fitted
+    if running is None or running.limits.connections != limits.connections:
+        log.warning(
+            "limits.connections: %d client connections%s do not fit into %d file descriptors: each can need one more "
+            "per backend, up to its max_connections, health probes one per endpoint, and %d are kept for the admin "
+            "listener and files; lowered to %d. Raise the hard limit to %d (ulimit -Hn, LimitNOFILE=, --ulimit "
+            "nofile=), or set limits.connections",
+            wanted,
+            " of each worker" if config.workers > 1 else "",
+            descriptors,
+            KEPT_DESCRIPTORS,
+            connections,
+            descriptors_needed(share, wanted),
+        )
+    return msgspec.structs.replace(config, limits=limits)
 
 
 def descriptors_needed(config: Config, connections: int) -> int:
@@ -66,7 +60,7 @@ def descriptors_needed(config: Config, connections: int) -> int:
     """
     to_backends = sum(min(connections, config.max_connections(name)) for name in config.backends)
     to_probed = sum(len(backend.endpoints) for backend in config.backends.values() if backend.health is not None)
-    return connections + to_backends + to_probed + ADMIN_DESCRIPTORS + OTHER_DESCRIPTORS
+    return connections + to_backends + to_probed + KEPT_DESCRIPTORS
 
 
 def connections_that_fit(config: Config, descriptors: int) -> int:
