@@ -103,15 +103,11 @@ class FirstLook:
 
     def look_at(self, config: Config) -> None:
         """Begin to look at the endpoints of *config* that were not in the one before. Nothing is waited for."""
-        known, self._known = (
-            self._known,
-            {(name, url) for name, each in config.backends.items() for url in each.endpoints},
-        )
+        known, self._known = self._known, {(name, url) for name, of in config.backends.items() for url in of.endpoints}
         if not log.isEnabledFor(BAD):
             return
         for name, backend in config.backends.items():
-            new = [url for url in backend.endpoints if (name, url) not in known]
-            if new:
+            if new := [url for url in backend.endpoints if (name, url) not in known]:
                 look = asyncio.ensure_future(self._look_at_backend(name, backend, new))
                 self._looks.add(look)
                 look.add_done_callback(self._looks.discard)
@@ -224,12 +220,9 @@ class _Look(NamedTuple):
         with suppress(GatewayError):
             answer = await self.get(path)
         says = f"answers probes of {self.endpoint.base_path}{path}"
-        is_live = 200 <= answer.status < 300
-        return (
-            Finding(GOOD, says)
-            if is_live
-            else _bad(f"{says} with {answer.status_line}: `health.path` has to get a 2xx")
-        )
+        if 200 <= answer.status < 300:
+            return Finding(GOOD, says)
+        return _bad(f"{says} with {answer.status_line}: `health.path` has to get a 2xx")
 
     async def _why_no_metadata(self, answer: Answer) -> Finding:
         """Why `GET /v2` got *answer*, which a server of the V2 protocol does not give."""
