@@ -22,7 +22,7 @@ import orjson
 from aiohttp import web
 
 from gateway.client.fronts import has_grpc
-from gateway.config import Address, parse
+from gateway.config import Address, for_backend
 from gateway.process.application import Application
 from gateway.process.ports import user_of
 
@@ -32,7 +32,9 @@ Image = npt.NDArray[np.float32]
 async def demonstrate(stopped: asyncio.Event, *, once: bool) -> int:
     """Start server and gateway, and show an inference; unless *once*, both serve until *stopped*. The exit code."""
     async with JsonServer.on_port(PORTS.server) as server:
-        application = await Application.start(parse(configuration(server.url)))
+        listen, admin, grpc = (f"127.0.0.1:{free_port_or(port)}" for port in PORTS[1:])
+        config = for_backend(server.url, listen, admin, grpc if has_grpc() else None, access="none")
+        application = await Application.start(config)
         try:
             exact = await show(server, application.listen_url, application.admin_url)
             if not exact or once or stopped.is_set():
@@ -183,18 +185,6 @@ def free_port_or(wanted: int) -> int:
         except OSError:
             return 0
     return wanted
-
-
-def configuration(server_url: str) -> str:
-    """The YAML of a gateway in front of the embedded server."""
-    grpc = f"grpc: 127.0.0.1:{free_port_or(PORTS.grpc)}\n" if has_grpc() else ""
-    return (
-        f"{grpc}"
-        f"listen: 127.0.0.1:{free_port_or(PORTS.gateway)}\n"
-        f"admin: 127.0.0.1:{free_port_or(PORTS.admin)}\n"
-        "logging: {access: none, level: warning}\n"
-        f"backends:\n  default: {{endpoints: ['{server_url}']}}\n"
-    )
 
 
 async def show(server: JsonServer, gateway_url: str, admin_url: str) -> bool:
