@@ -88,6 +88,19 @@ async def test_an_answer_that_only_looks_like_one_fits_nothing(answers: dict[str
         assert f"GET {path} " in said.answers
 
 
+@pytest.mark.parametrize(
+    ("answers", "title"),
+    [
+        ({"/v2": V2}, "triton 2"),
+        ({"/v2": answer(b'{"name": "own", "version": 2}')}, "own"),
+        ({"/v1/models": V1_MODELS}, ""),
+        ({"/ping": PING, "/version": VERSION}, "MLflow 3.17.0"),
+    ],
+)
+async def test_a_server_is_called_what_it_says_of_itself(answers: dict[str, Answer], title: str) -> None:
+    assert (await ask_dialect(Server(answers).get)).title == title
+
+
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 async def test_nothing_is_concluded_while_a_server_starts_or_its_proxy_does_not_reach_it(status: int) -> None:
     refused = answer(b'{"error": "starting"}', status)
