@@ -9,9 +9,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
-
-import msgspec
+from typing import Any, NamedTuple
 
 from gateway.backend.arriving import LostError, NotHttpError
 from gateway.backend.connections import Connections, UnreachableError
@@ -33,10 +31,17 @@ MAX_WORDS = 300
 EXTENSION = "binary_tensor_data"
 """What a server that speaks the binary extension names among its extensions."""
 
-ANY_MODEL = "any"
-"""The name of a model that is asked for, whether there is one or not."""
+V2, TENSORFLOW, MLFLOW, TEMPLATE = "v2", "tensorflow", "mlflow", "template"
 
-T = TypeVar("T")
+_STARTING_OR_BUSY = frozenset({429, 500, 502, 503, 504})
+"""Statuses that say nothing of what a server has, which may also be its proxy's."""
+
+_SIGNS_OF_V1 = (("/v1/models", (200,), "models", list), ("/v1/models/any", (400, 404), "error", str))
+"""Paths, and the statuses and members of the answers by which TensorFlow Serving and KServe's V1 are known.
+
+The first is KServe's; servers with OpenAI's interface list `data`. The second refuses a model that is not there, where
+`error` is an object elsewhere.
+"""
 
 
 class Answer(NamedTuple):
@@ -84,6 +89,11 @@ class Answer(NamedTuple):
             return json.loads(self.body)
         except (ValueError, RecursionError):
             return None
+
+    def member(self, name: str) -> Any:
+        """The member *name* of the JSON object in the body; None if there is none."""
+        document = self.json
+        return document.get(name) if isinstance(document, dict) else None
 
     @property
     def words(self) -> str:
@@ -213,9 +223,6 @@ class Asker:
         )
 
 
-V2, TENSORFLOW, MLFLOW, TEMPLATE = "v2", "tensorflow", "mlflow", "template"
-
-
 @dataclass(frozen=True)
 class Said:
     """What the answers of a server say of it."""
@@ -230,54 +237,15 @@ class Said:
     """Where they fit no dialect: what was asked, and what came."""
 
 
-class _Named(msgspec.Struct):
-    """What makes an object the metadata of a V2 server: a name. Servers are careless with its other members."""
-
-    name: str
-    version: object = None
-    extensions: object = None
-
-
-class _Models(msgspec.Struct):
-    """What `GET /v1/models` gets from a KServe that speaks V1; servers with OpenAI's interface list `data` instead."""
-
-    models: list[msgspec.Raw]
-
-
-class _Error(msgspec.Struct):
-    """A refusal of TensorFlow Serving, or of a KServe that speaks V1; `error` is an object elsewhere."""
-
-    error: str
-
-
-def _read(answer: Answer, type_: type[T]) -> T | None:
-    """The JSON of *answer*; None if it is no such object."""
-    try:
-        text = answer.body[:MAX_BODY_BYTES]
-        text.decode()  # msgspec does not look into the strings of a Raw
-        return msgspec.json.decode(text, type=type_)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
 def said_of_v2(answer: Answer) -> Said:
-    """What *answer* to `GET /v2` says; only a V2 server answers with metadata, of which the name is enough."""
-    named = _read(answer, _Named) if answer.status == 200 else None
-    if named is None:
+    """What *answer* to `GET /v2` says. A name makes it a V2 server's; servers are careless with other members."""
+    document = answer.json if answer.status == 200 else None
+    metadata = document if isinstance(document, dict) else {}
+    name, version, extensions = metadata.get("name"), metadata.get("version"), metadata.get("extensions")
+    if not isinstance(name, str):
         return Said("", answers=f"GET /v2 got {_in_words(answer)}")
-    version, extensions = named.version, named.extensions
-    title = f"{named.name} {version if isinstance(version, str) else ''}".strip()
+    title = f"{name} {version if isinstance(version, str) else ''}".strip()
     return Said(V2, isinstance(extensions, list) and EXTENSION in extensions, shortened(title))
-
-
-def is_no_answer(answer: Answer) -> bool:
-    """Whether *answer* says nothing of what the server has: it is starting or busy, or its proxy does not reach it."""
-    return answer.status in (429, 500, 502, 503, 504)
-
-
-def lists_v1_models(answer: Answer) -> bool:
-    """Whether *answer* to `GET /v1/models` is that of a KServe that speaks V1."""
-    return answer.status == 200 and _read(answer, _Models) is not None
 
 
 def lists_openai_models(answer: Answer) -> bool:
@@ -285,12 +253,7 @@ def lists_openai_models(answer: Answer) -> bool:
     return answer.status == 200 and b'"data"' in answer.body
 
 
-def refuses_in_v1(answer: Answer) -> bool:
-    """Whether *answer* to `GET /v1/models/any` is one of TensorFlow Serving, or of a KServe that speaks V1."""
-    return answer.status in (400, 404) and _read(answer, _Error) is not None
-
-
-def is_version(answer: Answer) -> bool:
+def _is_version(answer: Answer) -> bool:
     """Whether *answer* to `GET /version` is a text such as `3.17.0`, as MLflow's server gives it."""
     text = answer.body.strip()
     return answer.status == 200 and not answer.is_html and text[:1].isdigit() and len(text) <= MAX_VERSION_BYTES
@@ -309,7 +272,7 @@ async def ask_dialect(get: Get) -> Said:
 async def said_after(first: Answer, get: Get) -> Said:
     """Which dialect a server speaks whose answer to `GET /v2` is *first*. Raises what *get* raises."""
     said = said_of_v2(first)
-    if said.dialect or is_no_answer(first):
+    if said.dialect or first.status in _STARTING_OR_BUSY:
         return said
     other = await ask_other_dialect(get)
     return other if other.dialect else Said("", answers=f"{said.answers}, {other.answers}")
@@ -318,16 +281,16 @@ async def said_after(first: Answer, get: Get) -> Said:
 async def ask_other_dialect(get: Get) -> Said:
     """Which dialect a server speaks that does not speak V2: up to four questions. Raises what *get* raises."""
     came = []
-    for path, fits in (("/v1/models", lists_v1_models), (f"/v1/models/{ANY_MODEL}", refuses_in_v1)):
+    for path, statuses, member, type_ in _SIGNS_OF_V1:
         answer = await get(path)
-        if fits(answer):
+        if answer.status in statuses and isinstance(answer.member(member), type_):
             return Said(TENSORFLOW)
         came.append(f"GET {path} {_in_words(answer)}")
     ping = await get("/ping")
     came.append(f"GET /ping {_in_words(ping)}")
     if ping.status == 200:
         version = await get("/version")
-        if is_version(version):
+        if _is_version(version):
             return Said(MLFLOW, title=f"MLflow {shortened(version.body.decode(errors='replace').strip())}")
         came.append(f"GET /version {_in_words(version)}")
     return Said("", answers=", ".join(came))

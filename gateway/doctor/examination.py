@@ -175,8 +175,7 @@ def _set_binary(server: Said, report: Report) -> None:
 
 async def _try_v1(asker: Asker, model: str, server: Said, report: Report) -> Trials | None:
     """Find out whether *model* speaks the V1 protocol, where its server says V2; None if it does not."""
-    answer = (await asker.get(f"/v1/models/{quote(model, safe='')}")).json
-    is_kserve = isinstance(answer, dict) and "ready" in answer
+    is_kserve = (await asker.get(f"/v1/models/{quote(model, safe='')}")).member("ready") is not None
     if not is_kserve and server.title != TORCHSERVE:
         return None
     trials = DialectTrials(asker, TENSORFLOW, model, report)

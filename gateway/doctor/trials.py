@@ -287,10 +287,9 @@ class V2Trials(Trials):
     async def _makes_ids(self) -> bool:
         """Whether answers have another id than their requests, which the gateway takes for a mix-up (protocol 4.10)."""
         try:
-            answer = (await self.infer(self.samples, id="doctor")).json
+            return (await self.infer(self.samples, id="doctor")).member("id") not in (None, "", "doctor")
         except NoAnswerError:
             return False
-        return isinstance(answer, dict) and answer.get("id") not in (None, "", "doctor")
 
     async def _typed(self) -> dict[str, tuple[Sample, ...]]:
         """The request with each of the datatypes that JSON carries badly, as far as the model may get it."""
