@@ -26,12 +26,6 @@ MAX_ANSWER_BYTES = 64 * 1024**2
 CHUNK_BYTES = 1024
 """The size of the pieces of a body that is sent chunked."""
 
-HOW_TO_GIVE = (
-    "give them with --header 'Authorization: Bearer ${TOKEN}', which takes TOKEN from the environment; ${file:PATH} "
-    "takes a file"
-)
-"""What a user does about credentials that are missing."""
-
 USER_AGENT = f"tensor-gateway/{__version__} (doctor)"
 """How servers and their logs recognize it."""
 
@@ -51,7 +45,10 @@ class Asker(questions.Asker):
         if not answer.needs_credentials:
             return ""
         if not self.headers:
-            return f"it needs credentials ({answer.words}): {HOW_TO_GIVE}"
+            return (
+                f"it needs credentials ({answer.words}): give them with --header 'Authorization: Bearer ${{TOKEN}}', "
+                "which takes TOKEN from the environment; ${file:PATH} takes a file"
+            )
         given = ", ".join(self.headers)
         if answer.status == 403:
             return f"it does not allow this with the headers that were given, {given} ({answer.words})"

@@ -214,13 +214,14 @@ async def _describe(trials: DialectTrials, report: Report) -> None:
 def _file(url: str, server: Said, report: Report) -> str:
     """The configuration, which can be served at once."""
     today = datetime.now(UTC)
-    return configuration(
-        url,
-        report.printable,
-        _address(url, LISTEN_PORTS),
-        _address(url, ADMIN_PORTS),
-        f"In front of {server.title or 'a server'} at {url}, as `tensor-gateway doctor` found it on {today:%Y-%m-%d}",
+    found = (
+        f"In front of {server.title or 'a server'} at {url}, as `tensor-gateway doctor` found it on {today:%Y-%m-%d}"
     )
+    printable = {
+        key: each if each.printed is None else each._replace(value=each.printed)
+        for key, each in report.settings.items()
+    }
+    return configuration(url, printable, _address(url, LISTEN_PORTS), _address(url, ADMIN_PORTS), found)
 
 
 def _address(url: str, ports: tuple[int, ...]) -> str:

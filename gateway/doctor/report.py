@@ -40,8 +40,8 @@ class UnusableServerError(Exception):
 class Report:
     """Prints findings as they come, and remembers what to do about them."""
 
-    out: TextIO = field(default_factory=lambda: sys.stdout)
-    settings: dict[str, Setting] = field(default_factory=dict)
+    out: TextIO
+    settings: dict[str, Setting]
     """Keys of the backend, such as `nonfinite`."""
     abilities: list[tuple[str, str]] = field(default_factory=list)
     """What clients can do: what, and whether."""
@@ -102,14 +102,6 @@ class Report:
         """Whether it was tried, and nothing was found that needs anybody's hand."""
         return self.infers and not self.has_problem and not any(setting.is_needed for setting in self.settings.values())
 
-    @property
-    def printable(self) -> dict[str, Setting]:
-        """The settings without what is secret."""
-        return {
-            key: each if each.printed is None else each._replace(value=each.printed)
-            for key, each in self.settings.items()
-        }
-
     def _find(self, level: str, words: str) -> None:
         self._print_wrapped(f"  {level:<7}  ", words)
 
@@ -131,9 +123,7 @@ class Report:
 
 def configuration(endpoint: str, settings: Mapping[str, Setting], listen: str, admin: str, found: str) -> str:
     """The file that puts the gateway in front of *endpoint*; *found* says what that is, for its first line."""
-    lines = [f"# {found}", f"listen: {listen}"]
-    if admin:
-        lines.append(f"admin: {admin}")
+    lines = [f"# {found}", f"listen: {listen}", f"admin: {admin}"]
     lines += ["backends:", "  default:", f"    endpoints: [{_scalar(endpoint)}]"]
     for key, setting in settings.items():
         lines.append(f"    # {setting.why}")
