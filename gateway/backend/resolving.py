@@ -6,13 +6,13 @@ endpoint is asked (`policy`).
 """
 
 import asyncio
+import concurrent.futures
 import ipaddress
 import logging
 import random
 import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -270,28 +270,17 @@ async def look_up(host: str) -> Sequence[AddressInfo]:
     In a thread of its own that nobody waits for: the event loop's threads are waited for when the process ends, and a
     name server that does not answer can hold a thread for half a minute.
     """
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[Sequence[AddressInfo]] = loop.create_future()
-
-    def settle(result: Sequence[AddressInfo] | Exception) -> None:
-        if found.done():
-            return
-        if isinstance(result, Exception):
-            found.set_exception(result)
-        else:
-            found.set_result(result)
+    found: concurrent.futures.Future[Sequence[AddressInfo]] = concurrent.futures.Future()
 
     def ask() -> None:
-        result: Sequence[AddressInfo] | Exception
-        try:
-            result = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-        except Exception as error:
-            result = error
-        with suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(settle, result)
+        if found.set_running_or_notify_cancel():
+            try:
+                found.set_result(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP))
+            except Exception as error:
+                found.set_exception(error)
 
     threading.Thread(target=ask, name=f"look-up of {host}", daemon=True).start()
-    return await found
+    return await asyncio.wrap_future(found)
 
 
 def _stop(name: _Name) -> None:

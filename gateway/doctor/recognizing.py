@@ -24,6 +24,7 @@ from gateway.backend.questions import (
 from gateway.config.values import nearest, shortened
 from gateway.doctor.asking import Asker
 from gateway.doctor.report import Report, UnusableServerError
+from gateway.doctor.trials import Model
 
 MAX_MODELS = 1000
 """The most models of a server that are looked at."""
@@ -97,7 +98,7 @@ async def _other(asker: Asker, first: Answer, model: str) -> Said:
     if said.dialect:
         return said
     if model:
-        if (await asker.get(_path(model))).status == 200:
+        if (await asker.get(Model(model).path)).status == 200:
             return Said(V2)
         if dialect := await _takes_inferences(asker, model):
             return Said(dialect)
@@ -126,7 +127,7 @@ async def _takes_inferences(asker: Asker, model: str) -> str:
     rows = [[0.1, 0.2, 0.3, 0.4]]
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": rows[0]}
     questions_by_dialect = {
-        V2: (f"{_path(model)}/infer", {"inputs": [tensor]}),
+        V2: (f"{Model(model).path}/infer", {"inputs": [tensor]}),
         TENSORFLOW: (f"/v1/models/{quote(model, safe='')}:predict", {"instances": rows}),
         MLFLOW: ("/invocations", {"inputs": rows}),
     }
@@ -173,7 +174,3 @@ async def _listed(asker: Asker, path: str) -> list[str]:
         return []
     listed = names[:MAX_MODELS] if isinstance(names, list) else []
     return list(dict.fromkeys(name for name in listed if isinstance(name, str) and name))
-
-
-def _path(model: str) -> str:
-    return f"/v2/models/{quote(model, safe='')}"
