@@ -201,15 +201,14 @@ async def show(server: JsonServer, gateway_url: str, admin_url: str) -> bool:
             await _infer_json(client, server.url, image)
             straight_s.append(time.perf_counter() - started)
             started = time.perf_counter()
-            crossed = await _infer_binary(client, gateway_url, image)
+            sent, got, tensor = await _infer_binary(client, gateway_url, image)
             through_s.append(time.perf_counter() - started)
         async with client.get(f"{admin_url}/metrics") as scraped:
             sums = re.findall(r'transcode_seconds_sum{direction="(\w+)"} (\S+)', await scraped.text())
     spent_ms = {direction: float(sum_s) * 1000 / _ROUNDS for direction, sum_s in sums}
     print(f"  JSON, straight to the server  {min(straight_s) * 1000:7.1f} ms  from Python, with tolist and json")
     print(f"  binary, through the gateway   {min(through_s) * 1000:7.1f} ms  and the server still reads JSON\n")
-    sent, got = crossed.sent_header, crossed.reply_header
-    n_bytes, n_back = image.nbytes, len(crossed.tensor)
+    n_bytes, n_back = image.nbytes, len(tensor)
     rows = [
         ("client  -> gateway", sent + n_bytes, f"{sent} of JSON header, {n_bytes:,} of tensor"),
         ("gateway -> server", server.request_bytes, f"JSON, made in {spent_ms['request']:.1f} ms as it was sent"),
@@ -218,17 +217,9 @@ async def show(server: JsonServer, gateway_url: str, admin_url: str) -> bool:
     ]
     for number, (wire, n_crossed, what) in enumerate(rows, 1):
         print(f"  {number}. {wire:<18} {n_crossed:>10,} bytes: {what}")
-    exact = crossed.tensor == image.tobytes()
+    exact = tensor == image.tobytes()
     print(f"\n  bit-exact: {'yes' if exact else 'NO'}\n")
     return exact
-
-
-class _Crossed(NamedTuple):
-    """What an inference in binary has sent and got."""
-
-    sent_header: int
-    reply_header: int
-    tensor: bytes
 
 
 async def _infer_json(client: aiohttp.ClientSession, url: str, image: Image) -> Image:
@@ -239,8 +230,11 @@ async def _infer_json(client: aiohttp.ClientSession, url: str, image: Image) -> 
     return np.array(output["data"], dtype=np.float32).reshape(output["shape"])
 
 
-async def _infer_binary(client: aiohttp.ClientSession, url: str, image: Image) -> _Crossed:
-    """The inference as tritonclient does it. Raises `OSError` with the gateway's words if it fails."""
+async def _infer_binary(client: aiohttp.ClientSession, url: str, image: Image) -> tuple[int, int, bytes]:
+    """The inference as tritonclient does it: the lengths of both headers, and the tensor that comes back.
+
+    Raises `OSError` with the gateway's words if it fails.
+    """
     blob = image.tobytes()
     tensor = {"name": "INPUT0", "shape": image.shape, "datatype": "FP32", "parameters": {"binary_data_size": len(blob)}}
     header = orjson.dumps({"inputs": [tensor], "outputs": [{"name": "INPUT0", "parameters": {"binary_data": True}}]})
@@ -250,7 +244,7 @@ async def _infer_binary(client: aiohttp.ClientSession, url: str, image: Image) -
     if response.status != 200:
         raise OSError(f"the gateway answered {response.status}: {body[:200].decode(errors='replace')}")
     reply_header = int(response.headers["Inference-Header-Content-Length"])
-    return _Crossed(len(header), reply_header, body[reply_header:])
+    return len(header), reply_header, body[reply_header:]
 
 
 EXAMPLE = """\

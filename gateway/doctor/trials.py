@@ -11,7 +11,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -195,6 +195,14 @@ class Trials(ABC):
         for size in list(dict.fromkeys(map(int, _SIZE.findall(words))))[:MAX_SIZES]:
             yield (sample(one.name, one.datatype, (*one.shape[:-1], size)),)
 
+    async def outputs_or_none(self, inference: Awaitable[Answer]) -> list[Output] | None:
+        """The outputs in the answer to *inference*; None if that was refused, or if no outputs came."""
+        try:
+            answer = await inference
+            return self.outputs_of(answer) if answer.status == 200 else None
+        except (NoAnswerError, UnreadableError):
+            return None
+
     async def _find_nonfinite(self) -> None:
         """What stands for NaN: `null` wins, which is JSON, unless only the literal comes out as NaN again."""
         comes_back = {}
@@ -202,8 +210,8 @@ class Trials(ABC):
             samples = with_first_value(self.samples, Kind.FLOAT, value)
             if samples is None:
                 return
-            if (is_nan := await self._comes_back_as_nan(samples)) is not None:
-                comes_back[policy] = is_nan
+            if (outputs := await self.outputs_or_none(self.infer(samples))) is not None:
+                comes_back[policy] = has_nan(outputs)
         if not comes_back:
             self._report.note("it refuses NaN in JSON, `null` as well as the literal: the gateway refuses such inputs")
             return
@@ -213,14 +221,6 @@ class Trials(ABC):
         if len(comes_back) == 1:
             words += f", and refuses {other}"
         self._report.advise("nonfinite", policy, words, " if inputs may hold NaN")
-
-    async def _comes_back_as_nan(self, samples: Sequence[Sample]) -> bool | None:
-        """Whether an inference with NaN gives NaN; None if it is refused."""
-        try:
-            answer = await self.infer(samples)
-            return has_nan(self.outputs_of(answer)) if answer.status == 200 else None
-        except (NoAnswerError, UnreadableError):
-            return None
 
 
 class V2Trials(Trials):
@@ -253,11 +253,8 @@ class V2Trials(Trials):
 
     async def reads_binary(self) -> bool:
         """Whether the server itself reads and writes binary tensors."""
-        try:
-            answer = await self.infer_binary(self.samples)
-            return answer.status == 200 and same(outputs_of(answer), self.outputs)
-        except (NoAnswerError, UnreadableError):
-            return False
+        outputs = await self.outputs_or_none(self.infer_binary(self.samples))
+        return outputs is not None and same(outputs, self.outputs)
 
     async def find_settings(self) -> None:
         """See `Trials`."""
@@ -328,12 +325,8 @@ class V2Trials(Trials):
         index = next(index for index, each in enumerate(samples) if each.datatype == "BYTES")
         coded = tuple(base64.b64encode(str(value).encode()).decode() for value in samples[index].values)
         marked = replaced(samples, index, replace(samples[index], values=coded, content_type="base64"))
-        try:
-            answers = [await self.infer(each) for each in (samples, marked)]
-            decodes = all(each.status == 200 for each in answers) and same(*map(outputs_of, answers))
-        except (NoAnswerError, UnreadableError):
-            decodes = False
-        if decodes:
+        plain, decoded = [await self.outputs_or_none(self.infer(each)) for each in (samples, marked)]
+        if plain is not None and decoded is not None and same(plain, decoded):
             self._report.note("it reads base64 for BYTES that are not text: `bytes: base64`")
             self._report.note(
                 "its model then gets bytes, and text only where the client names a `content_type` like `str`"
