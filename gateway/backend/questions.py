@@ -111,7 +111,7 @@ class NoAnswerError(GatewayError):
     """A server gave no answer, or none in HTTP; the cause is the connection's error, if there is one."""
 
     def __init__(self, kind: ErrorKind, message: str, why: str) -> None:
-        """*why* says it without the names of the server and of the question."""
+        """*why* there is no answer, without the names of the server and of the question, which *message* has."""
         super().__init__(kind, message, sent=False)
         self.why = why
 
@@ -147,7 +147,7 @@ class Asker:
     ) -> None:
         """*fields* are sent with each question, and of each answer's body at most *max_bytes* are read.
 
-        *within_s* is how long an answer may take, however long if it is None. *connections* gives the connections.
+        *within_s* is how long an answer may take; None: however long. *connections* opens the connections.
         """
         self.endpoint = endpoint
         self._connections = connections
