@@ -39,7 +39,7 @@ from gateway.backend.resolving import look_up, usable_addresses
 from gateway.backend.speaking import AUTO, NEVER
 from gateway.certificates import TlsContext, uses_tls
 from gateway.config import Backend, Config
-from gateway.config.values import shortened
+from gateway.config.values import first_of, shortened
 from gateway.errors import ConfigError, ErrorKind, GatewayError
 from gateway.policy.crossing import BackendHeaders
 
@@ -136,8 +136,7 @@ class FirstLook:
             if finding is not None:
                 urls_by_finding.setdefault(finding, []).append(f"{endpoint.url}{endpoint.base_path}")
         for finding, where in urls_by_finding.items():
-            more = f" and {len(where) - MAX_SHOWN} more" if len(where) > MAX_SHOWN else ""
-            log.log(finding.level, "backend %r: %s%s: %s", name, ", ".join(where[:MAX_SHOWN]), more, finding.words)
+            log.log(finding.level, "backend %r: %s: %s", name, first_of(where, MAX_SHOWN), finding.words)
 
     async def _look(self, name: str, backend: Backend, endpoint: Endpoint) -> Finding | None:
         """What is found at *endpoint*; None if there is nothing to say."""

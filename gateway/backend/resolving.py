@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.backend.endpoints import Endpoint, EndpointSet
+from gateway.config.values import first_of
 
 REPEAT_S = 1.0
 """How soon a name is looked up again after a failure, or when nobody answers at its addresses.
@@ -174,7 +175,7 @@ class Names:
         name.error = reason
         name.n_failures += 1
         if name.n_failures == 1:
-            shown = _shown(name.addresses)
+            shown = first_of(name.addresses, SHOWN_ADDRESSES)
             result = f"its last known addresses stay in use: {shown}" if shown else "requests to it get 503 until then"
             log.warning("backend %r: %s; %s", self._backend, reason, result)
 
@@ -187,8 +188,8 @@ class Names:
             if is_known:
                 self._replace()
             if is_known and (before or had_failed or _are_endpoints(name.addresses)):
-                shown = _shown(name.addresses)
-                was = f" (before: {_shown(before)})" if before else ""
+                shown = first_of(name.addresses, SHOWN_ADDRESSES)
+                was = f" (before: {first_of(before, SHOWN_ADDRESSES)})" if before else ""
                 cut = f"; of {n_found} addresses {MAX_ADDRESSES} are used" if n_found > MAX_ADDRESSES else ""
                 log.info("backend %r: the host name %r resolves to %s%s%s", self._backend, name.host, shown, was, cut)
         elif had_failed:
@@ -308,8 +309,3 @@ def _text(info: AddressInfo) -> str:
 def _info(address: str, port: int) -> AddressInfo:
     family = socket.AF_INET if _parsed(address).version == 4 else socket.AF_INET6
     return (family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port))
-
-
-def _shown(addresses: tuple[str, ...]) -> str:
-    more = len(addresses) - SHOWN_ADDRESSES
-    return ", ".join(addresses[:SHOWN_ADDRESSES]) + (f" and {more} more" if more > 0 else "")

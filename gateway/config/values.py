@@ -9,7 +9,7 @@ import ipaddress
 import math
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
@@ -56,6 +56,12 @@ def shortened(text: str) -> str:
     """*text* as a message may repeat it: cut, printable, and without the credentials and the query of a URL."""
     cut = _cut(text)
     return cut if cut.isprintable() else cut.encode("unicode_escape").decode("ascii")
+
+
+def first_of(texts: Sequence[str], most: int) -> str:
+    """The first *most* of *texts*, as one line lists them, and how many more there are."""
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return f"{', '.join(texts[:most])}{more}"
 
 
 def shown(value: object) -> str:

@@ -7,7 +7,7 @@ the server speaks (`recognizing`).
 import asyncio
 import re
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from gateway.backend.questions import Answer, NoAnswerError
 from gateway.backend.resolving import at_addresses
 from gateway.certificates import expiry_of
 from gateway.config import for_backend
-from gateway.config.values import shortened
+from gateway.config.values import first_of, shortened
 from gateway.doctor.asking import ASK_S, Asker
 from gateway.doctor.given import endpoint_of
 from gateway.doctor.report import Report, UnusableServerError
@@ -137,7 +137,7 @@ async def _looked_up(endpoint: Endpoint, report: Report) -> Endpoint:
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no name for a host"
         raise UnusableServerError(f"the name {host} cannot be looked up: {reason}") from None
-    report.ok(f"{host} is {_listed(found.addresses)}")
+    report.ok(f"{host} is {first_of(found.addresses, MAX_SHOWN)}")
     endpoints = at_addresses(endpoint, found.addresses)
     if len(endpoints) > 1:
         report.note(
@@ -148,19 +148,11 @@ async def _looked_up(endpoint: Endpoint, report: Report) -> Endpoint:
         reasons = await asyncio.gather(*map(_why_unreachable, endpoints))
         for address, reason in zip(found.addresses, reasons, strict=True):
             dead.setdefault(reason, []).append(address)
-        if "" in dead:  # with none that answers, the next question says why
-            for reason, those in list(dead.items()):
-                if reason:
-                    report.problem(
-                        f"no connection to {_listed(those)}: {reason}. As long as that lasts, the gateway asks the "
-                        "others"
-                    )
+        if dead.pop("", None):  # with none that answers, the next question says why
+            for reason, those in dead.items():
+                to = first_of(those, MAX_SHOWN)
+                report.problem(f"no connection to {to}: {reason}. As long as that lasts, the gateway asks the others")
     return found
-
-
-def _listed(addresses: Sequence[str]) -> str:
-    more = f" and {len(addresses) - MAX_SHOWN} more" if len(addresses) > MAX_SHOWN else ""
-    return f"{', '.join(addresses[:MAX_SHOWN])}{more}"
 
 
 async def _why_unreachable(endpoint: Endpoint) -> str:

@@ -21,7 +21,7 @@ from gateway.backend.questions import (
     said_after,
     said_of_v2,
 )
-from gateway.config.values import nearest, shortened
+from gateway.config.values import first_of, nearest, shortened
 from gateway.doctor.asking import Asker
 from gateway.doctor.report import Report, UnusableServerError
 from gateway.doctor.trials import Model
@@ -148,8 +148,7 @@ async def choose_model(asker: Asker, dialect: str, asked_for: str, report: Repor
     models: list[str] = []
     for path in _LISTS[dialect]:
         models = models or await _listed(asker, path)
-    more = f" and {len(models) - MAX_SHOWN} more" if len(models) > MAX_SHOWN else ""
-    shown = ", ".join(map(shortened, models[:MAX_SHOWN])) + more
+    shown = first_of([*map(shortened, models)], MAX_SHOWN)
     if asked_for:
         if not models or asked_for in models:
             return asked_for
