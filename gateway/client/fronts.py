@@ -20,13 +20,13 @@ from gateway.errors import ConfigError
 def grpc_problems(config: Config) -> Iterator[tuple[str, str]]:
     """What keeps `grpc` from working: the path of the key, and the reason."""
     if config.grpc is not None and not has_grpc():
-        yield "grpc", "needs h2 and protobuf, which are not installed: pip install 'tensor-gateway[grpc]'"
+        yield "grpc", "needs hpack and protobuf, which are not installed: pip install 'tensor-gateway[grpc]'"
 
 
 def has_grpc() -> bool:
     """Whether the extra `grpc` is installed."""
     try:
-        return all(map(find_spec, ("h2", "google.protobuf")))
+        return all(map(find_spec, ("hpack", "google.protobuf")))
     except ModuleNotFoundError:
         return False
 

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from gateway.client.grpc import inference
 from gateway.client.grpc.connection import GrpcConnection
+from gateway.client.grpc.heads import encoded
 from gateway.client.grpc.messages import CLASSES
 from gateway.client.grpc.stream import Message
 from gateway.client.request import ClientRequest
@@ -108,13 +109,13 @@ async def serve_anything(request: ClientRequest) -> None:
             while chunk := await message.read_more():
                 n_bytes += len(chunk)
         if not stream.is_answered:
-            stream.begin([(":status", "200")])
+            stream.begin(encoded([(":status", "200")]))
         await stream.write([bytes(n_bytes)], cast(Any, SimpleNamespace(breathe=lambda: asyncio.sleep(0))))
         stream.flush()
     except GatewayError as error:
         assert str(error)
     if request.path.endswith("ModelInfer") and not stream.is_closed:
-        stream.finish([("grpc-status", "0")])
+        stream.finish(encoded([("grpc-status", "0")]))
 
 
 def fuzz_frames(data: Provider) -> None:
@@ -162,7 +163,8 @@ async def _connection(data: Provider) -> None:
             await asyncio.sleep(0)
     assert not failures, failures
     assert not connection._streams
-    assert not connection._begun
+    assert not connection._receiver.head_bytes
+    assert not connection._receiver.message_bytes
     assert held[0] == 0, held
 
 

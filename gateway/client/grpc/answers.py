@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from gateway.client.grpc.frames import Buffer
 from gateway.client.grpc.inference import (
     CONTENTS,
     LENGTH,
@@ -15,7 +16,6 @@ from gateway.client.grpc.inference import (
     NUMBERS,
     STEP_FIELDS,
     TYPED,
-    Buffer,
     varint,
 )
 from gateway.client.grpc.messages import CLASSES

@@ -34,7 +34,7 @@ class HeaderTooLargeError(GatewayError):
 class GrpcBody(ClientBody):
     """The body of one call."""
 
-    __slots__ = ("_asked", "_call", "_encoding", "_limits", "_message", "infer")
+    __slots__ = ("_asked", "_call", "_encoding", "_limits", "_message", "deadline_s", "infer")
 
     def __init__(
         self,
@@ -57,6 +57,8 @@ class GrpcBody(ClientBody):
         self._asked = b""
         self.infer: InferMessage | None = None
         """What an inference asks for, once it was read."""
+        self.deadline_s = request.deadline_s
+        """When the client gives up, by the loop's clock."""
 
     async def find_target(self) -> None:
         """Read the message, and say in the request what it asks for. Raises `GatewayError`."""
@@ -71,6 +73,7 @@ class GrpcBody(ClientBody):
             message = memoryview(b"".join([chunk async for chunk in super().chunks()]))
         else:
             message = await super().read()
+        self.check_alone()
         try:
             if call is None:
                 await self._find_inference(message)
@@ -82,6 +85,10 @@ class GrpcBody(ClientBody):
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed message: {error}") from None
         if request.deadline_s is not None and asyncio.get_running_loop().time() >= request.deadline_s:
             raise GatewayError(ErrorKind.TIMEOUT, DEADLINE_WORDS)
+
+    def check_alone(self) -> None:
+        """See `Message.check_alone`."""
+        self._message.check_alone()
 
     def _find_call(self, call: Call, message: memoryview) -> None:
         """Read the *message* of a call without tensors. Raises `CodecError` and `DecodeError`."""

@@ -1,17 +1,18 @@
-"""A client's connection of HTTP/2: its frames, its streams, its windows, and how it ends.
+"""A client's connection of HTTP/2 (RFC 9113): its streams, its windows, and how it ends.
 
-`h2` knows the protocol: it keeps the state of the connection and of each stream, and refuses what breaks RFC 9113. Here
-is what it leaves to its user: how much work one client may ask for at once, how much may wait, which streams are
-served, and when a connection is too old, too slow or too busy with nothing. The bounds, by what they are against:
+Here is what each frame does, and how much work one client may ask for. The bounds, by what they are against:
 
-    many streams            128 at once; the library refuses more
-    frames without work     `frames.Patience`: pings, settings, priorities, resets and empty frames
-    one turn of the loop    `TURN_S` of parsing, then others run; nothing is read meanwhile
-    fields                  `limits.head`, and 128 of them (`serving`); of all streams together `HEADS_BYTES`
+    many streams            128 at once; others are refused
+    frames without work     `frames.Patience`: pings, settings, priorities, resets, empty frames, and unknown ones
+    one turn of the loop    `TURN_S` of frames, then others run; nothing is read meanwhile
+    fields                  `limits.head`, and 128 of them (`heads`); of all streams together `HEADS_BYTES`
     unread messages         a window of 64 KiB a stream until its message is admitted; all of it is counted
     replies nobody reads    `limits.client_idle`, as with HTTP/1.1; nothing more is read while replies wait
 
-Not here: one stream (`stream`), and what calls mean (`serving`, `calls`).
+What breaks HTTP/2 ends the connection, but for what concerns one stream alone. Frames for streams that have ended are
+on their way when they end: they are passed over, and their bytes given back to the window of the connection.
+
+Not here: one stream (`stream`), what frames look like (`frames`), and what calls mean (`serving`, `calls`).
 """
 
 import asyncio
@@ -19,30 +20,15 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from h2.errors import ErrorCodes
-from h2.events import (
-    DataReceived,
-    Event,
-    PingReceived,
-    PriorityUpdated,
-    RemoteSettingsChanged,
-    RequestReceived,
-    StreamEnded,
-    StreamReset,
-    UnknownFrameReceived,
-    WindowUpdated,
-)
-from h2.exceptions import ProtocolError
-from hyperframe.frame import GoAwayFrame
-
-from gateway.client.grpc.frames import LATE_S, Frames, Patience, begun, bound_table, wrong_port
+from gateway.client.grpc import frames
+from gateway.client.grpc.frames import Code, Frames, Http2Error, Patience, Receiver, Sender
+from gateway.client.grpc.heads import Heads
 from gateway.client.grpc.serving import serve
-from gateway.client.grpc.stream import Buffer, Fields, Stream
-from gateway.client.outgoing import Outgoing, client_left
+from gateway.client.grpc.stream import Begun, Stream
+from gateway.client.outgoing import Outgoing
 from gateway.client.request import Peer, peer_of
 from gateway.client.watching import Connection
 from gateway.config import Limits
-from gateway.errors import CodecError
 from gateway.sockets import has_unread
 
 if TYPE_CHECKING:
@@ -57,8 +43,6 @@ HEADS_BYTES = 1024 * 1024
 UNCOUNTED_BYTES = 4 * 1024
 """A connection that holds no more than this is not counted."""
 
-_USELESS = (PingReceived, PriorityUpdated, RemoteSettingsChanged, StreamReset, UnknownFrameReceived)
-
 log = logging.getLogger("gateway")
 
 
@@ -72,17 +56,18 @@ class GrpcConnection(Connection):
         """None before the connection is open, and when it has ended."""
         self.peer = Peer("unknown", "http")
         self.out = Outgoing()
+        self.sender = Sender()
         self.held_bytes = 0
         """What the owner has counted of what has come and was not taken yet."""
-        self._streams: dict[int, Stream] = {}
-        self._begun: dict[int, tuple[int, float]] = {}  # of each stream: the bytes of its fields, and when they came
+        self._streams: dict[int, Stream] = {}  # until their tasks have ended
+        self._highest = 0  # the last stream that was begun
         self._frames = Frames(int(owner.limits.head))
-        self._waiting_bytes = 0  # of messages, in all streams
-        self._patience = Patience(owner.watcher.time())
+        self._heads = Heads(int(owner.limits.head))
+        self._receiver = Receiver()
+        self.patience = Patience(owner.watcher.time())
         self._idle_since_s = owner.watcher.time()
         self._later: asyncio.Handle | None = None  # goes on with the frames
         self._is_ending = False  # no new stream is served
-        self._h2 = begun(int(owner.limits.head))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is open, with TLS behind the handshake."""
@@ -101,128 +86,161 @@ class GrpcConnection(Connection):
             self._work()
 
     def _work(self) -> None:
-        """Give whole frames to the library, as long as `TURN_S` lasts."""
+        """Take frames, as long as `TURN_S` lasts."""
         self._later = None
-        transport = self.transport
-        if transport is None or transport.is_closing():
-            return
-        if wrong := self._frames.beginning:
-            self._refuse(wrong)
+        if not self.is_open or not (self._frames.has_begun or self._begin()):
             return
         ends_s = time.perf_counter() + TURN_S
         try:
-            while frames := self._frames.next():
-                for event in self._h2.receive_data(frames):
-                    self._take(event)
+            while (frame := self._frames.next()) is not None:
+                self._take(*frame)
                 if time.perf_counter() > ends_s:
                     self._pause()
                     self._later = self.owner.loop.call_soon(self._work)
                     break
-        except (ProtocolError, CodecError) as error:
+        except Http2Error as error:
             log.debug("client %s broke HTTP/2: %s", self.peer.address, error)
-            self._go_away(ErrorCodes.PROTOCOL_ERROR, b"")
+            self._go_away(error.code, str(error))
             return
         self._count()
         self.flush()
         if self._later is None:
             self._read_on()
 
-    def _refuse(self, wrong: bytes) -> None:
-        """What has come is no HTTP/2: say so to a client of HTTP/1.1."""
-        log.warning("client %s: what has come at the port for gRPC is no HTTP/2", self.peer.address)
-        self.out.write(wrong_port(wrong))
-        self._close()
+    def _begin(self) -> bool:
+        """Whether the preface has come; to what is none, and HTTP/1.1, the reply says so."""
+        wrong = self._frames.begin()
+        if wrong:
+            log.warning("client %s: what has come at the port for gRPC is no HTTP/2", self.peer.address)
+            self.out.write(frames.wrong_port(wrong))
+            self._close()
+        elif wrong is None:
+            self.out.write(frames.greeting(int(self.owner.limits.head)))
+        return wrong is None
 
-    def _take(self, event: Event) -> None:
-        """Do what *event* asks for."""
-        if isinstance(event, DataReceived):
-            self._take_data(event)
-        elif isinstance(event, RequestReceived):
-            self._begin(event)
-        elif isinstance(event, StreamEnded):
-            if (stream := self._streams.get(event.stream_id or 0)) is not None:
-                stream.end()
-        elif isinstance(event, WindowUpdated):
-            self._tell_room(event.stream_id)
-        elif isinstance(event, _USELESS):
-            self._take_useless(event)
+    def _take(self, kind: int, flags: int, number: int, payload: memoryview, n_bytes: int) -> None:
+        """Do what a frame asks for, see `frames.Frame`. Raises `Http2Error`."""
+        stream = self._streams.get(number)
+        if stream is None and number > self._highest and kind in (frames.DATA, frames.RST_STREAM, frames.WINDOW_UPDATE):
+            raise Http2Error(Code.PROTOCOL_ERROR, f"a frame of type {kind} on stream {number}, which has not begun")
+        if kind == frames.DATA:
+            self._take_data(stream, payload, n_bytes, is_end=bool(flags & frames.END_STREAM))
+        elif kind == frames.HEADERS:
+            self._take_fields(stream, number, bytes(payload), is_end=bool(flags & frames.END_STREAM))
+        elif kind == frames.WINDOW_UPDATE:
+            self._take_window(stream, number, int.from_bytes(payload) & frames.MAX_WINDOW)
+        else:
+            self._take_useless(kind, flags, stream, payload)
 
-    def _take_useless(self, event: Event) -> None:
-        """Do what *event* asks for, of which a client may send so many only."""
-        now_s = self.time()
-        stream = self._streams.get(event.stream_id or 0) if isinstance(event, StreamReset) else None
-        is_late = stream is not None and now_s - self._begun[stream.number][1] >= LATE_S
-        if not is_late and self._patience.is_over(now_s):
-            self._go_away(ErrorCodes.ENHANCE_YOUR_CALM, b"too_many_pings")
-        elif stream is not None:
-            self.drop(stream)
-        elif isinstance(event, RemoteSettingsChanged):
-            bound_table(self._h2)
-            self._tell_room(0)
+    def _take_useless(self, kind: int, flags: int, stream: Stream | None, payload: memoryview) -> None:
+        """Take a frame of which a client may send so many only. Raises `Http2Error`."""
+        is_late = kind == frames.RST_STREAM and stream is not None and self.time() - stream.begun.at_s >= frames.LATE_S
+        if not is_late:
+            self._suffer()
+        if kind == frames.RST_STREAM and stream is not None:
+            stream.cancel()
+        elif kind == frames.PING and not flags & frames.ACK:
+            self.sender.add(frames.PING, frames.ACK, payload=bytes(payload))
+        elif kind == frames.SETTINGS and not flags & frames.ACK:
+            self._take_settings(payload)
+        elif kind == frames.SETTINGS and payload:
+            raise Http2Error(Code.FRAME_SIZE_ERROR, "settings are acknowledged with others")
 
-    def _take_data(self, event: DataReceived) -> None:
-        stream = self._streams.get(event.stream_id or 0)
-        data, n_bytes = event.data or b"", event.flow_controlled_length or 0
-        if stream is not None and not stream.is_closed:
-            stream.feed(data)
-            self._waiting_bytes += len(data)
-            n_bytes -= len(data)  # the padding
-        if not data and event.stream_ended is None and self._patience.is_over(self.time()):
-            self._go_away(ErrorCodes.ENHANCE_YOUR_CALM, b"empty frames")
-        if n_bytes:
-            self._h2.acknowledge_received_data(n_bytes, event.stream_id or 0)
+    def _suffer(self) -> None:
+        """Count a frame that asks for nothing. Raises `Http2Error` for one too many."""
+        if self.patience.is_over(self.time()):
+            raise Http2Error(Code.ENHANCE_YOUR_CALM, "too_many_pings")
 
-    def _begin(self, event: RequestReceived) -> None:
-        """A call has begun."""
-        number = event.stream_id or 0
-        fields = event.headers or []
-        head_bytes = sum(len(name) + len(value) for name, value in fields)
-        if self._is_ending or sum(n_bytes for n_bytes, _ in self._begun.values()) + head_bytes > HEADS_BYTES:
-            self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
+    def _take_settings(self, payload: memoryview) -> None:
+        growth = self.sender.follow(payload)
+        self.sender.add(frames.SETTINGS, frames.ACK)
+        for stream in self._streams.values():
+            stream.room += growth
+            if stream.room > frames.MAX_WINDOW:
+                raise Http2Error(Code.FLOW_CONTROL_ERROR, "the settings make a window too large")
+            stream.has_room()
+
+    def _take_window(self, stream: Stream | None, number: int, growth: int) -> None:
+        if number and stream is None:
             return
-        self._waiting_bytes += head_bytes
-        self._begun[number] = head_bytes, self.time()
-        stream = self._streams[number] = Stream(self, number)
-        stream.task = self.owner.loop.create_task(serve(self, stream, fields))
+        room = self.sender.window if stream is None else stream.room
+        if not growth or room + growth > frames.MAX_WINDOW:
+            code = Code.FLOW_CONTROL_ERROR if growth else Code.PROTOCOL_ERROR
+            if stream is None:
+                raise Http2Error(code, f"the window of the connection grows by {growth} bytes")
+            stream.fail(code)
+        elif stream is None:
+            self.sender.window += growth
+            for each in self._streams.values():
+                each.has_room()
+        else:
+            stream.room += growth
+            stream.has_room()
+
+    def _take_data(self, stream: Stream | None, data: memoryview, n_bytes: int, *, is_end: bool) -> None:
+        self._receiver.take(n_bytes)
+        if not data and not is_end:
+            self._suffer()
+        if stream is None or stream.is_closed:
+            self._give_back()
+            return
+        stream.window -= n_bytes
+        if stream.window < 0 or stream.is_ended:
+            stream.fail(Code.STREAM_CLOSED if stream.is_ended else Code.FLOW_CONTROL_ERROR)
+            return
+        self._receiver.message_bytes += len(data)
+        stream.feed(data)
+        if is_end:
+            stream.end()
+
+    def _take_fields(self, stream: Stream | None, number: int, block: bytes, *, is_end: bool) -> None:
+        """Begin a call; or its trailers have come, of which gRPC knows none. Raises `Http2Error`."""
+        head = self._heads.read(block)
+        if number <= self._highest:
+            if head.path or not is_end:
+                raise Http2Error(Code.PROTOCOL_ERROR, f"stream {number} begins twice, or behind {self._highest}")
+            self._suffer()
+            if stream is not None:
+                stream.end()
+            return
+        if number % 2 == 0:
+            raise Http2Error(Code.PROTOCOL_ERROR, f"a client begins the stream {number}")
+        self._highest = number
+        if self._is_ending or self._is_full or self._receiver.head_bytes + head.n_bytes > HEADS_BYTES:
+            if not self._is_ending:
+                self._suffer()
+            self.sender.add(frames.RST_STREAM, number=number, payload=Code.REFUSED_STREAM.to_bytes(4))
+            return
+        self._receiver.head_bytes += head.n_bytes
+        stream = self._streams[number] = Stream(self, number, Begun(head.n_bytes, self.time()))
+        if is_end:
+            stream.end()
+        stream.task = self.owner.loop.create_task(serve(self, stream, head))
         stream.task.add_done_callback(lambda _: self._ended(stream))
 
-    def drop(self, stream: Stream) -> None:
-        """The client does not want the answer any more."""
-        stream.close()
-        if stream.task is not None:
-            stream.task.cancel()
-
-    def _tell_room(self, number: int | None) -> None:
-        """The window of the stream *number* has grown, or, with 0, that of all."""
-        for stream in [self._streams.get(number)] if number else list(self._streams.values()):
-            if stream is not None:
-                stream.has_room()
+    @property
+    def _is_full(self) -> bool:
+        """Whether there are as many streams as a client may have; those that have ended do not count."""
+        most, streams = frames.MAX_STREAMS, self._streams
+        return len(streams) >= most and sum(not each.is_closed for each in streams.values()) >= most
 
     def _ended(self, stream: Stream) -> None:
         """The call of *stream* is over."""
-        self._streams.pop(stream.number, None)
-        self._waiting_bytes -= self._begun.pop(stream.number)[0]
-        self._count()
+        del self._streams[stream.number]
+        self._receiver.head_bytes -= stream.begun.head_bytes
         if stream.is_answered:
-            self._patience.earn_by_call()
+            self.patience.earn(frames.EARNED_BY_CALL)
         elif not stream.is_closed:
-            self.reset(stream)
-        self._forget_rest(stream)
+            stream.reset(Code.INTERNAL_ERROR)
+        self.taken(len(stream.unread))  # nobody takes it any more
         if not self._streams:
             self._idle_since_s = self.time()
             if self._is_ending:
                 self._close()
 
-    def _forget_rest(self, stream: Stream) -> None:
-        """Drop what has come on *stream* and nobody takes."""
-        n_bytes = len(stream.unread)
-        if n_bytes:
-            stream.unread.clear()
-            self.taken(stream, n_bytes)
-
     def _count(self) -> None:
         """Tell the owner what this connection holds by now of what has come and was not taken yet."""
-        held_bytes = self._waiting_bytes + self._frames.unread_bytes
+        held_bytes = self._receiver.message_bytes + self._receiver.head_bytes + self._frames.unread_bytes
         if held_bytes <= UNCOUNTED_BYTES:
             held_bytes = 0
         if held_bytes != self.held_bytes and self.transport is not None:
@@ -232,68 +250,30 @@ class GrpcConnection(Connection):
     # For streams
 
     @property
-    def _is_open(self) -> bool:
-        """Whether the connection is neither closed nor about to be: behind an error the library does nothing more."""
+    def is_open(self) -> bool:
+        """Whether the connection is neither closed nor about to be."""
         return self.transport is not None and not self.transport.is_closing()
 
-    def taken(self, stream: Stream, n_bytes: int) -> None:
-        """Of what has come on *stream*, *n_bytes* were taken: the client may send as much again."""
-        self._waiting_bytes -= n_bytes
-        if not self._is_open or not n_bytes:
-            return
-        self._h2.acknowledge_received_data(n_bytes, stream.number)
+    def taken(self, n_bytes: int) -> None:
+        """Of messages, *n_bytes* that had come were taken: the client may send as much again."""
+        self._receiver.message_bytes -= n_bytes
+        self._give_back()
         self._count()
-        self.flush()
 
-    def open_window(self, stream: Stream, n_bytes: int) -> None:
-        """Let the client send *n_bytes* on *stream* before any of it is taken."""
-        if self._is_open and not stream.is_ended:
-            wanted = n_bytes - self._h2.remote_flow_control_window(stream.number)
-            if wanted > 0:
-                self._h2.increment_flow_control_window(wanted, stream.number)
-                self.flush()
-
-    def room(self, stream: Stream) -> int:
-        """How much may be sent on *stream* in one frame. Raises `ConnectionError` when the client left."""
-        if stream.is_closed or not self._is_open:
-            raise client_left()
-        window = self._h2.local_flow_control_window(stream.number)  # below zero where the client has made it smaller
-        return max(0, min(window, self._h2.max_outbound_frame_size))
-
-    def send_data(self, stream: Stream, data: Buffer) -> None:
-        """Make a frame of *data*, for which there is room; `flush` sends it."""
-        self._h2.send_data(stream.number, data)
-        self._patience.earn_by_frame()
-
-    def send_fields(self, stream: Stream, fields: Fields, *, is_end: bool) -> None:
-        """Send *fields*, with which the stream ends if *is_end*. Raises `ConnectionError` when the client left.
-
-        A client that still sends is told that nothing more is read, in one write with the end of the answer (RFC 9113
-        section 8.1): gRPC's C core may take a reset that comes later for a failure of the call.
-        """
-        if stream.is_closed or not self._is_open:
-            raise client_left()
-        self._h2.send_headers(stream.number, fields, end_stream=is_end)
-        if is_end:
-            if not stream.is_ended:
-                self._h2.reset_stream(stream.number, ErrorCodes.NO_ERROR)
+    def _give_back(self) -> None:
+        """Open the connection's window for what is no longer held, if that is much."""
+        if growth := self._receiver.growth():
+            self.sender.add(frames.WINDOW_UPDATE, payload=growth.to_bytes(4))
             self.flush()
 
-    def reset(self, stream: Stream) -> None:
-        """End *stream* without an answer, or in the middle of it."""
-        if not stream.is_closed and self._is_open:
-            stream.is_closed = True
-            self._h2.reset_stream(stream.number, ErrorCodes.INTERNAL_ERROR)
-            self.flush()
+    def flush(self) -> None:
+        """Write the frames that are to be sent."""
+        if self.is_open and (data := self.sender.taken()):
+            self.out.write(data)
 
     def time(self) -> float:
         """The clock by which clients are judged, see `Watcher.time`."""
         return self.owner.watcher.time()
-
-    def flush(self) -> None:
-        """Write what the library has to say."""
-        if self._is_open and (data := self._h2.data_to_send()):
-            self.out.write(data)
 
     # Writing
 
@@ -348,7 +328,7 @@ class GrpcConnection(Connection):
                 slow["header_timeout"] += 1
                 transport.abort()
         elif not self._streams and now_s - self._idle_since_s >= limits.client_keep_alive and not has_unread(transport):
-            self._go_away(ErrorCodes.NO_ERROR, b"")
+            self.end()
         for stream in list(self._streams.values()):
             if limit := stream.look(now_s, limits):
                 slow[limit] += 1
@@ -358,15 +338,13 @@ class GrpcConnection(Connection):
         if self.transport is None or self._is_ending:
             return
         self._is_ending = True
-        # the library would send nothing more on streams that are open
-        frame = GoAwayFrame(0, last_stream_id=self._h2.highest_inbound_stream_id, error_code=ErrorCodes.NO_ERROR)
-        self.out.write(frame.serialize())
+        self.out.write(frames.goaway(self._highest, Code.NO_ERROR))
         if not self._streams:
             self._close()
 
     def end(self) -> None:
         """Serve nothing more, and close."""
-        self._go_away(ErrorCodes.NO_ERROR, b"")
+        self._go_away(Code.NO_ERROR)
 
     def cancel(self) -> "asyncio.Future[Any] | None":
         """Cancel what is served; ends when all of it has."""
@@ -375,14 +353,13 @@ class GrpcConnection(Connection):
             task.cancel()
         return asyncio.gather(*tasks, return_exceptions=True) if tasks else None
 
-    def _go_away(self, code: ErrorCodes, words: bytes) -> None:
+    def _go_away(self, code: Code, words: str = "") -> None:
         """Say that the connection ends, and close it behind what was written."""
-        if not self._is_open:
+        if not self.is_open:
             return
         self._is_ending = True
         self.flush()
-        last = self._h2.highest_inbound_stream_id
-        self.out.write(GoAwayFrame(0, last_stream_id=last, error_code=code, additional_data=words).serialize())
+        self.out.write(frames.goaway(self._highest, code, words))
         self._close()
 
     def _close(self) -> None:
@@ -396,5 +373,5 @@ class GrpcConnection(Connection):
         if self._later is not None:
             self._later.cancel()
         for stream in list(self._streams.values()):
-            self.drop(stream)
+            stream.cancel()
         self.owner.closed(self)

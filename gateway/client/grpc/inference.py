@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from gateway.client.grpc.frames import Buffer
 from gateway.client.grpc.messages import CLASSES, Message
 from gateway.codec import DATATYPES, MAX_RANK, Datatype, HeaderLimits, Kind, label_of
 from gateway.errors import CodecError, TooLargeError
@@ -71,8 +72,6 @@ _TAG_BYTES, _NUMBER_BYTES = 5, 10  # the longest that protobuf reads
 
 Reserve = Callable[[int], None]
 """Asks for so many bytes of memory; may raise to refuse the request."""
-
-Buffer = bytes | memoryview
 
 
 class InferMessage(NamedTuple):

@@ -12,10 +12,12 @@ from urllib.parse import quote
 from gateway.client.grpc.answers import outputs_in_json, write_response
 from gateway.client.grpc.body import GrpcBody, HeaderTooLargeError
 from gateway.client.grpc.calls import Call
+from gateway.client.grpc.frames import Buffer, Code
+from gateway.client.grpc.heads import encoded
 from gateway.client.grpc.inference import varint
 from gateway.client.grpc.messages import CLASSES
 from gateway.client.grpc.statuses import Status, status_of
-from gateway.client.grpc.stream import DEADLINE_WORDS, PREFIX_BYTES, Buffer, Fields, Stream
+from gateway.client.grpc.stream import DEADLINE_WORDS, PREFIX_BYTES, Stream
 from gateway.codec import HEADER_LENGTH, InferAnswer, OutputSelection
 from gateway.errors import CodecError, ErrorKind, GatewayError, TooLargeError, blamed, proxy_status
 from gateway.exchange import Exchange
@@ -26,10 +28,14 @@ from gateway.plan import Plan
 MAX_WORDS = 4096
 """The most bytes of `grpc-message`, as it is encoded: clients refuse answers with more than 8 KiB of fields."""
 
-CONTENT_TYPE = ("content-type", "application/grpc")
+OK_HEAD = b"\x88" + encoded([("content-type", "application/grpc")])  # of the status 200 the static table of HPACK knows
+"""With what every answer of gRPC begins."""
 
+_OK_TRAILERS = encoded([("grpc-status", "0")])
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
-_NO_METADATA = frozenset(("transfer-encoding", "connection", "keep-alive", "trailer", "te", "upgrade", "x-request-id"))
+_NO_METADATA = frozenset(
+    ("transfer-encoding", "connection", "keep-alive", "trailer", "te", "upgrade", "x-request-id", HEADER_LENGTH.lower())
+)
 _NO_METADATA_BEGINNINGS = ("content-", "grpc-")
 _STREAM_ANSWER_TAG = b"\x12"  # `infer_response` of ModelStreamInferResponse
 T = TypeVar("T")
@@ -41,21 +47,13 @@ class GrpcReply:
     """The reply to one call; with the methods that the corridor knows of `Reply`."""
 
     def __init__(
-        self,
-        stream: Stream,
-        exchange: Exchange,
-        body: GrpcBody,
-        *,
-        call: Call | None,
-        deadline_s: float | None,
-        plan: Plan,
+        self, stream: Stream, exchange: Exchange, body: GrpcBody, plan: Plan, *, call: Call | None = None
     ) -> None:
-        """*call* is None for an inference. *deadline_s* is the client's, by the loop's clock."""
+        """*call* is None for an inference."""
         self._stream = stream
         self._exchange = exchange
         self._body = body
         self._call = call
-        self._deadline_s = deadline_s
         self._plan = plan
         self._begun: tuple[int, Pairs] = (0, ())
         self._pieces: list[Buffer] = []
@@ -103,6 +101,7 @@ class GrpcReply:
         if status >= 300:  # errors of servers are raised, and do not come here
             words = f"the backend answered {status}, a redirect, which no client of gRPC can follow"
             raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
+        self._body.check_alone()
         try:
             if self._call is None:
                 message = await self._answer(headers, buffers)
@@ -124,7 +123,7 @@ class GrpcReply:
             return
         exchange.error = error.kind
         if self.has_begun:
-            self._stream.connection.reset(self._stream)
+            self._stream.reset(Code.INTERNAL_ERROR)
             return
         exchange.status = error.status
         if call is not None and call.refused is not None and _is_no(error):
@@ -133,7 +132,7 @@ class GrpcReply:
             self.is_complete = True
             return
         words = error.message
-        deadline_s = self._deadline_s
+        deadline_s = self._body.deadline_s
         if error.kind is ErrorKind.TIMEOUT and deadline_s is not None and _now() >= deadline_s:
             words = exchange.detail = DEADLINE_WORDS
         status = status_of(error.kind, error.status)
@@ -189,18 +188,17 @@ class GrpcReply:
         stream = self._stream
         n_bytes = sum(map(len, message))
         self.has_begun = True
-        stream.begin([(":status", "200"), CONTENT_TYPE, *self._metadata(headers)])
+        stream.begin(OK_HEAD + self._metadata(headers))
         await stream.write([b"\0" + n_bytes.to_bytes(PREFIX_BYTES - 1), *message], Pacer())
-        stream.finish([("grpc-status", "0")])
+        stream.finish(_OK_TRAILERS)
         return n_bytes
 
     async def send_status(self, status: Status, words: str, headers: Pairs) -> None:
         """Send nothing but *status* and *words*. Raises `ConnectionError` when the client left."""
-        fields = [(":status", "200"), CONTENT_TYPE, *self._metadata(headers), *status_fields(status, words)]
         self.has_begun = True
-        self._stream.finish(fields)
+        self._stream.finish(OK_HEAD + self._metadata(headers) + status_fields(status, words))
 
-    def _metadata(self, headers: Pairs) -> Fields:
+    def _metadata(self, headers: Pairs) -> bytes:
         """What crosses of *headers* as metadata, and what every reply has."""
         fields = [
             (lower, value)
@@ -208,23 +206,35 @@ class GrpcReply:
             if (lower := name.lower()) not in _NO_METADATA
             and not lower.startswith(_NO_METADATA_BEGINNINGS)
             and not lower.endswith("-bin")
-            and lower != HEADER_LENGTH.lower()
             and value.isascii()
             and value.isprintable()
         ]
         fields.append(("x-request-id", self._exchange.request_id))
         if self._plan.timing is not None:
             fields.append(("server-timing", self._plan.timing(self._exchange)))
-        return fields
+        return encoded(fields)
 
 
 class StreamedReply(GrpcReply):
     """The reply to one message of `ModelStreamInfer`: one message of several, in the order of the requests."""
 
-    before: "asyncio.Future[None] | None" = None
-    """Is done when the reply to the message before has gone out."""
-    ends_with_errors = False
-    """Whether an error ends the stream with a status (metadata `triton_grpc_error`)."""
+    def __init__(
+        self,
+        stream: Stream,
+        exchange: Exchange,
+        body: GrpcBody,
+        plan: Plan,
+        *,
+        before: "asyncio.Future[None] | None",
+        ends_with_errors: bool,
+    ) -> None:
+        """*before* is done when the reply to the message before has gone out.
+
+        *ends_with_errors*: an error ends the stream with a status (metadata `triton_grpc_error`).
+        """
+        super().__init__(stream, exchange, body, plan)
+        self._before = before
+        self._ends_with_errors = ends_with_errors
 
     def _form(self, is_typed: bool) -> dict[str, bool]:
         return {"is_typed": is_typed, "is_final": True}
@@ -236,15 +246,13 @@ class StreamedReply(GrpcReply):
 
     async def send_status(self, status: Status, words: str, headers: Pairs) -> None:
         """Send *words* as one message of the stream, or end it with *status*."""
-        if not self.ends_with_errors:
+        if not self._ends_with_errors:
             await self._send_next(headers, [_StreamAnswer(error_message=words).SerializeToString()])
             return
         await self._turn()
         if not self._stream.is_closed:
-            fields = status_fields(status, words)
-            if not self._stream.is_answered:
-                fields = [(":status", "200"), CONTENT_TYPE, *self._metadata(headers), *fields]
-            self._stream.finish(fields)
+            head = b"" if self._stream.is_answered else OK_HEAD + self._metadata(headers)
+            self._stream.finish(head + status_fields(status, words))
 
     async def _send_next(self, headers: Pairs, message: list[Buffer]) -> int:
         await self._turn()
@@ -252,22 +260,22 @@ class StreamedReply(GrpcReply):
         n_bytes = sum(map(len, message))
         self.has_begun = True
         if not stream.is_answered:
-            stream.begin([(":status", "200"), CONTENT_TYPE, *self._metadata(headers)])
+            stream.begin(OK_HEAD + self._metadata(headers))
         await stream.write([b"\0" + n_bytes.to_bytes(PREFIX_BYTES - 1), *message], Pacer())
         stream.flush()
         return n_bytes
 
     async def _turn(self) -> None:
-        if self.before is not None:
-            await asyncio.shield(self.before)
+        if self._before is not None:
+            await asyncio.shield(self._before)
 
 
-def status_fields(status: Status, words: str) -> Fields:
-    """The trailers that say *status*."""
+def status_fields(status: Status, words: str) -> bytes:
+    """The trailers that say *status*, as HPACK."""
     words = words[:MAX_WORDS]
     while len(message := quote(words.encode(errors="replace"), safe=_PRINTABLE)) > MAX_WORDS:
         words = words[: len(words) * MAX_WORDS // len(message)]
-    return [("grpc-status", str(int(status))), ("grpc-message", message)]
+    return encoded([("grpc-status", str(int(status))), ("grpc-message", message)])
 
 
 def _is_no(error: GatewayError) -> bool:

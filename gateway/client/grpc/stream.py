@@ -6,8 +6,10 @@ what messages mean.
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
 
+from gateway.client.grpc.frames import EARNED_BY_FRAME, RST_STREAM, STREAM_WINDOW, WINDOW_UPDATE, Buffer, Code
 from gateway.client.outgoing import client_left, wake
 from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
@@ -34,36 +36,64 @@ FLUSH_BYTES = 16 * 1024
 
 DEADLINE_WORDS = "the client's deadline (grpc-timeout) is over"
 
-Buffer = bytes | memoryview
-Fields = list[tuple[str, str]]
+
+class Begun(NamedTuple):
+    """What is known of a stream from its beginning."""
+
+    head_bytes: int
+    at_s: float
+
+
+class State(IntEnum):
+    """How far the answer on a stream has come."""
+
+    WAITING = 0
+    ANSWERED = 1
+    """Headers have gone out."""
+    FINISHED = 2
+    """The end has gone out."""
+    RESET = 3
+    """Nothing more can go out, without an end: the client left, or the gateway has given up."""
 
 
 class Stream:
     """What comes on a stream, and who waits for it; what goes out on it."""
 
-    def __init__(self, connection: "GrpcConnection", number: int) -> None:
+    def __init__(self, connection: "GrpcConnection", number: int, begun: Begun) -> None:
         """*number* is the stream's in HTTP/2."""
         self.connection = connection
         self.number = number
+        self.begun = begun
         self.unread = bytearray()
         """What has come and was not taken yet; no more than the stream's window."""
         self.is_ended = False
         """Whether the client sends nothing more."""
-        self.is_answered = False
-        """Whether headers have gone out."""
-        self.is_closed = False
-        """Whether nothing more can go out: the end has gone out, or the stream was reset."""
+        self.window = STREAM_WINDOW
+        """How much the client may send."""
+        self.room = connection.sender.initial_window
+        """How much the client has room for; below zero where it has made its window smaller."""
+        self.state = State.WAITING
         self.task: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None  # of `more`
-        self._window: asyncio.Future[None] | None = None  # of `write`, until the client has room
+        self._room_waiter: asyncio.Future[None] | None = None  # of `write`
         self._upload = Upload()  # of the message that comes
         self._backlog: Backlog | None = None  # while a reply waits for room, to its end
         self._written_bytes = 0
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether headers have gone out."""
+        return self.state is State.ANSWERED or self.state is State.FINISHED
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more can go out."""
+        return self.state >= State.FINISHED
+
     # What comes
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: Buffer) -> None:
         """Keep *data*, which has come."""
         self.unread += data
         self._upload.received_bytes += len(data)
@@ -74,35 +104,37 @@ class Stream:
         self.is_ended = True
         wake(self._waiter)
 
-    def fail(self, error: Exception) -> None:
+    def break_off(self, error: Exception) -> None:
         """Let whoever reads, now or next, get *error*."""
         self._failure = error
         wake(self._waiter)
 
-    def close(self) -> None:
-        """The stream is gone: nothing more comes or goes."""
-        self.is_closed = True
-        self.fail(client_left())
-        wake(self._window)
-
-    def take(self, n_bytes: int) -> bytes:
-        """At most *n_bytes* of what has come, which the client may replace with more. Raises what `fail` was told."""
+    def take(self, n_bytes: int) -> bytearray:
+        """At most *n_bytes* of what has come. Raises what `break_off` was told."""
         if self._failure is not None:
             raise self._failure.with_traceback(None)
-        taken = bytes(self.unread[:n_bytes])
-        del self.unread[:n_bytes]
-        self.connection.taken(self, len(taken))
+        taken = self.unread
+        if len(taken) > n_bytes:
+            self.unread = taken[n_bytes:]
+            del taken[n_bytes:]
+        else:
+            self.unread = bytearray()
+        self.connection.taken(len(taken))
         return taken
 
-    async def more(self, *, is_idle: bool = False) -> None:
-        """Wait until more has come, or the end; the client may take its time if it *is_idle*.
+    async def more(self, n_bytes: int, *, is_idle: bool = False) -> None:
+        """Wait until more has come, of *n_bytes* that are welcome, or the end.
 
-        Raises what `fail` was told.
+        The client may take its time if it *is_idle*. Raises what `break_off` was told.
         """
         if self._failure is not None:
             raise self._failure.with_traceback(None)
         if self.is_ended:
             return
+        n_bytes = min(n_bytes, OPEN_BYTES)
+        if self.window * 2 < n_bytes:
+            self._send(WINDOW_UPDATE, n_bytes - self.window)
+            self.window = n_bytes
         if not is_idle:
             self._upload.begin_waiting(self.connection.time())
         self._waiter = asyncio.get_running_loop().create_future()
@@ -114,40 +146,29 @@ class Stream:
         if self._failure is not None:
             raise self._failure.with_traceback(None)
 
-    def expect(self, n_bytes: int) -> None:
-        """Let the client send faster, now that *n_bytes* of a message are welcome."""
-        self.connection.open_window(self, min(n_bytes, OPEN_BYTES))
-
     def forgive(self) -> None:
         """Judge the client's speed anew: between two messages of a stream it may take its time."""
         self._upload = Upload()
 
     def look(self, now_s: float, limits: Limits) -> str:
         """End the call if the client is too slow; the limit that says so, empty if none does."""
-        if self._is_sent_too_slowly(now_s, limits.body_timeout):
+        if words := self._upload.find_slowness(now_s, limits.body_timeout):
+            words = f"the client sent its message too slowly: {words} (limits.body_timeout)"
+            self.break_off(GatewayError(ErrorKind.SLOW_CLIENT, words))
             return "body_timeout"
         if self._backlog is None or not self._backlog.find_slowness(self._written_bytes, now_s, limits.client_idle):
             return ""
         self.connection.out.cut_reason = "the client read its reply too slowly (limits.client_idle)"
-        self.connection.reset(self)
-        self.connection.drop(self)
+        self.fail(Code.INTERNAL_ERROR)
         return "client_idle"
-
-    def _is_sent_too_slowly(self, now_s: float, limit_s: float) -> bool:
-        """As `Served.fail_if_slow`."""
-        words = self._upload.find_slowness(now_s, limit_s)
-        if words is None:
-            return False
-        words = f"the client sent its message too slowly: {words} (limits.body_timeout)"
-        self.fail(GatewayError(ErrorKind.SLOW_CLIENT, words))
-        return True
 
     # What goes out
 
-    def begin(self, fields: Fields) -> None:
-        """Send the headers of an answer. Raises `ConnectionError` when the client left."""
-        self.connection.send_fields(self, fields, is_end=False)
-        self.is_answered = True
+    def begin(self, fields: bytes) -> None:
+        """Send the headers of an answer, *fields* as HPACK. Raises `ConnectionError` when the client left."""
+        self._check_open()
+        self.connection.sender.add_fields(self.number, fields, is_end=False)
+        self.state = State.ANSWERED
 
     async def write(self, buffers: Sequence[Buffer], pacer: Pacer) -> None:
         """Send *buffers* in frames as the client has room; the last of them go out with `flush` or `finish`.
@@ -157,15 +178,11 @@ class Stream:
         for piece in _pieces(buffers):
             at = 0
             while at < len(piece):
-                room = self.connection.room(self)
-                if not room:
+                part = self._send_data(piece[at:] if at else piece)
+                if not part:
                     self.flush()
                     await self._wait_for_room()
-                    continue
-                part = piece[at : at + room]
-                self.connection.send_data(self, part)
-                self._written_bytes += len(part)
-                at += room
+                at += part
             if len(piece) >= FLUSH_BYTES:
                 self.flush()
                 await pacer.breathe()
@@ -173,29 +190,80 @@ class Stream:
                 await self.connection.out.drain()
         self._backlog = None
 
-    def flush(self) -> None:
-        """Send what was written. Raises `ConnectionError` when the client left."""
-        self.connection.flush()
+    def _send_data(self, data: Buffer) -> int:
+        """Make a frame of as much of *data* as there is room for; how much."""
+        self._check_open()
+        n_bytes = min(self.connection.sender.room(self.room), len(data))
+        if n_bytes:
+            self.room -= n_bytes
+            self._written_bytes += n_bytes
+            self.connection.sender.add_data(self.number, data[:n_bytes])
+            self.connection.patience.earn(EARNED_BY_FRAME)
+        return n_bytes
 
     async def _wait_for_room(self) -> None:
-        self._window = asyncio.get_running_loop().create_future()
+        self._room_waiter = asyncio.get_running_loop().create_future()
         if self._backlog is None:
             self._backlog = Backlog(self._written_bytes, self.connection.time())
-        await self._window
-
-    def finish(self, fields: Fields) -> None:
-        """Send the trailers, or all that there is where no headers have gone out; the stream is over then.
-
-        What the client still sends is not read. Raises `ConnectionError` when the client left.
-        """
-        self.connection.send_fields(self, fields, is_end=True)
-        self.is_answered = self.is_closed = True
-        if not self.is_ended:
-            self.end()
+        await self._room_waiter
 
     def has_room(self) -> None:
         """The client can take more."""
-        wake(self._window)
+        wake(self._room_waiter)
+
+    def flush(self) -> None:
+        """Send what was written."""
+        self.connection.flush()
+
+    def finish(self, fields: bytes) -> None:
+        """Send the trailers, or all that there is where no headers have gone out; the stream is over then.
+
+        A client that still sends is told that nothing more is read, in one write with the end of the answer (RFC 9113
+        section 8.1): gRPC's C core may take a reset that comes later for a failure of the call. Raises
+        `ConnectionError` when the client left.
+        """
+        self._check_open()
+        self.connection.sender.add_fields(self.number, fields, is_end=True)
+        self.state = State.FINISHED
+        if not self.is_ended:
+            self._send(RST_STREAM, Code.NO_ERROR)
+            self.end()
+        self.flush()
+
+    def _check_open(self) -> None:
+        if self.is_closed or not self.connection.is_open:
+            raise client_left()
+
+    def _send(self, kind: int, number: int) -> None:
+        """Send a frame with nothing but a *number*."""
+        self.connection.sender.add(kind, number=self.number, payload=number.to_bytes(4))
+        self.flush()
+
+    # The end
+
+    def reset(self, code: Code) -> None:
+        """End the stream without an answer, or in the middle of it."""
+        if not self.is_closed:
+            self._send(RST_STREAM, code)
+        self.close()
+
+    def close(self) -> None:
+        """The stream is gone: nothing more comes or goes."""
+        if not self.is_closed:
+            self.state = State.RESET
+        self.break_off(client_left())
+        wake(self._room_waiter)
+
+    def cancel(self) -> None:
+        """The client does not want the answer any more."""
+        self.close()
+        if self.task is not None:
+            self.task.cancel()
+
+    def fail(self, code: Code) -> None:
+        """End the stream, and what serves it, for what the client has done."""
+        self.reset(code)
+        self.cancel()
 
 
 class Message:
@@ -223,7 +291,7 @@ class Message:
                 if not stream.unread:
                     return False
                 raise _cut_off(len(stream.unread), PREFIX_BYTES)
-            await stream.more(is_idle=self._is_one_of_many and not stream.unread)
+            await stream.more(STREAM_WINDOW, is_idle=self._is_one_of_many and not stream.unread)
         prefix = stream.take(PREFIX_BYTES)
         if prefix[0] > 1:
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, "malformed message: its first byte must be 0 or 1")
@@ -241,7 +309,7 @@ class Message:
         """Whether all of it was read."""
         return self.length is not None and not self._left
 
-    def read_arrived(self) -> bytes:
+    def read_arrived(self) -> Buffer:
         """What has come of it, possibly nothing. Raises as `read_more` does."""
         taken = self.stream.take(self._left)
         self._left -= len(taken)
@@ -249,27 +317,30 @@ class Message:
             wake(self._read)
         return taken
 
-    async def read_more(self) -> bytes:
+    async def read_more(self) -> Buffer:
         """What has come of it; waits if that is nothing; empty at the end. To be called when it was admitted.
 
         Raises `GatewayError`, MALFORMED_REQUEST where it is cut off and SLOW_CLIENT where it comes too slowly
         (`limits.body_timeout`); `ConnectionError` if the client left.
         """
         stream = self.stream
-        if self._left:
-            stream.expect(self._left - len(stream.unread))
         while self._left:
             if chunk := self.read_arrived():
                 return chunk
             if stream.is_ended:
                 assert self.length is not None
                 raise _cut_off(self.length - self._left, self.length)
-            await stream.more()
+            await stream.more(self._left)
         return b""
+
+    def check_alone(self) -> None:
+        """Raise `GatewayError` if another message has come behind the only one that the call may have."""
+        if self.stream.unread and not self._is_one_of_many:
+            raise GatewayError(ErrorKind.MALFORMED_REQUEST, "the call has more than one message")
 
     def fail(self, error: Exception) -> None:
         """Let whoever reads get *error*."""
-        self.stream.fail(error)
+        self.stream.break_off(error)
 
     def wait_until_read(self) -> "asyncio.Future[None]":
         """Is done when all of it was read."""
