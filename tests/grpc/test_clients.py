@@ -11,8 +11,9 @@ import pytest
 import tritonclient.grpc as sync
 import tritonclient.grpc.aio as triton
 from aiohttp import web
+from google.protobuf import json_format
+from tritonclient.grpc import model_config_pb2, service_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, serialize_byte_tensor
 
 from gateway.demo import JsonServer
@@ -181,11 +182,11 @@ def answering_json(answer: object, status: int = 200) -> Any:
 
 
 class serving_app:  # noqa: N801
-    """A server on the loopback interface in which *handle* answers every POST; its URL."""
+    """A server on the loopback interface in which *handle* answers every POST, or *method*; its URL."""
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any, method: str = "POST") -> None:
         app = web.Application(client_max_size=2**30)
-        app.router.add_post("/{path:.*}", handle)
+        app.router.add_route(method, "/{path:.*}", handle)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
 
     async def __aenter__(self) -> str:
@@ -271,6 +272,54 @@ async def test_calls_for_operators_are_those_of_http() -> None:
         await runner.cleanup()
     load = next(body for _, path, body in asked if path.endswith("/load"))
     assert json.loads(load) == {"parameters": {"config": '{"backend": "x"}', "file:1/model": "AP8="}}
+
+
+RICH_CONFIG = {
+    "name": "m",
+    "platform": "ensemble",
+    "version_policy": {"specific": {"versions": [1, 3]}},
+    "max_batch_size": 8,
+    "input": [{"name": "x", "data_type": "TYPE_FP32", "format": "FORMAT_NCHW", "dims": [3], "reshape": {"shape": []}}],
+    "batch_input": [{"kind": "BATCH_ELEMENT_COUNT", "target_name": ["n"], "data_type": "TYPE_INT32"}],
+    "optimization": {"priority": "PRIORITY_MAX", "cuda": {"graph_spec": [{"input": {"x": {"dim": ["3"]}}}]}},
+    "instance_group": [{"kind": "KIND_CPU", "count": 2, "gpus": [], "profile": ["p"]}],
+    "model_warmup": [{"name": "w", "batch_size": 1, "inputs": {"x": {"dims": [3], "random_data": True}}}],
+    "model_transaction_policy": {"decoupled": True},
+    "response_cache": {"enable": True},
+}
+SCHEDULING: dict[str, object] = {
+    "sequence_batching": {
+        "oldest": {"max_candidate_sequences": 4, "preferred_batch_size": [2]},
+        "control_input": [{"name": "a", "control": [{"kind": "CONTROL_SEQUENCE_START", "fp32_false_true": [0, 1]}]}],
+        "state": [{"input_name": "s", "initial_state": [{"data_type": "TYPE_INT8", "dims": [1], "zero_data": True}]}],
+    },
+    "ensemble_scheduling": {"step": [{"model_name": "a", "model_version": -1, "input_map": {"x": "y"}}]},
+    "dynamic_batching": {"preferred_batch_size": [4], "priority_queue_policy": {"1": {"timeout_action": "DELAY"}}},
+}
+RICH_STATISTICS = {
+    "model_stats": [
+        {
+            "name": "m",
+            "inference_stats": {"success": {"count": 3, "ns": "900"}},
+            "memory_usage": [{"type": "GPU", "id": 1, "byte_size": 2**40}],
+            "response_stats": {"0": {"success": {"count": 1, "ns": 5}}},
+        }
+    ]
+}
+
+
+@pytest.mark.parametrize("scheduling", SCHEDULING)
+async def test_every_field_of_a_configuration_and_of_statistics_crosses(scheduling: str) -> None:
+    said = {**RICH_CONFIG, scheduling: SCHEDULING[scheduling]}
+
+    async def handle(request: web.Request) -> web.Response:
+        return web.json_response(said if request.path.endswith("/config") else RICH_STATISTICS)
+
+    async with serving_app(handle, "GET") as url, serving(url) as (_, client):
+        config = (await client.get_model_config("m")).config
+        statistics = await client.get_inference_statistics("m")
+    assert config == json_format.ParseDict(said, model_config_pb2.ModelConfig())
+    assert statistics == json_format.ParseDict(RICH_STATISTICS, pb.ModelStatisticsResponse())
 
 
 async def test_a_model_that_the_server_does_not_know_is_not_ready() -> None:

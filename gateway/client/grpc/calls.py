@@ -68,7 +68,7 @@ def _change(action: str) -> Callable[[Message], Ask]:
         parameters: dict[str, Any] = {}
         for name in message.parameters:
             parameter = message.parameters[name]
-            kind = parameter.WhichOneof("choice")
+            kind = parameter.WhichOneof("parameter_choice")
             if kind is None:
                 raise CodecError(f"parameter {name!r} has no value")
             value = getattr(parameter, kind)

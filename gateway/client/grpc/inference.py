@@ -286,7 +286,7 @@ def _to_json(parameters: Any, whose: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in parameters:
         parameter = parameters[name]
-        kind = parameter.WhichOneof("choice")
+        kind = parameter.WhichOneof("parameter_choice")
         if kind is None:
             raise CodecError(f"{whose}: parameter {name!r} has no value")
         value = getattr(parameter, kind)
