@@ -12,19 +12,23 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from gateway.demo import JsonServer
-from tests.conftest import Client, Connection, lying
+from tests.conftest import Client, Connection, answering, lying
 from tests.grpc.conftest import address_of, serving
 from tests.grpc.frames import (
+    ACK,
     CONTINUATION,
     DATA,
     END_HEADERS,
     END_STREAM,
     FIELDS,
     GOAWAY,
+    HAS_PRIORITY,
     HEADERS,
+    PADDED,
     PING,
     PREFACE,
     PRIORITY,
+    PUSH_PROMISE,
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
@@ -145,29 +149,164 @@ async def test_more_streams_than_are_allowed(both: Both) -> None:
     await still_serves(both)
 
 
+def block(number: int, data: bytes, flags: int = END_HEADERS) -> bytes:
+    """A HEADERS frame with a block of HPACK as it is."""
+    return frame(HEADERS, number, data, flags)
+
+
+FLOW_CONTROL, STREAM_CLOSED, FRAME_SIZE, COMPRESSION = 3, 5, 6, 9
+CALL = fields(1) + frame(DATA, 1, message(BODY), END_STREAM)
+BLOCK = Encoder().encode(FIELDS)
 BROKEN = {
-    "data on stream 0": frame(DATA, 0, b"x"),
-    "data before fields": frame(DATA, 1, b"x"),
-    "even stream": fields(2),
-    "window beyond 2^31": frame(WINDOW_UPDATE, 0, b"\x7f\xff\xff\xff"),
-    "window of nothing": frame(WINDOW_UPDATE, 0, bytes(4)),
-    "frame too long": frame(DATA, 1, bytes(70_000)),
-    "settings of the wrong size": frame(SETTINGS, 0, b"x"),
-    "a frame between fields and continuation": fields(1, flags=0) + frame(PING, 0, bytes(8)),
-    "no fields that can be read": frame(HEADERS, 1, b"\xff" * 20, END_HEADERS),
-    "fields without a method": fields(1, FIELDS[1:]),
-    "a push": frame(5, 1, bytes(4)),
+    "data on stream 0": (frame(DATA, 0, b"x"), PROTOCOL),
+    "data before fields": (frame(DATA, 1, b"x"), PROTOCOL),
+    "a reset before fields": (frame(RST_STREAM, 9, bytes(4)), PROTOCOL),
+    "a window before fields": (frame(WINDOW_UPDATE, 9, (5).to_bytes(4)), PROTOCOL),
+    "even stream": (fields(2), PROTOCOL),
+    "a stream that begins twice": (fields(1) * 2, PROTOCOL),
+    "a stream behind its successor": (fields(5) + fields(3), PROTOCOL),
+    "a stream behind its successor, whose fields say nothing": (fields(5) + block(3, b"\x00\x01a\x01b"), PROTOCOL),
+    "window beyond 2^31": (frame(WINDOW_UPDATE, 0, b"\x7f\xff\xff\xff"), FLOW_CONTROL),
+    "window of nothing": (frame(WINDOW_UPDATE, 0, bytes(4)), PROTOCOL),
+    "windows beyond 2^31 by settings": (
+        fields(1) + frame(WINDOW_UPDATE, 1, b"\x7f\xfe\xff\xff") + frame(SETTINGS, 0, b"\0\x04\0\x02\0\0"),
+        FLOW_CONTROL,
+    ),
+    "frame too long": (frame(DATA, 1, bytes(70_000)), FRAME_SIZE),
+    "settings of the wrong size": (frame(SETTINGS, 0, b"x"), FRAME_SIZE),
+    "settings on a stream": (frame(SETTINGS, 1), PROTOCOL),
+    "settings that acknowledge others": (frame(SETTINGS, 0, bytes(6), ACK), FRAME_SIZE),
+    "settings with a window too large": (frame(SETTINGS, 0, b"\0\x04\x80\0\0\0"), FLOW_CONTROL),
+    "settings with a frame too small": (frame(SETTINGS, 0, b"\0\x05\0\0\0\x01"), PROTOCOL),
+    "a ping on a stream": (frame(PING, 1, bytes(8)), PROTOCOL),
+    "a short ping": (frame(PING, 0, bytes(7)), FRAME_SIZE),
+    "a short farewell": (frame(GOAWAY, 0, bytes(3)), FRAME_SIZE),
+    "a short reset": (fields(1) + frame(RST_STREAM, 1, bytes(3)), FRAME_SIZE),
+    "a priority of all": (frame(PRIORITY, 0, bytes(5)), PROTOCOL),
+    "more padding than data": (fields(1) + frame(DATA, 1, b"\x05abc", PADDED), PROTOCOL),
+    "padding of no length": (fields(1) + frame(DATA, 1, b"", PADDED), PROTOCOL),
+    "a priority that is cut off": (frame(HEADERS, 1, b"\0\0", HAS_PRIORITY | END_HEADERS), PROTOCOL),
+    "a frame between fields and continuation": (fields(1, flags=0) + frame(PING, 0, bytes(8)), PROTOCOL),
+    "an unknown frame between fields and continuation": (fields(1, flags=0) + frame(0x55, 1, b""), PROTOCOL),
+    "a continuation of another stream": (fields(1, flags=0) + frame(CONTINUATION, 3, b"", END_HEADERS), PROTOCOL),
+    "a continuation of nothing": (frame(CONTINUATION, 1, b"", END_HEADERS), PROTOCOL),
+    "empty continuations": (fields(1, flags=0) + frame(CONTINUATION, 1, b"") * 40, CALM),
+    "no fields that can be read": (block(1, b"\xff" * 20), COMPRESSION),
+    "fields that are cut off": (block(1, BLOCK + b"\x00\x05a"), COMPRESSION),
+    "a field without a value": (block(1, BLOCK + b"\x00\x01a"), COMPRESSION),
+    "a place that no table has": (block(1, b"\x80"), COMPRESSION),
+    "a table larger than allowed": (block(1, b"\x3f\xe2\x1f" + BLOCK), COMPRESSION),
+    "a table that changes too late": (block(1, BLOCK + b"\x20"), COMPRESSION),
+    "letters that Huffman's code has not": (block(1, BLOCK + b"\x00\x01a\x84\xff\xff\xff\xff"), COMPRESSION),
+    "a push": (frame(PUSH_PROMISE, 1, bytes(4)), PROTOCOL),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
-async def test_what_breaks_http2_ends_the_connection_or_the_stream(both: Both, case: str) -> None:
+async def test_what_breaks_http2_ends_the_connection(both: Both, case: str) -> None:
+    sent, code = BROKEN[case]
     async with connected(address_of(both[0])) as raw:
-        await raw.send(BROKEN[case])
-        while (got := await raw.read()) is not None:
-            if got[0] in (GOAWAY, RST_STREAM):
-                break
+        await raw.send(sent)
+        assert await raw.goaway() == code
     await still_serves(both)
+
+
+BROKEN_STREAMS = {
+    "data behind the end": (CALL + frame(DATA, 1, b"x"), STREAM_CLOSED),
+    "a window of nothing": (fields(1) + frame(WINDOW_UPDATE, 1, bytes(4)), PROTOCOL),
+    "a window beyond 2^31": (fields(1) + frame(WINDOW_UPDATE, 1, b"\x7f\xff\xff\xff"), FLOW_CONTROL),
+    "more data than the window": (fields(1) + frame(DATA, 1, b"\0\0\1\0\0" + bytes(16_000)) * 5, FLOW_CONTROL),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_STREAMS)
+async def test_what_breaks_a_stream_ends_that_alone(both: Both, case: str) -> None:
+    sent, code = BROKEN_STREAMS[case]
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(sent)
+        _, _, number, payload = await raw.until(RST_STREAM)
+        assert (number, int.from_bytes(payload)) == (1, code)
+        await raw.send(fields(3) + frame(DATA, 3, message(BODY), END_STREAM))
+        assert (await raw.status(3))["grpc-status"] == "0"
+    await still_serves(both)
+
+
+async def test_calls_that_the_client_has_the_gateway_reset(both: Both, server: JsonServer) -> None:
+    """CVE-2025-8671: it sends no resets itself, but frames that are answered with one."""
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(b"".join(fields(2 * n + 1) + frame(WINDOW_UPDATE, 2 * n + 1, bytes(4)) for n in range(300)))
+        assert await raw.goaway() == CALM
+    assert server.inferences == 0
+    await still_serves(both)
+
+
+MALFORMED = {
+    "a name with capitals": block(1, BLOCK + b"\x00\x05X-Bad\x011"),
+    "a value with a line's end": block(1, BLOCK + b"\x00\x05x-bad\x03a\nb"),
+    "a name of nothing": block(1, BLOCK + b"\x00\x00\x01a"),
+    "a field of HTTP/1.1": fields(1, [*FIELDS, ("connection", "close")]),
+    "another te": fields(1, [*FIELDS[:-1], ("te", "gzip")]),
+    "another host": fields(1, [*FIELDS, ("host", "b")]),
+    "a method behind other fields": fields(1, [*FIELDS[1:], FIELDS[0]]),
+    "a method twice": fields(1, [FIELDS[0], *FIELDS]),
+    "a status": fields(1, [(":status", "200"), *FIELDS]),
+    "no scheme": fields(1, [FIELDS[0], *FIELDS[2:]]),
+    "a timeout without a unit": fields(1, [*FIELDS, ("grpc-timeout", "1")]),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+async def test_malformed_fields_are_the_error_of_their_call(both: Both, server: JsonServer, case: str) -> None:
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(MALFORMED[case] + frame(DATA, 1, message(BODY), END_STREAM))
+        refused = await raw.status(1)
+        assert refused["grpc-status"] == "3"
+        assert refused["grpc-message"].startswith(("malformed ", "grpc-timeout"))
+        assert server.inferences == 0
+        await raw.send(fields(3) + frame(DATA, 3, message(BODY), END_STREAM))
+        assert (await raw.status(3))["grpc-status"] == "0"
+    await still_serves(both)
+
+
+async def test_fields_without_a_method_are_no_call_of_grpc(both: Both) -> None:
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(fields(1, FIELDS[1:]))
+        assert (await raw.status(1))[":status"] == "415"
+    await still_serves(both)
+
+
+async def test_padding_priorities_and_trailers_are_taken_off(both: Both) -> None:
+    padded = frame(HEADERS, 1, b"\x02\0\0\0\0\x10" + BLOCK + b"\0\0", PADDED | HAS_PRIORITY | END_HEADERS)
+    trailers = block(3, b"\x00\x01a\x01b", END_HEADERS | END_STREAM)
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(padded + frame(DATA, 1, b"\x03" + message(BODY) + bytes(3), PADDED | END_STREAM))
+        assert (await raw.status(1))["grpc-status"] == "0"
+        await raw.send(fields(3) + frame(DATA, 3, message(BODY)) + trailers)
+        assert (await raw.status(3))["grpc-status"] == "0"
+        await raw.send(block(3, b"\x00\x01a\x01b", END_HEADERS | END_STREAM) + frame(PING, 0, bytes(8)))
+        await raw.until(PING)
+    await still_serves(both)
+
+
+async def test_more_than_one_message_where_one_is_asked_for(both: Both, server: JsonServer) -> None:
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(fields(1) + frame(DATA, 1, message(BODY) * 2, END_STREAM))
+        refused = await raw.status(1)
+    assert (refused["grpc-status"], "more than one message" in refused["grpc-message"]) == ("3", True)
+    assert server.inferences == 0
+    await still_serves(both)
+
+
+async def test_fields_of_an_answer_that_take_several_frames(server: JsonServer) -> None:
+    """RFC 9113 section 6.10; and a client that makes its table smaller hears that nothing is in it."""
+    script = answering(b'{"outputs": []}', headers="".join(f"X-{n}: {'y' * 1000}\r\n" for n in range(30)))
+    async with lying(script) as liar, serving(liar.url) as both, connected(address_of(both[0])) as raw:
+        raw.decoder.max_allowed_table_size = 0
+        await raw.send(frame(SETTINGS, 0, b"\0\x01\0\0\0\0") + CALL)
+        _, _, number, begun = await raw.until(HEADERS)
+        _, flags, _, rest = await raw.until(CONTINUATION)
+        assert (number, len(begun), flags) == (1, 16_384, END_HEADERS)
+        assert ("x-29", "y" * 1000) in list(raw.decoder.decode(begun + rest))
 
 
 async def test_http1_on_this_port_is_told_what_it_is(both: Both) -> None:

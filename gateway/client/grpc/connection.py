@@ -151,6 +151,11 @@ class GrpcConnection(Connection):
         if self.patience.is_over(self.time()):
             raise Http2Error(Code.ENHANCE_YOUR_CALM, "too_many_pings")
 
+    def _fail(self, stream: Stream, code: Code) -> None:
+        """End *stream*, which breaks HTTP/2; a client that does so has its calls reset for it (CVE-2025-8671)."""
+        self._suffer()
+        stream.fail(code)
+
     def _take_settings(self, payload: memoryview) -> None:
         growth = self.sender.follow(payload)
         self.sender.add(frames.SETTINGS, frames.ACK)
@@ -168,7 +173,7 @@ class GrpcConnection(Connection):
             code = Code.FLOW_CONTROL_ERROR if growth else Code.PROTOCOL_ERROR
             if stream is None:
                 raise Http2Error(code, f"the window of the connection grows by {growth} bytes")
-            stream.fail(code)
+            self._fail(stream, code)
         elif stream is None:
             self.sender.window += growth
             for each in self._streams.values():
@@ -186,7 +191,7 @@ class GrpcConnection(Connection):
             return
         stream.window -= n_bytes
         if stream.window < 0 or stream.is_ended:
-            stream.fail(Code.STREAM_CLOSED if stream.is_ended else Code.FLOW_CONTROL_ERROR)
+            self._fail(stream, Code.STREAM_CLOSED if stream.is_ended else Code.FLOW_CONTROL_ERROR)
             return
         self._receiver.message_bytes += len(data)
         stream.feed(data)
