@@ -311,8 +311,8 @@ class GrpcConnection(Connection):
 
     @property
     def is_in_head(self) -> bool:
-        """Never: what has come of a call is its head."""
-        return False
+        """Whether a stream of messages is between two of them, so that none of its requests is in flight."""
+        return any(stream.is_between for stream in self._streams.values())
 
     @property
     def is_silent(self) -> bool:

@@ -91,6 +91,11 @@ class Stream:
         """Whether nothing more can go out."""
         return self.state >= State.FINISHED
 
+    @property
+    def is_between(self) -> bool:
+        """Whether the next message is waited for, and the client may take its time."""
+        return self._waiter is not None and not self._upload.is_awaited
+
     # What comes
 
     def feed(self, data: Buffer) -> None:
