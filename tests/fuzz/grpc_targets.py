@@ -111,7 +111,7 @@ async def serve_anything(request: ClientRequest) -> None:
         if not stream.is_answered:
             stream.begin(encoded([(":status", "200")]))
         await stream.write([bytes(n_bytes)], cast(Any, SimpleNamespace(breathe=lambda: asyncio.sleep(0))))
-        stream.flush()
+        stream.connection.flush()
     except GatewayError as error:
         assert str(error)
     if request.path.endswith("ModelInfer") and not stream.is_closed:

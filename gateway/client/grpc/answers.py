@@ -52,7 +52,7 @@ _ANSWER = msgspec.json.Decoder(_Answer)
 
 
 def write_response(
-    header: bytes, blobs: Sequence[Buffer], *, is_typed: bool, is_final: bool = False
+    header: bytes, blobs: "Blobs", *, is_typed: bool, is_final: bool = False
 ) -> Generator[None, None, list[Buffer]]:
     """The message with the JSON *header* of a reply and its *blobs*, in buffers; yields after each step of work.
 
@@ -73,7 +73,6 @@ def write_response(
     _add_parameters(response.parameters, answer.parameters)
     if is_final:
         response.parameters["triton_final_response"].bool_param = True
-    left = _Blobs(blobs)
     parts: list[Buffer] = []
     raw: list[Buffer] = []
     for output in answer.outputs:
@@ -81,7 +80,7 @@ def write_response(
         n_bytes = parameters.pop("binary_data_size", 0)
         if type(n_bytes) is not int or n_bytes < 0:
             raise CodecError(f"output {output.name!r}: `binary_data_size` must be an integer >= 0")
-        values = left.take(n_bytes)
+        values = blobs.take(n_bytes)
         tensor = response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
         _add_parameters(tensor.parameters, parameters)
         if not is_typed:
@@ -92,8 +91,8 @@ def write_response(
         contents = yield from _contents(output, values)
         inside = [described, _CONTENTS_TAG, varint(_length(contents)), *contents]
         parts += (_OUTPUT_TAG, varint(_length(inside)), *inside)
-    if left.n_bytes:
-        raise CodecError(f"the reply has {left.n_bytes} bytes behind its outputs")
+    if blobs.n_bytes:
+        raise CodecError(f"the reply has {blobs.n_bytes} bytes behind its outputs")
     message = [response.SerializeToString(), *parts, *raw]
     if _length(message) > MAX_MESSAGE_BYTES:
         raise TooLargeError(f"the reply has {_length(message)} bytes, a message of gRPC has at most 2^31 - 1")
@@ -105,15 +104,15 @@ def outputs_in_json(header: bytes) -> bool:
     return b'"data"' in header
 
 
-class _Blobs:
-    """Takes the values of outputs off buffers, of which one output may have several."""
+class Blobs:
+    """Takes the JSON of a reply, and the values of its outputs, off buffers; each may have several."""
 
     def __init__(self, buffers: Sequence[Buffer]) -> None:
         self._left = [memoryview(buffer) for buffer in reversed(buffers)]
 
     @property
     def n_bytes(self) -> int:
-        """How many bytes are left."""
+        """How many bytes are blobs."""
         return _length(self._left)
 
     def take(self, n_bytes: int) -> list[Buffer]:

@@ -34,7 +34,7 @@ class HeaderTooLargeError(GatewayError):
 class GrpcBody(ClientBody):
     """The body of one call."""
 
-    __slots__ = ("_asked", "_call", "_encoding", "_limits", "_message", "deadline_s", "infer")
+    __slots__ = ("_asked", "_call", "_encoding", "_limits", "deadline_s", "infer", "message")
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class GrpcBody(ClientBody):
         """*call* is None for an inference. *encoding* is that of compressed messages (`grpc-encoding`)."""
         super().__init__(request, exchange, admission, plan.limits.request_body, pacer)
         assert isinstance(request.connection, Message)
-        self._message = request.connection
+        self.message = request.connection
         self._call = call
         self._limits = plan.header_limits
         self._encoding = encoding
@@ -63,17 +63,17 @@ class GrpcBody(ClientBody):
     async def find_target(self) -> None:
         """Read the message, and say in the request what it asks for. Raises `GatewayError`."""
         request, call = self._request, self._call
-        if self._message.length is None and not await self._message.begin():
+        if self.message.length is None and not await self.message.begin():
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, "the call has no message")
-        length = request.content_length = self._message.length
+        length = request.content_length = self.message.length
         assert length is not None
-        if self._message.is_compressed:
+        if self.message.is_compressed:
             self._coding = self._parse_coding()
-        if call is not None and length <= SMALL_BYTES and not self._message.is_compressed:
+        if call is not None and length <= SMALL_BYTES and not self.message.is_compressed:
             message = memoryview(b"".join([chunk async for chunk in super().chunks()]))
         else:
             message = await super().read()
-        self.check_alone()
+        self.message.check_alone()
         try:
             if call is None:
                 await self._find_inference(message)
@@ -85,10 +85,6 @@ class GrpcBody(ClientBody):
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed message: {error}") from None
         if request.deadline_s is not None and asyncio.get_running_loop().time() >= request.deadline_s:
             raise GatewayError(ErrorKind.TIMEOUT, DEADLINE_WORDS)
-
-    def check_alone(self) -> None:
-        """See `Message.check_alone`."""
-        self._message.check_alone()
 
     def _find_call(self, call: Call, message: memoryview) -> None:
         """Read the *message* of a call without tensors. Raises `CodecError` and `DecodeError`."""

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.client.grpc import frames
 from gateway.client.grpc.frames import Code, Frames, Http2Error, Patience, Receiver, Sender
-from gateway.client.grpc.heads import Heads
+from gateway.client.grpc.heads import Head, Heads
 from gateway.client.grpc.serving import serve
-from gateway.client.grpc.stream import Begun, Stream
+from gateway.client.grpc.stream import Stream
 from gateway.client.outgoing import Outgoing
 from gateway.client.request import Peer, peer_of
 from gateway.client.watching import Connection
@@ -134,7 +134,7 @@ class GrpcConnection(Connection):
 
     def _take_useless(self, kind: int, flags: int, stream: Stream | None, payload: memoryview) -> None:
         """Take a frame of which a client may send so many only. Raises `Http2Error`."""
-        is_late = kind == frames.RST_STREAM and stream is not None and self.time() - stream.begun.at_s >= frames.LATE_S
+        is_late = kind == frames.RST_STREAM and stream is not None and self.time() - stream.begun_s >= frames.LATE_S
         if not is_late:
             self._suffer()
         if kind == frames.RST_STREAM and stream is not None:
@@ -154,7 +154,8 @@ class GrpcConnection(Connection):
     def _fail(self, stream: Stream, code: Code) -> None:
         """End *stream*, which breaks HTTP/2; a client that does so has its calls reset for it (CVE-2025-8671)."""
         self._suffer()
-        stream.fail(code)
+        stream.reset(code)
+        stream.cancel()
 
     def _take_settings(self, payload: memoryview) -> None:
         growth = self.sender.follow(payload)
@@ -217,11 +218,11 @@ class GrpcConnection(Connection):
             self.sender.add(frames.RST_STREAM, number=number, payload=Code.REFUSED_STREAM.to_bytes(4))
             return
         self._receiver.head_bytes += head.n_bytes
-        stream = self._streams[number] = Stream(self, number, Begun(head.n_bytes, self.time()))
+        stream = self._streams[number] = Stream(self, number)
         if is_end:
             stream.end()
         stream.task = self.owner.loop.create_task(serve(self, stream, head))
-        stream.task.add_done_callback(lambda _: self._ended(stream))
+        stream.task.add_done_callback(lambda _: self._ended(stream, head))
 
     @property
     def _is_full(self) -> bool:
@@ -229,10 +230,10 @@ class GrpcConnection(Connection):
         most, streams = frames.MAX_STREAMS, self._streams
         return len(streams) >= most and sum(not each.is_closed for each in streams.values()) >= most
 
-    def _ended(self, stream: Stream) -> None:
-        """The call of *stream* is over."""
+    def _ended(self, stream: Stream, head: Head) -> None:
+        """The call of *stream*, which had *head*, is over."""
         del self._streams[stream.number]
-        self._receiver.head_bytes -= stream.begun.head_bytes
+        self._receiver.head_bytes -= head.n_bytes
         if stream.is_answered:
             self.patience.earn(frames.EARNED_BY_CALL)
         elif not stream.is_closed:

@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from typing import TypeVar
 from urllib.parse import quote
 
-from gateway.client.grpc.answers import outputs_in_json, write_response
+from gateway.client.grpc.answers import Blobs, outputs_in_json, write_response
 from gateway.client.grpc.body import GrpcBody, HeaderTooLargeError
 from gateway.client.grpc.calls import Call
 from gateway.client.grpc.frames import Buffer, Code
@@ -101,7 +101,7 @@ class GrpcReply:
         if status >= 300:  # errors of servers are raised, and do not come here
             words = f"the backend answered {status}, a redirect, which no client of gRPC can follow"
             raise GatewayError(ErrorKind.MALFORMED_RESPONSE, words)
-        self._body.check_alone()
+        self._body.message.check_alone()
         try:
             if self._call is None:
                 message = await self._answer(headers, buffers)
@@ -158,7 +158,11 @@ class GrpcReply:
         asked = self._body.infer
         assert asked is not None
         length = next((value for name, value in headers if name.lower() == HEADER_LENGTH.lower()), "")
-        header, blobs = _divided(buffers, int(length) if length.isdecimal() else None)
+        blobs = Blobs(buffers)
+        header_bytes = int(length) if length.isdecimal() else blobs.n_bytes
+        if header_bytes > blobs.n_bytes:
+            raise CodecError(f"the answer ends inside of its JSON, which has {length} bytes ({HEADER_LENGTH})")
+        header = b"".join(blobs.take(header_bytes))
         if outputs_in_json(header) and not length:  # of a server that does not do what it is asked
             decoder = InferAnswer(
                 OutputSelection(binary_by_default=True),
@@ -169,7 +173,7 @@ class GrpcReply:
             )
             await self._run(decoder.feed(header))
             found = await self._run(decoder.finish())
-            header, blobs = b"".join(found.header), list(found.blobs)
+            header, blobs = b"".join(found.header), Blobs(found.blobs)
         return await self._run(write_response(header, blobs, **self._form(asked.is_typed)))
 
     def _form(self, is_typed: bool) -> dict[str, bool]:
@@ -262,7 +266,7 @@ class StreamedReply(GrpcReply):
         if not stream.is_answered:
             stream.begin(OK_HEAD + self._metadata(headers))
         await stream.write([b"\0" + n_bytes.to_bytes(PREFIX_BYTES - 1), *message], Pacer())
-        stream.flush()
+        stream.connection.flush()
         return n_bytes
 
     async def _turn(self) -> None:
@@ -293,20 +297,3 @@ def _pairs(lines: HeaderLines | None) -> list[tuple[str, str]]:
         return []
     found = (line.partition(":") for line in lines.text.split("\r\n"))
     return [(name, value.strip()) for name, _, value in found]
-
-
-def _divided(buffers: Sequence[Buffer], header_length: int | None) -> tuple[bytes, list[Buffer]]:
-    """The JSON at the beginning of *buffers*, and what is behind it. Raises `CodecError` where it is cut off."""
-    if header_length is None:
-        return b"".join(buffers), []
-    header: list[Buffer] = []
-    left = header_length
-    for index, buffer in enumerate(buffers):
-        if len(buffer) >= left:
-            view = memoryview(buffer)
-            header.append(view[:left])
-            rest = [view[left:]] if left < len(view) else []
-            return b"".join(header), [*rest, *buffers[index + 1 :]]
-        header.append(buffer)
-        left -= len(buffer)
-    raise CodecError(f"the answer ends inside of its JSON, which has {header_length} bytes ({HEADER_LENGTH})")

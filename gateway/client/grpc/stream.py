@@ -7,7 +7,7 @@ what messages mean.
 import asyncio
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gateway.client.grpc.frames import EARNED_BY_FRAME, RST_STREAM, STREAM_WINDOW, WINDOW_UPDATE, Buffer, Code
 from gateway.client.outgoing import client_left, wake
@@ -37,13 +37,6 @@ FLUSH_BYTES = 16 * 1024
 DEADLINE_WORDS = "the client's deadline (grpc-timeout) is over"
 
 
-class Begun(NamedTuple):
-    """What is known of a stream from its beginning."""
-
-    head_bytes: int
-    at_s: float
-
-
 class State(IntEnum):
     """How far the answer on a stream has come."""
 
@@ -59,11 +52,11 @@ class State(IntEnum):
 class Stream:
     """What comes on a stream, and who waits for it; what goes out on it."""
 
-    def __init__(self, connection: "GrpcConnection", number: int, begun: Begun) -> None:
+    def __init__(self, connection: "GrpcConnection", number: int) -> None:
         """*number* is the stream's in HTTP/2."""
         self.connection = connection
         self.number = number
-        self.begun = begun
+        self.begun_s = connection.time()
         self.unread = bytearray()
         """What has come and was not taken yet; no more than the stream's window."""
         self.is_ended = False
@@ -164,7 +157,8 @@ class Stream:
         if self._backlog is None or not self._backlog.find_slowness(self._written_bytes, now_s, limits.client_idle):
             return ""
         self.connection.out.cut_reason = "the client read its reply too slowly (limits.client_idle)"
-        self.fail(Code.INTERNAL_ERROR)
+        self.reset(Code.INTERNAL_ERROR)
+        self.cancel()
         return "client_idle"
 
     # What goes out
@@ -176,7 +170,7 @@ class Stream:
         self.state = State.ANSWERED
 
     async def write(self, buffers: Sequence[Buffer], pacer: Pacer) -> None:
-        """Send *buffers* in frames as the client has room; the last of them go out with `flush` or `finish`.
+        """Send *buffers* in frames as the client has room; the last of them go out with `Connection.flush` or `finish`.
 
         Raises `ConnectionError` when the client left.
         """
@@ -185,11 +179,11 @@ class Stream:
             while at < len(piece):
                 part = self._send_data(piece[at:] if at else piece)
                 if not part:
-                    self.flush()
+                    self.connection.flush()
                     await self._wait_for_room()
                 at += part
             if len(piece) >= FLUSH_BYTES:
-                self.flush()
+                self.connection.flush()
                 await pacer.breathe()
             if self.connection.out.is_behind:
                 await self.connection.out.drain()
@@ -216,10 +210,6 @@ class Stream:
         """The client can take more."""
         wake(self._room_waiter)
 
-    def flush(self) -> None:
-        """Send what was written."""
-        self.connection.flush()
-
     def finish(self, fields: bytes) -> None:
         """Send the trailers, or all that there is where no headers have gone out; the stream is over then.
 
@@ -233,7 +223,7 @@ class Stream:
         if not self.is_ended:
             self._send(RST_STREAM, Code.NO_ERROR)
             self.end()
-        self.flush()
+        self.connection.flush()
 
     def _check_open(self) -> None:
         if self.is_closed or not self.connection.is_open:
@@ -242,7 +232,7 @@ class Stream:
     def _send(self, kind: int, number: int) -> None:
         """Send a frame with nothing but a *number*."""
         self.connection.sender.add(kind, number=self.number, payload=number.to_bytes(4))
-        self.flush()
+        self.connection.flush()
 
     # The end
 
@@ -264,11 +254,6 @@ class Stream:
         self.close()
         if self.task is not None:
             self.task.cancel()
-
-    def fail(self, code: Code) -> None:
-        """End the stream, and what serves it, for what the client has done."""
-        self.reset(code)
-        self.cancel()
 
 
 class Message:
