@@ -188,7 +188,7 @@ def who_answers(config: Config) -> str:
 def configured_for(by_pattern: Mapping[str, T], model: str, otherwise: T) -> T:
     """What *by_pattern* has for the first pattern of names that matches *model*; *otherwise* if none does."""
     for pattern, configured in by_pattern.items():
-        if fnmatch.fnmatchcase(model, pattern):
+        if pattern == "*" or fnmatch.fnmatchcase(model, pattern):
             return configured
     return otherwise
 

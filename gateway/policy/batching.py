@@ -79,7 +79,7 @@ class Lane(Generic[T]):
     def end(self) -> list[Batch[T]]:
         """One batch is answered; the batches that go now: all that wait, if it was the last."""
         self.under_way -= 1
-        return [] if self.under_way else [self._take(kind) for kind in list(self._waiting)]
+        return [] if self.under_way or not self._waiting else [self._take(kind) for kind in list(self._waiting)]
 
     def due(self, now_s: float) -> list[Batch[T]]:
         """The batches that go because the first request of them has waited long enough."""

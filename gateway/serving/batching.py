@@ -95,14 +95,15 @@ async def serve_batched(
     """What *serve* gives for the inference in *body*, maybe together with others. Raises `GatewayError`."""
     if not backend.batches or not framing.header_length:
         return await serve(call, upstream, backend, framing, body)
-    model = backend.name, call.match.v2_path.model or ""
+    match = call.match
+    model = backend.name, (match.v2_path.model if match.is_renamed else match.model) or ""
     limits = backend.batch_limits(model[1])
     if limits is not None:
         call.exchange.batch_rows = 1  # at least; the parser says how many
     if limits is None or model in call.serving.unbatched:
         return await serve(call, upstream, backend, framing, body)
     lanes: dict[tuple[str, str], Batcher] = call.serving.lanes
-    key = backend.name, call.match.path
+    key = backend.name, match.path
     batcher = lanes.get(key)
     share = None
     if batcher is not None:
