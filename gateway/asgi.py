@@ -6,7 +6,7 @@ server, and what a gateway has beside its codec, such as limits for all requests
 """
 
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Set
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, MutableMapping, Set
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -59,10 +59,8 @@ _OF_THE_BODY = frozenset(
     (b"content-encoding", b"content-length", b"content-type", b"transfer-encoding", b"content-md5",
      b"digest", b"content-digest", b"repr-digest", HEADER_LENGTH.lower().encode())
 )  # fmt: skip
-# They ask for a part or a form of the one answer.
-_OF_ONE_ANSWER = frozenset(
-    b"accept expect if-match if-modified-since if-none-match if-range if-unmodified-since range".split()
-)
+# They ask for a part or a form of an answer.
+_OF_ANSWERS = frozenset(b"accept if-match if-modified-since if-none-match if-range if-unmodified-since range".split())
 _ANSWER_IN_PIECES = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 
 
@@ -121,7 +119,8 @@ class BinaryTensors:
             except CodecError as error:
                 raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
             if request is None:
-                await self.app(_for_application(scope, len(body)), _replayed(iter((bytes(body),)), receive), send)
+                replayed = _replayed(iter((bytes(body),)), receive, pacer)
+                await self.app(_for_application(scope, len(body)), replayed, send)
                 return
             await self._transcode(scope, receive, send, (request, model, framing, body), pacer)
         except ClientLeftError:
@@ -179,7 +178,7 @@ class BinaryTensors:
             elif len(text) <= ERROR_BYTES:
                 text.extend(message.get("body", b""))
 
-        await self.app(_for_metadata(scope), _replayed(iter(()), receive), send)
+        await self.app(_for_metadata(scope), _replayed(iter(()), receive, Pacer()), send)
         if status != HTTPStatus.OK:
             words = f"the model's metadata is needed, and the server answers {status} to the request for it"
             raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=status)
@@ -300,12 +299,10 @@ class _Answer:
 
     async def _reply(self, reply: Reply) -> None:
         headers = transcoded_to_client(self._headers)
+        kind = self._framing.content_type(reply.header_bytes) if reply.is_binary else "application/json"
+        headers += [("Content-Type", kind), ("Content-Length", str(reply.n_bytes))]
         if reply.is_binary:
-            headers.append(("Content-Type", self._framing.content_type(reply.header_bytes)))
             headers.append((HEADER_LENGTH, str(reply.header_bytes)))
-        else:
-            headers.append(("Content-Type", "application/json"))
-        headers.append(("Content-Length", str(reply.n_bytes)))
         await self._send({"type": "http.response.start", "status": 200, "headers": _encoded(headers)})
         buffers: list[bytes | memoryview] = [*reply.header, *reply.blobs]
         for buffer in buffers:
@@ -337,7 +334,7 @@ def _for_metadata(scope: Scope) -> Scope:
         "path": scope["path"].removesuffix("/infer"),
         "raw_path": raw_path(scope).removesuffix("/infer").encode("latin-1"),
         "query_string": b"",
-        "headers": _without(asked["headers"], _OF_THE_BODY | _OF_ONE_ANSWER),
+        "headers": _without(asked["headers"], _OF_THE_BODY | _OF_ANSWERS),
     }
 
 
@@ -365,19 +362,22 @@ def _read_once(request: InferRequest, body: memoryview) -> Iterator[Piece]:
     release((*request.views, body))
 
 
-def _replayed(
-    pieces: Iterator[bytes | bytearray | memoryview], receive: Receive, pacer: Pacer | None = None
-) -> Receive:
+def _replayed(pieces: Iterator[Piece], receive: Receive, pacer: Pacer) -> Receive:
     """A `receive` that gives *pieces* as the body, and afterwards what *receive* says: that the client has left."""
-    pacer = pacer or Pacer()
+    made: list[Piece | None] = []  # and not given yet: a `receive` may be cancelled while others run
     is_over = False
+
+    def make() -> Generator[None, None, None]:
+        made.append(next(pieces, None))
+        yield
 
     async def read() -> Message:
         nonlocal is_over
         if is_over:
             return await receive()
-        await pacer.breathe()  # before the next piece is taken, which a `receive` that is cancelled would lose
-        piece = next(pieces, None)
+        while not made:
+            await pacer.run(make())
+        piece = made.pop()
         is_over = piece is None
         return {"type": "http.request", "body": b"" if piece is None else bytes(piece), "more_body": not is_over}
 

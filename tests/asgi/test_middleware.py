@@ -648,6 +648,25 @@ async def test_a_receive_that_is_cancelled_takes_nothing_of_the_body_with_it() -
     assert n_cancelled > 2
 
 
+async def test_who_looks_from_time_to_time_whether_the_client_has_left_is_told() -> None:
+    """As Starlette's `is_disconnected` does: what `receive` does not give at once is cancelled."""
+    body, length = request_of()
+    got: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while got[-1:] != ["http.disconnect"] and len(got) < 10:
+            await asyncio.sleep(0.002)  # others have run meanwhile
+            looking = asyncio.ensure_future(receive())
+            await asyncio.sleep(0)
+            looking.cancel()
+            await asyncio.wait([looking])
+            got.append("" if looking.cancelled() else looking.result()["type"])
+
+    headers = [(b"inference-header-content-length", b"%d" % length)]
+    await drive(app, [{"type": "http.request", "body": body}], headers)
+    assert got == ["http.request", "http.request", "http.disconnect"]
+
+
 async def test_a_body_that_inflates_a_thousandfold_lets_others_run() -> None:
     """It comes in one message; a server that has read it does not wait in `receive`."""
     body = gzip.compress(b" " * 50_000_000)
