@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Raw
 
-from gateway.codec.inference import HeaderLimits, OutputSelection, Tensor
+from gateway.codec.inference import HeaderLimits, OutputSelection, Tensor, release
 from gateway.codec.tensors import elements
 from gateway.codec.tensors.datatypes import BYTES, FLOAT, Datatype, element_count
 from gateway.codec.v2 import messages
@@ -141,17 +141,26 @@ def joined(shares: Sequence[Share], request_id: str) -> tuple[bytes, list[memory
 def divided(reply: Reply, shares: Sequence[Share]) -> Generator[None, None, list[Reply]]:
     """What each of *shares* gets of *reply*, which is that to all of them together, in memory of its own.
 
-    Yields after each step. Raises `CodecError` for an output whose first dimension is not the sum of theirs.
+    As soon as it is certain that *reply* can be divided, the blobs of *shares* are let go, and those of *reply* one by
+    one. Yields after each step. Raises `CodecError` for an output whose first dimension is not the sum of theirs.
     """
     rows = [share.rows for share in shares]
-    pieces: list[list[memoryview]] = []
+    header = b"".join(reply.header)
+    answer = messages.read(Answer, header)
+    if answer is None or len(answer.outputs) != len(reply.outputs):
+        raise CodecError("the answer has members that cannot be divided")
     for output in reply.outputs:
         if not output.shape or output.shape[0] != sum(rows):
             words = f"output {output.name!r} has shape {list(output.shape)} for a batch of {sum(rows)} rows"
             raise CodecError(words)
-        blob = yield from elements.joined_blobs(list(output.blobs))
+    for share in shares:
+        release(share.blobs)
+    pieces: list[list[memoryview]] = []
+    for output in reply.outputs:
+        blob = yield from elements.joined_blobs(output.blobs)
+        output.blobs.clear()
         pieces.append((yield from _cut(blob, output.datatype, element_count(output.shape[1:]), rows)))
-    header = b"".join(reply.header)
+        del blob
     replies: list[Reply] = []
     for number, share in enumerate(shares):
         replies.append(_part(reply, header, share, [cut[number] for cut in pieces]))
@@ -186,8 +195,7 @@ def _cut(
 def _part(reply: Reply, header: bytes, share: Share, blobs: list[memoryview]) -> Reply:
     """The part of *reply*, whose JSON is *header*, that *share* gets; its outputs are *blobs*."""
     answer = messages.read(Answer, header)
-    if answer is None or len(answer.outputs) != len(blobs):
-        raise CodecError("the answer has members that cannot be divided")
+    assert answer is not None  # as before
     outputs: list[ReplyOutput] = []
     nonfinite = 0
     for entry, output, blob in zip(answer.outputs, reply.outputs, blobs, strict=True):

@@ -180,5 +180,24 @@ def test_nan_is_counted_where_it_is() -> None:
     ],
 )
 def test_what_cannot_be_divided(reply: Reply) -> None:
+    """Then the requests, which go alone, are still there, and so is the answer."""
+    both = shares(1, 2)
     with pytest.raises(CodecError):
-        run(divided(reply, shares(1, 2)))
+        run(divided(reply, both))
+    assert [len(share.blobs[0].tobytes()) for share in both] == [8, 16]
+    assert reply.blobs
+
+
+def test_what_is_divided_is_let_go_before_its_parts_are_made() -> None:
+    """The requests at once, the outputs one by one: a batch takes hardly more memory than its requests alone."""
+    both, array = shares(1, 2), np.zeros((3, 2), "<f4")
+    whole = reply_of(output(array), output(array, pieces=2))
+    steps = divided(whole, both)
+    next(steps)
+    for share in both:
+        with pytest.raises(ValueError, match="released"):
+            share.blobs[0].tobytes()
+    assert [len(each.blobs) for each in whole.outputs] == [0, 2]
+    parts = run(steps)
+    assert [len(each.blobs) for each in whole.outputs] == [0, 0]
+    assert [b"".join(part.blobs) for part in parts] == [bytes(16), bytes(32)]
