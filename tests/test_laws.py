@@ -43,10 +43,15 @@ def tree_of(path: Path) -> ast.Module:
 
 
 @functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree_of(path)))
+
+
+@functools.cache
 def imports_of(path: Path) -> set[str]:
     """Every module that *path* imports, by its full name."""
     found = set()
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -136,9 +141,8 @@ def base_names(node: ast.ClassDef) -> set[str]:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_aiohttp_is_used_through_what_it_publishes(module: str) -> None:
-    tree = tree_of(MODULES[module])
     used = []
-    for node in ast.walk(tree):
+    for node in nodes_of(MODULES[module]):
         if isinstance(node, ast.Import):
             used += [f"import {each.name}" for each in node.names if each.name.startswith("aiohttp.")]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "aiohttp":
@@ -155,7 +159,7 @@ def test_no_private_attribute_of_aiohttps_objects_is_touched() -> None:
         f"{name}: {ast.unparse(node)}"
         for name, path in MODULES.items()
         if {each.split(".")[0] for each in imports_of(path)} & {"aiohttp"}
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
         if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
     }
@@ -174,7 +178,7 @@ def test_private_parts_of_ssl_are_used_by_the_two_files_for_tls_alone() -> None:
     users = {
         name
         for name, path in MODULES.items()
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Attribute) and node.attr in ("_ssl", "_sslobj")
     }
     assert users == {"gateway.certificates", "gateway.tls"}
@@ -185,7 +189,7 @@ def test_options_and_counters_of_sockets_are_in_one_file_and_in_the_listeners(mo
     imported = {name.split(".")[0] for name in imports_of(MODULES[module])}
     asks = any(
         isinstance(node, ast.Attribute) and node.attr in ("setsockopt", "getsockopt")
-        for node in ast.walk(tree_of(MODULES[module]))
+        for node in nodes_of(MODULES[module])
     )
     assert (asks or "select" in imported) <= (module in ("gateway.sockets", "gateway.client.listeners"))
 

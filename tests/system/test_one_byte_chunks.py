@@ -157,10 +157,9 @@ async def test_chunks_that_come_over_tls_are_judged_alike_and_none_is_waited_for
         async with gateway_process(text, tmp_path / "gateway.yaml") as gateway:
             for sizes, wire_bytes in ACCEPTED.values():
                 assert (await sent(gateway.url, form, sizes, wire_bytes, trust=trust)).status == 200
-            several = [
-                await sent(gateway.url, form, OF_ONE_BYTE, wire_kib * KIB, trust=trust)
-                for wire_kib in range(130, 256, 12)
-            ]
+            several = await asyncio.gather(
+                *(sent(gateway.url, form, OF_ONE_BYTE, wire_kib * KIB, trust=trust) for wire_kib in range(130, 256, 12))
+            )
             assert [reply.status for reply in several] == [400] * len(several)
 
 
@@ -239,7 +238,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chunks.Attack
         yield attack
 
 
-@pytest.mark.slow  # without coverage: it would be measured too
+@pytest.mark.alone
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 @pytest.mark.parametrize("connections", [20, 100])
 @pytest.mark.parametrize("way", chunks.WAYS)
