@@ -498,7 +498,7 @@ async def in_foreground(*arguments: str) -> AsyncIterator[asyncio.subprocess.Pro
         await serve.communicate()
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 async def test_a_second_ctrl_c_does_not_wait_for_requests_in_flight(workers: str) -> None:
     async def never(connection: Connection) -> None:
         await connection.read_request()
@@ -525,6 +525,7 @@ async def test_a_second_ctrl_c_does_not_wait_for_requests_in_flight(workers: str
         assert errors.count(b"\n") == 1
 
 
+@pytest.mark.slow
 async def test_ctrl_c_while_workers_start_is_no_failure() -> None:
     async with in_foreground(
         "http://127.0.0.1:1", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--workers", "2"

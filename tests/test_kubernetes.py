@@ -811,6 +811,7 @@ async def test_change_of_the_mounted_config_map_is_taken(
         await infer(session, gateway)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["front"])
 async def test_pod_that_goes_is_not_ready_but_serves_while_others_learn_it(
     form: str, pod: GatewayPod, server: JsonServer, tmp_path: Path

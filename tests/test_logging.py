@@ -336,7 +336,7 @@ async def logging_to_a_file(folder: Path, url: str, *options: str) -> AsyncItera
     assert b"dropped" not in errors
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 async def test_no_line_is_lost_when_the_gateway_ends(tmp_path: Path, workers: str) -> None:
     async with lying(answering(b"ok")) as liar:
         async with logging_to_a_file(tmp_path, liar.url, "--workers", workers) as (url, file):

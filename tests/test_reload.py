@@ -303,6 +303,7 @@ def _blocks(status: str, number: int) -> bool:
     return mask is not None and bool(int(mask[1], 16) & 1 << number - 1)
 
 
+@pytest.mark.slow
 async def test_a_worker_ignores_the_signal_that_is_for_its_supervisor(tmp_path: Path) -> None:
     async with lying(A) as a, lying(B) as b, serving(tmp_path, a.url, extra="workers: 2\n") as gateway:
         gateway.configure(b.url, extra="workers: 2\n")
@@ -397,7 +398,7 @@ async def test_ten_reloads_under_load_lose_no_request_and_no_large_echo(tmp_path
     assert answered > 80
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 async def test_fifty_reloads_leave_nothing_behind_in_processes(tmp_path: Path, workers: str) -> None:
     async with lying(A) as a, lying(B) as b, serving(tmp_path, a.url, extra=workers) as gateway:
 

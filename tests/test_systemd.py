@@ -234,6 +234,7 @@ async def test_a_watchdog_for_another_process_is_not_fed(
         assert "READY" in await manager.receive()
 
 
+@pytest.mark.slow
 async def test_the_watchdog_is_not_fed_while_a_worker_hangs(
     tmp_path: Path, server: JsonServer, manager: ServiceManager
 ) -> None:
@@ -258,6 +259,7 @@ async def test_the_watchdog_is_not_fed_while_a_worker_hangs(
         assert await manager.receive() == {"WATCHDOG": "1"}, "it is fed again once the worker has come back"
 
 
+@pytest.mark.slow
 async def test_the_watchdog_is_fed_while_a_dead_worker_is_replaced(
     tmp_path: Path, server: JsonServer, manager: ServiceManager
 ) -> None:

@@ -207,6 +207,7 @@ async def test_what_a_worker_finds_is_logged_with_its_number(tmp_path: Path, ser
         }
 
 
+@pytest.mark.slow
 async def test_a_worker_that_hangs_when_all_end_is_killed_and_named(
     tmp_path: Path, server: JsonServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -326,7 +326,7 @@ def peak_bytes(process: subprocess.Popen[bytes]) -> int:
     return int(found[1]) * 1024
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_memory_beside_the_same_application_that_gets_json(tmp_path: Path) -> None:
     """The application holds the JSON and what it makes of it; the middleware no more than half of the tensor beside."""
     (tmp_path / "server.py").write_text(SERVER)

@@ -158,7 +158,7 @@ async def test_with_fewer_descriptors_than_silent_clients_the_admin_listener_and
     assert log == ["limits.connections (200) is reached: new connections are closed, 1 so far"]
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 async def test_out_of_descriptors_is_one_line_and_no_busy_loop_and_ends_when_clients_leave() -> None:
     async with crowded(10_000) as (program, silent):
         async with connect(program.url) as late:

@@ -552,6 +552,7 @@ async def test_a_wrong_pair_ends_the_start_with_2_and_one_line(
     )
 
 
+@pytest.mark.slow
 async def test_workers_serve_tls_and_take_up_a_renewed_certificate(
     authority: Authority, tmp_path: Path, server: JsonServer
 ) -> None:

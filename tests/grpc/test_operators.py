@@ -95,7 +95,7 @@ async def test_failed_calls_count_as_errors_though_http2_says_200(server: JsonSe
     assert sum(counts) == 2
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_the_status_page_tells_the_protocols_apart(server: JsonServer, tmp_path: Path, workers: int) -> None:
     text = (
         "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\ngrpc: 127.0.0.1:0\nlogging: {access: none}\n"

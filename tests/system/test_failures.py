@@ -26,7 +26,7 @@ AT_ONCE = 4
 BATCHES = [IN_CI[start : start + AT_ONCE] for start in range(0, len(IN_CI), AT_ONCE)]
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: "; ".join(scenario.name for scenario in batch))
 async def test_clients_hardly_feel_an_endpoint_that_fails(batch: list[Scenario], tmp_path: Path) -> None:
     async def measured(scenario: Scenario, number: int) -> Result:

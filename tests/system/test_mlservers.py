@@ -73,7 +73,7 @@ def judge(load: Load, killed_s: list[float]) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 async def test_mlservers_are_killed_and_restarted_under_load(tmp_path: Path) -> None:
     killed_s = []
     async with mlservers(tmp_path) as servers, aiohttp.ClientSession() as session:

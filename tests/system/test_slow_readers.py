@@ -24,7 +24,7 @@ backends: {{main: {{endpoints: ['{url}'], timeouts: {{idle: 1s, total: 60s}}}}}}
 """
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 async def test_a_client_that_reads_steadily_and_slowly_gets_all(tmp_path: Path) -> None:
     async def behave(seen: Seen) -> bool:
         await seen.answer(b"x" * ANSWER_BYTES)

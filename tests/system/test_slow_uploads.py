@@ -3,7 +3,7 @@
 See docs/configuration.md, "Slow uploads give way".
 
 Real sockets, and a gateway with small limits, so that a few connections do what thousands would; the full size is
-marked slow. Not here: who is ended for whom, see tests/policy/test_admission.py.
+marked alone. Not here: who is ended for whom, see tests/policy/test_admission.py.
 """
 
 import asyncio
@@ -163,7 +163,9 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize("is_endless", [False, True], ids=["once", "again and again"])
+@pytest.mark.parametrize(
+    "is_endless", [pytest.param(False, id="once", marks=pytest.mark.slow), pytest.param(True, id="again and again")]
+)
 @pytest.mark.parametrize(("n_clients", "path", "announced_bytes", "bytes_per_s"), FORMS)
 async def test_slow_uploads_do_not_shut_others_out(
     server: JsonServer, n_clients: int, path: str, announced_bytes: int, bytes_per_s: int, is_endless: bool
@@ -242,7 +244,7 @@ async def test_where_no_upload_is_slow_nothing_waits(server: JsonServer) -> None
         assert fast.ended == Counter()
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 async def test_an_upload_is_not_slow_because_the_gateway_stood_still(server: JsonServer) -> None:
     """As where its process is stopped, or gets no processor: what clients sent meanwhile is read first."""
     async with running(server.url, LIMITS) as client, wire(client.url) as uploading:
@@ -264,7 +266,7 @@ async def test_an_upload_is_not_slow_because_the_gateway_stood_still(server: Jso
         await asyncio.gather(waiting, return_exceptions=True)  # its time may have passed meanwhile
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("is_endless", [False, True], ids=["once", "again and again"])
 @pytest.mark.parametrize(
     ("n_clients", "announced_bytes", "bytes_per_s"),
@@ -285,7 +287,7 @@ async def test_slow_uploads_in_full_size_do_not_shut_others_out(
             assert await whole == 200
 
 
-@pytest.mark.slow  # by itself, since hundreds of clients in one process need both cores
+@pytest.mark.alone
 @pytest.mark.parametrize(("n_clients", "announced_bytes"), [(340, 60_000), (200, 150_000), (120, 300_000)])
 async def test_small_slow_uploads_that_fill_the_memory_do_not_shut_others_out(
     server: JsonServer, n_clients: int, announced_bytes: int

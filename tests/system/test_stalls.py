@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import HEADER_LENGTH, Connection, lying, tensor
 from tests.system.measured_gateway import HELD
 
-pytestmark = pytest.mark.slow  # without coverage: it would be measured too
+pytestmark = pytest.mark.alone
 
 LONGEST_S = 0.020
 """What no single callback may take of the processor."""

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.conftest import HEADER_LENGTH, require_tool
 from tests.system.gateway_process import gateway_process
@@ -75,6 +76,7 @@ async def status_of(connection: Wire, request: bytes) -> int:
     return (await connection.reply("POST")).status
 
 
+@pytest.mark.slow
 async def test_the_client_after_an_exception_gets_its_answer(tmp_path: Path) -> None:
     async with (
         uvicorn() as url,
