@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import numpy.typing as npt
 import pytest
+from hypothesis import HealthCheck, settings
 
 from gateway.config import parse
 from gateway.config.cores import usable_cores
@@ -24,6 +25,17 @@ from gateway.process.application import Application
 from tests.certificates import Authority
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
+
+# So that a failure is the change's; with NEW_EXAMPLES=1 others on each run.
+settings.register_profile(
+    "the same examples",
+    max_examples=200 if os.environ.get("CI") else 60,
+    derandomize=not os.environ.get("NEW_EXAMPLES"),
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("the same examples")
 
 
 def pytest_configure(config: pytest.Config) -> None:

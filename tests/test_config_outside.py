@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import Config, Duration, decode, encode, inspect, inspect_bytes, load, masked, parse
@@ -239,13 +239,11 @@ def is_read_or_refused(text: str) -> None:
 
 
 @given(st.dictionaries(st.one_of(st.sampled_from(KEYS), st.text()), TREES, max_size=8))
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_any_tree_is_read_or_refused_in_words(tree: dict[str, Any]) -> None:
     is_read_or_refused(yaml.safe_dump(tree))
 
 
 @given(TREES, st.sampled_from(scalars(EVERYTHING)), st.integers(0, 5))
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_any_value_in_the_place_of_a_part_is_read_or_refused_in_words(
     value: Any, path: tuple[Any, ...], n_left_out: int
 ) -> None:
@@ -270,7 +268,6 @@ WHOLE = yaml.safe_dump(EVERYTHING)
         ),
     )
 )
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_any_text_is_read_or_refused_in_words(text: str) -> None:
     is_read_or_refused(text)
 

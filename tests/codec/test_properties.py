@@ -3,13 +3,12 @@
 import base64
 import json
 import math
-import os
 import random
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.codec import DATATYPES, BytesPolicy, NonFinite, TensorPolicy
@@ -19,17 +18,7 @@ from gateway.errors import CodecError
 from .make_pairs import WIRE, blob_of, nested
 from .walk import LAYOUTS, backend_json, nearest_bits, parse_request, read_answer
 
-# The same examples every time, so that a failure is the change's; with NEW_EXAMPLES=1 others on each run.
-IN_CI = bool(os.environ.get("CI"))
-settings.register_profile(
-    "codec",
-    max_examples=200 if IN_CI else 60,
-    derandomize=not os.environ.get("NEW_EXAMPLES"),
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-PROFILE = settings.get_profile("codec")
+PROFILE = settings.get_profile("the same examples")
 
 NUMERIC = [name for name in DATATYPES if name != "BYTES"]
 FLOATS = [name for name in NUMERIC if DATATYPES[name].kind is Kind.FLOAT]
