@@ -335,7 +335,6 @@ PATCHING_CONSTANTS = {
     "codec/json/test_items.py",
     "codec/json/test_members.py",
     "codec/json/test_sinks.py",
-    "codec/tensors/test_nesting.py",
     "codec/tensors/test_string_reading.py",  # a string of 4 GiB
     "codec/test_damage.py",
     "codec/v2/test_raw.py",  # an element of 4 GiB

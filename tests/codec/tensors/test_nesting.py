@@ -3,7 +3,7 @@
 import itertools
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,32 +12,50 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.tensors import nesting
 from gateway.codec.tensors.datatypes import DATATYPES
+from gateway.codec.tensors.nesting import LONG_LIST
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
 from gateway.errors import CodecError
 from tests.codec.make_pairs import blob_of
 from tests.codec.test_properties import DICE, NUMERIC, PROFILE, finite_tensors
 
-WAYS = {"all measured": 1, "some measured": 3, "brackets looked for": 1000}
-"""From which length on lists are taken for long ones."""
+LENGTHS = {"short lists": 1, "short and long lists": LONG_LIST * 2 // 3, "long lists": LONG_LIST}
+"""How many numbers stand in the place of each: of short lists, commas are looked for, long ones are measured."""
 
 
-@pytest.fixture(autouse=True, params=WAYS)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nesting, "LONG_LIST", WAYS[request.param])
+@pytest.fixture(params=LENGTHS)
+def length(request: pytest.FixtureRequest) -> int:
+    return LENGTHS[request.param]
 
 
-def read(shape: tuple[int, ...], data: Any, chunk: int, as_strings: bool) -> int:
-    """Feed *data* in chunks; how many elements came. Raises what the sinks raise."""
-    text = json.dumps(data).encode()
+def stretched(data: Any, length: int) -> Any:
+    """*data* with *length* numbers in the place of each."""
+    if not isinstance(data, list):
+        return [data] * length
+    return [
+        part
+        for item in data
+        for part in ([stretched(item, length)] if isinstance(item, list) else stretched(item, length))
+    ]
+
+
+def read(shape: tuple[int, ...], data: Any, chunk: int, length: int, *, as_strings: bool = False) -> int:
+    """Feed *data*, with *length* numbers or strings for each, in chunks; how many elements came.
+
+    Raises what the sinks raise.
+    """
+    data = stretched(data, length)
+    shape = (*shape[:-1], shape[-1] * length) if shape else (length,) * (length > 1)
     sink = BytesSink("t", shape) if as_strings else NumberSink("t", DATATYPES["INT32"], shape)
+    if as_strings:
+        data = stringed(data)
+    text = json.dumps(data).encode()
     buffer = bytearray()
     for start in range(0, len(text), chunk):
         buffer += text[start : start + chunk]
-        if not as_strings:
-            sink._window_bytes = max(chunk, 16)  # type: ignore[union-attr]  # cuts where a long text would be cut
+        if isinstance(sink, NumberSink):
+            sink._window_bytes = max(chunk, 16)  # cuts where a long text would be cut
         while buffer and not sink.done and (taken := sink.step(buffer)):
             del buffer[:taken]
     assert sink.done
@@ -51,11 +69,13 @@ def stringed(data: Any) -> Any:
 @pytest.mark.parametrize("as_strings", [False, True])
 @pytest.mark.parametrize("chunk", [1, 7, 16, 1000])
 @pytest.mark.parametrize("shape", [(2, 2), (3, 1, 2), (1, 1, 1, 4), (2, 3, 4), (1,), (), (5, 7), (0, 3), (2, 0)])
-def test_nested_and_flat_data_of_the_shape_are_read(shape: tuple[int, ...], chunk: int, as_strings: bool) -> None:
+def test_nested_and_flat_data_of_the_shape_are_read(
+    shape: tuple[int, ...], chunk: int, as_strings: bool, length: int
+) -> None:
     nested = np.arange(int(np.prod(shape))).reshape(shape or (1,)).tolist()
     flat = np.arange(int(np.prod(shape))).tolist()
     for data in (nested, flat):
-        read(shape, stringed(data) if as_strings else data, chunk, as_strings)
+        read(shape, data, chunk, length, as_strings=as_strings)
 
 
 @pytest.mark.parametrize("as_strings", [False, True])
@@ -79,9 +99,9 @@ def test_nested_and_flat_data_of_the_shape_are_read(shape: tuple[int, ...], chun
         ((2, 2, 2), [[[1, 2], [3, 4]], [5, 6, 7, 8]]),
     ],
 )
-def test_ragged_data_is_refused(shape: tuple[int, ...], data: Any, chunk: int, as_strings: bool) -> None:
+def test_ragged_data_is_refused(shape: tuple[int, ...], data: Any, chunk: int, as_strings: bool, length: int) -> None:
     with pytest.raises(CodecError, match="data is nested, but not like the shape"):
-        read(shape, stringed(data) if as_strings else data, chunk, as_strings)
+        read(shape, data, chunk, length, as_strings=as_strings)
 
 
 def bracketed(numbers: list[int], dice: random.Random, depth: int = 0) -> list[Any]:
@@ -95,7 +115,7 @@ def bracketed(numbers: list[int], dice: random.Random, depth: int = 0) -> list[A
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_strings_and_numbers_may_be_nested_in_the_same_ways(seed: int) -> None:
+def test_strings_and_numbers_may_be_nested_in_the_same_ways(seed: int, length: int) -> None:
     dice = random.Random(seed)
     for _ in range(200):
         shape = tuple(dice.choice([1, 1, 2, 3]) for _ in range(dice.randint(0, 3)))
@@ -103,34 +123,35 @@ def test_strings_and_numbers_may_be_nested_in_the_same_ways(seed: int) -> None:
         refused = []
         for as_strings in (False, True):
             try:
-                read(shape, stringed(data) if as_strings else data, 1000, as_strings)
+                read(shape, data, 1000, length, as_strings=as_strings)
                 refused.append(False)
             except CodecError:
                 refused.append(True)
         assert refused[0] == refused[1], (shape, data)
 
 
-def test_rank_32_is_read() -> None:
+def test_rank_32_is_read(length: int) -> None:
     shape = tuple([1] * 31 + [3])
     data: Any = [1, 2, 3]
     for _ in itertools.repeat(None, 31):
         data = [data]
     for as_strings in (False, True):
-        read(shape, stringed(data) if as_strings else data, 200, as_strings)
+        read(shape, data, 200, length, as_strings=as_strings)
 
 
 @pytest.mark.parametrize("as_strings", [False, True])
-def test_long_lists_are_told_from_ragged_ones_wherever_they_are_cut(as_strings: bool) -> None:
+@pytest.mark.parametrize("length", [1, 4])
+def test_long_lists_are_told_from_ragged_ones_wherever_they_are_cut(length: int, as_strings: bool) -> None:
     shape = (2, 2, 20)
     nested: Any = np.arange(80).reshape(shape).tolist()
     for chunk in (1, 50, 64, 100, 150, 1000):
-        read(shape, stringed(nested) if as_strings else nested, chunk, as_strings)
+        read(shape, nested, chunk, length, as_strings=as_strings)
         for row in range(4):
             for ragged in (nested[row // 2][row % 2][:-1], [nested[row // 2][row % 2]], [*nested[0][0], []]):
                 data: Any = [list(plane) for plane in nested]
                 data[row // 2][row % 2] = ragged
                 with pytest.raises(CodecError, match="expected|nested"):
-                    read(shape, stringed(data) if as_strings else data, chunk, as_strings)
+                    read(shape, data, chunk, length, as_strings=as_strings)
 
 
 def learned(data: Any) -> tuple[int, ...] | None:
@@ -223,7 +244,8 @@ def test_flat_nested_and_learned_are_the_same_bytes(datatype: str, data: st.Data
 @pytest.mark.parametrize("form", [{"separators": (",", ":")}, {}, {"indent": 2}])
 @pytest.mark.parametrize("datatype", ["FP32", "INT64", "BOOL"])
 @pytest.mark.parametrize(
-    "shape", [(300,), (1, 200), (100, 1), (2, 100, 1), (50, 4), (3, 20, 5), (2, 3, 4, 6), (1, 2, 9, 1)]
+    "shape",
+    [(300,), (1, 200), (100, 1), (2, 100, 1), (50, 4), (3, 20, 5), (2, 3, 4, 6), (1, 2, 9, 1), (3, 70), (2, 3, 64)],
 )
 def test_lists_of_equal_lengths_are_read_whole_pieces_at_a_time(
     shape: tuple[int, ...], datatype: str, form: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -245,25 +267,40 @@ def text_of(data: Any, separator: bytes) -> bytes:
     return b"[%b]" % separator.join(text_of(item, separator) for item in data) if isinstance(data, list) else data
 
 
-def test_every_list_that_is_moved_lost_or_doubled_is_refused_wherever_the_text_is_cut() -> None:
+@pytest.mark.parametrize("shape", [(2, 2), (2, 1), (2, 1, 2), (2, 2, 1)])
+def test_every_list_that_is_moved_lost_or_doubled_is_refused_wherever_the_text_is_cut(shape: tuple[int, ...]) -> None:
     """With a shape and without; in two chunks cut at every place, and in pieces of a few bytes."""
-    for shape in ((2, 2), (2, 1), (2, 1, 2), (2, 2, 1)):
-        text = json.dumps(np.arange(int(np.prod(shape))).reshape(shape).tolist(), separators=(",", ":"))
-        for damaged in {*damaged_brackets(text)} - {text}:
-            for known in (shape, None):
-                for cut in range(len(damaged) + 1):
-                    parts = [damaged[:cut].encode(), damaged[cut:].encode()]
-                    for window_bytes in (16, 100_000):
-                        expect_refusal(parts, known, window_bytes, damaged)
+    text = json.dumps(np.arange(int(np.prod(shape))).reshape(shape).tolist(), separators=(",", ":"))
+    for damaged in {*damaged_brackets(text, range(len(text)))} - {text}:
+        for known in (shape, None):
+            for cut in range(len(damaged) + 1):
+                for window_bytes in (16, 100_000):
+                    expect_refusal([damaged[:cut].encode(), damaged[cut:].encode()], known, window_bytes, damaged)
 
 
-def damaged_brackets(text: str) -> Iterator[str]:
-    """*text* with one bracket moved, taken away or added."""
-    for place, character in enumerate(text):
+@pytest.mark.parametrize("shape", [(2, LONG_LIST), (2, 1, LONG_LIST + 1)])
+def test_every_long_list_that_is_moved_lost_or_doubled_is_refused(shape: tuple[int, ...]) -> None:
+    """Brackets move to where others are, and beside some numbers; the text is cut there, too."""
+    text = json.dumps(np.arange(int(np.prod(shape))).reshape(shape).tolist(), separators=(",", ":"))
+    places = [
+        place for place in range(len(text)) if place % 50 == 0 or not {"[", "]"}.isdisjoint(text[place - 1 : place + 2])
+    ]
+    for damaged in {*damaged_brackets(text, places)} - {text}:
+        for known in (shape, None):
+            for cut in (*places, len(damaged)):
+                parts = [damaged[:cut].encode(), damaged[cut:].encode()]
+                expect_refusal(parts, known, 100_000, damaged)
+            expect_refusal([damaged.encode()], known, 100, damaged)
+
+
+def damaged_brackets(text: str, places: Sequence[int]) -> Iterator[str]:
+    """*text* with one bracket moved to, taken away from or added at one of *places*."""
+    for place in places:
+        character = text[place]
         if character in "[]":
             without = text[:place] + text[place + 1 :]
             yield without
-            for other in range(len(text)):
+            for other in places:
                 yield without[:other] + character + without[other:]
         for bracket in "[]", "[", "]":
             yield text[:place] + bracket + text[place:]
