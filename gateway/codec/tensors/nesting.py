@@ -6,13 +6,13 @@ at a multiple of that number, counted in elements from the front, and there are 
 elements, divided by that number. Both are checked; neither needs to hold the lists. Flat data has one list, about which
 there is nothing to check. Where no shape is known, the first list that ends at each depth tells its number.
 
-`Layout` counts lists in three ways. `open` and `close` take one bracket: of strings, and of text that is not regular.
+`Layout` counts lists in two ways. `open` and `close` take one bracket: of strings, and of lists without elements.
 `take` takes all the lists of many elements that are nested in full, as `flatten` or `fits` has proved for a piece.
 """
 
 import math
 import re
-from itertools import accumulate, chain, pairwise
+from itertools import chain, pairwise
 from typing import Any, NoReturn
 
 import numpy as np
@@ -29,23 +29,10 @@ LONG_LIST = 64
 
 _CLOSING_BYTES = 256  # where more stand between a value and the comma behind it, it is only slower
 _COMMA, _OPEN, _CLOSE, _BLANK = b",[] "
-_MIDDLE = (_OPEN + _CLOSE) // 2  # one more than the code of one bracket, one less than that of the other
 _BRACKET = re.compile(rb"[\[\]]")
 _OPENING = re.compile(rb"[\[ \t\r\n]*+")
 _BRACKET_OR_SPACE = b"]" + SPACE
-_BESIDE_BRACKETS = bytes(code for code in range(256) if code not in b"[]")
 _NO_PLACES = np.empty(0, np.int64)
-
-
-def depth_behind(text: bytes, depth: int) -> int:
-    """How many lists are open behind *text*, before which *depth* are. Raises `CodecError` for too many at once."""
-    brackets = text.translate(None, _BESIDE_BRACKETS)
-    # more than this can only stand between two commas where too many are open; so the cost is that of the commas
-    if len(brackets) <= 2 * MAX_DEPTH * (text.count(b",") + 1):
-        depths = list(accumulate(brackets, lambda before, code: before + _MIDDLE - code, initial=depth))
-        if max(depths) <= MAX_DEPTH:
-            return depths[-1]
-    raise CodecError(f"data is nested deeper than {MAX_DEPTH}")
 
 
 def opening(text: bytearray) -> bytes:
@@ -128,7 +115,7 @@ class Layout:
         if depth > MAX_DEPTH:
             raise CodecError(f"data is nested deeper than {MAX_DEPTH}")
         if 0 < self.rank < depth:
-            self._fail()
+            self.fail()
         self._check(depth)
         self._opened[depth] += 1
         self._opened_at = self.count
@@ -143,7 +130,7 @@ class Layout:
         if not self.rank:
             self.begin(self.depth)
         elif self.depth != self.rank or self.is_empty:
-            self._fail()
+            self.fail()
 
     def add(self, n_values: int) -> None:
         """So many values come next in the innermost open list. Raises `CodecError` if the shape has fewer."""
@@ -162,14 +149,14 @@ class Layout:
         if 1 < depth <= self._n_counted and not self._sizes[depth]:
             size = self._items()
             if self._shape is not None and not self.is_empty and size != self._size_in_shape(depth):
-                self._fail()
+                self.fail()
             self._sizes[depth] = size
         self._check(depth)
 
     def _close_empty(self) -> None:
         """The list that ends has nothing in it: then no other innermost list may have an element."""
         if self.count or self.depth != self.rank:
-            self._fail()
+            self.fail()
         if not self.is_empty:
             self.is_empty = True
             self._sizes = [0] * len(self._sizes)  # without elements, the shape tells nothing of them
@@ -178,33 +165,15 @@ class Layout:
         """A list at *depth* may begin or end here."""
         size = self._sizes[depth]
         if size and 1 < depth <= self._n_counted and self._items() % size:
-            self._fail()
+            self.fail()
 
-    def read(self, text: bytes, n_values: int) -> None:
-        """Take the brackets and the elements of *text*, a piece with *n_values* numbers.
-
-        A piece has a number or an empty list beside each of its commas, and where it was cut.
-        """
-        if n_values and (self.is_empty or n_values != text.count(b",") + 1):
-            self._fail()  # one list is empty, another is not
-        has_values = n_values > 0
-        end = self.count + n_values
-        element = self.count  # the one that comes next, or that the last comma stands before
-        position = 0
-        for bracket in _BRACKET.finditer(text):
-            place = bracket.start()
-            if has_values:
-                element += text.count(b",", position, place)
-                position = place
-            if text[place] == _OPEN:
-                self.count = element
+    def take_empty(self, text: bytes) -> None:
+        """Take the brackets in *text*, which has no elements."""
+        for bracket in _BRACKET.findall(text):
+            if bracket == b"[":
                 self.open()
             else:
-                self.count = element + has_values
                 self.close()
-        self.count = end
-        if has_values and not self.rank:
-            self.begin(self.depth)
 
     def take(self, n_elements: int, depth: int) -> None:
         """Take elements whose lists are as they should be; behind them *depth* lists are open."""
@@ -223,7 +192,7 @@ class Layout:
         sizes = [self._items(), *self._sizes[2 : self._n_counted + 1]]
         for size, opened in zip(sizes[1:], self._opened[2:], strict=False):
             if size * opened != sizes[0]:
-                self._fail()
+                self.fail()
         if self._shape is not None:
             return self._shape
         if self.is_empty and self.rank == 1:
@@ -358,7 +327,8 @@ class Layout:
         """How many items have come: elements, or empty lists."""
         return self._opened[self.rank] if self.is_empty else self.count
 
-    def _fail(self) -> NoReturn:
+    def fail(self) -> NoReturn:
+        """Lists are not as they should be."""
         if self._shape is not None:
             raise CodecError(f"data is nested, but not like the shape {list(self._shape)}")
         raise CodecError("data is ragged: lists at the same depth have different lengths, or values stand beside lists")

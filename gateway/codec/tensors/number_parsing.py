@@ -27,6 +27,7 @@ import numpy.typing as npt
 import orjson
 
 from gateway.codec.tensors.datatypes import Array, Datatype, Kind
+from gateway.codec.tensors.nesting import MAX_DEPTH
 from gateway.codec.tensors.pieces import SPACE
 from gateway.errors import CodecError
 
@@ -234,8 +235,8 @@ def _moved_off_ties(values: Array, tied: Array, text: bytes | bytearray) -> Arra
     return moved
 
 
-def parse_tolerantly(text: bytes, datatype: Datatype, first: int) -> tuple[Array, int]:
-    """The numbers in *text* by the standard library's parser, each looked at, and how many of them are not finite.
+def parse_tolerantly(text: bytes, datatype: Datatype, first: int) -> tuple[Array, Any]:
+    """As `parse`, by the standard library's parser, with a look at each number.
 
     *first* is the index of the first one in its tensor. Raises `CodecError` for what does not fit the datatype.
     """
@@ -246,12 +247,13 @@ def parse_tolerantly(text: bytes, datatype: Datatype, first: int) -> tuple[Array
             parse_float=_parse_float if datatype.kind is Kind.FLOAT else _parse_decimal,
             parse_constant=_NONFINITE.__getitem__,
         )
+        items = list(_flatten(nested))
     except ValueError as error:
         raise CodecError(f"malformed JSON near element {first}: {error}") from None
-    values = [_value(item, index, datatype) for index, item in enumerate(_flatten(nested), first)]
-    array: Array = np.array(values, dtype=_PARSED_DTYPE[datatype.parsed])
-    is_float = datatype.kind is Kind.FLOAT
-    return array, len(array) - int(np.count_nonzero(np.isfinite(array))) if is_float else 0
+    except RecursionError:
+        raise CodecError(f"data is nested deeper than {MAX_DEPTH}") from None
+    values = [_value(item, index, datatype) for index, item in enumerate(items, first)]
+    return np.array(values, dtype=_PARSED_DTYPE[datatype.parsed]), nested
 
 
 def _value(item: Any, index: int, datatype: Datatype) -> float:

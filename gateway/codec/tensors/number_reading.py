@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from gateway.codec.tensors.datatypes import Array, Datatype, element_count
-from gateway.codec.tensors.nesting import MAX_DEPTH, Layout, closing, depth_behind, lists_in, occurrences, opening
+from gateway.codec.tensors.datatypes import FLOAT, Array, Datatype, element_count
+from gateway.codec.tensors.nesting import MAX_DEPTH, Layout, closing, lists_in, occurrences, opening
 from gateway.codec.tensors.number_parsing import (
     TIED_PIECE_BYTES,
     ManyTiesError,
@@ -81,7 +81,6 @@ class NumberSink:
         self._shape = shape
         self._layout = Layout(shape)
         self._most_bytes = most_bytes()
-        self._is_regular = True
         self._is_compact = True
         self._window_bytes = self._most_bytes
 
@@ -109,7 +108,7 @@ class NumberSink:
         limit = _end_of_numbers(buffer, window)
         if limit == window and not is_full and not _may_be_end(buffer, window):
             return 0
-        if self._is_regular and (taken := self._step_regular(buffer, limit, can_cut=limit < window or is_full)):
+        if taken := self._step_regular(buffer, limit, can_cut=limit < window or is_full):
             return taken
         if limit > TOLERANT_PIECE_BYTES:
             comma = buffer.find(b",", 0, limit)
@@ -117,14 +116,14 @@ class NumberSink:
                 self._window_bytes = TOLERANT_PIECE_BYTES
                 return self.step(buffer)
             limit = comma + 1 if comma >= 0 else limit
-        return self._step_irregular(buffer, limit, window)
+        return self._step_tolerant(buffer, limit, window)
 
-    def _step_irregular(self, buffer: bytearray, limit: int, window: int) -> int:
-        """Store a piece of buffer[:limit] in which each bracket, or each value, has to be looked at."""
+    def _step_tolerant(self, buffer: bytearray, limit: int, window: int) -> int:
+        """Store a piece of buffer[:limit] in which each value has to be looked at, or that has none or is wrong."""
         piece = bytes(memoryview(buffer)[:limit])
         depth = self._layout.depth + occurrences(piece, b"[") - occurrences(piece, b"]")
         if depth == 0:
-            return self._convert(buffer, piece[: piece.rfind(b"]") + 1])
+            return self._convert(buffer, piece[: piece.rfind(b"]") + 1], 0)
         if depth < 0 or depth > MAX_DEPTH:
             raise CodecError(f"brackets do not match, or data is nested deeper than {MAX_DEPTH}")
         stop = buffer[limit] if limit < window else _COMMA
@@ -142,7 +141,15 @@ class NumberSink:
             return 0
         if comma < 0:
             raise CodecError(f"{self._window_bytes} bytes without a comma")
-        return self._convert(buffer, piece[: comma + 1])
+        depth += occurrences(piece[comma:], b"]") - occurrences(piece[comma:], b"[")
+        return self._convert(buffer, piece[: comma + 1], depth)
+
+    def _rank(self, buffer: bytearray) -> int:
+        """How many brackets *buffer*, which is all of the data so far, begins with."""
+        rank = opening(buffer).count(b"[")
+        if rank > MAX_DEPTH:
+            raise CodecError(f"data is nested deeper than {MAX_DEPTH}")
+        return rank
 
     def _finish(self) -> None:
         self._shape = self._layout.finish()
@@ -155,10 +162,7 @@ class NumberSink:
         """
         layout = self._layout
         if not layout.depth:
-            rank = opening(buffer).count(b"[")
-            if not 0 < rank <= MAX_DEPTH:
-                return 0
-            layout.begin(rank)
+            layout.begin(self._rank(buffer))
         elif layout.depth != layout.depth_before:
             return 0
         end = buffer.rfind(b"]", 0, limit) + 1
@@ -173,9 +177,6 @@ class NumberSink:
             if parsed is None:
                 return 0
             n_values = self._append(*parsed)
-        except _UnlikeLayoutError:
-            self._is_regular = False
-            return 0
         except ManyTiesError:
             self._window_bytes = TIED_PIECE_BYTES
             return self.step(buffer)
@@ -189,14 +190,12 @@ class NumberSink:
     def _parse_regular(self, buffer: bytearray, end: int, depth: int) -> tuple[Array, bytes | bytearray] | None:
         """The numbers in buffer[:end], behind which *depth* lists are open, and the text that they were parsed from.
 
-        None if it cannot be parsed. Raises `_UnlikeLayoutError` if its lists are not those that are expected.
+        None if it cannot be parsed, or if its lists are not those that are expected.
         """
         layout = self._layout
         if layout.rank == 1:
             text = b"".join((b"[" * layout.depth, memoryview(buffer)[:end], b"]" * depth))
-            if text.find(b"[", 1) >= 0:
-                raise _UnlikeLayoutError
-            values = parse_fast(text, self._datatype)
+            values = parse_fast(text, self._datatype) if text.find(b"[", 1) < 0 else None
             return (values, text) if values is not None and len(values) else None
         if self._is_compact and not layout.has_long_lists(buffer, end):
             flat = layout.flatten(buffer, end, depth)
@@ -207,41 +206,45 @@ class NumberSink:
             self._most_bytes = min(self._most_bytes, BRACKETED_PIECE_BYTES)
         text = b"".join((b"[" * layout.depth, memoryview(buffer)[:end], b"]" * depth))
         parsed = parse(text, self._datatype)
-        if parsed is None or not len(parsed[0]):
+        if parsed is None or not len(parsed[0]) or not self._fits(*parsed, text, depth):
             return None
-        values, tree = parsed
-        if not self._fits(tree, occurrences(text, b"["), len(values), depth):
-            raise _UnlikeLayoutError
-        return values, text
+        return parsed[0], text
 
-    def _fits(self, tree: Any, n_lists: int, n_values: int, depth: int) -> bool:
-        """Whether the *n_lists* lists of the piece that was parsed as *tree* are those that are expected."""
+    def _fits(self, values: Array, tree: Any, text: bytes, depth: int) -> bool:
+        """Whether the lists of *text*, which was parsed as *values* and *tree*, are those that are expected."""
         try:
             lengths, _ = lists_in(tree, self._layout.rank)
         except TypeError:
             return False
-        return n_lists == sum(map(len, lengths)) and self._layout.fits(lengths, n_values, depth)
+        n_lists = sum(map(len, lengths))
+        return n_lists == occurrences(text, b"[") and self._layout.fits(lengths, len(values), depth)
 
-    def _convert(self, buffer: bytearray, piece: bytes) -> int:
-        """Store the numbers in *piece*, the front of *buffer*: its end, or up to a comma if a list stays open."""
+    def _convert(self, buffer: bytearray, piece: bytes, depth: int) -> int:
+        """Store the numbers in *piece*, the front of *buffer*, behind which *depth* lists are open: its end."""
         layout = self._layout
-        depth = depth_behind(piece, layout.depth)
         end = len(piece) - 1 if depth else len(piece)
         text = b"".join((b"[" * layout.depth, memoryview(piece)[:end], b"]" * depth))
         check_cut(text, layout.depth, layout.depth + end, continues=layout.depth > 0, goes_on=depth > 0)
-        values = parse_fast(text, self._datatype)
-        if values is None:
-            values, nonfinite = parse_tolerantly(text, self._datatype, layout.count)
-            self.nonfinite += nonfinite
+        parsed = parse(text, self._datatype)
+        if parsed is None:
+            parsed = parse_tolerantly(text, self._datatype, layout.count)
+            if self._datatype.kind is FLOAT:
+                self.nonfinite += int(np.count_nonzero(~np.isfinite(parsed[0])))
         else:
             self._window_bytes = min(self._most_bytes, 2 * self._window_bytes)
         try:
-            self._append(values, text)
+            n_values = self._append(parsed[0], text)
         except ManyTiesError:
             self._window_bytes = TIED_PIECE_BYTES
             return self.step(buffer)
-        layout.read(piece[:end], len(values))
-        self._is_regular &= not layout.is_empty  # where there are no elements, none tell where lists end
+        if not n_values:
+            layout.take_empty(piece[:end])
+        else:
+            if not layout.depth:
+                layout.begin(self._rank(buffer))
+            if layout.is_empty or layout.depth != layout.depth_before or not self._fits(*parsed, text, depth):
+                layout.fail()
+            layout.take(n_values, depth)
         if not depth:
             self._finish()
         return len(piece)
@@ -288,7 +291,3 @@ def _may_become_nonfinite(text: bytes) -> bool:
         if quoted.startswith(text) or (text.startswith(quoted) and not text[len(quoted) :].strip(SPACE)):
             return True
     return False
-
-
-class _UnlikeLayoutError(Exception):
-    """The lists of this piece are not those that are expected, or it is not seen that they are."""
