@@ -6,7 +6,6 @@ Not here: any decision, and what is made of the sums (`metrics`, `recent`).
 """
 
 import logging
-from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +20,7 @@ from gateway.errors import ErrorKind, blame_of
 from gateway.exchange import PROTOCOLS, Attempt, Exchange, Format
 from gateway.policy.ejection import FAILURES
 from gateway.telemetry.failures import Failure, Failures
-from gateway.telemetry.recent import STEP, Group, steps_of
+from gateway.telemetry.recent import STEP, Group, step_of
 from gateway.telemetry.sums import BOUNDS, Cells, Row, Table
 
 MAX_WAITING = 192
@@ -58,6 +57,8 @@ _kind_of = attrgetter(
     *("route", "backend", "protocol", "status", "error"),
     *("client_format", "reply_format", "upstream_format", "is_transcoded"),
 )
+
+_end_of = attrgetter("endpoint", "code")
 
 _FIELDS = {name: attrgetter(name) for name in (*Exchange.__struct_fields__, *Attempt.__struct_fields__)}
 
@@ -226,17 +227,14 @@ class Counting:
                 moments["upstream_request_bytes", reason, blame] += int(sum(_each("request_bytes", last)))
                 moments["upstream_response_bytes", reason, blame] += int(sum(_each("response_bytes", last)))
                 moments["client_response_bytes", reason, blame] += int(response_bytes)
-        seconds = array("d", _each("seconds", group))
+        seconds = list(_each("seconds", group))
         moments["requests", reason, blame] += len(group)
         moments[one.protocol, reason, blame] += len(group)
         moments["microseconds", reason, blame] += round(sum(seconds) * 1e6)
-        for step, count in Counter(steps_of(seconds)).items():
+        for step, count in Counter(map(step_of, seconds)).items():
             moments[STEP, step] += count
-        for exchange in group:
-            if exchange.header_recovered:
-                rows["header_recovered",][0] += 1
-            if exchange.queue_s:
-                self._observe(("admission_wait_seconds",), [exchange.queue_s])
+        rows["header_recovered",][0] += sum(_each("header_recovered", group))
+        self._observe(("admission_wait_seconds",), filter(None, _each("queue_s", group)))
 
     def _count_batched(self, route: str, backend: str, model: str, group: list[Exchange]) -> None:
         """Count how long the requests of *group* have waited for their batches, and each batch with one of them."""
@@ -258,17 +256,17 @@ class Counting:
         self._observe(("upstream_first_byte_seconds", backend), first_byte_s)
         queue_s = [attempt.queue_s for attempt in attempts if attempt.queue_s is not None]
         self._observe(("upstream_queue_seconds", backend), queue_s)
-        for attempt in attempts:
-            rows["upstream_requests", backend, attempt.endpoint, attempt.code][0] += 1
-            if attempt.repeated_for:
-                rows["retries", backend, attempt.repeated_for][0] += 1
+        for end, n_attempts in Counter(map(_end_of, attempts)).items():
+            rows["upstream_requests", backend, *end][0] += n_attempts
+        for reason, n_attempts in Counter(filter(None, _each("repeated_for", attempts))).items():
+            rows["retries", backend, reason][0] += n_attempts
         return self._observe(("upstream_seconds", backend), _each("seconds", attempts))
 
     def _count_codec(self, direction: str, datatypes: str, format_: Format, group: list[Exchange]) -> None:
         """Count what the codec did in one *direction* for exchanges of one kind; of failed ones, for the request."""
         self._observe(("transcode_seconds", direction), _each(f"{direction}_codec_s", group))
-        for datatype in chain.from_iterable(_each(datatypes, group)):
-            self._rows["tensors", direction, datatype][0] += 1
+        for datatype, n_tensors in Counter(chain.from_iterable(_each(datatypes, group))).items():
+            self._rows["tensors", direction, datatype][0] += n_tensors
         self._rows["nonfinite_values", direction][0] += sum(_each(f"{direction}_nonfinite", group))
         if format_ is Format.BINARY and group[0].error is None:
             upstream, client = _FIELDS[f"{direction}_bytes"], _FIELDS[f"client_{direction}_bytes"]
