@@ -9,7 +9,7 @@ import logging
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, islice
+from itertools import chain, islice, product
 from operator import attrgetter
 from typing import Any
 
@@ -21,7 +21,7 @@ from gateway.exchange import PROTOCOLS, Attempt, Exchange, Format
 from gateway.policy.ejection import FAILURES
 from gateway.telemetry.failures import Failure, Failures
 from gateway.telemetry.recent import STEP, Group, step_of
-from gateway.telemetry.sums import BOUNDS, Cells, Row, Table
+from gateway.telemetry.sums import BOUNDS, FAMILIES, Cells, Row, Table
 
 MAX_WAITING = 192
 """The most exchanges that wait to be added up: with 200 models that holds the loop for 0.6 ms."""
@@ -90,12 +90,10 @@ class Counting:
         self._clients: set[str] = set()
         self._expected: set[Row] = set()
         self._connections_seen: dict[Row, int] = {}
-        zeros: list[Row] = [("header_recovered",), ("client_connections_refused",)]
-        zeros += [("admission_wait_seconds",), ("event_loop_lag_seconds",)]
+        self._let_be_zero((family.name,) for family in FAMILIES if not family.labels)
         for direction in _DIRECTIONS:
-            zeros += [(name, direction) for name in ("transcode_seconds", "json_bytes_avoided", "nonfinite_values")]
-            zeros += [("tensors", direction, datatype) for datatype in DATATYPES]
-        self._let_be_zero((*zeros, *_zeros_of_route(_NO_ROUTE)))
+            self._let_be_zero(_zeros_of("direction", direction, datatype=DATATYPES))
+        self._let_be_zero(_zeros_of_route(_NO_ROUTE))
 
     def expect(self, routes: Iterable[str], backends: Iterable[str]) -> Iterator[None]:
         """Make the rows of *routes* and *backends*, with 0: of one that begins with 1, `increase` misses the first.
@@ -104,7 +102,9 @@ class Counting:
         """
         zeros = chain(
             chain.from_iterable(_zeros_of_route(route) for route in routes if self._is_new("route", route)),
-            chain.from_iterable(_zeros_of_backend(name) for name in backends if self._is_new("backend", name)),
+            chain.from_iterable(
+                _zeros_of("backend", name, reason=_FAILURES) for name in backends if self._is_new("backend", name)
+            ),
         )
         while some := list(islice(zeros, ZEROS_AT_ONCE)):
             self._let_be_zero(some)
@@ -113,7 +113,8 @@ class Counting:
 
     def expect_clients(self, names: Iterable[str]) -> None:
         """Let there be zeros for the *names* of tokens."""
-        self._let_be_zero(("client_requests", self._client_label(name), 200) for name in names)
+        for name in names:
+            self._let_be_zero(_zeros_of("client", self._client_label(name), code=[200]))
 
     def _client_label(self, name: str) -> str:
         """The *name* of a token; `other` beyond `MAX_CLIENTS` of them."""
@@ -129,7 +130,7 @@ class Counting:
         """
         new = ((backend, url) for backend, url in endpoints if self._is_new("endpoint", backend, url))
         for backend, url in islice(new, MAX_NEW_ENDPOINTS):
-            self._let_be_zero(("upstream_requests", backend, url, code) for code in _CODES)
+            self._let_be_zero(_zeros_of("endpoint", url, backend=[backend], code=_CODES))
 
     def _is_new(self, *labels: str) -> bool:
         """Whether zeros for these *labels* were not asked for before."""
@@ -302,25 +303,25 @@ class Counting:
         return "other"
 
 
+def _zeros_of(label: str, value: str, **known: Iterable[str | int]) -> Iterator[Row]:
+    """Rows of all metrics whose labels are *label*, which has this *value*, and some of *known* with any of theirs."""
+    values = {label: [value], **known}
+    for family in FAMILIES:
+        if label in family.labels and values.keys() >= {*family.labels}:
+            yield from product([family.name], *(values[each] for each in family.labels))
+
+
 def _zeros_of_route(route: str) -> Iterator[Row]:
-    is_matched = route != _NO_ROUTE
-    for protocol in PROTOCOLS:
-        yield "requests", route, "other", 200 if is_matched else ErrorKind.NO_ROUTE.status, protocol
-    yield "request_seconds", route, "other"
-    for format_ in Format if is_matched else (Format.OTHER,):
-        for side in ("client", "upstream") if is_matched else ("client",):
-            yield f"{side}_request_bytes", route, format_
-            yield f"{side}_response_bytes", route, format_
+    others: dict[str, Iterable[str | int]] = {"model": ["other"], "protocol": PROTOCOLS}
+    if route != _NO_ROUTE:
+        yield from _zeros_of("route", route, code=[200], format=Format, **others)
+    else:  # nothing goes to a backend
+        yield from _zeros_of("route", route, code=[ErrorKind.NO_ROUTE.status], **others)
+        yield "client_request_bytes", route, Format.OTHER
+        yield "client_response_bytes", route, Format.OTHER
     for (reason, blame), kind in _ERRORS.items():
-        if not (is_matched and kind is ErrorKind.NO_ROUTE):
+        if route == _NO_ROUTE or kind is not ErrorKind.NO_ROUTE:
             yield "errors", route, reason, blame
-
-
-def _zeros_of_backend(backend: str) -> Iterator[Row]:
-    for name in ("upstream_seconds", "upstream_first_byte_seconds", "upstream_queue_seconds"):
-        yield name, backend
-    for reason in _FAILURES:
-        yield "retries", backend, reason
 
 
 def _each(name: str, records: Iterable[Exchange | Attempt]) -> Iterator[Any]:

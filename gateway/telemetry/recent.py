@@ -91,7 +91,7 @@ def total(counts: Mapping[Row, int], name: str) -> int:
 
 
 def percentiles(counts: Mapping[Row, int], *shares: float) -> list[float | None]:
-    """The seconds within which each of *shares* of the requests were done, to 3.2 %; None if there were none."""
+    """The seconds within which each of *shares* of the requests were done, to 2.2 %; None if there were none."""
     steps = sorted((int(row[1]), count) for row, count in counts.items() if row[0] == STEP)
     if not steps:
         return [None] * len(shares)
