@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -33,15 +34,9 @@ def _own_groups(cgroups: Path, own: Path) -> Iterator[Path]:
 
 def _quota(folder: Path) -> float | None:
     """The cores that one control group may use; None if it says nothing or does not limit them."""
-    try:
-        limit, period = (folder / "cpu.max").read_text().split()  # "max 100000" or "150000 100000"
-    except (OSError, ValueError):
-        try:
-            limit, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        except OSError:
-            return None
-    try:
-        cores = int(limit) / int(period)
-    except (ValueError, ZeroDivisionError):
-        return None
-    return cores if cores > 0 else None
+    for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+        with suppress(OSError, ValueError, ZeroDivisionError):
+            limit, period = " ".join((folder / name).read_text() for name in names).split()
+            if int(limit) > 0:  # -1 is no limit, and "max" is no number
+                return int(limit) / int(period)
+    return None

@@ -48,19 +48,11 @@ class Outside:
 
         `$${` becomes a literal `${`. Raises `ValueError`: what is missing, never a value.
         """
-        parts = []
-        end = 0
-        is_from_outside = False
-        for match in _REFERENCE.finditer(text):
-            parts.append(text[end : match.start()])
-            end = match.end()
-            if match[0] == "$${":
-                parts.append("${")
-            else:
-                parts.append(self._value(match[1]))
-                is_from_outside = True
-        parts.append(text[end:])
-        return "".join(parts), is_from_outside
+        is_from_outside = any(match[0] != "$${" for match in _REFERENCE.finditer(text))
+        return _REFERENCE.sub(self._replaced, text), is_from_outside
+
+    def _replaced(self, match: re.Match[str]) -> str:
+        return "${" if match[0] == "$${" else self._value(match[1])
 
     def _value(self, reference: str | None) -> str:
         if reference is None:

@@ -197,21 +197,18 @@ class Address(str):
 
     def takes(self, other: "Address") -> bool:
         """Whether *other* cannot be listened on besides this one, as far as that can be told without a name server."""
-        if not self.port or self.port != other.port:
-            return False
         own, others = _addresses(self.host), _addresses(other.host)
-        return bool(own & (others | _ANY) or others & _ANY)
+        return 0 < self.port == other.port and bool(own & (others | _ANY) or others & _ANY)
 
     def is_reached_by(self, endpoint: Endpoint) -> bool:
         """Whether *endpoint* names this listener, as far as that can be told without asking a name server."""
         url = urlsplit(endpoint)
-        if not self.port or self.port != (url.port or {"http": 80, "https": 443}[url.scheme]):
-            return False
         named, own = _addresses(url.hostname), _addresses(self.host)
         if own & _ANY:
-            return bool(named & (_ANY | _LOOPBACK | {socket.gethostname().lower()})) or any(map(_is_loopback, named))
-        # connecting to 0.0.0.0 or :: reaches what listens on the loopback interface
-        return bool(named & own) or bool(named & _ANY and own & _LOOPBACK)
+            own |= _ANY | _LOOPBACK | {socket.gethostname().lower(), *filter(_is_loopback, named)}
+        elif own & _LOOPBACK:
+            own |= _ANY  # connecting to 0.0.0.0 or :: reaches what listens on the loopback interface
+        return 0 < self.port == (url.port or {"http": 80, "https": 443}[url.scheme]) and bool(named & own)
 
 
 def _addresses(host: str | None) -> set[str]:
