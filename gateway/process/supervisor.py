@@ -176,13 +176,18 @@ class Supervisor:
     async def _spawn(self) -> _WorkerProcess:
         """Start a worker and wait until it listens. Raises `OSError` if it does not."""
         own, its = socket.socketpair()
-        with contextlib.ExitStack() as given:
-            given.enter_context(its)
-            try:
-                process = await self._exec(its, [await self._listening(each, given) for each in self._reserved])
-            except BaseException:
-                own.close()
-                raise
+        given = [its]
+        try:
+            for address, holder in self._reserved:
+                # a `unix:` address cannot be bound a second time
+                given.append(holder.dup() if address.is_unix else await listeners.bind_shared(address))
+            process = await self._exec(*(each.fileno() for each in given))
+        except BaseException:
+            own.close()
+            raise
+        finally:
+            for each in given:
+                each.close()
         # its end tells the worker that the supervisor is gone
         told, tell = await asyncio.open_connection(sock=own)
         worker = self._workers[process.pid] = _WorkerProcess(process, told, tell, self.metrics.add)
@@ -196,22 +201,15 @@ class Supervisor:
             raise OSError(f"a worker did not start on {self._config.listen}")
         return worker
 
-    async def _listening(self, reserved: tuple[Address, socket.socket], given: contextlib.ExitStack) -> int:
-        """The descriptor of a worker's own socket on an address; all workers of a `unix:` listener have the same."""
-        address, holder = reserved
-        if not address.is_unix:
-            holder = given.enter_context(await listeners.bind_shared(address))
-        return holder.fileno()
-
-    async def _exec(self, its: socket.socket, numbers: list[int]) -> asyncio.subprocess.Process:
-        """Start the process of a worker, which is told by *its* socket, and listens on the descriptors *numbers*."""
+    async def _exec(self, told: int, *listening: int) -> asyncio.subprocess.Process:
+        """Start the process of a worker: the descriptors by which it is *told*, and on which it is *listening*."""
         # until the worker ignores them: the terminal's signals go to all processes, and end those that do not
         signal.pthread_sigmask(signal.SIG_BLOCK, _OF_TERMINAL)
         try:
             return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway.process.worker", self.name, *map(str, numbers)),
-                stdin=its.fileno(),
-                pass_fds=numbers,
+                *(sys.executable, "-m", "gateway.process.worker", self.name, *map(str, listening)),
+                stdin=told,
+                pass_fds=listening,
             )
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_TERMINAL)
