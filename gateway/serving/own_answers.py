@@ -4,8 +4,6 @@ Servers of other dialects than V2 have none of the protocol's paths; servers of 
 (`inference`).
 """
 
-from collections.abc import Awaitable, Callable, Mapping
-
 import msgspec
 
 from gateway.backend.attempt import Answer
@@ -30,33 +28,26 @@ LIVE, READY = b'{"live":true}', b'{"ready":true}'
 """What KServe's client reads; others look at the status alone."""
 
 
+_HEALTH = {"/health/live": LIVE, "/health/ready": READY}
+"""Answers to paths of a server that runs."""
+
+
 async def answer(foreign: Foreign) -> None:
     """Answer anything but an inference for a backend of another dialect. Raises `GatewayError`."""
     request, path = foreign.call.request, foreign.path
-    known = _OF_SERVERS if path.model is None else _OF_MODELS
-    tell = known.get(path.asked) if request.method in ("GET", "HEAD") else None
-    if tell is None:
+    asked = path.asked if request.method in ("GET", "HEAD") else None
+    if path.model is None and asked in ("", *_HEALTH):
+        await _require_live(foreign)
+        text = _HEALTH.get(asked) or v2_server_metadata(foreign.dialect.server_name)
+    elif path.model is not None and asked in ("", "/ready"):
+        text = await (_model_ready if asked else _model)(foreign)
+    else:
         words = (
             f"{request.method} {request.path.partition('?')[0]}: servers of dialect {foreign.dialect.name!r} have "
             "nothing like it; for these the gateway answers health, readiness, metadata and inferences"
         )
         raise GatewayError(ErrorKind.BACKEND_ERROR, words, status=404)
-    await foreign.call.reply.whole(200, [JSON], await tell(foreign))
-
-
-async def _live(foreign: Foreign) -> bytes:
-    await _require_live(foreign)
-    return LIVE
-
-
-async def _ready(foreign: Foreign) -> bytes:
-    await _require_live(foreign)
-    return READY
-
-
-async def _server(foreign: Foreign) -> bytes:
-    await _require_live(foreign)
-    return v2_server_metadata(foreign.dialect.server_name)
+    await foreign.call.reply.whole(200, [JSON], text)
 
 
 async def _require_live(foreign: Foreign) -> None:
@@ -101,14 +92,6 @@ async def _model(foreign: Foreign) -> bytes:
     return v2_metadata(foreign.call.match.model or "", description)
 
 
-_OF_SERVERS: Mapping[str, Callable[[Foreign], Awaitable[bytes]]] = {
-    "/health/live": _live,
-    "/health/ready": _ready,
-    "": _server,
-}
-_OF_MODELS: Mapping[str, Callable[[Foreign], Awaitable[bytes]]] = {"/ready": _model_ready, "": _model}
-
-
 # For servers of V2
 
 
@@ -122,7 +105,7 @@ def instead(match: Match, backend: BackendPlan, method: str, status: int, *, is_
         return None
     path = match.v2_path
     if path.model is None:
-        return {"/health/live": LIVE, "/health/ready": READY}.get(path.asked) if is_usable else None
+        return _HEALTH.get(path.asked) if is_usable else None
     return None if path.asked else configured_metadata(backend, match)
 
 
