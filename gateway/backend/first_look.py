@@ -331,7 +331,8 @@ def judge(answer: Answer, base_path: str = "", binary: str = NEVER) -> Finding |
             "service_envelope=kservev2",
         )
     if 300 <= answer.status < 400:
-        target = f" to {shortened(answer.location)}" if answer.location else ""
+        location = answer.headers.get("location")
+        target = f" to {shortened(location)}" if location else ""
         return _bad(f"{says} a redirect{target}, which the gateway does not follow: name the place that it leads to")
     if answer.status >= 500:
         return _bad(

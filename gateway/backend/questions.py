@@ -49,9 +49,6 @@ class Answer(NamedTuple):
 
     status: int
     reason: str
-    media_type: str
-    """In lower case, without parameters."""
-    location: str
     body: bytes
     headers: Mapping[str, str] = {}
     """By their names in lower case."""
@@ -70,7 +67,8 @@ class Answer(NamedTuple):
     @property
     def is_html(self) -> bool:
         """Whether a person was meant to read it."""
-        return "html" in self.media_type or self.body[:100].lstrip().lower().startswith((b"<!doctype", b"<html"))
+        is_said = "html" in self.headers.get("content-type", "").lower()
+        return is_said or self.body[:100].lstrip().lower().startswith((b"<!doctype", b"<html"))
 
     @property
     def needs_credentials(self) -> bool:
@@ -209,18 +207,8 @@ class Asker:
         finally:
             wire.abort()
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in head.raw_headers}
-        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        return Answer(
-            head.code,
-            head.reason,
-            media_type,
-            headers.get("location", ""),
-            bytes(received),
-            headers,
-            clock.time() - began_s,
-            len(body),
-            certificate,
-        )
+        took_s = clock.time() - began_s
+        return Answer(head.code, head.reason, bytes(received), headers, took_s, len(body), certificate)
 
 
 @dataclass(frozen=True)
