@@ -5,7 +5,6 @@ Not here: paths that a route leads to a backend, and what the gateway answers in
 backend (`own_answers`).
 """
 
-from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -19,7 +18,7 @@ from gateway.client.request import ClientRequest
 from gateway.errors import ErrorKind, GatewayError
 from gateway.plan import Plan
 from gateway.serving.call import Call
-from gateway.serving.own_answers import JSON, LIVE, READY
+from gateway.serving.own_answers import HEALTH, JSON
 
 MAX_ASKED_BYTES = 4096
 """The longest question for the index of models that is passed on."""
@@ -27,36 +26,34 @@ MAX_ASKED_BYTES = 4096
 INDEX = "/v2/repository/index"
 NAME = "tensor-gateway"
 
+_READ = ("/v2", *(f"/v2{path}" for path in HEALTH))
+"""What is asked for with GET and HEAD."""
+
 
 def is_asked(request: ClientRequest) -> bool:
     """Whether *request* asks for what the gateway answers for all backends."""
-    return (request.method, _path_of(request)) in _ANSWERS
+    path = _path_of(request)
+    return request.method == "POST" if path == INDEX else path in _READ and request.method in ("GET", "HEAD")
 
 
 async def answer(call: Call) -> None:
     """Answer for all backends. Raises `GatewayError`."""
-    request = call.request
-    await call.reply.whole(200, [JSON], await _ANSWERS[request.method, _path_of(request)](call))
+    path = _path_of(call.request)
+    if path == INDEX:
+        text = await _index(call)
+    elif path == "/v2":
+        text = msgspec.json.encode({"name": NAME, "version": __version__, "extensions": ["binary_tensor_data"]})
+    else:
+        text = HEALTH[path.removeprefix("/v2")]
+        down = [name for name, upstream in call.upstreams.items() if not upstream.is_usable]
+        if down and path.endswith("/ready"):
+            words = f"not ready: all endpoints of {', '.join(down)} are down"
+            raise GatewayError(ErrorKind.UNREACHABLE, words, sent=False)
+    await call.reply.whole(200, [JSON], text)
 
 
 def _path_of(request: ClientRequest) -> str:
     return request.path.partition("?")[0].rstrip("/")
-
-
-async def _live(_: Call) -> bytes:
-    return LIVE
-
-
-async def _ready(call: Call) -> bytes:
-    down = [name for name, upstream in call.upstreams.items() if not upstream.is_usable]
-    if down:
-        words = f"not ready: all endpoints of {', '.join(down)} are down"
-        raise GatewayError(ErrorKind.UNREACHABLE, words, sent=False)
-    return READY
-
-
-async def _server(_: Call) -> bytes:
-    return msgspec.json.encode({"name": NAME, "version": __version__, "extensions": ["binary_tensor_data"]})
 
 
 async def _index(call: Call) -> bytes:
@@ -110,11 +107,3 @@ def _renamed(plan: Plan, backend: str, models: list[Any]) -> list[Any]:
         else model
         for model in models
     ]
-
-
-_ANSWERS: Mapping[tuple[str, str], Callable[[Call], Awaitable[bytes]]] = {
-    **{(method, "/v2/health/live"): _live for method in ("GET", "HEAD")},
-    **{(method, "/v2/health/ready"): _ready for method in ("GET", "HEAD")},
-    **{(method, "/v2"): _server for method in ("GET", "HEAD")},
-    ("POST", INDEX): _index,
-}

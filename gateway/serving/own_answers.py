@@ -24,21 +24,17 @@ LACKING = frozenset({404, 405, 501})
 
 JSON = ("Content-Type", "application/json")
 
-LIVE, READY = b'{"live":true}', b'{"ready":true}'
-"""What KServe's client reads; others look at the status alone."""
-
-
-_HEALTH = {"/health/live": LIVE, "/health/ready": READY}
-"""Answers to paths of a server that runs."""
+HEALTH = {"/health/live": b'{"live":true}', "/health/ready": b'{"ready":true}'}
+"""What a server that runs answers below `/v2`. KServe's client reads this; others look at the status alone."""
 
 
 async def answer(foreign: Foreign) -> None:
     """Answer anything but an inference for a backend of another dialect. Raises `GatewayError`."""
     request, path = foreign.call.request, foreign.path
     asked = path.asked if request.method in ("GET", "HEAD") else None
-    if path.model is None and asked in ("", *_HEALTH):
+    if path.model is None and asked in ("", *HEALTH):
         await _require_live(foreign)
-        text = _HEALTH.get(asked) or v2_server_metadata(foreign.dialect.server_name)
+        text = HEALTH.get(asked) or v2_server_metadata(foreign.dialect.server_name)
     elif path.model is not None and asked in ("", "/ready"):
         text = await (_model_ready if asked else _model)(foreign)
     else:
@@ -105,7 +101,7 @@ def instead(match: Match, backend: BackendPlan, method: str, status: int, *, is_
         return None
     path = match.v2_path
     if path.model is None:
-        return _HEALTH.get(path.asked) if is_usable else None
+        return HEALTH.get(path.asked) if is_usable else None
     return None if path.asked else configured_metadata(backend, match)
 
 
