@@ -24,7 +24,6 @@ from gateway.certificates import tls_warnings
 from gateway.config import (
     MAX_FILE_BYTES,
     Config,
-    Inspected,
     for_backend,
     inspect,
     inspect_bytes,
@@ -230,22 +229,17 @@ def _checked(file: str) -> int:
     if "://" in file:
         raise ConfigError(f"{file}: expected a file; to serve in front of a server: serve --backend URL")
     found = inspect_bytes(sys.stdin.buffer.read(MAX_FILE_BYTES + 1), "-") if file == "-" else inspect(Path(file))
-    _prove(found)
+    if found.read is not None:
+        # what is wrong with the content of files that keys name, but for keys with errors already
+        for key, reason in file_problems(found.read):
+            found.add_error(key, reason)
+        for key, reason in tls_warnings(found.read):
+            found.add_warning(key, reason)
     for text in found.texts():
         print(text, file=sys.stderr)
     if found.config is not None:
         print(f"{file}: valid; backends: {', '.join(found.config.backends)}{who_answers(found.config)}", flush=True)
     return 2 if found.config is None else 0
-
-
-def _prove(found: Inspected) -> None:
-    """Add what is wrong with the content of files that keys name, but for keys with errors already."""
-    if found.read is None:
-        return
-    for key, reason in file_problems(found.read):
-        found.add_error(key, reason)
-    for key, reason in tls_warnings(found.read):
-        found.add_warning(key, reason)
 
 
 def _schema(options: argparse.Namespace) -> int:

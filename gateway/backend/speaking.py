@@ -218,13 +218,11 @@ class Speaking:
             speech.asking = asyncio.ensure_future(self._ask(speech))
             self._tasks.add(speech.asking)
             speech.asking.add_done_callback(self._tasks.discard)
+        if age_s < believed_s:
+            return None
         # one that did not answer holds up nobody, as long as something is known without it
-        is_needed = speech.failure is None or not self._knows_dialect
-        return speech.asking if is_needed and age_s >= believed_s else None
-
-    @property
-    def _knows_dialect(self) -> bool:
-        return self._dialect != AUTO or any(speech.said.dialect for speech in self._speeches.values())
+        is_known = self._dialect != AUTO or any(each.said.dialect for each in self._speeches.values())
+        return None if is_known and speech.failure is not None else speech.asking
 
     async def _ask(self, speech: _Speech) -> None:
         """Ask one endpoint what there is to know."""
