@@ -10,6 +10,7 @@ from typing import NamedTuple
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 
 from gateway.client.grpc.frames import Code, Http2Error
+from gateway.client.grpc.inference import varint
 from gateway.client.request import find_encoding_fault
 from gateway.codec import HEADER_LENGTH
 from gateway.errors import ErrorKind, GatewayError
@@ -148,20 +149,12 @@ def _find_fault(first: dict[str, str]) -> str:
 
 def encoded(fields: Pairs) -> bytes:
     """*fields* as HPACK has those that no table remembers: nothing has to be searched, and no state be kept."""
-    block = bytearray()
-    for field in fields:
-        block.append(0)
-        for text in field:
-            data = text.encode()
-            length = len(data)
-            if length < 0x7F:
-                block.append(length)
-            else:
-                block.append(0x7F)
-                length -= 0x7F
-                while length > 0x7F:
-                    block.append(length & 0x7F | 0x80)
-                    length >>= 7
-                block.append(length)
-            block += data
-    return bytes(block)
+    return b"".join([b"\0%b%b" % (_string(name), _string(value)) for name, value in fields])
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    n_bytes = len(data)
+    if n_bytes < 0x7F:
+        return b"%c%b" % (n_bytes, data)
+    return b"\x7f%b%b" % (varint(n_bytes - 0x7F), data)

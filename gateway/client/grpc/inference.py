@@ -234,6 +234,8 @@ def check_fields(message: memoryview) -> None:
 
 def _read_varint(data: memoryview, at: int, max_bytes: int) -> tuple[int, int]:
     """The number at *at*, of at most *max_bytes*, and where it ends. Raises `CodecError`."""
+    if at < len(data) and (number := data[at]) < 0x80:
+        return number, at + 1
     number = shift = 0
     for byte in data[at : at + max_bytes]:
         at += 1

@@ -55,6 +55,7 @@ class GrpcReply:
         self._body = body
         self._call = call
         self._plan = plan
+        self._pacer = Pacer()
         self._begun: tuple[int, Pairs] = (0, ())
         self._pieces: list[Buffer] = []
         self._kept_bytes = 0
@@ -180,9 +181,8 @@ class GrpcReply:
         return {"is_typed": is_typed}
 
     async def _run(self, steps: Generator[None, None, T]) -> T:
-        pacer = Pacer()
-        found = await pacer.run(steps)
-        self._exchange.response_codec_s += pacer.take_seconds()
+        found = await self._pacer.run(steps)
+        self._exchange.response_codec_s += self._pacer.take_seconds()
         return found
 
     # How it goes out
@@ -193,7 +193,7 @@ class GrpcReply:
         n_bytes = sum(map(len, message))
         self.has_begun = True
         stream.begin(OK_HEAD + self._metadata(headers))
-        await stream.write([b"\0" + n_bytes.to_bytes(PREFIX_BYTES - 1), *message], Pacer())
+        await stream.write([b"\0" + n_bytes.to_bytes(PREFIX_BYTES - 1), *message], self._pacer)
         stream.finish(_OK_TRAILERS)
         return n_bytes
 
@@ -265,7 +265,7 @@ class StreamedReply(GrpcReply):
         self.has_begun = True
         if not stream.is_answered:
             stream.begin(OK_HEAD + self._metadata(headers))
-        await stream.write([b"\0" + n_bytes.to_bytes(PREFIX_BYTES - 1), *message], Pacer())
+        await stream.write([b"\0" + n_bytes.to_bytes(PREFIX_BYTES - 1), *message], self._pacer)
         stream.connection.flush()
         return n_bytes
 
