@@ -392,7 +392,9 @@ def test_fifty_clients_at_once_get_their_own(serving: Serving) -> None:
 # Odd applications and servers, by the protocol itself
 
 
-async def drive(app: Any, messages: list[dict[str, Any]], headers: list[tuple[bytes, bytes]]) -> list[dict[str, Any]]:
+async def drive(
+    app: Any, messages: list[dict[str, Any]], headers: list[tuple[bytes, bytes]], **options: Any
+) -> list[dict[str, Any]]:
     """What *app* behind the middleware sends for an inference whose body comes in *messages*."""
     sent: list[dict[str, Any]] = []
     waiting = iter(messages)
@@ -404,7 +406,7 @@ async def drive(app: Any, messages: list[dict[str, Any]], headers: list[tuple[by
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": "/v2/models/m/infer", "headers": headers, "query_string": b""}
-    await BinaryTensors(app)(scope, receive, send)
+    await BinaryTensors(app, **options)(scope, receive, send)
     return sent
 
 
@@ -646,6 +648,61 @@ async def test_a_receive_that_is_cancelled_takes_nothing_of_the_body_with_it() -
     headers = [(b"inference-header-content-length", b"%d" % len(header))]
     await drive(app, [{"type": "http.request", "body": header + array.tobytes()}], headers)
     assert n_cancelled > 2
+
+
+async def test_an_error_in_pieces_beside_other_messages() -> None:
+    body, length = request_of()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 418, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"detail": ', "more_body": True})
+        await send({"type": "http.response.debug", "info": {}})
+        await send({"type": "http.response.body", "body": b'"tea"}'})
+
+    headers = [(b"inference-header-content-length", b"%d" % length)]
+    status, text = said(await drive(app, [{"type": "http.request", "body": body}], headers))
+    assert (status, json.loads(text)["error"]) == (418, "tea")
+
+
+async def test_a_body_without_a_length_that_outgrows_the_limit() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError
+
+    pieces = [{"type": "http.request", "body": b" " * 600, "more_body": True}] * 2
+    status, text = said(await drive(app, pieces, [], request_body=1000))
+    assert status == 413
+    assert "`request_body`" in json.loads(text)["error"]
+
+
+@pytest.mark.parametrize("pieces", [1, 4])
+async def test_half_precision_that_is_promoted_needs_the_models_metadata(pieces: int) -> None:
+    """Of which no more than a mebibyte is read."""
+    blob = np.array([1.5, -2.25], np.float16).tobytes()
+    entry = {"name": "x", "shape": [2], "datatype": "FP16", "parameters": {"binary_data_size": len(blob)}}
+    header = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
+    output = {"name": "y", "shape": [2], "datatype": "FP16"}
+    asked: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        answer: dict[str, Any] = {"name": "m", "inputs": [], "outputs": [output]}
+        if scope["method"] == "POST":
+            asked.append(json.loads((await receive())["body"])["inputs"][0])
+            answer = {"outputs": [{**output, "datatype": "FP32", "data": asked[0]["data"]}]}
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": json.dumps(answer).encode(), "more_body": pieces > 1})
+        for number in range(1, pieces):
+            more = {"body": b" " * 700_000 * (scope["method"] == "GET"), "more_body": number < pieces - 1}
+            await send({"type": "http.response.body", **more})
+
+    sent = await drive(
+        app,
+        [{"type": "http.request", "body": header + blob}],
+        [(b"inference-header-content-length", b"%d" % len(header))],
+        half_precision="promote",
+    )
+    status, reply = said(sent)
+    assert (status, reply[-4:]) == (200, blob)
+    assert (asked[0]["datatype"], asked[0]["data"]) == ("FP32", [1.5, -2.25])
 
 
 async def test_who_looks_from_time_to_time_whether_the_client_has_left_is_told() -> None:

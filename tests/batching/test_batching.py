@@ -15,6 +15,7 @@ import tritonclient.grpc.aio as triton
 from aiohttp import web
 from multidict import CIMultiDict
 
+from gateway.serving.batching import MAX_UNBATCHED
 from tests.conftest import HEADER_LENGTH, Client, Connection, Reply, access_lines, lying, running, tensor
 
 ON = "batch: {max_size: 8, max_delay: 60s}"
@@ -360,6 +361,19 @@ async def test_a_model_whose_batches_alone_cannot_be_read_is_batched_no_more(cap
     assert len([line for line in caplog.messages if "batched no more" in line]) == 1
 
 
+async def test_two_batches_at_once_that_cannot_be_divided(caplog: pytest.LogCaptureFixture) -> None:
+    def single(request: dict[str, Any]) -> dict[str, Any]:
+        return doubled(request) | ({"strange": 1} if request["inputs"][0]["shape"][0] > 1 else {})
+
+    async with serving(single) as server, running(server.url, backend=ON) as client:
+        other = DIFFERENT["parameters"]
+        asked = [lambda value=value: ask(client, value, **(other if value > 2 else {})) for value in range(5)]
+        replies = await together(server, client, *asked)
+        assert [values(reply)[0] for reply in replies] == [0, 2, 4, 6, 8]
+        assert sorted(server.rows) == [1, 1, 1, 1, 1, 2, 2]
+    assert len([line for line in caplog.messages if "batched no more" in line]) == 1
+
+
 async def test_a_model_that_does_not_batch_is_one_under_all_its_paths(caplog: pytest.LogCaptureFixture) -> None:
     """However often it is asked, under whatever versions and spellings: others are batched all the same."""
 
@@ -381,6 +395,40 @@ async def test_a_model_that_does_not_batch_is_one_under_all_its_paths(caplog: py
         await together(server, client, *other)
         assert server.rows[-1] == 2
     assert len([line for line in caplog.messages if "batched no more" in line]) == 1
+
+
+async def test_a_fault_of_the_gateway_itself_is_told_to_all_of_a_batch(
+    both: Both, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the next batch is one again: nothing is executed twice for it, and nothing is stuck."""
+
+    def breaks(*_: object) -> None:
+        raise KeyError("why")
+
+    server, client = both
+    with monkeypatch.context() as patched:
+        patched.setattr("gateway.serving.batching.divided", breaks)
+        replies = await together(server, client, *[lambda value=value: ask(client, value) for value in range(3)])
+    assert [reply.status for reply in replies] == [200, 500, 500]
+    assert server.rows == [1, 2]
+    assert "a batch of 2 requests failed" in caplog.messages
+    replies = await together(server, client, *[lambda value=value: ask(client, value) for value in range(3)])
+    assert [values(reply)[0] for reply in replies] == [0, 2, 4]
+    assert server.rows == [1, 2, 1, 2]
+    assert client.gateway.gateway.serving.lanes == {}
+
+
+async def test_only_so_many_models_that_do_not_batch_are_remembered(both: Both) -> None:
+    """Clients may make up names, and servers that answer under any of them exist."""
+    server, client = both
+    unbatched = client.gateway.gateway.serving.unbatched
+    unbatched.update({("main", f"made-up-{number}"): None for number in range(MAX_UNBATCHED)})
+    server.answer = lambda request: doubled(request) | {"strange": 1}
+    await together(server, client, *[lambda value=value: ask(client, value) for value in range(3)])
+    assert server.rows == [1, 2, 1, 1]
+    assert len(unbatched) == MAX_UNBATCHED
+    assert ("main", "made-up-0") not in unbatched
+    assert ("main", "m") in unbatched
 
 
 async def test_cookies_are_given_to_nobody_where_several_would_get_them(both: Both) -> None:
