@@ -7,6 +7,7 @@ are in `test_dialect_servers`.
 import asyncio
 import base64
 import io
+import itertools
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -385,7 +386,10 @@ async def test_a_hundred_clients_at_once_lead_to_one_question_about_the_model(se
             replies = await asyncio.gather(*(stage.infer() for _ in range(100)))
             await waiting
         assert [reply.status for reply in replies] == [expected] * 100
-        assert [seen.target for seen in backend.seen].count("/v1/models/m/metadata") == 1
+        targets = [seen.target for seen in backend.seen]
+        # a slow machine sends the last inferences when the description is too old, and it is asked for again
+        at_once = itertools.takewhile(lambda target: target.endswith("/metadata"), targets)
+        assert [*at_once] == ["/v1/models/m/metadata"]
 
 
 @pytest.mark.rule("11.2")

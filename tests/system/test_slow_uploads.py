@@ -2,8 +2,9 @@
 
 See docs/configuration.md, "Slow uploads give way".
 
-Real sockets, and a gateway with small limits, so that a few connections do what thousands would; the full size is
-marked alone. Not here: who is ended for whom, see tests/policy/test_admission.py.
+Real sockets, and a gateway with small limits, so that a few connections do what thousands would; then the full size.
+How long others wait can be judged where nothing else takes the processor, so most of these tests run alone.
+Not here: who is ended for whom, see tests/policy/test_admission.py.
 """
 
 import asyncio
@@ -163,9 +164,8 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "is_endless", [pytest.param(False, id="once", marks=pytest.mark.slow), pytest.param(True, id="again and again")]
-)
+@pytest.mark.alone
+@pytest.mark.parametrize("is_endless", [False, True], ids=["once", "again and again"])
 @pytest.mark.parametrize(("n_clients", "path", "announced_bytes", "bytes_per_s"), FORMS)
 async def test_slow_uploads_do_not_shut_others_out(
     server: JsonServer, n_clients: int, path: str, announced_bytes: int, bytes_per_s: int, is_endless: bool
@@ -185,6 +185,7 @@ async def test_slow_uploads_do_not_shut_others_out(
         assert (admission.held_bytes, admission.requests) == (0, 0)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("is_endless", [False, True], ids=["once", "again and again"])
 async def test_slow_uploads_that_go_on_to_a_backend_give_their_slots_back(is_endless: bool) -> None:
     """And neither do they shut others out in their first second, when they are fast on average."""
@@ -196,6 +197,7 @@ async def test_slow_uploads_that_go_on_to_a_backend_give_their_slots_back(is_end
         assert any("its place was needed for other requests (limits.concurrent_requests)" in w for w in attack.words)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("at_once_bytes", [0, 100_000])
 async def test_slow_uploads_that_send_a_little_at_once_do_not_shut_others_out(
     server: JsonServer, at_once_bytes: int
