@@ -208,6 +208,28 @@ async def test_fields_of_one_byte_hold_nobody_up(both: Both) -> None:
     await still_serves(both)
 
 
+async def test_others_run_between_frames_when_a_turn_is_over(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection has a millisecond for its frames, then its turn is over: here each is too long."""
+    monkeypatch.setattr("gateway.client.grpc.connection.TURN_S", -1.0)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with connected(address_of(both[0])) as raw:
+        await raw.until(SETTINGS)
+        counting = asyncio.create_task(count())
+        await raw.send(b"".join(frame(PING, 0, bytes(8)) for _ in range(100)))
+        for _ in range(100):
+            await raw.until(PING)
+        counting.cancel()
+    assert turns >= 100
+    await still_serves(both)
+
+
 MODEL = b"\x0a\x08identity"
 
 

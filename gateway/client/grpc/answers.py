@@ -99,11 +99,6 @@ def write_response(
     return message
 
 
-def outputs_in_json(header: bytes) -> bool:
-    """Whether the reply *header* has outputs in JSON, as servers answer that do not do what they are asked."""
-    return b'"data"' in header
-
-
 class Blobs:
     """Takes the JSON of a reply, and the values of its outputs, off buffers; each may have several."""
 

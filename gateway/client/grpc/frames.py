@@ -43,9 +43,6 @@ USELESS_FRAMES = 200
 EARNED_BY_CALL = 20
 """How many such frames each call earns that was answered."""
 
-EARNED_BY_FRAME = 1
-"""The same for each frame of an answer: clients measure the way with a ping for what has come."""
-
 LATE_S = 0.1
 """A call that is cancelled so long after its beginning counts as no such frame: `MAX_STREAMS` bounds these."""
 

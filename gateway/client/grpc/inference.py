@@ -24,10 +24,10 @@ LONG_BYTES = 16 * 1024
 """Values are converted in slices of this size."""
 
 APART_BYTES = 1024
-"""An input's entry that is longer is taken apart; of a shorter one protobuf sees the values, too."""
+"""An input's entry that is longer is taken apart; of a shorter one protobuf sees the values, too.
 
-RUN_BYTES = 1024
-"""How much of numbers that are not packed is looked at in one step: each has a tag of its own."""
+So much of numbers that are not packed, each with a tag of its own, is looked at in one step.
+"""
 
 STEP_FIELDS = 512
 """How many fields of a message, or elements of BYTES, are looked at in one step."""
@@ -346,7 +346,7 @@ def _runs(contents: memoryview) -> Iterator[tuple[int, bool, memoryview]]:
     for tag, start, value, end in _fields(contents):
         number = tag >> 3
         is_packed = tag & 7 == LENGTH and number != NUMBERS["bytes_contents"]
-        if begun_number and (is_packed or number != begun_number or end - begun > RUN_BYTES):
+        if begun_number and (is_packed or number != begun_number or end - begun > APART_BYTES):
             yield begun_number, False, contents[begun:at]
             begun_number = 0
         if is_packed:

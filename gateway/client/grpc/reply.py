@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from typing import TypeVar
 from urllib.parse import quote
 
-from gateway.client.grpc.answers import Blobs, outputs_in_json, write_response
+from gateway.client.grpc.answers import Blobs, write_response
 from gateway.client.grpc.body import GrpcBody, HeaderTooLargeError
 from gateway.client.grpc.calls import Call
 from gateway.client.grpc.frames import Buffer, Code
@@ -164,7 +164,7 @@ class GrpcReply:
         if header_bytes > blobs.n_bytes:
             raise CodecError(f"the answer ends inside of its JSON, which has {length} bytes ({HEADER_LENGTH})")
         header = b"".join(blobs.take(header_bytes))
-        if outputs_in_json(header) and not length:  # of a server that does not do what it is asked
+        if b'"data"' in header and not length:  # of a server that does not do what it is asked
             decoder = InferAnswer(
                 OutputSelection(binary_by_default=True),
                 model=self._exchange.model or "",
@@ -229,10 +229,10 @@ class StreamedReply(GrpcReply):
         body: GrpcBody,
         plan: Plan,
         *,
-        before: "asyncio.Future[None] | None",
+        before: "asyncio.Task[None] | None",
         ends_with_errors: bool,
     ) -> None:
-        """*before* is done when the reply to the message before has gone out.
+        """*before* serves the message before, whose reply goes out first.
 
         *ends_with_errors*: an error ends the stream with a status (metadata `triton_grpc_error`).
         """
@@ -271,7 +271,7 @@ class StreamedReply(GrpcReply):
 
     async def _turn(self) -> None:
         if self._before is not None:
-            await asyncio.shield(self._before)
+            await asyncio.wait((self._before,))
 
 
 def status_fields(status: Status, words: str) -> bytes:

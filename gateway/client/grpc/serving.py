@@ -6,6 +6,7 @@ Not here: frames (`connection`), and what a request gets (`gateway.serving`, beh
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -96,19 +97,17 @@ class _Call:
         loop, stream = self._connection.owner.loop, self._stream
         room = asyncio.Semaphore(STREAM_CALLS)
         tasks: set[asyncio.Task[None]] = set()
-        before: asyncio.Future[None] | None = None
+        before: asyncio.Task[None] | None = None
         try:
             while not stream.is_closed:
                 await room.acquire()
                 message = Message(stream, is_one_of_many=True)
                 if not await message.begin() or stream.is_closed:
                     break
-                done = loop.create_future()
-                task = loop.create_task(self._serve_next(message, before, done))
+                before = task = loop.create_task(self._serve_next(message, before))
                 task.add_done_callback(lambda _: room.release())
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
-                before = done
                 # the next message is behind this one, also where this one is refused before it is read
                 await asyncio.wait((task, message.wait_until_read()), return_when=asyncio.FIRST_COMPLETED)
                 if not message.is_read and not await message.skip():
@@ -125,19 +124,12 @@ class _Call:
             fields = status_fields(*ending)
             stream.finish(fields if stream.is_answered else OK_HEAD + fields)
 
-    async def _serve_next(
-        self, message: Message, before: "asyncio.Future[None] | None", done: "asyncio.Future[None]"
-    ) -> None:
-        """Serve one inference of a stream, whose reply goes out behind that of *before*; *done* says that it has."""
+    async def _serve_next(self, message: Message, before: "asyncio.Task[None] | None") -> None:
+        """Serve one inference of a stream, whose reply goes out when that of *before* has."""
         head = self._head
         reply = partial(StreamedReply, self._stream, before=before, ends_with_errors=head.ends_with_errors)
-        try:
+        with suppress(ConnectionError):  # the client left, which its handler has recorded
             await self._connection.owner.handler(self._request(message, None, head.fault, reply))
-        except ConnectionError:
-            pass  # the client left, which its handler has recorded
-        finally:
-            if not done.done():
-                done.set_result(None)
 
     def _request(
         self,
