@@ -1,6 +1,7 @@
 """Clients that break HTTP/2, or use it against the gateway: each is refused, and others are served meanwhile."""
 
 import asyncio
+import gc
 import random
 from typing import Any
 
@@ -11,6 +12,7 @@ from hpack import Encoder
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
+from gateway.client.request import ClientRequest
 from gateway.demo import JsonServer
 from tests.conftest import Client, Connection, answering, lying
 from tests.grpc.conftest import address_of, serving
@@ -42,7 +44,7 @@ from tests.grpc.test_clients import Both, given, in_message
 pytestmark = pytest.mark.rule("12.6")
 
 BODY = in_message(np.ones(4, "f4"), "FP32", is_typed=False).SerializeToString()
-CALM, PROTOCOL, REFUSED_STREAM = 11, 1, 7
+CALM, COMPRESSION, PROTOCOL, REFUSED_STREAM = 11, 9, 1, 7
 
 
 async def still_serves(both: Both) -> None:
@@ -59,6 +61,47 @@ async def test_a_plain_call_on_a_raw_connection(both: Both) -> None:
     async with connected(address_of(both[0])) as raw:
         await raw.send(fields(1) + frame(DATA, 1, message(BODY), END_STREAM))
         assert (await raw.status(1))["grpc-status"] == "0"
+    await still_serves(both)
+
+
+async def test_a_malformed_call_again_and_again_leaves_nothing(both: Both) -> None:
+    """Its head comes in a few bytes that name fields of the table; each raised the same error, and stayed in it."""
+    encoder = Encoder()
+    async with connected(address_of(both[0])) as raw:
+        for number in range(1, 101, 2):
+            block = encoder.encode([*FIELDS, ("x-bad", " a")])
+            await raw.send(frame(HEADERS, number, block, END_HEADERS) + frame(DATA, number, message(BODY), END_STREAM))
+            assert (await raw.status(number))["grpc-status"] == "3"
+        assert len(block) < 10
+        gc.collect()
+        assert sum(isinstance(each, ClientRequest) for each in gc.get_objects()) <= 2
+    await still_serves(both)
+
+
+async def test_cookies_in_several_fields_are_one_for_the_backend() -> None:
+    """HTTP/2 may send them apart, for its compression; HTTP/1.1 may not (RFC 9113 section 8.2.3)."""
+    heads: list[str] = []
+
+    async def script(connection: Connection) -> None:
+        await connection.read_request()
+        heads.append(connection.head.decode())
+        await connection.answer(b"{}", "400 Bad Request")
+
+    async with lying(script) as liar, serving(liar.url) as (client, _), connected(address_of(client)) as raw:
+        cookies = [("cookie", "a=1"), ("x-other", "x"), ("cookie", "b=2")]
+        await raw.send(fields(1, [*FIELDS, *cookies]) + frame(DATA, 1, message(BODY), END_STREAM))
+        await raw.status(1)
+    assert [line for line in heads[0].split("\r\n") if line.lower().startswith("cookie")] == ["cookie: a=1; b=2"]
+    assert "x-other: x" in heads[0]
+
+
+async def test_fields_that_cannot_be_read_are_not_sent_back(both: Both) -> None:
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(frame(HEADERS, 1, b"\x00\x7f" + b"\xff" * 20_000 + b"\1", END_HEADERS))
+        _, _, _, payload = await raw.until(GOAWAY)
+    assert int.from_bytes(payload[4:8]) == COMPRESSION
+    assert len(payload) < 200
+    assert b"xff" not in payload
     await still_serves(both)
 
 

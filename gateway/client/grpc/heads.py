@@ -80,10 +80,12 @@ class Heads:
         except OversizedHeaderListError as error:
             raise Http2Error(Code.ENHANCE_YOUR_CALM, f"{error} (limits.head)") from None
         except (HPACKError, IndexError) as error:
-            raise Http2Error(Code.COMPRESSION_ERROR, f"fields that cannot be read: {error}") from None
+            words = str(error).partition(":")[0]  # behind it some errors quote the fields
+            raise Http2Error(Code.COMPRESSION_ERROR, f"fields that cannot be read: {words}") from None
         if not _INDEXED.fullmatch(block):
             self._known.clear()
-        elif head.n_bytes <= KNOWN_BYTES and len(self._known) < KNOWN_HEADS:
+        # a fault is raised, and keeps whoever it went through
+        elif head.fault is None and head.n_bytes <= KNOWN_BYTES and len(self._known) < KNOWN_HEADS:
             self._known[block] = head
         return head
 
@@ -109,7 +111,7 @@ def read_head(fields: Iterable[tuple[bytes, bytes]]) -> Head:
         first.setdefault(name, value)
         if name not in _DROPPED and not name.startswith(_DROPPED_BEGINNINGS) and not name.endswith("-bin"):
             crossing.append((name, value))
-    headers = Headers(crossing)
+    headers = Headers(_with_one_cookie(crossing))
     fault = find_encoding_fault(first.get(":path", ""), headers)
     timeout = _TIMEOUT.fullmatch(first.get("grpc-timeout", ""))
     if words := words or _find_fault(first):
@@ -128,6 +130,14 @@ def read_head(fields: Iterable[tuple[bytes, bytes]]) -> Head:
         first.get("triton_grpc_error", "").lower() == "true",
         fault,
     )
+
+
+def _with_one_cookie(fields: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """*fields* as HTTP/1.1 may have them: HTTP/2 may send cookies apart (RFC 9113 section 8.2.3)."""
+    cookies = [value for name, value in fields if name == "cookie"]
+    if len(cookies) < 2:
+        return fields
+    return [field for field in fields if field[0] != "cookie"] + [("cookie", "; ".join(cookies))]
 
 
 def _find_fault(first: dict[str, str]) -> str:
