@@ -124,7 +124,8 @@ class Gateway:
         request = call.request
         request.headers, call.exchange.client_name = call.plan.access.authorize(request.headers)
         if request.fault is not None:
-            raise request.fault
+            # several requests of a stream may have the same one, which would keep all that it has gone through
+            raise request.fault.with_traceback(None)
         if request.begin is not None:
             self._count(call)
             await request.begin()

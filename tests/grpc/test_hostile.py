@@ -78,6 +78,22 @@ async def test_a_malformed_call_again_and_again_leaves_nothing(both: Both) -> No
     await still_serves(both)
 
 
+async def test_messages_of_a_malformed_stream_leave_nothing(both: Both) -> None:
+    """All are refused with the error of their one head."""
+    path = "/inference.GRPCInferenceService/ModelStreamInfer"
+    named = [(name, path if name == ":path" else value) for name, value in FIELDS]
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(fields(1, [*named, ("x-bad", " a")]))
+        for _ in range(50):
+            await raw.send(frame(DATA, 1, message(BODY)))
+            await raw.until(DATA)
+        gc.collect()
+        assert sum(isinstance(each, ClientRequest) for each in gc.get_objects()) <= 3
+        await raw.send(frame(DATA, 1, b"", END_STREAM))
+        assert (await raw.status(1))["grpc-status"] == "0"
+    await still_serves(both)
+
+
 async def test_cookies_in_several_fields_are_one_for_the_backend() -> None:
     """HTTP/2 may send them apart, for its compression; HTTP/1.1 may not (RFC 9113 section 8.2.3)."""
     heads: list[str] = []
