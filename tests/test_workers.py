@@ -15,7 +15,7 @@ from gateway import __version__
 from gateway.config import load, parse
 from gateway.demo import JsonServer
 from gateway.process import supervisor as supervisor_module
-from gateway.process.supervisor import Supervisor
+from gateway.process.supervisor import Supervisor, _WorkerProcess
 from tests.conftest import Client, tensor
 from tests.test_cli import process, url_in_line
 
@@ -256,3 +256,26 @@ async def test_a_worker_that_dies_before_it_listens_is_said(tmp_path: Path, monk
         assert supervisor._workers == {}
     finally:
         await supervisor.stop()
+
+
+async def test_a_worker_whose_program_is_gone_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nothing/here")
+    supervisor = Supervisor(parse("workers: 2\nbackends: {a: {endpoints: ['http://127.0.0.1:1']}}\n"))
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(FileNotFoundError):
+        await supervisor._spawn()
+    assert os.listdir("/proc/self/fd") == before
+    await supervisor.stop()
+
+
+async def test_a_worker_that_sends_what_cannot_be_read_is_killed_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    own, its = socket.socketpair()
+    told, tell = await asyncio.open_connection(sock=own)
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    worker = _WorkerProcess(process, told, tell, lambda batch: True)
+    with its:
+        its.sendall(b"\0\0\0\2{}")
+        assert await asyncio.wait_for(process.wait(), 20) == -signal.SIGKILL
+        assert await worker.answer(1.0) is None
+    (message,) = caplog.messages
+    assert message.startswith(f"worker {process.pid} has sent an invalid message: ")
