@@ -1,10 +1,10 @@
 """Tensors as nested JSON, a piece at a time: lists in lists as the shape says, a scalar bare.
 
-Numbers. orjson prints arrays of any rank nested. A piece is as many whole blocks (rows, matrices, ...) as one step
-prints, of one list; where a row is longer than that, a part of it. Its own brackets are cut off, and before it stands
-what separates it from the piece before:
+Numbers. orjson prints arrays of any rank nested. A list whose items (rows, matrices, ...) are short is printed a run of
+items at a time, each run without the brackets around it; one whose items are longer than a step prints is printed item
+by item, and so on inward:
 
-    shape [2, 3, 2]       [[   [1,2],[3,4],[5,6]   ]],[[   [7,8],[9,10],[11,12]   ]]
+    shape [2, 3, 2]       [[   [1,2],[3,4],[5,6]   ],[   [7,8],[9,10],[11,12]   ]]
 
 A list costs orjson as much as two numbers, so it counts as such. Dimensions of 1 at the end ([n, 1]) are printed
 without lists, and then each comma becomes `],[`: two times faster. Numbers of 8 and 16 bits are printed by tables of
