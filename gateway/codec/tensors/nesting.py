@@ -176,7 +176,8 @@ class Layout:
                 self.close()
 
     def take(self, n_elements: int, depth: int) -> None:
-        """Take elements whose lists are as they should be; behind them *depth* lists are open."""
+        """Take elements whose lists are as they should be, and behind which *depth* lists are open; as `expect`."""
+        self.expect(n_elements)
         end = self.count + n_elements
         first = self.count + (self.depth == self.rank)  # where all lists are open, those that begin here are counted
         for list_depth in range(1, self.rank + 1):

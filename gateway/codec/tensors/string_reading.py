@@ -142,8 +142,9 @@ class BytesSink:
             end = self._take(window, position)
             if end == position:
                 break  # it goes on behind the window
+            is_much = end - position > PARSED_BYTES // 4  # a run: what is behind it is work for another step
             position = end
-            if self._long_element_at is not None:
+            if is_much or self._long_element_at is not None:
                 break
         return position
 
@@ -213,13 +214,14 @@ class BytesSink:
         layout = self._layout
         if layout.rank == 1 and b"\\" not in text:
             n_strings, end = append_plain(self._elements, text)
-            if n_strings:
-                self._layout.add(n_strings)
+            layout.add(n_strings)
+            if end:
                 return end
         gap = _FIRST_GAP.match(text)
         if gap is None:
             return 0
-        limit = PARSED_BYTES if occurrences(text, b'"') > 2 * STEP_ELEMENTS else len(text)
+        cost = occurrences(text, b'"') // 2 + occurrences(text, b"[")  # a list costs as much as a string, or more
+        limit = len(text) * min(cost, STEP_ELEMENTS) // cost
         end = text.rfind(gap[1], 0, limit) + gap[1].index(b",")
         depth = layout.rank - gap[1].count(b"]")
         if depth > 0 and self._take_lists(text, end, depth):
@@ -241,7 +243,6 @@ class BytesSink:
         if not layout.fits(lengths, len(strings), depth):
             del self._elements[before:]
             return False
-        layout.expect(len(strings))
         layout.take(len(strings), depth)
         return True
 

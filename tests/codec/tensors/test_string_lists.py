@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.tensors.elements import RUN_STEP_ELEMENTS, WINDOW_BYTES
+from gateway.codec.tensors.elements import RUN_STEP_ELEMENTS, STEP_ELEMENTS, WINDOW_BYTES
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.tensors.string_reading import BytesSink
 from gateway.errors import CodecError
@@ -242,3 +242,22 @@ def test_one_step_reads_so_many_strings_at_most(front: bytes, strings: list[byte
             most = max(most, (sink.held_bytes - held) // 4)
         held = sink.held_bytes
     assert most <= 2 * RUN_STEP_ELEMENTS  # an element takes five bytes at most
+
+
+@pytest.mark.parametrize("element", ['""', '"\\n"', '"abcdefgh"'])
+@pytest.mark.parametrize("rank", [1, 2, 3, 10, 20])
+def test_one_step_reads_so_many_lists_at_most(rank: int, element: str) -> None:
+    """A list costs as much as a string."""
+    item = "[" * (rank - 1) + element + "]" * (rank - 1)
+    n_items = 200_000 // len(item)
+    buffer = bytearray(f"[{','.join([item] * n_items)}]".encode())
+    sink = BytesSink("y", None)
+    most = 0
+    while not sink.done:
+        taken = sink.step(buffer)
+        step = bytes(buffer[:taken])
+        most = max(most, step.count(b"[") + step.count(b'"') // 2)
+        del buffer[:taken]
+    assert sink.shape == (n_items,) + (1,) * (rank - 1)
+    at_once = RUN_STEP_ELEMENTS if rank == 1 else STEP_ELEMENTS
+    assert most <= at_once + 512  # and some that are read one by one
