@@ -102,6 +102,7 @@ class GrpcConnection(Connection):
             log.debug("client %s broke HTTP/2: %s", self.peer.address, error)
             self._go_away(error.code, str(error))
             return
+        self._give_back()
         self._count()
         self.flush()
         if self._later is None:
@@ -188,7 +189,6 @@ class GrpcConnection(Connection):
         if not data and not is_end:
             self._suffer()
         if stream is None or stream.is_closed:
-            self._give_back()
             return
         stream.window -= n_bytes
         if stream.window < 0 or stream.is_ended:
@@ -263,8 +263,9 @@ class GrpcConnection(Connection):
     def taken(self, n_bytes: int) -> None:
         """Of messages, *n_bytes* that had come were taken: the client may send as much again."""
         self._receiver.message_bytes -= n_bytes
-        self._give_back()
-        self._count()
+        if self.held_bytes:  # else little has waited, and the window was opened when that came
+            self._give_back()
+            self._count()
 
     def _give_back(self) -> None:
         """Open the connection's window for what is no longer held, if that is much."""

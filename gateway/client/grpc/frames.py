@@ -165,7 +165,7 @@ class Frames:
                 if len(unread) >= end:
                     self._at = end
                     payload = memoryview(unread)[start:end]
-                    if kind in (DATA, HEADERS):
+                    if flags & (PADDED | HAS_PRIORITY) and kind in (DATA, HEADERS):
                         payload = _without_padding(payload, kind, flags)
                     if kind not in (HEADERS, CONTINUATION):
                         return kind, flags, number, payload, length
