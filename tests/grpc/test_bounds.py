@@ -106,6 +106,22 @@ async def test_errors_that_end_streams_leave_nothing() -> None:
             assert (await raw.status(number)).get("grpc-status") == "5"
 
 
+@pytest.mark.alone
+async def test_a_window_that_grows_costs_the_same_however_many_streams_there_are(both: Both) -> None:
+    """None of them waits for it: else each update of 13 bytes woke all of them."""
+    seconds: dict[int, float] = {}
+    for n_streams in (1, 100, 1, 100):
+        async with connected(address_of(both[0])) as raw:
+            begun = b"".join(fields(2 * number + 1) for number in range(n_streams))
+            await raw.send(begun + frame(PING, payload=bytes(8)))
+            await raw.until(PING)
+            started_s = time.process_time()
+            await raw.send(frame(WINDOW_UPDATE, 0, b"\0\0\0\1") * 20_000 + frame(PING, payload=bytes(8)))
+            await raw.until(PING)
+            seconds[n_streams] = min(seconds.get(n_streams, 9.0), time.process_time() - started_s)
+    assert seconds[100] < 2 * seconds[1], seconds
+
+
 async def test_pings_between_the_answers_of_a_stream(both: Both) -> None:
     """Clients of Go send one for each answer, to learn how much the way holds."""
     async with connected(address_of(both[0])) as raw:

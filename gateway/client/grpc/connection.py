@@ -178,8 +178,9 @@ class GrpcConnection(Connection):
             self._fail(stream, code)
         elif stream is None:
             self.sender.window += growth
-            for each in self._streams.values():
-                each.has_room()
+            if not room:  # else no stream waits for this window
+                for each in self._streams.values():
+                    each.has_room()
         else:
             stream.room += growth
             stream.has_room()
