@@ -34,6 +34,7 @@ def test_every_row_runs_and_every_byte_is_right(tmp_path: Path) -> None:
     assert all(result["samples"] or result["missing"] for result in results)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_numbers_that_change_on_either_side_of_the_gateway_are_noticed(tmp_path: Path) -> None:
     cases = tmp_path / "cases"
@@ -56,6 +57,7 @@ def test_numbers_that_change_on_either_side_of_the_gateway_are_noticed(tmp_path:
             connection.infer_and_check(right)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_numbers_that_change_on_either_side_of_the_gateway_are_noticed_by_grpc(tmp_path: Path) -> None:
     cases = tmp_path / "cases"
@@ -124,6 +126,7 @@ def test_traffic_checks_itself(kind: str) -> None:
                 exchange.check_reply(b"other", header_bytes, memoryview(reply))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_wrong_values_in_traffic_are_noticed_on_either_side_of_the_gateway(tmp_path: Path) -> None:
     with start_backend(tmp_path, tmp_path) as backend, start_gateway([backend.url], tmp_path) as gateway:

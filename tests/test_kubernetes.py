@@ -314,10 +314,12 @@ def test_pod_monitor_scrapes_the_admin_port_of_the_pods(form: str, pod: GatewayP
     assert "tensor-gateway" in monitor["metadata"]["name"]  # a part of the job's name, which alerts look for
 
 
+@pytest.mark.slow
 def test_what_watches_is_valid(tmp_path: Path) -> None:
     assert_valid(with_component("front", "monitoring", tmp_path), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "key"), [("PodMonitor", "podMetricsEndpoints"), ("PrometheusRule", "groups")])
 def test_validation_refuses_unknown_members_of_custom_resources(kind: str, key: str, tmp_path: Path) -> None:
     objects = with_component("front", "monitoring", tmp_path)
@@ -385,6 +387,7 @@ def test_keda_scales_what_the_autoscaler_would(tmp_path: Path) -> None:
     assert kinds == sorted({*FORMS["front"], "ScaledObject"} - {"HorizontalPodAutoscaler"})  # two would scale it
 
 
+@pytest.mark.slow
 def test_scaled_object_is_valid(tmp_path: Path) -> None:
     objects = with_component("front", "keda", tmp_path)
     assert_valid(objects, tmp_path)
@@ -972,6 +975,7 @@ OVERLAYS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_overlays_of_the_page_give_valid_objects(overlay: str, tmp_path: Path) -> None:
     beside = os.path.relpath(ROOT / "deploy", tmp_path.resolve())

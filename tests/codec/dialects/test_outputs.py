@@ -56,6 +56,7 @@ def rows_of_lists(count: int, item: str, rows: int) -> bytes:
             rows_of_lists(1000, "12345678", 400),
             {f"o{number}": "INT8" for number in range(1000)},
             id="a thousand numbers without names",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             rows_of_lists(2, "[%s1]" % ("1," * 20_000), 60),

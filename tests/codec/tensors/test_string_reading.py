@@ -261,7 +261,9 @@ def value_of(steps: Generator[None, None, T]) -> T:
             return value
 
 
-@pytest.mark.parametrize("sizes", [[10], [50, 100, 150], [1000, 300_000], [3 * BLOB_BYTES, 3]])
+@pytest.mark.parametrize(
+    "sizes", [pytest.param([10], marks=pytest.mark.slow), [50, 100, 150], [1000, 300_000], [3 * BLOB_BYTES, 3]]
+)
 def test_large_tensor_is_several_blobs_of_whole_elements(sizes: list[int]) -> None:
     """As one that grows, it would be copied in a step that takes 2 ms."""
     n_rounds = 3 * BLOB_BYTES // sum(sizes) + 1
