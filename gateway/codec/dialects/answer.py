@@ -28,11 +28,13 @@ from gateway.codec.dialects.outputs import Outputs
 from gateway.codec.dialects.paths import AnswerForm
 from gateway.codec.dialects.walk import Walk
 from gateway.codec.inference import DEFAULT_LIMITS, HeaderLimits, OutputSelection, label_of
-from gateway.codec.json.arriving import ArrivingText
+from gateway.codec.json.arriving import ArrivingText, Reading
+from gateway.codec.json.brackets import MAX_TEXT_DEPTH
 from gateway.codec.tensors import number_printing, string_printing
 from gateway.codec.tensors.datatypes import Kind
 from gateway.codec.tensors.pieces import SPACE
 from gateway.codec.v2.reply import Reply, ReplyOutput, ReplyText
+from gateway.codec.values import SHORT_BYTES
 from gateway.errors import CodecError
 
 
@@ -72,9 +74,11 @@ class DialectAnswer:
             lists_all=lists_all,
         )
         self._walk = Walk(form, self._outputs, limits.max_header_bytes)
-        # in a generator's frame, which nothing of what it refers to knows: no tensor waits for the garbage collector
-        self._reading = self._walk.read(self._text)
-        self._is_read = False
+        self._reading: Reading[None] | None = None
+        """Begun when there is more than a short answer.
+
+        Nothing that its frame refers to knows it: no tensor waits for the garbage collector.
+        """
         self._reply_bytes = 0
 
     @property
@@ -87,7 +91,8 @@ class DialectAnswer:
 
         Raises `CodecError`, and of these `TooLargeError` for more JSON beside the outputs than the limits allow.
         """
-        if self._text.add(chunk):
+        is_enough = self._text.add(chunk)
+        if is_enough and (self._reading is not None or len(self._text.buffer) > SHORT_BYTES):
             yield from self._read_on()
 
     def finish(self, last: bytes = b"") -> Generator[None, None, Reply]:
@@ -97,9 +102,13 @@ class DialectAnswer:
         """
         if last:
             yield from self.feed(last)
+        text = self._text.buffer
+        # how deep whole answers can be read depends on Python
+        if self._reading is None and text.count(b"[") + text.count(b"{") <= MAX_TEXT_DEPTH:
+            self._text = ArrivingText.of_value(text.rstrip(SPACE))
         self._text.end()
         yield from self._read_on()
-        outputs = self._outputs.wanted
+        outputs = list(self._outputs.found.values())
         self._check(outputs)
         return (yield from self._reply(outputs))
 
@@ -124,12 +133,12 @@ class DialectAnswer:
 
     def _read_on(self) -> Iterator[None]:
         """Read as far as the text goes."""
-        if not self._is_read:
-            for is_step in self._reading:
-                if not is_step:
-                    return
-                yield
-            self._is_read = True
+        if self._reading is None:
+            self._reading = self._walk.read(self._text)
+        for is_step in self._reading:
+            if not is_step:
+                return
+            yield
         if self._text.buffer.strip(SPACE):
             raise CodecError(f"the JSON ends after {self._text.consumed} bytes, but more follows")
         self._text.buffer.clear()

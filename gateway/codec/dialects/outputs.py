@@ -8,7 +8,7 @@ for a piece of its own for each of them would hold more text than the tensors.
 Not here: where in an answer the outputs stand (`answer`), and what the client gets of them.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable
 from typing import TypeVar
 
 from gateway.codec.dialects.description import ModelDescription
@@ -33,9 +33,8 @@ WAITING_BYTES = 1024 * 1024
 LINE_BREAKS = b"\r\n"
 """What may stand in base64: Python's `encodebytes`, which MLflow writes it with, makes lines."""
 
-ReadRun = Callable[[Members], Reading[None]]
-ReadLong = Callable[[str, ArrivingText], Reading[None]]
-"""What gets some short values by name, and what reads a long one, which the text begins with."""
+Columns = tuple[int, dict[str, list[bytes]]]
+"""Some short rows: how many, and the texts of each output in them."""
 
 
 class Outputs:
@@ -60,8 +59,8 @@ class Outputs:
         self._selection = selection
         self._b64_objects = b64_objects
         self._limits = limits
-        self.found: dict[str, Output | None] = {}
-        """By name; None for those that the client does not want."""
+        self.found: dict[str, Output] = {}
+        """Those that the client wants, by name."""
         self.waiting_bytes = 0
         """How much text of rows waits."""
         self._sink: Sink | None = None
@@ -71,11 +70,6 @@ class Outputs:
     def held_bytes(self) -> int:
         """What the outputs take so far."""
         return self._done_bytes + self.waiting_bytes + (self._sink.held_bytes if self._sink is not None else 0)
-
-    @property
-    def wanted(self) -> list[Output]:
-        """Those that the client wants."""
-        return wanted_of(self.found)
 
     def is_known(self, name: str) -> bool:
         """Whether the model is known to have an output called *name*."""
@@ -99,28 +93,30 @@ class Outputs:
         self._done_bytes -= value.n_bytes
 
     def start_again(self) -> None:
-        """Forget all: the answer's outputs come a second time, and the last member of a name wins (protocol 1.6)."""
+        """Forget all: the answer's outputs come a second time."""
         self.found.clear()
         self._done_bytes = self.waiting_bytes = 0
 
-    def read_named(self, name: str, text: ArrivingText) -> Reading[None]:
-        """Read the value of the output called *name*."""
+    def forget(self, name: str) -> None:
+        """See `Target.forget`."""
+        output = self.found.pop(name, None)
+        if output is not None:
+            self._done_bytes -= output.n_bytes
+
+    def put(self, name: str, text: ArrivingText) -> Reading[None]:
+        """See `Target.put`. The value is the whole output."""
         output = self.open(name)
         if output is None:
             yield from text.pour(TextSink(label_of("output", name), None))
         else:
             output.take((yield from self.read_value(output, text)))
 
-    def read_short(self, members: Members) -> Reading[None]:
-        """Read the short values of some outputs, by their names."""
-        for name, value in members.items():
-            yield from self.read_named(name, ArrivingText.of_value(bytearray(value)))
-
     def read_value(self, output: Output, text: ArrivingText) -> Reading[Value]:
         """Read the value that comes next in *text*, nested data or a scalar."""
         value = None
-        if text.is_value:
+        if is_short(text):
             value = short_value(bytes(text.buffer), output.datatype)
+            text.drop(len(text.buffer) if value is not None else 0)
             yield STEP
         if value is None:
             sink = output.sink(b64_objects=self._b64_objects)
@@ -142,14 +138,10 @@ class Outputs:
         """A new output called *name*, None if the client does not want it. Raises `CodecError` if it is not known."""
         described = self._described.get(name)
         if not self.is_wanted(name):
-            output = None
-        elif described is None or described.datatype is None:
+            return None
+        if described is None or described.datatype is None:
             raise CodecError(f"{label_of('output', name)}: its datatype is not known; {SETTING} can say it")
-        else:
-            output = Output(name, described.datatype, described)
-        replaced = self.found.get(name)
-        self._done_bytes -= replaced.n_bytes if replaced is not None else 0
-        self.found[name] = output
+        self.found[name] = output = Output(name, described.datatype, described)
         if len(self.found) > self._limits.max_tensors:
             raise CodecError(
                 f"more than {self._limits.max_tensors} outputs, which is the most that `limits.tensors` allows"
@@ -163,73 +155,71 @@ class Rows:
     Texts of short values wait until there are many, and are read as one array.
     """
 
-    def __init__(
-        self,
-        outputs: Outputs,
-        columns: dict[str, Output | None],
-        lacking: Callable[[str, int], str] = lambda name, row: f"row {row} does not have it",
-    ) -> None:
-        """*columns* are the rows' outputs, if they are known, else all of *outputs*, which the first row opens.
+    def __init__(self, outputs: Outputs, names: Iterable[str] | None, lacking: Callable[[str, int], str]) -> None:
+        """*names* are those of the rows' outputs; None: the first row has them.
 
         *lacking* says that an output has no value in a row.
         """
         self._outputs = outputs
-        self._columns = columns
         self._lacking = lacking
         self.n_rows = 0
         """How many have been read."""
+        self._columns: dict[str, Output] = {}
+        self._row: dict[str, bytes | Value] = {}  # a row that is read value by value: texts wait
+        for name in names or ():
+            self._column(name)
 
-    def add(self, rows: list[Members]) -> Reading[None]:
-        """Take some short *rows*: values by the names of outputs."""
-        if not self.n_rows:
-            for name in rows[0]:
-                self._column(name)
-            yield STEP
-        for output in wanted_of(self._columns):
-            try:
-                text = b",".join([row[output.name] for row in rows])
-            except KeyError:
-                lacking = next(index for index, row in enumerate(rows, self.n_rows) if output.name not in row)
-                raise self._without(output, lacking) from None
-            self._outputs.waiting_bytes += output.wait(text)
-        self.n_rows += len(rows)
-        for row in rows:
-            if len(row) > len(self._columns):
-                for name in row:
-                    self._column(name)
+    @property
+    def names(self) -> Collection[str]:
+        """Of the outputs that the client wants."""
+        return self._columns.keys()
+
+    def columns_by_name(self, rows: list[Members]) -> Columns:
+        """Short *rows*, which are outputs by name.
+
+        Raises `CodecError` if they do not all have those of the first row: which does not is told where it is read
+        alone.
+        """
+        for name in rows[0] if not self.n_rows else ():
+            self._column(name)
+        if any(map(self._outputs.is_expected, set().union(*rows).difference(self._columns))):
+            raise CodecError("a row with more values")
+        try:
+            return len(rows), {name: [row[name] for row in rows] for name in self._columns}
+        except KeyError:
+            raise CodecError("a row without a value") from None
+
+    def add(self, runs: Iterable[Columns]) -> Reading[None]:
+        """Take some short rows."""
+        for n_rows, columns in runs:
+            for name, output in self._columns.items():
+                self._outputs.waiting_bytes += output.wait(b",".join(columns[name]))
+            self.n_rows += n_rows
         yield from self._convert_if_full()
 
-    def read_row(self, read: Callable[[ReadRun, ReadLong], Reading[None]]) -> Reading[None]:
-        """*read* a row that is too long to be parsed in one step: short values wait, the others are read at once."""
-        row: dict[str, bytes | Value] = {}
-
-        def read_run(members: Members) -> "Reading[None]":
-            for name in row.keys() & members.keys():
-                forget(name)
-            if members.keys() <= self._columns.keys():
-                row.update(members)
-            else:
-                row.update((name, value) for name, value in members.items() if self._column(name) is not None)
+    def put(self, name: str, text: ArrivingText) -> Reading[None]:
+        """See `Target.put`. The value is the one of a row that ends with `end_row`."""
+        output = self._column(name)
+        if output is None:
+            yield from text.pour(TextSink(label_of("output", name), None))
+        elif is_short(text):
+            self._row[name] = bytes(text.buffer)
             yield STEP
+        else:
+            self._row[name] = yield from self._outputs.read_value(output, text)
 
-        def read_long(name: str, text: ArrivingText) -> "Reading[None]":
-            output = self._column(name)
-            if output is None:
-                yield from text.pour(TextSink(label_of("output", name), None))
-                return
-            forget(name)
-            row[name] = yield from self._outputs.read_value(output, text)
+    def forget(self, name: str) -> None:
+        """See `Target.forget`."""
+        value = self._row.pop(name, None)
+        if isinstance(value, Value):
+            self._outputs.dropped(value)
 
-        def forget(name: str) -> None:
-            value = row.pop(name, None)
-            if isinstance(value, Value):
-                self._outputs.dropped(value)
-
-        yield from read(read_run, read_long)
-        for output in wanted_of(self._columns):
-            value = row.pop(output.name, None)
+    def end_row(self) -> Reading[None]:
+        """Take the row whose values were `put`."""
+        for output in self._columns.values():
+            value = self._row.pop(output.name, None)
             if value is None:
-                raise self._without(output, self.n_rows)
+                raise CodecError(f"{output.label}: {self._lacking(output.name, self.n_rows)}")
             if isinstance(value, bytes):
                 self._outputs.waiting_bytes += output.wait(value)
             else:
@@ -240,21 +230,19 @@ class Rows:
 
     def finish(self) -> Reading[None]:
         """Read all that waits."""
-        for output in wanted_of(self._columns):
+        for output in self._columns.values():
             yield from self._convert(output)
-
-    def _without(self, output: Output, row: int) -> CodecError:
-        return CodecError(f"{output.label}: {self._lacking(output.name, row)}")
 
     def _column(self, name: str) -> Output | None:
         """The output to which a row has a value under *name*; None if the client does not want it."""
-        if name in self._columns:
-            return self._columns[name]
-        if not self.n_rows:
-            return self._outputs.open(name)
-        if not self._outputs.is_expected(name):
-            return None
-        raise CodecError(f"{label_of('output', name)}: some rows have it, but row 0 does not")
+        output = self._columns.get(name)
+        if output is None and not self.n_rows:
+            output = self._outputs.open(name)
+            if output is not None:
+                self._columns[name] = output
+        elif output is None and self._outputs.is_expected(name):
+            raise CodecError(f"{label_of('output', name)}: some rows have it, but row 0 does not")
+        return output
 
     def _convert_if_full(self) -> Reading[None]:
         if self._outputs.waiting_bytes >= WAITING_BYTES:
@@ -269,9 +257,9 @@ class Rows:
             output.append((yield from self._outputs.read_value(output, ArrivingText.of_value(waiting))))
 
 
-def wanted_of(found: Mapping[str, Output | None]) -> list[Output]:
-    """Those of *found* that the client wants."""
-    return [output for output in found.values() if output is not None]
+def is_short(text: ArrivingText) -> bool:
+    """Whether the value that comes next is there as a whole, and nothing else."""
+    return text.is_value and not text.consumed
 
 
 def _in_steps(steps: Generator[None, None, T]) -> Reading[T]:

@@ -56,12 +56,27 @@ class Node(msgspec.Struct, frozen=True):
     is_whole: bool = False
     """Whether the list must have the `items` and no others."""
 
+    @property
+    def inside(self) -> "tuple[Node, ...]":
+        """The values in it that lead on."""
+        return (*self.members.values(), *self.items.values(), *((self.row,) if self.row is not None else ()))
+
+    def nodes(self) -> "Iterator[Node]":
+        """All values from here on."""
+        yield self
+        for inner in self.inside:
+            yield from inner.nodes()
+
     def leaves(self) -> "Iterator[Node]":
-        """The values from here on that are outputs."""
-        if self.output is not None:
-            yield self
-        for inner in (*self.members.values(), *self.items.values(), *((self.row,) if self.row is not None else ())):
-            yield from inner.leaves()
+        """Those of `nodes` that are outputs."""
+        return (node for node in self.nodes() if node.output is not None)
+
+    def way_to(self, output: str) -> "tuple[Node, ...]":
+        """The values from here to the one that is *output*; none if it is not among them."""
+        if self.output == output:
+            return (self,)
+        ways = (inner.way_to(output) for inner in self.inside)
+        return next(((self, *way) for way in ways if way), ())
 
 
 def steps_of(path: str) -> list[Step]:

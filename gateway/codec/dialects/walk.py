@@ -1,27 +1,38 @@
 """The walk through an answer in another dialect than V2: along the paths of its outputs, while its text arrives.
 
-What is on no path is passed over; of the members beside the outputs those that say an error are kept. Not here: what
-paths are (`paths`), how values are read (`outputs`), and the reply (`answer`).
+What is on no path is passed over; of the members beside the outputs those that say an error are kept. Of two members
+with one name the last wins (protocol 1.6): whenever a value on a path begins, all that stood there before is forgotten.
+Not here: what paths are (`paths`), how values are read (`outputs`), and the reply (`answer`).
 """
 
-from collections.abc import Generator
+from collections.abc import Collection, Iterable
+from typing import Any, Protocol
 
 from gateway.codec.dialects.description import MAX_NAMED
 from gateway.codec.dialects.output import SETTING
-from gateway.codec.dialects.outputs import Outputs, ReadLong, ReadRun, Rows
+from gateway.codec.dialects.outputs import Columns, Outputs, Rows, is_short
 from gateway.codec.dialects.paths import AnswerForm, Node
 from gateway.codec.inference import MAX_NAME, label_of
 from gateway.codec.json.arriving import STEP, ArrivingText, ItemText, Reading, read_items, read_members
-from gateway.codec.json.brackets import ARRAY, END_ARRAY, MAX_TEXT_DEPTH, OBJECT, QUOTE
+from gateway.codec.json.brackets import ARRAY, END_ARRAY, OBJECT, QUOTE
 from gateway.codec.json.member_finder import is_key
 from gateway.codec.json.members import Members, excerpt, parse_list, parse_lists, parse_object, parse_objects
 from gateway.codec.json.sinks import TextSink
 from gateway.codec.v2.error_bodies import WORD_MEMBERS, shortened, words_of
-from gateway.codec.values import SHORT_BYTES
 from gateway.errors import CodecError, TooLargeError
 
 _BY_NAME = Node("", has_names=True)
 _ROWS_BY_NAME = Node("", row=_BY_NAME)
+
+
+class Target(Protocol):
+    """What gets the values of outputs: all outputs of the answer, or one row of some."""
+
+    def put(self, name: str, text: ArrivingText) -> Reading[None]:
+        """Take the value of the output called *name*, which comes next in *text*."""
+
+    def forget(self, name: str) -> None:
+        """Let go of the value of an output, if there is one."""
 
 
 class Walk:
@@ -32,72 +43,69 @@ class Walk:
         self.beside_bytes = 0
         """How much JSON beside the outputs there was."""
         self._form = form
-        self._tree = form.tree
         self._outputs = outputs
         self._max_bytes = max_bytes
         self._words: Members = {}
         self._has_outputs = False
         self._rows: Rows | None = None
         # what was found on the way to outputs, by path: names of members, or words
-        self._there: dict[str, list[str] | str] = {}
+        self._there: dict[str, dict[str, None] | str] = {}
 
     def read(self, text: ArrivingText) -> Reading[None]:
         """Read an answer. Raises `CodecError` if it does not have the outputs."""
         code = yield from text.first()
         if self._form.members and code != OBJECT:
-            raise CodecError(f"expected a JSON object, got {excerpt(bytes(text.buffer[:256]))}")
-        members = _members_if_whole(text) if code == OBJECT and self._tree.members else None
-        if members is not None:
-            self._there[self._tree.path] = []
-            yield from self._short_members(self._tree, members, self._outputs.read_short, self._outputs.read_named)
-        else:
-            yield from self._value(self._tree, text, self._outputs.read_short, self._outputs.read_named)
+            raise CodecError(f"expected a JSON object, got {_shown(text)}")
+        yield from self._value(self._form.tree, text, self._outputs)
         if self._form.members and not self._has_outputs:
             wanted = " or ".join(f"`{name}`" for name in self._form.members)
             raise CodecError(f"no {wanted}{self._error()}")
 
     def lacking(self, output: str) -> str:
         """Why there was nothing at the path of *output*; empty if it has none of its own."""
-        node = self._tree
-        deepest = ""
-        while True:
-            deepest = node.path if node.path in self._there else deepest
-            if node.output is not None:
-                break
-            inner = (*node.members.values(), *node.items.values(), *((node.row,) if node.row is not None else ()))
-            on = next((each for each in inner if any(leaf.output == output for leaf in each.leaves())), None)
-            if on is None:
-                return ""
-            node = on
-        there = self._there.get(deepest, "is not there")
+        way = self._form.tree.way_to(output)
+        if not way:
+            return ""
+        deepest = next(node.path for node in reversed(way) if node.path in self._there)
+        there = self._there[deepest]
         if not isinstance(there, str):
             listed = ", ".join(repr(name[:MAX_NAME]) for name in there)
             there = f"has the members {listed}" if there else "has no members"
-        return f"nothing at {node.path}; {deepest} {there}{self._error()}"
+        return f"nothing at {way[-1].path}; {deepest} {there}{self._error()}"
 
     def _error(self) -> str:
         """What the answer says of an error."""
         words = words_of(self._words)
         return f", but an error: {shortened(words)}" if words else ""
 
-    def _value(self, node: Node, text: ArrivingText, read_run: ReadRun, read_long: ReadLong) -> Reading[None]:
-        """Read the value that comes next in *text*; what of it is an output goes to *read_run* or *read_long*."""
+    def _value(self, node: Node, text: ArrivingText, target: Target) -> Reading[None]:
+        """Read the value that comes next in *text*; what of it is an output goes to *target*."""
+        for each in node.nodes():
+            self._there.pop(each.path, None)
+            if each.output is not None:
+                target.forget(each.output)
         code = yield from text.first()
         if node.has_outputs:
+            self._has_outputs = True
+            self._outputs.start_again()
             node = yield from self._node_of_all(text)
         if node.output is not None and (code == ARRAY or not node.is_list):
-            yield from read_long(node.output, text)
+            yield from target.put(node.output, text)
         elif (node.members or node.has_names) and code == OBJECT:
-            self._there[node.path] = []
+            self._there[node.path] = {}
+            members = _whole(text)
+            if members is not None:
+                yield from self._short(node, members.items(), target)
+                return
             yield from read_members(
                 text,
-                lambda members: self._short_members(node, members, read_run, read_long),
-                lambda name: self._long_member(node, name, text, read_run, read_long),
+                lambda members: self._short(node, members.items(), target),
+                lambda name: self._long(node, name, text, target),
             )
         elif node.items and code == ARRAY:
-            yield from self._items(node, text, read_run, read_long)
+            yield from self._items(node, text, target)
         elif node.row is not None and code == ARRAY:
-            yield from self._read_rows(node, node.row, text)
+            yield from self._read_rows(node.row, text)
         else:
             yield from self._pass_other(node, text)
 
@@ -142,122 +150,86 @@ class Walk:
     def _listed(self) -> str:
         return ", ".join(map(repr, self._outputs.names[:MAX_NAMED]))
 
-    def _enter(self, node: Node, name: str) -> Node | None:
-        """The value of the member called *name*, if it is on a path."""
-        names = self._there.setdefault(node.path, [])
-        if isinstance(names, list) and len(names) < MAX_NAMED:
-            names.append(name)
-        inner = node.members.get(name)
-        if inner is not None and inner.has_outputs:
-            self._has_outputs = True
-            self._outputs.start_again()
-        return inner
-
-    def _short_members(
-        self, node: Node, members: Members, read_run: ReadRun, read_long: ReadLong
-    ) -> Generator[bool, None, None]:
-        if node.has_names:
-            yield from read_run(members)
-            return
-        known: list[tuple[Node, bytes]] = []
-        for name, value in members.items():
-            inner = self._enter(node, name)
+    def _short(self, node: Node, values: Iterable[tuple[str | int, bytes]], target: Target) -> Reading[None]:
+        """Read short *values* in an object or a list, by their names or indexes."""
+        for key, value in values:
+            inner = self._on_path(node, key)
             if inner is None:
-                self._pass_short(name, value)
+                self._count(len(value) + (len(key) if isinstance(key, str) else 0))
+                if key in WORD_MEMBERS:
+                    self._words[str(key)] = value
             elif inner.has_outputs and value == b"null":  # which is the same as none
                 self._has_outputs = False
             else:
-                known.append((inner, value))
-        yield from self._short_values(known, read_run, read_long)
+                yield from self._value(inner, ArrivingText.of_value(bytearray(value)), target)
 
-    def _short_values(
-        self, values: list[tuple[Node, bytes]], read_run: ReadRun, read_long: ReadLong
-    ) -> Generator[bool, None, None]:
-        """Read *values*; outputs that follow each other are read together."""
-        run: Members = {}
-        for node, value in values:
-            if node.output is not None and not node.is_list:
-                run[node.output] = value
-                continue
-            if run:
-                yield from read_run(run)
-                run = {}
-            yield from self._value(node, ArrivingText.of_value(bytearray(value)), read_run, read_long)
-        if run:
-            yield from read_run(run)
-
-    def _long_member(
-        self, node: Node, name: str, text: ArrivingText, read_run: ReadRun, read_long: ReadLong
-    ) -> Reading[None]:
-        if node.has_names:
-            yield from read_long(name, text)
-            return
-        inner = self._enter(node, name)
-        if inner is None:
-            self._count(len(name))
-            words: list[bytes] | None = [] if name in WORD_MEMBERS else None
-            yield from self._pass(text, excerpt(name.encode()), words)
-            if words is not None:
-                self._words[name] = b"".join(words)
+    def _long(self, node: Node, key: str | int, text: ArrivingText, target: Target) -> Reading[None]:
+        """Read the long value that comes next, in an object or a list."""
+        inner = self._on_path(node, key)
+        if inner is not None:
+            yield from self._value(inner, text, target)
+        elif isinstance(key, int):
+            yield from self._pass(text, node.path)
         else:
-            yield from self._value(inner, text, read_run, read_long)
+            self._count(len(key))
+            words: list[bytes] | None = [] if key in WORD_MEMBERS and self._rows is None else None
+            yield from self._pass(text, excerpt(key.encode()), words)
+            if words is not None:
+                self._words[key] = b"".join(words)
 
-    def _items(self, node: Node, text: ArrivingText, read_run: ReadRun, read_long: ReadLong) -> Reading[None]:
+    def _on_path(self, node: Node, key: str | int) -> Node | None:
+        """The member or item *key* of an object or a list, if it leads on."""
+        if isinstance(key, int):
+            if node.is_whole and key not in node.items:
+                raise self._no_list("more")
+            return node.items.get(key)
+        if node.has_names:
+            return Node("", output=key)
+        there = self._there[node.path]
+        if isinstance(there, dict) and len(there) < MAX_NAMED:
+            there[key] = None
+        return node.members.get(key)
+
+    def _items(self, node: Node, text: ArrivingText, target: Target) -> Reading[None]:
         """Read a list of which some items are on paths."""
         count = 0
 
         def read_values(values: list[bytes]) -> "Reading[None]":
             nonlocal count
-            known: list[tuple[Node, bytes]] = []
-            for index, value in enumerate(values, count):
-                inner = node.items.get(index)
-                if inner is None:
-                    self._pass_item(node, len(value))
-                else:
-                    known.append((inner, value))
+            yield from self._short(node, enumerate(values, count), target)
             count += len(values)
-            yield from self._short_values(known, read_run, read_long)
 
         def read_value() -> "Reading[None]":
             nonlocal count
-            inner = node.items.get(count)
-            name = inner.output if inner is not None else None
+            name = node.items[count].output if count in node.items else None
             item = ItemText(text, f"item {count} of {node.path}" if name is None else label_of("output", name))
-            count += 1
-            if inner is None:
-                self._pass_item(node, 0)
-                yield from self._pass(item, node.path)
-            else:
-                yield from self._value(inner, item, read_run, read_long)
+            yield from self._long(node, count, item, target)
             item.check_read()
+            count += 1
 
         yield from read_items(text, parse_list, read_values, read_value)
         self._there[node.path] = f"is a list of {count}"
         if node.is_whole and count < len(node.items):
             raise self._no_list(str(count))
 
-    def _read_rows(self, node: Node, row: Node, text: ArrivingText) -> Reading[None]:
+    def _read_rows(self, row: Node, text: ArrivingText) -> Reading[None]:
         """Read a list whose items are rows of all outputs whose paths go through *row*."""
-        opened = {name: self._outputs.open(name) for leaf in row.leaves() if (name := leaf.output) is not None}
+        names = None if row.has_names else [leaf.output for leaf in row.leaves() if leaf.output is not None]
+        self._rows = rows = Rows(self._outputs, names, self._lacking_in_row)
         yield STEP
-        columns = self._outputs.found if row.has_names else opened
-        needed = {name for name, output in opened.items() if output is not None}
-        self._rows = rows = Rows(self._outputs, columns, self._lacking_in_row)
 
-        def parse(window: bytes) -> list[Members]:
+        def parse(window: bytes) -> list[Columns]:
+            if window == b"[]":  # the next row is a long one
+                return []
             if row.has_names:
-                return parse_objects(window)
-            if row.is_whole:
-                return [dict(zip(self._outputs.names, values, strict=True)) for values in _lists(window, len(opened))]
-            found = [_picked(row, item) for item in (parse_objects(window) if row.members else parse_lists(window))]
-            if any(not needed <= each.keys() for each in found):
-                raise CodecError("a row without a value")  # which row, and what it has, is told where it is read alone
-            return found
+                return [rows.columns_by_name(parse_objects(window))]
+            return [_columns(row, window, rows.names)]
 
         def read_row() -> "Reading[None]":
             if row.has_names and (yield from text.first()) != OBJECT:
-                raise CodecError(f"expected an object, got {excerpt(bytes(text.buffer[:256]))}")
-            yield from rows.read_row(lambda read_run, read_long: self._value(row, text, read_run, read_long))
+                raise CodecError(f"expected an object, got {_shown(text)}")
+            yield from self._value(row, text, rows)
+            yield from rows.end_row()
 
         yield from read_items(text, parse, rows.add, read_row)
         yield from rows.finish()
@@ -269,15 +241,9 @@ class Walk:
 
     # What is on no path
 
-    def _pass_short(self, name: str, value: bytes) -> None:
-        """Pass over a short member. Raises `TooLargeError`, as `_pass` does."""
-        self._count(len(name) + len(value))
-        if name in WORD_MEMBERS:
-            self._words[name] = value
-
     def _pass_other(self, node: Node, text: ArrivingText) -> Reading[None]:
         """Pass over a value that is not what leads on at *node*."""
-        there = excerpt(bytes(text.buffer[:256]))
+        there = _shown(text)
         if node.is_whole or (node.row is not None and node.row.is_whole):
             raise self._no_list(f"{there} in place of all rows" if node.row is not None else there)
         self._there[node.path] = f"is {there}"
@@ -291,12 +257,6 @@ class Walk:
             start = text.consumed
             yield state
 
-    def _pass_item(self, node: Node, n_bytes: int) -> None:
-        """Pass over an item of a list."""
-        if node.is_whole:
-            raise self._no_list("more")
-        self._count(n_bytes)
-
     def _count(self, n_bytes: int) -> None:
         if self._rows is not None:  # where there is as much beside the outputs as there are rows
             return
@@ -308,34 +268,33 @@ class Walk:
             )
 
 
-def _lists(window: bytes, length: int) -> list[list[bytes]]:
-    """The lists in *window*. Raises `CodecError` if one has another *length*."""
-    lists = parse_lists(window)
-    if any(len(values) != length for values in lists):
-        raise CodecError("a row of another length")  # which row, and how long it is, is told where it is read alone
-    return lists
+def _columns(node: Node, window: bytes, names: Collection[str | None]) -> Columns:
+    """The texts of the outputs called *names* in the rows of a *window*, which is an array of them.
 
-
-def _picked(node: Node, value: Members | list[bytes]) -> Members:
-    """The texts of the outputs in a short object or list, by their names. Raises `CodecError`."""
-    found: Members = {}
-    if isinstance(value, dict):
-        on = [(inner, value[name]) for name, inner in node.members.items() if name in value]
-    else:
-        on = [(inner, value[index]) for index, inner in node.items.items() if index < len(value)]
-    for inner, text in on:
+    Raises `CodecError` for rows that are not all alike: which one it is, and what it has, is told where it is read
+    alone.
+    """
+    items: list[Any] = parse_lists(window) if node.items else parse_objects(window)
+    if node.is_whole and any(len(item) != len(node.items) for item in items):
+        raise CodecError("a row of another length")
+    columns: dict[str, list[bytes]] = {}
+    for key, inner in (node.items or node.members).items():
+        if not any(leaf.output in names for leaf in inner.leaves()):
+            continue
+        try:
+            values = [item[key] for item in items]
+        except LookupError:
+            raise CodecError("a row without a value") from None
         if inner.output is not None:
-            found[inner.output] = text
+            columns[inner.output] = values
         else:
-            found.update(_picked(inner, parse_object(text) if inner.members else parse_list(text)))
-    return found
+            columns.update(_columns(inner, b"[%b]" % b",".join(values), names)[1])
+    return len(items), columns
 
 
-def _members_if_whole(text: ArrivingText) -> Members | None:
-    """Take the whole answer, if it is there and short; None if it is not, or is to be looked at more closely."""
-    if len(text.buffer) > SHORT_BYTES or not text.buffer.endswith(b"}"):
-        return None
-    if text.buffer.count(b"[") + text.buffer.count(b"{") > MAX_TEXT_DEPTH:  # how deep msgspec reads depends on Python
+def _whole(text: ArrivingText) -> Members | None:
+    """The members of the object that comes next, if nothing else does; None if it is to be looked at more closely."""
+    if not is_short(text):
         return None
     try:
         members = parse_object(bytes(text.buffer))
@@ -343,3 +302,8 @@ def _members_if_whole(text: ArrivingText) -> Members | None:
         return None
     text.drop(len(text.buffer))
     return members
+
+
+def _shown(text: ArrivingText) -> str:
+    """What comes next in *text*, for errors."""
+    return excerpt(bytes(text.buffer[:256])).strip()

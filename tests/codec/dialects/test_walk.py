@@ -105,6 +105,49 @@ def test_outputs_that_are_not_wanted_may_be_anything() -> None:
         assert read(text, paths, datatypes, selection=wanted) == {"y": ([2], "FP32")}
 
 
+LONG = '"long": "' + "x" * 9000 + '",'
+
+
+@pytest.mark.rule("1.6")
+@pytest.mark.parametrize("between", ["", LONG])
+@pytest.mark.parametrize("chunk_bytes", [None, 1000])
+@pytest.mark.parametrize(
+    ("first", "last", "paths", "words"),
+    [
+        ('"a": {"y": 1, "s": "a"}', '"a": {"y": 2}', {"y": "$.a.y", "s": "$.a.s"}, "output 's': nothing at"),
+        ('"a": {"y": 1, "s": "a"}', '"a": 5', {"y": "$.a.y", "s": "$.a.s"}, r"\$.a is 5$"),
+        ('"a": [[1], "a"]', '"a": [[2]]', {"y": "$.a[0]", "s": "$.a[1]"}, r"\$.a is a list of 1"),
+        ('"r": [{"y": 1}]', '"r": null', {"y": "$.r[*].y"}, r"\$.r is null$"),
+        ('"y": [1]', '"y": 3', {"y": "$.y[*]"}, r"\$.y is 3$"),
+    ],
+)
+def test_of_two_members_with_one_name_nothing_of_the_first_is_taken(
+    first: str, last: str, paths: dict[str, str], words: str, between: str, chunk_bytes: int | None
+) -> None:
+    datatypes = {name: {"y": "FP32", "s": "BYTES"}[name] for name in paths}
+    member = f"{first}, {between} {last}"
+    with pytest.raises(CodecError, match=words):
+        read(f"{{{member}}}", paths, datatypes, chunk_bytes=chunk_bytes)
+    below = {name: path.replace("$", "$.b") for name, path in paths.items()}
+    with pytest.raises(CodecError, match=words.replace(r"\$", r"\$.b")):
+        read(f'{{"b": {{{member}}}}}', below, datatypes, chunk_bytes=chunk_bytes)
+    rows = {name: path.replace("$", "$[*]") for name, path in paths.items() if "[*]" not in path}
+    if rows:
+        with pytest.raises(CodecError, match=r"row 1: nothing at"):
+            read(f"[{{{first}}}, {{{member}}}]", rows, datatypes, chunk_bytes=chunk_bytes)
+
+
+def test_a_member_that_is_there_twice_is_told_once_and_as_it_was_last() -> None:
+    for between in ("", LONG):
+        with pytest.raises(CodecError, match=r"nothing at \$.a.b.y; \$.a has the members 'c'$"):
+            read(f'{{"a": {{"b": {{"z": 1}}}}, {between} "a": {{"c": 1}}}}', {"y": "$.a.b.y"}, {"y": "FP32"})
+        with pytest.raises(CodecError, match=r"nothing at \$.y; \$ has the members 'z'(, 'long')?$"):
+            read(f'{{"z": 1, {between} "z": 2}}', {"y": "$.y"}, {"y": "FP32"})
+        row = f'{{"a": {{"y": 1}}, {between} "c": 1}}'
+        with pytest.raises(CodecError, match=r"row 1: nothing at \$\[\*\].a.y; \$\[\*\] has the members 'b'$"):
+            read(f'[{row}, {{"b": 1}}]', {"y": "$[*].a.y"}, {"y": "FP32"})
+
+
 @pytest.mark.parametrize("chunk_bytes", [None, 1])
 @pytest.mark.parametrize(
     ("text", "path", "words"),
@@ -117,7 +160,7 @@ def test_outputs_that_are_not_wanted_may_be_anything() -> None:
         ('{"result": {}}', "$.result.y", r"\$.result has no members"),
         ("[1, 2]", "$.y", r"nothing at \$.y; \$ is \["),
         ('{"y": [1]}', "$.y[1]", r"nothing at \$.y\[1\]; \$.y is a list of 1"),
-        ('{"y": 5}', "$.y[*]", r"nothing at \$.y; \$.y is 5"),
+        ('{"y": 5}', "$.y[*]", r"nothing at \$.y; \$.y is 5$"),
         ('{"y": 5}', "$.y[*].z", r"nothing at \$.y\[\*\].z; \$.y is 5"),
         ('{"r": [{"y": 1}, {"x": 1, "z": 2}]}', "$.r[*].y",
          r"output 'y' \(FP32\): row 1: nothing at \$.r\[\*\].y; \$.r\[\*\] has the members 'x', 'z'"),
