@@ -255,7 +255,7 @@ class Foreign:
         """
         selection = request.selection
         unfit = unfit_input(described.model, request.inputs, self.call.match.model or "")
-        if unfit is None and described.by_server:
+        if unfit is None and (described.by_server or self.dialect.is_configured):
             unfit = unknown_output(described.model, selection)
         if unfit is not None:
             return GatewayError(ErrorKind.MALFORMED_REQUEST, unfit)

@@ -148,6 +148,14 @@ async def test_inputs_that_the_model_does_not_have_are_refused(
 
 
 @pytest.mark.rule("11.7")
+async def test_outputs_that_the_model_does_not_have_are_refused() -> None:
+    async with before(Legacy()) as stage:
+        words = error_of(await stage.infer("iris", numbers("x", X, "FP32"), outputs=[{"name": "nope"}]), 400)
+        assert words == "output 'nope' was requested, but the model has 'label', 'proba'"
+        assert not stage.server.seen
+
+
+@pytest.mark.rule("11.7")
 async def test_rows_of_different_number_are_refused() -> None:
     async with before(Legacy()) as stage:
         ages = numbers("age", np.array([1, 2, 3]), "INT64")

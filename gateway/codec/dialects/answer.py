@@ -66,13 +66,7 @@ class DialectAnswer:
         self._request_id = request_id
         self._selection = selection
         self._text = ArrivingText()
-        self._outputs = Outputs(
-            description,
-            selection,
-            b64_objects=form.b64_objects,
-            limits=limits,
-            lists_all=lists_all,
-        )
+        self._outputs = Outputs(description, selection, form, limits=limits, lists_all=lists_all)
         self._walk = Walk(form, self._outputs, limits.max_header_bytes)
         self._reading: Reading[None] | None = None
         """Begun when there is more than a short answer.

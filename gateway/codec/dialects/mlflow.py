@@ -4,15 +4,28 @@ Facts from the source of MLflow 3.17 (`mlflow.pyfunc.scoring_server`).
 """
 
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
-from gateway.codec.dialects.body import body_of
+from gateway.codec.dialects.body import (
+    ROW_FORM,
+    TABLE,
+    Input,
+    by_name,
+    escaped,
+    instances,
+    rows,
+    text_or_base64,
+    write_own,
+)
 from gateway.codec.dialects.description import NO_ENCODINGS, UNKNOWN, Encodings, ModelDescription, encodings_of
 from gateway.codec.dialects.paths import AnswerForm
-from gateway.codec.dialects.request import Writer
-from gateway.codec.dialects.writing import by_name, instances, names, only, table, text_or_base64
+from gateway.codec.dialects.request import DialectRequest, Writer
+from gateway.codec.inference import Tensor
+from gateway.codec.json.pieced import Piece
 from gateway.errors import CodecError
 
 
@@ -88,21 +101,45 @@ class MLflow:
 
 def mlflow_inputs(is_unnamed: bool, encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"inputs": {NAME: nested}, "params": ...}`; *is_unnamed*: the model's only input has no name."""
-    strings = text_or_base64(encodings)
-    return _writer({"inputs": only(strings) if is_unnamed else by_name(strings)})
+    return _writer(_only if is_unnamed else lambda request: {"inputs": by_name(request)}, encodings)
 
 
 def mlflow_instances(encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"instances": [row, ...], "params": ...}`."""
-    return _writer({"instances": instances(text_or_base64(encodings))})
+    return _writer(lambda request: {"instances": instances(request)}, encodings)
 
 
 def mlflow_dataframe_split(encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"dataframe_split": {"columns": [NAME, ...], "data": [row, ...]}, "params": ...}`."""
-    return _writer({"dataframe_split": {"columns": names, "data": table(text_or_base64(encodings))}})
+    write = _writer(_table, encodings, TABLE)
+    return lambda request: write(structs.replace(request, inputs=list(map(_column, request.inputs))))
 
 
-def _writer(data: dict[str, Any]) -> Writer:
+def _writer(data: Callable[[DialectRequest], Any], encodings: Encodings, form: str = ROW_FORM) -> Writer:
     """The body has `params` only if the request has parameters."""
-    alone, beside_params = body_of(data), body_of({"params": "$parameters", **data})
-    return lambda request: (beside_params if request.parameters else alone)(request)
+    strings = text_or_base64(encodings)
+
+    def write(request: DialectRequest) -> Callable[[], Iterator[Piece]]:
+        params = {"params": "$parameters"} if request.parameters else {}
+        return write_own(request, {**params, **data(request)}, strings, form)
+
+    return write
+
+
+def _only(request: DialectRequest) -> dict[str, Any]:
+    if len(request.inputs) != 1:
+        raise CodecError(f"the model has one input, which has no name; the request has {len(request.inputs)}")
+    return {"inputs": Input(request.inputs[0].name)}
+
+
+def _table(request: DialectRequest) -> dict[str, Any]:
+    names = [tensor.name for tensor in request.inputs]
+    data = rows(list(map(Input, names)), request, TABLE)
+    return {"dataframe_split": {"columns": list(map(escaped, names)), "data": data}}
+
+
+def _column(tensor: Tensor) -> Tensor:
+    """*tensor* as a column of a table. Raises `CodecError` if it is none."""
+    if len(tensor.shape) not in (1, 2) or tensor.shape[1:] not in ((), (1,)):
+        raise CodecError(f"{tensor}: a column of a table has the shape [n] or [n, 1]")
+    return structs.replace(tensor, shape=tensor.shape[:1])

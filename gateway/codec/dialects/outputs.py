@@ -13,12 +13,11 @@ from typing import TypeVar
 
 from gateway.codec.dialects.description import ModelDescription
 from gateway.codec.dialects.output import SETTING, Output
+from gateway.codec.dialects.paths import AnswerForm
 from gateway.codec.inference import HeaderLimits, OutputSelection, label_of
 from gateway.codec.json.arriving import STEP, ArrivingText, Reading
-from gateway.codec.json.brackets import ARRAY
-from gateway.codec.json.members import (
-    Members,
-)
+from gateway.codec.json.brackets import ARRAY, OBJECT
+from gateway.codec.json.members import Members, excerpt
 from gateway.codec.json.sinks import Sink, TextSink
 from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.number_reading import NumberSink
@@ -44,12 +43,12 @@ class Outputs:
         self,
         description: ModelDescription,
         selection: OutputSelection,
+        form: AnswerForm,
         *,
-        b64_objects: bool,
         limits: HeaderLimits,
         lists_all: bool,
     ) -> None:
-        """*b64_objects* is that of `AnswerForm`, *lists_all* that of `DialectAnswer`."""
+        """The arguments are those of `DialectAnswer`."""
         self._described = {tensor.name: tensor for tensor in description.outputs}
         self.names = list(self._described)
         """Of all outputs that the model is known to have."""
@@ -57,7 +56,7 @@ class Outputs:
         """Whether answers have them in this order, where they do not name them."""
         self._lists_all = lists_all
         self._selection = selection
-        self._b64_objects = b64_objects
+        self._form = form
         self._limits = limits
         self.found: dict[str, Output] = {}
         """Those that the client wants, by name."""
@@ -113,26 +112,31 @@ class Outputs:
 
     def read_value(self, output: Output, text: ArrivingText) -> Reading[Value]:
         """Read the value that comes next in *text*, nested data or a scalar."""
-        value = None
-        if is_short(text):
-            value = short_value(bytes(text.buffer), output.datatype)
-            text.drop(len(text.buffer) if value is not None else 0)
-            yield STEP
-        if value is None:
-            sink = output.sink(b64_objects=self._b64_objects)
-            self._sink = sink
-            if (yield from text.first()) == ARRAY:
-                yield from text.pour(sink)
-                shape = sink.shape
-            else:
-                yield from text.pour_scalar(sink)
-                shape = sink.shape[1:]
-            self._sink = None
-            value = Value(shape, sink.blobs(), sink.nonfinite if isinstance(sink, NumberSink) else 0)
-        if output.is_base64:
-            value = Value(value.shape, (yield from _in_steps(from_base64(value.blobs, output.label, LINE_BREAKS))))
+        try:
+            value = yield from self._short_or_poured(output, text)
+            if output.is_base64:
+                value = Value(value.shape, (yield from _in_steps(from_base64(value.blobs, output.label, LINE_BREAKS))))
+        except CodecError as error:
+            way = self._form.tree.way_to(output.name)
+            raise CodecError(f"{error} (at {way[-1].path})" if way else str(error)) from None
         self._done_bytes += value.n_bytes
         return value
+
+    def _short_or_poured(self, output: Output, text: ArrivingText) -> Reading[Value]:
+        if is_short(text):
+            value = short_value(bytes(text.buffer), output.datatype)
+            yield STEP
+            if value is not None:
+                text.drop(len(text.buffer))
+                return value
+        code = yield from text.first()
+        if code == OBJECT and not self._form.b64_objects:
+            raise CodecError(f"{output.label}: expected values, got {shown(text)}")
+        self._sink = sink = output.sink(b64_objects=self._form.b64_objects)
+        yield from (text.pour(sink) if code == ARRAY else text.pour_scalar(sink))
+        self._sink = None
+        shape = sink.shape if code == ARRAY else sink.shape[1:]
+        return Value(shape, sink.blobs(), sink.nonfinite if isinstance(sink, NumberSink) else 0)
 
     def open(self, name: str) -> Output | None:
         """A new output called *name*, None if the client does not want it. Raises `CodecError` if it is not known."""
@@ -260,6 +264,11 @@ class Rows:
 def is_short(text: ArrivingText) -> bool:
     """Whether the value that comes next is there as a whole, and nothing else."""
     return text.is_value and not text.consumed
+
+
+def shown(text: ArrivingText) -> str:
+    """What comes next in *text*, for errors."""
+    return excerpt(bytes(text.buffer[:256])).strip()
 
 
 def _in_steps(steps: Generator[None, None, T]) -> Reading[T]:

@@ -4,7 +4,7 @@
 proved right before anything is sent. A `Writer` makes the body for a backend. `DialectRequest.bound` asks it first
 whether its form can say the request, and it makes the pieces anew each time that the body is sent.
 
-Not here: the forms of bodies (`template`).
+Not here: the forms of bodies (`body`).
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -28,10 +28,7 @@ from gateway.codec.json.sinks import pour
 from gateway.codec.tensors.base64_reading import from_base64
 from gateway.codec.tensors.datatypes import Kind, element_count
 from gateway.codec.tensors.elements import check_elements, joined_blobs
-from gateway.codec.tensors.nested_printing import (
-    check_nestable,
-    list_count,
-)
+from gateway.codec.tensors.nested_printing import list_count
 from gateway.codec.tensors.number_parsing import NATIVE_PIECE_BYTES
 from gateway.codec.tensors.number_reading import NumberSink
 from gateway.codec.tensors.string_reading import BytesSink
@@ -134,8 +131,6 @@ class DialectRequest(msgspec.Struct, frozen=True):
 
     def bound(self, writer: Writer) -> "BoundRequest":
         """The body that *writer* makes. Raises `CodecError` if its form cannot say this request."""
-        for tensor in self.inputs:
-            check_nestable(tensor.shape, tensor)
         return BoundRequest(self, writer(self))
 
 

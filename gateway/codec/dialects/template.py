@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from gateway.codec.dialects.body import Body
+from gateway.codec.dialects.body import Body, text_or_base64
 from gateway.codec.dialects.description import (
     UNKNOWN,
     ModelDescription,
@@ -19,7 +19,6 @@ from gateway.codec.dialects.description import (
 )
 from gateway.codec.dialects.paths import AnswerForm, find, steps_of, tree_of
 from gateway.codec.dialects.request import Writer
-from gateway.codec.dialects.writing import text_or_base64, writer_of
 from gateway.errors import CodecError
 
 MODEL, VERSION = "{model}", "{version}"
@@ -35,7 +34,7 @@ def read_body(value: Any, inputs: tuple[TensorDescription, ...]) -> Body:
 def template_of(path: str, body: Body, answer: Mapping[str, str], error: str | None) -> Template:
     """What a configuration says of one model. Raises `CodecError` for a path of outputs that is none."""
     error_steps = tuple(steps_of(error)) if error is not None else ()
-    return Template(path, writer_of(body.part), AnswerForm(paths=tree_of(answer)), error_steps)
+    return Template(path, body.write, AnswerForm(paths=tree_of(answer)), error_steps)
 
 
 class TemplateDialect:

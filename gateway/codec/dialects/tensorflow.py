@@ -4,15 +4,16 @@ Facts from TensorFlow Serving's documentation and source (`api_rest.md`, `http_r
 and from KServe 0.21.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 import numpy as np
 
-from gateway.codec.dialects.body import body_of
+from gateway.codec.dialects.body import by_name, escaped, instances, write_own
 from gateway.codec.dialects.description import (
     NO_ENCODINGS,
     OCTETS_SUFFIX,
@@ -24,7 +25,6 @@ from gateway.codec.dialects.description import (
 )
 from gateway.codec.dialects.paths import AnswerForm
 from gateway.codec.dialects.request import DialectRequest, Writer
-from gateway.codec.dialects.writing import Part, by_name, instances
 from gateway.codec.inference import BytesPolicy, Tensor, label_of
 from gateway.codec.json.members import excerpt
 from gateway.codec.tensors.datatypes import DATATYPES, Array
@@ -193,17 +193,18 @@ class TensorFlow:
 
 def tensorflow_columnar(signature: str, encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"signature_name": ..., "inputs": {NAME: nested}}`; no name for an empty *signature*."""
-    return _writer(signature, "inputs", by_name(partial(_strings, encodings)))
+    return _writer(signature, "inputs", by_name, encodings)
 
 
 def tensorflow_row(signature: str, encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"signature_name": ..., "instances": [row, ...]}`; no name for an empty *signature*."""
-    return _writer(signature, "instances", instances(partial(_strings, encodings)))
+    return _writer(signature, "instances", instances, encodings)
 
 
-def _writer(signature: str, member: str, inputs: Part) -> Writer:
-    body = body_of({"signature_name": signature, member: inputs} if signature else {member: inputs})
-    return lambda request: body(_for_tensorflow(request))
+def _writer(signature: str, member: str, inputs: Callable[[DialectRequest], Any], encodings: Encodings) -> Writer:
+    named = {"signature_name": escaped(signature)} if signature else {}
+    strings = partial(_strings, encodings)
+    return lambda request: write_own(_for_tensorflow(request), {**named, member: inputs(request)}, strings)
 
 
 def _for_tensorflow(request: DialectRequest) -> DialectRequest:

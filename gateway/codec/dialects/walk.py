@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from gateway.codec.dialects.description import MAX_NAMED
 from gateway.codec.dialects.output import SETTING
-from gateway.codec.dialects.outputs import Columns, Outputs, Rows, is_short
+from gateway.codec.dialects.outputs import Columns, Outputs, Rows, is_short, shown
 from gateway.codec.dialects.paths import AnswerForm, Node
 from gateway.codec.inference import MAX_NAME, label_of
 from gateway.codec.json.arriving import STEP, ArrivingText, ItemText, Reading, read_items, read_members
@@ -55,7 +55,7 @@ class Walk:
         """Read an answer. Raises `CodecError` if it does not have the outputs."""
         code = yield from text.first()
         if self._form.members and code != OBJECT:
-            raise CodecError(f"expected a JSON object, got {_shown(text)}")
+            raise CodecError(f"expected a JSON object, got {shown(text)}")
         yield from self._value(self._form.tree, text, self._outputs)
         if self._form.members and not self._has_outputs:
             wanted = " or ".join(f"`{name}`" for name in self._form.members)
@@ -227,7 +227,7 @@ class Walk:
 
         def read_row() -> "Reading[None]":
             if row.has_names and (yield from text.first()) != OBJECT:
-                raise CodecError(f"expected an object, got {_shown(text)}")
+                raise CodecError(f"expected an object, got {shown(text)}")
             yield from self._value(row, text, rows)
             yield from rows.end_row()
 
@@ -243,7 +243,7 @@ class Walk:
 
     def _pass_other(self, node: Node, text: ArrivingText) -> Reading[None]:
         """Pass over a value that is not what leads on at *node*."""
-        there = _shown(text)
+        there = shown(text)
         if node.is_whole or (node.row is not None and node.row.is_whole):
             raise self._no_list(f"{there} in place of all rows" if node.row is not None else there)
         self._there[node.path] = f"is {there}"
@@ -302,8 +302,3 @@ def _whole(text: ArrivingText) -> Members | None:
         return None
     text.drop(len(text.buffer))
     return members
-
-
-def _shown(text: ArrivingText) -> str:
-    """What comes next in *text*, for errors."""
-    return excerpt(bytes(text.buffer[:256])).strip()

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec import DATATYPES, DialectRequest, TensorPolicy, run
-from gateway.codec.dialects.body import MAX_DEPTH, Body
-from gateway.codec.dialects.writing import text_or_base64, writer_of
+from gateway.codec.dialects.body import MAX_DEPTH, Body, text_or_base64
 from gateway.codec.inference import BytesPolicy
 from gateway.errors import CodecError
 
@@ -21,6 +20,7 @@ X = {"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [1, 2.5, 3, 4]}
 N = {"name": "n", "shape": [2], "datatype": "INT64", "data": [2**63 - 1, -5]}
 S = {"name": "s", "shape": [2], "datatype": "BYTES", "data": ["a\n", "é"]}
 C = {"name": "c", "shape": [], "datatype": "FP64", "data": [0.5]}
+FLAT = {"name": "x", "shape": [2, 0, 3], "datatype": "FP32", "data": []}
 EMPTY = {"name": "x", "shape": [0], "datatype": "FP32", "data": []}
 
 
@@ -35,7 +35,7 @@ def written(text: str, *inputs: Mapping[str, Any], policy: TensorPolicy | None =
     assert not body.faults
     request = json.dumps({"inputs": inputs, **top}).encode()
     parsed = run(DialectRequest.parse(memoryview(request), None, policy or TensorPolicy(), recover=False))
-    bound = parsed.bound(writer_of(body.part))
+    bound = parsed.bound(body.write)
     whole = b"".join(bound.json_pieces())
     assert bound.small_json in (whole, None)
     return json.loads(whole)
@@ -60,6 +60,8 @@ def written(text: str, *inputs: Mapping[str, Any], policy: TensorPolicy | None =
         ("{all: $c, each: {$each: {n: $n}}}", [C, N], {"all": 0.5, "each": [{"n": n} for n in N["data"]]}),
         ("{data: {$b64: s}}", [S], {"data": ["YQo=", "w6k="]}),
         ("{$each: {v: $x}}", [EMPTY], []),
+        ("{v: {$flat: x}, s: {$shape: x}, n: {$rows: x}}", [FLAT], {"v": [], "s": [2, 0, 3], "n": 2}),
+        ("{$each: {v: {$flat: x}, s: {$shape: x}}}", [FLAT], [{"v": [], "s": [0, 3]}] * 2),
         ("{p: $parameters, id: $id, x: $x}", [X], {"p": {}, "id": None, "x": [[1, 2.5], [3, 4]]}),
     ],
 )  # fmt: skip
@@ -80,7 +82,7 @@ def test_binary_inputs_are_in_base64_where_the_policy_says_so() -> None:
     text = json.dumps({"inputs": [header]}).encode()
     policy = TensorPolicy(bytes=BytesPolicy.BASE64)
     request = run(DialectRequest.parse(memoryview(text + blob), len(text), policy, recover=False))
-    body = writer_of(body_for("{s: $s, each: {$each: {v: $s}}}", S).part)
+    body = body_for("{s: $s, each: {$each: {v: $s}}}", S).write
     assert b"".join(request.bound(body).json_pieces()) == b'{"s":["/w=="],"each":[{"v":"/w=="}]}'
 
 
@@ -99,7 +101,7 @@ def test_large_tensors_come_in_pieces() -> None:
         }
     ).encode()
     request = run(DialectRequest.parse(memoryview(text + values.tobytes()), len(text), TensorPolicy(), recover=False))
-    bound = request.bound(writer_of(body_for("{a: {$each: {v: $n, k: 1}}, b: $n}", N).part))
+    bound = request.bound(body_for("{a: {$each: {v: $n, k: 1}}, b: $n}", N).write)
     pieces = list(bound.json_pieces())
     assert max(map(len, pieces)) < 1 << 20
     body = json.loads(b"".join(pieces))
@@ -120,7 +122,37 @@ def test_what_a_request_lacks_is_refused(inputs: list[Mapping[str, Any]], words:
     text = json.dumps({"inputs": inputs}).encode()
     request = run(DialectRequest.parse(memoryview(text), None, TensorPolicy(), recover=False))
     with pytest.raises(CodecError, match=words):
-        request.bound(writer_of(body.part))
+        request.bound(body.write)
+
+
+@pytest.mark.parametrize(
+    ("text", "tensor", "words"),
+    [
+        (
+            "{$each: {n: {$rows: n}}}",
+            N,
+            r"input 'n' \(INT64, shape \[2\]\): a row of it is a scalar and has no rows",
+        ),
+        ("{n: {$rows: c}}", C, r"input 'c' \(FP64, shape \[\]\): a scalar has no rows, which `\$rows`"),
+        ("{x: $x}", FLAT, r"input 'x' \(FP32, shape \[2, 0, 3\]\): nested JSON cannot say the shape"),
+        (
+            "{$each: {$flat: x}}",
+            FLAT | {"shape": [0, 3]},
+            r"input 'x' \(FP32, shape \[0, 3\]\): nested JSON cannot say",
+        ),
+        ("{$each: {x: $x}}", FLAT, r"input 'x' \(FP32, shape \[2, 0, 3\]\): nested JSON cannot say the shape"),
+    ],
+)
+def test_what_a_place_cannot_say_is_told_of_the_clients_tensor(
+    text: str, tensor: Mapping[str, Any], words: str
+) -> None:
+    with pytest.raises(CodecError, match=words):
+        written(text, tensor)
+
+
+def test_an_input_with_the_name_of_something_else_is_told_so() -> None:
+    faults = Body({"i": "$id"}, {"id": (None, None)}, text_or_base64({})).faults
+    assert faults == {"": "input `id` stands nowhere in it; `$id` is the request's own, so call it something else"}
 
 
 @pytest.mark.parametrize(
@@ -226,7 +258,7 @@ def test_any_value_is_a_body_or_has_faults(value: Any) -> None:
         DialectRequest.parse(memoryview(json.dumps({"inputs": inputs}).encode()), None, TensorPolicy(), recover=False)
     )
     try:
-        found = json.loads(b"".join(request.bound(writer_of(body.part)).json_pieces()))
+        found = json.loads(b"".join(request.bound(body.write).json_pieces()))
     except CodecError:  # shapes are known only now: a scalar has no rows
         assert faults or "$rows" in json.dumps(value) or "$each" in json.dumps(value)
         return

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec import DATATYPES, BytesPolicy, HeaderLimits, InferRequest, NonFinite, TensorPolicy, run
+from gateway.codec.dialects.body import FEW_DIMENSIONS, FEW_ELEMENTS
 from gateway.codec.dialects.description import ModelDescription, TensorDescription, v2_metadata
 from gateway.codec.dialects.mlflow import mlflow_dataframe_split, mlflow_inputs, mlflow_instances
 from gateway.codec.dialects.request import DialectRequest, Writer
 from gateway.codec.dialects.tensorflow import tensorflow_columnar, tensorflow_row
-from gateway.codec.dialects.writing import FEW_DIMENSIONS, FEW_ELEMENTS
 from gateway.codec.json.members import HELD_PER_BYTE
 from gateway.codec.tensors.datatypes import Kind
 from gateway.errors import CodecError, TooLargeError
@@ -93,6 +93,15 @@ S = json_input("s", "BYTES", [2, 1], ["a\n", "é"])
 def test_each_form_says_the_inputs(writer: Writer, inputs: list[Any], body: Any) -> None:
     parameters = {"k": [1, "v"]} if "params" in body else {}
     assert body_of(json_request(*inputs, parameters={"binary_data_output": True, **parameters}), writer) == body
+
+
+@pytest.mark.parametrize("name", ["$x", "$$", "$each", "id", "$id", "", "é"])
+def test_inputs_and_signatures_may_have_any_names(name: str) -> None:
+    one, two = json_input(name, "FP32", [1], [1]), json_input("other", "FP32", [1], [2])
+    assert body_of(json_request(one), tensorflow_columnar("$sig")) == {"signature_name": "$sig", "inputs": {name: [1]}}
+    assert body_of(json_request(one, two), tensorflow_row("")) == {"instances": [{name: 1, "other": 2}]}
+    table = {"columns": [name, "other"], "data": [[1, 2]]}
+    assert body_of(json_request(one, two), mlflow_dataframe_split()) == {"dataframe_split": table}
 
 
 def test_only_a_request_with_parameters_has_params() -> None:
@@ -522,5 +531,5 @@ def test_few_numbers_are_printed_as_many_are(
         return [text if isinstance(text, str) else text.decode().replace(" ", "") for text in texts]
 
     few = printed()
-    monkeypatch.setattr("gateway.codec.dialects.writing.FEW_ELEMENTS", 0)
+    monkeypatch.setattr("gateway.codec.dialects.body.FEW_ELEMENTS", 0)
     assert printed() == few
