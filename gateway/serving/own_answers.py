@@ -34,7 +34,7 @@ async def answer(foreign: Foreign) -> None:
     asked = path.asked if request.method in ("GET", "HEAD") else None
     if path.model is None and asked in ("", *HEALTH):
         await _require_live(foreign)
-        text = HEALTH.get(asked) or v2_server_metadata(foreign.dialect.server_name)
+        text = HEALTH.get(asked) or v2_server_metadata(foreign.dialect.name)
     elif path.model is not None and asked in ("", "/ready"):
         text = await (_model_ready if asked else _model)(foreign)
     else:

@@ -3,35 +3,36 @@
 Not here: which dialects there are, and sending anything.
 """
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import Any
+
+import msgspec
 
 from gateway.codec.dialects.description import UNKNOWN, ModelDescription
 from gateway.codec.dialects.paths import AnswerForm
 from gateway.codec.dialects.request import Writer
+from gateway.errors import CodecError
 
 
-class Dialect(Protocol):
-    """A value without state. Paths are raw, as they stand in a request; those of models are percent-encoded."""
+class Dialect(ABC):
+    """A value without state. Paths are raw, as they stand in a request; those of models are percent-encoded.
 
-    @property
-    def name(self) -> str:
-        """What the configuration's `dialect` calls it."""
+    What a dialect does not say itself is as here: its servers describe no models, and have nothing that tells whether
+    one of them is ready.
+    """
 
-    @property
-    def server_name(self) -> str:
-        """The `name` in the answer to `GET /v2`, which says nothing else of such servers."""
-
-    @property
-    def live_path(self) -> str:
-        """What a server answers as long as it runs, see `is_live`; empty: the configuration's `health.path`."""
-
-    @property
-    def is_configured(self) -> bool:
-        """Whether only models that the configuration describes can be asked."""
+    name: str
+    """What the configuration's `dialect` calls it, and the answer to `GET /v2`, which says nothing else of servers."""
+    live_path = ""
+    """What a server answers as long as it runs, see `is_live`; empty: the configuration's `health.path`."""
+    is_configured = False
+    """Whether only models that the configuration describes can be asked."""
 
     def is_live(self, status: int, text: bytes) -> bool:
         """Whether an answer to `live_path` with *status* and the body *text* comes from a server that runs."""
+        return status // 100 == 2
 
+    @abstractmethod
     def infer_path(self, model: str, version: str | None, description: ModelDescription = UNKNOWN) -> str | None:
         """Where inferences are sent; None if the dialect has no such thing, as versions.
 
@@ -40,22 +41,28 @@ class Dialect(Protocol):
 
     def ready_path(self, model: str, version: str | None) -> str | None:
         """What tells whether a model is ready, see `is_ready`; None as for `infer_path`."""
+        return None
 
     def is_ready(self, text: bytes) -> bool:
         """Whether the body *text* of an answer to `ready_path` with status 200 says that the model is ready."""
+        return True
 
     def description_path(self, model: str, version: str | None) -> str | None:
         """Where the server describes the model; None if it describes none."""
+        return None
 
     def read_description(self, text: bytes, signature: str) -> ModelDescription:
         """What the body *text* of an answer to `description_path` says, of *signature* (empty: the usual one).
 
         Raises `CodecError` if it cannot be read.
         """
+        raise CodecError(f"servers of dialect {self.name!r} do not describe their models")
 
+    @abstractmethod
     def writer(self, description: ModelDescription) -> Writer:
         """What makes the body of a request to the model."""
 
+    @abstractmethod
     def answer_form(self, description: ModelDescription) -> AnswerForm:
         """How the model's answers are put together."""
 
@@ -64,3 +71,12 @@ class Dialect(Protocol):
 
         *description* is what the configuration says of the model.
         """
+        return None
+
+
+def document_of(text: bytes) -> Any:
+    """The JSON *text* as plain objects; None if it is none."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

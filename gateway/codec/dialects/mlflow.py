@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 from msgspec import structs
 
 from gateway.codec.dialects.body import (
@@ -22,34 +21,22 @@ from gateway.codec.dialects.body import (
     write_own,
 )
 from gateway.codec.dialects.description import NO_ENCODINGS, UNKNOWN, Encodings, ModelDescription, encodings_of
-from gateway.codec.dialects.paths import AnswerForm
+from gateway.codec.dialects.dialect import Dialect, document_of
+from gateway.codec.dialects.paths import AnswerForm, find
 from gateway.codec.dialects.request import DialectRequest, Writer
 from gateway.codec.inference import Tensor
 from gateway.codec.json.pieced import Piece
 from gateway.errors import CodecError
 
-
-class _Error(msgspec.Struct):
-    message: str = ""
-    stack_trace: str = ""
-
-
-_ERROR = msgspec.json.Decoder(_Error)
 _REASON = re.compile(r"(?<![A-Za-z])Error: ")
 """What MLflow puts before the reason, behind all the data of the request; not the end of `ValueError: `."""
 
 
-class MLflow:
+class MLflow(Dialect):
     """The dialect `mlflow`."""
 
     name = "mlflow"
-    server_name = "mlflow"
-    is_configured = False
     live_path = "/ping"
-
-    def is_live(self, status: int, text: bytes) -> bool:
-        """An empty line with 200; 404 without a model."""
-        return status // 100 == 2
 
     def infer_path(self, model: str, version: str | None, description: ModelDescription = UNKNOWN) -> str | None:
         """The same for every model: there is one."""
@@ -58,18 +45,6 @@ class MLflow:
     def ready_path(self, model: str, version: str | None) -> str | None:
         """The model is ready when the server is."""
         return self.live_path if version is None else None
-
-    def is_ready(self, text: bytes) -> bool:
-        """Always: the server has answered with 200."""
-        return True
-
-    def description_path(self, model: str, version: str | None) -> str | None:
-        """The model's signature is not served."""
-        return None
-
-    def read_description(self, text: bytes, signature: str) -> ModelDescription:
-        """Raises `CodecError`: there is no `description_path`."""
-        raise CodecError("MLflow's scoring server does not describe its model")
 
     def writer(self, description: ModelDescription) -> Writer:
         """`inputs` unless the configuration says otherwise."""
@@ -88,11 +63,9 @@ class MLflow:
 
     def error_words(self, text: bytes, description: ModelDescription = UNKNOWN) -> str | None:
         """The last line of the stack trace, or of the message, which says there what the matter is."""
-        try:
-            error = _ERROR.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
-        lines = (error.stack_trace.strip() or error.message.strip()).splitlines()
+        error = document_of(text)
+        said = (find((key,), error) for key in ("stack_trace", "message"))
+        lines = next(filter(None, [words.strip() for words in said if isinstance(words, str)]), "").splitlines()
         return _REASON.split(lines[-1])[-1].strip() or None if lines else None
 
 

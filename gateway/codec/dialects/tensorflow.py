@@ -23,7 +23,8 @@ from gateway.codec.dialects.description import (
     TensorDescription,
     encodings_of,
 )
-from gateway.codec.dialects.paths import AnswerForm
+from gateway.codec.dialects.dialect import Dialect, document_of
+from gateway.codec.dialects.paths import AnswerForm, find
 from gateway.codec.dialects.request import DialectRequest, Writer
 from gateway.codec.inference import BytesPolicy, Tensor, label_of
 from gateway.codec.json.members import excerpt
@@ -79,58 +80,18 @@ class _Signature(msgspec.Struct, frozen=True):
     outputs: dict[str, _Tensor] = {}
 
 
-class _Signatures(msgspec.Struct, frozen=True):
-    signature_def: dict[str, msgspec.Raw]
-
-
-class _SignatureDef(msgspec.Struct, frozen=True):
-    signature_def: _Signatures
-
-
-class _ModelSpec(msgspec.Struct, frozen=True):
-    version: str = ""
-
-
-class _Metadata(msgspec.Struct, frozen=True):
-    metadata: _SignatureDef
-    model_spec: _ModelSpec = _ModelSpec()
-
-
-class _VersionStatus(msgspec.Struct, frozen=True):
-    state: str = ""
-
-
-class _Status(msgspec.Struct, frozen=True):
-    model_version_status: list[_VersionStatus] = []
-    ready: bool | str = False
-
-
-class _Error(msgspec.Struct, frozen=True):
-    error: str = ""
-
-
-_ERROR = msgspec.json.Decoder(_Error)
-_METADATA = msgspec.json.Decoder(_Metadata)
-_SIGNATURE = msgspec.json.Decoder(_Signature)
-_STATUS = msgspec.json.Decoder(_Status)
-
-
-class TensorFlow:
+class TensorFlow(Dialect):
     """The dialect `tensorflow`."""
 
     name = "tensorflow"
-    server_name = "tensorflow"
-    is_configured = False
     live_path = "/v1/models"
 
     def is_live(self, status: int, text: bytes) -> bool:
         """KServe answers with its models; TensorFlow Serving with 400 and an error, because it wants a model's name."""
-        if status == 400:
-            try:
-                return bool(_decoded(_ERROR, text).error)
-            except CodecError:
-                return False
-        return status // 100 == 2
+        if status != 400:
+            return super().is_live(status, text)
+        error = find(("error",), document_of(text))
+        return isinstance(error, str) and error != ""
 
     def infer_path(self, model: str, version: str | None, description: ModelDescription = UNKNOWN) -> str:
         """The model's path, or that of a version, with `:predict` behind it."""
@@ -142,12 +103,10 @@ class TensorFlow:
 
     def is_ready(self, text: bytes) -> bool:
         """TensorFlow Serving: a version is available. KServe: `ready`, which older ones write as a string."""
-        try:
-            status = _decoded(_STATUS, text)
-        except CodecError:
-            return False
-        is_available = any(version.state == "AVAILABLE" for version in status.model_version_status)
-        return is_available or str(status.ready).lower() == "true"
+        status = document_of(text)
+        versions = find(("model_version_status",), status)
+        states = [find(("state",), version) for version in versions] if isinstance(versions, list) else []
+        return "AVAILABLE" in states or str(find(("ready",), status)).lower() == "true"
 
     def description_path(self, model: str, version: str | None) -> str:
         """KServe has no such path."""
@@ -155,20 +114,20 @@ class TensorFlow:
 
     def read_description(self, text: bytes, signature: str) -> ModelDescription:
         """The inputs and outputs of *signature*, in the order of their names: the server gives them in any order."""
-        metadata = _decoded(_METADATA, text)
-        signatures = metadata.metadata.signature_def.signature_def
+        metadata = document_of(text)
+        signatures = _converted(find(("metadata", "signature_def", "signature_def"), metadata), dict[str, Any])
         name = signature or DEFAULT_SIGNATURE
         if name not in signatures:
             names = ", ".join(sorted(signatures)[:MAX_NAMED]) or "none"
             raise CodecError(
                 f"the model has no {label_of('signature', name)}; set `signature` to one of these: {names}"
             )
-        described = _decoded(_SIGNATURE, signatures[name])
-        version = metadata.model_spec.version
+        described = _converted(signatures[name], _Signature)
+        version = find(("model_spec", "version"), metadata)
         return ModelDescription(
             _tensors(described.inputs),
             _tensors(described.outputs),
-            versions=(version,) if version else (),
+            versions=(version,) if isinstance(version, str) and version else (),
             platform="tensorflow_savedmodel",
         )
 
@@ -182,10 +141,6 @@ class TensorFlow:
         if description.format == "row":
             return AnswerForm(("predictions",), b64_objects=True, in_rows=True)
         return AnswerForm(("outputs", "predictions"), b64_objects=True)
-
-    def error_words(self, text: bytes, description: ModelDescription = UNKNOWN) -> str | None:
-        """Errors have the member `error`, which is read as that of every server."""
-        return None
 
 
 # What it gets
@@ -276,8 +231,8 @@ def _shape(shape: _Shape) -> tuple[int, ...] | None:
     return tuple(max(size, -1) for size in sizes)
 
 
-def _decoded(decoder: msgspec.json.Decoder[T], text: bytes | msgspec.Raw) -> T:
+def _converted(said: Any, type_: type[T]) -> T:
     try:
-        return decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return msgspec.convert(said, type_)
+    except msgspec.ValidationError as error:
         raise CodecError(f"what the server says of the model cannot be read: {error}") from None
