@@ -156,7 +156,7 @@ class DialectAnswer:
 
     def _print(self, output: Output, text: ReplyText) -> Generator[None, None, None]:
         """Add an output that the client wants in JSON to *text*; its values go as they are printed."""
-        for piece in json_pieces(output, self._outputs.released(output), self._form):
+        for piece in json_pieces(output, output.released(), self._form):
             text.add(piece)
             self._reply_bytes += len(piece)
             yield

@@ -136,7 +136,7 @@ class Body:
         self._found: set[str] = set()
         self._items: list[dict[str, None]] = []  # the inputs in the `$each` that is being read, if one is
         self._depth = 0
-        self._parts = _joined(self._read(value, ""))
+        self._parts = list(self._read(value, ""))
         for name in inputs:
             if name not in self._found:
                 hint = f"; `${name}` is the request's own, so call it something else" if f"${name}" in _OWN else ""
@@ -204,7 +204,7 @@ class Body:
             return self._fault(at, "expected no `$each` inside of another one")
         inside: dict[str, None] = {}
         self._items.append(inside)
-        parts = _joined(self._read(item, at))
+        parts = list(self._read(item, at))
         self._items.pop()
         if not inside:
             return self._fault(at, self.faults.get(at, "expected an input in it, such as $x, for its rows"))
@@ -249,18 +249,6 @@ class Body:
     def _fault(self, at: str, words: str) -> bytes:
         self.faults[at] = words
         return b"null"
-
-
-def _joined(items: "Iterable[bytes | Part]") -> "list[bytes | Part]":
-    """*items*, in which texts that follow each other are one."""
-    joined: list[bytes | Part] = []
-    for item in items:
-        last = joined[-1] if joined else None
-        if isinstance(item, bytes) and isinstance(last, bytes):
-            joined[-1] = last + item
-        else:
-            joined.append(item)
-    return joined
 
 
 # From a template and a request to what is sent

@@ -25,6 +25,8 @@ OCTETS_SUFFIX = "_bytes"
 SOME_OUTPUT = "NAME"
 """What stands for the name of an output of which nothing is known."""
 
+KSERVE_HINT = "; format: row is for KServe, leave it out for TensorFlow Serving"
+
 MAX_NAMED = 20
 """The most inputs or outputs that an error names."""
 
@@ -147,28 +149,21 @@ def missing_datatype(
 
     *backend* and *model* are the names by which the configuration knows them.
     """
-    wanted = selection.named or [tensor.name for tensor in description.outputs] or [SOME_OUTPUT]
-    unknown = []
-    for name in wanted:
-        tensor = description.output(name)
-        if tensor is None or tensor.datatype is None:
-            unknown.append(name)
+    datatypes = {tensor.name: tensor.datatype for tensor in description.outputs}
+    wanted = selection.named or datatypes or (SOME_OUTPUT,)
+    unknown = [name for name in wanted if datatypes.get(name) is None][:MAX_NAMED]
     if not unknown:
         return None
-    others = [tensor.name for tensor in description.outputs if tensor.name not in unknown]
-    what = (
-        "the datatypes of its outputs are not known"
-        if unknown == [SOME_OUTPUT]
-        else f"the datatype of {', '.join(label_of('output', name) for name in unknown[:MAX_NAMED])} is not known"
-    )
-    known = f" (known outputs are {', '.join(others[:MAX_NAMED])})" if others else ""
-    outputs = ", ".join(f"{_yaml_key(name)}: {{datatype: FP32}}" for name in unknown[:MAX_NAMED])
-    is_described = description.platform or description.format
-    form = "format: row, " if dialect == "tensorflow" and not is_described else ""
-    hint = "; format: row is for KServe, leave it out for TensorFlow Serving" if form else ""
+    known = ", ".join([name for name, datatype in datatypes.items() if datatype is not None][:MAX_NAMED])
+    others = known and f" (known outputs are {known})"
+    labels = ", ".join(label_of("output", name) for name in unknown)
+    what = "the datatypes of its outputs are" if unknown == [SOME_OUTPUT] else f"the datatype of {labels} is"
+    outputs = ", ".join(f"{_yaml_key(name)}: {{datatype: FP32}}" for name in unknown)
+    may_be_kserve = dialect == "tensorflow" and description.platform == description.format == ""
+    form, hint = ("format: row, ", KSERVE_HINT) if may_be_kserve else ("", "")
     return (
-        f"model {model!r}: {what}{known}, and answers of the dialect {dialect} do not say it. Add to the backend "
-        f"{backend!r} in the configuration, with the real names and datatypes{hint}: "
+        f"model {model!r}: {what} not known{others}, and answers of the dialect {dialect} do not say it. Add to the "
+        f"backend {backend!r} in the configuration, with the real names and datatypes{hint}: "
         f"models: {{{_yaml_key(glob.escape(model))}: {{{form}outputs: {{{outputs}}}}}}}"
     )
 

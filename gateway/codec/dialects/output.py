@@ -31,9 +31,12 @@ class Output:
         self.described = described or TensorDescription(name)
         self.nonfinite = 0
         self.shape: tuple[int, ...] = (0,)
+        self.row: bytes | Value | None = None
+        """The value in the row that is being read, or its text."""
         self.waiting = bytearray()
         """The texts of values that have not been read, each with a bracket or a comma before it."""
         self._blobs: list[memoryview] = []
+        self._blob_bytes = 0
         self._joined = bytearray()
 
     @property
@@ -55,7 +58,13 @@ class Output:
     @property
     def n_bytes(self) -> int:
         """The size on the wire of all values that have been read."""
-        return sum(map(len, self._blobs)) + len(self._joined)
+        return self._blob_bytes + len(self._joined)
+
+    @property
+    def held_bytes(self) -> int:
+        """What it takes so far."""
+        row = self.row.n_bytes if isinstance(self.row, Value) else 0
+        return self._blob_bytes + len(self._joined) + len(self.waiting) + row
 
     def sink(self, *, b64_objects: bool) -> NumberSink | BytesSink:
         """What reads a value of it."""
@@ -66,17 +75,17 @@ class Output:
             return BytesSink(label, None, b64_objects=b64_objects, missing=becomes)
         return NumberSink(label, self.datatype, None)
 
-    def wait(self, texts: bytes) -> int:
-        """Keep the *texts* of values, with commas between them, for later: how many bytes that takes."""
+    def wait(self, texts: bytes) -> None:
+        """Keep the *texts* of values, with commas between them, for later."""
         self.waiting += b"," if self.waiting else b"["
         self.waiting += texts
-        return len(texts) + 1
 
     def take(self, value: Value) -> None:
         """Make *value* the whole of the output."""
         self.shape = value.shape
         self.nonfinite = value.nonfinite
         self._blobs = value.blobs
+        self._blob_bytes = value.n_bytes
 
     def append(self, value: Value) -> None:
         """Put the rows of *value* behind the others. Raises `CodecError` if they do not have the same shape."""
@@ -93,7 +102,7 @@ class Output:
                 self._joined += blob
             else:
                 self._end_joined()
-                self._blobs.append(blob)
+                self._keep(blob)
             if len(self._joined) >= JOINED_BYTES:
                 self._end_joined()
 
@@ -114,10 +123,14 @@ class Output:
 
     def released(self) -> list[memoryview]:
         """As `blobs`, which are no longer held here."""
-        blobs, self._blobs = self.blobs(), []
+        blobs, self._blobs, self._blob_bytes = self.blobs(), [], 0
         return blobs
 
     def _end_joined(self) -> None:
         if self._joined:
-            self._blobs.append(memoryview(self._joined))
+            self._keep(memoryview(self._joined))
             self._joined = bytearray()
+
+    def _keep(self, blob: memoryview) -> None:
+        self._blobs.append(blob)
+        self._blob_bytes += len(blob)

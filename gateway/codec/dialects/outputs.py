@@ -60,15 +60,18 @@ class Outputs:
         self._limits = limits
         self.found: dict[str, Output] = {}
         """Those that the client wants, by name."""
-        self.waiting_bytes = 0
-        """How much text of rows waits."""
         self._sink: Sink | None = None
-        self._done_bytes = 0
 
     @property
     def held_bytes(self) -> int:
         """What the outputs take so far."""
-        return self._done_bytes + self.waiting_bytes + (self._sink.held_bytes if self._sink is not None else 0)
+        sink_bytes = self._sink.held_bytes if self._sink is not None else 0
+        return sink_bytes + sum(output.held_bytes for output in self.found.values())
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much text of rows waits."""
+        return sum(len(output.waiting) for output in self.found.values())
 
     def is_known(self, name: str) -> bool:
         """Whether the model is known to have an output called *name*."""
@@ -82,28 +85,12 @@ class Outputs:
         """Whether the client gets the output called *name*."""
         return self._selection.is_wanted(name) and (self._lists_all or self.is_known(name))
 
-    def released(self, output: Output) -> list[memoryview]:
-        """The values of *output*, which from now on are the caller's to hold."""
-        self._done_bytes -= output.n_bytes
-        return output.released()
-
-    def dropped(self, value: Value) -> None:
-        """*value* has been read, and another one takes its place."""
-        self._done_bytes -= value.n_bytes
-
-    def start_again(self) -> None:
-        """Forget all: the answer's outputs come a second time."""
-        self.found.clear()
-        self._done_bytes = self.waiting_bytes = 0
-
     def forget(self, name: str) -> None:
-        """See `Target.forget`."""
-        output = self.found.pop(name, None)
-        if output is not None:
-            self._done_bytes -= output.n_bytes
+        """Let go of the value of an output, if there is one."""
+        self.found.pop(name, None)
 
     def put(self, name: str, text: ArrivingText) -> Reading[None]:
-        """See `Target.put`. The value is the whole output."""
+        """Take the value of the output called *name*, which comes next in *text*: the whole output."""
         output = self.open(name)
         if output is None:
             yield from text.pour(TextSink(label_of("output", name), None))
@@ -119,7 +106,6 @@ class Outputs:
         except CodecError as error:
             way = self._form.tree.way_to(output.name)
             raise CodecError(f"{error} (at {way[-1].path})" if way else str(error)) from None
-        self._done_bytes += value.n_bytes
         return value
 
     def _short_or_poured(self, output: Output, text: ArrivingText) -> Reading[Value]:
@@ -169,7 +155,6 @@ class Rows:
         self.n_rows = 0
         """How many have been read."""
         self._columns: dict[str, Output] = {}
-        self._row: dict[str, bytes | Value] = {}  # a row that is read value by value: texts wait
         for name in names or ():
             self._column(name)
 
@@ -197,35 +182,34 @@ class Rows:
         """Take some short rows."""
         for n_rows, columns in runs:
             for name, output in self._columns.items():
-                self._outputs.waiting_bytes += output.wait(b",".join(columns[name]))
+                output.wait(b",".join(columns[name]))
             self.n_rows += n_rows
         yield from self._convert_if_full()
 
     def put(self, name: str, text: ArrivingText) -> Reading[None]:
-        """See `Target.put`. The value is the one of a row that ends with `end_row`."""
+        """Take the value of the output called *name* in the row that `end_row` ends; it comes next in *text*."""
         output = self._column(name)
         if output is None:
             yield from text.pour(TextSink(label_of("output", name), None))
         elif is_short(text):
-            self._row[name] = bytes(text.buffer)
+            output.row = bytes(text.buffer)
             yield STEP
         else:
-            self._row[name] = yield from self._outputs.read_value(output, text)
+            output.row = yield from self._outputs.read_value(output, text)
 
     def forget(self, name: str) -> None:
-        """See `Target.forget`."""
-        value = self._row.pop(name, None)
-        if isinstance(value, Value):
-            self._outputs.dropped(value)
+        """Let go of the value of an output in this row, if there is one."""
+        if name in self._columns:
+            self._columns[name].row = None
 
     def end_row(self) -> Reading[None]:
         """Take the row whose values were `put`."""
         for output in self._columns.values():
-            value = self._row.pop(output.name, None)
+            value, output.row = output.row, None
             if value is None:
                 raise CodecError(f"{output.label}: {self._lacking(output.name, self.n_rows)}")
             if isinstance(value, bytes):
-                self._outputs.waiting_bytes += output.wait(value)
+                output.wait(value)
             else:
                 yield from self._convert(output)
                 output.append(Value((1, *value.shape), value.blobs, value.nonfinite))
@@ -256,7 +240,6 @@ class Rows:
         """Read the texts of *output* that wait, as one array."""
         if output.waiting:
             waiting, output.waiting = output.waiting, bytearray()
-            self._outputs.waiting_bytes -= len(waiting)
             waiting += b"]"
             output.append((yield from self._outputs.read_value(output, ArrivingText.of_value(waiting))))
 

@@ -6,7 +6,7 @@ Not here: what paths are (`paths`), how values are read (`outputs`), and the rep
 """
 
 from collections.abc import Collection, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from gateway.codec.dialects.description import MAX_NAMED
 from gateway.codec.dialects.output import SETTING
@@ -25,14 +25,8 @@ _BY_NAME = Node("", has_names=True)
 _ROWS_BY_NAME = Node("", row=_BY_NAME)
 
 
-class Target(Protocol):
-    """What gets the values of outputs: all outputs of the answer, or one row of some."""
-
-    def put(self, name: str, text: ArrivingText) -> Reading[None]:
-        """Take the value of the output called *name*, which comes next in *text*."""
-
-    def forget(self, name: str) -> None:
-        """Let go of the value of an output, if there is one."""
+Target = Outputs | Rows
+"""What gets the values of outputs: all outputs of the answer, or one row of some."""
 
 
 class Walk:
@@ -87,7 +81,7 @@ class Walk:
         code = yield from text.first()
         if node.has_outputs:
             self._has_outputs = True
-            self._outputs.start_again()
+            self._outputs.found.clear()
             node = yield from self._node_of_all(text)
         if node.output is not None and (code == ARRAY or not node.is_list):
             yield from target.put(node.output, text)
