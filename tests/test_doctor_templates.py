@@ -185,6 +185,26 @@ def test_tensors_are_found_in_a_document(document: Any, body: Any, paths: dict[s
     assert filled(body, guess.tensors) == document
 
 
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"$x": [1, 2], "$each": {"": [3]}, "$": [4.5]},
+        {"id": [1], "a": {"id": [2]}, "b": [{"parameters": 3}]},
+        {"x": [0], "a": {"b": {"x": [1]}}, "a_b": {"x": [2]}, "c": {"x": [3]}},
+        {"rows": [{}, {}], "x": [1], "deep": {"rows": [{"a": {}}]}},
+        {"rows": [{"a": 1}, {"b": "$2"}], "x": [1], "mixed": ["$y", 1, {"$z": None}]},
+    ],
+)
+def test_any_document_is_a_template_that_loads(document: Any) -> None:
+    guess = Guess(document, "only")
+    assert filled(guess.body, guess.tensors) == document
+    described = guess.described()
+    model = {"request": {"path": "/", "body": guess.body}, "answer": guess.paths}
+    model = {"inputs": described, "outputs": described, **model}
+    backend = {"endpoints": ["http://x"], "dialect": "template", "models": {"m": model}}
+    assert config.parse(yaml.safe_dump({"backends": {"b": backend}}))
+
+
 def test_shapes_are_those_of_rectangular_lists() -> None:
     assert shape_of([[1, 2.5], [3, None]]) == (2, 2)
     assert shape_of([[], []]) == (2, 0)

@@ -110,7 +110,9 @@ class Guess:
                 _escaped(name): self._read(item, (*names, name), path + _step(name)) for name, item in value.items()
             }
         if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-            return {"$each": self._read_rows(value, names, f"{path}[*]")}
+            n_tensors = len(self.tensors)
+            item = self._read_rows(value, names, f"{path}[*]")
+            return {"$each": item} if len(self.tensors) > n_tensors else _escaped(value)
         is_tensor = isinstance(value, list) and shape_of(value) is not None
         if is_tensor or (not self._has_lists and value is not None):
             return f"${self._tensor(value, names, path)}"
@@ -118,8 +120,8 @@ class Guess:
 
     def _read_rows(self, rows: list[Any], names: tuple[str, ...], path: str) -> Any:
         """What each of *rows* is, which are all of one kind."""
-        if all(isinstance(row, dict) for row in rows):
-            columns = {name: [row.get(name) for row in rows] for name in rows[0]}
+        if all(isinstance(row, dict) and row.keys() == rows[0].keys() for row in rows):
+            columns = {name: [row[name] for row in rows] for name in rows[0]}
             return {
                 _escaped(name): self._read_rows(column, (*names, name), path + _step(name))
                 for name, column in columns.items()
@@ -129,9 +131,12 @@ class Guess:
         return _escaped(rows[0])
 
     def _tensor(self, values: Any, names: tuple[str, ...], path: str) -> str:
-        name = names[-1] if names else self._only
-        if name in self.tensors or name in ("id", "parameters"):
-            name = "_".join(names) if len(names) > 1 else f"{name}_{len(self.tensors)}"
+        name = (names[-1] if names else "").lstrip("$") or self._only
+        taken = {"id", "parameters", *self.tensors}
+        if name in taken and len(names) > 1:
+            name = "_".join(names).lstrip("$")
+        if name in taken:
+            name = f"{name}_{len(self.tensors)}"
         self.tensors[name] = values
         self.paths[name] = path
         return name
@@ -149,7 +154,11 @@ def _step(name: str) -> str:
 
 
 def _escaped(value: Any) -> Any:
-    """*value* as it stands in a body: a text that begins with `$` is no reference."""
+    """*value* as it stands in a body: no text that begins with `$` is a reference."""
+    if isinstance(value, dict):
+        return {_escaped(name): _escaped(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
     return f"${value}" if isinstance(value, str) and value.startswith("$") else value
 
 
