@@ -293,7 +293,11 @@ def with_objects(value: Any) -> Any:
 
 
 def is_element(value: dict[str, Any], form: AnswerForm, description: ModelDescription) -> bool:
-    return form.b64_objects and next(iter(value), "") == "b64" and description.output("b64") is None
+    return (
+        form.b64_objects
+        and next(iter(value), "") == "b64"
+        and "b64" not in {tensor.name for tensor in description.outputs}
+    )
 
 
 def shape_of(value: Any) -> list[int]:

@@ -1,8 +1,8 @@
 """Dialects: JSON servers that do not speak V2, one file each.
 
-`dialect` says what a dialect is, `description` what is known of a model, `request` what a client has asked for. The
-bodies that the dialects make of that are values in the language of `body`, written by `writing`; `answer` reads what
-comes back, by a `walk` along the `paths` of its outputs.
+`dialect` says what a dialect is, `description` what is known of a model, `request` what a client has asked for. What is
+sent is a template in the language of `body`, from the configuration or the dialect's own, whose places the inputs fill;
+`answer` reads what comes back, by a `walk` along the `paths` of its outputs.
 """
 
 from collections.abc import Mapping

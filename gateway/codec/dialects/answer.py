@@ -122,7 +122,7 @@ class DialectAnswer:
             )
             colon = "" if words.startswith("was") else ":"
             raise CodecError(f"{label_of('output', name)}{colon} {words}")
-        for output in outputs if self._form.has_shapes else ():
+        for output in outputs if self._form.paths is not None else ():
             output.check_shape()
 
     def _read_on(self) -> Iterator[None]:

@@ -80,10 +80,6 @@ class ModelDescription(msgspec.Struct, frozen=True):
         """Whether its only input has no name."""
         return len(self.inputs) == 1 and not self.inputs[0].name
 
-    def output(self, name: str) -> TensorDescription | None:
-        """The output called *name*; None if it is not known."""
-        return next((tensor for tensor in self.outputs if tensor.name == name), None)
-
     def merged(self, configured: "ModelDescription") -> "ModelDescription":
         """This description of a server's with what is *configured*, which wins."""
         outputs = _merged(self.outputs, configured.outputs)

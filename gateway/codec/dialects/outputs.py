@@ -5,7 +5,7 @@ row; together these are one tensor. Most of them are short, so their texts wait 
 one array. The memory that waiting takes is bounded for all outputs together: with a thousand outputs, a sink that waits
 for a piece of its own for each of them would hold more text than the tensors.
 
-Not here: where in an answer the outputs stand (`answer`), and what the client gets of them.
+Not here: where in an answer the outputs stand (`walk`), and what the client gets of them (`answer`).
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable

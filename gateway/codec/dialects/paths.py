@@ -186,11 +186,6 @@ class AnswerForm:
     """The tree of the outputs' paths."""
 
     @property
-    def has_shapes(self) -> bool:
-        """Whether the outputs must have the shapes of the model's description."""
-        return self.paths is not None
-
-    @property
     def tree(self) -> Node:
         """Where in an answer outputs are."""
         return _members_with_all(self.members) if self.paths is None else self.paths
