@@ -57,6 +57,9 @@ Writer = Callable[["DialectRequest"], Callable[[], Iterator[Piece]]]
 Raises `CodecError` for what that form cannot say.
 """
 
+SMALL_JSON_BYTES = 8 * SINGLE_PIECE_BYTES
+"""The most JSON that is made in one go: of one-byte types it is up to six times as long."""
+
 _NULL = Raw(b"null")
 
 
@@ -145,8 +148,16 @@ class BoundRequest(PiecedJson):
     def small_json(self) -> bytes | None:
         """All of it, if it is small enough to be made and sent in one go."""
         tensors = self.request.inputs
-        is_small = sum(len(t.blob) + list_count(t.shape) for t in tensors) <= SINGLE_PIECE_BYTES
-        return b"".join(self.texts()) if is_small else None
+        if sum(len(t.blob) + list_count(t.shape) for t in tensors) > SINGLE_PIECE_BYTES:
+            return None
+        texts: list[Piece] = []
+        n_bytes = 0
+        for text in self.texts():
+            texts.append(text)
+            n_bytes += len(text)
+            if n_bytes > SMALL_JSON_BYTES:  # a template may say much beside each row
+                return None
+        return b"".join(texts)
 
     def texts(self) -> Iterator[Piece]:
         """The body in texts of bounded size, of which some may be empty; every call makes it anew."""

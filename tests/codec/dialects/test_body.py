@@ -109,6 +109,18 @@ def test_large_tensors_come_in_pieces() -> None:
     assert body["a"][-1] == {"v": 299_999, "k": 1}
 
 
+def test_a_small_input_with_much_beside_each_row_comes_in_pieces_too() -> None:
+    x = {"name": "x", "shape": [10_000], "datatype": "UINT8", "data": [7] * 10_000}
+    request = run(
+        DialectRequest.parse(memoryview(json.dumps({"inputs": [x]}).encode()), None, TensorPolicy(), recover=False)
+    )
+    bound = request.bound(body_for(f"{{$each: {{v: $x, k: {'k' * 200}}}}}", x).write)
+    assert bound.small_json is None
+    pieces = list(bound.json_pieces())
+    assert max(map(len, pieces)) < 400_000
+    assert json.loads(b"".join(pieces)) == [{"v": 7, "k": "k" * 200}] * 10_000
+
+
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
