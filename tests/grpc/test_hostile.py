@@ -12,6 +12,7 @@ from hpack import Encoder
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
+from gateway.client.grpc.frames import CONNECTION_WINDOW, Http2Error, Receiver
 from gateway.client.request import ClientRequest
 from gateway.demo import JsonServer
 from tests.conftest import Client, Connection, answering, lying
@@ -376,6 +377,54 @@ async def test_http1_on_this_port_is_told_what_it_is(both: Both) -> None:
     assert b"this port speaks gRPC" in reply
 
 
+async def test_the_preface_may_come_in_pieces_and_what_is_none_is_not_answered(both: Both) -> None:
+    async with connected(address_of(both[0]), begins=False) as raw:
+        await raw.send(PREFACE[:10])
+        await asyncio.sleep(0.02)
+        await raw.send(PREFACE[10:] + frame(SETTINGS) + CALL)
+        assert (await raw.status(1))["grpc-status"] == "0"
+        await raw.send(
+            frame(WINDOW_UPDATE, 1, (5).to_bytes(4)) + frame(PING, 0, bytes(8))
+        )  # of a stream that has ended
+        await raw.until(PING)
+    async with connected(address_of(both[0]), begins=False) as raw:
+        await raw.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(20))  # a handshake of TLS
+        assert await raw.reader.read() == b""
+    await still_serves(both)
+
+
+def test_more_data_than_the_window_of_the_connection() -> None:
+    receiver = Receiver()
+    receiver.take(CONNECTION_WINDOW)
+    with pytest.raises(Http2Error, match="window of the connection") as refused:
+        receiver.take(1)
+    assert refused.value.code == FLOW_CONTROL
+
+
+async def test_a_client_that_reads_its_reply_late(both: Both) -> None:
+    """Nothing more is read from it meanwhile, and all of the reply goes out when it reads on."""
+    values = np.arange(2_000_000, dtype="f4")
+    big = message(in_message(values, "FP32", is_typed=False).SerializeToString())
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(frame(SETTINGS, 0, b"\0\x04\x7f\xff\xff\xff") + frame(WINDOW_UPDATE, 0, (2**30).to_bytes(4)))
+        await raw.send(fields(1))
+        room = 65_535
+        for start in range(0, len(big), 16_000):
+            piece = big[start : start + 16_000]
+            while room < len(piece):
+                _, _, number, payload = await raw.until(WINDOW_UPDATE)
+                room += int.from_bytes(payload) if number == 1 else 0
+            room -= len(piece)
+            await raw.send(frame(DATA, 1, piece))
+        await raw.send(frame(DATA, 1, b"", END_STREAM))
+        await asyncio.sleep(0.5)
+        got = bytearray()
+        while (came := await raw.until(DATA, HEADERS))[0] == DATA or not got:
+            got += came[3] if came[0] == DATA else b""
+    assert pb.ModelInferResponse.FromString(bytes(got[5:])).raw_output_contents[0] == values.tobytes()
+    await still_serves(both)
+
+
 async def test_data_in_frames_of_one_byte(both: Both) -> None:
     async with connected(address_of(both[0])) as raw:
         body = message(BODY)
@@ -607,6 +656,9 @@ async def test_drain_lets_calls_finish_and_sends_clients_away(server: JsonServer
             await asyncio.sleep(0.05)
             draining = asyncio.ensure_future(client.gateway.drain())
             assert (await raw.until(GOAWAY))[3][4:8] == bytes(4)
+            await raw.send(fields(3))  # it was on its way
+            _, _, number, payload = await raw.until(RST_STREAM)
+            assert (number, int.from_bytes(payload)) == (3, REFUSED_STREAM)
             await raw.send(frame(DATA, 1, message(BODY)[-3:], END_STREAM))
             assert (await raw.status(1))["grpc-status"] == "0"
             async with asyncio.timeout(5):
