@@ -12,12 +12,6 @@ def client_left() -> ConnectionResetError:
     return ConnectionResetError("the client closed the connection")
 
 
-def wake(waiter: "asyncio.Future[None] | None") -> None:
-    """Let whoever awaits *waiter* go on, if anybody still does."""
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)
-
-
 class Outgoing:
     """The writing half of a connection: what was written, what waits, and whether the client reads it in time.
 

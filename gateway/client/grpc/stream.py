@@ -10,11 +10,12 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from gateway.client.grpc.frames import RST_STREAM, STREAM_WINDOW, WINDOW_UPDATE, Buffer, Code
-from gateway.client.outgoing import client_left, wake
+from gateway.client.outgoing import client_left
 from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
 from gateway.pacing import Pacer
 from gateway.policy.slowness import Backlog, Upload
+from gateway.waiting import Waiter, wake_soon
 
 if TYPE_CHECKING:
     from gateway.client.grpc.connection import GrpcConnection
@@ -68,8 +69,8 @@ class Stream:
         self.state = State.WAITING
         self.task: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None  # of `more`
-        self._room_waiter: asyncio.Future[None] | None = None  # of `write`
+        self._waiter: Waiter | None = None  # of `more`
+        self._room_waiter: Waiter | None = None  # of `write`
         self._upload = Upload()  # of the message that comes
         self._backlog: Backlog | None = None  # while a reply waits for room, to its end
         self._written_bytes = 0
@@ -95,17 +96,17 @@ class Stream:
         """Keep *data*, which has come."""
         self.unread += data
         self._upload.received_bytes += len(data)
-        wake(self._waiter)
+        wake_soon(self._waiter)
 
     def end(self) -> None:
         """The client sends nothing more."""
         self.is_ended = True
-        wake(self._waiter)
+        wake_soon(self._waiter)
 
     def break_off(self, error: Exception) -> None:
         """Let whoever reads, now or next, get *error*."""
         self._failure = error
-        wake(self._waiter)
+        wake_soon(self._waiter)
 
     def take(self, n_bytes: int) -> bytearray:
         """At most *n_bytes* of what has come. Raises what `break_off` was told."""
@@ -135,7 +136,7 @@ class Stream:
             self.window = n_bytes
         if not is_idle:
             self._upload.begin_waiting(self.connection.time())
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = Waiter(asyncio.get_running_loop())
         try:
             await self._waiter
         finally:
@@ -201,14 +202,14 @@ class Stream:
         return n_bytes
 
     async def _wait_for_room(self) -> None:
-        self._room_waiter = asyncio.get_running_loop().create_future()
+        self._room_waiter = Waiter(asyncio.get_running_loop())
         if self._backlog is None:
             self._backlog = Backlog(self._written_bytes, self.connection.time())
         await self._room_waiter
 
     def has_room(self) -> None:
         """The client can take more."""
-        wake(self._room_waiter)
+        wake_soon(self._room_waiter)
 
     def finish(self, fields: bytes) -> None:
         """Send the trailers, or all that there is where no headers have gone out; the stream is over then.
@@ -247,7 +248,7 @@ class Stream:
         if not self.is_closed:
             self.state = State.RESET
         self.break_off(client_left())
-        wake(self._room_waiter)
+        wake_soon(self._room_waiter)
 
     def cancel(self) -> None:
         """The client does not want the answer any more."""
@@ -304,7 +305,7 @@ class Message:
         taken = self.stream.take(self._left)
         self._left -= len(taken)
         if not self._left:
-            wake(self._read)
+            self._end_reading()
         return taken
 
     async def read_more(self) -> Buffer:
@@ -334,10 +335,14 @@ class Message:
 
     def wait_until_read(self) -> "asyncio.Future[None]":
         """Is done when all of it was read."""
-        self._read = asyncio.get_running_loop().create_future()
+        self._read = read = asyncio.get_running_loop().create_future()
         if self.is_read:
+            self._end_reading()
+        return read
+
+    def _end_reading(self) -> None:
+        if self._read is not None and not self._read.done():
             self._read.set_result(None)
-        return self._read
 
     async def skip(self) -> bool:
         """Read and drop the rest of a message that was refused; False if it is too much."""
