@@ -4,8 +4,9 @@ import asyncio
 import gc
 import time
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Generator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import grpc
@@ -14,6 +15,7 @@ import pytest
 from hpack import Decoder, Encoder
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.client.grpc.connection import GrpcConnection
 from gateway.client.grpc.inference import read_request, varint
 from gateway.codec import HeaderLimits, run
 from gateway.errors import CodecError
@@ -104,6 +106,32 @@ async def test_errors_that_end_streams_leave_nothing() -> None:
             number = 2 * n + 1
             await raw.send(fields(number, large) + frame(DATA, number, message(BODY)))
             assert (await raw.status(number)).get("grpc-status") == "5"
+
+
+async def test_of_all_connections_that_have_more_to_do_one_goes_on_in_each_turn(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else others would wait in each turn for a slice of every connection."""
+    turn, went_on = 0, Counter[int]()
+    work = GrpcConnection._work
+
+    def noted(connection: GrpcConnection) -> None:
+        if asyncio.current_task() is not None:
+            went_on[turn] += 1
+        work(connection)
+
+    monkeypatch.setattr(GrpcConnection, "_work", noted)
+    many = fields(1) + frame(WINDOW_UPDATE, 1, b"\0\0\0\1") * 10_000 + frame(PING, payload=bytes(8))
+    async with AsyncExitStack() as stack:
+        raws = [await stack.enter_async_context(connected(address_of(both[0]))) for _ in range(10)]
+        for raw in raws:
+            raw.writer.write(many)
+        replies = asyncio.gather(*[raw.until(PING) for raw in raws])
+        while not replies.done():
+            await asyncio.sleep(0)
+            turn += 1
+    assert sum(went_on.values()) > 20
+    assert max(went_on.values()) == 1
 
 
 @pytest.mark.alone

@@ -4,7 +4,8 @@ Here is what each frame does, and how much work one client may ask for. The boun
 
     many streams            128 at once; others are refused
     frames without work     `frames.Patience`: pings, settings, priorities, resets, empty frames, and unknown ones
-    one turn of the loop    `TURN_S` of frames, then others run; nothing is read meanwhile
+    one turn of the loop    `TURN_S` of frames, then others run; nothing is read meanwhile, and of all connections that
+                            have more to do one goes on in each turn
     fields                  `limits.head`, and 128 of them (`heads`); of all streams together `HEADS_BYTES`
     unread messages         a window of 64 KiB a stream until its message is admitted; all of it is counted
     replies nobody reads    `limits.client_idle`, as with HTTP/1.1; nothing more is read while replies wait
@@ -29,6 +30,7 @@ from gateway.client.outgoing import Outgoing
 from gateway.client.request import Peer, peer_of
 from gateway.client.watching import Connection
 from gateway.config import Limits
+from gateway.pacing import Pacer
 from gateway.sockets import has_unread
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ class GrpcConnection(Connection):
         self._receiver = Receiver()
         self.patience = Patience(owner.watcher.time())
         self._idle_since_s = owner.watcher.time()
-        self._later: asyncio.Handle | None = None  # goes on with the frames
+        self._later: asyncio.Task[None] | None = None  # goes on with the frames
         self._is_ending = False  # no new stream is served
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -90,13 +92,13 @@ class GrpcConnection(Connection):
         self._later = None
         if not self.is_open or not (self._frames.has_begun or self._begin()):
             return
-        ends_s = time.perf_counter() + TURN_S
+        pacer, ends_s = Pacer(), time.perf_counter() + TURN_S
         try:
             while (frame := self._frames.next()) is not None:
                 self._take(*frame)
                 if time.perf_counter() > ends_s:
                     self._pause()
-                    self._later = self.owner.loop.call_soon(self._work)
+                    self._later = self.owner.loop.create_task(self._go_on(pacer))
                     break
         except Http2Error as error:
             log.debug("client %s broke HTTP/2: %s", self.peer.address, error)
@@ -107,6 +109,11 @@ class GrpcConnection(Connection):
         self.flush()
         if self._later is None:
             self._read_on()
+
+    async def _go_on(self, pacer: Pacer) -> None:
+        """Work on when it is this connection's turn among all that have more to do."""
+        await pacer.breathe()
+        self._work()
 
     def _begin(self) -> bool:
         """Whether the preface has come; to what is none, and HTTP/1.1, the reply says so."""
