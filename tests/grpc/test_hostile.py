@@ -222,6 +222,9 @@ BROKEN = {
     "data before fields": (frame(DATA, 1, b"x"), PROTOCOL),
     "a reset before fields": (frame(RST_STREAM, 9, bytes(4)), PROTOCOL),
     "a window before fields": (frame(WINDOW_UPDATE, 9, (5).to_bytes(4)), PROTOCOL),
+    "data on a stream of the server": (fields(5) + frame(DATA, 2, b"x"), PROTOCOL),
+    "a reset of a stream of the server": (fields(5) + frame(RST_STREAM, 2, bytes(4)), PROTOCOL),
+    "a window of a stream of the server": (fields(5) + frame(WINDOW_UPDATE, 2, (5).to_bytes(4)), PROTOCOL),
     "even stream": (fields(2), PROTOCOL),
     "a stream that begins twice": (fields(1) * 2, PROTOCOL),
     "a stream behind its successor": (fields(5) + fields(3), PROTOCOL),
@@ -238,6 +241,7 @@ BROKEN = {
     "settings that acknowledge others": (frame(SETTINGS, 0, bytes(6), ACK), FRAME_SIZE),
     "settings with a window too large": (frame(SETTINGS, 0, b"\0\x04\x80\0\0\0"), FLOW_CONTROL),
     "settings with a frame too small": (frame(SETTINGS, 0, b"\0\x05\0\0\0\x01"), PROTOCOL),
+    "settings with a push that is neither on nor off": (frame(SETTINGS, 0, b"\0\x02\0\0\0\x02"), PROTOCOL),
     "a ping on a stream": (frame(PING, 1, bytes(8)), PROTOCOL),
     "a short ping": (frame(PING, 0, bytes(7)), FRAME_SIZE),
     "a short farewell": (frame(GOAWAY, 0, bytes(3)), FRAME_SIZE),
@@ -273,6 +277,8 @@ async def test_what_breaks_http2_ends_the_connection(both: Both, case: str) -> N
 
 BROKEN_STREAMS = {
     "data behind the end": (CALL + frame(DATA, 1, b"x"), STREAM_CLOSED),
+    "fields behind the end": (CALL + fields(1), STREAM_CLOSED),
+    "trailers behind the end": (CALL + block(1, b"\x00\x01a\x01b", END_HEADERS | END_STREAM), STREAM_CLOSED),
     "a window of nothing": (fields(1) + frame(WINDOW_UPDATE, 1, bytes(4)), PROTOCOL),
     "a window beyond 2^31": (fields(1) + frame(WINDOW_UPDATE, 1, b"\x7f\xff\xff\xff"), FLOW_CONTROL),
     "more data than the window": (fields(1) + frame(DATA, 1, b"\0\0\1\0\0" + bytes(16_000)) * 5, FLOW_CONTROL),

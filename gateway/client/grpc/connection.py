@@ -129,7 +129,8 @@ class GrpcConnection(Connection):
     def _take(self, kind: int, flags: int, number: int, payload: memoryview, n_bytes: int) -> None:
         """Do what a frame asks for, see `frames.Frame`. Raises `Http2Error`."""
         stream = self._streams.get(number)
-        if stream is None and number > self._highest and kind in (frames.DATA, frames.RST_STREAM, frames.WINDOW_UPDATE):
+        has_begun = not number or (number % 2 and number <= self._highest)
+        if not has_begun and kind in (frames.DATA, frames.RST_STREAM, frames.WINDOW_UPDATE):
             raise Http2Error(Code.PROTOCOL_ERROR, f"a frame of type {kind} on stream {number}, which has not begun")
         if kind == frames.DATA:
             self._take_data(stream, payload, n_bytes, is_end=bool(flags & frames.END_STREAM))
@@ -210,6 +211,9 @@ class GrpcConnection(Connection):
     def _take_fields(self, stream: Stream | None, number: int, block: bytes, *, is_end: bool) -> None:
         """Begin a call; or its trailers have come, of which gRPC knows none. Raises `Http2Error`."""
         head = self._heads.read(block)
+        if stream is not None and stream.is_ended and not stream.is_closed:
+            self._fail(stream, Code.STREAM_CLOSED)
+            return
         if number <= self._highest:
             if head.path or not is_end:
                 raise Http2Error(Code.PROTOCOL_ERROR, f"stream {number} begins twice, or behind {self._highest}")

@@ -52,7 +52,7 @@ EARNED_PER_S = 2
 _HEAD = Struct(">IBI")  # the length and, in the last byte, the type; flags; stream
 _HEAD_BYTES = _HEAD.size
 _SETTING = Struct(">HI")
-_TABLE, _STREAMS, _WINDOW, _FRAME, _FIELDS = 1, 3, 4, 5, 6  # settings
+_TABLE, _PUSH, _STREAMS, _WINDOW, _FRAME, _FIELDS = range(1, 7)  # settings
 _DEFAULT_FRAME_BYTES, _MAX_FRAME_BYTES = 2**14, 2**24 - 1
 _SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 _OF_STREAMS = frozenset((DATA, HEADERS, PRIORITY, RST_STREAM, CONTINUATION))
@@ -267,6 +267,8 @@ class Sender:
         for name, value in _SETTING.iter_unpack(settings):
             if name == _TABLE:  # the client may wait to hear what becomes of its table (RFC 7541 section 4.2)
                 self._resize = _NO_TABLE
+            elif name == _PUSH and value > 1:
+                raise Http2Error(Code.PROTOCOL_ERROR, f"a setting of pushes that is {value}, not 0 or 1")
             elif name == _WINDOW:
                 if value > MAX_WINDOW:
                     raise Http2Error(Code.FLOW_CONTROL_ERROR, f"a window of {value} bytes")
