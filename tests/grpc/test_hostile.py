@@ -261,6 +261,7 @@ BROKEN = {
     "a place that no table has": (block(1, b"\x80"), COMPRESSION),
     "a table larger than allowed": (block(1, b"\x3f\xe2\x1f" + BLOCK), COMPRESSION),
     "a table that changes too late": (block(1, BLOCK + b"\x20"), COMPRESSION),
+    "a table that changes again and again": (block(1, b"\x20" * 60_000 + BLOCK), COMPRESSION),
     "letters that Huffman's code has not": (block(1, BLOCK + b"\x00\x01a\x84\xff\xff\xff\xff"), COMPRESSION),
     "a push": (frame(PUSH_PROMISE, 1, bytes(4)), PROTOCOL),
 }
@@ -351,6 +352,14 @@ async def test_padding_priorities_and_trailers_are_taken_off(both: Both) -> None
         assert (await raw.status(3))["grpc-status"] == "0"
         await raw.send(block(3, b"\x00\x01a\x01b", END_HEADERS | END_STREAM) + frame(PING, 0, bytes(8)))
         await raw.until(PING)
+    await still_serves(both)
+
+
+async def test_a_table_that_becomes_smaller_and_larger_again(both: Both) -> None:
+    """RFC 7541 section 4.2: the smallest size between two blocks is said, then the last."""
+    async with connected(address_of(both[0])) as raw:
+        await raw.send(block(1, b"\x20\x3f\xe1\x1f" + BLOCK) + frame(DATA, 1, message(BODY), END_STREAM))
+        assert (await raw.status(1))["grpc-status"] == "0"
     await still_serves(both)
 
 

@@ -28,6 +28,7 @@ _DROPPED = frozenset(("te", "user-agent", "accept-encoding", "expect", HEADER_LE
 _DROPPED_BEGINNINGS = (":", "grpc-", "content-")
 
 _INDEXED = re.compile(rb"[\x80-\xfe]+")  # each byte names a field of the table
+_THREE_RESIZES = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\x00-\x7f]){3}")
 _NAME = re.compile(rb":?[!#$%&'*+.^_`|~0-9a-z-]+")
 _VALUE = re.compile(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
 _PSEUDO = frozenset((":method", ":scheme", ":path", ":authority"))
@@ -75,6 +76,8 @@ class Heads:
         known = self._known.get(block)
         if known is not None:
             return known
+        if _THREE_RESIZES.match(block):  # two say all (RFC 7541 section 4.2); 60,000 would take 40 ms
+            raise Http2Error(Code.COMPRESSION_ERROR, "the table changes its size more than twice")
         try:
             head = read_head(self._decoder.decode(block, raw=True))
         except OversizedHeaderListError as error:
