@@ -18,6 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.client.grpc.connection import GrpcConnection
 from gateway.client.grpc.inference import read_request, varint
 from gateway.codec import HeaderLimits, run
+from gateway.demo import JsonServer
 from gateway.errors import CodecError
 from tests.conftest import Connection, answering, lying
 from tests.grpc.conftest import address_of, serving
@@ -240,6 +241,40 @@ def longest_step(steps: Generator[None, None, Any]) -> tuple[float, BaseExceptio
         except CodecError as error:
             return max(longest_s, time.thread_time() - since_s), error
         longest_s = max(longest_s, time.thread_time() - since_s)
+
+
+SLOW_HEADS = {
+    "a frame": fields(3)[:-1],
+    "continuations": fields(3, flags=0),
+    "half a frame of its continuations": fields(3, flags=0) + b"\0\0\x10",
+}
+
+
+@pytest.mark.parametrize("beginning", SLOW_HEADS)
+@pytest.mark.parametrize("is_serving", [False, True])
+async def test_a_head_that_does_not_end(server: JsonServer, beginning: str, is_serving: bool) -> None:
+    """It has `limits.header_timeout`, also beside a stream of messages that may take its time."""
+    async with serving(server.url, "limits: {header_timeout: 1s}") as both:
+        async with connected(address_of(both[0])) as raw:
+            if is_serving:
+                await raw.send(fields(1, STREAMING) + frame(DATA, 1, message(BODY)))
+                await raw.until(DATA)
+            await raw.send(SLOW_HEADS[beginning])
+            assert await raw.goaway() == -1
+        assert both[0].gateway.data_plane.server.slow_connections["header_timeout"] == 1
+        await still_serves(both)
+
+
+async def test_heads_that_come_slowly_one_after_the_other(server: JsonServer) -> None:
+    """Each has its own time, and there is one at any moment."""
+    async with serving(server.url, "limits: {header_timeout: 2s}") as both, connected(address_of(both[0])) as raw:
+        heads = [fields(2 * n + 1, flags=END_HEADERS | END_STREAM) for n in range(6)]
+        await raw.until(WINDOW_UPDATE)  # nothing is to be acknowledged in the middle of a head
+        await raw.send(heads[0][:20])
+        for n in range(5):
+            await asyncio.sleep(0.7)
+            await raw.send(heads[n][20:] + heads[n + 1][:20])
+            assert (await raw.status(2 * n + 1))["grpc-status"] == "3"
 
 
 async def test_fields_of_one_byte_hold_nobody_up(both: Both) -> None:

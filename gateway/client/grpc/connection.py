@@ -6,7 +6,7 @@ Here is what each frame does, and how much work one client may ask for. The boun
     frames without work     `frames.Patience`: pings, settings, priorities, resets, empty frames, and unknown ones
     one turn of the loop    `TURN_S` of frames, then others run; nothing is read meanwhile, and of all connections that
                             have more to do one goes on in each turn
-    fields                  `limits.head`, and 128 of them (`heads`); of all streams together `HEADS_BYTES`
+    fields                  `limits.head`, `limits.header_timeout`, 128 of them (`heads`); of all streams `HEADS_BYTES`
     unread messages         a window of 64 KiB a stream until its message is admitted; all of it is counted
     replies nobody reads    `limits.client_idle`, as with HTTP/1.1; nothing more is read while replies wait
 
@@ -123,6 +123,7 @@ class GrpcConnection(Connection):
             self.out.write(frames.wrong_port(wrong))
             self._close()
         elif wrong is None:
+            self._heads.awaited_since_s = None
             self.out.write(frames.greeting(int(self.owner.limits.head)))
         return wrong is None
 
@@ -342,8 +343,9 @@ class GrpcConnection(Connection):
         if self.out.is_read_too_slowly(now_s, limits.client_idle):
             slow["client_idle"] += 1
             self.out.reset()
-        elif self.is_silent:
-            if now_s - self._idle_since_s >= limits.header_timeout and not has_unread(transport):
+        elif self.is_silent or self._frames.is_in_fields:
+            since_s = self._heads.awaited_since_s = self._heads.awaited_since_s or now_s
+            if now_s - since_s >= limits.header_timeout and not has_unread(transport):
                 slow["header_timeout"] += 1
                 transport.abort()
         elif not self._streams and now_s - self._idle_since_s >= limits.client_keep_alive and not has_unread(transport):

@@ -141,6 +141,11 @@ class Frames:
         """How many bytes wait."""
         return len(self._unread) - self._at + (len(self._block[2]) if self._block is not None else 0)
 
+    @property
+    def is_in_fields(self) -> bool:
+        """Whether the fields of a call have begun to come, and are not whole."""
+        return self._block is not None or self._unread[self._at + 3 : self._at + 4] == bytes([HEADERS])
+
     def begin(self) -> bytes | None:
         """Read the preface. What has come in its place; empty if that may be its beginning, None if it is whole."""
         begun = self._unread[: len(PREFACE)]
