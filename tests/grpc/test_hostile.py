@@ -62,6 +62,9 @@ async def test_a_plain_call_on_a_raw_connection(both: Both) -> None:
     async with connected(address_of(both[0])) as raw:
         await raw.send(fields(1) + frame(DATA, 1, message(BODY), END_STREAM))
         assert (await raw.status(1))["grpc-status"] == "0"
+        with_length = [*FIELDS, ("content-length", str(len(message(BODY))))]
+        await raw.send(fields(3, with_length) + frame(DATA, 3, message(BODY), END_STREAM))
+        assert (await raw.status(3))["grpc-status"] == "0"
     await still_serves(both)
 
 
@@ -318,6 +321,9 @@ MALFORMED = {
     "a method twice": fields(1, [FIELDS[0], *FIELDS]),
     "a status": fields(1, [(":status", "200"), *FIELDS]),
     "no scheme": fields(1, [FIELDS[0], *FIELDS[2:]]),
+    "a length that is no number": fields(1, [*FIELDS, ("content-length", "3x")]),
+    "a length below that of the message": fields(1, [*FIELDS, ("content-length", str(len(BODY)))]),
+    "a length beyond that of the message": fields(1, [*FIELDS, ("content-length", str(len(BODY) + 6))]),
     "a timeout without a unit": fields(1, [*FIELDS, ("grpc-timeout", "1")]),
 }
 

@@ -23,6 +23,7 @@ KNOWN_HEADS, KNOWN_BYTES = 16, 1024
 """How many heads are remembered, and the most that the fields of one take."""
 
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])", re.ASCII)
+_LENGTH = re.compile(r"[0-9]{1,15}", re.ASCII)
 _SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _DROPPED = frozenset(("te", "user-agent", "accept-encoding", "expect", HEADER_LENGTH.lower()))
 _DROPPED_BEGINNINGS = (":", "grpc-", "content-")
@@ -49,6 +50,8 @@ class Head(NamedTuple):
     content_type: str
     encoding: str
     """Of compressed messages."""
+    content_length: str
+    """How many bytes the client says that it sends; empty if it does not."""
     timeout_s: float | None
     """How long the client waits, from now on."""
     ends_with_errors: bool
@@ -132,6 +135,7 @@ def read_head(fields: Iterable[tuple[bytes, bytes]]) -> Head:
         headers,
         first.get("content-type", ""),
         first.get("grpc-encoding", "identity"),
+        first.get("content-length", ""),
         None if timeout is None else int(timeout[1]) * _SECONDS[timeout[2]],
         first.get("triton_grpc_error", "").lower() == "true",
         fault,
@@ -157,6 +161,8 @@ def _find_fault(first: dict[str, str]) -> str:
         return "malformed call: 'te' must be 'trailers'"
     if first.get("host", first.get(":authority")) != first.get(":authority", first.get("host")):
         return "malformed call: 'host' is another than ':authority'"
+    if not _LENGTH.fullmatch(first.get("content-length", "0")):
+        return "malformed call: 'content-length' must be a number"
     timeout = first.get("grpc-timeout", "1S")
     if not _TIMEOUT.fullmatch(timeout):
         return f"grpc-timeout: expected digits and a unit, got {timeout[:20]!r}"

@@ -90,7 +90,8 @@ class _Call:
     async def _serve_one(self, call: Call | None, fault: GatewayError | None) -> None:
         """Serve a call of one message; *call* is None for an inference."""
         reply = partial(GrpcReply, self._stream, call=call)
-        await self._connection.owner.handler(self._request(Message(self._stream), call, fault, reply))
+        message = Message(self._stream, content_length=self._head.content_length)
+        await self._connection.owner.handler(self._request(message, call, fault, reply))
 
     async def _serve_many(self) -> None:
         """Serve inferences as they come, several at once; their replies go out in the order of the requests."""

@@ -260,11 +260,15 @@ class Stream:
 class Message:
     """One message while it comes: what a `ClientBody` reads from."""
 
-    __slots__ = ("_is_one_of_many", "_left", "_read", "is_compressed", "length", "stream")
+    __slots__ = ("_content_length", "_is_one_of_many", "_left", "_read", "is_compressed", "length", "stream")
 
-    def __init__(self, stream: Stream, *, is_one_of_many: bool = False) -> None:
-        """*is_one_of_many*: others may follow, and the client may take its time before each."""
+    def __init__(self, stream: Stream, *, content_length: str = "", is_one_of_many: bool = False) -> None:
+        """*content_length*: how many bytes the call says that it has, if it does.
+
+        *is_one_of_many*: others may follow, and the client may take its time before each.
+        """
         self.stream = stream
+        self._content_length = content_length
         self._is_one_of_many = is_one_of_many
         self._left = PREFIX_BYTES
         self._read: asyncio.Future[None] | None = None
@@ -288,6 +292,9 @@ class Message:
             raise GatewayError(ErrorKind.MALFORMED_REQUEST, "malformed message: its first byte must be 0 or 1")
         self.is_compressed = bool(prefix[0])
         self._left = self.length = int.from_bytes(prefix[1:])
+        if self._content_length and int(self._content_length) != PREFIX_BYTES + self.length:  # RFC 9113 section 8.1.1
+            words = f"{PREFIX_BYTES + self.length} bytes, and its content-length is {self._content_length}"
+            raise GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed call: its message takes {words}")
         return True
 
     @property
