@@ -172,6 +172,13 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     assert [target for target in targets if "://" not in target and broken(target, page)] == []
 
 
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_every_module_that_is_named_exists(page: str) -> None:
+    modules = [f"/{path}" for folder in ("gateway", "tests") for path in (ROOT / folder).rglob("*.py")]
+    names = re.findall(r"`([\w/]+\.py)`", prose(ROOT / page))
+    assert [name for name in names if not any(module.endswith(f"/{name}") for module in modules)] == []
+
+
 def test_readme_leads_to_every_page_for_users() -> None:
     seen: set[Path] = set()
     waiting = [ROOT / "README.md"]

@@ -2,7 +2,7 @@
 
 Reading is paused where a client has sent more than the gateway wants to hold: many pipelined requests, or a body that
 nobody reads yet. asyncio does not watch a connection that is not read, so the end of such a connection must be looked
-for. Not here: clients that leave while they are read, see tests/client/test_server_privates.py.
+for. Not here: clients that leave while they are read, see tests/system/test_backends.py.
 """
 
 import asyncio
