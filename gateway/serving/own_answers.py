@@ -76,7 +76,7 @@ async def _model(foreign: Foreign) -> bytes:
     if not dialect.is_configured:
         foreign.path_of(dialect.description_path(model, version) or dialect.ready_path(model, version))
     described = await foreign.description(FRESH_S)
-    if not described.by_server:
+    if not (described.by_server or dialect.is_configured):
         await foreign.is_ready()  # a pattern of the configuration may match models that do not exist
     description = described.model
     if not (description.inputs or description.outputs):

@@ -207,6 +207,7 @@ async def test_metadata_and_health_are_the_configurations_and_the_servers() -> N
         server.ping = "500 Oops"
         for path in ("/v2/health/live", "/v2/models/iris/ready"):
             assert (await stage.client.request("GET", path)).status == 500
+        assert (await stage.client.request("GET", "/v2/models/iris")).json == metadata  # asks the server for nothing
 
 
 @pytest.mark.rule("11.7")
