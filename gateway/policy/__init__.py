@@ -1,1 +1,1 @@
-"""Decisions, as pure functions of what is known: no I/O, no clock, no codec."""
+"""Decisions as pure functions of their arguments: no I/O, no clock, no codec."""

@@ -1,7 +1,7 @@
 """Who may use the clients' listener, and which paths nobody may use (protocol 8.5).
 
-Only digests of tokens are held. Here: judging a request by its headers and its path, before anything is done
-for it. Not here: the file that tokens stand in (`config.tokens`), and certificates of clients.
+A request is judged by its headers and its path, before anything else is done for it. Only digests of tokens are held.
+Not here: reading the file with the tokens (`config.tokens`), and certificates of clients.
 """
 
 import fnmatch
@@ -15,17 +15,17 @@ from gateway.headers import Headers
 
 _BEARER = re.compile(r"bearer[ \t]+(.*)", re.IGNORECASE)
 _SLASHES = re.compile(r"[/\\]+")
-# ASCII as two bytes of UTF-8, which is forbidden and which some decoders take all the same.
+# An ASCII character written as two bytes of UTF-8: UTF-8 forbids this, and some decoders accept it all the same.
 _OVERLONG = re.compile(rb"([\xc0\xc1])([\x80-\xbf])")
-# Tomcat and its like leave out the parameters of a segment.
+# Tomcat and similar servers drop the parameters of a path segment (`;name=value`).
 _PARAMETERS = re.compile(r";[^/]*")
-# What follows these when they have been decoded may be taken for a query, a fragment, or the end.
+# A decoded `?`, `#` or NUL: a server may take the rest of the path for a query or a fragment, or end the path here.
 _TAIL = re.compile(r"[?#\0].*", re.DOTALL)
 # A path that begins with two slashes may be taken for a host and its path (RFC 3986 section 4.2), and browsers'
 # parsers of URLs take backslashes for slashes.
 _HOST = re.compile(r"\A[/\\]{2,}[^/]+")
 _SHORT_HOST = re.compile(r"\A[/\\]{2,}[^/\\]+")
-# Some parsers of URLs drop controls; in many languages `$` at the end of a pattern matches before a line's end, too.
+# Some parsers of URLs drop control characters. In many languages `$` in a pattern also matches before a final newline.
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f]+")
 _MAY_BE_READ_OTHERWISE = re.compile(r"[%;?#\\\x00-\x20\x7f]|//|/\Z")
 
@@ -37,7 +37,7 @@ _CHALLENGE = (("WWW-Authenticate", "Bearer"),)
 
 
 def digest_of(token: str) -> bytes:
-    """The digest that is kept instead of a *token*: the time of looking it up reveals nothing about the tokens."""
+    """The digest that is kept instead of *token*: the time of a lookup by digest reveals nothing about the tokens."""
     return sha256(token.encode(errors="surrogateescape")).digest()
 
 
@@ -45,18 +45,19 @@ class Access:
     """The `access` of a configuration."""
 
     def __init__(self, tokens: Mapping[bytes, str] | None = None, deny: Sequence[str] = ()) -> None:
-        """*tokens* are the names of all tokens by digest, None if none is needed; *deny* are patterns of paths."""
+        """*tokens* maps each token's digest to its name, None if no token is needed; *deny* are patterns of paths."""
         self._tokens = tokens
         self.names = sorted(tokens.values()) if tokens is not None else []
-        """Of all tokens."""
+        """The names of all tokens."""
         self.denies_paths = bool(deny)
         """Whether `check` refuses any path."""
         self._denied = re.compile("|".join(fnmatch.translate(each.casefold()) for each in deny)) if deny else None
 
     def authorize(self, headers: Headers) -> tuple[Headers, str]:
-        """*headers* without the fields that hold a token, and its name; empty where none is needed.
+        """*headers* without the fields that hold a known token, and the token's name; "" if no token is needed.
 
-        Other values of these two fields are for the backend, and cross. Raises `GatewayError` (401) without a token.
+        A value of `Authorization` or `X-Api-Key` that is no known token is for the backend, and crosses.
+        Raises `GatewayError` (401) if a token is needed and none of the known ones was sent.
         """
         if self._tokens is None:
             return headers, ""
@@ -81,7 +82,7 @@ class Access:
                 raise GatewayError(ErrorKind.DENIED, "this path is denied to all clients (access.deny)")
 
     def _name_of(self, field: str, value: str) -> str:
-        """The name of the token in a header field; empty if it holds none."""
+        """The name of the token in a header field; empty if the field holds no known token."""
         assert self._tokens is not None
         field = field.lower()
         if field == "x-api-key":
@@ -91,10 +92,10 @@ class Access:
 
 
 def _readings(path: str) -> Iterator[str]:
-    """All texts that servers may take *path* for, in one case of letters.
+    """All texts as which servers may read *path*, with the case of letters folded.
 
-    Servers decode, leave out and join slashes, or do not, in any order, and the order matters: `/a;%2fb/c` is `/a/b/c`
-    to one that decodes first and `/a/c` to one that leaves the parameters out first.
+    Servers may decode a path, drop its parameters and join its slashes, in any order, and the order matters:
+    `/a;%2fb/c` is `/a/b/c` to a server that decodes first, and `/a/c` to a server that drops parameters first.
     """
     if _MAY_BE_READ_OTHERWISE.search(path) is None:  # nearly every path
         yield path.casefold()
@@ -113,6 +114,7 @@ def _readings(path: str) -> Iterator[str]:
 
 
 def _decoded(path: str) -> str:
+    """*path* percent-decoded once, with overlong UTF-8 for ASCII turned into the ASCII character."""
     text = unquote_to_bytes(path.encode(errors="surrogateescape"))
     text = _OVERLONG.sub(lambda pair: bytes([(pair[1][0] & 1) << 6 | pair[2][0] & 0x3F]), text)
     return text.decode(errors="surrogateescape")

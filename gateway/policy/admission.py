@@ -1,12 +1,14 @@
 """Which requests are admitted, and which slow uploads make room for them.
 
-Bytes are reserved before a body is read; a slot among the concurrent requests is taken when the body is there, or when
-it goes on to a backend. Answers add what they hold; they are never refused, because the work has been done by then, but
-keep new requests out. A share is left for small requests, so that large ones cannot starve them.
+Bytes are reserved before a body is read. A slot among the concurrent requests is taken when the body is complete, or
+when the body begins to cross to a backend. The bytes of answers are counted, too: an answer is never refused, because
+its work is done, but its bytes keep new requests out. A share is left for small requests, so that large ones cannot
+starve them.
 
-A claim for which there is no room waits while ending slow uploads may help, which are not ended before they have
-taken `SLOW_AFTER_S`. `Admission.look` decides about all claims that wait, so that an attack by thousands of connections
-costs one pass over them in `LOOK_S`. Not here: what is counted of a request (`client.body`), clocks and timers.
+A claim for which there is no room waits as long as ending slow uploads may make room; an upload is not ended before its
+client has been waited for `SLOW_AFTER_S`. `Admission.look` decides about all waiting claims at once, so that an attack
+by thousands of connections costs one pass over them in `LOOK_S`. Not here: which bytes of a request are counted
+(`client.body`), clocks and timers.
 """
 
 from bisect import insort
@@ -20,13 +22,13 @@ SMALL_SHARE = 16
 """Only small requests may use the last sixteenth of the bytes and of the slots."""
 
 SLOW_BYTES_PER_S = 64 * 1024
-"""An upload that comes more slowly, on average over the time that its client was waited for, gives way to others."""
+"""An upload slower than this gives way to others; the average over the time in which its client was waited for."""
 
 SLOW_AFTER_S = 2.0
 """For how long an upload's client must have been waited for before it may be ended to make room."""
 
 MAX_WAIT_S = 2.5
-"""How long a claim waits for room at most: until an upload that has just begun may be ended, and a few looks more."""
+"""The longest wait of a claim: until an upload that has just begun may be ended, and a few looks more."""
 
 LOOK_S = 0.1
 """How often `Admission.look` is called while claims wait."""
@@ -44,9 +46,9 @@ class Admission:
         self.requests = 0
         """Slots that are taken."""
         self.reserved_bytes = 0
-        """Of bodies, and of answers as far as they have come."""
+        """The bytes reserved for bodies, and those of answers that have come."""
         self.waiting: list[Claim] = []
-        """In the order in which they are granted."""
+        """The claims without a verdict, in the order in which they are granted."""
         self._unread_bytes = 0
         self._uploads: set[Upload] = set()
         self._look_at_s: float | None = None
@@ -54,19 +56,19 @@ class Admission:
 
     @property
     def held_bytes(self) -> int:
-        """What is held of requests and answers, and what connections hold beside them."""
+        """The bytes reserved for requests and answers, and those that connections hold outside of any request."""
         return self.reserved_bytes + self._unread_bytes
 
     def hold_unread(self, n_bytes: int) -> None:
         """Count *n_bytes* more, or fewer if negative, that connections hold outside of any request's reservation.
 
-        They keep new requests out, but for one that is alone.
+        These bytes keep new requests out, unless a request would be the only one.
         """
         self._unread_bytes += n_bytes
 
     def admit(self, n_bytes: int) -> "Reservation | None":
-        """Let in a request whose body is there, with *n_bytes*: bytes and a slot; None if there is no room for both."""
-        is_sure = (  # a small one in a budget that is not full: without a call, since nearly all requests are such
+        """Reserve *n_bytes* and a slot for a request whose body is complete; None if there is no room for both."""
+        is_sure = (  # a small request and a budget that is not full, as nearly always: decided without a call
             n_bytes <= SMALL_BYTES
             and self.reserved_bytes + self._unread_bytes + n_bytes <= self.max_bytes
             and self.requests < self.max_requests
@@ -80,14 +82,14 @@ class Admission:
     def has_room(self, own_bytes: int, n_bytes: int, n_slots: int, freed_bytes: int = 0, freed_slots: int = 0) -> bool:
         """Whether *n_bytes* and *n_slots* may join the *own_bytes* of a reservation.
 
-        *freed_bytes* and *freed_slots*: if so much of other reservations were given back.
+        *freed_bytes* and *freed_slots* are counted as if other reservations had given them back already.
         """
         max_bytes, max_requests = self.max_bytes, self.max_requests
         whole_bytes = own_bytes + n_bytes
         held_bytes = self.reserved_bytes + n_bytes - freed_bytes
         if whole_bytes > SMALL_BYTES:
             max_requests -= max_requests // SMALL_SHARE
-        if held_bytes > whole_bytes:  # one that is alone may use all bytes
+        if held_bytes > whole_bytes:  # a request that is alone may use all bytes
             held_bytes += self._unread_bytes
             if whole_bytes > SMALL_BYTES:
                 max_bytes -= max_bytes // SMALL_SHARE
@@ -95,15 +97,15 @@ class Admission:
         return has_bytes and (not n_slots or self.requests - freed_slots < max_requests)
 
     def begin(self, upload: "Upload") -> None:
-        """*upload* is being read from now on, and gives way to others if it is slow."""
+        """Watch *upload* while its body is read: it gives way to others if it is slow."""
         self._uploads.add(upload)
 
     def end(self, upload: "Upload") -> None:
-        """*upload* is not read any more; this may be called again."""
+        """Stop watching *upload*; a second call does nothing."""
         self._uploads.discard(upload)
 
     def wait(self, claim: "Claim", now_s: float) -> bool:
-        """Let *claim* wait for a verdict; False if no other upload may be slow soon, so that waiting is of no use."""
+        """Let *claim* wait for a verdict; False if no other upload may soon be slow, so that waiting is of no use."""
         if now_s < self._none_slow_until_s:
             return False
         own = claim.reservation
@@ -114,24 +116,24 @@ class Admission:
         return True
 
     def leave(self, claim: "Claim") -> None:
-        """*claim* waits no longer, with or without a verdict."""
+        """Take *claim* out of those that wait, if it still has no verdict."""
         if claim.is_granted is None:
             self.waiting.remove(claim)
 
     def plan_look(self, now_s: float) -> float | None:
-        """When `look_as_planned` is to be called next; None if nobody waits, or that call is planned already."""
+        """When to call `look_as_planned` next; None if no claim waits, or if the call is planned already."""
         if not self.waiting or self._look_at_s is not None:
             return None
         self._look_at_s = max(now_s, self._looked_at_s + LOOK_S)
         return self._look_at_s
 
     def look_as_planned(self, now_s: float) -> None:
-        """`look`, at the time that `plan_look` gave."""
+        """Call `look`, at the time that `plan_look` gave."""
         self._look_at_s = None
         self.look(now_s)
 
     def look(self, now_s: float) -> None:
-        """Decide about the claims that wait: end slow uploads for those that fit then, refuse those that cannot fit."""
+        """Decide about all waiting claims: end slow uploads where a claim then fits, refuse claims that cannot fit."""
         self._looked_at_s = now_s
         for claim in self.waiting:
             claim.is_whole = claim.is_whole or claim.has_come()
@@ -143,33 +145,33 @@ class Admission:
     def _decide(self, claim: "Claim", slow: "_Slow", now_s: float) -> None:
         """Grant or refuse *claim*, or let it wait on. There are five cases.
 
-        An upload that is ended may give back what it holds at once, and `serve` then grants this claim or others.
+        An upload that is ended may give back its bytes at once, and `serve` then grants this claim or others.
         """
-        # what was freed for a body that still lacks some is not for uploads that come after it
+        # when this look has ended its last upload, the room left is for bodies that are complete, not for uploads
         may_take = slow.n_left > 0 or claim.is_whole
         while claim.is_granted is None:
             # 1. There is room.
             if may_take and claim.take():
                 self._settle(claim, True)
-            # 2. It waits for a slot of an upload that was ended in this look.
+            # 2. A slot of an upload that was ended in this look will be free soon: the claim waits for it.
             elif slow.promised_slots and claim.fits(0, slow.promised_slots):
                 slow.promised_slots -= claim.n_slots
                 return
-            # 3. There would be room without the slow uploads: the slowest is ended, and it is asked again.
+            # 3. There would be room without the slow uploads: the slowest is ended, and the cases are tried again.
             elif slow.uploads and slow.n_left and claim.fits(slow.n_bytes, slow.n_slots + slow.promised_slots):
                 self._end_slowest(slow, claim, now_s)
-            # 4. Its time is over, or there would be no room even without those that may be slow soon.
+            # 4. The claim's time is over, or there would be no room even without all uploads that may soon be slow.
             elif now_s >= claim.until_s or not claim.fits(slow.soon_bytes, slow.soon_slots + slow.promised_slots):
                 self._settle(claim, False)
-            # 5. It waits on.
+            # 5. The claim waits on.
             else:
                 return
 
     def _end_slowest(self, slow: "_Slow", claim: "Claim", now_s: float) -> None:
-        """End the slowest upload if what it holds is what *claim* lacks.
+        """End the slowest upload if it holds bytes or a slot that *claim* lacks.
 
-        Its bytes are given back at once, its slot when its connection to a backend is free as well, a few turns of the
-        event loop later.
+        The upload's bytes are given back at once. Its slot follows a few turns of the event loop later, when its
+        connection to a backend is free as well.
         """
         upload = slow.take_slowest()
         held, own_bytes = upload.reservation, claim.reservation.n_bytes
@@ -185,7 +187,7 @@ class Admission:
         slow.promised_slots += held.n_slots
 
     def serve(self) -> None:
-        """Grant what fits to claims that wait, in their order; to be called when something was given back."""
+        """Grant waiting claims in their order as long as they fit; to be called when bytes or slots were given back."""
         while self.waiting and self.waiting[0].take():
             self._settle(self.waiting[0], True)
 
@@ -196,12 +198,12 @@ class Admission:
 
 
 class Reservation:
-    """What one request holds of the budget."""
+    """The share of the budget that one request holds."""
 
     __slots__ = ("admission", "n_bytes", "n_slots")
 
     def __init__(self, admission: Admission, n_bytes: int = 0, n_slots: int = 0) -> None:
-        """With *n_bytes* and *n_slots* that are counted already."""
+        """*n_bytes* and *n_slots* are counted in *admission* already."""
         self.admission = admission
         self.n_bytes = n_bytes
         self.n_slots = n_slots
@@ -223,7 +225,7 @@ class Reservation:
         self.admission.reserved_bytes += n_bytes
 
     def release(self) -> None:
-        """Give everything back that is held."""
+        """Give back everything; claims that wait and fit now are granted."""
         admission = self.admission
         admission.reserved_bytes -= self.n_bytes
         admission.requests -= self.n_slots
@@ -233,12 +235,12 @@ class Reservation:
 
 
 class Upload:
-    """A body that is being read: how fast it comes. Only the time counts in which its client is waited for."""
+    """How fast a body arrives that is being read. Only the time in which its client is waited for counts."""
 
     __slots__ = ("_received_bytes", "_waited_s", "_waits_since_s", "fail", "reservation")
 
     def __init__(self, reservation: Reservation, fail: Callable[[str], None]) -> None:
-        """*fail* ends it; it is given words that say how fast the upload was, and why it is ended."""
+        """*fail* ends the upload; its argument says in words how fast the upload was, and why it is ended."""
         self.reservation = reservation
         self.fail = fail
         self._received_bytes = 0
@@ -260,66 +262,70 @@ class Upload:
         return self._waited_s + (0.0 if self._waits_since_s is None else now_s - self._waits_since_s)
 
     def bytes_per_s(self, now_s: float) -> float:
-        """On average while the client was waited for; 0 at the very beginning."""
+        """The average rate while the client was waited for; 0 at the very beginning."""
         waited_s = self.waited_s(now_s)
         return self._received_bytes / waited_s if waited_s > 0 else 0.0
 
     def is_slow(self, now_s: float) -> bool:
-        """Whether it may be ended to make room: not while the gateway does not wait for its client."""
+        """Whether the upload may be ended to make room; never while the gateway itself does not read."""
         waited_s = self.waited_s(now_s)
         is_waited_for = self._waits_since_s is not None
         return is_waited_for and waited_s > SLOW_AFTER_S and self._received_bytes < SLOW_BYTES_PER_S * waited_s
 
     def may_be_slow_soon(self, now_s: float) -> bool:
-        """Whether it may be ended by now, or within `MAX_WAIT_S` if nothing more comes.
+        """Whether the upload may be ended by now, or within `MAX_WAIT_S` if nothing more comes.
 
-        Else a client that reconnects, and sends a little at once each time, would never be slow at its beginning.
+        Without the time ahead, a client that reconnects and each time sends a little at once would never count as slow
+        at its beginning.
         """
         return self._received_bytes < SLOW_BYTES_PER_S * (self.waited_s(now_s) + MAX_WAIT_S)
 
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """More bytes or a slot, for which there was no room and a request waits."""
+    """More bytes or a slot, for which a request waits because there was no room."""
 
     reservation: Reservation
     n_bytes: int
     n_slots: int
     until_s: float
     wake: Callable[[], None]
-    """Called when there is a verdict, at `until_s` and a look at the latest."""
+    """Called when there is a verdict, one look after `until_s` at the latest."""
     is_whole: bool = False
-    """Whether the body has come to its end, so that it is no slow upload."""
+    """Whether the body is complete, so that it is no slow upload."""
     has_come: Callable[[], bool] = bool
-    """Whether it has come to its end by now."""
+    """Asks whether the body is complete by now."""
     is_granted: bool | None = None
-    """The verdict; None while the claim waits. What is granted is in the reservation."""
+    """The verdict; None while the claim waits. Bytes and slots that are granted are in the reservation."""
 
     def take(self) -> bool:
-        """Take what is claimed, if there is room for all of it."""
+        """Take the bytes and slots into the reservation; False, and nothing is taken, if there is no room for all."""
         return self.reservation.take(self.n_bytes, self.n_slots)
 
     def fits(self, freed_bytes: int, freed_slots: int) -> bool:
-        """Whether there would be room for it, if so much of others were given back."""
+        """Whether there would be room if others gave back *freed_bytes* and *freed_slots*."""
         own = self.reservation
         return own.admission.has_room(own.n_bytes, self.n_bytes, self.n_slots, freed_bytes, freed_slots)
 
 
 def _rank(claim: Claim) -> tuple[bool, int]:
-    """Bodies that are there come first, so that slow uploads cannot take what is given back by others of their kind.
+    """Complete bodies come first, so that slow uploads cannot take the room that other slow uploads give back.
 
-    Then the smallest first, since what fits one that is larger fits it too, but for requests that are alone.
+    Then the smallest first: wherever a larger claim fits a smaller one fits, too, except for a request that is alone.
     """
     return not claim.is_whole, claim.reservation.n_bytes + claim.n_bytes
 
 
 class _Slow:
-    """The slow uploads of one look, the slowest last; and what those and all hold that may be slow soon."""
+    """The slow uploads of one look, the slowest last, with sums of what they hold.
+
+    `n_bytes` and `n_slots` are those of slow uploads, `soon_bytes` and `soon_slots` those of all that may soon be slow.
+    """
 
     def __init__(self, uploads: set[Upload], now_s: float) -> None:
         self.n_bytes = self.n_slots = self.soon_bytes = self.soon_slots = 0
         self.promised_slots = 0
-        """Those of uploads that were ended, and that still have to be given back."""
+        """Slots of uploads that were ended; the uploads have not given them back yet."""
         self.n_left = ENDED_AT_ONCE
         self.uploads = []
         for upload in uploads:
@@ -331,7 +337,7 @@ class _Slow:
         self.uploads.sort(key=lambda upload: upload.bytes_per_s(now_s), reverse=True)
 
     def take_slowest(self) -> Upload:
-        """The slowest, which is no longer one of `uploads`."""
+        """Remove the slowest upload from `uploads` and return it."""
         upload = self.uploads.pop()
         self.n_left -= 1
         self._count(upload.reservation, -1, True)

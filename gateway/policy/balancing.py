@@ -1,7 +1,7 @@
 """Which endpoint of a backend gets the next attempt.
 
-Here: who may be asked at all, and who is next among them. Not here: when an endpoint is ejected (`ejection`), and
-requests that stick to one (`sticky`).
+`candidates` says which endpoints may be asked at all, the other functions choose one of them. Not here: when an
+endpoint is ejected (`ejection`), and requests that stick to one endpoint (`sticky`).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from gateway.policy.ejection import Ejection
 
 
 class Candidate(Protocol):
-    """What is known of an endpoint."""
+    """An endpoint, as far as the choice depends on it."""
 
     @property
     def in_flight(self) -> int:
@@ -20,11 +20,11 @@ class Candidate(Protocol):
 
     @property
     def is_up(self) -> bool:
-        """Whether it is not known to be down."""
+        """False if health probes have found the endpoint down."""
 
     @property
     def ejection(self) -> Ejection:
-        """What its failures have led to."""
+        """Whether its failures have ejected the endpoint."""
 
 
 E = TypeVar("E")
@@ -36,16 +36,16 @@ _IS_EJECTED: Callable[[Candidate], bool] = attrgetter("ejection.is_ejected")
 
 
 def are_all_usable(endpoints: Sequence[Candidate]) -> bool:
-    """Whether none of the endpoints is ejected or down; then all are candidates for a first attempt."""
+    """Whether no endpoint is ejected or down, so that all are candidates for a first attempt."""
     return all(map(_IS_UP, endpoints)) and not any(map(_IS_EJECTED, endpoints))
 
 
 def candidates(endpoints: Sequence[C], tried: Sequence[C], now_s: float) -> Sequence[C]:
     """The endpoints that the next attempt may go to; never empty.
 
-    Those that this call has *tried* come last. Endpoints that are ejected or down get nothing, unless no other is left:
-    then all are tried. One whose ejection has lasted long enough gets one attempt: it is among the candidates, and a
-    request that could go anywhere goes to it (`due`).
+    Endpoints that this call has *tried* are chosen only if there is no other. Endpoints that are ejected or down get
+    nothing, unless all are: then all are candidates. An endpoint whose ejection has lasted long enough (`due`) is among
+    the candidates, for one attempt.
     """
     usable = [each for each in endpoints if each.is_up and not each.ejection.is_ejected]
     if not usable:
@@ -60,7 +60,7 @@ def _but(tried: Sequence[C], endpoints: Sequence[C]) -> list[C]:
 
 
 def due(endpoints: Sequence[C], now_s: float) -> list[C]:
-    """Those of *endpoints* that are ejected, and to which one attempt may go now to find out how they are."""
+    """The ejected *endpoints* to which one attempt may go now, to find out whether they work again."""
     return [each for each in endpoints if each.ejection.is_ejected and each.is_up and each.ejection.is_due(now_s)]
 
 
@@ -73,7 +73,7 @@ def round_robin(endpoints: Sequence[E], turn: int) -> E:
 
 
 def least_in_flight(endpoints: Sequence[C], turn: int) -> C:
-    """The endpoint with the fewest attempts in flight; those that have equally few in turn, as `round_robin`."""
+    """The endpoint with the fewest attempts in flight; endpoints with equally few take turns, as in `round_robin`."""
     in_flight = list(map(_IN_FLIGHT, endpoints))
     fewest = min(in_flight)
     n_fewest = in_flight.count(fewest)

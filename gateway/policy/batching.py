@@ -1,8 +1,8 @@
 """Which requests go to the server together, and when (docs/configuration.md, "Requests that go together").
 
-A lane has the requests for one model of one backend, while any of them is under way. Requests of one kind go together:
-when they are enough, when the first of them has waited long enough, or when the server has answered all that it has.
-Not here: what makes requests one of a kind, clocks and timers, and sending.
+A lane holds the requests for one model of one backend, as long as any of them is under way. Requests of one kind go
+together as soon as they have enough rows, or the first of them has waited long enough, or the server has answered all
+requests that it was sent. Which requests are of one kind, and sending: `serving.batching`. Not here: clocks and timers.
 """
 
 from collections.abc import Hashable
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 BATCH_BYTES = 8 * 1024 * 1024
 """The most bytes of tensors in one batch: to copy them takes a millisecond.
 
-Requests that are larger gain nothing by company.
+A request of this size or more gains nothing by going with others.
 """
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """`batch` of a backend or a model."""
+    """The configuration's `batch` of a backend or a model."""
 
     max_rows: int
     max_delay_s: float
@@ -28,7 +28,7 @@ class BatchLimits:
 
 @dataclass(slots=True, eq=False)
 class Waiting(Generic[T]):
-    """A request that waits for company."""
+    """A request that waits for others to go with."""
 
     what: T
     kind: Hashable
@@ -42,11 +42,11 @@ Batch = list[Waiting[T]]
 
 @dataclass(slots=True)
 class Lane(Generic[T]):
-    """The requests for one model of one backend that wait, and how many batches of them are under way."""
+    """The waiting requests for one model of one backend, and the number of batches under way."""
 
     limits: BatchLimits
     under_way: int = 0
-    """Batches, and requests that go alone."""
+    """How many batches are under way; a request that goes alone counts as one."""
     _waiting: dict[Hashable, Batch[T]] = field(default_factory=dict)
 
     def takes(self, rows: int, n_bytes: int) -> bool:
@@ -54,11 +54,11 @@ class Lane(Generic[T]):
         return rows < self.limits.max_rows and n_bytes < BATCH_BYTES
 
     def begin(self) -> None:
-        """One request goes alone."""
+        """Count a request that goes alone; `end` must follow."""
         self.under_way += 1
 
     def add(self, one: Waiting[T]) -> list[Batch[T]]:
-        """The batches that go now that *one* has come; it may be in none of them, and waits then."""
+        """Let *one* wait, and take the batches that go now because of it; *one* may be in none of them."""
         same, going = self._waiting.get(one.kind), []
         if same and not self._fits(same, one):
             going.append(self._take(one.kind))
@@ -69,7 +69,7 @@ class Lane(Generic[T]):
         return going
 
     def remove(self, one: Waiting[T]) -> None:
-        """*one* waits no longer: its client has left."""
+        """Take out *one*, whose client has left; does nothing if it does not wait any more."""
         same = self._waiting.get(one.kind, [])
         if one in same:
             same.remove(one)
@@ -77,19 +77,19 @@ class Lane(Generic[T]):
                 del self._waiting[one.kind]
 
     def end(self) -> list[Batch[T]]:
-        """One batch is answered; the batches that go now: all that wait, if it was the last."""
+        """Count a batch as answered, and take the batches that go now: all that wait, if none is under way."""
         self.under_way -= 1
         return [] if self.under_way or not self._waiting else [self._take(kind) for kind in list(self._waiting)]
 
     def due(self, now_s: float) -> list[Batch[T]]:
-        """The batches that go because the first request of them has waited long enough."""
+        """Take the batches whose first request has waited long enough."""
         delay_s = self.limits.max_delay_s
         kinds = [kind for kind, same in self._waiting.items() if now_s >= same[0].since_s + delay_s]
         return [self._take(kind) for kind in kinds]
 
     @property
     def next_due_s(self) -> float | None:
-        """When `due` has the next one; None if nothing waits."""
+        """When `due` will have the next batch; None if no request waits."""
         first = min((same[0].since_s for same in self._waiting.values()), default=None)
         return None if first is None else first + self.limits.max_delay_s
 
@@ -98,6 +98,6 @@ class Lane(Generic[T]):
         return rows <= self.limits.max_rows and sum(each.n_bytes for each in same) + one.n_bytes <= BATCH_BYTES
 
     def _take(self, kind: Hashable) -> Batch[T]:
-        """Everything of *kind* that waits, which is under way from now on."""
+        """Take all waiting requests of *kind*: one batch, which is under way from now on."""
         self.under_way += 1
         return self._waiting.pop(kind)

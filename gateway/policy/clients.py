@@ -1,36 +1,36 @@
-"""What one client may ask for: requests at once, requests a second, and how many may come together.
+"""The limits of one client: concurrent requests, requests a second, and how many of these may come together.
 
-A client is its token's name, or its address where there are no tokens. Not here: clocks, and who a client is.
+A client is known by its token's name, or by its address where there are no tokens.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass
 
 MAX_CLIENTS = 10_000
-"""How many clients are remembered; the one that has asked for nothing for longest is forgotten first."""
+"""How many clients are remembered; of those without a request in flight the one seen longest ago is forgotten first."""
 
 
 @dataclass(slots=True)
 class Client:
-    """What one client has asked for lately."""
+    """The recent requests of one client, counted."""
 
     in_flight: int = 0
     spent: float = 0.0
-    """Of the requests that may come together, how many it has used up; they come back with `rate` a second."""
+    """How many of the requests that may come together are used up; `rate` of them come back every second."""
     seen_s: float = 0.0
 
 
 class Clients:
-    """All clients of a process. What they have asked for outlives a change of the limits."""
+    """All clients of a process. The counts outlive a change of the limits."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, Client] = OrderedDict()
 
     def begin(self, name: str, now_s: float, concurrent: int, rate: float, burst: int) -> float | None:
-        """Count a request of *name*, which `end` must follow; or the seconds after which it may try again.
+        """Count a request of *name* and return None; or refuse it, and return the seconds after which it may try again.
 
-        *concurrent* requests at once and *rate* a second are allowed, of which *burst* may come together, or those of
-        one second; 0 is no limit.
+        *concurrent* requests at once and *rate* requests a second are allowed (0: no limit). Of the latter *burst* may
+        come together, or those of one second if *burst* is 0. `end` must follow for each request that was counted.
         """
         client = self._known.get(name)
         if client is None:
@@ -49,13 +49,13 @@ class Clients:
         return None
 
     def end(self, name: str) -> None:
-        """A request of *name* that `begin` has counted has ended."""
+        """Count the end of a request of *name* that `begin` has counted."""
         client = self._known.get(name)
         if client is not None:
             client.in_flight -= 1
 
     def _forget(self) -> None:
-        """Forget a client that has nothing in flight, where there is no room for another."""
+        """If there is no room for another client, forget one that has no request in flight."""
         if len(self._known) >= MAX_CLIENTS:
             idle = next((name for name, client in self._known.items() if not client.in_flight), None)
             if idle is not None:

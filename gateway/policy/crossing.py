@@ -1,6 +1,6 @@
 """Which headers cross the gateway, in each direction (protocol 3.1, 4.9; RFC 9110 section 7.6.1).
 
-Here: names and sets of them. Not here: what the bodies are.
+Everything here works on the names of fields; no body is looked at.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -15,12 +15,12 @@ HOP_BY_HOP = frozenset({
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
     "transfer-encoding", "upgrade",
 })
-"""Headers that speak to the next hop alone, besides those that `Connection` names."""
+"""Headers that are meant for the next hop alone, besides those that `Connection` names."""
 
-# Made anew for the backend: its host, the framing of its body, who the client was, and the name of the request, which
-# the caller adds, as it does with the length.
+# Made anew for the backend: the host, the framing of the body, the client's address and the id of the request. The
+# caller adds the length and the id.
 _NOT_TO_BACKEND = HOP_BY_HOP | {"host", "content-length", "expect", "x-forwarded-for", "x-request-id"}
-# What proxies say of the client, besides X-Forwarded-For: of others it is dropped.
+# What proxies say of the client, besides X-Forwarded-For: dropped unless a trusted proxy has sent it.
 _SAID_BY_PROXIES = frozenset({
     "forwarded", "x-forwarded-host", "x-forwarded-port", "x-forwarded-prefix", "x-forwarded-proto", "x-real-ip",
 })
@@ -28,19 +28,19 @@ _SAID_BY_PROXIES = frozenset({
 _OF_THE_BODY = frozenset({
     "content-digest", "content-encoding", "content-md5", "content-type", "digest", "repr-digest", _HEADER_LENGTH,
 })
-# These ask for a part or a form of one answer; what the gateway asks for itself is kept for other clients too.
+# These ask for a part or a form of one answer; an answer that the gateway asks for itself is kept for other clients.
 _OF_ONE_ANSWER = frozenset({
     "accept", "if-match", "if-modified-since", "if-none-match", "if-range", "if-unmodified-since", "range",
 })
 _CODING = frozenset({"accept-encoding"})
-# These name one request. Metadata is asked for many, and its answer is kept for all that send the same headers.
+# These name one request. Metadata is asked once for many requests, those that send the same headers.
 _OF_ONE_REQUEST = frozenset({
     "b3", "baggage", "traceparent", "tracestate", "x-b3-parentspanid", "x-b3-sampled", "x-b3-spanid", "x-b3-traceid",
 })
 _OF_ONE_OF_SEVERAL = _OF_ONE_REQUEST | {"x-forwarded-for", "x-request-id"}
 
 _NOT_TO_CLIENT = HOP_BY_HOP | {"content-length"}
-# Of a body in which a name was replaced nothing that was computed from its bytes holds any more.
+# These were computed from the bytes of the backend's body, and are wrong when the model's name in it is replaced.
 _NOT_TO_CLIENT_RENAMED = _NOT_TO_CLIENT | {
     "accept-ranges", "content-digest", "content-md5", "digest", "etag", "repr-digest",
 }
@@ -51,7 +51,7 @@ _NOT_TO_CLIENT_TRANSCODED = _NOT_TO_CLIENT_RENAMED | {
 # fmt: on
 
 UNIX_PEER = "unix"
-"""Stands for the address of a client of a `unix:` listener, which has none and so is no hop in X-Forwarded-For."""
+"""Stands for the peer's address on a `unix:` listener: it has none, and so is no hop in X-Forwarded-For."""
 
 Fields = list[tuple[str, str]]
 """Header fields in the order in which they are sent."""
@@ -59,28 +59,28 @@ Fields = list[tuple[str, str]]
 _IDENTITY = ("Accept-Encoding", "identity")
 _JSON = ("Content-Type", "application/json")
 _KEEP_OR_CLOSE = ("keep-alive", "close")
-# What proxies have said of a request is for all behind them: no `Connection` takes it away.
+# What proxies say of a request is for every hop behind them: these cross even if `Connection` names them.
 _FOR_ALL = _SAID_BY_PROXIES | {"via", "x-forwarded-for"}
 
 
 _Dropped = tuple[frozenset[str], frozenset[str]]
-"""The fields that are dropped from all requests but those of trusted proxies, and from these."""
+"""The fields to drop from requests of untrusted peers, and the fields to drop from those of trusted proxies."""
 
 
 class Asking(Protocol):
-    """What is known of a client's request, as far as it concerns headers."""
+    """A client's request, as far as the headers for a backend depend on it."""
 
     @property
     def headers(self) -> Headers:
-        """Its header fields."""
+        """The header fields as the client sent them."""
 
     @property
     def peer(self) -> str:
-        """The address of whoever has connected, or `UNIX_PEER`."""
+        """The address of the other end of the connection, or `UNIX_PEER`."""
 
     @property
     def is_from_proxy(self) -> bool:
-        """Whether the peer is a trusted proxy, which says who the client is; what others say of it is replaced."""
+        """Whether the peer is a trusted proxy, which may say who the client is."""
 
     @property
     def scheme(self) -> str:
@@ -88,16 +88,16 @@ class Asking(Protocol):
 
     @property
     def host(self) -> str:
-        """The host that it asked for; empty if it named none."""
+        """The host in the request; empty if the request named none."""
 
 
 class BackendHeaders:
-    """Makes the headers that one backend gets from those of a client's request."""
+    """Makes the headers for one backend from the headers of a client's request."""
 
     def __init__(self, set_: Mapping[str, str], remove: Iterable[str], replaced: Iterable[str] = ()) -> None:
         """*set_* and *remove* are the backend's `headers` in the configuration.
 
-        *replaced* are fields (lower case) of which each attempt has its own.
+        *replaced* are fields (lower case) that each attempt writes itself.
         """
         self._set = list(set_.items())
         removed = frozenset(name.lower() for name in [*set_, *remove])
@@ -142,7 +142,7 @@ class BackendHeaders:
         return name not in self._removed
 
     def hop(self, client: Asking) -> Fields:
-        """Who the client is, for all behind the gateway: one field, or none."""
+        """The client's address for everything behind the gateway: the field X-Forwarded-For, or none."""
         if not self._names_client:
             return []
         hop = "" if client.peer == UNIX_PEER else client.peer
@@ -151,7 +151,7 @@ class BackendHeaders:
         return [("X-Forwarded-For", hop)] if hop else []
 
     def metadata(self, client: Asking) -> Fields:
-        """For metadata that the gateway asks for itself, and keeps for clients that send the same of these headers."""
+        """For metadata that the gateway asks for itself; the answer is kept for clients whose headers give the same."""
         return self._crossing(client, self._not_metadata) + self._uncoded
 
     def probing(self, user_agent: str) -> Fields:
@@ -159,11 +159,11 @@ class BackendHeaders:
         return self._added(("User-Agent", user_agent), _IDENTITY)
 
     def _crossing(self, client: Asking, dropped: _Dropped) -> Fields:
-        """The client's fields but *dropped*, and who it is."""
+        """The client's fields without *dropped*, the scheme and host of its request, and its address."""
         return self._of_head(client, dropped) + self.hop(client)
 
     def _of_head(self, client: Asking, dropped: _Dropped) -> Fields:
-        """The client's fields but *dropped*, and where it has sent them."""
+        """The client's fields without *dropped*, and the scheme and host of its request."""
         headers = client.headers
         of_others, of_proxy = dropped
         fields = _without(headers, of_proxy if client.is_from_proxy else of_others)
@@ -175,7 +175,7 @@ class BackendHeaders:
         return fields
 
     def _added(self, *fields: tuple[str, str]) -> Fields:
-        """What the configuration sets, and *fields* unless it sets or removes them."""
+        """The fields that the configuration sets, and those of *fields* that it neither sets nor removes."""
         return self._set + [field for field in fields if field[0].lower() not in self._removed]
 
 
@@ -184,17 +184,17 @@ def _dropped(names: frozenset[str]) -> _Dropped:
 
 
 def crossing_of_all(fields: Iterable[tuple[str, str]]) -> Fields:
-    """Those of *fields* that may stand in one request for several: neither who sent it nor what names it."""
+    """The *fields* without those that name one client or one request, for a request that goes for several."""
     return [(name, value) for name, value in fields if name.lower() not in _OF_ONE_OF_SEVERAL]
 
 
 def relayed_to_client(backend: Headers) -> Fields:
-    """The headers of an answer whose body crosses as it is, without its length, which the reply writes itself."""
+    """The headers of an answer whose body crosses as it is; the reply adds Content-Length itself."""
     return _without(backend, _NOT_TO_CLIENT)
 
 
 def renamed_to_client(backend: Headers) -> Fields:
-    """The headers of an answer whose body crosses with another name of the model in it."""
+    """The headers of an answer in whose body the model's name is replaced."""
     return _without(backend, _NOT_TO_CLIENT_RENAMED)
 
 
@@ -225,9 +225,9 @@ def went_through(via: Iterable[str], name: str) -> bool:
 
 
 def _without(headers: Headers, dropped: frozenset[str]) -> Fields:
-    """All fields but *dropped* and those that any `Connection` field names.
+    """All fields without *dropped* and without those that a `Connection` field names.
 
-    Names are compared with `_` as `-`: servers that speak CGI or WSGI to an application do not tell them apart.
+    `_` counts as `-` in names: to applications behind CGI or WSGI the two are the same.
     """
     names = headers.first
     pairs = headers.pairs

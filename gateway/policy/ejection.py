@@ -1,9 +1,9 @@
-"""When an endpoint that fails gets no requests for a while, and how it comes back.
+"""When a failing endpoint gets no requests for a while, and how it comes back.
 
-An endpoint is *ejected* by too many failures within a time. When its ejection has lasted long enough it is *due*: one
-attempt, the trial, may go to it. The trial's success ends the ejection, and so does a health probe's in that time; the
-trial's failure begins another one; a trial that ends otherwise, because its client has left, makes room for the next
-trial. Not here: who gets requests (`balancing`).
+An endpoint is *ejected* by too many failures within a time. When its ejection has lasted long enough the endpoint is
+*due*: one attempt, the trial, may go to it. If the trial succeeds, or a health probe does from then on, the ejection
+ends. If the trial fails, the ejection begins again. If the trial ends without a result, because the client has left,
+the next attempt may be the trial. Not here: which endpoint gets a request (`balancing`).
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ class EjectionRules:
     """The backend's `eject`."""
 
     failures: int
-    """So many within `window_s` eject the endpoint; 0: never."""
+    """How many failures within `window_s` eject the endpoint; 0: endpoints are never ejected."""
     window_s: float
     for_s: float
     """How long an ejection lasts before a trial."""
@@ -30,7 +30,7 @@ class EjectionRules:
     """The share of the endpoints that is never ejected."""
 
     def allow(self, n_others: int, n_endpoints: int) -> bool:
-        """Whether an endpoint may be ejected where *n_others* of the others get requests.
+        """Whether one of *n_endpoints* may be ejected while *n_others* others get requests.
 
         The only endpoint is never ejected: it would still get every request.
         """
@@ -44,7 +44,7 @@ class Trial:
 
 
 class Ejection:
-    """What the failures of one endpoint have led to. It outlives the rules that it is judged by."""
+    """The failures of one endpoint, and its ejection. Both outlive a change of the rules."""
 
     __slots__ = ("_failed_at", "_trial", "_until_s", "is_ejected")
 
@@ -55,7 +55,7 @@ class Ejection:
         self._trial: Trial | None = None
 
     def is_on_trial(self, now_s: float) -> bool:
-        """Whether it has lasted long enough, and no trial has ended it yet."""
+        """Whether the ejection has lasted long enough, and no trial has ended it yet."""
         return self.is_ejected and now_s >= self._until_s
 
     def is_due(self, now_s: float) -> bool:
@@ -63,33 +63,36 @@ class Ejection:
         return self._trial is None and self.is_on_trial(now_s)
 
     def begin_trial(self, now_s: float) -> Trial | None:
-        """The trial, if an attempt that begins now is one. `end_trial` must follow, whatever becomes of it."""
+        """The trial, if the attempt that begins now is one; `end_trial` must follow, whatever its result. Else None."""
         if not self.is_due(now_s):
             return None
         self._trial = Trial()
         return self._trial
 
     def end_trial(self, trial: Trial) -> None:
-        """Another trial may begin, unless this one has ended the ejection."""
+        """Let another trial begin, unless *trial* is not the current one any more."""
         if self._trial is trial:
             self._trial = None
 
     def succeed(self, trial: Trial) -> bool:
-        """Count the *trial*'s success; whether that has ended the ejection."""
+        """End the ejection by the *trial*'s success; False if *trial* is not the current one."""
         if self._trial is not trial:
             return False
         self.clear()
         return True
 
     def recover(self, now_s: float) -> bool:
-        """Count a health probe's success; whether that has ended the ejection, which must have lasted long enough."""
+        """End the ejection by a health probe's success; False if it has not lasted long enough, or there is none."""
         if not self.is_on_trial(now_s):
             return False
         self.clear()
         return True
 
     def fail(self, now_s: float, rules: EjectionRules, trial: Trial | None, n_others: int, n: int) -> bool:
-        """Count a failure; whether it ejects the endpoint. Of *n* endpoints, *n_others* others get requests."""
+        """Count a failure; True if it ejects the endpoint. Of *n* endpoints *n_others* others get requests.
+
+        During an ejection only the failure of the current *trial* counts: the ejection begins again.
+        """
         if self.is_ejected:
             if trial is not None and self._trial is trial:
                 self._until_s = now_s + rules.for_s

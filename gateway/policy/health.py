@@ -1,7 +1,4 @@
-"""What probes say about an endpoint: whether it is up, and when it is asked next.
-
-Not here: asking (`backend.health`).
-"""
+"""Judging health probes: whether an endpoint is up, and when its next probe is. They are sent by `backend.health`."""
 
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -14,18 +11,18 @@ JITTER = 0.1
 
 
 class Finding(Enum):
-    """What one probe has found."""
+    """The result of one probe."""
 
     HEALTHY = "healthy"
     """A status from 200 to 299."""
     FAILED = "failed"
-    """Another status, no connection, no answer in time, or one that is not HTTP."""
+    """Another status, no connection, no answer in time, or an answer that is not HTTP."""
     NOT_FOUND = "not found"
     """404: a failure where the path is known to exist."""
 
     @classmethod
     def of(cls, status: int) -> "Finding":
-        """What an answer with *status* means."""
+        """The result of a probe whose answer has *status*."""
         if status == 404:
             return cls.NOT_FOUND
         return cls.HEALTHY if 200 <= status <= 299 else cls.FAILED
@@ -33,13 +30,13 @@ class Finding(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What the probes so far say about one endpoint: it is up until it was found down."""
+    """The state of one endpoint after all probes so far; without any, it is up."""
 
     is_up: bool = True
     n_against: int = 0
-    """How many probes in a row, up to now, speak against `is_up`."""
+    """How many of the latest probes in a row contradict `is_up`."""
     has_succeeded: bool = False
-    """Whether any probe of the path has."""
+    """Whether any probe of this path has succeeded."""
     is_path_missing: bool = False
     """Whether the endpoint has answered 404, and never with success: it cannot be judged by this path."""
 
@@ -47,8 +44,8 @@ class Condition:
         """The condition after one more probe.
 
         After *unhealthy_after* failures in a row the endpoint is down, after *healthy_after* successes in a row it is
-        up again. A 404 before the first success shows that a server is there and the path is not: it counts as a
-        success, because no success would ever come.
+        up again. A 404 before the first success shows that the server runs and does not know the path. It counts as a
+        success, since an endpoint without the path could never succeed.
         """
         is_path_missing = finding is Finding.NOT_FOUND and not self.has_succeeded
         is_good = finding is Finding.HEALTHY or is_path_missing
@@ -74,6 +71,6 @@ def first_delay_s(interval_s: float, share: float) -> float:
 def next_delay_s(interval_s: float, took_s: float, share: float) -> float:
     """Seconds from the end of a probe that *took_s* to the next; *share* is a random number from 0 to 1.
 
-    Probes of one endpoint never overlap: where one takes longer than the interval, the next follows at once.
+    Probes of one endpoint never overlap: if a probe takes longer than the interval, the next follows at once.
     """
     return max(0.0, interval_s * (1 + JITTER * (2 * share - 1)) - took_s)

@@ -1,33 +1,32 @@
 """Which paths are refused before routing, because the gateway and a backend might not read them alike.
 
-Routes are matched against the path as it was written; many servers decode it, and resolve `..`, before they look at
-it. So what would be another path after that is refused: `/v2/models/public/../secret/infer` would be routed by the
-model `public` and executed on `secret`. Here: a decision on a text. Not here: routes (`routing`), and the query, which
-crosses as it is. The rule is protocol 8.6.
+Routes are matched against the path as it was written, but many servers decode a path and resolve `..` before they
+route it. So a path that would then be another one is refused: `/v2/models/public/../secret/infer` would be routed by
+the model `public` and executed on `secret`. The rule is protocol 8.6. The query crosses as it is.
 """
 
 import re
 from urllib.parse import unquote_to_bytes
 
 MAX_DECODINGS = 4
-"""How often a path is decoded to find what it may mean. One that still changes after that is refused."""
+"""How often a path is decoded to find what it may mean. A path that still changes after that is refused."""
 
 _SLASHES = re.compile(rb"[/\\]")
-# Tomcat and its like cut a segment at a semicolon, C programs cut it at a NUL.
+# Tomcat and similar servers cut a segment at a semicolon, C programs cut it at a NUL.
 _END = re.compile(rb"[;\0]")
 _OVERLONG_DOT = b"\xc0\xae"
-# Segments that the router looks for. Written with percent signs they would be found by the backend alone.
 MAX_PERCENT_SIGNS = 1024
-"""How many a path may have: each is decoded `MAX_DECODINGS` times at most, which takes 1.4 ms for so many."""
+"""The most percent signs in a path: to decode so many `MAX_DECODINGS` times takes 1.4 ms."""
 
+# Segments that the router looks for. If they were percent-encoded, only the backend would recognise them.
 _FIXED = frozenset({b"v1", b"v2", b"models", b"versions", b"infer", b"repository"})
 
 
 def find_path_fault(path: str) -> str | None:
-    """Why *path* (raw, without the query) must be refused with 400; None if it need not.
+    """Why *path* (raw, without the query) must be refused with 400; None if it is accepted.
 
-    Refused are, however often they are percent-encoded: a segment `.` or `..`; a slash or backslash inside a segment of
-    a path that names models; the words of the protocol (`v2`, `models`, `infer` and so on).
+    Refused are a segment `.` or `..`, also percent-encoded any number of times; a percent-encoded slash, or a
+    backslash, in a path that names models; and a percent-encoded word of the protocol (`v2`, `models`, `infer` ...).
     """
     if "%" not in path and "/." not in path and "\\" not in path:  # nearly every path
         return None
@@ -55,20 +54,20 @@ def _is_dots(segment: bytes) -> bool:
 
 
 def _hides_slash(raw: bytes) -> bool:
-    """Whether decoding *raw* gives more separators than it has."""
+    """Whether *raw* has more separators, backslashes included, once it is decoded."""
     return len(_SLASHES.findall(_decoded(raw))) > raw.count(b"/")
 
 
 def _word(segment: bytes) -> bytes:
-    """*segment* decoded, without what servers may leave out at its end.
+    """*segment* decoded, without an end that servers may ignore: parameters, a NUL, blanks and newlines.
 
-    In many languages the `$` of a pattern also matches before the end of a line.
+    Newlines because `$` in a pattern also matches before a final newline in many languages.
     """
     return _END.split(_decoded(segment), maxsplit=1)[0].strip()
 
 
 def _decoded(text: bytes) -> bytes:
-    """*text* without any percent-encoding, however often it was applied, up to `MAX_DECODINGS`."""
+    """*text* percent-decoded `MAX_DECODINGS` times."""
     for _ in range(MAX_DECODINGS):
         text = unquote_to_bytes(text)
     return text

@@ -1,6 +1,6 @@
-"""Which peers are trusted to say who the client is, and whom they name (`trusted_proxies`).
+"""Which peers are trusted to say who the client is, and which client they name (`trusted_proxies`).
 
-Here: addresses and chains of them. Not here: which headers go to backends (`crossing`).
+Not here: which headers go to backends (`crossing`).
 """
 
 import ipaddress
@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterable
 
 MAX_HOPS = 32
-"""How many addresses of `X-Forwarded-For` are looked at, from its end. Of a longer chain of trusted proxies the last
-address that was looked at counts as the client's."""
+"""How many addresses of `X-Forwarded-For` are looked at, from its end. If all of these are trusted proxies, the last
+one looked at counts as the client's."""
 
 MAX_REMEMBERED = 1024
-"""For how many peers it is remembered whether they are trusted."""
+"""The most peers whose trust is remembered."""
 
-# An address alone, in brackets, or with a port; in quotes as well, as `Forwarded` has them.
+# An address alone, in brackets, or with a port; perhaps in quotes, as in `Forwarded`.
 _ENTRY = re.compile(r'"?(?:\[([0-9A-Fa-f:.]+)\](?::[0-9]{1,5})?|([0-9.]+)(?::[0-9]{1,5})?|([0-9A-Fa-f:.]+))"?')
 
 _MAPPED_BITS = 96  # of an IPv6 address around one of IPv4 (RFC 4291 section 2.5.5.2)
@@ -38,7 +38,7 @@ class TrustedProxies:
         self._remembered: dict[str, bool] = {}
 
     def trusts(self, peer: str) -> bool:
-        """Whether *peer*, as the socket names it, is one of them."""
+        """Whether *peer*, as the socket names it, is one of the trusted proxies."""
         known = self._remembered.get(peer)
         if known is None:
             if len(self._remembered) >= MAX_REMEMBERED:
@@ -52,9 +52,9 @@ class TrustedProxies:
     def client_of(self, peer: str, forwarded_for: str) -> str:
         """The client's address behind the trusted *peer*, by the whole of `X-Forwarded-For`, joined with commas.
 
-        Each proxy appends the address that it was asked by, so the client is the last that is not a trusted proxy; what
-        stands before it, anybody may have written. If all are trusted, it is the first. Where an entry is no address
-        (`unknown`, a made-up name), the proxy behind it is the last that is known.
+        Each proxy appends the address of the peer that asked it. So the client is the last address that is not a
+        trusted proxy; entries before it may be made up by anybody. If all are trusted, the client is the first. If an
+        entry is no address (`unknown`, a made-up name), the client is the address after it.
         """
         client = peer
         for entry in reversed(forwarded_for.rsplit(",", MAX_HOPS)):
@@ -75,7 +75,7 @@ class TrustedProxies:
 
 
 def _network(text: str) -> _Network:
-    """The network in *text*; that of IPv4 where IPv6 stands around it, as of addresses. Raises `ValueError`."""
+    """The network in *text*; an IPv6 network of mapped IPv4 addresses becomes that of IPv4. Raises `ValueError`."""
     network = ipaddress.ip_network(text)
     mapped = getattr(network.network_address, "ipv4_mapped", None)
     if mapped is None or network.prefixlen < _MAPPED_BITS:
@@ -84,7 +84,7 @@ def _network(text: str) -> _Network:
 
 
 def _address(text: str) -> _Address | None:
-    """The address in *text*; that of IPv4 where IPv6 stands around it, as for sockets that take both."""
+    """The address in *text*; a mapped address becomes IPv4 (`::ffff:1.2.3.4`, from sockets that take both)."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

@@ -1,11 +1,11 @@
-"""Limits how often the log repeats a warning. Not here: the warnings."""
+"""Limits how often the log repeats a warning."""
 
 INTERVAL_S = 60.0
 """How long a warning is not repeated."""
 
 
 class OncePerInterval:
-    """Allows each key once per interval. Remembers a bounded number of keys, and only while their interval lasts."""
+    """Allows each key once per interval. Remembers at most *max_keys* keys, only while their interval lasts."""
 
     def __init__(self, *, max_keys: int = 1, interval_s: float = INTERVAL_S) -> None:
         self._max_keys = max_keys

@@ -1,7 +1,7 @@
 """Whether a failed attempt is followed by another, and when.
 
-Not here: what is a failure (`ejection`), which endpoint gets the next attempt (`balancing`), and the replacement of a
-kept connection that had died, which is no attempt of its own and outside the budget (`backend.attempt`).
+Not here: which errors are failures (`ejection`), which endpoint gets the next attempt (`balancing`), and replacing a
+kept connection that had died: that is no attempt of its own and does not count in the budget (`backend.attempt`).
 """
 
 from collections import deque
@@ -11,17 +11,17 @@ BUDGET_S = 10
 """The time over which the budget counts requests and retries, in seconds."""
 
 RETRIES_PER_S = 3
-"""So many retries a second are allowed for the whole gateway, however few the requests are."""
+"""The retries a second that are always allowed for the whole gateway, however few the requests are."""
 
 FIRST_DELAY_S = 0.1
-"""The shortest wait before an endpoint is asked again that has just failed: a server that restarts takes a moment.
+"""The shortest wait before an endpoint that has just failed is asked again: a server that restarts takes a moment.
 
-It doubles with every attempt, up to `MAX_DELAY_S`; up to the same again is added at random, so that clients that failed
-together do not come back together.
+The wait doubles with every attempt, up to `MAX_DELAY_S`. A random part, at most as long as the wait itself, is added,
+so that requests that failed together are not sent again together.
 """
 
 MAX_DELAY_S = 1.0
-"""The most that the wait grows to, without the random part."""
+"""The longest wait, without the random part."""
 
 
 class RecentCalls:
@@ -31,10 +31,10 @@ class RecentCalls:
 
     def __init__(self) -> None:
         self._second = 0
-        self._ends_s = 1  # when the second is over
+        self._ends_s = 1  # the beginning of the next second
         self._n_calls = 0  # in this second
         self._n_retries = 0
-        self._calls = deque([0] * (BUDGET_S - 1), BUDGET_S - 1)  # in those before
+        self._calls = deque([0] * (BUDGET_S - 1), BUDGET_S - 1)  # in each of the seconds before
         self._retries = deque([0] * (BUDGET_S - 1), BUDGET_S - 1)
 
     def count_call(self, now_s: float) -> None:
@@ -44,13 +44,13 @@ class RecentCalls:
         self._n_calls += 1
 
     def count_retry(self, now_s: float) -> None:
-        """Count one retry."""
+        """Count one retry; the call that it belongs to is counted already."""
         if now_s >= self._ends_s:
             self._advance(int(now_s))
         self._n_retries += 1
 
     def totals(self, now_s: float) -> tuple[int, int]:
-        """Calls and retries."""
+        """The calls and the retries of the last `BUDGET_S` seconds."""
         if now_s >= self._ends_s:
             self._advance(int(now_s))
         return self._n_calls + sum(self._calls), self._n_retries + sum(self._retries)
@@ -69,16 +69,16 @@ class RetryPolicy:
     """The backend's `retry`."""
 
     attempts: int
-    """The first included."""
+    """The most attempts of one call, the first included."""
     budget: float
-    """The share of the recent calls that may be retries; 0: there are none."""
+    """The share of the recent calls that may be retries; 0: there are no retries."""
     resend_after_sent: bool
     """Whether a request that a backend may have read is sent again."""
     workers: int = 1
     """How many processes share `RETRIES_PER_S`."""
 
     def is_within_budget(self, n_calls: int, n_retries: int) -> bool:
-        """Whether one retry more is allowed beside *n_retries* and *n_calls* of the last `BUDGET_S` seconds."""
+        """Whether one more retry is allowed after *n_calls* and *n_retries* in the last `BUDGET_S` seconds."""
         if not self.budget:
             return False
         return n_retries < max(self.budget * n_calls, RETRIES_PER_S * BUDGET_S / self.workers)
@@ -88,11 +88,11 @@ class RetryPolicy:
     ) -> float | None:
         """Seconds to wait before attempt number *attempt* + 1, after an endpoint has failed; None to give up.
 
-        *sent*: whether the backend may have read the request. *has_other*: whether there is an endpoint that was not
-        tried, for which nobody has to wait. *jitter*: from 0 to 1, at random.
+        *sent*: whether the backend may have read the request. *has_other*: whether an endpoint is left that was not
+        tried; the attempt then goes there without a wait. *jitter*: a random number from 0 to 1.
         """
         if attempt >= self.attempts or (sent and not self.resend_after_sent):
             return None
-        doublings = min(attempt - 1, 10)  # 2 ** 10 times the first delay is more than the most, and no huge number
+        doublings = min(attempt - 1, 10)  # 2 ** 10 first delays are above MAX_DELAY_S; no huge powers
         delay_s = 0.0 if has_other else min(MAX_DELAY_S, FIRST_DELAY_S * 2**doublings) * (1 + jitter)
         return delay_s if delay_s < remaining_s else None

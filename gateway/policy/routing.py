@@ -1,7 +1,7 @@
 """Which backend a request goes to, under which path, and what that path asks for (protocol section 8).
 
-Here: patterns of hosts, paths and model names, and a route's choice among several backends. Not here: where host and
-path stand in a request, and which endpoint of a backend gets it (`balancing`).
+A route matches by patterns of hosts, paths and model names, and may choose among several backends. Not here: which
+endpoint of the backend gets the request (`balancing`).
 """
 
 import fnmatch
@@ -33,7 +33,7 @@ class PathKind(Enum):
     INFER = auto()
     SERVER_METADATA = auto()
     V2 = auto()
-    """Any other path of the protocol: errors are put into its shape."""
+    """Any other path of the protocol: errors are replied in the protocol's shape."""
     OTHER = auto()
 
 
@@ -42,11 +42,11 @@ class RouteRule(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in metrics and logs."""
+        """The route's name in metrics and logs."""
 
     @property
     def backends(self) -> list[str]:
-        """The names of the backends that it leads to."""
+        """The names of the backends that the route leads to."""
 
     @property
     def split(self) -> dict[str, int] | None:
@@ -58,7 +58,7 @@ class RouteRule(Protocol):
 
     @property
     def host(self) -> str | None:
-        """A pattern of host names, such as `*.example.com`; with a port if that has to match too."""
+        """A pattern of host names, such as `*.example.com`; with a port if the port must match, too."""
 
     @property
     def path_prefix(self) -> str | None:
@@ -66,31 +66,34 @@ class RouteRule(Protocol):
 
     @property
     def strip_prefix(self) -> bool:
-        """Whether the backend gets the path without them (protocol 8.1)."""
+        """Whether the backend gets the path without `path_prefix` (protocol 8.1)."""
 
     @property
     def rename(self) -> dict[str, str]:
-        """Models' names as clients write them, and as the backend knows them (protocol 8.2)."""
+        """The backend's names of models by the names that clients write (protocol 8.2)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sticky:
-    """What requests have in common that go to the same endpoint, and in a split to the same backend (protocol 8.4)."""
+    """Which part of a request is its sticky key (protocol 8.4).
+
+    Requests with the same key go to the same endpoint, and in a split to the same backend.
+    """
 
     header: str = ""
-    """A header's name in lower case; empty for none."""
+    """The name of the header whose value is the key, in lower case; empty for none."""
     by_sequence: bool = False
-    """Whether it is the sequence id of an inference."""
+    """Whether the key is the sequence id of an inference."""
 
     @classmethod
     def parse(cls, text: str) -> "Sticky":
-        """The value of the configuration's `sticky`: `none`, `sequence_id` or `header:NAME`."""
+        """Read *text*, the configuration's `sticky`: `none`, `sequence_id` or `header:NAME`."""
         if text == "sequence_id":
             return cls(by_sequence=True)
         return cls(header=text.removeprefix("header:").lower() if text.startswith("header:") else "")
 
     def header_key(self, headers: Headers) -> str | None:
-        """What the header says in a request with *headers*; None for nothing."""
+        """The key in *headers*, without blanks at its ends; None if there is none, or no header is the key."""
         return (headers.get(self.header).strip() or None) if self.header else None
 
 
@@ -106,7 +109,7 @@ class Destination:
     """The backend, if there is just one."""
 
     def pick(self, key: str | None, draw: float) -> str:
-        """The backend for a request with the sticky *key*; without one *draw*, random from 0 up to 1, decides."""
+        """The name of the backend for a request with the sticky *key*, or by *draw* (random, 0 <= draw < 1) without."""
         if self.only is not None:
             return self.only
         if key is not None:
@@ -116,32 +119,32 @@ class Destination:
             if left < weight:
                 return name
             left -= weight
-        return next(reversed(self.weights))  # rounding
+        return next(reversed(self.weights))  # rounding may leave the draw just above the sum
 
 
 class V2Path(NamedTuple):
     """A path of the protocol, taken apart."""
 
     before: str
-    """What a route puts before the protocol's own path."""
+    """The part of the path before the protocol's own path, such as a prefix that a route keeps."""
     model: str | None
-    """Decoded, as the backend knows it."""
+    """The backend's name of the model, decoded."""
     version: str | None
-    """Decoded."""
+    """The version of the model, decoded."""
     asked: str
-    """What is asked of the model, or else of the server: `/infer`, `/health/live`; empty for the metadata."""
+    """The rest of the path, `/infer` or `/health/live` for example; empty for the metadata."""
 
 
 class Match(msgspec.Struct, frozen=True):
-    """What a route makes of a request. A msgspec struct is made in a third of the time of a dataclass."""
+    """Where a route sends one request. A msgspec struct is made in a third of the time of a dataclass."""
 
     destination: Destination
     model: str | None
-    """The model in its path as the client calls it; None if there is none."""
+    """The client's name of the model in the path; None if the path names none."""
     kind: PathKind
     target: str
-    """Raw path and query for the backend: without the prefix and with the backend's name of the model, where the route
-    says so."""
+    """Raw path and query for the backend: where the route says so, without the prefix and with the backend's name of
+    the model."""
     is_renamed: bool = False
     """Whether the backend knows the model under another name."""
 
@@ -152,14 +155,14 @@ class Match(msgspec.Struct, frozen=True):
 
     @property
     def v2_path(self) -> V2Path:
-        """The path for the backend, taken apart; its `kind` is not OTHER."""
+        """The path for the backend, taken apart; only for paths whose `kind` is not OTHER."""
         read = _V2_PATH.fullmatch(self.path)
         assert read is not None, self.path
         before, model, version, asked = read.groups()
         return V2Path(before, model and unquote(model), version and unquote(version), (asked or "").rstrip("/"))
 
     def naming_key(self, method: str) -> str:
-        """The member that names the model at the top of the answer: of metadata, which GET asks for, and of others."""
+        """The top-level member of the answer that names the model: `name` in metadata, which GET asks for."""
         return "name" if method in ("GET", "HEAD") else "model_name"
 
     @property
@@ -170,7 +173,7 @@ class Match(msgspec.Struct, frozen=True):
 
 
 class _Route:
-    """A rule, with what is derived from it once."""
+    """A rule, with its patterns compiled."""
 
     __slots__ = ("_host", "_inside", "_models", "_n_before", "_port", "destination", "kept", "prefix", "rule")
 
@@ -180,17 +183,17 @@ class _Route:
         self.destination = _destination(rule.name, weights, stickies)
         self.prefix = prefix = (rule.path_prefix or "").rstrip("/")
         self._inside = prefix + "/"
-        # a prefix that stays may be the beginning of a path of the protocol
+        # a prefix that is kept may itself be the beginning of a path of the protocol
         self._n_before = 0 if f"{prefix}/".startswith("/v2/") and not rule.strip_prefix else len(prefix)
         self.kept = "" if rule.strip_prefix else prefix[: self._n_before]
-        """What the backend gets before the rest of the path."""
+        """The prefix that is put before the rest of the path for the backend."""
         host, port = _split_host(rule.host or "")
         self._host = None if rule.host is None else _compiled([host])
         self._port = None if port is None else _compiled([port])
         self._models = None if rule.models is None else _compiled(rule.models)
 
     def rest_of(self, path: str) -> str | None:
-        """What follows the prefix in *path*, or all of *path* if the prefix is part of the protocol's own path.
+        """The part of *path* after the prefix, or all of *path* if the prefix is part of the protocol's own path.
 
         None if *path* does not begin with the prefix.
         """
@@ -203,7 +206,7 @@ class _Route:
         return None if rest.startswith("//") else rest or "/"
 
     def takes(self, host: str, model: str | None) -> bool:
-        """Whether *host* and *model* match."""
+        """Whether the rule's patterns match *host* (maybe with a port) and *model* (None if the path names none)."""
         if self._host is not None:
             name, port = _split_host(host)
             if not self._host.match(name) or (self._port is not None and not self._port.match(port or "")):
@@ -215,10 +218,10 @@ class Router:
     """The routes of a configuration; the first that matches wins."""
 
     def __init__(self, routes: Sequence[RouteRule], stickies: Mapping[str, str]) -> None:
-        """*stickies* are the backends' names, each with its `sticky`.
+        """*stickies* maps the backends' names to their `sticky`.
 
-        Without *routes*, everything goes to the first backend, under its name. In a split the first backend that is
-        sticky decides for all.
+        Without *routes* everything goes to the first backend, and the route has the backend's name. In a split the
+        first backend that is sticky decides for all.
         """
         self._routes = [_Route(rule, stickies) for rule in routes]
         first = next(iter(stickies))
@@ -230,7 +233,7 @@ class Router:
         return [route.rule.name for route in self._routes] or [self._default.route]
 
     def names_for_clients(self, backend: str) -> dict[str, str]:
-        """How clients call the models of *backend* that routes rename, by the backend's names."""
+        """The clients' names of the models of *backend* that routes rename, by the backend's names."""
         rules = (route.rule for route in self._routes)
         return {own: name for rule in rules if backend in rule.backends for name, own in rule.rename.items()}
 
@@ -272,7 +275,7 @@ def _read(path: str) -> tuple[str, str, str | None, PathKind]:
     else:
         before = ""
     name, slash, rest = path[len(before) :].partition("/")
-    if not before or not name or "\n" in rest:  # a line's end stands in no path that a server takes
+    if not before or not name or "\n" in rest:  # no server takes a path with a newline
         if path in _SERVER_PATHS:
             return path, "", None, PathKind.SERVER_METADATA
         return path, "", None, PathKind.V2 if path.startswith("/v2/") else PathKind.OTHER
@@ -282,14 +285,14 @@ def _read(path: str) -> tuple[str, str, str | None, PathKind]:
 
 
 def _compiled(patterns: Sequence[str]) -> re.Pattern[str]:
-    """What matches all that one of the *patterns* does."""
+    """One pattern that matches whatever any of *patterns* (as of a shell) matches; without any, nothing."""
     return re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
 
 
 def _split_host(text: str) -> tuple[str, str | None]:
-    """Name and port, None if there is none: in lower case, without the brackets of IPv6 and the dot of the root."""
+    """The name in lower case, without the brackets of IPv6 and a final dot, and the port; None if there is none."""
     split = _HOST.fullmatch(text.lower())
     name, port = split.groups() if split is not None else (text.lower(), None)  # IPv6 without brackets has no port
-    if ":" in name:  # the brackets would be a set of characters to fnmatch
+    if ":" in name:  # to fnmatch the brackets would be a set of characters
         name = name.strip("[]")
     return name.removesuffix("."), port

@@ -1,19 +1,19 @@
 """When a client is too slow: in the middle of its body, or in reading its reply.
 
-Here: the floor and the judgement, on numbers. Not here: clocks, connections, and what happens to a slow client
-(`client.server`).
+Numbers are judged here; `client.server` acts on the judgement.
 """
 
 MIN_BYTES_PER_S = 1024
-"""The least that a client must send of its body, or read of its reply, on average over the time it was waited for."""
+"""The lowest average rate at which a client must send its body or read its reply, while it is waited for."""
 
 
 def find_slowness(n_bytes: int, waited_s: float, silent_s: float, limit_s: float) -> str | None:
-    """In words, what makes a client too slow; None if nothing does.
+    """Why a client is too slow, in words; None if it is not.
 
-    It sent or read *n_bytes* in all while the gateway waited for it, *waited_s* in all, and nothing in the last
-    *silent_s*. The silence may last *limit_s*. As much is forgiven before the floor holds, so that a body that is just
-    beginning is not judged: n bytes take `n / MIN_BYTES_PER_S + limit_s` at most.
+    The gateway has waited for the client for *waited_s* in all, in which the client sent or read *n_bytes*, and nothing
+    in the last *silent_s*. A silence may last *limit_s*. The first *limit_s* do not count against
+    `MIN_BYTES_PER_S`, so that a body that has just begun is not judged: n bytes may take
+    `n / MIN_BYTES_PER_S + limit_s` at most.
     """
     if silent_s >= limit_s:
         return f"nothing for {limit_s:g} s"
@@ -25,7 +25,7 @@ def find_slowness(n_bytes: int, waited_s: float, silent_s: float, limit_s: float
 
 
 class Upload:
-    """What a client has sent of its body, and how long it was waited for: not the time in which nobody reads."""
+    """How much of its body a client has sent, and how long it was waited for; time without a reader does not count."""
 
     __slots__ = ("_since_s", "_waited_s", "received_bytes")
 
@@ -36,21 +36,21 @@ class Upload:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether more of it is waited for at the moment."""
+        """Whether the client is waited for at the moment."""
         return self._since_s is not None
 
     def begin_waiting(self, now_s: float) -> None:
-        """From now on the client is waited for."""
+        """The time from *now_s* on counts as waiting for the client."""
         self._since_s = now_s
 
     def end_waiting(self, now_s: float) -> None:
-        """No longer; also where nobody has begun."""
+        """End what `begin_waiting` began; does nothing if it was not called."""
         if self._since_s is not None:
             self._waited_s += now_s - self._since_s
             self._since_s = None
 
     def find_slowness(self, now_s: float, limit_s: float) -> str | None:
-        """As the function of that name; None while the client is not waited for."""
+        """As the function `find_slowness`; None while the client is not waited for."""
         if self._since_s is None:
             return None
         silent_s = now_s - self._since_s
@@ -58,7 +58,7 @@ class Upload:
 
 
 class Backlog:
-    """A client that has not read everything yet that was written to it."""
+    """A client that has not yet read everything that was written to it."""
 
     __slots__ = ("_began_s", "_moved_s", "_taken", "_taken_before")
 
@@ -68,7 +68,7 @@ class Backlog:
         self._taken = self._taken_before = taken
 
     def find_slowness(self, taken: int, now_s: float, limit_s: float) -> str | None:
-        """As the function of that name, for a client that has still not taken all; *taken* as in the constructor."""
+        """As the function `find_slowness`; *taken* as in the constructor, from then until now."""
         if taken != self._taken:
             self._taken = taken
             self._moved_s = now_s

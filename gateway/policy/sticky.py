@@ -1,7 +1,7 @@
-"""Rendezvous hashing: requests with the same key go to the same place, without anybody remembering it.
+"""Rendezvous hashing: requests with the same key go to the same endpoint or backend, and no process keeps a table.
 
-Every name is scored for the key and the highest score wins, so if a name goes, only its own keys move, and all workers
-and processes agree. Not here: where keys come from, and who may be chosen.
+Every name gets a score for the key and the highest score wins. So all workers and processes agree, and if a name goes,
+only its own keys move. Not here: where keys come from, and which names may be chosen.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
 _SCORE_BITS = 52
-"""Of the hash, as many as a float holds beside the half that keeps a score between 0 and 1."""
+"""How many bits of the hash make a score: as many as a float holds exactly, with one left for the half added below."""
 
 
 def pick_sticky(key: str, names: Sequence[str]) -> int:
@@ -20,11 +20,11 @@ def pick_sticky(key: str, names: Sequence[str]) -> int:
 
 
 def pick_weighted(key: str, weights: Mapping[str, int]) -> str:
-    """The name that *key* belongs to; each gets its share of the keys. One of weight 0 gets none.
+    """The name that *key* belongs to; each name gets a share of the keys by its weight, none with a weight of 0.
 
-    Where the weights change, keys only move to names whose share has grown. Raises `ValueError` if all weights are 0.
+    If weights change, keys only move to names whose share has grown. Raises `ValueError` if all weights are 0.
     """
-    # The highest of -weight / ln(score) is the name's with a probability of weight / sum (weighted rendezvous hashing).
+    # weighted rendezvous hashing: a name's -weight / ln(score) is the highest with a probability of weight / sum
     return max(
         (name for name, weight in weights.items() if weight > 0),
         key=lambda name: (-weights[name] / math.log(_score(key, name)), name),
@@ -32,7 +32,7 @@ def pick_weighted(key: str, weights: Mapping[str, int]) -> str:
 
 
 def _score(key: str, name: str) -> float:
-    """More than 0 and less than 1, the same in every process; `hash()` is not."""
+    """A number above 0 and below 1, the same in every process (`hash()` would differ)."""
     text = f"{len(key)}:{key}{name}".encode(errors="surrogateescape")
     digest = int.from_bytes(blake2b(text, digest_size=8).digest(), "big")
     return ((digest >> (64 - _SCORE_BITS)) + 0.5) / (1 << _SCORE_BITS)

@@ -1,6 +1,6 @@
 """W3C Trace Context (Level 1): the trace that a request is part of, in `traceparent` and `tracestate`.
 
-Here: reading, continuing and beginning traces. Not here: spans (`telemetry.spans`), and where random bits come from.
+Traces are read, continued and begun here. Not here: spans (`telemetry.spans`).
 """
 
 import re
@@ -12,16 +12,16 @@ from gateway.headers import Headers
 TRACE_HEADERS = ("traceparent", "tracestate")
 
 NEW_TRACE_BITS = 192
-"""How many random bits a new trace takes: 128 for its id, 64 for that of its first span."""
+"""How many random bits a new trace takes: 128 for its id, 64 for the id of its first span."""
 
 MAX_STATE_MEMBERS = 32
 """The most members of a `tracestate`."""
 
 MAX_STATE_CHARACTERS = 1024
-"""The longest `tracestate` that is kept, for each of the spans that wait; twice what the standard asks for."""
+"""The longest `tracestate` that is kept: every waiting span holds one. Twice as long as the standard asks for."""
 
 _SAMPLED = 0x01
-# Later versions may have more behind the flags; ff is none.
+# Later versions may have more behind the flags; ff is no version.
 _PARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-[!-~]*)?")
 
 _NAME = "[a-z0-9_*/-]"
@@ -35,16 +35,16 @@ class Trace(msgspec.Struct, frozen=True, gc=False):
 
     trace_id: str
     span_id: str
-    """Of the gateway's own span for the request."""
+    """The id of the gateway's own span for the request."""
     is_sampled: bool
     """Whether spans are recorded."""
     parent_id: str = ""
-    """Of the client's span; empty if the trace begins here."""
+    """The id of the client's span; empty if the trace begins here."""
     state: str = ""
-    """`tracestate`, as it came, if it is one of `MAX_STATE_CHARACTERS` at most."""
+    """`tracestate` as it came; empty if it was malformed, or longer than `MAX_STATE_CHARACTERS`."""
 
     def fields(self, span_id: str) -> list[tuple[str, str]]:
-        """What a backend gets that is asked as part of the span *span_id*."""
+        """The header fields for a backend that is asked as part of the span *span_id*."""
         fields = [("traceparent", f"00-{self.trace_id}-{span_id}-{'01' if self.is_sampled else '00'}")]
         if self.state:
             fields.append(("tracestate", self.state))
@@ -52,10 +52,10 @@ class Trace(msgspec.Struct, frozen=True, gc=False):
 
 
 def trace_of(headers: Headers, bits: int, share: float) -> Trace:
-    """The trace of a request with *headers*, with ids from *bits*, which are `NEW_TRACE_BITS` random ones.
+    """The trace of a request with *headers*; new ids are made of *bits*, `NEW_TRACE_BITS` random ones.
 
-    Where the client has begun it, it has decided whether it is sampled; *share* is that of traces that begin here. What
-    is no `traceparent`, and more than one, is as none, and then `tracestate` is not passed on; nor is what is none.
+    A client that has begun the trace has decided whether it is sampled; of the traces that begin here, *share* are. A
+    malformed `traceparent`, or more than one, is ignored, and `tracestate` with it. So is a malformed `tracestate`.
     """
     span_id = f"{bits >> 128 or 1:016x}"
     given = headers.all("traceparent") if "traceparent" in headers.first else ()
@@ -64,12 +64,12 @@ def trace_of(headers: Headers, bits: int, share: float) -> Trace:
         is_sampled = bool(int(parent[4], 16) & _SAMPLED)
         return Trace(parent[2], span_id, is_sampled, parent[3], _state(headers.joined("tracestate")))
     trace_id = bits & (1 << 128) - 1 or 1
-    # by the id, whose bits are random
+    # sampled by the id's own bits, which are random: no second random number is needed
     return Trace(f"{trace_id:032x}", span_id, trace_id & (1 << 56) - 1 < share * (1 << 56))
 
 
 def _state(text: str) -> str:
-    """*text* if it is a `tracestate`, in which each key is once, and not too long; otherwise nothing."""
+    """*text* if it is a valid `tracestate` that is not too long and names each key once; else an empty text."""
     if len(text) > MAX_STATE_CHARACTERS:
         return ""
     members = list(filter(None, (member.strip(" \t") for member in text.split(","))))
