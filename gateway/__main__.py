@@ -12,9 +12,9 @@ _NO_ORJSON = (
 
 
 def main() -> int:
-    """Run the command; its exit code."""
-    # A SIGHUP while modules are imported, which takes most of a second, would end the process. It waits until `serve`
-    # has its handler; all other commands let it through.
+    """Run the command, and return its exit code."""
+    # A SIGHUP while modules are imported, which takes most of a second, would end the process. So it is blocked until
+    # `serve` has its handler; all other commands unblock it at once.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     _open_standard_streams()
     try:
@@ -30,15 +30,15 @@ def main() -> int:
 
 
 def _open_standard_streams() -> None:
-    """Open those of the standard streams that were closed by whoever has started this process, for this and workers.
+    """Open the standard streams with which this process was started closed, for this process and its workers.
 
-    Otherwise the next socket gets the number of one of them, and the log is written to a client or to a backend.
+    Otherwise the next socket gets the number of a closed stream, and the log is written to a client or to a backend.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is *descriptor*
             os.set_inheritable(descriptor, True)
 
 

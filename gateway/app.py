@@ -1,6 +1,6 @@
 """The composition root: a configuration becomes a running data plane.
 
-Everything is put together here and nowhere else; read it to see what talks to what. Processes: `process`.
+The parts are put together here and nowhere else; read this file to see which part calls which. Processes: `process`.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ SAMPLE_S = 0.1
 """How often the event loop's lag is measured."""
 
 HEAD_S = 0.1
-"""How long a request that was on its way has to show itself when draining begins."""
+"""How long draining waits at its beginning for requests that are still on their way."""
 
 FIRST_HEAD_S = 1.0
 """How long the first request is waited for on connections that were accepted before draining began."""
@@ -46,11 +46,11 @@ LOOK_S = 0.02
 """How often draining checks whether anything is still in flight."""
 
 NEW_BACKENDS_S = 0.25
-"""How long a reload waits for new backends to have looked their names up; beyond it they go on beside the requests."""
+"""How long a reload waits until new backends have looked up their host names; slower ones go on beside the requests."""
 
 KEPT_BYTES = 8 * 1024 * 1024
-"""How much freed memory at the top of the heap stays with the process; arrays of half of that and more come from the
-kernel, and go back to it, each by itself."""
+"""How much freed memory at the top of the heap stays with the process. An array of at least half this size is mapped
+from the kernel by itself, and unmapped when it is freed."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
@@ -62,14 +62,14 @@ def _drop(batch: Batch) -> bool:
 
 
 def settle() -> None:
-    """To be called once when a process has started, before it serves.
+    """Tune the process once it has started, before it serves: garbage collection and freed memory.
 
-    What lives until its end is no longer searched for garbage: a full collection walks every object of every imported
-    module, which holds the event loop for 20 ms.
+    Objects that exist now live until the process ends, so they are no longer searched for garbage: a full collection
+    would walk every object of every imported module and hold the event loop for 20 ms.
 
-    And memory that is freed stays with the process up to `KEPT_BYTES`. As glibc decides by itself, depending on what
-    was freed first, a request's buffers may go back to the kernel at its end, and are then faulted in anew by the next
-    request: up to 900 pages, 2 ms, for strings of a megabyte.
+    Freed memory stays with the process, up to `KEPT_BYTES`. Left to itself glibc may give a request's buffers back to
+    the kernel, depending on which was freed first, and the next request must fault them in again: up to 900 pages,
+    2 ms, for strings of a megabyte.
     """
     gc.collect()
     gc.freeze()
@@ -80,14 +80,14 @@ def settle() -> None:
 
 
 def file_problems(config: Config) -> Iterator[tuple[str, str]]:
-    """What is wrong with the files and the extra that *config* needs: the path of the key, and the reason."""
+    """Errors in the files and extras (pip) that *config* needs: the path of the key, and the reason."""
     for problems in (certificates.tls_problems, token_problems, tracing_problems, grpc_problems):
         for key, reason in problems(config):
             yield key, without_hidden_paths(config, reason)
 
 
 def require_usable_files(config: Config) -> None:
-    """For a start: raise `ConfigError` for the first of `file_problems`, and log certificates that have expired."""
+    """Raise `ConfigError` for the first of `file_problems`, and warn of certificates that have expired."""
     for key, reason in file_problems(config):
         raise ConfigError(f"{key}: {reason}")
     for key, reason in certificates.tls_warnings(config):
@@ -95,7 +95,7 @@ def require_usable_files(config: Config) -> None:
 
 
 def new_name() -> str:
-    """A name for this gateway that no other has, so that it recognizes a request that went through it (`Via`)."""
+    """A unique name for this gateway, by which it recognizes in `Via` a request that it has passed on before."""
     return f"tensor-gateway-{secrets.token_hex(8)}"
 
 
@@ -105,19 +105,19 @@ class Change:
 
     config: Config
     serving: Serving
-    """New backends have been started; changed ones are started by `commit`."""
+    """New backends have been started; changed backends are started by `commit`."""
     tls: list[TlsContext | None]
-    """Of the clients' listeners."""
+    """The contexts of the clients' listeners."""
     tracing: Tracing | None
 
 
 class DataPlane:
-    """What serves clients, in one process. Must be made on a running event loop."""
+    """The parts that serve clients, in one process. Must be made on a running event loop."""
 
     def __init__(self, config: Config, name: str, deliver: Callable[[Batch], bool] = _drop) -> None:
-        """*name* is what the gateway calls itself in `Via`, see `new_name`; its workers share one.
+        """*name* is the gateway's name in `Via` (`new_name`), the same in all its workers.
 
-        *deliver* takes what was counted (`Counting`); without it nobody wants to know.
+        *deliver* takes the batches of `Counting`; the default drops them.
         Raises `ConfigError` for certificates that cannot be used.
         """
         self.config = config
@@ -131,8 +131,8 @@ class DataPlane:
         self.server = Server(self.gateway.handle, self._record, config.limits, self.gateway.admission.hold_unread)
         self._fronts = Fronts(config, self.server)
         self._beside: set[asyncio.Task[None]] = set()
-        """What goes on beside the requests."""
-        # they vanish from here when their last request has ended
+        """Tasks that run beside the requests."""
+        # weak: a retired backend lives as long as its last request
         self._retired: weakref.WeakSet[Upstream] = weakref.WeakSet()
 
     def _record(self, exchange: Exchange) -> None:
@@ -147,7 +147,7 @@ class DataPlane:
             log.error("request %s: %s", exchange.request_id, exchange.detail)
 
     async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
-        """Listen, on *sockets* if a worker was given some. Raises `OSError` if an address cannot be had."""
+        """Listen, on *sockets* if a worker was given some. Raises `OSError` if an address cannot be used."""
         await asyncio.gather(*(upstream.start() for upstream in self._upstreams))
         await self._fronts.open(self.config, sockets)
         await self._expect()
@@ -156,14 +156,14 @@ class DataPlane:
 
     @property
     def urls(self) -> list[str]:
-        """Where clients are served: of HTTP/1.1, and of gRPC if that is configured."""
+        """Where clients are served: the URL for HTTP/1.1, and that for gRPC if it is configured."""
         return self._fronts.urls
 
     def _tls_contexts(self) -> list[TlsContext | None]:
         return [*self._fronts.tls, *(upstream.tls for upstream in self._upstreams)]
 
     async def _expect(self) -> None:
-        """Tell the counting what there will be to count, which begins with 0."""
+        """Announce all clients, routes and backends to the counting, so that their metrics exist and begin at 0."""
         plan = self.gateway.serving.plan
         self.counting.expect_clients(plan.access.names)
         for _ in self.counting.expect(plan.router.names, plan.backends):
@@ -171,7 +171,7 @@ class DataPlane:
         self.count()
 
     async def _sample(self) -> None:
-        """Measure how late the event loop is: how long anything kept it from waking this up."""
+        """Measure the event loop's lag: how much later than asked for it wakes this task."""
         loop = asyncio.get_running_loop()
         while True:
             expected = loop.time() + SAMPLE_S
@@ -191,7 +191,7 @@ class DataPlane:
         return self.gateway.serving.upstreams.values()
 
     def reading(self) -> Reading:
-        """What this process says of itself now."""
+        """The current state of this process, for metrics and the status page."""
         admission, server = self.gateway.admission, self.server
         return Reading(
             os.getpid(),
@@ -210,7 +210,7 @@ class DataPlane:
         )
 
     def _endpoints(self) -> list[EndpointReading]:
-        """What is known of each endpoint of the backends that there are now."""
+        """The state of each endpoint of all current backends."""
         now_s = asyncio.get_running_loop().time()
         return [
             EndpointReading(
@@ -237,7 +237,7 @@ class DataPlane:
     # Reload: everything that may fail, then one step that cannot
 
     async def prepare(self, config: Config) -> Change:
-        """Build what *config* means beside what runs. Raises `ConfigError` or `OSError`; nothing has changed then."""
+        """Build the parts for *config* beside the running ones. Raises `ConfigError` or `OSError`."""
         running = self.gateway.serving.upstreams
         try:
             plan = Plan.of(config, self.gateway.serving.plan.name)
@@ -261,7 +261,7 @@ class DataPlane:
         return change
 
     async def abandon(self, change: Change) -> None:
-        """Give *change* up, which was prepared."""
+        """Close what `prepare` has started for *change*."""
         if change.tracing is not None and change.tracing is not self._tracing:
             await change.tracing.close()
         for name in change.serving.upstreams.keys() - self.gateway.serving.upstreams.keys():
@@ -269,7 +269,7 @@ class DataPlane:
             await change.serving.upstreams[name].close()
 
     async def commit(self, change: Change) -> None:
-        """Serve by *change*, which was prepared, from now on. Requests in flight finish with what they began with."""
+        """Serve by the prepared *change* from now on; requests in flight keep the configuration they began with."""
         before, now = self.gateway.serving.upstreams, change.serving.upstreams
         self.gateway.replace(change.serving)
         self.config = config = change.config
@@ -289,14 +289,14 @@ class DataPlane:
         await self._expect()
 
     def _trace_by(self, tracing: Tracing | None) -> None:
-        """Trace requests by *tracing* from now on; what the one before has recorded is still sent."""
+        """Trace requests by *tracing* from now on; spans of the previous tracing are still sent."""
         before, self._tracing = self._tracing, tracing
         self.gateway.begin_trace = tracing.begin if tracing is not None else None
         if before is not None and before is not tracing:
             self._begin(before.close())
 
     def _keeps(self, backend: BackendPlan) -> bool:
-        """Whether *backend* can stay as it is. Not with TLS: the certificates' files may have changed."""
+        """Whether the running backend can serve *backend* unchanged. Not with TLS: its files may have changed."""
         before = self.gateway.serving.plan.backends.get(backend.name)
         return (
             before is not None
@@ -311,7 +311,7 @@ class DataPlane:
         return task
 
     async def drain(self) -> None:
-        """Stop accepting and let what is in flight finish, up to `shutdown.grace`; then it is cut off."""
+        """Stop accepting and let requests in flight finish for up to `shutdown.grace`; the rest is cut off."""
         shutdown = self.config.shutdown
         self.gateway.is_draining = True
         await asyncio.sleep(shutdown.delay)
@@ -353,7 +353,7 @@ def _access_log(config: Config) -> AccessLog | FailureLog:
 
 
 def _tracing(config: Config, before: Tracing | None) -> Tracing | None:
-    """The tracing that *config* asks for, if any: *before*, if it has the same settings. Raises `ConfigError`."""
+    """The tracing for *config*, or None; *before* itself if the settings are the same. Raises `ConfigError`."""
     settings = config.tracing
     if before is not None and before.settings == settings:
         return before

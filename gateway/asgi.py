@@ -1,8 +1,8 @@
 """The codec in a server's own process: a middleware for ASGI applications that speak V2 in JSON.
 
-Inferences with binary tensors become JSON piece by piece while the application reads its body, and its JSON becomes the
-binary reply while it is sent. All other requests pass untouched, but that `GET /v2` says the extension. Not here: any
-server, and what a gateway has beside its codec, such as limits for all requests together.
+A binary inference becomes JSON piece by piece while the application reads its body, and the application's JSON becomes
+the binary reply while it is sent. All other requests pass untouched, except that the answer to `GET /v2` names the
+extension. Not here: a server, and a gateway's other duties, such as limits for all requests together.
 """
 
 import re
@@ -44,7 +44,7 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Piece = bytes | bytearray | memoryview
 Asked = tuple[InferRequest, str, Framing, memoryview]
-"""An inference, its model, and the framing and the body of which it was made."""
+"""An inference, the model's name, and the framing and body from which the inference was read."""
 
 SENT_BYTES = 256 * 1024
 """The size of the pieces in which blobs are sent: ASGI wants bytes, which are copies."""
@@ -54,22 +54,22 @@ ERROR_BYTES = 1024 * 1024
 
 _INFER = re.compile(r".*/v2/models/(?P<model>[^/]+)(?:/versions/[^/]+)?/infer")
 _SERVER = re.compile(r".*/v2/?")
-# They describe the client's body, which the application does not get.
+# These fields describe the client's body, which the application does not get.
 _OF_THE_BODY = frozenset(
     (b"content-encoding", b"content-length", b"content-type", b"transfer-encoding", b"content-md5",
      b"digest", b"content-digest", b"repr-digest", HEADER_LENGTH.lower().encode())
 )  # fmt: skip
-# They ask for a part or a form of an answer.
+# These fields ask for a part or a form of an answer.
 _OF_ANSWERS = frozenset(b"accept if-match if-modified-since if-none-match if-range if-unmodified-since range".split())
 _ANSWER_IN_PIECES = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 
 
 class ClientLeftError(Exception):
-    """The client is gone before its body was."""
+    """The client has left before its body was complete."""
 
 
 class BinaryTensors:
-    """Middleware: `BinaryTensors(app)` is *app* that reads and writes binary tensors as well."""
+    """Middleware: `BinaryTensors(app)` reads and writes binary tensors on behalf of *app*."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class BinaryTensors:
     ) -> None:
         """The options are the keys of a backend and of `limits` in the gateway's configuration; sizes are bytes.
 
-        Raises `ValueError` for a value that is none of a key's.
+        Raises `ValueError` for a value that the key does not allow.
         """
         self.app = app
         self._policy = TensorPolicy(NonFinite(nonfinite), BytesPolicy(bytes), HalfPrecision(half_precision))
@@ -168,7 +168,7 @@ class BinaryTensors:
         return await pacer.run(steps)
 
     async def _metadata(self, scope: Scope, receive: Receive) -> bytes:
-        """What the application says of the model that *scope* is about. Raises `GatewayError` if it says nothing."""
+        """The application's metadata of the model in *scope*. Raises `GatewayError` if it does not answer with 200."""
         status, text = HTTPStatus.INTERNAL_SERVER_ERROR.value, bytearray()
 
         async def send(message: Message) -> None:
@@ -185,7 +185,7 @@ class BinaryTensors:
         return bytes(text)
 
     async def _transcode(self, scope: Scope, receive: Receive, send: Send, asked: Asked, pacer: Pacer) -> None:
-        """Let the application answer a request in JSON, and send its answer as the client wants it."""
+        """Let the application answer the request in JSON, and send the answer in the form that the client asked for."""
         request, model, framing, body = asked
         declared: Mapping[str, str] = {}
         if request.promotes:
@@ -210,7 +210,7 @@ class BinaryTensors:
 
 
 class _ServerMetadata:
-    """The application's answer to `GET /v2`, which gets the extension; what cannot be metadata passes as it is."""
+    """The application's answer to `GET /v2`, to which the extension is added; other answers pass unchanged."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -239,7 +239,7 @@ class _ServerMetadata:
 
 
 class _Answer:
-    """The application's answer to one inference, while it comes."""
+    """The application's answer to one inference, while it arrives."""
 
     def __init__(self, send: Send, decoder: InferAnswer, framing: Framing, pacer: Pacer) -> None:
         self._send = send
@@ -252,7 +252,7 @@ class _Answer:
         self.is_ended = False
 
     async def take(self, message: Message) -> None:
-        """The application's `send`. What is wrong is not raised in the application, which could take it for its own."""
+        """The application's `send`. Errors go to the client: raised here they would seem the application's own."""
         if self.is_ended:
             return
         try:
@@ -263,7 +263,7 @@ class _Answer:
             await self._fail(error)
 
     async def _fail(self, error: GatewayError) -> None:
-        """The client gets *error*: at once, as the application may have more to do."""
+        """Send *error* to the client at once, without waiting for the application to end."""
         self.is_ended = True
         await _send_error(self._send, error)
 
@@ -326,7 +326,7 @@ def _may_be_metadata(start: Message) -> bool:
 
 
 def _for_metadata(scope: Scope) -> Scope:
-    """*scope* of a question for the metadata of the model whose inference *scope* is."""
+    """The scope of a request for metadata: of the model whose inference *scope* asks for."""
     asked = _read_here(scope)
     return {
         **asked,
@@ -339,13 +339,13 @@ def _for_metadata(scope: Scope) -> Scope:
 
 
 def _read_here(scope: Scope) -> Scope:
-    """*scope* of a request whose answer is read here: so it is neither compressed nor sent from a file."""
+    """*scope* changed so that the answer can be read here: neither compressed nor sent from a file."""
     extensions = {name: each for name, each in (scope.get("extensions") or {}).items() if name not in _ANSWER_IN_PIECES}
     return {**scope, "headers": _without(scope["headers"], {b"accept-encoding"}), "extensions": extensions}
 
 
 def _for_application(scope: Scope, n_bytes: int | None) -> Scope:
-    """*scope* of a request whose body is *n_bytes* of JSON; None: nobody knows how many."""
+    """*scope* for a body of *n_bytes* of JSON; None if the length is not known yet."""
     headers = _without(scope["headers"], _OF_THE_BODY)
     headers.append((b"content-type", b"application/json"))
     headers.append((b"transfer-encoding", b"chunked") if n_bytes is None else (b"content-length", b"%d" % n_bytes))
@@ -357,14 +357,14 @@ def _without(headers: Any, dropped: Set[bytes]) -> list[tuple[bytes, bytes]]:
 
 
 def _read_once(request: InferRequest, body: memoryview) -> Iterator[Piece]:
-    """The JSON of *request*, whose *body* is let go when the application has read all of it."""
+    """The JSON of *request*; *body* and the request's views are released when the application has read everything."""
     yield from request.json_pieces()
     release((*request.views, body))
 
 
 def _replayed(pieces: Iterator[Piece], receive: Receive, pacer: Pacer) -> Receive:
-    """A `receive` that gives *pieces* as the body, and afterwards what *receive* says: that the client has left."""
-    made: list[Piece | None] = []  # and not given yet: a `receive` may be cancelled while others run
+    """A `receive` that gives *pieces* as the body, and then the messages of *receive*: that the client has left."""
+    made: list[Piece | None] = []  # pieces not given yet: the application may cancel a `receive` while it waits
     is_over = False
 
     def make() -> Generator[None, None, None]:

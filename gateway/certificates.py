@@ -1,7 +1,7 @@
 """TLS contexts from PEM files, made anew when the files change.
 
-Here: what the configuration's certificates mean, and in words what is wrong with them. Not here: handshakes and
-connections (`tls`), and which of them uses which context (`client`, `backend`).
+The configuration's certificates and keys are read here, with an explanation in words for each that cannot be used. Not
+here: handshakes and connections (`tls`), and which connection uses which context (`client`, `backend`).
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from gateway.config.outside import read_file
 from gateway.errors import ConfigError
 
 LOOK_S = 3.0
-"""How often files are looked at. A change is taken up when they have stayed the same for one more look, so that a
-certificate is not read before its key has been written too: within ten seconds."""
+"""How often the files are checked. A changed file is read once it has stayed the same until the next check, so that a
+certificate is not read before its key is written, too: within ten seconds."""
 
 MAX_PEM_BYTES = 16 * 1024**2
-"""The most that is read of one file; a system's collection of authorities has some 200 KiB."""
+"""The largest file that is read; a system's collection of authorities has some 200 KiB."""
 
 HTTP1, HTTP2 = "http/1.1", "h2"
-"""What is spoken on a connection, as its handshake says it."""
+"""The protocols above TLS, by their names in the handshake (ALPN)."""
 
 _KEY_MARKS = ("PRIVATE KEY-----",)
 _CERTIFICATE_MARKS = ("-----BEGIN CERTIFICATE-----", "-----BEGIN TRUSTED CERTIFICATE-----")
@@ -33,37 +33,37 @@ log = logging.getLogger("gateway")
 
 Settings = ListenerTls | BackendTls
 Stamp = tuple[int, int, int, int] | None
-"""Device, inode, time of change and size of a file, behind its links; None if it cannot be found."""
+"""Device, inode, time of change and size of a file, with links followed; None if it cannot be found."""
 
 
 class TlsContext:
     """The TLS context of one place in the configuration: `tls`, or `backends.NAME.tls`.
 
-    Connections take `context` when they begin, and those that are open keep the one that they began with.
+    New connections take `context`; open connections keep the context that they began with.
     """
 
     def __init__(self, where: str, settings: Settings, protocol: str = HTTP1) -> None:
-        """*where* is the path of *settings* in the configuration; *protocol* is spoken. Raises `ConfigError`."""
+        """*where* is the path of *settings* in the configuration, *protocol* that above TLS. Raises `ConfigError`."""
         self.where = where
         self._protocol = protocol
         self.settings = settings
-        # before reading: what changes meanwhile is seen at the next look
+        # stamps are taken before reading: a file that changes meanwhile is seen at the next look
         self._loaded = self._judged = self._last_seen = self._stamps()
         self.context = _context(where, settings, protocol)
-        """For handshakes that begin now."""
+        """The context for handshakes that begin now."""
         self.expires_at = _expiry(settings)
-        """When the own certificate expires; None if there is none."""
+        """When the gateway's own certificate expires; None if it has none."""
 
     @property
     def server_name(self) -> str | None:
-        """The name that is asked for and that the certificate must have, where the configuration sets one."""
+        """The server's name for the handshake and in its certificate, if the configuration sets it."""
         return self.settings.server_name if isinstance(self.settings, BackendTls) else None
 
     @classmethod
     def following(
         cls, before: "TlsContext | None", where: str, settings: Settings, protocol: str = HTTP1
     ) -> "TlsContext":
-        """For a reload: the context *before* with its files read again if its settings stay, else a new one.
+        """For a reload: if the settings are the same, *before* with changed files read again, else a new context.
 
         Raises `ConfigError`.
         """
@@ -75,9 +75,9 @@ class TlsContext:
         return before
 
     def look(self) -> None:
-        """Take up files that have changed and have stayed so since the last look; blocks while it reads them.
+        """Read files that have changed, and have stayed the same since the last look; blocks while it reads.
 
-        Files that cannot be used change nothing, and are reported once.
+        If they cannot be used, the certificates read before stay in use, and one error is logged.
         """
         stamps = self._stamps()
         before, self._last_seen = self._last_seen, stamps
@@ -92,7 +92,7 @@ class TlsContext:
         log.info("%s: changed files were read again%s", self.where, until)
 
     def _load(self, stamps: list[Stamp]) -> None:
-        """Read the files, which had these *stamps*. Raises `ConfigError`; nothing has changed then."""
+        """Read the files, which had *stamps* before. Raises `ConfigError`, and the context stays as it was."""
         self._judged = stamps
         self.context = _context(self.where, self.settings, self._protocol)
         self.expires_at = _expiry(self.settings)
@@ -104,7 +104,7 @@ class TlsContext:
 
 
 async def watch(contexts: Callable[[], Iterable[TlsContext | None]]) -> None:
-    """Look at the files of all *contexts* of the moment every `LOOK_S`, until this is cancelled."""
+    """Every `LOOK_S` look at the files of all current *contexts*, until this is cancelled."""
     while True:
         await asyncio.sleep(LOOK_S)
         for context in list(contexts()):
@@ -112,7 +112,7 @@ async def watch(contexts: Callable[[], Iterable[TlsContext | None]]) -> None:
                 try:
                     # in a thread: disks can be slow, and reading the system's authorities takes tens of milliseconds
                     await asyncio.to_thread(context.look)
-                except Exception:  # it is looked at again, and so are the others
+                except Exception:  # must not end the task: all files are looked at again in `LOOK_S`
                     log.exception("%s: the files could not be looked at", context.where)
 
 
@@ -131,7 +131,7 @@ def uses_tls(endpoints: Iterable[str]) -> bool:
 
 
 def tls_problems(config: Config) -> Iterator[tuple[str, str]]:
-    """What is wrong with the files that *config* names: the path of the key, and the reason. Reads them all."""
+    """Read all TLS files of *config*; for each that cannot be used the path of its key, and the reason."""
     for where, settings in tls_settings(config):
         try:
             _context(where, settings)
@@ -141,7 +141,7 @@ def tls_problems(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def tls_warnings(config: Config, now: datetime | None = None) -> Iterator[tuple[str, str]]:
-    """Certificates of the gateway's own that have expired; *now* is the time of day, with its zone."""
+    """The gateway's own certificates that have expired by *now* (with a zone): the path of the key, and the reason."""
     for where, settings in tls_settings(config):
         expires_at = _expiry(settings)
         if expires_at is not None and expires_at <= (now or datetime.now(UTC)):
@@ -157,7 +157,7 @@ def _stamp(path: str) -> Stamp:
 
 
 def _context(where: str, settings: Settings, protocol: str = HTTP1) -> ssl.SSLContext:
-    """A context as *settings* want it. Raises `ConfigError`: the path of the key, the file, the reason."""
+    """The context for *settings*. Raises `ConfigError` with the path of the key, the file, and the reason."""
     is_listener = isinstance(settings, ListenerTls)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_listener else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -174,7 +174,7 @@ def _context(where: str, settings: Settings, protocol: str = HTTP1) -> ssl.SSLCo
     elif settings.ca is not None:
         _load_authorities(context, f"{where}.ca", settings.ca)
     else:
-        context.load_default_certs()  # the system's, or what SSL_CERT_FILE and SSL_CERT_DIR name
+        context.load_default_certs()  # the system's authorities, or those that SSL_CERT_FILE and SSL_CERT_DIR name
     return context
 
 
@@ -202,7 +202,7 @@ def _load_own(context: ssl.SSLContext, where: str, settings: Settings) -> None:
 
 
 def _load_authorities(context: ssl.SSLContext, where: str, path: str) -> None:
-    """Trust those in the file *path*, also where one of them is not a root, or the other side's own certificate."""
+    """Trust the certificates in the file *path*, also one that is no root, or that is the other side's own."""
     _read(f"{where}: {path}", path, "certificate", _CERTIFICATE_MARKS)
     try:
         context.load_verify_locations(path)
@@ -212,7 +212,7 @@ def _load_authorities(context: ssl.SSLContext, where: str, path: str) -> None:
 
 
 def _read(where: str, path: str, what: str, marks: tuple[str, ...]) -> str:
-    """The text of a PEM file, which has one of *marks*. Raises `ConfigError`, which begins with *where*."""
+    """The text of a PEM file. Raises `ConfigError`, which begins with *where*, if the text has none of *marks*."""
     try:
         text = read_file(Path(path), MAX_PEM_BYTES).decode("latin-1")
     except OSError as error:
@@ -229,9 +229,9 @@ def _words(error: Exception) -> str:
 
 
 def _decoded(path: str) -> dict[str, object]:
-    """What the first certificate in the file *path* says; empty if there is none that can be read.
+    """The fields of the first certificate in the file *path*; empty if no certificate can be read.
 
-    Python's public functions decode only certificates of connections.
+    Python's public functions decode only the certificates of connections.
     """
     try:
         read_file(Path(path), MAX_PEM_BYTES)  # refuses a pipe, for which OpenSSL would wait
@@ -241,11 +241,11 @@ def _decoded(path: str) -> dict[str, object]:
 
 
 def _expiry(settings: Settings) -> datetime | None:
-    """When the gateway's own certificate expires."""
+    """When the gateway's own certificate expires; None if it has none, or one that cannot be read."""
     return None if settings.certificate is None else expiry_of(_decoded(settings.certificate))
 
 
 def expiry_of(decoded: dict[str, object]) -> datetime | None:
-    """When a certificate that was *decoded* by Python expires."""
+    """When a certificate expires, from its *decoded* fields; None if they do not say."""
     not_after = decoded.get("notAfter")
     return datetime.fromtimestamp(ssl.cert_time_to_seconds(not_after), UTC) if isinstance(not_after, str) else None

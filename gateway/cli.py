@@ -45,7 +45,7 @@ _ENDPOINT = "backends.default.endpoints[0]"
 """The key that `--backend` stands for."""
 
 _HOST_AND_PORT = re.compile(r"(localhost|[\w.-]+:[0-9]+|\[[0-9A-Fa-f:.]+\](:[0-9]+)?)(/|$)", re.ASCII)
-"""How a URL begins whose scheme was forgotten."""
+"""The beginning of a URL whose scheme was forgotten."""
 
 _OF_KSERVE = ("predictor_host", "model_name", "http_port")
 """Options that KServe appends to the arguments of a transformer's container, each with a value.
@@ -54,17 +54,17 @@ The configuration has these values as `${PREDICTOR_HOST}`, `${MODEL_NAME}` and `
 """
 
 COMPLETE_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
-"""What completes an argument that is a file, for shtab; the same as `shtab.FILE`, which may not be installed."""
+"""How shells complete an argument that is a file: a copy of `shtab.FILE`, since shtab may not be installed."""
 
 log = logging.getLogger("gateway")
 announce = logging.getLogger(ANNOUNCE)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command in *arguments* (default: those of the process); the exit code."""
+    """Run the command in *arguments* (default: those of the process), and return its exit code."""
     known = parser()
     options = known.parse_args(arguments)
-    if options.run is not _serve:  # which has a handler for it; see `__main__`
+    if options.run is not _serve:  # only `serve` handles SIGHUP, which `__main__` has blocked
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     if options.run is None:
         known.print_help(sys.stderr)
@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
         code: int = options.run(options)
     except ConfigError as error:
         return _fail(error, 2)
-    except BrokenPipeError:  # whoever reads the output has seen enough, such as `head`
+    except BrokenPipeError:  # the reader of the output has ended, as `head` does
         return 1
     except OSError as error:
         return _fail(error.strerror or error, 1)
@@ -99,7 +99,7 @@ examples:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that says which command was probably meant."""
+    """A parser that suggests the command that was probably meant."""
 
     def error(self, message: str) -> NoReturn:
         """See argparse."""
@@ -109,7 +109,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The commands and their options, each with `run`: the function that carries it out, or None without a command."""
+    """The parser of all commands. In what it parses, `run` is the command's function; None without a command."""
     parser = _Parser(
         prog="tensor-gateway",
         description="Gives JSON-only inference servers the binary tensor extension of Triton and KServe.",
@@ -198,7 +198,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add(command: argparse.ArgumentParser, names: str, metavar: str | None, words: str, **more: Any) -> None:
-    """Add an option of these *names* to *command*; one that takes a file is completed as such."""
+    """Add the option *names* (separated by blanks) to *command*; files are completed if *metavar* names a FILE."""
     if metavar is not None:
         more["metavar"] = metavar
     option = command.add_argument(*names.split(), help=words, **more)
@@ -225,12 +225,12 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _checked(file: str) -> int:
-    """Print what is to be said of *file*; the exit code for it. Raises `ConfigError` for what can be no file."""
+    """Print the errors and warnings of *file*, and return its exit code. Raises `ConfigError` if *file* is a URL."""
     if "://" in file:
         raise ConfigError(f"{file}: expected a file; to serve in front of a server: serve --backend URL")
     found = inspect_bytes(sys.stdin.buffer.read(MAX_FILE_BYTES + 1), "-") if file == "-" else inspect(Path(file))
     if found.read is not None:
-        # what is wrong with the content of files that keys name, but for keys with errors already
+        # errors inside of files that keys name, such as certificates, except for keys that have an error already
         for key, reason in file_problems(found.read):
             found.add_error(key, reason)
         for key, reason in tls_warnings(found.read):
@@ -277,7 +277,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _take_from_kserve(options: argparse.Namespace, file: Path | None) -> None:
-    """Put what KServe has appended to the arguments into the environment, where the configuration's *file* finds it."""
+    """Put the arguments that KServe has appended into the environment, from which the configuration's *file* reads."""
     given = {name: value for name in _OF_KSERVE if (value := getattr(options, name)) is not None}
     if given:
         if file is None:
@@ -298,7 +298,7 @@ def _of_options(backend: str, options: argparse.Namespace) -> Config:
 
 
 def _in_options(reasons: str) -> str:
-    """*reasons* why the configuration of `serve --backend` is wrong, with options in the place of a file's keys."""
+    """*reasons* why the configuration of `serve --backend` is wrong, with its keys replaced by the options."""
     for own, elsewhere in (("listen", "--listen 127.0.0.1:8090"), ("admin", "--admin 127.0.0.1:9091")):
         if f"own `{own}`" in reasons or f"own listener, `{own}`" in reasons:
             reasons = reasons.replace("listen on another port", f"listen on another port: {elsewhere}")
@@ -307,7 +307,7 @@ def _in_options(reasons: str) -> str:
 
 
 def _source(options: argparse.Namespace) -> tuple[Path | None, str]:
-    """What `serve` is to serve: the configuration's file, or None and the backend's URL. Raises `ConfigError`."""
+    """The configuration's file and an empty text, or None and a backend's URL. Raises `ConfigError`."""
     given = [each for each in (options.source, options.config, options.backend) if each is not None]
     if len(given) != 1:
         options.usage.error(
@@ -326,7 +326,7 @@ def _source(options: argparse.Namespace) -> tuple[Path | None, str]:
 
 
 def _is_file(source: str) -> bool:
-    """Whether *source* is a file, or is called as one."""
+    """Whether *source* is an existing file, or has a name like a configuration's."""
     return "://" not in source and (source.endswith((".yaml", ".yml", ".json")) or os.path.exists(source))
 
 
@@ -334,7 +334,7 @@ async def _serve_until_stopped(
     config: Config, reloader: Reloader, notifier: Notifier, options: argparse.Namespace
 ) -> int:
     stopped = _stop_event()
-    # from now on a hangup is kept until it can be done; those that came earlier were held back, see `__main__`
+    # a hangup from now on waits until it can be served; an earlier one was blocked until now, see `__main__`
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.request)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     application = await (Application if config.workers == 1 else Supervisor).start(config)
@@ -362,7 +362,7 @@ async def _serve_until_stopped(
 
 
 async def _drain(application: Application | Supervisor) -> int:
-    """Let requests in flight finish, unless a (second) SIGINT comes; the exit code."""
+    """Let requests in flight finish, unless a (second) SIGINT comes, and return the exit code."""
     draining = asyncio.ensure_future(application.drain())
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, draining.cancel)
     announce.info("draining: no new connections; requests in flight are finished; Ctrl-C (SIGINT) cuts them off")

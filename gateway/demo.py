@@ -1,8 +1,8 @@
 """An embedded JSON-only inference server, and one binary inference shown step by step.
 
-The server is for demonstrations and tests. Like the servers that the gateway stands in front of, it speaks only the
-JSON of the Open Inference Protocol and refuses a binary body. It shares no code with the codec, so that a defect of the
-codec cannot hide behind the same defect here. Not here: anything that the gateway needs to serve.
+The server is for demonstrations and tests. Like the servers behind a gateway, it speaks only the JSON of the Open
+Inference Protocol and refuses a binary body. The server shares no code with the codec, so that a defect of the codec
+cannot hide behind the same defect here.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ Image = npt.NDArray[np.float32]
 
 
 async def demonstrate(stopped: asyncio.Event, *, once: bool) -> int:
-    """Start server and gateway, and show an inference; unless *once*, both serve until *stopped*. The exit code."""
+    """Start server and gateway, show an inference, and serve until *stopped* unless *once*; returns the exit code."""
     async with JsonServer.on_port(PORTS.server) as server:
         listen, admin, grpc = (f"127.0.0.1:{free_port_or(port)}" for port in PORTS[1:])
         config = for_backend(server.url, listen, admin, grpc if has_grpc() else None, access="none")
@@ -57,7 +57,7 @@ class Ports(NamedTuple):
 
 
 PORTS = Ports(8000, 8080, 9090, 8001)
-"""Its ports, if they are free."""
+"""The demonstration's ports, if they are free."""
 
 _SHAPE = [1, 3, 224, 224]
 _PATH = "/v2/models/identity/infer"
@@ -76,7 +76,7 @@ _MODELS: dict[str, dict[str, list[dict[str, Any]]]] = {
         for side in ("input", "output")
     },
 }
-"""What each model takes and gives, as its metadata say it."""
+"""Each model's inputs and outputs, in the form of its metadata."""
 
 
 class JsonServer:
@@ -90,7 +90,7 @@ class JsonServer:
         self.url = ""
         self.request_bytes = 0
         self.answer_bytes = 0
-        """The sizes of the last inference's body and answer."""
+        """The sizes in bytes of the last inference's body (`request_bytes`) and answer."""
         self.headers: list[tuple[str, str]] = []
         """The headers of the last inference."""
         self.last_request: dict[str, Any] = {}
@@ -100,7 +100,7 @@ class JsonServer:
     @classmethod
     @asynccontextmanager
     async def on_port(cls, port: int) -> AsyncIterator["JsonServer"]:
-        """A server that listens on *port* of the loopback interface, or on a free one if that is taken."""
+        """A server on *port* of the loopback interface, or on any free port if *port* is taken."""
         server = cls()
         await server.start(free_port_or(port))
         try:
@@ -109,7 +109,7 @@ class JsonServer:
             await server.stop()
 
     async def start(self, port: int) -> None:
-        """Listen; `url` says where."""
+        """Listen on *port* (0: any free one), and set `url`."""
         application = web.Application(client_max_size=_MAX_BODY)
         application.router.add_get("/v2{slash:/?}", self._server)
         application.router.add_get("/v2/health/{asked:live|ready}", self._healthy)
@@ -177,7 +177,7 @@ class JsonServer:
 
 
 def free_port_or(wanted: int) -> int:
-    """*wanted* if it is free on the loopback interface, else 0: any free port."""
+    """*wanted* if this port is free on the loopback interface, else 0, with which the kernel picks one."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -188,7 +188,7 @@ def free_port_or(wanted: int) -> int:
 
 
 async def show(server: JsonServer, gateway_url: str, admin_url: str) -> bool:
-    """Send one image-sized tensor as JSON to the server, and in binary through the gateway, and print what it took.
+    """Send one image as JSON to the server and in binary through the gateway, and print times and sizes.
 
     Returns whether the tensor came back bit for bit.
     """
@@ -223,7 +223,7 @@ async def show(server: JsonServer, gateway_url: str, admin_url: str) -> bool:
 
 
 async def _infer_json(client: aiohttp.ClientSession, url: str, image: Image) -> Image:
-    """The inference as a client does it that has only the standard library: numbers from an array, and back."""
+    """The inference as a client with only the standard library does it: `tolist` and json, there and back."""
     tensor = {"name": "INPUT0", "shape": image.shape, "datatype": "FP32", "data": image.ravel().tolist()}
     async with client.post(url + _PATH, data=json.dumps({"inputs": [tensor]}), headers=_JSON_TYPE) as response:
         output = json.loads(await response.read())["outputs"][0]
@@ -231,9 +231,9 @@ async def _infer_json(client: aiohttp.ClientSession, url: str, image: Image) -> 
 
 
 async def _infer_binary(client: aiohttp.ClientSession, url: str, image: Image) -> tuple[int, int, bytes]:
-    """The inference as tritonclient does it: the lengths of both headers, and the tensor that comes back.
+    """The inference as tritonclient does it. Returns the lengths of both JSON headers, and the bytes of the output.
 
-    Raises `OSError` with the gateway's words if it fails.
+    Raises `OSError` with the gateway's message if the inference fails.
     """
     blob = image.tobytes()
     tensor = {"name": "INPUT0", "shape": image.shape, "datatype": "FP32", "parameters": {"binary_data_size": len(blob)}}
@@ -256,11 +256,11 @@ image = triton.InferInput("INPUT0", [1, 3, 224, 224], "FP32")
 image.set_data_from_numpy(np.random.rand(1, 3, 224, 224).astype(np.float32))
 print(client.infer("identity", [image]).as_numpy("INPUT0").shape)
 """
-"""The program of the README."""
+"""The program of the README, which users can paste."""
 
 
 def next_steps(server_url: str, gateway_url: str, admin_url: str, *grpc_urls: str) -> str:
-    """What a user can try while the demonstration is running. Programs are not indented, so that they can be pasted."""
+    """Words and programs to try while the demonstration runs; programs are not indented, so that they can be pasted."""
     grpc = "".join(f"  the same, for gRPC    {url.partition('://')[2]}\n" for url in grpc_urls)
     example = EXAMPLE.replace("127.0.0.1:8080", gateway_url.removeprefix("http://"))
     return f"""\
@@ -286,7 +286,7 @@ tensor-gateway serve --backend {_OWN_SERVER}"""
 
 
 def _moved(*urls: str) -> str:
-    """A line for each of the demonstration's ports that is taken: by what, and what listens where instead."""
+    """A line for each taken port of the demonstration: the program that has it, and the URL that is used instead."""
     names = ("the JSON-only server", "the gateway", "its status page", "gRPC")
     return "".join(
         f"Port {port} is taken{user_of(Address(f'127.0.0.1:{port}'))}: {name} is on {url}\n"
@@ -309,7 +309,7 @@ def _simple(asked: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _model_of(request: web.Request) -> str:
-    """The name of the model that *request* is about. Raises the answer that there is no such one."""
+    """The name of the model in the path of *request*. Raises the 404 for a model or version that does not exist."""
     name = request.match_info["model"]
     if name not in _MODELS or request.match_info.get("version", "1") != "1":
         words = json.dumps({"error": f"unknown model {name!r}"})

@@ -1,9 +1,9 @@
 """Every kind of error that the gateway reports, in one closed list.
 
-There are two layers. The codec raises `CodecError`, which says what is wrong with some bytes and where: it does not
-know whether they came from the client or from the backend. `serving` does, and turns it into a `GatewayError`
-(`blamed`), whose `ErrorKind` gives it a status, a label for metrics and logs, and a blame. Not here:
-what a client gets to read (`client.reply`).
+There are two layers. The codec raises `CodecError`, which says what is wrong with some bytes and where; the codec does
+not know whether the bytes came from the client or from the backend. `serving` knows, and turns a `CodecError` into a
+`GatewayError` (`blamed`), whose `ErrorKind` adds a status, a label for metrics and logs, and a blame. Not here: the
+reply that a client gets (`client.reply`).
 """
 
 from enum import Enum
@@ -12,7 +12,7 @@ from gateway.headers import Pairs
 
 
 class Blame(Enum):
-    """Who caused an error, and so has to look at it."""
+    """Who caused an error, and so has to fix it."""
 
     CLIENT = "client"
     BACKEND = "backend"
@@ -47,7 +47,7 @@ class ErrorKind(Enum):
 
 
 def blame_of(kind: ErrorKind, status: int) -> Blame:
-    """Who caused an error of *kind* that the client got with *status*: a backend's own 4xx is about the request."""
+    """Who caused an error of *kind* that the client got with *status*; a backend's own 4xx is the client's."""
     if kind is ErrorKind.BACKEND_ERROR and status < 500:
         return Blame.CLIENT
     return kind.blame
@@ -56,16 +56,16 @@ def blame_of(kind: ErrorKind, status: int) -> Blame:
 class CodecError(ValueError):
     """Bytes that break a rule of the protocol.
 
-    The message names the tensor where one is concerned, what was expected and what came.
+    The message names the tensor, if the error is in one, and what was expected and found.
     """
 
 
 class TooLargeError(CodecError):
-    """A body that outgrew its limit while it was read."""
+    """A body that is larger than its limit."""
 
 
 class ForeignAnswerError(CodecError):
-    """An answer that says that it belongs to another request."""
+    """An answer whose id says that it belongs to another request."""
 
 
 class ConfigError(ValueError):
@@ -87,9 +87,9 @@ class GatewayError(Exception):
     ) -> None:
         """*headers* are added to the reply.
 
-        *status* replaces the usual one of *kind*: it is a backend's own, or a more exact one (501, 505, 508). *body* is
-        a backend's own and replaces the one that would be made of *message*. *sent*: whether a backend may have read
-        the request, so that sending it again might execute it twice.
+        *status* replaces the usual status of *kind*: a backend's own, or a more exact one (501, 505, 508). *body* is a
+        backend's own body, which replaces the one made of *message*. *sent*: whether a backend may have read the
+        request, so that sending it again might execute it twice.
         """
         super().__init__(message)
         self.kind = kind
@@ -103,12 +103,12 @@ class GatewayError(Exception):
 LOOP_DETECTED = 508
 
 MAX_DETAILS = 300
-"""The most characters of a message that stand in `Proxy-Status`."""
+"""How many characters of a message are put in `Proxy-Status`."""
 
 
 def proxy_status(error: GatewayError) -> tuple[str, str]:
     """The header that says who has refused a request, the gateway or the backend behind it (RFC 9209)."""
-    if error.kind is ErrorKind.BACKEND_ERROR and error.body is not None:  # else the gateway answers in its place
+    if error.kind is ErrorKind.BACKEND_ERROR and error.body is not None:  # its own reply crosses
         return "Proxy-Status", f"tensor-gateway; received-status={error.status}"
     type_ = "proxy_loop_detected" if error.status == LOOP_DETECTED else error.kind.proxy_error
     details = error.message[:MAX_DETAILS].encode("ascii", "replace").decode()
@@ -118,9 +118,9 @@ def proxy_status(error: GatewayError) -> tuple[str, str]:
 
 
 def blamed(error: CodecError, kind: ErrorKind) -> GatewayError:
-    """*error* as one of *kind*; a request that is too large is BODY_TOO_LARGE."""
+    """The `GatewayError` of *kind* for *error*; BODY_TOO_LARGE for a request that is too large."""
     if kind is ErrorKind.MALFORMED_RESPONSE:
-        # whoever asks closes the connection of every answer that is refused; for a foreign one that is worth a word
+        # the connection is closed after every refused answer; after a foreign one, operators want to know that
         closed = "; its connection was closed" if isinstance(error, ForeignAnswerError) else ""
         return GatewayError(kind, f"the backend's answer: {error}{closed}")
     return GatewayError(ErrorKind.BODY_TOO_LARGE if isinstance(error, TooLargeError) else kind, str(error))

@@ -1,7 +1,4 @@
-"""The record of one request: filled in while the request is served, and read once, at its end, by telemetry.
-
-Not here: metrics, logs and decisions.
-"""
+"""The record of one request: filled in while the request is served, and read once, at its end, by telemetry."""
 
 import random
 from enum import StrEnum
@@ -22,43 +19,43 @@ class Format(StrEnum):
 
 
 PROTOCOLS = ("http", "grpc")
-"""What clients speak."""
+"""The protocols of clients."""
 
 
 class Attempt(msgspec.Struct, gc=False):
-    """One try to have a request answered by an endpoint; its seconds count from its start, after the queue."""
+    """One try to have a request answered by an endpoint. Its seconds count from `started_s`, after the queue."""
 
     endpoint: str
     started_s: float
     request_bytes: int = 0
     response_bytes: int = 0
     code: str = "none"
-    """The status, or the label of the error that ended it before there was one."""
+    """The answer's status, or the label of the error that ended the attempt before there was a status."""
     queue_s: float | None = None
-    """Spent waiting for one of the backend's connections, also in vain; None while the wait lasts."""
+    """The wait for one of the backend's connections, also one in vain; None while the wait lasts."""
     first_byte_s: float | None = None
     seconds: float = 0.0
     repeated_for: str = ""
-    """The label of the error for which the same request was tried once more after this: as a retry, or at once over a
-    new connection because a kept one had died; empty if it was not."""
+    """The label of the error that caused another attempt after this: a retry, or the same at once over a new connection
+    because a kept one had died; empty if there was no other."""
     is_joined: bool = False
-    """Whether it was made for a batch and counts with another of its requests; the bytes are this request's share."""
+    """Whether another request of the same batch counts this attempt; the bytes are this request's share."""
     is_metadata: bool = False
-    """Whether this asked for the model's metadata, not for an inference."""
+    """Whether this attempt asked for the model's metadata, not for an inference."""
     connection: Literal["new", "reused"] | None = None
-    """What it went over; None while it has none."""
+    """The connection that the attempt went over; None while it has none."""
     span_id: str = ""
-    """In hexadecimal, as the backend got it; empty if the request is not traced."""
+    """The span's id as the backend got it, in hexadecimal; empty if the request is not traced."""
     method: str = ""
     target: str = ""
-    """The path and query that the endpoint was asked for; this and the method only if the request is traced."""
+    """The path and query for the endpoint; like the method, only set if the request is traced."""
 
 
 class Exchange(msgspec.Struct, gc=False):
     """One request of a client, from its head to the last byte of its reply. Bytes are bodies on the wire.
 
-    A msgspec struct is made in a third of the time of a dataclass. It holds texts, numbers and attempts, and nothing
-    that could lead back to it, so the garbage collector need not look at it.
+    A msgspec struct is made in a third of the time of a dataclass. Texts, numbers and attempts cannot form a cycle of
+    references, so the garbage collector need not track the struct (`gc=False`).
     """
 
     client: str
@@ -67,40 +64,40 @@ class Exchange(msgspec.Struct, gc=False):
     path: str
     request_id: str
     started_s: float
-    """Of the event loop's clock."""
+    """The start, by the event loop's clock."""
     client_name: str = ""
     """The name of the client's token; empty where no token is needed, or none was found."""
     protocol: str = "http"
-    """What the client speaks: one of `PROTOCOLS`."""
+    """The client's protocol, one of `PROTOCOLS`."""
     model: str | None = None
     route: str = "none"
     backend: str = "none"
     is_inference: bool = False
-    """Whether it was handled as an inference: a POST to an infer path."""
+    """Whether the request was handled as an inference: a POST to an infer path."""
     status: int = 0
-    """0 until something was sent to the client. Of gRPC, the status of HTTP that is paired with its own."""
+    """The status sent to the client; 0 until one was sent. For gRPC, the HTTP status paired with the gRPC status."""
     rpc_status: str = ""
-    """The status of gRPC that was sent, such as `NOT_FOUND`; empty for HTTP."""
+    """The gRPC status sent to the client, such as `NOT_FOUND`; empty for HTTP."""
     error: ErrorKind | None = None
     detail: str = ""
     """The error's text."""
     client_format: Format = Format.OTHER
     reply_format: Format = Format.OTHER
     upstream_format: Format = Format.OTHER
-    """Of the last attempt: one may pass on what came, and the next one be transcoded."""
+    """The format of the last attempt: one attempt may pass on the client's body, and the next one be transcoded."""
     client_request_bytes: int = 0
     client_response_bytes: int = 0
     queue_s: float = 0.0
-    """Spent waiting until slow uploads made room for it (`policy.admission`); not in the queue of an attempt."""
+    """The wait until slow uploads made room (`policy.admission`); the waits of attempts for a connection are theirs."""
     attempts: list[Attempt] = []
     is_transcoded: bool = False
     request_codec_s: float = 0.0
     response_codec_s: float = 0.0
     request_codec_at_s: float = 0.0
-    """When the codec began, by `time.perf_counter`; 0 if it did not."""
+    """When the codec began, by `time.perf_counter`; 0 if it had nothing to do."""
     response_codec_at_s: float = 0.0
     request_codec_until_s: float = 0.0
-    """When the codec's last step ended, if it worked in steps; the time between them is not the codec's."""
+    """When the codec's last step ended, if it worked in steps; time between the steps is not in `request_codec_s`."""
     response_codec_until_s: float = 0.0
     input_datatypes: list[str] = []
     output_datatypes: list[str] = []
@@ -108,13 +105,13 @@ class Exchange(msgspec.Struct, gc=False):
     response_nonfinite: int = 0
     header_recovered: bool = False
     batch_rows: int = 0
-    """The rows of the batch in which it went to the server, or its own; 0 if its model is not batched."""
+    """The rows of the request's batch, or its own rows if it went alone; 0 if the model is not batched."""
     batch_wait_s: float = 0.0
-    """How long it waited for others."""
+    """How long the request waited for others to go with."""
     scheme: str = ""
     """`http` or `https`, if the request is traced."""
     trace: Trace | None = None
-    """None if the request is not traced."""
+    """The request's place in a trace; None if the request is not traced."""
     seconds: float = 0.0
 
 

@@ -1,6 +1,6 @@
-"""HTTP header fields as a small value of our own, so that no library's type goes through the house.
+"""HTTP header fields as a small type of the gateway's own, so that no module depends on a library's type.
 
-Here: fields and looking them up. Not here: which of them cross the gateway (`policy.crossing`).
+Not here: which fields cross the gateway (`policy.crossing`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,9 +12,9 @@ Pairs = Iterable[tuple[str, str]]
 
 
 class Headers:
-    """The header fields of one message in the order in which they came. Never changed once made.
+    """The header fields of one message in the order in which they came; immutable.
 
-    Names are compared in any case; the names given to the methods are in lower case, to save the conversion.
+    Names match in any case of letters. The methods take names in lower case, which saves the conversion.
     """
 
     __slots__ = ("_repeated", "first", "pairs")
@@ -33,7 +33,7 @@ class Headers:
                 repeated.setdefault(name.lower(), []).append(value)
             first = {name: values[0] for name, values in repeated.items()}
         self.first: Mapping[str, str] = first
-        """The first value of each field by its name in lower case, in order: what costs least to look up."""
+        """The first value of each field by its name in lower case, in order; the fastest way to look a field up."""
 
     def get(self, name: str, default: str = "") -> str:
         """The first value of the field *name* (lower case), or *default*."""
@@ -47,7 +47,7 @@ class Headers:
         return [] if value is None else [value]
 
     def joined(self, name: str) -> str:
-        """All values of a field that is a list (RFC 9110 section 5.3), joined with commas; empty if there is none."""
+        """All values of the list field *name* (RFC 9110 section 5.3), joined with commas; empty if there is none."""
         if self._repeated is not None:
             return ", ".join(self._repeated.get(name, ()))
         return self.first.get(name, "")
@@ -57,12 +57,12 @@ class Headers:
 
 
 class HeaderLines(msgspec.Struct, frozen=True, gc=False):
-    """Header fields as they stand in a head, none of which speaks of its own connection or body."""
+    """The text of header fields for a head; none of them is about a connection or a body."""
 
     text: str
-    """Printable ASCII; the lines, with their ends between them."""
+    """The lines in printable ASCII, with CR LF between them."""
     n_lines: int
-    """At least one."""
+    """How many lines; at least one."""
     has_server: bool
-    """Whether `Server` is among them."""
+    """Whether one of the fields is `Server`."""
     has_date: bool

@@ -1,22 +1,22 @@
 """One HTTP/1.1 message while it arrives: its head, and then the pieces of its body.
 
-aiohttp's parser reads heads and chunked bodies; a body of known length, and one that ends with the connection, need
-no parser. The parser of heads is told that no message has a body: it gets one head after the other, cut at the end of
-each, and never sees another byte. A chunked body has a parser of its own. So no byte of one message can be taken for a
-part of another one.
+aiohttp's parser reads heads and chunked bodies. A body of known length needs no parser, nor does a body that ends with
+the connection. The parser of heads is told that no message has a body: it gets the heads alone, one after the other,
+each cut off at its end. A chunked body has a parser of its own. So no byte of one message can be taken for a part of
+another one.
 
-What comes next is named by `Phase`:
+`Phase` names the part of the message that comes next:
 
     HEAD ----> SIZED ---------> DONE        the head says how long the body is
-         ----> CHUNKED -------> DONE        the body says itself where it ends
+         ----> CHUNKED -------> DONE        the last chunk ends the body
          ----> UNTIL_END -----> DONE        only the end of the connection ends the body
          --------------------> DONE        there is no body
          ----> HEAD                         an interim answer (100, 103): another head follows
 
-`feed` takes bytes as they come and is cheap, whatever they are. Chunks are decoded when the body is read, in pieces of
-`PIECE_BYTES`: so whoever reads decides when others run in between.
+`feed_body` takes bytes as they come, and is cheap for any bytes. Chunks are decoded when the body is read, in pieces of
+`PIECE_BYTES`: so the reader decides when other requests run in between.
 
-Not here: connections, and what a request or an answer says (`client`, `backend`).
+Not here: connections, and the meaning of a request's or an answer's head (`client`, `backend`).
 """
 
 import asyncio
@@ -34,32 +34,33 @@ PIECE_BYTES = 8 * 1024
 """How much of a chunked body is decoded in one go at most: of chunks of one byte that takes 0.8 ms."""
 
 DOUBTED_BYTES = 1024
-"""The same at the beginning of a body, and behind a piece less than half of which was carried: a tenth of that time."""
+"""The same as `PIECE_BYTES` where chunks may be tiny: at the beginning of a body, and after a piece of which more than
+half was framing. This takes a tenth of the time."""
 
 WINDOW_BYTES = 64 * 1024
-"""Over how many bytes on the wire a chunked body is judged, see `MIN_SHARE`."""
+"""After how many bytes on the wire a chunked body is judged by `MIN_SHARE`, again and again."""
 
 MIN_SHARE = 3
-"""A chunked body that carries less than one byte in so many is refused: a chunk of one byte carries one in six."""
+"""A chunked body is refused if less than one byte in three is content; in chunks of one byte, one in six is."""
 
 MAX_FIELDS = 128
 """How many fields a head may have."""
 
 MAX_LINES = 2 * MAX_FIELDS
-"""How many lines a head may have, as a field may go on in further ones: the parser copies it for each of them."""
+"""How many lines a head may have. A field may have several lines, and the parser copies the field for each of them."""
 
 _NEVER_FULL = 2**30  # bytes that may wait in the parser's own reader, which is emptied after each piece
 _HEAD_END = re.compile(rb"\n\r?\n")  # the parser of answers also takes lines that end without a carriage return
 _CHUNKED_REQUEST = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 _CHUNKED_ANSWER = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-_TLS = "Received HTTPS traffic on an HTTP port"  # says aiohttp's parser
-_HTTP2_PREFACE = b"PRI * HTTP/2"  # how a client begins that knows that the server speaks HTTP/2 (RFC 9113 section 3.4)
+_TLS = "Received HTTPS traffic on an HTTP port"  # a message of aiohttp's parser
+_HTTP2_PREFACE = b"PRI * HTTP/2"  # the first bytes of a client of HTTP/2 without TLS (RFC 9113 section 3.4)
 _OTHER_PROTOCOL = "this port speaks HTTP/1.1; the client speaks HTTP/2, as gRPC does: it needs the URL for HTTP"
-_TOO_MANY = "Too many headers received"  # says aiohttp's parser
+_TOO_MANY = "Too many headers received"  # a message of aiohttp's parser
 
 
 class Phase(Enum):
-    """What comes next of a message."""
+    """Which part of a message comes next."""
 
     HEAD = auto()
     SIZED = auto()
@@ -68,12 +69,12 @@ class Phase(Enum):
     DONE = auto()
 
 
-# an attribute of an enum costs as much as a call
+# as globals, because looking up an enum's attribute costs as much as a call
 _HEAD, _SIZED, _CHUNKED, _DONE = Phase.HEAD, Phase.SIZED, Phase.CHUNKED, Phase.DONE
 
 
 class MalformedError(Exception):
-    """What came is not HTTP; the message says why, without the bytes themselves, which may hold a secret."""
+    """Bytes that are not HTTP. The message says why, without quoting the bytes, which may hold a secret."""
 
 
 class HeadTooLargeError(MalformedError):
@@ -81,7 +82,7 @@ class HeadTooLargeError(MalformedError):
 
 
 class _NoPauses(BaseProtocol):
-    """Whom the parser's reader would ask to pause and to go on, which is never needed: see `Incoming.read`."""
+    """The protocol that the parser's reader would ask to pause. It need not: see `Incoming.read`."""
 
     def pause_reading(self) -> None:
         """See aiohttp."""
@@ -101,14 +102,17 @@ class Heads:
     __slots__ = ("_is_for_requests", "_loop", "_parser", "max_bytes")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_bytes: int, *, is_for_requests: bool) -> None:
-        """The other side sends requests, or else answers; a head of more than *max_bytes* is refused."""
+        """A head of more than *max_bytes* is refused. If not *is_for_requests*, the heads are those of answers."""
         self._loop = loop
         self._is_for_requests = is_for_requests
         self.max_bytes = max_bytes
         self._parser = self._new_parser(with_body=False)
 
     def feed(self, text: bytes, *, is_end: bool) -> RawRequestMessage | RawResponseMessage | None:
-        """Take *text* of a head; the head if its last line, which is empty, *is_end*s it. Raises `MalformedError`."""
+        """Take *text* of a head. Returns the head if *is_end* (*text* ends with its empty line), else None.
+
+        Raises `MalformedError`.
+        """
         feed_data = self._parser.feed_data
         try:
             early = feed_data(text[:-1] if is_end else text)[0]
@@ -123,15 +127,15 @@ class Heads:
         if not is_end:
             return None
         head = heads[0][0]
-        if head.upgrade:  # the parser would take what comes next for another protocol
+        if head.upgrade:  # after such a head the parser would take all bytes for another protocol
             self._parser = self._new_parser(with_body=False)
         if self._is_for_requests and not head.chunked and "Transfer-Encoding" in head.headers:
-            # nobody knows where its body ends (RFC 9112 section 6.3); the parser only says so where it reads bodies
+            # the end of its body is not defined (RFC 9112 section 6.3); the parser only checks this if it reads bodies
             raise MalformedError("a request whose Transfer-Encoding does not end in 'chunked'")
         return head
 
     def chunks(self) -> "_Chunks":
-        """What decodes a chunked body behind such a head."""
+        """A decoder for the chunked body behind a head."""
         return _Chunks(self._new_parser(with_body=True), is_for_request=self._is_for_requests)
 
     def _new_parser(self, *, with_body: bool) -> "_Parser":
@@ -152,7 +156,7 @@ class Heads:
 class Incoming:
     """One message of the other side, from its first byte to its last.
 
-    `feed_head` until it returns bytes; then one of the `expect_` methods; then `feed_body` and `read`.
+    Call `feed_head` until it returns a head, then one of the `expect_` methods, then `feed_body` and `read`.
     """
 
     __slots__ = (
@@ -172,34 +176,34 @@ class Incoming:
     )
 
     def __init__(self, heads: Heads) -> None:
-        """The next message of the connection that *heads* belongs to; the one before has come to its end."""
+        """The next message of the connection of *heads*, whose previous message has come to its end."""
         self._heads = heads
         self.phase = _HEAD
         self.has_arrived = False
-        """Whether the message has come to its end (it need not be read yet)."""
+        """Whether the whole message has come, read or not."""
         self.head_bytes = 0
-        """How much of the head has come, with interim heads and blank lines before it."""
+        """How many bytes of the head have come, with interim heads and blank lines before it."""
         self.unread_bytes = 0
-        """How much has come behind the head and was not read, on the wire."""
+        """How many bytes of the body, on the wire, have come and were not read."""
         self.has_surplus = False
-        """Whether bytes have come behind the message that `feed_body` could not tell from it."""
+        """Whether bytes have come behind a chunked body, which `feed_body` cannot tell from the body."""
         self.has_begun = False
         """Whether the first line of a head has begun to come."""
         self.is_ascii = True
-        """Whether the head is, as far as it has come."""
-        self._tail = b""  # the last bytes of the head so far, in which its end may have begun
+        """Whether the head has only ASCII, as far as it has come."""
+        self._tail = b""  # the last two bytes of the head so far, in which its end may have begun
         self._n_lines = 0  # of the head so far
         self._pieces: deque[bytes] = deque()
         self._left = 0  # bytes of a body of known length that are still to come
         self._chunks: _Chunks | None = None
 
     def feed_head(self, data: bytes) -> tuple[RawRequestMessage | RawResponseMessage, bytes] | None:
-        """Take bytes of the head; the head and the bytes behind it, once its end has come.
+        """Take bytes of the head. Returns the head and the bytes behind it once its end has come, else None.
 
-        To be called again behind an interim head (100 to 199). Raises `MalformedError`.
+        To be called again after an interim head (100 to 199). Raises `MalformedError`.
         """
         heads, tail = self._heads, self._tail
-        # blank lines before a message are passed over (RFC 9112 section 2.2)
+        # blank lines before a message are ignored (RFC 9112 section 2.2)
         text = data if self.has_begun else data.lstrip(b"\r\n")
         found = _HEAD_END.search(tail + text)
         end = len(text) if found is None else found.end() - len(tail)
@@ -246,9 +250,9 @@ class Incoming:
         self.has_arrived = True
 
     def feed_body(self, data: bytes) -> bytes:
-        """Take bytes of the body; those behind it, which is as far as its length is known.
+        """Take bytes of the body. Returns the bytes behind a body of known length.
 
-        What comes behind a chunked body is dropped with it: see `has_surplus`.
+        Bytes behind a chunked body are dropped when its end is read: see `has_surplus`.
         """
         if self.has_arrived:
             return data
@@ -271,7 +275,7 @@ class Incoming:
         return behind
 
     def read(self) -> bytes:
-        """The next bytes of the body; empty if none have come that make any, or if all was read (`is_read`).
+        """The next bytes of the body; empty if none can be decoded yet, or if everything was read (`is_read`).
 
         Of a chunked body at most `PIECE_BYTES` are decoded. Raises `MalformedError`.
         """
@@ -287,16 +291,16 @@ class Incoming:
 
     @property
     def is_read(self) -> bool:
-        """Whether the message has come to its end, and all of it was read."""
+        """Whether the whole message has come and was read."""
         return self.has_arrived and not self._pieces
 
     def end(self) -> None:
-        """The stream has ended: a body that ends with it is complete."""
+        """The connection's stream has ended: in phase UNTIL_END this completes the body."""
         if self.phase is Phase.UNTIL_END:
             self.expect_nothing()
 
     def drop(self) -> None:
-        """Forget what was not read."""
+        """Forget the bytes that were not read."""
         self._pieces.clear()
         self.unread_bytes = 0
 
@@ -318,24 +322,24 @@ class Incoming:
 
 
 class _Chunks:
-    """Decodes one chunked body, and judges what its chunks cost."""
+    """Decodes one chunked body, and refuses chunks that are too small for the work they make."""
 
     __slots__ = ("_n_bytes", "_n_carried", "_parser", "_reader", "has_surplus", "is_at_end", "piece_bytes")
 
     def __init__(self, parser: "_Parser", *, is_for_request: bool) -> None:
-        """*parser* is a new one; the body is that of a request, or of an answer."""
+        """*parser* must be new. If not *is_for_request*, the body is that of an answer."""
         self._parser = parser
         heads, _, _ = parser.feed_data(_CHUNKED_REQUEST if is_for_request else _CHUNKED_ANSWER)
         self._reader: StreamReader = heads[0][1]
         self._n_bytes = self._n_carried = 0
         self.piece_bytes = DOUBTED_BYTES
-        """How much is decoded next."""
+        """How many bytes the next call of `decode` may get."""
         self.is_at_end = False
         self.has_surplus = False
-        """Whether bytes have come behind the end."""
+        """Whether bytes have come behind the body's end."""
 
     def decode(self, piece: bytes) -> bytes:
-        """What *piece* carries. Raises `MalformedError`."""
+        """The content of the chunks in *piece*. Raises `MalformedError`."""
         reader = self._reader
         broken: HttpProcessingError | None = None
         heads: Sequence[object] = ()
@@ -353,14 +357,14 @@ class _Chunks:
         return text
 
     def _has_begun_another(self) -> bool:
-        """Whether the parser holds back a part of another head, which only its end makes it give."""
+        """Whether the parser holds a part of another head, which it only gives when the stream ends."""
         try:
             return self._parser.feed_eof() is not None
-        except HttpProcessingError:  # what has come of the head is none
+        except HttpProcessingError:  # bytes that are no head
             return True
 
     def _judge(self, n_bytes: int, n_carried: int) -> None:
-        """Raise `MalformedError` for chunks that carry too little of what they cost (`MIN_SHARE`)."""
+        """Raise `MalformedError` if too few of the bytes on the wire are content (`MIN_SHARE`)."""
         self.piece_bytes = PIECE_BYTES if 2 * n_carried >= n_bytes else DOUBTED_BYTES
         self._n_bytes += n_bytes
         self._n_carried += n_carried
@@ -374,9 +378,9 @@ class _Chunks:
 
 
 def _malformed(error: HttpProcessingError) -> MalformedError:
-    """What aiohttp's parser says of its *error*, without the other side's bytes, which may hold a secret.
+    """The words of aiohttp's *error* without the other side's bytes, which may hold a secret.
 
-    Some errors have a dump of these bytes in further lines, others quote them in the middle of their words.
+    Some errors have a dump of these bytes in further lines; others quote the bytes in the middle of the message.
     """
     if isinstance(error, LineTooLong):
         return HeadTooLargeError(f"a line of the head is longer than {error.args[1]} bytes")

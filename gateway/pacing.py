@@ -1,7 +1,4 @@
-"""Cuts the codec's work into short slices, between which other requests run, and measures its time.
-
-Not here: what the work is.
-"""
+"""Cuts the codec's work into short slices, between which other requests run, and measures its time."""
 
 import asyncio
 import time
@@ -15,45 +12,45 @@ T = TypeVar("T")
 SLICE_S = 0.00025
 """How long the codec may keep the event loop before other requests run.
 
-A small request needs a few turns of the loop, and in each it waits for one slice at most, of one of the large requests
-beside it.
+A small request needs a few turns of the loop. In each turn it waits for one slice at most, of one large request.
 """
 
 LONE_SLICE_S = 0.00075
-"""The same for the only request in flight. A turn of the loop costs 15 us, which makes 4 % of an image."""
+"""The slice of the only request in flight. It is longer since a turn of the loop costs 15 us; turns are 4 % of an
+image's time with this slice."""
 
 RESTED_S = 0.0002
-"""A request that did no codec work for so long has waited for something meanwhile, and other requests have run."""
+"""After so long without codec work a request's slice begins anew: it has waited, and other requests have run."""
 
 
 class Load:
-    """How much work this process has, over all event loops and gateways in it."""
+    """The load of this process, over all its event loops and gateways."""
 
     __slots__ = ("requests",)
 
     def __init__(self) -> None:
         self.requests = 0
-        """How many requests are in flight, small ones too; whoever serves them counts them."""
+        """How many requests are in flight, small ones included; the code that serves them counts them here."""
 
 
 LOAD = Load()
 
 
 class Turns:
-    """Gives those that have had their slice another one: one of them in each turn of the event loop.
+    """Lets requests that have used up their slice go on, one in each turn of the event loop.
 
     If all of them went on in the next turn, a small request would wait in each of its own turns for a slice of every
-    large request there is. Nobody waits longer for it: there is one processor for all of them.
+    large request. The large requests lose nothing, since they share one processor in any case.
     """
 
     __slots__ = ("_is_taken", "_waiting")
 
     def __init__(self) -> None:
-        self._is_taken = False  # somebody goes on in the next turn of the loop
+        self._is_taken = False  # whether a request goes on in the next turn of the loop
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
-        """Wait at least until the next turn of the loop, and until those are through that have waited longer."""
+        """Wait at least until the next turn of the loop, and until all earlier calls of `wait` have gone on."""
         if not self._is_taken:
             self._is_taken = True
             try:
@@ -72,7 +69,7 @@ class Turns:
     def _pass_on(self) -> None:
         while self._waiting:
             turn = self._waiting.popleft()
-            if not turn.done():  # else who waited was cancelled
+            if not turn.done():  # a future that is done belonged to a request that was cancelled
                 turn.set_result(None)
                 return
         self._is_taken = False
@@ -110,7 +107,7 @@ class Pacer:
                 if self._is_over(now):
                     try:
                         await _turns_of_this_loop().wait()
-                    finally:  # the wait is not work, also where it is cancelled
+                    finally:  # the wait is not the codec's time, also if it is cancelled
                         self._resumed = time.perf_counter()
                         self._seconds -= self._resumed - now
         except StopIteration as stop:
@@ -126,7 +123,7 @@ class Pacer:
         return worked > SLICE_S and (worked > LONE_SLICE_S or LOAD.requests != 1)
 
     def take_seconds(self) -> float:
-        """The codec's time since it was last asked."""
+        """The codec's time in seconds since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 

@@ -1,6 +1,6 @@
-"""What one configuration means at run time: a value that a reload replaces and that a request keeps to its end.
+"""One configuration at run time: an immutable value that a reload replaces and that a request keeps to its end.
 
-Not here: running state. What is in flight, connections, the memory budget and draining outlive any plan.
+Not here: running state. Requests in flight, connections, the memory budget and draining outlive any plan.
 """
 
 import fnmatch
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 KEPT_MATCHES = 1024
 KEPT_CHARACTERS = 512
-"""For how many pairs of host and target it is remembered where they lead, and how long such a pair may be."""
+"""How many matches are kept by host and target, and how long host and target together may be to be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,28 +42,29 @@ class BackendPlan:
     name: str
     settings: Backend
     headers: BackendHeaders
-    """Which headers it gets."""
+    """Which headers the backend gets."""
     tensor_policy: TensorPolicy
-    """How its tensors are written."""
+    """How tensors are written in JSON for the backend."""
     max_connections: int
     fingerprint: str
-    """The name and a digest of the settings: the key of answers that are kept, so that after a reload that changes the
-    backend none of the old answers is used, not even one that a request of the old plan still fetches."""
+    """The name and a digest of the settings, which is part of the key of kept answers. So when a reload has changed the
+    backend, no old answer is used, not even one that a request of the old plan fetches later."""
     workers: int = 1
     """How many processes share the gateway's limits."""
     base_paths: tuple[str, ...] = ()
-    """What its endpoints' URLs put before every path."""
+    """The paths in the endpoints' URLs, which go before every path."""
     dialect: str = "v2"
-    """What it speaks, or `auto`: that has to be found out."""
+    """The backend's dialect, or `auto` if it has to be found out."""
     binary: str = "never"
-    """Whether binary requests are passed on as they are: `never`, `auto` (if it says that it reads them), `always`."""
+    """Whether binary requests are passed on as they are: `never`, `always`, or `auto` (if the server says that it reads
+    them)."""
     models: Mapping[str, ModelDescription] = field(default_factory=dict)
-    """What the configuration says of its models, by pattern."""
+    """The configuration's descriptions of the backend's models, by pattern."""
     batches: Mapping[str, BatchLimits | None] = field(default_factory=dict)
-    """How requests for its models are batched, by pattern; empty if none are."""
+    """How requests for the backend's models are batched, by pattern; empty if none are."""
 
     def described(self, model: str) -> ModelDescription:
-        """What the configuration says of *model*."""
+        """The configuration's description of *model*, by its first matching pattern; an empty one without a match."""
         return configured_for(self.models, model, ModelDescription())
 
     def batch_limits(self, model: str) -> BatchLimits | None:
@@ -73,7 +74,7 @@ class BackendPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The data plane's side of a configuration."""
+    """The part of a configuration by which requests are served."""
 
     access: Access
     router: Router
@@ -83,21 +84,21 @@ class Plan:
     compression: Compression
     recover_header_length: bool
     proxies: TrustedProxies | None
-    """Those before the gateway; None if none is trusted."""
+    """The trusted proxies in front of the gateway; None if there are none."""
     timing: Callable[[Exchange], str] | None
     """Makes the `Server-Timing` of replies; None if they have none."""
     name: str
-    """What this gateway calls itself in `Via`; all its workers have the same name, and no other gateway has it."""
+    """The name of this gateway in `Via`; all its workers share the name, and no other gateway has it."""
     via: tuple[str, str]
-    """The field that names this gateway."""
+    """The header field that names this gateway."""
     matches: dict[tuple[str, str], Match] = field(default_factory=dict, compare=False)
-    """What `route` has found by host and target."""
+    """Matches that `route` has found, by host and target."""
 
     @classmethod
     def of(cls, config: Config, name: str) -> "Plan":
-        """The plan that *config* means, for the gateway called *name*.
+        """The plan for *config* and the gateway called *name*.
 
-        Reads `access.tokens_file`. Raises `ConfigError` if that cannot be used.
+        Reads `access.tokens_file`. Raises `ConfigError` if the file cannot be used.
         """
         limits = config.limits
         replaced = TRACE_HEADERS if config.tracing is not None else ()
@@ -135,11 +136,10 @@ class Plan:
         )
 
     def route(self, method: str, host: str, target: str, headers: Headers) -> Match:
-        """Where a request goes that may be served at all; *target* is its raw path and query.
+        """Find where a request goes; *target* is its raw path and query. The last matches are kept (`KEPT_MATCHES`).
 
-        What host and target lead to is remembered, for `KEPT_MATCHES` of them. Raises `GatewayError`: before routing
-        for requests that come back to this gateway and paths that are read in several ways or denied, then without a
-        route.
+        Raises `GatewayError` for a request that has passed through this gateway before, for a path that is denied or
+        that servers read in several ways, and if there is no route.
         """
         if "via" in headers.first and went_through(headers.all("via"), self.name):
             raise GatewayError(
@@ -170,14 +170,14 @@ class Plan:
         return match
 
     def check_path(self, path: str, backend: BackendPlan) -> None:
-        """Raise `GatewayError` if no client may use *path* of *backend*, which it gets in place of the client's."""
+        """Raise `GatewayError` if no client may use *path*, the path for *backend* in place of the client's own."""
         if self.access.denies_paths:
             for base in ("", *backend.base_paths):
                 self.access.check(base + path)
 
 
 def who_answers(config: Config) -> str:
-    """For people who have configured routes: who answers paths that belong to no model, such as `/v2`; else empty."""
+    """Words for people: which backends answer paths of no model, such as `/v2`; empty if no routes are configured."""
     if not config.routes:
         return ""
     match = Router(config.routes, {name: each.sticky for name, each in config.backends.items()}).match("", "/v2")
@@ -186,7 +186,7 @@ def who_answers(config: Config) -> str:
 
 
 def configured_for(by_pattern: Mapping[str, T], model: str, otherwise: T) -> T:
-    """What *by_pattern* has for the first pattern of names that matches *model*; *otherwise* if none does."""
+    """The value of the first pattern in *by_pattern* that matches *model*; *otherwise* if none does."""
     for pattern, configured in by_pattern.items():
         if pattern == "*" or fnmatch.fnmatchcase(model, pattern):
             return configured

@@ -1,7 +1,7 @@
-"""Questions to the kernel about a connection's socket, and options of it, that asyncio does not offer.
+"""Questions to the kernel about a connection's socket, and a socket option, that asyncio does not offer.
 
-Here: unread bytes, hang-ups, resets and Linux's TCP counters. Not here: what any of them means for a request or a
-reply (`client`, `backend`).
+These are unread bytes, hang-ups, resets and Linux's TCP counters. Not here: their meaning for a request or a reply
+(`client`, `backend`).
 """
 
 import asyncio
@@ -24,37 +24,36 @@ _COUNTERS = struct.Struct("=B119xQQ64xQ")
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 
 TcpCounters = tuple[int, int, int, int]
-"""What the kernel knows of a connection: its state, and what it has counted since the connection was opened: bytes that
-the other side's kernel has acknowledged, bytes that have arrived, read or not, and bytes that left this machine,
-repeats included."""
+"""The kernel's state of a connection, and three counts since it was opened: bytes that the other side's kernel has
+acknowledged; bytes that have arrived, read or not; and bytes that left this machine, repeats included."""
 
 _take_apart: Callable[[bytes], TcpCounters] = _COUNTERS.unpack
 
 STATE, ACKED, RECEIVED, SENT = range(4)
-"""The places of these in `TcpCounters`."""
+"""The places of the state and the counts in `TcpCounters`."""
 
 ESTABLISHED = 1
 """The state of a connection that neither side has ended."""
 
 
 class Watched:
-    """The socket of one connection, to be asked many times; nothing may be asked once it is closed."""
+    """The socket of one connection, prepared to be asked many times; must not be used once the socket is closed."""
 
     __slots__ = ("_info", "has_unread")
 
     def __init__(self, sock: socket.socket) -> None:
         getsockopt: Callable[..., bytes] = sock.getsockopt
-        # where the kernel does not tell, there are no bytes to take apart; an old kernel has too few
+        # without TCP_INFO `bytes()` has nothing to unpack, and an old kernel too little: both fail in `counters`
         self._info: Callable[[], bytes] = (
             bytes if _TCP_INFO is None else partial(getsockopt, socket.IPPROTO_TCP, _TCP_INFO, _COUNTERS.size)
         )
         poll = select.poll()
         poll.register(sock.fileno(), select.POLLIN)
         self.has_unread: Callable[[], object] = partial(poll.poll, 0)
-        """What it gives is true if bytes, or the end of the stream, have arrived and were not read yet."""
+        """Returns something true if bytes, or the end of the stream, have arrived and were not read yet."""
 
     def counters(self) -> TcpCounters | None:
-        """The kernel's counters; None where the kernel does not tell."""
+        """The kernel's counters; None if this kernel does not have them."""
         try:
             return _take_apart(self._info())
         except (OSError, struct.error):
@@ -72,7 +71,7 @@ def has_unread(transport: asyncio.BaseTransport) -> bool:
 
 
 def hung_up(transports: Iterable[asyncio.Transport]) -> list[asyncio.Transport]:
-    """Those of *transports*, which are open, whose other side has closed the connection or its sending side."""
+    """The *transports* whose other side has closed the connection or its sending side; all must be open."""
     poll = select.poll()
     by_descriptor = {}
     for transport in transports:
@@ -83,7 +82,7 @@ def hung_up(transports: Iterable[asyncio.Transport]) -> list[asyncio.Transport]:
 
 
 def unacknowledged_bytes(transport: asyncio.BaseTransport) -> int:
-    """How many bytes the kernel has been given that the other side has not acknowledged; 0 if it does not tell."""
+    """How many bytes given to the kernel the other side has not acknowledged; 0 if the kernel does not say."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.fileno() < 0:
         return 0
@@ -96,7 +95,7 @@ def unacknowledged_bytes(transport: asyncio.BaseTransport) -> int:
 
 
 def reset_on_close(transport: asyncio.BaseTransport) -> None:
-    """Have the socket's close send a reset and drop what waits to be sent. A closed socket stays as it is."""
+    """Make the socket's close send a reset and drop unsent bytes; does nothing if the socket is closed."""
     sock = transport.get_extra_info("socket")
     if sock is not None:
         with suppress(OSError):

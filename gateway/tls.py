@@ -1,8 +1,8 @@
-"""TLS over asyncio's transports: handshakes of both sides, and in words why one fails.
+"""TLS over asyncio's transports: handshakes of both sides, and words that say why a handshake failed.
 
-All private uses of asyncio's TLS are in this file: its class is taken as it is, but for what a proxy has to know or
-to do otherwise, see `TlsLayer`. tests/backend/test_tls.py fails when a new Python has changed what is used here.
-Not here: certificates (`certificates`), and what goes over the connections (`client`, `backend`).
+All uses of private parts of asyncio's TLS are in this file. Its class is used as it is, except where a proxy must know
+more or act differently, see `TlsLayer`. tests/backend/test_tls.py fails if a new Python has changed a part used here.
+Not here: certificates (`certificates`), and the messages that go over the connections (`client`, `backend`).
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _RECORD_HEAD_BYTES = 5
 
 _SHARED = memoryview(bytearray(READ_BYTES))
 
-# Alerts by which a server turns down the gateway's certificate, or that it has shown none (RFC 8446 section 6.2).
+# Alerts of a server that refuses the gateway's certificate, or that requires one (RFC 8446 section 6.2).
 _REFUSED = (
     ("CERTIFICATE_REQUIRED", "it requires a client certificate: set {where}.certificate and {where}.key"),
     (
@@ -33,7 +33,7 @@ _REFUSED = (
         "it does not accept the gateway's certificate, {where}.certificate ({reason})",
     ),
 )
-# Other alerts, and what OpenSSL says of what is no handshake of TLS.
+# Other alerts, and OpenSSL's reasons for bytes that are no TLS handshake.
 _FAILED = (
     *_REFUSED,
     ("HANDSHAKE_FAILURE", "it refused the TLS handshake{hint}"),
@@ -51,7 +51,7 @@ _FAILED = (
     ),
 )
 
-# What OpenSSL calls the reasons for which a certificate is not accepted (X509_V_ERR_...).
+# OpenSSL's codes of the reasons not to accept a certificate (X509_V_ERR_...).
 _NOT_YET_VALID, _EXPIRED = 9, 10
 _NOT_TRUSTED = (2, 18, 19, 20, 21)
 _OTHER_NAME = (62, 63, 64)
@@ -62,7 +62,7 @@ class TlsError(OSError):
 
 
 class TlsTransport(_SSLProtocolTransport):
-    """What the protocol above TLS writes to. It may be closed twice, as other transports: asyncio's breaks then."""
+    """The transport of the protocol above TLS. Unlike asyncio's it may be closed twice, as other transports may."""
 
     def close(self) -> None:
         """See asyncio."""
@@ -73,15 +73,15 @@ class TlsTransport(_SSLProtocolTransport):
 class TlsLayer(SSLProtocol):
     """One connection's TLS, between the socket's transport and a protocol.
 
-    Other than asyncio's own: it tells, before the socket closes, that it will (`on_closing`); it knows whether bytes
-    wait in it (`is_at_rest`); an alert is sent before a failed handshake closes the connection; a reply that is still
-    being sent when the connection is to be closed is sent to its end; and all connections read into one buffer, where
-    asyncio has 256 KiB for each.
+    It differs from asyncio's class in five points. `on_closing` is called before the socket closes. `is_at_rest` says
+    whether bytes wait in it. An alert is sent before a failed handshake closes the connection. A reply that is being
+    sent when the connection is to be closed is sent to its end. All connections read into one buffer, where asyncio
+    has 256 KiB for each.
     """
 
     max_size = _RECORD_BYTES
 
-    # asyncio's own
+    # attributes of asyncio's class
     _incoming: ssl.MemoryBIO
     _sslobj: ssl.SSLObject
     _ssl_shutdown_timeout: float
@@ -91,9 +91,9 @@ class TlsLayer(SSLProtocol):
         # one event loop serves all connections, and copies each piece before it reads the next
         self._ssl_buffer_view = self._ssl_buffer = _SHARED
         self.on_closing: Callable[[BaseException | None], None] | None = None
-        """Called while the socket can still be asked."""
+        """Called before the socket closes, so that its counters can still be read."""
         self.version: str | None = None
-        """Such as `TLSv1.3`, from the handshake on."""
+        """The version of TLS after the handshake, such as `TLSv1.3`."""
         self._record_head = b""
         self._record_left = 0
 
@@ -104,21 +104,21 @@ class TlsLayer(SSLProtocol):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the other side has announced the end of its stream; to be asked when all of it was read."""
+        """Whether the other side has announced the end of its stream; valid once everything before it was read."""
         try:
             return self._sslobj.read(1) == b""
-        except ssl.SSLZeroReturnError:  # the same, after this side has announced its end too
+        except ssl.SSLZeroReturnError:  # the end as well, raised once this side has announced its own end, too
             return True
         except ssl.SSLError:
             return False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio, whose TLS forgets the socket when it is closed; other transports do not."""
+        """See asyncio. The socket is kept in `_extra`, since asyncio's TLS, unlike TCP, forgets it when it closes."""
         self._extra["socket"] = transport.get_extra_info("socket")
         super().connection_made(transport)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Follow where records begin and end, and decrypt. See asyncio."""
+        """Decrypt, and keep track of where records begin and end, for `is_at_rest`. See asyncio."""
         at = 0
         while at < nbytes:
             if self._record_left:
@@ -134,12 +134,12 @@ class TlsLayer(SSLProtocol):
         super().buffer_updated(nbytes)
 
     def decrypt(self, data: bytes) -> None:
-        """Take *data*, at most `READ_BYTES`, that was read from the socket otherwise than by its transport."""
+        """Take *data*, at most `READ_BYTES`, that was read from the socket directly and not by its transport."""
         _SHARED[: len(data)] = data
         self.buffer_updated(len(data))
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """See asyncio, which tells the protocol only when the socket is closed."""
+        """See asyncio, which would tell the protocol only after the socket is closed."""
         if self.on_closing is not None:
             self.on_closing(exc)
         super().connection_lost(exc)
@@ -165,7 +165,7 @@ class TlsLayer(SSLProtocol):
             super()._check_shutdown_timeout()  # type: ignore[misc]
 
     def _get_write_buffer_size(self) -> int:
-        """What waits to be sent, also below TLS."""
+        """How many bytes wait to be sent, also in the transport below TLS."""
         n_bytes: int = super()._get_write_buffer_size()  # type: ignore[misc]
         if self._transport is not None:
             n_bytes += self._transport.get_write_buffer_size()  # type: ignore[attr-defined]
@@ -173,9 +173,9 @@ class TlsLayer(SSLProtocol):
 
 
 async def accept(client: Any, protocol: asyncio.Protocol, tls: TlsContext, timeout_s: float) -> None:
-    """Open the accepted socket *client* for *protocol*: its `connection_made` is called behind the handshake.
+    """Do the handshake on the accepted socket *client*; afterwards *protocol*'s `connection_made` is called.
 
-    Raises `OSError` when the handshake fails, of these `TimeoutError` when it takes longer than *timeout_s*.
+    Raises `OSError` if the handshake fails, and its subclass `TimeoutError` if it takes longer than *timeout_s*.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
@@ -204,8 +204,8 @@ async def connect(
 ) -> TlsLayer:
     """Speak TLS as a client over the connected socket *server*, to the server that is called *name*.
 
-    The configuration's `server_name` goes before *name*. *on_closing* is called before the socket closes. Raises
-    `TlsError`, or another `OSError`.
+    The configuration's `server_name` takes precedence over *name*. *on_closing* is called before the socket closes.
+    Raises `TlsError`, or another `OSError`.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
@@ -229,29 +229,29 @@ async def connect(
 
 
 def why_refused(error: BaseException | None, where: str) -> str | None:
-    """In words why a server ended a connection behind the handshake because of the gateway's certificate; else None.
+    """Why a server refused the gateway's certificate, in words, if *error* is an alert that says so; else None.
 
-    With TLS 1.3 a client's handshake is over before the server has judged its certificate. Only the server's handshake
-    ends with such an alert, so it has read nothing of a request. *where* is the path of the settings.
+    With TLS 1.3 the client's handshake is over before the server has judged the client's certificate. The alert ends
+    the server's handshake, so the server has read nothing of a request. *where* is the path of the settings.
     """
     return _said(_REFUSED, error, where=where) if isinstance(error, ssl.SSLError) else None
 
 
 def _said(rows: tuple[tuple[str, str], ...], error: ssl.SSLError, **values: str) -> str | None:
-    """The words for *error* in a table of names and words, with *values*; None if it is not there."""
+    """The words for *error* in *rows* of names and words, filled with *values*; None if no row has the error."""
     name = _name_of(error)
     words = next((words for names, words in rows if name in names.split()), None)
     return words.format(reason=name.replace("_", " ").lower(), **values) if words is not None else None
 
 
 def _name_of(error: ssl.SSLError) -> str:
-    """What an alert that came is called in the standard, or what OpenSSL calls another reason."""
+    """The standard's name of the alert in *error*, or OpenSSL's name of another reason."""
     reason = getattr(error, "reason", None) or type(error).__name__
     return reason.partition("ALERT_")[2] or reason
 
 
 def _why(error: ssl.SSLError, layer: TlsLayer, tls: TlsContext, name: str) -> str:
-    """In words why the handshake with the server called *name* failed."""
+    """Why the handshake with the server called *name* failed, in words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _why_not_verified(error, layer, tls, name)
     where = tls.where
@@ -261,7 +261,7 @@ def _why(error: ssl.SSLError, layer: TlsLayer, tls: TlsContext, name: str) -> st
 
 
 def _why_not_verified(error: ssl.SSLCertVerificationError, layer: TlsLayer, tls: TlsContext, name: str) -> str:
-    """In words why the server's certificate was not accepted."""
+    """Why the server's certificate was not accepted, in words."""
     code = error.verify_code
     certificate = _peer_certificate(layer)
     if code == _EXPIRED:
@@ -282,7 +282,7 @@ def _why_not_verified(error: ssl.SSLCertVerificationError, layer: TlsLayer, tls:
 
 
 def _peer_certificate(layer: TlsLayer) -> dict[str, Any]:
-    """What the certificate says that was not accepted; empty if this Python does not tell."""
+    """The fields of the server's certificate, though it was not accepted; empty if this Python cannot read them."""
     try:
         return dict(layer._sslobj._sslobj.get_unverified_chain()[0].get_info())  # type: ignore[attr-defined]
     except (AttributeError, IndexError, TypeError, ValueError):
