@@ -4,10 +4,12 @@
     inference    an inference: read, parse, send, decode, reply
     speech       how an inference is put to a backend, and how to one of V2
     foreign      how an inference is put to a backend of another dialect
-    relaying     what crosses as it came: requests that are no inferences, uploads, answers
-    passing      inferences that cross to servers that read binary
-    own_answers  what the gateway answers itself, where a server cannot
-    call         what these have in common: asking the backend, passing its answer on, wording its errors
+    batching     several inferences for one model that go to the server as one
+    relaying     requests that are no inferences, and uploads and answers that cross unchanged
+    passing      binary inferences for servers that read binary
+    own_answers  answers of the gateway itself, where a server has none
+    one_server   answers for all backends together, on paths of no model
+    call         steps that all of these share: choosing a backend, asking it, wording its errors
 
-Not here: how a step is done. `client` reads and writes, `codec` converts, `policy` decides, `backend` calls.
+The steps themselves are elsewhere: `client` reads and writes, `codec` converts, `policy` decides, `backend` calls.
 """

@@ -1,8 +1,8 @@
 """Requests for one model that go to the server together, where `batch` of the configuration allows it.
 
-A batch is a request of the gateway's own with the rows of several clients: it takes the corridor that theirs would take
-(`inference`), and each gets its part of the answer. Where that does not work, each goes alone. Not here: who may go
-with whom (`codec.read_share`), when they go (`policy.batching`), and how an inference is put to its backend.
+A batch is a request of the gateway's own with the rows of several clients. It takes the same corridor as their requests
+would (`inference`), and each client gets its part of the answer. If the batch fails, each request goes alone. Not here:
+which requests may go together (`codec.read_share`), and when (`policy.batching`).
 """
 
 import asyncio
@@ -28,32 +28,35 @@ from gateway.policy.crossing import UNIX_PEER, Fields, crossing_of_all
 from gateway.serving.call import Answered, Call, Shared, Unbatched
 
 Serve = Callable[[Call, Upstream, BackendPlan, Framing, memoryview], Awaitable[Answered | None]]
-"""Serves one inference: what the client gets, and what crosses of the answer's head."""
+"""Serves one inference, and returns the client's reply and the fields of the answer's head that cross."""
 
 MAX_LANES = 1024
-"""For how many paths at once requests are batched; others go alone."""
+"""How many paths are batched at the same time; requests for further paths go alone."""
 
 MAX_UNBATCHED = 1024
-"""How many models that cannot be batched are remembered: clients may make up names."""
+"""How many models that cannot be batched are remembered; bounded since clients may make up names."""
 
 _EACH_ALONE = (ErrorKind.BACKEND_ERROR, ErrorKind.MALFORMED_REQUEST, ErrorKind.BODY_TOO_LARGE, ErrorKind.OVERLOADED)
-"""Errors of a batch that may be those of one request in it, or of its size."""
+"""Errors of a batch that one of its requests, or its size, may have caused: each request is then sent alone."""
 
 log = logging.getLogger("gateway")
 
 
 @dataclass(slots=True, eq=False)
 class Doubt:
-    """Whether a batch whose answer could not be read was at fault, or one of its requests, which are sent alone now."""
+    """A batch whose answer could not be read, while its requests are sent alone.
+
+    If all of them succeed alone, the batching was at fault; a request that fails alone, too, was at fault itself.
+    """
 
     words: str
     n_left: int
-    """How many of them have got no answer yet. Those that never get one were at fault."""
+    """How many of the requests have got no answer alone yet."""
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A request that may be joined with others."""
+    """A request that may go to the server together with others."""
 
     call: Call
     upstream: Upstream
@@ -63,15 +66,15 @@ class Member:
     serve: Serve
     share: Share
     verdict: "asyncio.Future[Answered | None]"
-    """What its client gets; None: it is to go alone."""
+    """The client's reply, from the batch; None: the request has to go alone."""
     doubt: Doubt | None = None
 
     def served(self) -> Awaitable[Answered | None]:
-        """What it gives alone."""
+        """The request's own inference, without others."""
         return self.serve(self.call, self.upstream, self.backend, self.framing, self.body)
 
     def move(self) -> None:
-        """Hold its part of what was joined, in place of what its client has sent."""
+        """Replace the client's body by views of the joined blobs, so that the body can be freed."""
         header = bytes(self.body[: self.framing.header_length])
         release((self.body, *(self.framing.blobs or ())))
         self.framing = Framing(len(header), blobs=self.share.blobs)
@@ -79,27 +82,27 @@ class Member:
 
     @property
     def goes_alone(self) -> bool:
-        """Whether the verdict is that it goes alone."""
+        """Whether the verdict is that the request goes alone."""
         verdict = self.verdict
         return verdict.done() and not verdict.cancelled() and not verdict.exception() and verdict.result() is None
 
     @property
     def has_left(self) -> bool:
-        """Whether nobody waits for the verdict any more."""
+        """Whether the client has left, so that nobody waits for the verdict."""
         return self.verdict.cancelled()
 
 
 async def serve_batched(
     call: Call, upstream: Upstream, backend: BackendPlan, framing: Framing, body: memoryview, serve: Serve
 ) -> Answered | None:
-    """What *serve* gives for the inference in *body*, maybe together with others. Raises `GatewayError`."""
+    """Serve the inference in *body* by *serve*, maybe together with others. Raises `GatewayError`."""
     if not backend.batches or not framing.header_length:
         return await serve(call, upstream, backend, framing, body)
     match = call.match
     model = backend.name, (match.v2_path.model if match.is_renamed else match.model) or ""
     limits = backend.batch_limits(model[1])
     if limits is not None:
-        call.exchange.batch_rows = 1  # at least; the parser says how many
+        call.exchange.batch_rows = 1  # at least; the parser will set the number
     if limits is None or model in call.serving.unbatched:
         return await serve(call, upstream, backend, framing, body)
     lanes: dict[tuple[str, str], Batcher] = call.serving.lanes
@@ -108,7 +111,7 @@ async def serve_batched(
     share = None
     if batcher is not None:
         share = await call.run_parser(read_share(body, framing, call.plan.header_limits))
-        batcher = lanes.get(key)  # as it is by now
+        batcher = lanes.get(key)  # again: other requests ran while the body was read
     if batcher is None and len(lanes) < MAX_LANES:  # nothing is under way
         batcher = lanes[key] = Batcher(limits, call.serving.unbatched, model, partial(lanes.pop, key, None))
         batcher.lane.begin()
@@ -126,9 +129,9 @@ class Batcher:
     def __init__(
         self, limits: BatchLimits, unbatched: Unbatched, model: tuple[str, str], forget: Callable[[], object]
     ) -> None:
-        """*model* is that of the lane, and joins *unbatched* if it cannot be batched.
+        """*model* is the lane's backend and model, which is put into *unbatched* if it cannot be batched.
 
-        *forget* is called when nothing is under way any more.
+        *forget* is called when no request of the lane is under way any more.
         """
         self.lane: Lane[Member] = Lane(limits)
         self._unbatched = unbatched
@@ -137,7 +140,7 @@ class Batcher:
         self._timer: asyncio.TimerHandle | None = None
 
     async def join(self, member: Member) -> Answered | None:
-        """What the client of *member* gets as part of a batch; None: it is to go `alone`. Raises `GatewayError`."""
+        """Serve *member* as part of a batch; None if it has to go `alone`. Raises `GatewayError`."""
         call, share = member.call, member.share
         began_s = asyncio.get_running_loop().time()
         waiting = Waiting(member, _kind_of(call, member.backend, share), share.rows, share.n_bytes, began_s)
@@ -154,7 +157,7 @@ class Batcher:
             raise
 
     async def again(self, member: Member) -> Answered | None:
-        """What *member* gets `alone`, after its batch."""
+        """Serve *member* `alone`, because its batch failed or had no other request."""
         answered = await self.alone(member.served())
         doubt = member.doubt
         if doubt is not None:
@@ -164,20 +167,20 @@ class Batcher:
         return answered
 
     async def alone(self, served: Awaitable[Answered | None]) -> Answered | None:
-        """What *served* gives, which is counted as under way."""
+        """Await *served*, which the lane has counted as under way, and count its end."""
         try:
             return await served
         finally:
             self._ended()
 
     def _ended(self) -> None:
-        """A batch, or a request that went alone, is no longer under way."""
+        """Count the end of a batch, or of a request that went alone; batches that waited for it go now."""
         self._send(self.lane.end())
         if self.lane.under_way == 0:
             self._forget()
 
     def _send(self, batches: Iterable[Batch[Member]]) -> None:
-        """Let *batches* go, which the lane counts as under way."""
+        """Start *batches*, which the lane has counted as under way."""
         for batch in batches:
             loop = asyncio.get_running_loop()
             for waiting in batch:
@@ -193,14 +196,14 @@ class Batcher:
                 member.verdict.add_done_callback(left)
 
     def _send_alone(self, members: list[Member]) -> None:
-        """Let each of *members* that has not left go `alone`."""
+        """Let *members* go `alone`, except those whose clients have left."""
         for member in members:
             if not member.has_left:
                 self.lane.begin()
                 member.verdict.set_result(None)
 
     def _plan(self) -> None:
-        """Look again when the next batch is due."""
+        """Set the timer for the next batch that is due."""
         due_s = self.lane.next_due_s
         if due_s is not None and self._timer is None:
             self._timer = asyncio.get_running_loop().call_at(due_s, self._look)
@@ -211,7 +214,7 @@ class Batcher:
         self._plan()
 
     async def _run(self, members: list[Member]) -> None:
-        """Serve *members* together, and tell each what it gets."""
+        """Serve *members* together, and set the verdict of each."""
         try:
             await self._serve(members)
         finally:
@@ -246,7 +249,7 @@ class Batcher:
                 member.verdict.set_exception(_copy(error))
 
     def _close(self, member: Member, words: str) -> None:
-        """Send everything alone from now on."""
+        """Send all requests for the model alone from now on, and warn once, with *words* for the reason."""
         if self._model not in self._unbatched:
             if len(self._unbatched) == MAX_UNBATCHED:
                 del self._unbatched[next(iter(self._unbatched))]
@@ -256,9 +259,10 @@ class Batcher:
 
 
 async def _answers(members: list[Member]) -> list[Answered]:
-    """What each of *members* gets of the answer to one request with the rows of all. Records it in their exchanges.
+    """Send one request with the rows of all *members*, and divide its answer: one reply for each, in their order.
 
-    Raises `GatewayError`, and `CodecError` for an answer that cannot be divided.
+    Records the batch in the members' exchanges. Raises `GatewayError`, and `CodecError` for an answer that cannot be
+    divided.
     """
     first = members[0]
     shares = [member.share for member in members]
@@ -286,7 +290,7 @@ async def _answers(members: list[Member]) -> list[Answered]:
 
 
 def _without_cookies(crossing: HeaderLines | Fields) -> HeaderLines | Fields:
-    """*crossing*, which several clients get: a session would be that of all of them."""
+    """*crossing* without cookies: several clients get these fields, and would share a session."""
     if not isinstance(crossing, HeaderLines) or "\nset-cookie:" not in f"\n{crossing.text}".lower():
         return crossing
     lines = [line for line in crossing.text.split("\r\n") if not line.lower().startswith("set-cookie:")]
@@ -294,9 +298,9 @@ def _without_cookies(crossing: HeaderLines | Fields) -> HeaderLines | Fields:
 
 
 def _joined_call(first: Call, request_id: str) -> Call:
-    """The call of a batch, of which *first* is one; it gets the name *request_id*.
+    """The call of a batch with the id *request_id*; *first* is one of its members' calls.
 
-    Who the clients are and what names their requests is left out: that is not the same for all.
+    Fields that name a client or a request are left out, because they differ between the members.
     """
     asked = first.request
     request = ClientRequest(
@@ -332,14 +336,14 @@ def _joined_call(first: Call, request_id: str) -> Call:
 
 
 def _kind_of(call: Call, backend: BackendPlan, share: Share) -> Hashable:
-    """What requests must have in common to go together, beside backend and path."""
+    """The key of requests that may go together; backend and path are the same in a lane."""
     request = call.request
     crossing = tuple(crossing_of_all(backend.headers.transcoded(request)))
     return share.kind, crossing, call.match.target, call.match.model, call.exchange.client_name, call.sticky_key
 
 
 def _record(of_batch: Exchange, members: list[Member]) -> None:
-    """Record in the exchange of each of *members* that is still there its share of what the batch took."""
+    """Record in the exchanges of *members*, except those that have left, their shares of the batch's time and bytes."""
     rows = sum(member.share.rows for member in members)
     for number, member in enumerate(member for member in members if not member.has_left):
         exchange, part = member.call.exchange, member.share.rows / rows
@@ -363,20 +367,20 @@ def _shared(attempt: Attempt, part: float, *, is_joined: bool) -> Attempt:
 
 
 def _cancel_if_left(task: "asyncio.Task[None]", members: list[Member], _: "asyncio.Future[Answered | None]") -> None:
-    """Give up a batch that nobody waits for any more."""
+    """Cancel a batch if all of its clients have left."""
     if all(member.has_left for member in members):
         task.cancel()
 
 
 def _copy(error: GatewayError) -> GatewayError:
-    """*error* for another client: each is raised in a task of its own."""
+    """A copy of *error* for another client: an exception that several tasks raise would mix up their tracebacks."""
     return GatewayError(
         error.kind, error.message, headers=error.headers, status=error.status, body=error.body, sent=error.sent
     )
 
 
 class _JoinedBody(ClientBody):
-    """The memory of a batch beyond what its members have reserved: the answer before it is divided."""
+    """The memory of a batch beside its members' own reservations: the answer before it is divided."""
 
     __slots__ = ()
 
@@ -386,6 +390,6 @@ class _JoinedBody(ClientBody):
 
 
 class _NoReply:
-    """In place of the reply of a batch, which goes to nobody as it is."""
+    """Stands for the reply of a batch: the whole answer goes to no client, only its parts do."""
 
     has_begun = False

@@ -1,6 +1,6 @@
-"""What the ways of serving a request have in common: choosing a backend, asking it, wording its errors.
+"""Steps that all ways of serving a request share: choosing a backend, asking it, wording its errors.
 
-Not here: which of these steps a request takes, and in which order.
+Not here: which of these steps a request takes, and in which order (`inference`, `relaying` and others).
 """
 
 import asyncio
@@ -34,10 +34,10 @@ from gateway.policy.routing import Match
 from gateway.policy.trace_context import Trace
 
 ERROR_BYTES = 64 * 1024
-"""How much of a backend's error is read and passed on."""
+"""How much of the body of a backend's error is read and passed on."""
 
 MAX_LOCATION = 200
-"""The most characters of a redirect's address that stand in an error."""
+"""How many characters of a redirect's address an error quotes."""
 
 log = logging.getLogger("gateway")
 
@@ -46,17 +46,17 @@ V = TypeVar("V")
 
 
 class Described(NamedTuple):
-    """What is known of a model of another dialect than V2."""
+    """The description of a model of another dialect than V2."""
 
     model: ModelDescription
     by_server: bool = True
-    """Whether its server describes it, and so names all of its outputs."""
+    """Whether the server describes the model, and so names all of its outputs."""
     fault: str = ""
-    """Why what its server says of it cannot be used."""
+    """Why the server's own description of the model cannot be used; empty if it can."""
 
 
 Answered = tuple[InferReply, HeaderLines | Fields]
-"""What the client gets of an answer that was decoded, and what crosses of its head."""
+"""The client's reply, made of a decoded answer, and the fields of the answer's head that cross."""
 
 
 def _no_words(_: bytes) -> None:
@@ -64,23 +64,23 @@ def _no_words(_: bytes) -> None:
 
 
 Unbatched = dict[tuple[str, str], None]
-"""By backend and name: models whose requests cannot go to the server together, in the order in which that was found."""
+"""Models, by backend and name, whose requests cannot be batched; the one found first stands first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What a request is served by, from its beginning to its end: one value, which a reload replaces in one step."""
+    """The plan and the backends that serve a request from its beginning to its end; a reload makes a new value."""
 
     plan: Plan
     upstreams: Mapping[str, Upstream]
     """The plan's backends by name."""
     lanes: dict[tuple[str, str], Any] = field(default_factory=dict)
-    """By backend and path: the requests that may go to the server together (`batching`)."""
+    """The `batching.Batcher` of each backend and path with requests under way."""
     unbatched: Unbatched = field(default_factory=dict)
 
 
 class Shared(Protocol):
-    """What all requests of a process share, whatever plan they are served by."""
+    """The state that all requests of a process share, whatever their plan; a reload does not replace it."""
 
     admission: Admission
     metadata: ModelMetadata[bytes]
@@ -90,7 +90,7 @@ class Shared(Protocol):
 
 
 class Call:
-    """One request while it is served: what all its steps need."""
+    """One request while it is served, with everything that its steps need."""
 
     def __init__(self, shared: Shared, serving: Serving, request: ClientRequest, exchange: Exchange) -> None:
         self.serving = serving
@@ -104,7 +104,7 @@ class Call:
         self.match: Match
         self.sticky_key: str | None = None
         self.counted_for: str | None = None
-        """The client for which it counts as one of those at once; None where clients have no limits."""
+        """The client whose concurrent requests it is counted among; None if clients have no limits."""
         if request.front is not None:
             self.body, self.reply = request.front(request, exchange, shared, plan, self.pacer)
             return
@@ -114,7 +114,7 @@ class Call:
         )
 
     def choose(self, sequence_id: str | None = None) -> tuple[Upstream, BackendPlan]:
-        """The backend that gets the request, which may have a *sequence_id*."""
+        """Choose the backend for the request, by *sequence_id* if it has one and the route goes by it."""
         destination = self.match.destination
         self.sticky_key = sequence_id or destination.sticky.header_key(self.request.headers)
         name = self.exchange.backend = destination.pick(self.sticky_key, random.random())  # noqa: S311  no secret
@@ -123,7 +123,7 @@ class Call:
         return self.upstreams[name], self.plan.backends[name]
 
     async def run_parser(self, steps: Generator[None, None, T]) -> T:
-        """The client's request, which *steps* parse. Raises `GatewayError` if it is malformed."""
+        """Run *steps*, which parse the client's request. Raises `GatewayError` if the request is malformed."""
         self.exchange.request_codec_at_s = time.perf_counter()
         try:
             return await self.pacer.run(steps)
@@ -133,19 +133,19 @@ class Call:
             self.add_request_codec(self.pacer)
 
     def add_request_codec(self, pacer: Pacer) -> None:
-        """Record the steps of the request's codec that *pacer* has just run."""
+        """Record the time of the request's codec that *pacer* has measured since the last call."""
         self.exchange.request_codec_s += pacer.take_seconds()
         self.exchange.request_codec_until_s = time.perf_counter()
 
     def note_recovered(self) -> None:
-        """Record that the client did not say how long its JSON is, and that it was found out (protocol section 6)."""
+        """Record that the client gave no header length, and that it was recovered (protocol section 6)."""
         exchange = self.exchange
         exchange.header_recovered = True
         if self.shared.recovered_warnings.allows(exchange.client, exchange.started_s):
             log.warning("client %s sends binary bodies without %s; it was recovered", exchange.client, HEADER_LENGTH)
 
     def begin_total(self, backend: BackendPlan) -> float:
-        """When `timeouts.total` is over, by the event loop's clock: it begins now, unless it has begun."""
+        """Start `timeouts.total` unless it has begun, and return when it is over, by the event loop's clock."""
         if self.total_at is None:
             self.total_at = asyncio.get_running_loop().time() + backend.settings.timeouts.total
             if self.request.deadline_s is not None:
@@ -153,9 +153,9 @@ class Call:
         return self.total_at
 
     async def within_total(self, backend: BackendPlan, awaited: Awaitable[T], *, is_clients: bool = False) -> T:
-        """What *awaited* gives before `timeouts.total` is over.
+        """Await *awaited*, but no longer than `timeouts.total`.
 
-        Raises `GatewayError`: TIMEOUT, or SLOW_CLIENT where it is the client that is waited for (*is_clients*).
+        Raises `GatewayError`: TIMEOUT, or SLOW_CLIENT if the client is waited for (*is_clients*).
         """
         try:
             async with asyncio.timeout_at(self.begin_total(backend)):
@@ -170,12 +170,12 @@ class Call:
     def question(
         self, upstream: Upstream, backend: BackendPlan, path: str, read: Callable[[Answer], Awaitable[T]]
     ) -> Awaitable[T]:
-        """Ask for *path* what the gateway wants to know itself, with the client's headers. Raises `GatewayError`."""
+        """Ask for *path* on the gateway's own behalf, with the client's headers. Raises `GatewayError`."""
         asked = self.asking(backend, path, backend.headers.metadata(self.request))
         return upstream.call(asked, self.exchange.attempts, read, total_at=self.total_at)
 
     def asking(self, backend: BackendPlan, path: str, headers: Fields) -> BackendRequest:
-        """A question of the gateway's own to *backend*, with those *headers* of the client that cross."""
+        """A request of the gateway's own to *backend*; *headers* are those of the client that cross."""
         return BackendRequest(
             "GET",
             path,
@@ -187,7 +187,7 @@ class Call:
         )
 
     def ask(self, upstream: Upstream, fields: Fields, body: Body, read: Read[T]) -> Awaitable[T]:
-        """Ask the backend what the client asks, and *read* its answer; see `asked` and `send`."""
+        """Send the client's request to the backend with *fields* and *body*, and *read* the answer."""
         return self.send(upstream, self.asked(upstream, fields, body), read)
 
     def asked(
@@ -200,10 +200,10 @@ class Call:
         is_read_whole: bool = False,
         is_passed: bool = False,
     ) -> BackendRequest:
-        """What the backend is asked for the client.
+        """The request to the backend on behalf of the client.
 
-        *target* is the raw path and query where the backend has others than those of the protocol; *is_read_whole* and
-        *is_passed* are those of `BackendRequest`.
+        *target* is the raw path and query, if the backend's differ from the protocol's. *is_read_whole* and *is_passed*
+        are those of `BackendRequest`.
         """
         trace = self.exchange.trace
         if trace is not None:
@@ -221,7 +221,7 @@ class Call:
     def send(
         self, upstream: Upstream, asked: BackendRequest, read: Read[T], transcode: Transcode[T] | None = None
     ) -> Awaitable[T]:
-        """Send what is *asked*, and *read* the answer, maybe again until the reply has begun.
+        """Send *asked* and *read* the answer, with retries as long as the reply has not begun.
 
         *transcode* is that of `Upstream.call`.
         """
@@ -237,9 +237,9 @@ class Call:
         )
 
     def let_go(self, answer: Answer, backend: BackendPlan, views: Iterable[memoryview]) -> None:
-        """Free the request, of which *views* are all that there is: its answer has begun, and it is not sent again.
+        """Free the request's memory, held by *views* alone: its answer has begun, and it will not be sent again.
 
-        A small one, which was sent whole, is kept, as is one of which not all is sent yet.
+        A small request, which was sent whole, is kept, and so is a request that is still being sent.
         """
         sending = answer.sending
         if sending is None or not sending.is_sent or backend.settings.retry.resend_after_sent:
@@ -248,14 +248,14 @@ class Call:
             self.body.let_go()
 
     def trace_for(self, backend: BackendPlan) -> Trace | None:
-        """The request's trace, as far as *backend* may be told of it."""
+        """The request's trace without the fields that *backend*'s configuration sets or removes; None without it."""
         trace, lets_pass = self.exchange.trace, backend.headers.lets_pass
         if trace is None or not lets_pass("traceparent"):
             return None
         return trace if lets_pass("tracestate") else msgspec.structs.replace(trace, state="")
 
     def with_own(self, headers: Fields) -> Fields:
-        """*headers* and those that the gateway adds to every request to a backend."""
+        """*headers*, `Via` and `X-Request-Id`, which the gateway adds to every request to a backend."""
         return [*headers, self.plan.via, ("X-Request-Id", self.exchange.request_id)]
 
     async def backend_error(
@@ -267,11 +267,11 @@ class Call:
         words_in: Callable[[bytes], str | None] = _no_words,
         hint: str = "",
     ) -> GatewayError:
-        """A backend's refusal in the shape of the protocol, with its status and its words (protocol 4.9).
+        """A backend's refusal in the shape of the protocol, with the backend's status and words (protocol 4.9).
 
-        *text*: the body, or its beginning, where it has been read. *json_bytes*: how much JSON the gateway made of a
-        request that it transcoded. *words_in* finds the reason in a body where the server has it in a place of its own.
-        *hint*: see `error_body`.
+        *text* is the body, or its beginning, if it has been read already. *json_bytes* is the size of the JSON that the
+        gateway made of a transcoded request. *words_in* finds the reason in the body of a dialect that puts it
+        elsewhere. *hint*: see `error_body`.
         """
         if answer.status < 400:
             status = f"{answer.status} {answer.reason}".strip()
@@ -295,7 +295,7 @@ class Call:
 
 
 class Question(Generic[V]):
-    """What a backend says of a model: asked once for all requests that need it and have the same headers."""
+    """A question about a model to its backend, asked once for all requests that need it and have the same headers."""
 
     def __init__(
         self,
@@ -306,7 +306,7 @@ class Question(Generic[V]):
         path: str,
         read: Callable[[Answer], Awaitable[tuple[V, int]]],
     ) -> None:
-        """*read* gives what it makes of the answer to *path*, and the bytes that it takes; 0 for what is not kept."""
+        """*read* makes a value of the answer to *path*, and says how many bytes it takes; 0: it is not kept."""
         self._call = call
         self._answers = answers
         self._upstream = upstream
@@ -330,9 +330,9 @@ class Question(Generic[V]):
         return known
 
     async def begin(self) -> None:
-        """Ask, unless the question is on its way, and do not wait for its answer.
+        """Send the question, unless it is on its way, and do not wait for the answer.
 
-        When this returns it has a connection, or its place in the queue for one.
+        When this returns the question has a connection, or its place in the queue for one.
         """
         self._call.begin_total(self._backend)
         self._asking = self._answers.ask(self._key, self._fetch)
@@ -341,11 +341,11 @@ class Question(Generic[V]):
     async def answer(self) -> V:
         """The answer to the question that has begun. Raises `GatewayError`."""
         assert self._asking is not None
-        # what is spent here is part of the client's time, also where it waits for another client's call
+        # this wait counts in the client's `timeouts.total`, also if another client's call has sent the question
         return (await self._call.within_total(self._backend, asyncio.shield(self._asking)))[0]
 
     async def _fetch(self) -> tuple[V, int]:
-        """Ask. The attempts are recorded before those of the inference, which is the last that a record looks at."""
+        """Ask. The attempts are put before the inference's, since records take the last attempt for the inference's."""
         call, attempts = self._call, list[Attempt]()
         asked = call.asking(self._backend, self._path, self._headers)
         try:

@@ -1,8 +1,8 @@
 # ruff: noqa: D102  `Speech` says what the methods do
 """How an inference is put to a server of another dialect than V2: described, judged, sent, and its answer labelled.
 
-Answers there do not say what they are, so the model's description does, and must not be an old one. Not here: what the
-dialects are (`codec`), and what the gateway answers in place of such servers (`own_answers`).
+Answers of such servers have no names, datatypes or shapes. These come from the model's description, which must be a
+recent one. Not here: the dialects (`codec`), and the gateway's answers in place of such servers (`own_answers`).
 """
 
 import logging
@@ -31,13 +31,13 @@ from gateway.serving.call import Call, Described, Question
 from gateway.serving.speech import Decoder, Prepared
 
 FRESH_S = 1.0
-"""How old, when an inference is sent, the description may be that labels its answer.
+"""How old a model's description may be when an inference is sent whose answer it labels.
 
-An older one is asked for again beside the inference, whose answer then waits for it.
+If it is older, the server is asked for it again beside the inference, and the answer waits for the new description.
 """
 
 MAX_NAMED = 20
-"""The most models of a configuration that an error names."""
+"""How many models of a configuration an error names."""
 
 _UNTOLD = (401, 403)
 """Statuses of servers that may describe a model to other clients."""
@@ -54,7 +54,7 @@ async def dialect_of(upstream: Upstream, backend: BackendPlan) -> Dialect | None
 
 
 class Foreign:
-    """A client's request to a backend of another *dialect*: what is described, sent, and made of the answer."""
+    """A client's request to a backend of another *dialect* than V2; implements `Speech` for inferences."""
 
     target: str | None = None
 
@@ -63,7 +63,7 @@ class Foreign:
         self.backend = backend
         self.dialect = dialect
         self.path = call.match.v2_path
-        """What the client asks for."""
+        """The path for the backend in V2, taken apart."""
         self.model, self.version = self.path.model or "", self.path.version
         self._upstream = upstream
         self._configured = backend.described(self.model)
@@ -72,16 +72,16 @@ class Foreign:
         described_at = dialect.description_path(self.model, self.version)
         self._asked = self.path.before + (described_at or "")
         self._question: Question[Described] | None = None
-        """What the model is; None where servers do not say it."""
+        """Asks for the model's description; None if servers of the dialect have none."""
         if described_at is not None:
             answers = call.shared.descriptions
             self._question = Question(call, answers, upstream, backend, self._asked, self._read_description)
-        self._is_asking = False  # beside the inference
+        self._is_asking = False  # whether the description is asked for beside the inference
         self._described: Described
         self._request: DialectRequest
 
     def _check_configured(self) -> None:
-        """Raise `GatewayError` unless the configuration has the client's model, and says how its version is asked."""
+        """Raise `GatewayError` unless the configuration has the client's model, and a path for its version."""
         name, model, models = self.backend.name, self.model, self.backend.models
         if self._configured.template is None:
             known = ", ".join(map(repr, list(models)[:MAX_NAMED]))
@@ -96,7 +96,7 @@ class Foreign:
 
     @property
     def live_path(self) -> str:
-        """What tells whether the server runs; empty if nothing does."""
+        """The path that tells whether the server runs; empty if there is none."""
         health = self.backend.settings.health
         configured = health.path if health is not None else None
         return self.dialect.live_path or configured or ""
@@ -143,17 +143,17 @@ class Foreign:
         if self._question is not None and self._is_old(described):
             self._is_asking = True
             await self._question.begin()
-            if self._upstream.connections.is_full:  # an inference that has the last one would wait for itself
+            if self._upstream.connections.is_full:  # else an inference on the last connection would wait for itself
                 await self._question.answer()
         return Prepared(request, written, self._decoder)
 
     async def _decoder(self) -> Decoder:
-        """What reads the answer by a description that was at most a second old when the request was sent."""
+        """A decoder for the answer, with a description at most `FRESH_S` old when the request was sent."""
         if self._question is not None and self._is_asking:
             try:
                 self._described = self._usable(await self._question.answer())
             except GatewayError as error:
-                # the inference has been executed, whatever happened to the question
+                # a new error, with `sent`: the inference has been executed, and must not be repeated for the question
                 words, body = error.message, error.body
                 raise GatewayError(error.kind, words, headers=error.headers, status=error.status, body=body) from error
         return self._decoder_by(self._described)
@@ -162,7 +162,7 @@ class Foreign:
         question, described = self._question, self._described
         if question is None or not described.by_server:
             return None
-        answer.give_up()  # it is read, and the question may have to wait for its slot
+        answer.give_up()  # everything is read, and the question may need the answer's connection
         newer = question.known()
         if newer is None or newer is described:
             try:
@@ -187,10 +187,10 @@ class Foreign:
         )
 
     async def description(self, max_age_s: float) -> Described:
-        """What the configuration and the server say of the model; maybe nothing. Raises `GatewayError`.
+        """The model's description by the configuration and the server; it may be empty. Raises `GatewayError`.
 
-        The server was asked less than *max_age_s* ago. What the configuration says is enough where the server says
-        nothing. A server that does not have the model says so in its error.
+        The server was asked less than *max_age_s* ago. If it does not describe the model, the configuration's
+        description is used alone. If it does not have the model, its error is raised.
         """
         alone = Described(self._configured, by_server=False)
         if self._question is None:
@@ -205,7 +205,7 @@ class Foreign:
             return alone
 
     async def _read_description(self, answer: Answer) -> tuple[Described, int]:
-        """What is made of the answer to the question for the description, and what keeping that takes."""
+        """Read the answer to the question for the description; how many bytes it takes to keep it comes second."""
         configured = self._configured
         if answer.status >= 300:
             error = await self.error(answer, hint=f" (GET {self._asked}, the model's description)")
@@ -221,17 +221,17 @@ class Foreign:
             return Described(configured, by_server=False, fault=str(error)), 1
 
     def _usable(self, described: Described) -> Described:
-        """*described*. Raises `GatewayError` if it says nothing, because it could not be read."""
+        """*described* itself. Raises `GatewayError` if it could not be read and the configuration names no outputs."""
         if described.fault and not self._configured.outputs:
             raise GatewayError(ErrorKind.MALFORMED_RESPONSE, f"model {self.model!r}: {described.fault}", sent=False)
         return described
 
     def _is_old(self, described: Described) -> bool:
-        """Whether the server may by now say something else of the model than it did when it was *described*."""
+        """Whether *described* came from the server, more than `FRESH_S` ago, so that it may have changed."""
         return self._question is not None and described.by_server and self._question.known(FRESH_S) is None
 
     async def is_ready(self) -> bool:
-        """Whether the server says that the model is ready. Raises `GatewayError`, also where there is no such model."""
+        """Whether the server says that the model is ready. Raises `GatewayError`, also if there is no such model."""
 
         async def read(answer: Answer) -> bool:
             if answer.status >= 300:
@@ -245,13 +245,13 @@ class Foreign:
         return await self.question(self.path_of(path), read)
 
     async def question(self, path: str, read: Callable[[Answer], Awaitable[T]]) -> T:
-        """What *read* makes of the server's answer to *path*. Raises `GatewayError`."""
+        """Ask the server for *path* and *read* the answer. Raises `GatewayError`."""
         return await self.call.question(self._upstream, self.backend, path, read)
 
     def _fault(self, described: Described, request: DialectRequest) -> GatewayError | None:
         """Why the model, as it is *described*, cannot get *request*; None if it can.
 
-        It has no such input or output, its server would change the values, or its answer could not be understood.
+        The model may lack an input or output, the server may change values, or the answer could not be labelled.
         """
         selection = request.selection
         unfit = unfit_input(described.model, request.inputs, self.call.match.model or "")
@@ -265,9 +265,9 @@ class Foreign:
         return None if missing is None else GatewayError(ErrorKind.MALFORMED_RESPONSE, missing, sent=False)
 
     def path_of(self, path: str | None) -> str:
-        """*path* of the dialect, behind what the route puts before it.
+        """The dialect's *path* after the part that the route keeps before it.
 
-        Raises `GatewayError` for one that is denied to clients, and for None: the dialect has no such thing.
+        Raises `GatewayError` if clients may not use the path, or if it is None: the dialect has no versions.
         """
         if path is None:
             words = f"servers of dialect {self.dialect.name!r} have no versions of a model: leave the version out"
@@ -279,7 +279,7 @@ class Foreign:
     async def error(
         self, answer: Answer, text: bytes | None = None, *, json_bytes: int | None = None, hint: str = ""
     ) -> GatewayError:
-        """A refusal of the backend's, in the shape of the protocol. The arguments are those of `Call.backend_error`."""
+        """The backend's refusal in the shape of the protocol; see `Call.backend_error` for the arguments."""
         words_in = partial(self.dialect.error_words, description=self._configured)
         return await self.call.backend_error(answer, text, json_bytes=json_bytes, words_in=words_in, hint=hint)
 

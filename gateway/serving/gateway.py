@@ -1,7 +1,7 @@
 """Every request of a process, from its head to its record.
 
-`Gateway.handle` finds out where a request goes; then `infer`, `relay`, `server_metadata` or `own_answers` serve it. Not
-here: their steps.
+`Gateway.handle` finds out where a request goes. Then `infer`, `relay`, `server_metadata`, `own_answers` or `one_server`
+serve it.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from gateway.serving.inference import infer
 from gateway.serving.relaying import relay, server_metadata
 
 WARNED_CLIENTS = 1000
-"""How many client addresses are remembered that were warned of because they send no header length."""
+"""How many client addresses without header length are remembered, so that each is warned of once in a while."""
 
 _NO_LIMITS = PerClient()
 
@@ -44,7 +44,7 @@ class Gateway:
         self._loop = asyncio.get_running_loop()
         self.serving = serving
         self.begin_trace: Callable[[Headers], Trace] | None = None
-        """Gives each request its trace; None: requests are not traced. A reload may replace it."""
+        """Begins the trace of a request; None if requests are not traced. A reload may replace it."""
         plan = serving.plan
         self.admission = Admission(plan.limits.in_flight_bytes, plan.limits.concurrent_requests)
         self.metadata = ModelMetadata[bytes]()
@@ -58,14 +58,14 @@ class Gateway:
         self._idle.set()
 
     def replace(self, serving: Serving) -> None:
-        """Serve by *serving* from now on; requests that have begun keep what they took."""
+        """Serve new requests by *serving*; requests in flight keep the one that they began with."""
         self.serving = serving
         limits = serving.plan.limits
         self.admission.max_bytes = limits.in_flight_bytes
         self.admission.max_requests = limits.concurrent_requests
 
     async def handle(self, request: ClientRequest) -> None:
-        """Serve one request of a client."""
+        """Serve one request of a client to its end, and record it. Raises `CancelledError` if the client leaves."""
         loop, serving = self._loop, self.serving
         exchange = Exchange(
             client=request.peer,
@@ -117,14 +117,14 @@ class Gateway:
             self._record(exchange)
 
     async def _admit(self, call: Call) -> Match | None:
-        """Where the request goes, as `_route` says, if it has a token where one is needed, and its client may ask more.
+        """Check the request's token and its client's limits, and find its route (`_route`). Raises `GatewayError`.
 
-        Over gRPC a message names the path: the client's limits come before it is read. Raises `GatewayError`.
+        Over gRPC the route is only known from the message, so the limits are checked first, before it is read.
         """
         request = call.request
         request.headers, call.exchange.client_name = call.plan.access.authorize(request.headers)
         if request.fault is not None:
-            # several requests of a stream may have the same one, which would keep all that it has gone through
+            # requests of a stream may share one error, which would collect and keep the frames of all of them
             raise request.fault.with_traceback(None)
         if request.begin is not None:
             self._count(call)
@@ -135,7 +135,7 @@ class Gateway:
         return match
 
     def _count(self, call: Call) -> None:
-        """Count the request for its client, if clients are limited. Raises `GatewayError` (429) for one too many."""
+        """Count the request for its client, if clients are limited. Raises `GatewayError` (429) above the limits."""
         exchange, limits = call.exchange, call.plan.limits.per_client
         if limits == _NO_LIMITS:
             return
@@ -149,7 +149,7 @@ class Gateway:
         raise GatewayError(ErrorKind.RATE_LIMITED, words, headers=[("Retry-After", str(seconds))])
 
     def _route(self, request: ClientRequest, call: Call, exchange: Exchange) -> Match | None:
-        """Where the request goes, if its client may send it there; None where the gateway answers for all backends.
+        """Find the request's route; None if no route matches and the gateway answers for all backends (`one_server`).
 
         Raises `GatewayError`.
         """
@@ -165,13 +165,13 @@ class Gateway:
         return match
 
     async def wait_until_idle(self, timeout_s: float) -> int:
-        """Wait until no request is in flight, at most *timeout_s*; how many still are."""
+        """Wait until no request is in flight, at most *timeout_s*, and return how many still are."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         return self.in_flight
 
     async def close(self) -> None:
-        """Give up metadata that is being fetched for requests."""
+        """Cancel the fetching of metadata and descriptions."""
         await self.metadata.close()
         await self.descriptions.close()
 

@@ -1,7 +1,7 @@
 """An inference, from the client's body to its reply: read, parse, send, decode, reply.
 
-The same steps for every backend. Not here: how each dialect takes them (`speech`), and inferences that cross as they
-came (`passing`).
+The steps are the same for every backend. Not here: how each dialect takes them (`speech`, `foreign`), and binary
+inferences that cross unchanged (`passing`).
 """
 
 import time
@@ -57,13 +57,13 @@ async def infer(call: Call) -> None:
 async def _served(
     call: Call, upstream: Upstream, backend: BackendPlan, framing: Framing, body: memoryview
 ) -> Answered | None:
-    """What the client gets for the inference in *body*, which the backend gets as JSON. Raises `GatewayError`."""
+    """Send the inference in *body* to the backend as JSON, and decode the answer. Raises `GatewayError`."""
     asked, read = await _transcoded(call, upstream, backend, framing, body)
     return await call.send(upstream, asked, read)
 
 
 async def _speech_to(call: Call, upstream: Upstream, backend: BackendPlan) -> Speech:
-    """How *backend* is spoken to. Raises `GatewayError`."""
+    """The `Speech` for the backend's dialect. Raises `GatewayError`."""
     dialect = None if backend.dialect == "v2" else await dialect_of(upstream, backend)
     return V2(call, upstream, backend) if dialect is None else Foreign(call, upstream, backend, dialect)
 
@@ -71,10 +71,9 @@ async def _speech_to(call: Call, upstream: Upstream, backend: BackendPlan) -> Sp
 async def _transcoded(
     call: Call, upstream: Upstream, backend: BackendPlan, framing: Framing, body: memoryview
 ) -> tuple[BackendRequest, Read[Answered | None]]:
-    """What the backend gets of *body* in JSON, and how its answer is read.
+    """The request to the backend in JSON, made of *body*, and a function that reads its answer. Raises `GatewayError`.
 
-    That gives the reply, or None for JSON that is passed on, whose reply is written while it is read. Raises
-    `GatewayError`.
+    The function returns the reply; or None for pure JSON that is passed on, since the reply is then written already.
     """
     exchange = call.exchange
     exchange.client_format = Format.JSON if framing.header_length is None else Format.BINARY
@@ -97,7 +96,7 @@ async def _transcoded(
 
 
 def _note(call: Call, request: Proven) -> None:
-    """Record in the exchange what *request* holds."""
+    """Record formats, datatypes and rows of *request* in the exchange."""
     exchange = call.exchange
     exchange.is_transcoded = True
     exchange.upstream_format = Format.JSON
@@ -114,7 +113,7 @@ def _as_it_came(call: Call, upstream: Upstream, backend: BackendPlan, body: memo
     """Pure JSON: byte for byte to the backend (protocol 3.6)."""
     request = call.request
     call.exchange.upstream_format = Format.JSON
-    # what the gateway reads must not be compressed
+    # a renamed model's answer must not be compressed, because the gateway replaces the name in it
     headers = backend.headers.transcoded(request) if call.match.is_renamed else backend.headers.inflated(request)
     return call.asked(upstream, call.with_own(headers), Body.of(body))
 
@@ -144,7 +143,7 @@ async def _json_body(call: Call, written: Written, backend: BackendPlan) -> Body
         made = written.json_pieces()
         pacer = Pacer()
         while (piece := await pacer.next(made)) is not None:
-            # now, not at the end, which an attempt that fails does not see
+            # recorded after each piece, because an attempt that fails never comes to the end
             call.add_request_codec(pacer)
             sending.piece(len(piece))
             yield piece
@@ -154,16 +153,16 @@ async def _json_body(call: Call, written: Written, backend: BackendPlan) -> Body
 
 
 async def _decoded(call: Call, answer: Answer, prepared: Prepared, speech: Speech) -> InferReply:
-    """The reply, made of *answer* while it arrives. Raises `GatewayError`.
+    """Decode *answer* while it arrives, and return the reply. Raises `GatewayError`.
 
-    A short answer that the decoder cannot read is read again, once, where *speech* has another one for it.
+    If the decoder fails on a short answer, the answer is decoded once more if *speech* has another decoder for it.
     """
     answer.refuse_encoded()
     exchange, pacer, body = call.exchange, call.pacer, call.body
     limit = call.plan.limits.response_body
     received = 0
     whole = chunk = await answer.next(WHOLE_BYTES)
-    decoder = await prepared.decoder()  # which may wait, but no longer for the backend's answer
+    decoder = await prepared.decoder()  # may wait for a description, while the answer is there
     exchange.response_codec_at_s = time.perf_counter()
     try:
         while chunk:
@@ -196,8 +195,8 @@ async def _decoded(call: Call, answer: Answer, prepared: Prepared, speech: Speec
 
 
 async def _reply(call: Call, answered: InferReply, crossing: HeaderLines | Fields, framing: Framing) -> None:
-    """Send header and blobs without joining them, and what is *crossing* of the answer's head."""
-    # the replies of a batch get the same list, so this one has its own
+    """Send the reply: the JSON header and the blobs without joining them, with the fields in *crossing*."""
+    # a copy, because the replies of a batch share one list
     lines, headers = (crossing, Fields()) if isinstance(crossing, HeaderLines) else (None, list(crossing))
     if answered.is_binary:
         call.exchange.reply_format = Format.BINARY
@@ -212,7 +211,7 @@ async def _reply(call: Call, answered: InferReply, crossing: HeaderLines | Field
         await call.reply.buffers(200, headers, buffers, lines)
         return
     headers.append(("Content-Encoding", coding.label))
-    # how long it gets shows only at the end, so it goes out in chunks
+    # in chunks, because the compressed length is only known at the end
     await call.reply.begin(200, headers, None, lines=lines)
     pieces = compressed(buffers, coding)
     while (piece := await call.pacer.next(pieces)) is not None:
@@ -221,7 +220,7 @@ async def _reply(call: Call, answered: InferReply, crossing: HeaderLines | Field
 
 
 def _reply_coding(call: Call, answered: InferReply, headers: Fields) -> Coding | None:
-    """How the reply is to be compressed, if at all (protocol 7); says in *headers* what that depends on."""
+    """The coding for the reply (protocol 7), None for none; adds `Vary` to *headers* in either case."""
     headers.append(("Vary", "Accept-Encoding"))
     if answered.n_bytes < call.plan.compression.min_size:
         return None

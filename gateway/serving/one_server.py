@@ -1,8 +1,7 @@
-"""Paths that belong to no model where no route gives them a backend: the gateway answers for all backends together.
+"""Paths of no model, such as `/v2`, that no route leads to a backend: the gateway answers for all backends together.
 
-So clients that first ask whether the server is there find one server, whatever backends are behind it (protocol 8.7).
-Not here: paths that a route leads to a backend, and what the gateway answers in the place of one
-backend (`own_answers`).
+So clients that first ask whether a server is there find one server, whatever backends are behind it (protocol 8.7).
+Not here: the gateway's answers in place of one backend (`own_answers`).
 """
 
 from typing import Any
@@ -27,17 +26,17 @@ INDEX = "/v2/repository/index"
 NAME = "tensor-gateway"
 
 _READ = ("/v2", *(f"/v2{path}" for path in HEALTH))
-"""What is asked for with GET and HEAD."""
+"""The paths that are asked for with GET and HEAD."""
 
 
 def is_asked(request: ClientRequest) -> bool:
-    """Whether *request* asks for what the gateway answers for all backends."""
+    """Whether the gateway answers *request* for all backends, if no route matches it."""
     path = _path_of(request)
     return request.method == "POST" if path == INDEX else path in _READ and request.method in ("GET", "HEAD")
 
 
 async def answer(call: Call) -> None:
-    """Answer for all backends. Raises `GatewayError`."""
+    """Answer for all backends, on a path for which `is_asked` holds. Raises `GatewayError`."""
     path = _path_of(call.request)
     if path == INDEX:
         text = await _index(call)
@@ -57,7 +56,7 @@ def _path_of(request: ClientRequest) -> str:
 
 
 async def _index(call: Call) -> bytes:
-    """The models of all backends that list them, under their names for clients."""
+    """The index of the models of all backends that list theirs, in JSON, under the clients' names."""
     body = await call.body.read() if call.request.has_body else memoryview(b"")
     if len(body) > MAX_ASKED_BYTES:
         raise GatewayError(
@@ -75,7 +74,7 @@ async def _index(call: Call) -> bytes:
 
 
 async def _listed(call: Call, name: str, upstream: Upstream, body: bytes) -> list[Any] | None:
-    """What one backend says of its models; None if it has no such list, or cannot be asked."""
+    """One backend's index of its models; None if the backend has none, or cannot be asked."""
     backend = call.plan.backends[name]
 
     async def read(answer: Answer) -> list[Any] | None:
@@ -99,7 +98,7 @@ async def _listed(call: Call, name: str, upstream: Upstream, body: bytes) -> lis
 
 
 def _renamed(plan: Plan, backend: str, models: list[Any]) -> list[Any]:
-    """*models* of *backend*, under the names that clients have for them."""
+    """*models* of *backend*, with the clients' names in place of the backend's."""
     names = plan.router.names_for_clients(backend)
     return [
         {**model, "name": names.get(model["name"], model["name"])}

@@ -1,7 +1,6 @@
-"""What the gateway answers itself, where a server cannot: health, and what models and servers are (protocol 8).
+"""Answers of the gateway itself, where a server has none: health, readiness and metadata (protocol 8).
 
-Servers of other dialects than V2 have none of the protocol's paths; servers of V2 may lack some. Not here: inferences
-(`inference`).
+Servers of other dialects than V2 have none of the protocol's paths; servers of V2 may lack some.
 """
 
 import msgspec
@@ -20,16 +19,16 @@ HEALTH_BYTES = 64 * 1024
 """How much of an answer about health is read."""
 
 LACKING = frozenset({404, 405, 501})
-"""Statuses of servers that do not have a path, or not with this method."""
+"""Statuses by which a server says that it does not have a path, or not with this method."""
 
 JSON = ("Content-Type", "application/json")
 
 HEALTH = {"/health/live": b'{"live":true}', "/health/ready": b'{"ready":true}'}
-"""What a server that runs answers below `/v2`. KServe's client reads this; others look at the status alone."""
+"""The bodies of a healthy server's answers, by the path below `/v2`. KServe's client reads them; others the status."""
 
 
 async def answer(foreign: Foreign) -> None:
-    """Answer anything but an inference for a backend of another dialect. Raises `GatewayError`."""
+    """Answer a request that is no inference for a backend of another dialect. Raises `GatewayError`."""
     request, path = foreign.call.request, foreign.path
     asked = path.asked if request.method in ("GET", "HEAD") else None
     if path.model is None and asked in ("", *HEALTH):
@@ -70,7 +69,7 @@ async def _model_ready(foreign: Foreign) -> bytes:
 
 
 async def _model(foreign: Foreign) -> bytes:
-    """A model's metadata, from what its server and the configuration say. Raises `GatewayError` if neither does."""
+    """A model's metadata, from its server and the configuration. Raises `GatewayError` if neither describes it."""
     dialect, (_, name, version, _) = foreign.dialect, foreign.path
     model = name or ""
     if not dialect.is_configured:
@@ -92,11 +91,11 @@ async def _model(foreign: Foreign) -> bytes:
 
 
 def instead(match: Match, backend: BackendPlan, method: str, status: int, *, is_usable: bool) -> bytes | None:
-    """What the gateway answers where a server of V2 says with *status* that it lacks a path; None if it knows nothing.
+    """The gateway's answer if a server of V2 says with *status* that it lacks a path; None if the gateway has none.
 
-    *is_usable*: whether an endpoint of the backend is not known to be down.
+    *is_usable*: whether the backend has an endpoint that is not known to be down.
     """
-    # 405 to HEAD says that the path is there; with a slash at its end another one was asked for
+    # a 405 to HEAD says that the path exists; a path with a slash at its end is none of the protocol's
     if method not in ("GET", "HEAD") or (method == "HEAD" and status == 405) or match.path.endswith("/"):
         return None
     path = match.v2_path
@@ -106,7 +105,7 @@ def instead(match: Match, backend: BackendPlan, method: str, status: int, *, is_
 
 
 async def ready_by_metadata(call: Call, upstream: Upstream, backend: BackendPlan) -> bytes | None:
-    """That a model is ready, of a server of V2 that lacks this path and describes the model; None for all else."""
+    """The answer that a model is ready, if a server of V2 lacks this path but has the model's metadata; else None."""
     path = call.match.v2_path
     if path.model is None or path.asked != "/ready" or call.request.method not in ("GET", "HEAD"):
         return None
@@ -123,7 +122,7 @@ async def ready_by_metadata(call: Call, upstream: Upstream, backend: BackendPlan
 
 
 def hint(method: str, path: V2Path) -> str:
-    """What to add to a server's own words where it does not have *path*; empty for what every server should have."""
+    """Words to add to the server's own if it does not have *path*; empty for paths that every server should have."""
     if path.asked in ("", "/ready", "/infer") or path.asked.startswith("/health/"):
         return ""
     whose = "/models/MODEL" if path.model else ""

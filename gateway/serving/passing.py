@@ -1,11 +1,11 @@
-"""Infer requests to servers that speak the binary extension themselves: they pass through as they come.
+"""Inferences for servers that read the binary extension themselves: they pass through as they come.
 
-Bodies stream in both directions. A request's body is read first where it is small, or says too little for the server:
-one that is compressed is inflated, which few servers do, and of one without header length that is found (protocol
-section 6). The limits of bodies hold; how tensors are written is between client and server. Before an attempt at an
-endpoint that has not said that it reads binary, the request is handed back to be transcoded (protocol 11.5).
+Bodies stream in both directions. There are three reasons to read a request's body first: it is small; it is compressed,
+and few servers inflate; or it has no header length, which the gateway then finds (protocol section 6). The limits of
+bodies hold; the content of tensors is not checked. Before an attempt at an endpoint that has not said that it reads
+binary, the request is handed back to be transcoded (protocol 11.5).
 
-Not here: whether a server speaks the extension (`backend.speaking`).
+Not here: whether a server reads the extension (`backend.speaking`).
 """
 
 import re
@@ -24,16 +24,17 @@ from gateway.serving.call import Answered, Call
 from gateway.serving.relaying import UPLOAD_BYTES, begin_upload, stream, streamed
 
 WHOLE_BYTES = 1024 * 1024
-"""A request that is announced to be no longer is read to its end before it is sent, and not streamed.
+"""A body of at most this Content-Length is read to its end before it is sent, instead of being streamed.
 
-Its body can be sent again, so it goes over a kept connection. An image of 600 KB takes 0.6 times the processor time of
-one that is streamed over a new connection, and 0.5 times with TLS; with 4 MB the difference is gone (measured).
+Such a body can be sent again, so the request goes over a kept connection. For an image of 600 KB this takes 0.6 times
+the processor time of streaming over a new connection, and 0.5 times with TLS; with 4 MB the difference is gone
+(measured).
 """
 
 _HEADER_LENGTH = HEADER_LENGTH.lower()
 _BYTES = "application/octet-stream"
 _DIGITS = re.compile("[0-9]{1,18}", re.ASCII)
-# What says how the body is to be read, and what describes a compressed one.
+# Fields that say how the body is to be read; the longer set also has fields that describe a compressed body.
 _REPLACED = frozenset({_HEADER_LENGTH, "content-type"})
 _REPLACED_INFLATED = _REPLACED | {"content-digest", "content-encoding", "content-md5", "digest", "repr-digest"}
 
@@ -46,11 +47,11 @@ async def pass_through(
     body: memoryview | None,
     transcode: Callable[[memoryview], Awaitable[tuple[BackendRequest, Read[Answered | None]]]],
 ) -> Answered | None:
-    """Send the request as it came, and the answer as it comes back. Raises `GatewayError`.
+    """Send the request as it came, and pass the answer on as it arrives. Raises `GatewayError`.
 
-    *body* is None if it was not read yet; then it streams if nothing in it has to be known or changed. *transcode*
-    makes of the whole body what an endpoint gets that has not said that it reads binary; then the reply is still to be
-    sent, and is returned. An endpoint that gets the first attempt has said so, unless that has changed meanwhile.
+    *body* is None if it was not read yet; it then streams, unless it has to be read first (see above). *transcode*
+    makes a JSON request of the whole body, for endpoints that have not said that they read binary; the reply is then
+    not sent here, but returned. The first attempt goes to an endpoint that has said so, unless this has just changed.
     """
     exchange = call.exchange
     is_coded = "content-encoding" in call.request.headers.first
@@ -95,9 +96,9 @@ async def _once_read(body: memoryview) -> memoryview:
 
 
 def _check_header_length(header_length: int | None, n_bytes: int | None) -> None:
-    """Raise `GatewayError` for more JSON than the body's *n_bytes*, if it is known how many it has (protocol 1.2).
+    """Raise `GatewayError` if the header length exceeds the body's *n_bytes*, where they are known (protocol 1.2).
 
-    A server that breaks at it would be blamed, and ejected.
+    A server that fails on such a request would be blamed, and ejected.
     """
     if header_length is not None and n_bytes is not None and header_length > n_bytes:
         words = f"{HEADER_LENGTH} is {header_length}, but the whole body has {n_bytes} bytes"
@@ -105,7 +106,7 @@ def _check_header_length(header_length: int | None, n_bytes: int | None) -> None
 
 
 async def _find_header_length(call: Call, body: memoryview) -> int | None:
-    """Where the JSON of *body* ends, if it has blobs behind it. Raises `GatewayError`."""
+    """The length of the JSON in *body*, None if no blobs follow it. Raises `GatewayError`."""
     try:
         found = await call.pacer.run(find_header_length(body, call.plan.header_limits, reserve=call.body.reserve))
     except CodecError as error:
@@ -116,11 +117,11 @@ async def _find_header_length(call: Call, body: memoryview) -> int | None:
 
 
 def _fields(call: Call, backend: BackendPlan, header_length: int | None, replaced: frozenset[str]) -> Fields:
-    """The client's headers, with what says how the server has to read the body put right."""
+    """The client's headers for the backend, with header length and Content-Type corrected to match the body."""
     request, headers = call.request, backend.headers
-    # the name of the model in an answer can only be replaced where that is not compressed
+    # the model's name can only be replaced in an answer that is not compressed
     relayed = headers.relayed_uncoded(request) if call.match.is_renamed else headers.relayed(request)
-    # some servers do not tell `_` and `-` in names apart
+    # to some servers `_` and `-` in names of fields are the same
     fields = [field for field in relayed if field[0].lower().replace("_", "-") not in replaced]
     if header_length is not None:
         fields.append((HEADER_LENGTH, str(header_length)))
@@ -129,7 +130,9 @@ def _fields(call: Call, backend: BackendPlan, header_length: int | None, replace
 
 
 def _content_type(said: str, header_length: int | None) -> str:
-    """What the client has *said*, unless it is nothing or contradicts the body: FastAPI's servers decide by it.
+    """The Content-Type that the client has *said*; corrected if it is missing or contradicts the body.
+
+    FastAPI's servers decide by this field how they read a body.
 
     tritonclient's asyncio client calls JSON `application/octet-stream`, because that is aiohttp's default.
     """
@@ -155,7 +158,7 @@ async def _pass_back(call: Call, answer: Answer, framing: Framing) -> None:
 
 
 async def _pass_back_renamed(call: Call, answer: Answer, header_length: int, framing: Framing) -> None:
-    """As `_pass_back`, with the client's name of the model in the JSON before the blobs."""
+    """As `_pass_back`, but the JSON before the blobs gets the client's name of the model."""
     answer.refuse_encoded()
     max_bytes = call.plan.header_limits.max_header_bytes
     if header_length > max_bytes:
@@ -190,7 +193,7 @@ async def _pass_back_renamed(call: Call, answer: Answer, header_length: int, fra
 
 
 def _said_as_asked(headers: Fields, header_length: int, framing: Framing) -> Fields:
-    """*headers*, with the vendor's content type if the client asked by one (protocol section 6)."""
+    """*headers*, with the vendor's Content-Type if the request had one (protocol section 6)."""
     if framing.media_type is None:
         return headers
     others = [field for field in headers if field[0].lower() != "content-type"]
@@ -198,7 +201,7 @@ def _said_as_asked(headers: Fields, header_length: int, framing: Framing) -> Fie
 
 
 async def _read_all(call: Call, backend: BackendPlan, first: bytes) -> memoryview:
-    """The whole body of an upload of which nothing was sent, and *first* was read. Raises `GatewayError`."""
+    """Read the rest of an upload whose beginning, *first*, was read but not sent. Raises `GatewayError`."""
     body = call.body
     body.reserve(max(0, len(first) - UPLOAD_BYTES))
     whole = bytearray(first)

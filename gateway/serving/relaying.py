@@ -1,7 +1,7 @@
-"""What crosses as it came: requests that are no inferences, uploads, and answers.
+"""Requests that are no inferences, and the streams of uploads and answers, which cross unchanged.
 
-Not here: inferences in binary, which cross only to servers that read them (`passing`), and what the gateway answers
-where a server cannot (`own_answers`).
+Not here: binary inferences, which cross only to servers that read them (`passing`), and the gateway's answers in place
+of a server (`own_answers`).
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -20,13 +20,13 @@ from gateway.serving import own_answers
 from gateway.serving.call import Call
 
 UPLOAD_BYTES = 64 * 1024
-"""A relayed upload takes a connection to its backend when so much of it, or all of it, is there to be sent."""
+"""A relayed upload takes a connection to its backend once so many bytes, or the whole body, have come."""
 
 T = TypeVar("T")
 
 
 async def relay(call: Call, upstream: Upstream, backend: BackendPlan) -> None:
-    """Any other request and its answer, as they stream."""
+    """Relay a request that is no inference, and stream the answer. Raises `GatewayError`."""
     request = call.request
     body = Body() if request.content_length is None else Body(whole=b"")
     if request.has_body:
@@ -34,7 +34,7 @@ async def relay(call: Call, upstream: Upstream, backend: BackendPlan) -> None:
     elif request.method not in ("GET", "HEAD"):
         await call.body.admit(0)
     match, wanted = call.match, backend.headers
-    # tritonclient's aio client says that it reads gzip, and does not, of metadata and health
+    # tritonclient's asyncio client accepts gzip, but does not inflate metadata and health
     is_read_raw = match.kind is PathKind.V2 and request.method in ("GET", "HEAD")
     headers = wanted.relayed_uncoded(request) if match.is_renamed or is_read_raw else wanted.relayed(request)
 
@@ -52,7 +52,7 @@ async def relay(call: Call, upstream: Upstream, backend: BackendPlan) -> None:
 
 
 async def _refused(call: Call, answer: Answer, upstream: Upstream, backend: BackendPlan) -> None:
-    """Answer in place of the server what it does not have and the gateway knows. Raises the server's error."""
+    """Answer in place of a server that lacks the path, if the gateway can; else raise the server's error."""
     method = call.request.method
     if answer.status not in own_answers.LACKING:
         raise await call.backend_error(answer)
@@ -66,7 +66,7 @@ async def _refused(call: Call, answer: Answer, upstream: Upstream, backend: Back
 
 
 async def server_metadata(call: Call, upstream: Upstream, backend: BackendPlan) -> None:
-    """`GET /v2`: the backend's answer, with the extension among its extensions (protocol 8)."""
+    """Serve `GET /v2`: the backend's answer, with the binary extension added to its extensions (protocol 8)."""
     request = call.request
 
     async def read(answer: Answer) -> tuple[bytes, Fields] | None:
@@ -92,7 +92,7 @@ async def server_metadata(call: Call, upstream: Upstream, backend: BackendPlan) 
 async def stream(call: Call, answer: Answer, headers: Fields | None = None) -> None:
     """Pass an answer on as it arrives, with the client's name of the model in place of the backend's.
 
-    *headers*: instead of the answer's own, for a body that has no name of the model that could be replaced.
+    *headers* replace the answer's own; given for a body in which no name has to be replaced.
     """
     reply = call.reply
     match = call.match
@@ -135,16 +135,16 @@ def _any_length() -> None:
 
 
 async def upload(call: Call, backend: BackendPlan, check: Callable[[], None] = _any_length) -> Body:
-    """A body that streams: whole if it is small, and so can be sent again if a connection turns out to be dead.
+    """The client's body as a stream; or whole, if it is small, so that it can be sent again over another connection.
 
-    Its beginning is waited for here, so that a client that sends nothing holds no slot and no connection of a backend.
-    *check* is called after each part that has come, and may raise `GatewayError`.
+    The body's beginning is awaited here, so that a client that sends nothing holds no slot and no connection of a
+    backend. *check* is called after each part that has come, and may raise `GatewayError`.
     """
     return streamed(call, await begin_upload(call, backend, check), check)
 
 
 async def begin_upload(call: Call, backend: BackendPlan, check: Callable[[], None]) -> bytes:
-    """What is there of the body when so much is there that it can go on. Raises `GatewayError`."""
+    """Read the beginning of the body: `UPLOAD_BYTES`, or all of it if it is shorter. Raises `GatewayError`."""
     body = call.body
     length = call.request.content_length
     await body.admit(UPLOAD_BYTES if length is None else min(length, UPLOAD_BYTES))
@@ -156,7 +156,7 @@ async def begin_upload(call: Call, backend: BackendPlan, check: Callable[[], Non
 
 
 def streamed(call: Call, first: bytes, check: Callable[[], None]) -> Body:
-    """The body that begins with *first*, which was read."""
+    """A stream of the client's body that begins with *first*, the part that was read."""
     body = call.body
     if body.at_end:
         return Body(whole=first)

@@ -1,8 +1,8 @@
 # ruff: noqa: D102  `Speech` says what the methods do
-"""How an inference is put to a backend, and how its answer is understood: what every dialect has, and V2.
+"""How an inference is put to a backend and its answer understood: the steps that every dialect has, and those of V2.
 
 V2 is the dialect whose text may cross unchanged, and in which most models need no description. Not here: the order of
-the steps (`inference`), the other dialects (`foreign`), and what a backend speaks (`backend.speaking`).
+the steps (`inference`), the other dialects (`foreign`), and which dialect a backend speaks (`backend.speaking`).
 """
 
 import logging
@@ -33,84 +33,84 @@ log = logging.getLogger("gateway")
 
 
 class Proven(Protocol):
-    """A client's request that has been proved right."""
+    """A client's request that has been parsed and checked."""
 
     @property
     def datatypes(self) -> list[str]:
-        """Of each binary input."""
+        """The datatype of each binary input."""
 
     @property
     def header_recovered(self) -> bool:
-        """Whether its header length was found out (protocol section 6)."""
+        """Whether the gateway had to find the header length (protocol section 6)."""
 
     @property
     def nonfinite(self) -> int:
-        """How many NaN and infinities are let through by policy."""
+        """How many NaNs and infinities the policy has let through."""
 
     @property
     def inputs(self) -> Sequence[Tensor]:
-        """Those whose values are known."""
+        """The inputs whose values are known."""
 
     @property
     def views(self) -> Iterable[memoryview]:
-        """All of the client's bytes that it holds."""
+        """All views of the client's bytes that the request holds."""
 
 
 class Written(Protocol):
-    """The JSON that a request becomes; it is made anew as often as it is asked for."""
+    """The JSON of a request for its backend; each call makes it anew."""
 
     @property
     def small_json(self) -> bytes | None:
-        """All of it, if it can be made and sent in one go."""
+        """The whole JSON, if it is so small that it can be made and sent in one go; else None."""
 
     def json_bytes(self) -> Generator[None, None, int]:
-        """Its length; yields after each step of work."""
+        """The length of the JSON; yields after each step of work."""
 
     def json_pieces(self) -> Iterator[bytes | bytearray | memoryview]:
-        """It, in pieces of bounded size."""
+        """The JSON in pieces of bounded size."""
 
 
 class Decoder(Protocol):
-    """Reads one answer: `feed` what arrives, and `finish`. Both yield after each step, and raise `CodecError`."""
+    """Reads one answer: `feed` its pieces, then `finish`. Both yield after each step, and may raise `CodecError`."""
 
     @property
     def held_bytes(self) -> int:
-        """What the answer takes so far."""
+        """How many bytes of memory the answer takes so far."""
 
     def feed(self, chunk: bytes) -> Generator[None, None, None]:
         """Take the next bytes of the JSON."""
 
     def finish(self, last: bytes = b"") -> Generator[None, None, InferReply]:
-        """The reply, after the *last* bytes."""
+        """Take the *last* bytes of the JSON, and return the reply."""
 
 
 class Prepared(NamedTuple):
-    """A request that may be sent."""
+    """A request that is ready to be sent."""
 
     request: Proven
     written: Written
     decoder: Callable[[], Awaitable[Decoder]]
-    """Makes what reads the answer of one attempt. Raises `GatewayError`."""
+    """Makes a decoder for the answer to one attempt. Raises `GatewayError`."""
 
 
 class Speech(Protocol):
     """How one inference is put to its backend."""
 
     target: str | None
-    """The raw path and query that the backend gets; None: those of the client."""
+    """The raw path and query for the backend; None: those of the client."""
 
     async def prepare(self, body: memoryview, framing: Framing) -> Prepared | None:
-        """The request, proved right; None for one that crosses as it came. Raises `GatewayError`."""
+        """Parse and check the request; None if it crosses unchanged. Raises `GatewayError`."""
 
     async def refusal(self, answer: Answer, json_bytes: int) -> GatewayError:
-        """The backend's refusal of *json_bytes* of JSON, in the shape of the protocol."""
+        """The backend's refusal of a request of *json_bytes* of JSON, in the shape of the protocol."""
 
     async def other_decoder(self, answer: Answer) -> Decoder | None:
-        """What reads an *answer* that the first decoder could not read, if more is known of the model by now."""
+        """Another decoder for an *answer* that the first one could not read, if the model's description has changed."""
 
 
 def configured_metadata(backend: BackendPlan, match: Match) -> bytes | None:
-    """A model's metadata, as the configuration describes it, under its name for the client; None if it does not."""
+    """A model's metadata by the configuration, with the client's name of it; None if it is not described there."""
     description = backend.described(match.v2_path.model or "")
     if not (description.inputs or description.outputs):
         return None
@@ -165,9 +165,9 @@ class V2:
         return Prepared(request, request, decoder)
 
     def _own_id(self) -> bytes:
-        """The id, as JSON text, that the backend gets where the client has none; empty: it gets none either.
+        """The id, as JSON text, for a request to which the client gave none; empty if the backend gets none either.
 
-        It is the value of `X-Request-Id`, which the server's log may have as well.
+        This id is the value of `X-Request-Id`, which the server may log as well.
         """
         return msgspec.json.encode(self._call.exchange.request_id) if self._backend.settings.ids == "always" else b""
 
