@@ -1,1 +1,1 @@
-"""All of the backends' side: connections, attempts, deadlines, metadata."""
+"""The backends' side: connections, attempts, deadlines, health, and questions to servers."""

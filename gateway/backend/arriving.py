@@ -1,7 +1,7 @@
 """One answer of a backend while it arrives, from its first interim head to the end of its body.
 
-Bytes go in with `feed`, a head and the pieces of its body come out, to one reader, which waits for them. What has come
-of an answer is in one of these states (`State`):
+Bytes go in with `feed`; one reader waits for the head and the pieces of the body. The answer is in one of these states
+(`State`):
 
     state    bytes that come are           the reader gets             left for
     HEAD     a head, maybe interim         nothing                     HELD, BODY, BROKEN, LOST
@@ -11,10 +11,10 @@ of an answer is in one of these states (`State`):
     LOST     none, the connection is gone  what came before, then `LostError` unless it was all
     CUT      none, this side has closed    `LostError`, unless it was all
 
-How far the body is within BODY and LOST says `http1.Phase`. Surplus is nobody's: it is dropped, and the connection is
-not used again.
+`http1.Phase` says how much of the body has come in the states BODY and LOST. Surplus, bytes that belong to no answer,
+is dropped, and the connection is not used again.
 
-Not here: the connection itself (`wire`), and what the fields of a head mean (`heads`).
+Not here: the connection itself (`wire`), and the meaning of a head's fields (`heads`).
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from gateway.http1 import PIECE_BYTES, Heads, Incoming, MalformedError, Phase
 from gateway.waiting import Waiter, wake_soon
 
 READ_BYTES = 256 * 1024
-"""How much of an answer may wait to be read before the backend has to wait, as it is on the wire."""
+"""How many bytes on the wire may wait to be read before nothing more is read from the backend."""
 
 MAX_HEAD_BYTES = 256 * 1024
 """How long a head may be, with the interim heads before it."""
@@ -37,17 +37,17 @@ MAX_INTERIM = 16
 """How many interim heads (100, 103) may come before an answer."""
 
 HELD_BYTES = 16 * 1024
-"""How much of an answer's body is waited for before its head is given to a reader that wants both; see `hold`."""
+"""How many bytes of the body a held head waits for; see `hold`."""
 
 DENSE_BYTES = PIECE_BYTES - PIECE_BYTES // 16
 MAX_DENSE = 8
-"""A piece that carries so much has at most some 100 chunks, so that many of them are decoded in one go."""
+"""If a piece has at least 1/8 of content it has large chunks, so that several pieces are decoded in one go."""
 
-_TLS_ALERT = b"\x15\x03"  # how a TLS server's answer to plain HTTP begins (RFC 8446 section 5.1)
+_TLS_ALERT = b"\x15\x03"  # the first bytes of a TLS server's answer to plain HTTP (RFC 8446 section 5.1)
 
 
 class State(Enum):
-    """What has come of an answer, see above."""
+    """How much of an answer has come; see the table of this module."""
 
     HEAD = auto()
     HELD = auto()
@@ -66,27 +66,27 @@ class NotHttpError(Exception):
 
 
 class ArrivingAnswer:
-    """The answer to one request."""
+    """The answer to one request, while it arrives."""
 
     state = State.HEAD
     received_bytes = 0
-    """With the head, on the wire."""
+    """The bytes on the wire, with the head."""
     ends_with_connection = False
-    """Whether only the connection's end tells that the body has come to its own."""
+    """Whether only the end of the connection ends the body."""
     wakes_at_once = False
-    """Whether the reader goes on while `feed` is called, and not in the next turn of the event loop."""
-    _is_last = False  # on its connection: it says so, or something has come that is no part of it
+    """Whether the reader goes on inside of `feed`, and not in the next turn of the event loop."""
+    _is_last = False  # the answer says that it is the connection's last, or surplus has come
     _is_paused = False
     _n_interim = 0
     _head: AnswerHead | None = None
     _on_held: Callable[[int], None] | None = None
     _waiter: Waiter | None = None
-    _defect = ""  # in words, of what is BROKEN
+    _defect = ""  # the reason for BROKEN, in words
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, heads: Heads, method: str
     ) -> None:
-        """To a request of *method*. *transport* pauses while too much waits to be read; *heads* are its own."""
+        """The answer to a request of *method*. *transport* is paused while too much waits to be read."""
         self._loop = loop
         self._transport = transport
         self._method = method
@@ -94,11 +94,11 @@ class ArrivingAnswer:
         self._decoded = bytearray()  # of a chunked body, before the reader asked for it
 
     def hold(self, on_held: Callable[[int], None]) -> None:
-        """Give the head of a 2xx only when its body has come too, or `HELD_BYTES` of that, or the connection's end.
+        """Hold back the head of a 2xx until its body has come, or `HELD_BYTES` of it, or the connection's end.
 
-        Servers often write a head and a small body in two pieces, for each of which the reader would wake. Any other
-        status is given at once: it may decide without a body; so is a head with a defect. *on_held* is called with the
-        status when a head comes whose body has not, and again whenever more of the body comes.
+        Servers often write a head and a small body in two pieces, and the reader would wake for each. A head with any
+        other status, which may decide without a body, or with a defect is given at once. *on_held* is called with the
+        status when a head comes without its body, and again whenever more of the body comes.
         """
         self._on_held = on_held
 
@@ -108,13 +108,13 @@ class ArrivingAnswer:
         return self._head is not None and self._message.is_read and not self._decoded
 
     def is_last(self) -> bool:
-        """Whether the connection can carry no other request, as far as is known of the answer."""
+        """Whether the connection can carry no other request, judging by the answer so far."""
         return self._is_last or self._message.has_surplus or self.state is not State.BODY
 
-    # What comes
+    # Bytes that arrive
 
     def feed(self, data: bytes) -> None:
-        """Take what the backend has sent. Of a chunked body at most one piece is decoded here."""
+        """Take bytes from the backend. Of a chunked body at most one piece is decoded here."""
         is_first = not self.received_bytes
         self.received_bytes += len(data)
         if self.state is State.HEAD:
@@ -159,7 +159,7 @@ class ArrivingAnswer:
         else:
             self.ends_with_connection = True
             message.expect_until_end()
-        # what is refused for its head is refused now, whether or not a body comes
+        # an answer with a defect is refused because of its head: there is no need to wait for its body
         is_held = self._on_held is not None and 200 <= head.code < 300 and head.defect is None
         self.state = State.HELD if is_held else State.BODY
 
@@ -189,12 +189,12 @@ class ArrivingAnswer:
         waiter.wake()
 
     def _is_enough(self) -> bool:
-        """Whether so much of the body has come that a head that was held is given now."""
+        """Whether so much of the body has come that a held head is given to the reader."""
         message = self._message
         if message.phase is Phase.CHUNKED:
             if message.unread_bytes <= PIECE_BYTES:
                 self._decode()
-            if message.unread_bytes:  # nothing else may come that would have the rest decoded: that is the reader's
+            if message.unread_bytes:  # the rest is for the reader to decode: waiting for more bytes could last for ever
                 return True
         return (
             message.phase is Phase.DONE
@@ -211,7 +211,7 @@ class ArrivingAnswer:
                 self._break(str(error))
 
     def _break(self, defect: str) -> None:
-        """What comes is not HTTP, in words."""
+        """Enter the state BROKEN: the bytes are not HTTP; *defect* says why."""
         self._defect = defect
         self.state = State.BROKEN
         self._message.drop()
@@ -219,19 +219,19 @@ class ArrivingAnswer:
         self._wake()
 
     def _surplus(self) -> None:
-        """What comes from now on is nobody's, and not even read."""
+        """Read no more bytes: they would belong to no answer."""
         self._is_last = True
         self._transport.pause_reading()
 
     def lose(self) -> None:
-        """The connection has ended; a body without length is complete now."""
+        """The connection has ended, which completes a body without length."""
         if self.state in (State.HEAD, State.HELD, State.BODY):
             self.state = State.LOST
             self._message.end()
             self._wake()
 
     def cut(self) -> None:
-        """This side closes the connection: the reader gets nothing more, unless all of the answer is there."""
+        """This side closes the connection: the reader gets nothing more, unless the whole answer has come."""
         if self._message.phase is not Phase.DONE:
             self.state = State.CUT
             self._message.drop()
@@ -239,14 +239,14 @@ class ArrivingAnswer:
             self._wake()
 
     def _wake(self) -> None:
-        self._on_held = None  # it leads to the request, which holds this
+        self._on_held = None  # breaks the cycle of references through the request
         waiter, self._waiter = self._waiter, None
         wake_soon(waiter)
 
-    # What is read
+    # The reader's side
 
     async def read_head(self) -> AnswerHead:
-        """The head that is not interim. Raises `LostError` and `NotHttpError`."""
+        """Wait for the head that is not interim. Raises `LostError` and `NotHttpError`."""
         while self._head is None or self.state is State.HELD:
             await self._change()
         if self.state is State.CUT:
@@ -255,7 +255,7 @@ class ArrivingAnswer:
         return self._head
 
     async def read_body(self) -> bytes:
-        """The next bytes of the body, empty at its end. Raises `LostError` and `NotHttpError`."""
+        """Wait for the next bytes of the body; empty at its end. Raises `LostError` and `NotHttpError`."""
         message = self._message
         while True:
             if self._decoded:
@@ -275,10 +275,10 @@ class ArrivingAnswer:
                 return chunk
 
     def take_arrived(self, max_bytes: int) -> bytes | None:
-        """The whole body, of which nothing was read before; None: it has not come, is longer, or is not taken apart.
+        """The whole body, if it has come, has at most *max_bytes*, and nothing of it was read; else None.
 
-        The last is so where it has chunks that take more than a piece. A body that ends with the connection is None,
-        too: by what it ended shows when it is read.
+        A chunked body of more than one piece is not decoded yet. A body that ends with the connection gives None, too:
+        only reading it shows whether the connection ended by a reset.
         """
         message = self._message
         if message.phase is Phase.CHUNKED and message.unread_bytes <= PIECE_BYTES:
@@ -295,7 +295,7 @@ class ArrivingAnswer:
         return whole
 
     def _read_arrived(self) -> bytes:
-        """The next bytes of those that have come; of a chunked body more than one piece where its chunks are large."""
+        """The next bytes that have come; of a chunked body more than one piece if its chunks are large."""
         message = self._message
         pieces: list[bytes] = []
         try:
@@ -311,7 +311,7 @@ class ArrivingAnswer:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _change(self) -> Waiter:
-        """Done when something has changed. Raises `LostError` and `NotHttpError` where nothing will."""
+        """A waiter for the next change. Raises `LostError` and `NotHttpError` if nothing more can come."""
         if self.state is State.BROKEN:
             raise NotHttpError(self._defect)
         if self.state is State.LOST or self.state is State.CUT:

@@ -1,6 +1,6 @@
-"""What a backend is asked: a request, how its head is written, and its body while it is sent.
+"""A request to a backend: its parts, the writing of its head, and its body while it is sent.
 
-Not here: connections, and what is made of an answer (`attempt`).
+Not here: connections, and reading the answer (`attempt`).
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from gateway.exchange import Attempt, new_span_id
 from gateway.policy.trace_context import Trace
 
 PIECE_BYTES = 256 * 1024
-"""A body that the gateway holds is written to the connection in pieces of this size."""
+"""The size of the pieces in which a body held in memory is written to the connection."""
 
 Pieces = AsyncIterator[bytes | bytearray | memoryview]
 
@@ -26,18 +26,18 @@ log = logging.getLogger("gateway")
 
 
 class Body(msgspec.Struct, frozen=True):
-    """A request's body: none, bytes, or a stream that is opened anew for every attempt."""
+    """A request's body: none, bytes (`whole`), or a stream that every attempt opens anew (`open`)."""
 
     whole: bytes | None = None
     open: Callable[["Sending"], Pieces] | None = None
     length: int | None = None
-    """Of a stream, in bytes; None: it is sent in chunks."""
+    """The length of a stream in bytes; None: it is sent in chunks."""
     can_be_repeated: bool = True
     """Whether `open` gives the same pieces again."""
 
     @classmethod
     def of(cls, *buffers: memoryview) -> "Body":
-        """*buffers* whole if they are small, else as a stream of their slices, so that they are not held twice."""
+        """The body of *buffers*: whole if they are small, else a stream of their slices, which copies nothing."""
         n_bytes = sum(map(len, buffers))
         if n_bytes <= PIECE_BYTES:
             return cls(whole=b"".join(buffers))
@@ -54,24 +54,24 @@ class Body(msgspec.Struct, frozen=True):
 
 
 class BackendRequest(msgspec.Struct, frozen=True):
-    """What a backend is asked: the path is raw, with its query."""
+    """A request to a backend; the path is raw, with its query."""
 
     method: str
     raw_path: str
     headers: list[tuple[str, str]]
-    """Without `Host` and without the framing of the body."""
+    """The header fields without `Host` and without the framing of the body."""
     body: Body
     is_metadata: bool = False
-    """Whether the gateway asks for itself, for a model's metadata."""
+    """Whether the gateway itself asks, for a model's metadata."""
     trace: Trace | None = None
-    """Of which each attempt is a span of its own."""
+    """The trace in which each attempt is a span."""
     is_read_whole: bool = False
-    """Whether nothing is done with the answer's head before its body is there, so that small ones are waited for."""
+    """Whether the answer's head is of no use without the body, so that the attempt waits for both if they are small."""
     is_passed: bool = False
-    """Whether it is an inference as it came, which only endpoints may get that speak the binary extension."""
+    """Whether this is an inference that passes unchanged, for endpoints with the binary extension alone."""
 
     def first_bytes(self, endpoint: Endpoint, attempt: Attempt) -> bytes:
-        """The head for *endpoint*, with a body that is whole; *attempt* notes what it holds. Raises `GatewayError`."""
+        """The head for *endpoint*, and the body if it is `whole`; *attempt* counts its bytes. Raises `GatewayError`."""
         headers, body = self.headers, self.body
         target = f"{endpoint.base_path}{self.raw_path}"
         if self.trace is not None:
@@ -97,13 +97,13 @@ class BackendRequest(msgspec.Struct, frozen=True):
 
 
 class Sending:
-    """A streamed body while it is sent. The body tells of its progress, so that the right timeout runs."""
+    """A streamed body while it is sent. The stream reports its progress here, so that the right timeout runs."""
 
     error: GatewayError | None = None
     """Why the body cannot be sent to its end."""
     is_sent = False
     is_answered = False
-    """Whether the answer has begun, maybe before all was sent: from then on its reading sets the timeouts."""
+    """Whether the answer has begun, maybe before the body was sent: then reading the answer sets the timeouts."""
 
     def __init__(self, deadlines: Deadlines, attempt: Attempt) -> None:
         self._deadlines = deadlines
@@ -111,16 +111,16 @@ class Sending:
         self._task: asyncio.Task[None] | None = None
 
     def piece(self, n_bytes: int) -> None:
-        """*n_bytes* are handed to the connection now: the backend has `idle` to take them."""
+        """Count *n_bytes* that are handed to the connection now: the backend has `timeouts.idle` to take them."""
         self._attempt.request_bytes += n_bytes
         self._enter("idle")
 
     def paused(self) -> None:
-        """The gateway waits for the client, for which the backend is not to blame."""
+        """Note that the gateway waits for the client, which is not the backend's time."""
         self._enter("client")
 
     def done(self) -> None:
-        """All is sent: the backend has `first_byte` to begin its answer."""
+        """Note that the body is sent: the backend has `timeouts.first_byte` to begin its answer."""
         self._enter("first_byte")
 
     def _enter(self, phase: str) -> None:
@@ -138,7 +138,7 @@ class Sending:
         try:
             async for piece in pieces:
                 if not piece:
-                    continue  # as a chunk it would be the end
+                    continue  # an empty chunk would end the body
                 wire.send(b"".join((b"%x\r\n" % len(piece), piece, b"\r\n")) if in_chunks else piece)
                 await wire.drain()
             if in_chunks:
@@ -146,7 +146,7 @@ class Sending:
             self.is_sent = True
             return
         except LostError:
-            return  # reading finds out how
+            return  # reading the answer will say how the connection ended
         except GatewayError as error:
             self.error = error
         except ConnectionError:
@@ -157,14 +157,14 @@ class Sending:
         wire.abort()
 
     def stop(self) -> None:
-        """Send no more."""
+        """Cancel the sending of the body."""
         if self._task is not None:
             self._task.cancel()
 
     async def stopped(self) -> None:
-        """Wait until nothing reads the body any more, behind `stop`.
+        """Wait, after `stop`, until nothing reads the body any more.
 
-        A task that was cancelled keeps its error, by whose traceback it keeps the body: not as long as this object.
+        The task is then forgotten: a cancelled task keeps its error, whose traceback would keep the body in memory.
         """
         if self._task is not None and not self._task.done():
             await asyncio.wait((self._task,))

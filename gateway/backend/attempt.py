@@ -1,7 +1,7 @@
 """One attempt: a request that goes over one connection, and its answer.
 
-Here: what is read, what it means when that fails, and when a connection may be used again. Not here: which endpoint is
-tried, and whether a failed attempt is followed by another (`calling`); how a request is written (`asking`).
+An attempt reads the answer, names the error if this fails, and decides whether its connection may be used again. Not
+here: which endpoint is tried, and whether another attempt follows (`calling`); how a request is written (`asking`).
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,7 +21,7 @@ from gateway.pacing import Pacer
 from gateway.policy.crossing import Fields
 
 SURE_TO_REPEAT = frozenset({"GET", "HEAD"})
-"""Methods that are sent again on a new connection even where the backend may have read the request."""
+"""Methods that are sent again on a new connection even if the backend may have read the request."""
 
 T = TypeVar("T")
 
@@ -31,29 +31,29 @@ class StaleConnectionError(Exception):
 
 
 class Answer:
-    """A backend's answer to a request that goes out over a connection of its own, until that is given back or closed.
+    """A backend's answer to one request. The answer owns the connection until it is given back or closed.
 
-    `ask` and `begin` send the request and wait for the answer's head. Then the body is read once, with one of the
-    methods for it. The connection is this answer's alone while `_wire` is there, and out of its reach afterwards.
+    `ask` and `begin` send the request and wait for the answer's head. Then one of the reading methods reads the body,
+    once. `_wire` is None as soon as the connection is not the answer's any more.
     """
 
     status = 0
-    """0 until the answer's head has come and was found right."""
+    """The status; 0 until a head without defects has come."""
     reason: str
-    """The words behind the status; printable ASCII."""
+    """The reason phrase after the status, in printable ASCII."""
     sending: Sending | None = None
     """The request's body, if it is a stream that was opened."""
     is_read = False
     """Whether the body was read to its end."""
     _arriving: ArrivingAnswer
     _head: AnswerHead
-    _limit: tuple[int, str] | None = None  # of the body's bytes, and how messages name it
-    _pacer: Pacer | None = None  # once a part of the body was read
+    _limit: tuple[int, str] | None = None  # the most bytes of the body, and the limit's name in messages
+    _pacer: Pacer | None = None  # set when a part of the body was read
 
     def __init__(
         self, request: BackendRequest, connections: Connections, wire: Wire, deadlines: Deadlines, attempt: Attempt
     ) -> None:
-        """*wire* is one of *connections*, taken for this *attempt*, as is its slot."""
+        """*wire* is one of *connections*; it was taken for this *attempt*, together with a slot."""
         self._request = request
         self._connections = connections
         self._wire: Wire | None = wire
@@ -63,7 +63,7 @@ class Answer:
     # The request, and the answer's head
 
     def ask(self, first_bytes: bytes) -> None:
-        """Send a request that begins with *first_bytes*; a stream behind them goes on being sent by a task."""
+        """Send *first_bytes*, the head with a whole body; a streamed body is sent by a task from now on."""
         wire, body = self._wire, self._request.body
         assert wire is not None
         self._arriving = arriving = wire.begin(self._request.method)
@@ -96,7 +96,7 @@ class Answer:
         self.status, self.reason = head.code, head.reason
 
     def _head_has_come(self, status: int) -> None:
-        """The answer has begun."""
+        """Record that the answer has begun, with *status*."""
         attempt = self._attempt
         if attempt.first_byte_s is None:
             attempt.code = str(status)
@@ -105,7 +105,7 @@ class Answer:
             self.sending.is_answered = True
 
     def _body_is_awaited(self, status: int) -> None:
-        """The answer has begun, and each piece of its body has `idle` to come; see `ArrivingAnswer.hold`."""
+        """Start `timeouts.idle` for the next piece of the body; see `ArrivingAnswer.hold`."""
         self._head_has_come(status)
         self._deadlines.enter("idle")
 
@@ -115,11 +115,11 @@ class Answer:
         return self._head.headers
 
     def transcoded_headers(self) -> Fields:
-        """The header fields for the client, where the gateway makes the body anew; a list of the caller's own."""
+        """The header fields for the client if the gateway makes the body anew; a new list."""
         return self._head.transcoded_fields()
 
     def transcoded_lines(self) -> HeaderLines | Fields:
-        """As `transcoded_headers`, but as lines, if there are any."""
+        """The fields of `transcoded_headers` as lines of a head; an empty list if there are none."""
         return self._head.transcoded_lines() or []
 
     @property
@@ -128,15 +128,15 @@ class Answer:
         return self._head.length if self._head.codings is None else None
 
     def limit(self, max_bytes: int, name: str) -> None:
-        """Let the body have *max_bytes* at most, a limit called *name*.
+        """Allow the body *max_bytes* at most; messages call this limit *name*.
 
-        Raises `GatewayError` if the answer announces more; else reading it does, when more has come.
+        Raises `GatewayError` if the answer announces more; if it does not but has more, reading it does.
         """
         self._limit = max_bytes, name
         self._count(0, self.content_length or 0)
 
     def refuse_encoded(self) -> None:
-        """Raise `GatewayError` if the body is compressed: the gateway has asked for one that is not."""
+        """Raise `GatewayError` if the body is compressed, although the gateway has asked for `identity`."""
         encoding = self._head.encoding
         if encoding and encoding.lower() != b"identity":
             words = (
@@ -149,8 +149,8 @@ class Answer:
     async def next(self, whole_bytes: int = 0) -> bytes:
         """The next bytes of the body as they come, not decompressed; empty at its end. Raises `GatewayError`.
 
-        All of it in one piece, if it has arrived and has at most *whole_bytes*, or is announced to have no more.
-        Between two pieces others run, also while all of the body is there.
+        If the body has arrived, or announces its length, and has at most *whole_bytes*, it comes in one piece.
+        Between two pieces other requests run, even if the whole body has arrived.
         """
         if self._wire is None or self.is_read:
             return b""
@@ -171,19 +171,19 @@ class Answer:
             yield chunk
 
     async def chunks_for_client(self) -> AsyncIterator[bytes]:
-        """As `chunks`, where each is handed to the client before the next is read.
+        """As `chunks`, for a caller that hands each chunk to the client before it reads the next.
 
-        If `timeouts.total` is over while the client takes one, the client is to blame and not the backend.
+        If `timeouts.total` is over while the client takes a chunk, the client is to blame and not the backend.
         """
         while chunk := await self.next():
             self._deadlines.enter("client")
             yield chunk
-            self._deadlines.enter("gateway")  # which may have to wait for its own turn before it reads on
+            self._deadlines.enter("gateway")  # the gateway's own turn may come later
 
     async def read_whole(self, max_bytes: int, what: str) -> bytes:
-        """The body of an answer that has no reason to be large. Raises `GatewayError`, also for more than *max_bytes*.
+        """Read the whole body. Raises `GatewayError`, also if it has more than *max_bytes*.
 
-        *what* is the body's name in that error.
+        *what* is the body's name in the error.
         """
         text = await self.read_beginning(max_bytes + 1)
         if len(text) > max_bytes:
@@ -191,14 +191,14 @@ class Answer:
         return text
 
     async def read_beginning(self, max_bytes: int) -> bytes:
-        """The body up to *max_bytes*; the rest is not read. Raises `GatewayError`."""
+        """Read *max_bytes* of the body, or all if it has fewer; the rest is not read. Raises `GatewayError`."""
         text = bytearray()
         while len(text) < max_bytes and (chunk := await self.next()):
             text += chunk[: max_bytes - len(text)]
         return bytes(text)
 
     def take_arrived(self, max_bytes: int) -> bytes | None:
-        """The whole body if it is there, has at most *max_bytes*, and nothing of it was read; else None."""
+        """The whole body if it has arrived, has at most *max_bytes*, and nothing of it was read; else None."""
         if self._wire is None or self.is_read:
             return None
         whole = self._arriving.take_arrived(max_bytes)
@@ -220,13 +220,13 @@ class Answer:
         if chunk:
             self._count(len(chunk))
         elif self._arriving.ends_with_connection and wire.was_reset:
-            raise self._lost()  # such a body ends with the stream, not with a reset
+            raise self._lost()  # only the end of the stream completes such a body, and not a reset
         else:
             self._end()
         return chunk
 
     def _count(self, n_bytes: int, n_announced: int = 0) -> None:
-        """*n_bytes* more of the body have come. Raises `GatewayError` for more than `limit` allows."""
+        """Count *n_bytes* of the body. Raises `GatewayError` if these, or *n_announced*, exceed the `limit`."""
         attempt = self._attempt
         attempt.response_bytes += n_bytes
         if self._limit is not None and max(attempt.response_bytes, n_announced) > self._limit[0]:
@@ -236,16 +236,17 @@ class Answer:
     # The end
 
     def _end(self) -> None:
-        """The answer was read to its end. Where the gateway still judges it, its connection waits for `approve`."""
+        """Note that the answer was read to its end. If its content is still to be judged, `approve` ends it."""
         self.is_read = True
         if not self._request.is_read_whole:
             self.approve()
 
     def approve(self) -> None:
-        """The answer is one to this request: if all of it was read, the connection is kept for another one.
+        """Accept the answer as one to this request: if it was read to its end, the connection is kept.
 
-        Unless the request is still being sent. An answer that is not approved is maybe another request's, and no other
-        request follows it on its connection (docs/configuration.md, "Answers that belong to another request").
+        If the request is still being sent, the connection is closed. An answer that is not approved may be another
+        request's, so its connection is not used again (docs/configuration.md, "Answers that belong to another
+        request").
         """
         wire = self._wire
         if wire is None or not self.is_read:
@@ -257,9 +258,9 @@ class Answer:
             self.give_up()
 
     def abandon(self) -> bool:
-        """Stop sending, and close the connection; False if it was given back or closed before.
+        """Stop sending, and close the connection. False if the connection was given back or closed before.
 
-        Else its slot is the caller's, for another attempt or to be released.
+        After True the slot is the caller's, for another attempt or to be released.
         """
         if self.sending is not None:
             self.sending.stop()
@@ -270,12 +271,12 @@ class Answer:
         return True
 
     def give_up(self) -> None:
-        """The answer is not needed any more: close the connection, and leave its slot to others."""
+        """Close the connection, because the answer is not needed any more, and release its slot."""
         if self.abandon():
             self._connections.release_slot()
 
     def _lost_before_answer(self, endpoint: Endpoint) -> Exception:
-        """What the loss of the connection before any byte of an answer means.
+        """The error for a connection that was lost before any byte of an answer.
 
         See docs/architecture.md, "Connections to backends".
         """
@@ -292,7 +293,7 @@ class Answer:
             return StaleConnectionError()
         lost = self._lost(sent=not is_unread)
         if tls is not None and not tls.settings.certificate and not wire.is_reused:
-            # many servers end such a handshake without the alert that would say so
+            # many servers that require a client certificate end the handshake without an alert that says so
             lost.message += f"; if it requires a client certificate, set {tls.where}.certificate"
         return lost
 
@@ -309,7 +310,7 @@ class Answer:
 
 
 Read = Callable[[Answer], Awaitable[T]]
-"""What is made of an answer."""
+"""Reads an answer, and makes a value of it."""
 
 Transcode = Callable[[], Awaitable[tuple[BackendRequest, Read[T]]]]
-"""Makes of a request that is passed on as it came one that every endpoint reads, and says how its answer is read."""
+"""Turns a request that passes unchanged into one in JSON, which every endpoint reads, and a reader of its answer."""

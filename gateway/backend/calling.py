@@ -1,6 +1,6 @@
-"""One request of the gateway to a backend: its attempts, and what each of them says of the endpoint that was asked.
+"""One request of the gateway to a backend: its attempts, and how each attempt changes the state of its endpoint.
 
-Not here: what goes over a connection (`attempt`), which endpoint is asked (`upstream`), and the decisions (`policy`).
+Not here: the exchange over a connection (`attempt`), which endpoint is asked (`upstream`), the decisions (`policy`).
 """
 
 import asyncio
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class _NotBinaryError(Exception):
-    """While a request that is passed on waited for a connection, what the endpoints speak has changed."""
+    """The endpoints stopped reading binary while a request that passes unchanged waited for a connection."""
 
 
 class Call(Generic[T]):
@@ -31,13 +31,13 @@ class Call(Generic[T]):
 
     tried: Sequence[EndpointState] = ()
     """The endpoints that have failed."""
-    _has_slot = False  # one that no connection holds
-    _was_replaced = False  # a kept connection that had died
-    # of the last attempt:
+    _has_slot = False  # whether this call holds a slot itself, and not its connection
+    _was_replaced = False  # whether a kept connection that had died was replaced
+    # about the last attempt:
     _last: Attempt
     _trial: Trial | None = None
     _answer: Answer | None = None
-    _has_failed = False  # and the endpoint caused it
+    _has_failed = False  # by the endpoint's fault
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Call(Generic[T]):
         self.turn = turn
 
     async def run(self, is_settled: Callable[[], bool], now_s: float) -> T:
-        """Attempts from *now_s* on, until one succeeds or no other may follow."""
+        """Make attempts from *now_s* on, until one succeeds or no other may follow. Raises `GatewayError`."""
         upstream = self._upstream
         number = 1
         try:
@@ -72,7 +72,7 @@ class Call(Generic[T]):
                         now_s = asyncio.get_running_loop().time()
                     return await self._attempt(now_s)
                 except _NotBinaryError:
-                    self._attempts.pop()  # it has waited in vain, and sent nothing
+                    self._attempts.pop()  # this attempt has waited in vain, and sent nothing
                     now_s = asyncio.get_running_loop().time()
                     continue
                 except GatewayError as error:
@@ -91,13 +91,13 @@ class Call(Generic[T]):
                 upstream.connections.release_slot()
 
     def _delay_before_next(self, number: int, error: GatewayError) -> float | None:
-        """Seconds to wait before another attempt after number *number*, which ended with *error*; None: there is none.
+        """Seconds to wait before the next attempt, after attempt *number* ended with *error*; None to give up.
 
-        Raises `GatewayError` if there would be one, but what is left of the body cannot be transcoded.
+        Raises `GatewayError` if another attempt would be allowed, but the rest of the body cannot be transcoded.
         """
         upstream = self._upstream
         is_body_lost = self._has_begun_body() and not self.request.body.can_be_repeated
-        # of an upload that was late it is not known why the connection was closed
+        # if the client's upload was late, the endpoint may have closed the connection for that reason
         if not (self._has_failed or (is_body_lost and error.kind is ErrorKind.UPSTREAM_CLOSED)):
             return None
         now_s = asyncio.get_running_loop().time()
@@ -121,9 +121,9 @@ class Call(Generic[T]):
         return delay_s
 
     async def _change_form(self) -> None:
-        """From now on the attempts are transcoded. Raises `GatewayError`.
+        """Turn the request into JSON, for this and all later attempts. Raises `GatewayError`.
 
-        No slot is held meanwhile: the rest of an upload may have to be read, and the model's metadata to be asked for.
+        No slot is held meanwhile, because the rest of an upload may have to be read, and metadata to be asked for.
         """
         if self._has_slot:
             self._has_slot = False
@@ -137,7 +137,7 @@ class Call(Generic[T]):
         return GatewayError(ErrorKind.UNREACHABLE, words, sent=False)
 
     async def _attempt(self, now_s: float) -> T:
-        """Try one endpoint, once, from *now_s* on. Raises `GatewayError`."""
+        """Make one attempt at one endpoint, from *now_s* on. Raises `GatewayError`."""
         upstream = self._upstream
         state = upstream.pick(self, now_s)
         self._note(state.endpoint, now_s)
@@ -173,9 +173,9 @@ class Call(Generic[T]):
                 await self._answer.sending.stopped()
 
     def _fail(self, state: EndpointState, deadlines: Deadlines, error: BaseException) -> None:
-        """The attempt has ended with *error*: judge the endpoint by it. Raises `GatewayError` if time had run out."""
+        """Judge the endpoint by *error*, which ended the attempt. Raises `GatewayError` if a timeout had ended it."""
         kind = error.kind if isinstance(error, GatewayError) else None
-        if kind is ErrorKind.BACKEND_ERROR and self._answer is not None:  # a refusal, of this request
+        if kind is ErrorKind.BACKEND_ERROR and self._answer is not None:  # a whole answer that refuses this request
             self._answer.approve()
         has_expired = deadlines.stop()
         self._let_go()
@@ -185,24 +185,24 @@ class Call(Generic[T]):
             elif has_expired and isinstance(error, asyncio.CancelledError | TimeoutError):
                 raise self._judge(state, deadlines.expired(self._upstream.name), deadlines.was_silent()) from None
         finally:
-            if self._trial is not None:  # one that has decided nothing makes room for another
+            if self._trial is not None:  # a trial without a result makes room for another
                 state.ejection.end_trial(self._trial)
                 self._trial = None
 
     def _note(self, endpoint: Endpoint, now_s: float) -> None:
-        """Record an attempt that begins now."""
+        """Record an attempt at *endpoint* that begins *now_s*."""
         self._last = Attempt(endpoint.url, now_s, queue_s=0.0, is_metadata=self.request.is_metadata)
         self._attempts.append(self._last)
 
     async def _wait_for_slot(self, deadlines: Deadlines) -> EndpointState:
-        """Wait in the queue; the endpoint for the attempt is only then decided. Raises `GatewayError` OVERLOADED."""
+        """Wait in the queue, and choose the attempt's endpoint afterwards. Raises `GatewayError` OVERLOADED."""
         attempt = self._last
         asked_s = attempt.started_s
         attempt.queue_s = None
         deadlines.enter("queue")
         try:
             await self._upstream.connections.wait_for_slot()
-        finally:  # waiting in vain is not the backend's time either
+        finally:  # a wait in vain is not the backend's time, either
             attempt.started_s = asyncio.get_running_loop().time()
             attempt.queue_s = attempt.started_s - asked_s
         deadlines.enter("total")
@@ -211,30 +211,30 @@ class Call(Generic[T]):
         return state
 
     async def _ask(self, endpoint: Endpoint, deadlines: Deadlines) -> Answer:
-        """Send the request; the answer, of which the head has come. Raises `GatewayError`.
+        """Send the request, and return its answer when the head has come. Raises `GatewayError`.
 
         The request is sent once more if a kept connection has died (docs/architecture.md, "Connections to backends").
-        That happens once in a call: a GET that was read each time would be executed by every endpoint otherwise.
+        This happens once in a call: otherwise every endpoint could execute a GET that it had read before it closed.
         """
         request, connections = self.request, self._upstream.connections
         while True:
             attempt = self._last
             first_bytes = request.first_bytes(endpoint, attempt)
             wire = None
-            # an upload that cannot be read again from the client does not go over a connection that may have died
+            # an upload cannot be read again from the client, so it does not risk a kept connection, which may have died
             if request.body.can_be_repeated and not self._was_replaced:
                 wire = connections.take_idle(endpoint, attempt.started_s)
             if wire is None:
                 wire = await connections.take_new(endpoint)
             attempt.connection = "reused" if wire.is_reused else "new"
-            self._has_slot = False  # it goes with the connection
+            self._has_slot = False  # the slot belongs to the connection now
             self._answer = answer = Answer(request, connections, wire, deadlines, attempt)
             try:
                 answer.ask(first_bytes)
                 await answer.begin(endpoint)
                 return answer
             except StaleConnectionError:
-                deadlines.enter("total")  # connecting is not the endpoint's time to answer in
+                deadlines.enter("total")  # connecting does not count in `first_byte`
                 self._was_replaced = True
                 self._has_slot = answer.abandon()
                 now_s = asyncio.get_running_loop().time()
@@ -242,33 +242,33 @@ class Call(Generic[T]):
                 attempt.seconds = now_s - attempt.started_s
                 self._note(endpoint, now_s)
             except GatewayError:
-                attempt.first_byte_s = None  # what began to come was no answer
+                attempt.first_byte_s = None  # the bytes that came were no answer
                 raise
 
     def _let_go(self) -> None:
-        """The attempt is over: close its connection, unless it was given back; the slot is kept for another one."""
+        """End the attempt: close its connection, unless it was given back, and keep the slot for another attempt."""
         if self._answer is not None and self._answer.abandon():
             self._has_slot = True
         self._last.seconds = self._upstream.deadlines.loop.time() - self._last.started_s
 
     def _has_begun_body(self) -> bool:
-        """Whether a streamed body was opened, so that one that cannot be repeated is lost."""
+        """Whether the streamed body was opened; if it cannot be repeated, it is lost then."""
         return self._answer is not None and self._answer.sending is not None
 
     def _is_upload_late(self, error: GatewayError, deadlines: Deadlines) -> bool:
-        """Whether *error* is that of a server that closed because the client's upload did not come: no failure."""
+        """Whether the server may have closed because the client's upload was late, which is not its failure."""
         has_answered = self._answer is not None and self._answer.status
         return error.kind is ErrorKind.UPSTREAM_CLOSED and not has_answered and deadlines.is_clients()
 
     def _judge(self, state: EndpointState, error: GatewayError, is_failure: bool) -> GatewayError:
-        """Judge the endpoint by an attempt that ended with *error*, and give that back.
+        """Judge the endpoint by an attempt that ended with *error*, and return *error*.
 
         *is_failure*: the endpoint caused it.
         """
         if self._last.first_byte_s is None:
             self._last.code = error.kind.label
         status = 0 if self._answer is None else self._answer.status
-        # a redirect, which the gateway does not follow, is a status, and no failure
+        # the gateway does not follow redirects, but an endpoint that sends one works
         is_redirect = 300 <= status < 400 and error.kind is ErrorKind.MALFORMED_RESPONSE
         if is_failure and not is_redirect:
             self._has_failed = True
@@ -277,7 +277,7 @@ class Call(Generic[T]):
                 self._upstream.speaking.forget(state.url)
             self._upstream.note_failure(state, self._trial, error.message)
         elif is_redirect or error.kind is ErrorKind.BACKEND_ERROR:
-            self._upstream.speaking.doubt(state.url)  # another kind of server may have taken its place
+            self._upstream.speaking.doubt(state.url)  # another kind of server may run there now
             if self._trial is not None:
                 self._upstream.note_success(state, self._trial)
         return error

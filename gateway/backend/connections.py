@@ -1,12 +1,12 @@
 """The connections to one backend: opened, lent for one request at a time, kept for the next, closed.
 
-Whoever takes a connection has it alone until it is given up, once: with `give_back`, where request and answer have been
-exchanged to their ends, or with `drop`. The holder is an `attempt.Answer`, which forgets the connection then.
+A connection has one holder, an `attempt.Answer`, which gives it up once: with `give_back` if request and answer have
+come to their ends, else with `drop`. Afterwards the holder forgets the connection.
 
 A request needs a slot before it gets a connection, and there are `max_connections` slots. When all are held, up to
 `queue.length` requests wait, each for `queue.timeout` at most; beyond either limit they are refused as `overloaded`.
 
-Not here: what goes over a connection (`attempt`), and which endpoint is asked (`upstream`).
+Not here: the exchange over a connection (`attempt`), and which endpoint is asked (`upstream`).
 """
 
 import asyncio
@@ -26,27 +26,27 @@ from gateway.backend.resolving import Names, UnknownHostError
 from gateway.backend.wire import Wire
 from gateway.errors import ErrorKind, GatewayError
 
-_OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})  # of this process or machine
+_OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})  # limits of this process or machine
 
 NEXT_ADDRESS_S = 0.25
 """How long one address of a host name may take to connect before the next is tried beside it (RFC 8305)."""
 
 
 class Pool:
-    """The connections to one endpoint that are open."""
+    """The open connections to one endpoint."""
 
     __slots__ = ("busy", "endpoint", "idle", "is_kept")
 
     def __init__(self, endpoint: Endpoint, *, is_kept: bool) -> None:
         self.endpoint = endpoint
         self.busy = 0
-        self.idle: deque[Wire] = deque()  # the last used is on the right
+        self.idle: deque[Wire] = deque()  # the one used last is on the right
         self.is_kept = is_kept
-        """Whether the endpoint is still one of the backend's; else its connections end when they become idle."""
+        """Whether the backend still has the endpoint; if not, its connections are closed when they become idle."""
 
 
 class UnreachableError(GatewayError):
-    """No connection to an endpoint can be had; `reason` says why, without the endpoint's name."""
+    """No connection to an endpoint can be opened; `reason` says why, without the endpoint's name."""
 
     def __init__(self, backend: str, endpoint: Endpoint, reason: str) -> None:
         super().__init__(
@@ -61,14 +61,14 @@ class Connections:
     def __init__(self, backend: str, names: Names) -> None:
         """*names* knows the addresses of the endpoints. `configure` must follow."""
         self.backend = backend
-        """Its name."""
+        """The backend's name."""
         self._names = names
         self._max_connections = 0
         self._queue_length = 0
         self._queue_timeout_s = 0.0
         self._connect_timeout_s = 0.0
         self._keep_alive_s = 0.0
-        self._in_use = 0  # slots that requests hold, from before they are connected until the connection is given up
+        self._in_use = 0  # slots held by requests, from before they have a connection until they give it up
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._pools: dict[Endpoint, Pool] = {}
         self._open: set[Wire] = set()
@@ -84,7 +84,7 @@ class Connections:
         connect_timeout_s: float,
         keep_alive_s: float,
     ) -> None:
-        """From now on these limits hold; who waits now keeps its time, and gets one of the new slots at once.
+        """Set the limits. Requests in the queue keep their waiting time, and get new slots at once.
 
         *keep_alive_s* is how long an idle connection is kept: less than the backend's own idle timeout.
         """
@@ -101,16 +101,16 @@ class Connections:
             self._close_longest_idle()
 
     def keep_only(self, endpoints: Iterable[Endpoint]) -> None:
-        """These are the backend's endpoints from now on: connections to others are closed as soon as they are idle.
+        """Set the backend's *endpoints*: connections to others are closed as soon as they are idle.
 
-        After `retire` nothing is kept, whatever the names of endpoints are found to stand for.
+        After `retire` no connection is kept, even if a look-up of names still finds endpoints.
         """
         if self._is_retired:
             endpoints = ()
         for pool in self._pools.values():
             pool.is_kept = False
         for endpoint in endpoints:
-            # the key becomes this very object: what is the same object is not compared field by field
+            # the new object becomes the key: look-ups with the same object do not compare its fields
             kept = self._pools.pop(endpoint, None) or Pool(endpoint, is_kept=True)
             kept.is_kept = True
             self._pools[endpoint] = kept
@@ -119,12 +119,12 @@ class Connections:
                 self._empty(pool)
 
     def retire(self) -> None:
-        """No new requests will come: every connection is closed as soon as it is idle."""
+        """Close every connection as soon as it is idle, because no new requests will come."""
         self._is_retired = True
         self.keep_only(())
 
     def _empty(self, pool: Pool) -> None:
-        """Close what is idle to an endpoint that is gone, and forget it when nothing is busy any more."""
+        """Close the idle connections to an endpoint that is gone, and forget it when no connection is busy."""
         while pool.idle:
             pool.idle.popleft().abort()
         if not pool.busy and self._pools.get(pool.endpoint) is pool:
@@ -137,18 +137,18 @@ class Connections:
 
     @property
     def is_full(self) -> bool:
-        """Whether all that may be used are in use."""
+        """Whether all slots are taken."""
         return self._in_use >= self._max_connections
 
     def take_slot(self) -> bool:
-        """Whether one more connection may be used at once; then one must be taken, or `release_slot` follow."""
+        """Take a slot; False if none is free. A connection must be taken then, or `release_slot` called."""
         if self.is_full:
             return False
         self._in_use += 1
         return True
 
     async def wait_for_slot(self) -> None:
-        """As `take_slot`, but wait in the queue if all are in use. Raises `GatewayError` OVERLOADED."""
+        """Take a slot, and wait in the queue if none is free. Raises `GatewayError` OVERLOADED."""
         if self.take_slot():
             return
         if len(self._waiters) >= self._queue_length:
@@ -161,7 +161,7 @@ class Connections:
                 await waiter
         except BaseException as error:
             if waiter.done() and not waiter.cancelled():
-                self.release_slot()  # it was given just when the wait ended
+                self.release_slot()  # a slot was given at the moment when the wait ended
             else:
                 with suppress(ValueError):
                     self._waiters.remove(waiter)
@@ -170,7 +170,7 @@ class Connections:
             raise
 
     def release_slot(self) -> None:
-        """Give up a slot: the request that has waited longest gets it."""
+        """Give up a slot; the request that has waited longest gets it."""
         self._in_use -= 1
         if self._waiters:
             self._admit_waiters()
@@ -194,8 +194,8 @@ class Connections:
     def take_idle(self, endpoint: Endpoint, now_s: float) -> Wire | None:
         """A kept connection to *endpoint* for the holder of a slot, which goes with it; None if there is none.
 
-        It is to be written to at once: nothing has come on it, as far as the kernel knows at this moment. It is the one
-        that was used last, among those that are still usable *now_s*, by the event loop's clock.
+        Of the connections that are usable *now_s* (by the event loop's clock) it is the one used last. The kernel has
+        been asked at this moment whether bytes have come on it, so the request must be written at once.
         """
         pool = self._pools.get(endpoint)
         while pool is not None and pool.idle:
@@ -209,12 +209,12 @@ class Connections:
     async def take_new(self, endpoint: Endpoint) -> Wire:
         """A new connection to *endpoint* for the holder of a slot, which goes with it.
 
-        Raises `GatewayError` UNREACHABLE, or OVERLOADED where this machine is at its limits. Whatever it raises, the
-        holder still has the slot.
+        Raises `GatewayError` UNREACHABLE, or OVERLOADED if this machine is at its limits; the holder then still has
+        the slot.
         """
-        # an endpoint that has just left has a pool of its own
+        # for an endpoint that has just left the backend a pool is made that does not keep its connections
         pool = self._pools.get(endpoint) or Pool(endpoint, is_kept=False)
-        if pool.idle:  # the request must not go over a kept one: without this, each such request would leave one more
+        if pool.idle:  # kept ones must not carry this request, and without this their number would grow with each
             pool.idle.popleft().abort()
         elif self._in_use + self._n_idle() > self._max_connections:
             self._close_longest_idle()
@@ -224,7 +224,7 @@ class Connections:
         return wire
 
     async def connect(self, endpoint: Endpoint) -> Wire:
-        """A new connection that takes none of the slots: whoever asks for it ends it with `abort`.
+        """A new connection without a slot, which the caller ends with `abort`.
 
         Raises `UnreachableError`; another `GatewayError` says nothing about the endpoint.
         """
@@ -260,7 +260,7 @@ class Connections:
         return sum([len(pool.idle) for pool in self._pools.values()])
 
     def _close_longest_idle(self) -> None:
-        """Close the connection that was idle longest, if any is, because there would be more than are allowed."""
+        """Close the connection that was idle longest, if any is idle, to make room for a new one."""
         longest = min(
             (pool.idle for pool in self._pools.values() if pool.idle),
             key=lambda idle: idle[0].idle_since,
@@ -270,7 +270,7 @@ class Connections:
             longest.popleft().abort()
 
     def give_back(self, wire: Wire) -> None:
-        """Keep a connection that was taken for another request, if it can carry one; else close it."""
+        """Give back a connection and its slot: it is kept if it can carry another request, else closed."""
         pool = wire.pool
         assert pool is not None
         if pool.is_kept and self._in_use <= self._max_connections and wire.end():
@@ -285,7 +285,7 @@ class Connections:
             self._admit_waiters()
 
     def drop(self, wire: Wire) -> None:
-        """Close a connection that was taken, at once. Its slot stays the holder's, to be used or released."""
+        """Close a taken connection at once. The slot stays the holder's, to be used again or released."""
         pool = wire.pool
         assert pool is not None
         wire.cut()
@@ -294,13 +294,13 @@ class Connections:
             self._empty(pool)
 
     def _lost(self, endpoint: Endpoint, wire: Wire) -> None:
-        """The connection is gone, for whatever reason."""
+        """Forget a connection that has ended, for whatever reason."""
         self._open.discard(wire)
         with suppress(KeyError, ValueError):
             self._pools[endpoint].idle.remove(wire)
 
     def _sweep(self) -> None:
-        """Close what was idle for too long, and come again while anything is idle."""
+        """Close connections that were idle for too long, and plan the next sweep if any are still idle."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._sweeper = None
@@ -326,7 +326,7 @@ class Connections:
 
 
 def _why(error: OSError) -> str:
-    """The reason of *error* in words, that of a certificate too."""
+    """The reason of *error* in words, also if a certificate was not accepted."""
     if error.errno is not None and not isinstance(error, ssl.SSLError):
         return os.strerror(error.errno)  # asyncio would say `Connect call failed` and the address, whatever the cause
     return str(getattr(error, "verify_message", "") or error.strerror or error)

@@ -1,6 +1,6 @@
-"""The deadlines of a backend's attempts: which timeout runs in which phase, and what to say when one is over.
+"""The deadlines of a backend's attempts: which timeout runs in which phase, and the error when it is over.
 
-Not here: the timeouts' values (`config`), and what happens to the connection (`attempt`).
+Not here: the values of the timeouts (`config`), and the connection's fate (`attempt`).
 """
 
 import asyncio
@@ -13,25 +13,24 @@ _WORDS = {"idle": "was silent in the middle for", "first_byte": "did not begin t
 GRAIN_S = 0.01
 """How late a deadline may take effect; 1/16 of the shortest timeout if that is less.
 
-Deadlines that end shortly after one another are looked at once in this time, and not once for each of them.
+So deadlines that end shortly after one another are served by one look.
 """
 
 
 class DeadlineWatch:
     """The timer that all attempts of one backend share: it goes off at the earliest of their deadlines.
 
-    All attempts have the same limits, so a phase that begins later than the last look ends later than the shortest
-    limit after that look, unless `total` ends it. Looking after so long, or at the earliest deadline of those that
-    run, misses nothing; only the `total` of a new attempt may ask for an earlier look. Entering a phase therefore costs
-    one assignment, where a timer that was set and cancelled for each attempt costs more than the codec takes for a
-    small tensor.
+    All attempts have the same limits. So a phase that begins after a look cannot end before the shortest limit after
+    that look, unless `total` ends it. The next look is then, or at the earliest running deadline; only a new attempt's
+    `total` may ask for an earlier look. So entering a phase costs one assignment. A timer that is set and cancelled for
+    each attempt would cost more than the codec takes for a small tensor.
     """
 
     __slots__ = ("_due_s", "_running", "_shortest_s", "_timer", "limits_s", "loop")
 
     def __init__(self, limits_s: Mapping[str, float]) -> None:
         """*limits_s*: `first_byte`, `idle` and `total` in seconds. Must be made on a running event loop."""
-        self.loop = asyncio.get_running_loop()  # asking for it costs a call of the kernel
+        self.loop = asyncio.get_running_loop()  # kept, because `get_running_loop` costs a system call
         self.limits_s = limits_s
         self._shortest_s = min(limits_s.values())
         self._running: set[Deadlines] = set()
@@ -40,11 +39,11 @@ class DeadlineWatch:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether another look is planned: as long as there are attempts, and after the last for one limit at most."""
+        """Whether another look is planned: while there are attempts, and for one limit at most after the last."""
         return self._timer is not None
 
     def begin(self, total_at: float, now_s: float) -> "Deadlines":
-        """The deadlines of an attempt that the running task begins now; `Deadlines.stop` must follow.
+        """Begin the deadlines of an attempt by the running task; `Deadlines.stop` must follow.
 
         *total_at*: when `total` is over, by the event loop's clock.
         """
@@ -74,16 +73,16 @@ class DeadlineWatch:
 
 
 class Deadlines:
-    """The timeouts of one attempt, moved along as it goes through its phases; none goes beyond `timeouts.total`.
+    """The timeouts of one attempt, one for each of its phases; no phase lasts longer than `timeouts.total` allows.
 
-    When one is over, the task is cancelled. Whoever began them ends them with `stop`, which tells whether a
-    cancellation was theirs, and then raises what `expired` gives. This is what `asyncio.timeout` does.
+    When a timeout is over, the task is cancelled. The task then calls `stop`, which tells whether the cancellation came
+    from here, and raises the error that `expired` gives. `asyncio.timeout` works the same way.
     """
 
     _phase = "total"
-    # if they have expired:
+    # set when a timeout is over:
     _ended_in: str | None = None  # the phase
-    _is_own_limit = False  # and not that of `total`
+    _is_own_limit = False  # whether the phase's own limit was over, and not `total`
     _silent_s = 0.0
 
     def __init__(
@@ -94,7 +93,7 @@ class Deadlines:
         total_at: float,
         now_s: float,
     ) -> None:
-        """Made by `DeadlineWatch.begin`; *running* are those that it looks at."""
+        """Made by `DeadlineWatch.begin`; *running* are all deadlines that the watch looks at."""
         self.total_at = self.ends_at = total_at
         self._running = running
         self._limits_s = limits_s
@@ -103,13 +102,13 @@ class Deadlines:
         assert task is not None
         self._task = task
         self._cancelling = task.cancelling()
-        self._entered_s = now_s  # the phase, if it is the endpoint's
+        self._entered_s = now_s  # when the last phase began that is the endpoint's time
 
     def enter(self, phase: str) -> None:
-        """From now on *phase* runs: `first_byte` or `idle`; or one that only `total` ends.
+        """Enter *phase*: `first_byte` or `idle`, or one of four phases that only `total` ends.
 
-        These are `queue` and `client`, the time of waiting for them, `gateway`, that of its own work on an answer, and
-        `total`, that of connecting.
+        In `queue` and `client` the attempt waits for a connection or for the client; in `gateway` the gateway works on
+        the answer; in `total` it connects.
         """
         self._phase = phase
         limit_s = self._limits_s.get(phase)
@@ -121,7 +120,7 @@ class Deadlines:
             self.ends_at = ends_at if ends_at < self.total_at else self.total_at
 
     def expire(self, now_s: float) -> None:
-        """The time of the phase is over: cancel the task."""
+        """Cancel the task, because the phase's time is over."""
         self._running.discard(self)
         self._ended_in = self._phase  # the attempt may enter another phase before it is cancelled
         self._is_own_limit = self._phase in _WORDS and now_s < self.total_at
@@ -129,27 +128,26 @@ class Deadlines:
         self._task.cancel()
 
     def stop(self) -> bool:
-        """The attempt is over; whether these deadlines, and nobody else, have cancelled the task."""
+        """End the deadlines with the attempt; True if these deadlines, and nobody else, have cancelled the task."""
         self._running.discard(self)
         return self._ended_in is not None and self._task.uncancel() <= self._cancelling
 
     def was_silent(self) -> bool:
-        """Whether the time that ran out was the endpoint's to answer in.
+        """Whether the endpoint was silent in the time that ran out.
 
-        Where `total` ended it, which may be shorter than the other timeouts, only if that was more than half of it: the
-        endpoint has not accepted the connection, or sent nothing and taken nothing, for so long. Waiting for a free
-        connection or for the client is not the endpoint's silence.
+        If `total` ran out, which may be shorter than the other timeouts, the endpoint counts as silent only if it took
+        and sent nothing for more than half of `total`. Waiting for a free connection or for the client never counts.
         """
         if self._ended_in not in self._limits_s:
             return False
         return self._is_own_limit or self._silent_s > self._limits_s["total"] / 2
 
     def is_clients(self) -> bool:
-        """Whether it is the client that the attempt waits for at this moment."""
+        """Whether the attempt waits for the client at this moment."""
         return self._phase == "client"
 
     def expired(self, backend: str) -> GatewayError:
-        """The error to raise when time has run out."""
+        """The error to raise after a timeout: TIMEOUT, or OVERLOADED in the queue, or SLOW_CLIENT."""
         if self._is_own_limit and self._ended_in is not None:
             limit = f"{self._limits_s[self._ended_in]:g} s (timeouts.{self._ended_in})"
             return GatewayError(ErrorKind.TIMEOUT, f"backend {backend!r} {_WORDS[self._ended_in]} {limit}")

@@ -1,6 +1,6 @@
-"""The servers of a backend: where they are, how they are addressed, and what is known of their state.
+"""The servers of a backend: their addresses, and their state.
 
-Not here: connections to them (`connections`), and what is decided from their state (`policy`).
+Not here: connections to them (`connections`), and decisions by their state (`policy`).
 """
 
 import ipaddress
@@ -20,33 +20,33 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An endpoint of the configuration, taken apart; or one address of the name in it."""
+    """An endpoint of the configuration, taken apart; or one of several addresses of its host name."""
 
     url: str = field(compare=False)
-    """As it stands in metrics and errors: scheme, host and port, without the path."""
+    """The endpoint's name in metrics and errors: scheme, host and port, without the path."""
     host: str
     """A name or an address, without brackets."""
     port: int
     authority: str
-    """What the `Host` header says."""
+    """The value of the `Host` header."""
     base_path: str
-    """Stands before every path; without a slash at its end."""
+    """The part of the URL that goes before every path; without a slash at its end."""
     tls: TlsContext | None
     addresses: tuple[str, ...] = ()
-    """Where to connect: the first that answers is taken. Empty: the name must be looked up first (`resolving`)."""
+    """Addresses to connect to: the first that answers is used. Empty: the name must be looked up (`resolving`)."""
 
     def __hash__(self) -> int:
-        """Connections are looked up by their endpoint for every request, so not all fields are hashed."""
+        """Hash two fields only, because every request looks up connections by their endpoint."""
         return hash((self.host, self.port))
 
     @property
     def name(self) -> str:
-        """What the server is called: the host of `authority`, also where `host` is one of the name's addresses."""
+        """The server's name: the host in `authority`, also if `host` is one of the name's addresses."""
         return urlsplit(f"//{self.authority}").hostname or self.host
 
     @classmethod
     def parse(cls, url: str, tls: TlsContext | None) -> "Endpoint":
-        """The endpoint at *url*, which the configuration has proved right; *tls* is used for https."""
+        """The endpoint at *url*, which the configuration has validated; *tls* is used for https."""
         parts = urlsplit(url)
         assert parts.hostname is not None
         port = parts.port or _DEFAULT_PORTS[parts.scheme]
@@ -65,7 +65,7 @@ class Endpoint:
 
     @property
     def state_keys(self) -> tuple[tuple[bool, str, int, str, str], ...]:
-        """What its state belongs to: scheme, host, port, base path and address, once for each address."""
+        """The keys of the endpoint's state, one for each address: TLS, host, port, base path and address."""
         key = self.tls is not None, self.host, self.port, self.base_path
         return tuple((*key, address) for address in self.addresses or ("",))
 
@@ -81,17 +81,17 @@ def is_address(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """When and why the state of an endpoint has changed."""
+    """A change of an endpoint's state: when and why."""
 
     reason: str = ""
-    """In words, shortened; empty for the first state."""
+    """The reason in words, shortened; empty for the first state."""
     at_s: float = field(default_factory=time.time)
     """The time of day, in seconds since 1970."""
 
 
 @dataclass(slots=True, eq=False)
 class EndpointState:
-    """What is known of one endpoint while the gateway runs. It outlives the plans that name it."""
+    """The state of one endpoint while the gateway runs. It outlives the plans that name the endpoint."""
 
     endpoint: Endpoint
     in_flight: int = 0
@@ -99,23 +99,23 @@ class EndpointState:
     is_up: bool = True
     """False from when health probes have found it down until they find it up again."""
     ejection: Ejection = field(default_factory=Ejection)
-    """What its failures have led to."""
+    """Whether the endpoint's failures have ejected it."""
     health_change: Change = field(default_factory=Change)
     """When probes last found it down or up."""
     ejection_change: Change = field(default_factory=Change)
     """When an ejection last began or ended."""
 
     def note_health(self, reason: str) -> None:
-        """`is_up` has changed now."""
+        """Note when and why `is_up` has changed."""
         self.health_change = Change(reason[:REASON_CHARACTERS])
 
     def note_ejection(self, reason: str) -> None:
-        """An ejection has begun or ended now."""
+        """Note when and why an ejection has begun or ended."""
         self.ejection_change = Change(reason[:REASON_CHARACTERS])
 
     @property
     def last_change(self) -> Change:
-        """When and why it came into its present state: down, else ejected, else up."""
+        """The change that led to the present state: down, else ejected, else up."""
         if not self.is_up:
             return self.health_change
         if self.is_ejected:
@@ -124,28 +124,28 @@ class EndpointState:
 
     @property
     def url(self) -> str:
-        """The endpoint as it stands in metrics and errors."""
+        """The endpoint's name in metrics and errors."""
         return self.endpoint.url
 
     @property
     def is_ejected(self) -> bool:
-        """Whether it gets no requests for a while, because requests to it have failed; see `ejection`."""
+        """Whether the endpoint gets no requests for a while because requests to it have failed."""
         return self.ejection.is_ejected
 
 
 class EndpointSet:
-    """The endpoints of one backend at this moment; those that stay keep their state."""
+    """The current endpoints of one backend; when they are replaced, endpoints that stay keep their state."""
 
     def __init__(self) -> None:
         self.states: tuple[EndpointState, ...] = ()
         self.on_replaced: Callable[[Iterable[Endpoint]], None] = _ignore
-        """Called with the endpoints that there are from now on."""
+        """Called with the new endpoints."""
 
     def replace(self, endpoints: Iterable[Endpoint]) -> None:
-        """Set the *endpoints*, in this order; one that is written in two ways is one endpoint.
+        """Set the *endpoints*, in this order; an endpoint that is written in two ways counts once.
 
-        State belongs to the address: it stays where a name that had one address has several now, and the other way,
-        and where only the certificates are others.
+        State belongs to an address. So it is kept if a name that had one address has several now, or the other way
+        round, and if only the certificates have changed.
         """
         known = {key: state for state in self.states for key in state.endpoint.state_keys}
         states = []

@@ -1,9 +1,9 @@
 """The first look at backends: when `serve` starts, each endpoint is asked `GET /v2`, and the log says who answers.
 
-It finds what stops a newcomer: a server that is not up, another server, a gRPC port, http and https exchanged, the
-gateway itself. It changes nothing: whatever it finds, requests are served. Beside the one request there are a few more
-only where the answer needs an explanation, all within `LOOK_S`, over connections of their own, which take no slot and
-are counted nowhere. A host name that cannot be resolved is reported by `resolving`.
+The look finds the usual mistakes of a newcomer: a server that is not up, another server, a gRPC port, http and https
+exchanged, the gateway itself. It only logs: requests are served whatever it finds. If the answer to the one request
+needs an explanation, a few more are sent. All of them take `LOOK_S` at most, over connections of their own, which take
+no slot and are counted nowhere. A host name that cannot be resolved is reported by `resolving`.
 
 Not here: whether an endpoint gets requests (`health`, `policy`).
 """
@@ -44,10 +44,10 @@ from gateway.errors import ConfigError, ErrorKind, GatewayError
 from gateway.policy.crossing import BackendHeaders
 
 LOOK_S = 5.0
-"""How long the look at one endpoint may take, with all that is asked."""
+"""How long the look at one endpoint may take, with all of its requests."""
 
 TRY_S = 1.0
-"""How long one try of another protocol may take, within `LOOK_S`: most servers close what they do not understand."""
+"""How long a try of another protocol may take, within `LOOK_S`: most servers close if they do not understand it."""
 
 AT_ONCE = 8
 """How many endpoints are looked at at the same time."""
@@ -56,18 +56,18 @@ MAX_SHOWN = 3
 """The most endpoints that one line names."""
 
 USER_AGENT = f"tensor-gateway/{__version__} (first look)"
-"""How servers and their logs recognize it, unless `headers` says otherwise."""
+"""The User-Agent of these requests, unless the backend's `headers` set another."""
 
 _CONTAINER = ("/.dockerenv", "/run/.containerenv")
 """Files that Docker and Podman put into every container."""
 
-# What an HTTP/2 client sends first, and then an empty SETTINGS frame (RFC 9113 section 3.4).
+# The preface of an HTTP/2 client, followed by an empty SETTINGS frame (RFC 9113 section 3.4).
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _FRAME_HEAD_BYTES = 9
 _SETTINGS = 4
 
 _AS = {TENSORFLOW: "TensorFlow Serving and KServe's V1 protocol do", MLFLOW: "MLflow's scoring server does"}
-"""Like which server one with that dialect answers."""
+"""Words for messages: which servers answer in each dialect."""
 
 _MORE = "`tensor-gateway doctor URL` tells more"
 
@@ -75,16 +75,16 @@ SPEAKS_TLS = "it speaks TLS there: write https:// in the endpoint"
 
 _CLIENT_CERTIFICATE = "set `tls.certificate` and `tls.key` to one that it accepts"
 
-_TLS_ALERT, _TLS_HANDSHAKE = b"\x15\x03", b"\x16\x03"  # how records begin (RFC 8446 section 5.1)
+_TLS_ALERT, _TLS_HANDSHAKE = b"\x15\x03", b"\x16\x03"  # the first bytes of records (RFC 8446 section 5.1)
 
 log = logging.getLogger("gateway")
 
 GOOD, BAD = logging.INFO, logging.WARNING
-"""How findings are logged."""
+"""The levels at which findings are logged."""
 
 
 class Finding(NamedTuple):
-    """What was found at an endpoint, in words."""
+    """The result of the look at one endpoint, in words."""
 
     level: int
     """`GOOD` or `BAD`."""
@@ -92,17 +92,17 @@ class Finding(NamedTuple):
 
 
 class FirstLook:
-    """Looks at endpoints in the background, at each of them once."""
+    """Looks at endpoints in the background, once at each."""
 
     def __init__(self, gateway: str) -> None:
-        """*gateway* is what this gateway calls itself in `Via`. Nothing is looked at before `look_at`."""
+        """*gateway* is this gateway's name in `Via`. Nothing is asked before `look_at`."""
         self._via = f"1.1 {gateway}"
         self._known: set[tuple[str, str]] = set()
         self._free = asyncio.Semaphore(AT_ONCE)
         self._looks: set[asyncio.Task[None]] = set()
 
     def look_at(self, config: Config) -> None:
-        """Begin to look at the endpoints of *config* that were not in the one before. Nothing is waited for."""
+        """Begin to look at the endpoints of *config* that the previous configuration did not have; does not wait."""
         known, self._known = self._known, {(name, url) for name, of in config.backends.items() for url in of.endpoints}
         if not log.isEnabledFor(BAD):
             return
@@ -113,17 +113,17 @@ class FirstLook:
                 look.add_done_callback(self._looks.discard)
 
     async def stop(self) -> None:
-        """Give up what is still being looked at."""
+        """Cancel all looks."""
         for look in self._looks:
             look.cancel()
         await asyncio.gather(*self._looks, return_exceptions=True)
 
     async def _look_at_backend(self, name: str, backend: Backend, urls: Iterable[str]) -> None:
-        """Log what is found at *urls*: a line for each finding."""
+        """Look at *urls*, and log a line for each finding."""
         try:
-            # in a thread, because to load the system's authorities takes 20 ms
+            # in a thread, because loading the system's authorities takes 20 ms
             tls = await asyncio.to_thread(TlsContext, f"backends.{name}.tls", backend.tls) if uses_tls(urls) else None
-        except ConfigError:  # its files have changed since the start, which the requests report
+        except ConfigError:  # files have changed since the start; requests report this
             return
         try:
             endpoints = [Endpoint.parse(url, tls) for url in urls]
@@ -139,7 +139,7 @@ class FirstLook:
             log.log(finding.level, "backend %r: %s: %s", name, first_of(where, MAX_SHOWN), finding.words)
 
     async def _look(self, name: str, backend: Backend, endpoint: Endpoint) -> Finding | None:
-        """What is found at *endpoint*; None if there is nothing to say."""
+        """The finding at *endpoint*; None if there is nothing to say."""
         headers = BackendHeaders(backend.headers.set, backend.headers.remove).probing(USER_AGENT)
         async with self._free:
             connections = own_connections(name, backend.timeouts.connect)
@@ -170,14 +170,14 @@ async def resolved(endpoint: Endpoint) -> Endpoint:
 
 
 class _Look(NamedTuple):
-    """The look at one endpoint: one question, and more where its answer needs an explanation."""
+    """The look at one endpoint: one question, and more if its answer needs an explanation."""
 
     backend: Backend
     endpoint: Endpoint
     get: Get
 
     async def finding(self) -> Finding | None:
-        """What is found; None if there is nothing to say."""
+        """The finding; None if there is nothing to say."""
         try:
             answer = await self.get("/v2")
         except NoAnswerError as error:
@@ -197,7 +197,7 @@ class _Look(NamedTuple):
         return await self._why_no_metadata(answer)
 
     async def _as_configured(self, dialect: str, answer: Answer) -> Finding:
-        """What is found where *dialect* is configured, which is not V2; *answer* is that to `GET /v2`."""
+        """The finding if *dialect*, another than V2, is configured; *answer* is the server's to `GET /v2`."""
         with suppress(GatewayError):
             said = await ask_other_dialect(self.get)
             if said.dialect == dialect:
@@ -211,7 +211,7 @@ class _Look(NamedTuple):
         return _bad(f"{finding.words}; its `dialect` is {dialect}")
 
     async def _as_described(self, answer: Answer) -> Finding:
-        """What is found of a server that only the configuration describes; *answer* is that to `GET /v2`."""
+        """The finding for a server that only the configuration describes; *answer* is the server's to `GET /v2`."""
         health = self.backend.health
         path = health.path if health is not None else None
         if path is None:
@@ -224,7 +224,7 @@ class _Look(NamedTuple):
         return _bad(f"{says} with {answer.status_line}: `health.path` has to get a 2xx")
 
     async def _why_no_metadata(self, answer: Answer) -> Finding:
-        """Why `GET /v2` got *answer*, which a server of the V2 protocol does not give."""
+        """Why `GET /v2` got *answer*, which is not a V2 server's."""
         base_path = self.endpoint.base_path
         path = f"{base_path}/v2"
         says = f"answers GET {path} with {answer.status_line}"
@@ -250,7 +250,7 @@ class _Look(NamedTuple):
 
 
 async def why_no_answer(endpoint: Endpoint, error: NoAnswerError) -> str:
-    """In words why `GET /v2` at *endpoint*, of which the addresses are known, ended with *error*."""
+    """Why `GET /v2` at *endpoint*, whose addresses must be known, ended with *error*, in words."""
     path = f"{endpoint.base_path}/v2"
     if error.kind is ErrorKind.UNREACHABLE:
         if error.why != os.strerror(errno.ECONNREFUSED):
@@ -275,18 +275,18 @@ async def why_no_answer(endpoint: Endpoint, error: NoAnswerError) -> str:
 
 
 async def _speaks_http2(endpoint: Endpoint) -> bool:
-    """Whether the server begins with the frame that begins every connection of HTTP/2, which gRPC uses."""
+    """Whether the server sends a SETTINGS frame first, as on every connection of HTTP/2, which gRPC uses."""
     head = await _first_bytes(endpoint, _HTTP2_PREFACE, _FRAME_HEAD_BYTES)
     return head[3:4] == bytes((_SETTINGS,)) and not any(head[5:])
 
 
 async def speaks_tls(endpoint: Endpoint) -> bool:
-    """Whether the server answers the beginning of a TLS handshake, be it with an alert."""
+    """Whether the server answers the beginning of a TLS handshake, even if only with an alert."""
     return await _first_bytes(endpoint, _client_hello(endpoint.name), 2) in (_TLS_HANDSHAKE, _TLS_ALERT)
 
 
 async def _first_bytes(endpoint: Endpoint, sent: bytes, n_bytes: int) -> bytes:
-    """The first *n_bytes* that come over a new connection on which *sent* was sent; empty if fewer come."""
+    """The first *n_bytes* that the server sends after *sent* on a new connection; empty if it sends fewer."""
     with suppress(OSError, EOFError):
         async with asyncio.timeout(TRY_S):
             reader, writer = await asyncio.open_connection(endpoint.addresses[0], endpoint.port)
@@ -299,7 +299,7 @@ async def _first_bytes(endpoint: Endpoint, sent: bytes, n_bytes: int) -> bytes:
 
 
 def _client_hello(server_name: str) -> bytes:
-    """What a client of TLS sends first."""
+    """The first message of a TLS client."""
     sent = ssl.MemoryBIO()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     with suppress(ssl.SSLWantReadError):
@@ -311,7 +311,7 @@ def _client_hello(server_name: str) -> bytes:
 
 
 def judge(answer: Answer, base_path: str = "", binary: str = NEVER) -> Finding | None:
-    """What *answer* to `GET /v2` says about the server; None if more has to be asked.
+    """The finding by *answer* to `GET /v2` alone; None if more has to be asked.
 
     *binary* is the backend's key.
     """

@@ -1,8 +1,8 @@
-"""The head of an answer: what it says of its connection and its body, and which of its fields the client gets.
+"""The head of an answer: the length of its body, the end of its connection, and the fields for the client.
 
-The fields stay the bytes that came. One pass over them, with one look-up for each name, takes what decides how the
-answer is read, and the lines that cross. What else is wanted of them is decoded when it is asked for, which small
-inferences never do.
+The fields are kept as bytes. One pass over them, with one look-up for each name, finds the fields that decide how the
+answer is read, and the lines that cross. All other fields are decoded when they are asked for, which small inferences
+never do.
 
 Not here: how a head is parsed (`http1`), and which fields cross (`policy.crossing`).
 """
@@ -16,7 +16,7 @@ from gateway.headers import HeaderLines, Headers
 from gateway.policy.crossing import Fields, crosses_transcoded, transcoded_to_client
 
 MAX_STATUS = 599
-"""The highest status of HTTP (RFC 9110 section 15); what a backend may make up would fill the metrics' labels."""
+"""The highest status of HTTP (RFC 9110 section 15); statuses that a backend makes up would fill metrics with labels."""
 
 MAX_CONTENT_LENGTH = 2**63 - 1
 """The largest length of a body that is believed. aiohttp's parser takes 2**64 - 1 for no body at all."""
@@ -27,7 +27,7 @@ MAX_LENGTH_DIGITS = 32
 MAX_CONNECTION_BYTES = 4096
 """How long `Connection` may be: each name in it is looked up, and 100,000 of them held the event loop for 11 ms."""
 
-# Of these a header that is passed on may hold none (RFC 9110 section 5.5); a tab is allowed.
+# Control characters that no header may hold (RFC 9110 section 5.5); a tab is allowed.
 _CONTROLS = bytes({*range(0x20), 0x7F} - {0x09})
 
 _WITHOUT_BODY = frozenset({204, 304})
@@ -40,17 +40,17 @@ _NOTED = frozenset({"content-length", "transfer-encoding", "content-encoding", "
 
 
 class _Names(dict[bytes, tuple[bytes, str]]):
-    """Of a field's name as it came: how its line in a reply starts, and what its value is noted as.
+    """By a field's name as it came: the start of its line in a reply, and the name under which its value is noted.
 
-    The first is empty if the field does not cross, the second if its value decides nothing. This depends on the bytes
-    of the name alone, and is remembered for so many names of so many bytes.
+    The first is empty if the field does not cross, the second if its value decides nothing. Both depend on the bytes of
+    the name alone, and are remembered for `MAX_NAMES` names of at most `MAX_NAME_BYTES`.
     """
 
     MAX_NAMES = 1024
     MAX_NAME_BYTES = 64
 
     def __missing__(self, raw: bytes) -> tuple[bytes, str]:
-        # a blank may stand behind a name, see `AnswerHead.headers`
+        # a name may end with a blank, see `AnswerHead.headers`
         name = raw.decode("latin-1").rstrip(" ")
         lower = name.lower()
         found = b"\r\n%b: " % name.encode() if crosses_transcoded(lower) else b"", lower if lower in _NOTED else ""
@@ -67,19 +67,19 @@ _names = _Names()
 
 
 class AnswerHead:
-    """The head of an answer, as it was parsed."""
+    """The parsed head of an answer."""
 
     length: int | None = None
     """The `Content-Length`, in bytes."""
     _headers: Headers | None = None
 
     def __init__(self, message: RawResponseMessage) -> None:
-        """*message* is what aiohttp's parser makes of it, which refuses lengths that are no numbers or repeated."""
+        """*message* comes from aiohttp's parser, which refuses lengths that are no numbers or repeated."""
         self._message = message
         self.code: int = message.code
         reason: str = message.reason
         self.reason = reason if reason.isascii() and reason.isprintable() else ""
-        """The words behind the status, if they are printable ASCII."""
+        """The reason phrase after the status, if it is printable ASCII; else empty."""
         raw: Sequence[tuple[bytes, bytes]] = message.raw_headers
         self.raw_headers = raw
         lines: list[bytes] = []
@@ -96,31 +96,34 @@ class AnswerHead:
         if digits is not None:
             self.length = int(digits) if len(digits) <= MAX_LENGTH_DIGITS else MAX_CONTENT_LENGTH + 1
         self.codings = said.get("transfer-encoding")
-        """All that `Transfer-Encoding` says."""
+        """The value of `Transfer-Encoding`; None without it."""
         self.encoding = said.get("content-encoding")
         self.defect = self._find_defect()
-        """In words, what of the head must not be passed on, or leaves it open how the body is read; None if nothing."""
+        """Why the head must not be passed on, or does not say how the body ends, in words; None if it is right."""
 
     @property
     def is_interim(self) -> bool:
-        """Whether another head follows. Nobody has asked for `101 Switching Protocols`, behind which none does."""
+        """Whether another head follows; not after `101 Switching Protocols`, for which nobody has asked."""
         return 100 <= self.code < 200 and self.code != _SWITCHING
 
     @property
     def is_chunked(self) -> bool:
-        """Whether the body is chunked, and coded in no other way; the parser, which unfolds lines otherwise, agrees."""
+        """Whether the body is chunked and coded in no other way, by the fields here and by aiohttp's parser.
+
+        Both are asked, because the parser unfolds lines differently.
+        """
         return self.codings is not None and self.codings.lower() == b"chunked" and self._message.chunked
 
     def is_bodiless(self, method: str) -> bool:
-        """Whether the answer to a request of *method* has no body, whatever it announces (RFC 9112 section 6.3)."""
+        """Whether an answer to *method* with this head has no body, whatever it announces (RFC 9112 section 6.3)."""
         return method == "HEAD" or self.code in _WITHOUT_BODY or self.code < 200
 
     def ends_connection(self, *, is_bodiless: bool) -> bool:
-        """Whether the connection carries no other request behind this answer, which may be one without a body.
+        """Whether the connection must not carry another request after this answer.
 
-        Not only where the backend says so. An answer that has no body, but announces one: some servers send that body
-        all the same. A 500: uvicorn answers an exception that nobody handles with a whole 500, and closes the
-        connection some milliseconds later without having said so, under the next request.
+        There are three reasons. The backend says so. An answer that has no body announces one (*is_bodiless*), and some
+        servers send it all the same. The status is 500: uvicorn answers an exception that nobody handles with a whole
+        500, and closes the connection some milliseconds later, without having said so, under the next request.
         """
         is_announced = self.codings is not None or bool(self.length)
         return self._message.should_close or self.code == _UNHANDLED or (is_bodiless and is_announced)
@@ -151,21 +154,21 @@ class AnswerHead:
 
     @property
     def headers(self) -> Headers:
-        """All fields, of a head without `defect`.
+        """All fields; only for a head without `defect`.
 
-        A blank behind a name is removed (RFC 9112 section 5.1): aiohttp's parser allows one behind those of its own
-        fields, such as `Transfer-Encoding`, does what they say, and leaves it in the name.
+        A blank at the end of a name is removed (RFC 9112 section 5.1): aiohttp's parser allows one after names that it
+        obeys itself, such as `Transfer-Encoding`, and leaves it in the name.
         """
         if self._headers is None:
             self._headers = Headers([(name.decode().rstrip(" "), value.decode()) for name, value in self.raw_headers])
         return self._headers
 
     def transcoded_fields(self) -> Fields:
-        """The fields for the client, where the gateway makes the body anew; a list of the caller's own."""
+        """The fields for the client if the gateway makes the body anew; a new list."""
         return transcoded_to_client(self.headers)
 
     def transcoded_lines(self) -> HeaderLines | None:
-        """As `transcoded_fields`, but as lines of a reply's head, without `X-Request-Id`; None if there are none."""
+        """The `transcoded_fields` as lines of a reply's head, without `X-Request-Id`; None if there are none."""
         lines: list[bytes] = self._lines
         noted: Container[str] = self._said
         connection = self._said.get("connection")

@@ -1,12 +1,11 @@
 """Health probes: each endpoint of a backend is asked from time to time whether it is ready.
 
-Here: asking, and telling the log when an endpoint goes down or comes up. Not here: what an answer means
-(`policy.health`), and who uses `EndpointState.is_up`.
+The log says when an endpoint goes down or comes up. Not here: the meaning of an answer (`policy.health`).
 
-Each probe has a connection of its own, which takes no slot of `max_connections` and is closed after the answer. That
-costs a handshake per interval (0.2 ms of processor time instead of 0.03 ms, measured without TLS), and proves what
-matters: that the endpoint accepts connections and answers on them. A kept connection would not prove the first any
-more, and with an interval near the server's own idle timeout it would be found closed as often as not.
+Each probe has a connection of its own, which takes no slot of `max_connections` and is closed after the answer. This
+costs a handshake per interval (0.2 ms of processor time instead of 0.03 ms, measured without TLS), and proves that the
+endpoint accepts connections and answers on them. A kept connection would not prove that it accepts any, and with an
+interval near the server's own idle timeout would often be found closed.
 """
 
 import asyncio
@@ -24,13 +23,13 @@ from gateway.policy.crossing import BackendHeaders, Fields
 from gateway.policy.health import Condition, Finding, first_delay_s, next_delay_s
 
 USER_AGENT = f"tensor-gateway/{__version__} (health probe)"
-"""How servers and their logs recognize a probe, unless `headers` says otherwise."""
+"""The User-Agent of probes, unless the backend's `headers` set another."""
 
 V2_PATH = "/v2/health/ready"
-"""What servers of V2 are asked by default, and those of which it is not known what they speak (`dialect: auto`)."""
+"""The default path of probes for servers of V2, and for servers whose dialect is not known (`dialect: auto`)."""
 
 SHOWN_CHARACTERS = 200
-"""The most of a reason that a log line repeats; parts of it come from the endpoint."""
+"""How many characters of a reason a log line repeats; parts of the reason come from the endpoint."""
 
 log = logging.getLogger("gateway")
 
@@ -44,9 +43,9 @@ class HealthProbes:
         self._endpoints = endpoints
         self._settings: Health | None = None
         self._path = ""
-        """The path that the conditions are about."""
+        """The path by which the conditions were found."""
         self._dialect: Dialect | None = None
-        """Judges the answers; None: their status does."""
+        """The dialect that judges the answers; None: they are judged by their status."""
         self._fields: Fields = []
         self._connections: Connections | None = None
         self._conditions: dict[EndpointState, Condition] = {}
@@ -60,10 +59,10 @@ class HealthProbes:
         connections: Connections,
         dialect: Dialect | None = None,
     ) -> None:
-        """Probe as *settings* say, over connections as *connections* opens them; None: all endpoints are up.
+        """Probe by *settings*, over new connections of *connections*. Without settings all endpoints count as up.
 
-        Where they have no path, servers of a *dialect*, None for V2, are asked what tells there that they run.
-        May be called again, with other settings: what is known of the endpoints is kept.
+        If the settings have no path, the *dialect* (None: V2) names the path and judges the answers. May be called
+        again with other settings: the endpoints' conditions are kept.
         """
         self.stop()
         self._settings = settings
@@ -76,7 +75,7 @@ class HealthProbes:
                     log.info("backend %r: %s counts as up, because `health` is not set", self._backend, state.url)
             self._conditions.clear()
             return
-        # a path of the file's own is judged by its status alone
+        # an answer on a configured path is judged by its status alone
         self._dialect = dialect if settings.path is None else None
         path = settings.path or (dialect.live_path if dialect is not None else V2_PATH)
         self._fields = headers.probing(USER_AGENT)
@@ -86,7 +85,7 @@ class HealthProbes:
         self.follow()
 
     def follow(self) -> None:
-        """Probe the endpoints that there are now, if any are probed."""
+        """Probe the backend's current endpoints, if probes are configured."""
         if self._settings is None:
             return
         states = self._endpoints.states
@@ -100,7 +99,7 @@ class HealthProbes:
                 self._tasks[state] = asyncio.ensure_future(self._watch(state, self._settings))
 
     def stop(self) -> None:
-        """End all probes, the running ones too. What they have found stays."""
+        """End all probes, also those that run. The endpoints' conditions stay."""
         self._settings = None
         for task in self._tasks.values():
             self._end(task)

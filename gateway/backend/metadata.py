@@ -1,8 +1,9 @@
-"""What backends say about their models (`GET` on a model).
+"""Keeps the backends' answers about their models (`GET` on a model).
 
-Raw binary requests need it, promoted outputs, and every request to servers whose answers do not say it. An answer is
-kept for a short time, for clients that send the same headers; requests that need the same answer at the same time wait
-for one call. How old an answer may be is up to those who need it. Not here: what it means (`codec`).
+A model's metadata is needed for raw binary requests, for promoted outputs, and for every request to servers whose
+answers do not describe themselves. An answer is kept for a short time, for clients that send the same headers. Requests
+that need the same answer at the same time wait for one call. Callers say how old an answer may be. Not here: the
+meaning of metadata (`codec`).
 """
 
 import asyncio
@@ -21,13 +22,13 @@ MAX_ANSWERS = 1000
 """How many answers are kept."""
 
 MAX_KEPT_BYTES = 16 * 1024 * 1024
-"""The most that the answers that are kept and the headers of their questions take together."""
+"""The most bytes for all kept answers and the headers of their questions."""
 
 KEPT_BYTES = 1024
-"""What keeping one answer takes beside its text and its question."""
+"""How many bytes a kept answer takes beside its text and its question."""
 
 MAX_BYTES = 1024 * 1024
-"""How much metadata, of a server (`GET /v2`) or of a model, is read."""
+"""How many bytes of a server's (`GET /v2`) or a model's metadata are read."""
 
 
 T = TypeVar("T")
@@ -36,14 +37,14 @@ _LATER = frozenset({408, 425, 429})  # statuses of 4xx that say that the same qu
 
 
 class _Object(msgspec.Struct):
-    """A JSON object; its members are passed over, not kept."""
+    """A JSON object whose members are skipped."""
 
 
 _OBJECT = msgspec.json.Decoder(_Object)
 
 Key = tuple[str, str, tuple[tuple[str, str], ...]]
-"""Fingerprint of the backend, raw path of the model, and the headers of the question, because what one client may read
-is not for all."""
+"""Fingerprint of the backend, raw path of the model, and the headers of the question: servers may answer clients
+differently."""
 
 
 def is_worth_keeping(status: int, text: bytes) -> bool:
@@ -51,8 +52,8 @@ def is_worth_keeping(status: int, text: bytes) -> bool:
     if status != 200:
         return False
     try:
-        text.decode()  # msgspec does not look into the strings of a Raw
-        # nothing is made of the members: those of a mebibyte of metadata would hold the loop for 30 ms
+        text.decode()  # msgspec does not check the strings that it skips
+        # the members are skipped: to decode those of a mebibyte of metadata would hold the loop for 30 ms
         _OBJECT.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
@@ -60,9 +61,9 @@ def is_worth_keeping(status: int, text: bytes) -> bool:
 
 
 def is_undescribed(error: GatewayError) -> bool:
-    """Whether *error* is the backend's answer that there is no such metadata, or none that can be used.
+    """Whether *error* says that the backend has no such metadata, or none that can be used.
 
-    Otherwise it could not be asked, and may describe the model to the next request.
+    After any other error the backend may describe the model to the next request.
     """
     if error.kind is ErrorKind.BACKEND_ERROR:
         return error.status == 501 or (error.status < 500 and error.status not in _LATER)
@@ -70,7 +71,7 @@ def is_undescribed(error: GatewayError) -> bool:
 
 
 class _Kept(NamedTuple, Generic[T]):
-    """An answer, when it was asked for, by the event loop's clock, and what keeping it takes."""
+    """An answer, the time of its question by the event loop's clock, and how many bytes it takes to keep it."""
 
     asked_s: float
     answer: T
@@ -78,26 +79,26 @@ class _Kept(NamedTuple, Generic[T]):
 
 
 class ModelMetadata(Generic[T]):
-    """What is made of answers, by model, version and headers; each is asked for once in `LIFE_S`, or more often."""
+    """Values made of answers, by model, version and headers. Each is asked for again after `LIFE_S` at the latest."""
 
     def __init__(self) -> None:
         self._kept: dict[Key, _Kept[T]] = {}
         self._asking: dict[Key, asyncio.Task[tuple[T, int]]] = {}
-        """The questions that are on their way."""
+        """Questions without an answer yet."""
         self._sum_bytes = 0
 
     def known(self, key: Key, max_age_s: float = LIFE_S) -> T | None:
-        """The answer for *key* if it was asked for less than *max_age_s* ago; None if it has to be asked for."""
+        """The answer for *key* if it was asked for less than *max_age_s* ago; else None."""
         kept = self._kept.get(key)
         if kept is None or kept.asked_s + max_age_s <= asyncio.get_running_loop().time():
             return None
         return kept.answer
 
     def ask(self, key: Key, fetch: Callable[[], Awaitable[tuple[T, int]]]) -> asyncio.Task[tuple[T, int]]:
-        """The question for *key* that is on its way, or a new one, which is *fetch*.
+        """The running question for *key*, or a new one, which calls *fetch*.
 
-        It gives the answer and the bytes that it takes; 0 if it is not worth keeping. Whoever waits for it shields it:
-        a client that leaves must not take the answer away from the others.
+        Its result is the answer and the bytes that it takes to keep it; 0 if it is not worth keeping. Callers shield
+        the task (`asyncio.shield`): a client that leaves must not cancel the question of others.
         """
         task = self._asking.get(key)
         if task is None:
@@ -107,19 +108,19 @@ class ModelMetadata(Generic[T]):
         return task
 
     async def get(self, key: Key, fetch: Callable[[], Awaitable[tuple[T, int]]]) -> T:
-        """The answer for *key*: what is known, or what `ask` brings. Raises what *fetch* raises."""
+        """The answer for *key*, kept or asked for now. Raises the errors of *fetch*."""
         known = self.known(key)
         return (await asyncio.shield(self.ask(key, fetch)))[0] if known is None else known
 
     def forget(self, backend: str, model_path: str) -> None:
-        """Forget all versions of a model: it was loaded or unloaded."""
+        """Forget all versions of a model, because it was loaded or unloaded."""
         for key in (*self._kept, *self._asking):
             if key[0] == backend and f"{key[1]}/".startswith(f"{model_path}/"):
                 self._drop(key)
                 self._asking.pop(key, None)
 
     def _keep(self, key: Key, asked_s: float, task: asyncio.Task[tuple[T, int]]) -> None:
-        """Keep the answer that *task* has brought if it is worth it, and forget the oldest ones that leave no room."""
+        """Keep the answer of *task* if it is worth keeping, and forget the oldest answers if there is no room."""
         is_useless = task.cancelled() or task.exception() is not None or not task.result()[1]
         if self._asking.get(key) is not task:
             return
@@ -139,7 +140,7 @@ class ModelMetadata(Generic[T]):
         self._sum_bytes -= 0 if kept is None else kept.n_bytes
 
     async def close(self) -> None:
-        """Cancel what is on its way."""
+        """Cancel all questions, and forget all answers."""
         for task in self._asking.values():
             task.cancel()
         self._asking.clear()

@@ -1,8 +1,8 @@
-"""Questions to servers: how one is asked, and what its answers say of it.
+"""Questions to servers: how they are asked, and what the answers say about the server.
 
-The health probes, the first look, `dialect: auto` and the command `doctor` all ask here, over connections that take no
-slot and are counted nowhere. Not here: when a server is asked, and how long its answers are waited for (`health`,
-`first_look`, `speaking`), and what a request makes of them.
+Health probes, the first look, `dialect: auto` and the command `doctor` all ask by this module, over connections that
+take no slot and are counted nowhere. Not here: when a server is asked, and how long an answer may take (`health`,
+`first_look`, `speaking`).
 """
 
 import asyncio
@@ -20,21 +20,21 @@ from gateway.config.values import shortened
 from gateway.errors import ErrorKind, GatewayError
 
 MAX_BODY_BYTES = 64 * 1024
-"""How much of an answer's body is read, unless more is asked for; no more of it decides what a server is."""
+"""How many bytes of an answer's body are read by default; also how many are looked at to recognize a server."""
 
 MAX_VERSION_BYTES = 100
-"""The longest text that is believed to be a version."""
+"""The longest text that can be a version."""
 
 MAX_WORDS = 300
-"""The most characters of a server's error that are repeated."""
+"""How many characters of a server's error are repeated."""
 
 EXTENSION = "binary_tensor_data"
-"""What a server that speaks the binary extension names among its extensions."""
+"""The name of the binary extension in the list of a server's extensions."""
 
 V2, TENSORFLOW, MLFLOW, TEMPLATE = "v2", "tensorflow", "mlflow", "template"
 
 _STARTING_OR_BUSY = frozenset({429, 500, 502, 503, 504})
-"""Statuses that say nothing of what a server has, which may also be its proxy's."""
+"""Statuses that do not tell which paths a server has; they may also come from its proxy."""
 
 _SIGNS_OF_V1 = (("/v1/models", (200,), "models", list), ("/v1/models/any", (400, 404), "error", str))
 """Paths, and the statuses and members of the answers by which TensorFlow Serving and KServe's V1 are known.
@@ -45,44 +45,44 @@ The first is KServe's; servers with OpenAI's interface list `data`. The second r
 
 
 class Answer(NamedTuple):
-    """An endpoint's answer, and what it took."""
+    """An endpoint's answer, with its time and the size of the question."""
 
     status: int
     reason: str
     body: bytes
     headers: Mapping[str, str] = {}
-    """By their names in lower case."""
+    """The header fields by their names in lower case."""
     seconds: float = 0.0
-    """Since there was a connection."""
+    """The time from the opened connection to the end of the answer."""
     sent_bytes: int = 0
-    """Of the question's body."""
+    """The size of the question's body."""
     certificate: Mapping[str, Any] = {}
-    """The server's, as Python decodes it; empty without TLS, and if it was not verified."""
+    """The server's certificate, decoded by Python; empty without TLS, and if it was not verified."""
 
     @property
     def status_line(self) -> str:
-        """Status and reason, as a log line may show them."""
+        """Status and reason, made safe and short for a log line."""
         return shortened(f"{self.status} {self.reason}".strip())
 
     @property
     def is_html(self) -> bool:
-        """Whether a person was meant to read it."""
+        """Whether the body is an HTML page, meant for a person."""
         is_said = "html" in self.headers.get("content-type", "").lower()
         return is_said or self.body[:100].lstrip().lower().startswith((b"<!doctype", b"<html"))
 
     @property
     def needs_credentials(self) -> bool:
-        """Whether it refuses whoever has no credentials, or the wrong ones; TorchServe does so with 400."""
+        """Whether the server refuses clients without the right credentials; TorchServe does so with 400."""
         return self.status in (401, 403) or (self.status == 400 and b'"InvalidKeyException"' in self.body)
 
     @property
     def is_of_torchserve(self) -> bool:
-        """Whether TorchServe says so that it does not have what was asked for."""
+        """Whether the body is TorchServe's error for a path that it does not have."""
         return b'"ResourceNotFoundException"' in self.body
 
     @property
     def json(self) -> Any:
-        """The body as JSON, with NaN and infinities; None if it is none."""
+        """The decoded JSON of the body, NaN and infinities allowed; None if it is no JSON."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError):
@@ -95,7 +95,7 @@ class Answer(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Status and, of an error, what the server says went wrong."""
+        """The status, and the server's words if it is an error."""
         if self.status == 200:
             return "200"
         _, words = error_body(self.body[:MAX_BODY_BYTES], self.status, self.reason)
@@ -109,17 +109,17 @@ class NoAnswerError(GatewayError):
     """A server gave no answer, or none in HTTP; the cause is the connection's error, if there is one."""
 
     def __init__(self, kind: ErrorKind, message: str, why: str) -> None:
-        """*why* there is no answer, without the names of the server and of the question, which *message* has."""
+        """*why* says the reason alone; *message* also names the server and the question."""
         super().__init__(kind, message, sent=False)
         self.why = why
 
 
 Get = Callable[[str], Awaitable[Answer]]
-"""Asks for a path. Raises `NoAnswerError`; another `GatewayError` says nothing about the server."""
+"""Asks for a path. Raises `NoAnswerError`; any other `GatewayError` says nothing about the server."""
 
 
 def own_connections(backend: str, connect_timeout_s: float) -> Connections:
-    """Connections for questions alone, to whatever endpoint; `close` ends what is still open."""
+    """Connections to any endpoint, for questions only; `close` must follow."""
     connections = Connections(backend, Names(backend, EndpointSet()))
     connections.configure(
         max_connections=1,
@@ -143,9 +143,9 @@ class Asker:
         within_s: float | None = None,
         max_bytes: int = MAX_BODY_BYTES,
     ) -> None:
-        """*fields* are sent with each question, and of each answer's body at most *max_bytes* are read.
+        """*fields* are sent with each question; at most *max_bytes* of each answer's body are read.
 
-        *within_s* is how long an answer may take; None: however long. *connections* opens the connections.
+        *within_s* is how long an answer may take; None: without limit. *connections* opens the connections.
         """
         self.endpoint = endpoint
         self._connections = connections
@@ -154,7 +154,7 @@ class Asker:
         self._max_bytes = max_bytes
 
     async def get(self, path: str) -> Answer:
-        """The answer to `GET` *path*, see `ask`."""
+        """Ask with `GET`, see `ask`."""
         return await self.ask("GET", path)
 
     async def ask(
@@ -165,10 +165,10 @@ class Asker:
         fields: Sequence[tuple[str, str]] = (),
         within_s: float | None = None,
     ) -> Answer:
-        """The answer to *method* *path*; *fields* say what *body* is, and how it is framed.
+        """Ask *method* *path* with *body*, and return the answer; *fields* describe the body and its framing.
 
-        *within_s* is how long this one may take, where it is not the usual time. Raises `NoAnswerError`; another
-        `GatewayError` says nothing about the server.
+        *within_s* replaces the usual time for this answer. Raises `NoAnswerError`; any other `GatewayError` says
+        nothing about the server.
         """
         asked = f"{self.endpoint.url}: no answer to {method} {path}"
         within_s = within_s or self._within_s
@@ -213,20 +213,20 @@ class Asker:
 
 @dataclass(frozen=True)
 class Said:
-    """What the answers of a server say of it."""
+    """The kind of a server, by its answers."""
 
     dialect: str
     """A name of `dialect` in the configuration; empty if the answers fit none."""
     is_binary: bool = False
-    """Whether it says that it speaks the binary extension itself."""
+    """Whether the server says that it has the binary extension."""
     title: str = field(default="", compare=False)
-    """Name and version, as a log line may show them; empty if it says neither."""
+    """Name and version, made safe and short for a log line; empty if the server says neither."""
     answers: str = ""
-    """Where they fit no dialect: what was asked, and what came."""
+    """If the answers fit no dialect: the questions and the answers, in words."""
 
 
 def said_of_v2(answer: Answer) -> Said:
-    """What *answer* to `GET /v2` says. A name makes it a V2 server's; servers are careless with other members."""
+    """The kind of server by *answer* to `GET /v2`. Only a name is required: servers are careless with the rest."""
     document = answer.json if answer.status == 200 else None
     metadata = document if isinstance(document, dict) else {}
     name, version, extensions = metadata.get("name"), metadata.get("version"), metadata.get("extensions")
@@ -248,17 +248,17 @@ def _is_version(answer: Answer) -> bool:
 
 
 async def ask_v2(get: Get) -> Said:
-    """What a server says of itself as a V2 server: one question. Raises what *get* raises."""
+    """Ask one question about V2, and judge the answer. Raises the errors of *get*."""
     return said_of_v2(await get("/v2"))
 
 
 async def ask_dialect(get: Get) -> Said:
-    """Which dialect a server speaks: up to five questions, one after the other. Raises what *get* raises."""
+    """Find the server's dialect by up to five questions, one after the other. Raises the errors of *get*."""
     return await said_after(await get("/v2"), get)
 
 
 async def said_after(first: Answer, get: Get) -> Said:
-    """Which dialect a server speaks whose answer to `GET /v2` is *first*. Raises what *get* raises."""
+    """Find the dialect of a server whose answer to `GET /v2` is *first*. Raises the errors of *get*."""
     said = said_of_v2(first)
     if said.dialect or first.status in _STARTING_OR_BUSY:
         return said
@@ -267,7 +267,7 @@ async def said_after(first: Answer, get: Get) -> Said:
 
 
 async def ask_other_dialect(get: Get) -> Said:
-    """Which dialect a server speaks that does not speak V2: up to four questions. Raises what *get* raises."""
+    """Find the dialect of a server that is none of V2, by up to four questions. Raises the errors of *get*."""
     came = []
     for path, statuses, member, type_ in _SIGNS_OF_V1:
         answer = await get(path)

@@ -1,8 +1,8 @@
-"""Names of endpoints to addresses: which endpoints a backend has at this moment.
+"""Looks up the host names of endpoints: the addresses decide which endpoints a backend has at the moment.
 
 A name with several addresses is several endpoints. Names are looked up when the plan starts, every `dns_refresh`, and
-soon after nobody has answered at their addresses. Not here: connecting to addresses (`connections`), and which
-endpoint is asked (`policy`).
+soon after no server has answered at an address. Not here: connecting to addresses (`connections`), and which endpoint
+is asked (`policy`).
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from gateway.backend.endpoints import Endpoint, EndpointSet
 from gateway.config.values import first_of
 
 REPEAT_S = 1.0
-"""How soon a name is looked up again after a failure, or when nobody answers at its addresses.
+"""How soon a name is looked up again after a failure, or if no server answers at its addresses.
 
-After each further failure in a row it takes twice as long, up to `dns_refresh`.
+After each further failure in a row this time doubles, up to `dns_refresh`.
 """
 
 START_WAIT_S = 0.5
-"""How long the start of a plan waits for names. What is not known by then is looked up while the gateway serves."""
+"""How long the start of a plan waits for names. Slower look-ups go on while the gateway serves."""
 
 MAX_ADDRESSES = 128
 """How many addresses of one name are used: each is an endpoint with connections, probes and metrics of its own."""
@@ -38,7 +38,7 @@ JITTER = 0.1
 """The share of `dns_refresh` by which a look-up may come earlier, so that workers do not ask at the same moment."""
 
 AddressInfo = tuple[int, int, int, str, Any]
-"""As `socket.getaddrinfo` gives it: family, type, protocol, canonical name, socket address."""
+"""A result of `socket.getaddrinfo`: family, type, protocol, canonical name, socket address."""
 
 log = logging.getLogger("gateway")
 
@@ -49,15 +49,15 @@ class UnknownHostError(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Name:
-    """What is known of one host name."""
+    """One host name, its addresses and its look-ups."""
 
     host: str
     addresses: tuple[str, ...] = ()
-    """As `usable_addresses` gives them; what was found last. Empty: nothing was ever found."""
+    """The addresses found last, by `usable_addresses`; empty if none were ever found."""
     error: str = ""
-    """Why it could not be resolved the last time; empty if it could, or was not looked up yet."""
+    """Why the last look-up failed; empty if it succeeded, or there was none."""
     n_failures: int = 0
-    """Look-ups in a row that failed."""
+    """How many look-ups in a row have failed."""
     asked_at: float = 0.0
     """When the last look-up began, by the event loop's clock."""
     due_at: float = 0.0
@@ -66,13 +66,13 @@ class _Name:
 
 
 class Names:
-    """Keeps the endpoints of one backend at the addresses that their names stand for.
+    """Keeps the endpoints of one backend at the current addresses of their names.
 
-    It outlives the plans that name the backend: `configure` tells it of a new one.
+    It outlives the plans that name the backend; `configure` is called for each new plan.
     """
 
     def __init__(self, backend: str, endpoints: EndpointSet) -> None:
-        """*endpoints* is replaced whenever it changes which endpoints there are."""
+        """The content of *endpoints* is replaced whenever addresses change."""
         self.on_change: Callable[[], None] | None = None
         """Called after *endpoints* were replaced."""
         self._backend = backend
@@ -83,7 +83,7 @@ class Names:
         self._is_running = False
 
     def configure(self, configured: Iterable[Endpoint], refresh_s: float) -> None:
-        """These are the endpoints of the configuration from now on; what is known of their names is kept."""
+        """Set the endpoints of the configuration; addresses of names that are known are kept."""
         self._configured = tuple(configured)
         self._refresh_s = refresh_s
         hosts = dict.fromkeys(endpoint.host for endpoint in self._configured if not endpoint.addresses)
@@ -95,7 +95,7 @@ class Names:
         self._replace()
 
     async def start(self) -> None:
-        """Begin to look names up, and wait a little for those that are not known; raises nothing if that fails."""
+        """Begin to look names up, and wait `START_WAIT_S` for unknown names; raises nothing if look-ups fail."""
         self._is_running = True
         unknown = [name for name in self._names.values() if not name.addresses]
         for name in self._names.values():
@@ -104,13 +104,13 @@ class Names:
             await asyncio.wait([self._begin(name) for name in unknown], timeout=START_WAIT_S)
 
     def stop(self) -> None:
-        """Look nothing up any more, except for requests that still need it."""
+        """Look up no more names, except for requests that still need one."""
         self._is_running = False
         for name in self._names.values():
             _stop(name)
 
     async def close(self) -> None:
-        """As `stop`, when no request needs anything any more."""
+        """Stop, and cancel all look-ups; to be called when no request needs one any more."""
         self.stop()
         look_ups = [name.look_up for name in self._names.values() if name.look_up is not None]
         for each in look_ups:
@@ -118,7 +118,7 @@ class Names:
         await asyncio.gather(*look_ups, return_exceptions=True)
 
     async def addresses(self, endpoint: Endpoint) -> Sequence[AddressInfo]:
-        """Where *endpoint* is, which may be one of an earlier configuration. Raises `UnknownHostError`.
+        """The addresses of *endpoint*, which may be of an earlier configuration. Raises `UnknownHostError`.
 
         Requests that need the same name at the same time wait for one look-up.
         """
@@ -132,19 +132,19 @@ class Names:
         return [_info(address, endpoint.port) for address in name.addresses]
 
     def waiting_for(self, endpoint: Endpoint) -> str:
-        """Words to add to an error if *endpoint* waits for its name to be looked up; else nothing."""
+        """Words to add to an error if the name of *endpoint* is being looked up; else an empty text."""
         name = self._names.get(endpoint.host)
         is_waiting = not endpoint.addresses and name is not None and name.look_up is not None
         return f", the host name {endpoint.host!r} is still being looked up" if is_waiting else ""
 
     def look_up_soon(self, endpoint: Endpoint) -> None:
-        """Nobody answers at *endpoint*: if it has a name, look that up again soon, but not for each request."""
+        """Look the name of *endpoint* up again soon, because no server answers; at most once in `REPEAT_S`."""
         name = self._names.get(endpoint.host)
         if name is not None and name.look_up is None:
             self._schedule(name, at=min(name.due_at, name.asked_at + REPEAT_S))
 
     def _begin(self, name: _Name) -> asyncio.Task[None]:
-        """Look *name* up, unless that is going on."""
+        """Begin to look *name* up, or return the look-up that is going on."""
         if name.look_up is None:
             _stop(name)
             name.asked_at = asyncio.get_running_loop().time()
@@ -196,7 +196,7 @@ class Names:
             log.info("backend %r: the host name %r can be resolved again", self._backend, name.host)
 
     def _schedule(self, name: _Name, at: float | None = None) -> None:
-        """Look *name* up at *at*, or when it is due; with another `dns_refresh` than before it may be due earlier."""
+        """Plan the next look-up of *name*: at *at*, or when it is due, which a shorter `dns_refresh` makes earlier."""
         if not self._is_running or self._names.get(name.host) is not name or name.look_up is not None:
             return
         _stop(name)
@@ -216,11 +216,11 @@ class Names:
 
 
 def usable_addresses(found: Iterable[str]) -> tuple[str, ...]:
-    """Those of the addresses *found* for a name, in the operating system's order, that are used.
+    """The addresses to use of those *found* for a name, which are in the operating system's order.
 
-    A name with at most one address of each family is one server, which may be reached by either: `localhost` has
-    127.0.0.1 and ::1. A name with several of one family is several servers; those of the first such family are used,
-    sorted, because name servers change their order from answer to answer.
+    A name with at most one address of each family (IPv4, IPv6) is one server that can be reached by either: `localhost`
+    has 127.0.0.1 and ::1. A name with several addresses of one family is several servers; the addresses of the first
+    such family are used, sorted, because name servers change the order from answer to answer.
     """
     families: dict[int, list[str]] = {}
     for address in dict.fromkeys(found):
@@ -234,7 +234,7 @@ def usable_addresses(found: Iterable[str]) -> tuple[str, ...]:
 def at_addresses(endpoint: Endpoint, addresses: tuple[str, ...]) -> list[Endpoint]:
     """*endpoint* of the configuration at the *addresses* of its name, which `usable_addresses` has chosen.
 
-    Several servers are labelled by their addresses, one by its name; `Host` and certificate stay those of the name.
+    Several servers are labelled by their addresses, a single one by its name. `Host` and certificate use the name.
     """
     if not addresses:
         return [endpoint]
@@ -249,9 +249,9 @@ def at_addresses(endpoint: Endpoint, addresses: tuple[str, ...]) -> list[Endpoin
 
 
 def with_own_labels(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
-    """*endpoints*, each once, and each with a label of its own: those that would share one add path, then `Host`.
+    """*endpoints* without repetition and with different labels: equal labels get the path added, then the `Host`.
 
-    Two names may stand for one address, and servers of several paths may share one: their state is not shared.
+    Two names may have the same address, and so may servers with different paths; they do not share their state.
     """
     labelled: dict[str, Endpoint] = {}
     for endpoint in dict.fromkeys(endpoints):
@@ -268,8 +268,8 @@ def with_own_labels(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
 async def look_up(host: str) -> Sequence[AddressInfo]:
     """Ask the operating system for the addresses of *host*. Raises `OSError`, and `UnicodeError` for an odd name.
 
-    In a thread of its own that nobody waits for: the event loop's threads are waited for when the process ends, and a
-    name server that does not answer can hold a thread for half a minute.
+    The look-up has a thread of its own, for which nobody waits: the process waits for the event loop's threads when it
+    ends, and a name server that does not answer can hold a thread for half a minute.
     """
     found: concurrent.futures.Future[Sequence[AddressInfo]] = concurrent.futures.Future()
 
@@ -291,7 +291,7 @@ def _stop(name: _Name) -> None:
 
 
 def _are_endpoints(addresses: tuple[str, ...]) -> bool:
-    """Whether each of *addresses*, chosen by `usable_addresses`, is a server of its own."""
+    """Whether *addresses*, chosen by `usable_addresses`, are several servers."""
     return len(addresses) > 1 and len({_parsed(address).version for address in addresses}) == 1
 
 
@@ -300,7 +300,7 @@ def _parsed(address: str) -> Any:
 
 
 def _text(info: AddressInfo) -> str:
-    """The address in *info*; a link-local one with the interface that it belongs to."""
+    """The address in *info*; a link-local address with its network interface."""
     address, _, *rest = info[4]
     scope = rest[1] if len(rest) > 1 else 0
     return f"{address}%{scope}" if scope and "%" not in address else str(address)

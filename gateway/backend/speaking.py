@@ -1,11 +1,10 @@
-"""What a backend's servers speak: their dialect, for `dialect: auto`, and the binary extension, for `binary: auto`.
+"""Finds out what a backend's servers speak: their dialect (`dialect: auto`) and the binary extension (`binary: auto`).
 
-Each endpoint is asked when a request needs to know. It is asked again after it was down or a request to it has failed,
-and, whether it speaks the binary extension, every half minute. What a backend speaks is what all its endpoints say that
-may get the next request: binary bodies pass through only while each of them says that it takes them, since all of them
-can read JSON.
+Each endpoint is asked when a request needs to know. It is asked again after it was down or a request to it has failed;
+for the binary extension also every half minute. All endpoints that may get the next request must agree: binary bodies
+pass through only while each of these endpoints says that it reads them. Otherwise all get JSON, which all can read.
 
-Not here: the questions and what their answers mean (`questions`), and what a request makes of it (`passing`).
+Not here: the questions and the meaning of their answers (`questions`).
 """
 
 import asyncio
@@ -22,31 +21,31 @@ from gateway.policy.balancing import candidates
 from gateway.policy.crossing import Fields
 
 ASK_S = 3.0
-"""How long one endpoint may take for all questions, and the longest that a request waits for those to all of them."""
+"""How long one endpoint may take for all questions, and how long a request waits for all endpoints at most."""
 
 AGAIN_S = 1.0
-"""An endpoint without an answer that can be used is asked again after this time."""
+"""An endpoint that gave no usable answer is asked again after this time."""
 
 DUE_S = 20.0
-"""What an endpoint has said of the binary extension is asked again, beside the requests, from this age on."""
+"""When an answer about the binary extension is this old, the endpoint is asked again, beside the requests."""
 
 BELIEVED_S = 30.0
-"""From this age on it is believed no more, and requests wait for the answer."""
+"""When an answer about the binary extension is this old, it is not believed any more, and requests wait."""
 
 DOUBT_S = 0.1
-"""Failed requests lead to new questions no more often than this: those of one client shall not make a flood of them."""
+"""The shortest time between questions because of failed requests, so that one client cannot cause a flood of them."""
 
 TRUSTED_S = 30.0
-"""For so long after an endpoint was doubted and said the same again, doubts are settled beside the requests.
+"""After a doubted endpoint has given the same answer again, new doubts within this time do not make requests wait.
 
-The requests that failed were probably wrong themselves, and others shall not wait for questions because of them.
+The failed requests were probably wrong themselves. The endpoint is still asked, but beside the requests.
 """
 
 AT_ONCE = 8
 """How many endpoints of a backend are asked at the same time."""
 
 NEVER_S = -math.inf
-"""Longer ago than any time that counts."""
+"""A time before all others."""
 
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
 
@@ -54,56 +53,56 @@ log = logging.getLogger("gateway")
 
 
 class Spoken(NamedTuple):
-    """What a backend speaks."""
+    """The dialect of a backend, and whether it gets binary bodies."""
 
     dialect: str
     """`v2`, `tensorflow` or `mlflow`."""
     binary: bool
-    """Whether infer requests pass through as they come, since the servers speak the binary extension themselves."""
+    """Whether inferences pass through unchanged, because the servers have the binary extension."""
 
     def __str__(self) -> str:
-        """In words, for operators."""
+        """Words for operators."""
         if self.dialect != V2:
             return self.dialect
         return "V2 in binary" if self.binary else "V2 in JSON"
 
 
 def configured(dialect: str, binary: str) -> Spoken | None:
-    """What the configuration says that a backend speaks; None if its servers have to be asked."""
+    """What a backend speaks by its configuration; None if its servers have to be asked."""
     if dialect == AUTO or (binary == AUTO and dialect == V2):
         return None
     return Spoken(dialect, binary == ALWAYS and dialect == V2)
 
 
 class _Speech:
-    """What one endpoint has said."""
+    """The answers of one endpoint."""
 
     def __init__(self, state: EndpointState) -> None:
         self.state = state
         self.said = Said("")
         self.heard_s = NEVER_S
-        """When it said so; `NEVER_S` also if it may have changed since."""
+        """When the endpoint has answered; `NEVER_S` also if another server may run there since."""
         self.failure: tuple[ErrorKind, str] | None = None
-        """Why the last questions got no answer that can be used; None if they did, or if there were none."""
+        """Why the last questions got no usable answer; None if they did, or if there were none."""
         self.failed_s = NEVER_S
         self.asking: asyncio.Task[None] | None = None
         self.is_doubted = False
-        """Whether a request to it has failed since it has said so."""
+        """Whether a request to the endpoint has failed since its last answer."""
         self._change: Change | None = None
         self._doubted_s = self._trusted_s = NEVER_S
 
     def is_binary(self, now_s: float) -> bool:
-        """Whether it has said that it speaks the binary extension, and is believed."""
+        """Whether the endpoint has said, less than `BELIEVED_S` ago, that it has the binary extension."""
         return self.said.is_binary and now_s - self.heard_s < BELIEVED_S
 
     def hear(self, said: Said, now_s: float) -> None:
-        """It has answered."""
+        """Take the endpoint's answer."""
         if self.is_doubted:
             self._trusted_s = now_s if said == self.said else NEVER_S
         self.said, self.heard_s, self.failure, self.is_doubted = said, now_s, None, False
 
     def doubt(self, now_s: float) -> None:
-        """A request to it has failed."""
+        """Doubt the answer, because a request to the endpoint has failed; at most once in `DOUBT_S`."""
         if now_s - self._doubted_s >= DOUBT_S:
             self._doubted_s = now_s
             self.is_doubted = True
@@ -111,19 +110,19 @@ class _Speech:
                 self.heard_s = NEVER_S
 
     def notice(self) -> None:
-        """Forget when it has said so if it was down or ejected since."""
+        """Doubt the answer's time if the endpoint was down or ejected since (`forget`)."""
         change = self.state.last_change
         if change is not self._change:
             self._change = change
             self.forget()
 
     def forget(self) -> None:
-        """Another server may have taken its place, of which nothing is known."""
+        """Let the endpoint be asked again before the next request: another server may run there now."""
         self.heard_s = self._trusted_s = NEVER_S
 
 
 class Speaking:
-    """Asks the endpoints of one backend, and keeps what they say. It outlives the plans that name the backend."""
+    """Asks the endpoints of one backend, and keeps their answers. It outlives the plans that name the backend."""
 
     def __init__(self, backend: str, endpoints: EndpointSet) -> None:
         """`configure` must be called before `spoken`."""
@@ -137,12 +136,12 @@ class Speaking:
         self._tasks: set[asyncio.Task[None]] = set()
         self._free = asyncio.Semaphore(AT_ONCE)
         self.last: Spoken | None = None
-        """What it spoke when a request asked the last time; None if none has."""
+        """The result of the last call of `spoken`; None before the first."""
 
     def configure(
         self, dialect: str, binary: str, fields: Fields, connections: Connections, total_s: float = math.inf
     ) -> None:
-        """Ask what a plan wants to know from now on, with header *fields*, over new connections of *connections*.
+        """Set the plan's *dialect* and *binary*, and ask with header *fields* over new connections of *connections*.
 
         *total_s*: the longest that a request may take.
         """
@@ -154,14 +153,14 @@ class Speaking:
             speech.heard_s, speech.failure = NEVER_S, None
 
     async def spoken(self) -> Spoken:
-        """What the backend speaks. Waits `ASK_S` at most, if its endpoints have to be asked first.
+        """What the backend speaks. Waits for `ASK_S` at most if endpoints have to be asked first.
 
-        Raises `GatewayError` if their answers fit no dialect, or several, or if there are none.
+        Raises `GatewayError` if the answers fit no dialect, or different ones, or if there are none.
         """
         now_s = asyncio.get_running_loop().time()
         speeches = self._counted(now_s)
         if waited := [task for speech in speeches if (task := self._asked(speech, now_s)) is not None]:
-            await asyncio.wait(waited, timeout=self._wait_s)  # they go on if this request ends
+            await asyncio.wait(waited, timeout=self._wait_s)  # the questions go on if this request ends
             now_s = asyncio.get_running_loop().time()
             speeches = self._counted(now_s)
         spoken = self._agreed(speeches, now_s)
@@ -171,20 +170,20 @@ class Speaking:
         return spoken
 
     def doubt(self, url: str) -> None:
-        """A request to *url* has failed: the endpoints there may have changed."""
+        """Doubt the endpoints at *url*, because a request to it has failed: another server may run there."""
         now_s = asyncio.get_running_loop().time()
         for state, speech in self._speeches.items():
             if state.url == url:
                 speech.doubt(now_s)
 
     def forget(self, url: str) -> None:
-        """Nobody was at *url*: whoever comes up there has to be asked before it gets anything but JSON."""
+        """Forget the answers of *url*, where no server was found: the next one is asked before it gets binary."""
         for state, speech in self._speeches.items():
             if state.url == url:
                 speech.forget()
 
     def may_get_binary(self, state: EndpointState) -> bool:
-        """Whether the endpoint takes binary bodies, as far as is known now: it may have changed since it was asked."""
+        """Whether the endpoint reads binary bodies by its last answer, of any age; False if that was forgotten."""
         if self._binary != AUTO:
             return True
         speech = self._speeches.get(state)
@@ -194,13 +193,13 @@ class Speaking:
         return speech.said.is_binary and speech.heard_s > NEVER_S
 
     async def close(self) -> None:
-        """Give up what is being asked."""
+        """Cancel all questions."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _counted(self, now_s: float) -> Sequence[_Speech]:
-        """Of the endpoints that may get a request, also to find out whether they work again."""
+        """The answers of all endpoints that may get the next request, trials of ejected ones included."""
         states = self._endpoints.states
         if self._speeches.keys() != set(states):
             self._speeches = {state: self._speeches.get(state) or _Speech(state) for state in states}
@@ -209,7 +208,7 @@ class Speaking:
         return [self._speeches[state] for state in candidates(states, (), now_s)]
 
     def _asked(self, speech: _Speech, now_s: float) -> "asyncio.Task[None] | None":
-        """The questions to an endpoint, if a request has to wait for the answers. They begin here when it is time."""
+        """Ask an endpoint if it is time; the running questions, if a request has to wait for them, else None."""
         believed_s, due_s = (BELIEVED_S, DUE_S) if self._binary == AUTO else (math.inf, math.inf)
         age_s = now_s - speech.heard_s
         if age_s < due_s and not speech.is_doubted:
@@ -220,12 +219,12 @@ class Speaking:
             speech.asking.add_done_callback(self._tasks.discard)
         if age_s < believed_s:
             return None
-        # one that did not answer holds up nobody, as long as something is known without it
+        # an endpoint that did not answer makes no request wait, as long as another has told the dialect
         is_known = self._dialect != AUTO or any(each.said.dialect for each in self._speeches.values())
         return None if is_known and speech.failure is not None else speech.asking
 
     async def _ask(self, speech: _Speech) -> None:
-        """Ask one endpoint what there is to know."""
+        """Ask one endpoint, and keep its answer or the failure."""
         loop = asyncio.get_running_loop()
         url = speech.state.url
         try:
@@ -248,7 +247,7 @@ class Speaking:
         speech.failure, speech.failed_s = failure, loop.time()
 
     def _agreed(self, speeches: Sequence[_Speech], now_s: float) -> Spoken:
-        """What all of them say. Raises `GatewayError`."""
+        """The common answer of all endpoints. Raises `GatewayError` if there is none."""
         dialect = self._dialect
         if dialect == AUTO:
             urls = {speech.said.dialect: speech.state.url for speech in speeches if speech.said.dialect}
@@ -264,7 +263,7 @@ class Speaking:
         return Spoken(dialect, all(each.is_binary(now_s) for each in speeches))
 
     def _unknown(self, speeches: Sequence[_Speech]) -> GatewayError:
-        """Why no dialect is known: an answer that fits none says more than none at all."""
+        """Why no dialect is known. An answer that fits no dialect is reported before a missing answer."""
         failures = [speech.failure for speech in speeches if speech.failure is not None]
         within = f"within {self._wait_s:g} s"
         silent = f"backend {self._backend!r}: no endpoint has said {within} what it speaks (`dialect: auto`)"
@@ -275,7 +274,7 @@ class Speaking:
         return GatewayError(kind, words, sent=False)
 
     def _tell(self, spoken: Spoken, speeches: Sequence[_Speech], now_s: float) -> None:
-        """Log what the backend speaks from now on."""
+        """Log what the backend speaks, because this has changed."""
         if self._binary != AUTO or spoken.dialect != V2:
             log.info("backend %r speaks the dialect %s", self._backend, spoken.dialect)
         elif spoken.binary:

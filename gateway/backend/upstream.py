@@ -1,6 +1,6 @@
 """One backend at run time: its endpoints, its connections, and which endpoint is asked next.
 
-Not here: the attempts of a call (`calling`), connections themselves (`connections`), and the decisions (`policy`).
+Not here: the attempts of a call (`calling`), the connections themselves (`connections`), the decisions (`policy`).
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from gateway.policy.retry import RecentCalls, RetryPolicy
 from gateway.policy.sticky import pick_sticky
 
 USER_AGENT = f"tensor-gateway/{__version__} (what it speaks)"
-"""How servers and their logs recognize a question about what they speak, unless `headers` says otherwise."""
+"""The User-Agent of questions about what a server speaks, unless the backend's `headers` set another."""
 
 T = TypeVar("T")
 
@@ -40,21 +40,21 @@ def _never() -> bool:
 
 
 class Upstream:
-    """One backend at run time, as one plan wants it: its endpoints and its connections.
+    """One backend at run time, by one plan: its endpoints and its connections.
 
-    A reload makes a new one, which takes over the endpoints' state and the connections of the one *before*; requests
-    that began with that one finish with it.
+    A reload makes a new `Upstream`, which takes over the endpoints' state and the connections of the one *before*.
+    Requests that began with the old one finish with it.
     """
 
     def __init__(self, plan: BackendPlan, before: "Upstream | None" = None) -> None:
-        """`start` must be awaited, and `close` by the last of those that took over from each other.
+        """`start` must be awaited. `close` must be awaited once, for the last in a chain of take-overs.
 
         Until `start`, nothing changes for the one *before*.
         """
         self.name = plan.name
         settings = plan.settings
         self.tls: TlsContext | None = None
-        """For the endpoints whose URL begins with https; None if there is none."""
+        """The context for endpoints with https; None if there are none."""
         if uses_tls(settings.endpoints):
             self.tls = TlsContext.following(before.tls if before else None, f"backends.{plan.name}.tls", settings.tls)
         timeouts, retry, eject = settings.timeouts, settings.retry, settings.eject
@@ -73,14 +73,14 @@ class Upstream:
         self.recent_calls: RecentCalls = RecentCalls() if before is None else before.recent_calls
         self.speaking: Speaking = Speaking(plan.name, self.endpoints) if before is None else before.speaking
         self.configured = configured(plan.dialect, plan.binary)
-        """What it speaks, if the configuration says so and no endpoint has to be asked."""
+        """What the backend speaks by its configuration; None if endpoints have to be asked."""
         if before is None:
             self.endpoints.on_replaced = self.connections.keep_only
             self.names.on_change = self.probes.follow
             self._take_over()
 
     def _take_over(self) -> None:
-        """From now on the endpoints and the limits of the connections are those of this plan."""
+        """Set the endpoints and the limits of the connections to those of this plan."""
         settings = self._plan.settings
         self.names.configure([Endpoint.parse(url, self.tls) for url in settings.endpoints], settings.dns_refresh)
         self.connections.configure(
@@ -100,25 +100,25 @@ class Upstream:
                 state.ejection.clear()
 
     async def start(self) -> None:
-        """Take over from the one before, and start looking up names and probing."""
+        """Take over from the previous `Upstream`, and start looking up names and probing."""
         self._take_over()
         plan = self._plan
         self.probes.start(plan.settings.health, plan.headers, self.connections, DIALECTS.get(plan.dialect))
         await self.names.start()
 
     def retire(self) -> None:
-        """No plan names this backend any more: what is in flight is finished, and what is idle is closed."""
+        """End without a successor: requests in flight finish, and idle connections are closed."""
         self.names.stop()
         self.probes.stop()
         self.connections.retire()
 
     @property
     def is_usable(self) -> bool:
-        """Whether an endpoint is not known to be down."""
+        """Whether the backend has an endpoint that is not known to be down."""
         return any(state.is_up for state in self.endpoints.states)
 
     async def spoken(self) -> Spoken:
-        """What the endpoints speak: their dialect, and whether they take binary bodies. Raises `GatewayError`."""
+        """What the endpoints speak: their dialect, and whether they read binary bodies. Raises `GatewayError`."""
         return self.configured or await self.speaking.spoken()
 
     def call(
@@ -132,14 +132,15 @@ class Upstream:
         sticky_key: str | None = None,
         is_settled: Callable[[], bool] = _never,
     ) -> Coroutine[Any, Any, T]:
-        """Send *request*, give its answer to *read*, and return what that returns. Raises `GatewayError`.
+        """Send *request*, let *read* read the answer, and return its result. Raises `GatewayError`.
 
-        A failed attempt may be followed by another (`retry`), also one that fails while its answer is read: then *read*
-        is called again with the next answer, and has to begin anew. From when *is_settled*, because something of the
-        answer has reached the client, no other attempt is made. What was tried is appended to *attempts*. *total_at*:
-        when `timeouts.total` is over, by the event loop's clock, if it began before this call. *sticky_key*: requests
-        with the same one go to the same endpoint. *transcode*, of a request that is passed on: called once, before an
-        attempt at an endpoint that has not said that it reads binary; that attempt and all others are transcoded.
+        A failed attempt may be followed by another (`retry`). If an attempt fails while its answer is read, *read* is
+        called again with the next answer, and has to begin anew. *is_settled* says that a part of the answer has
+        reached the client; no other attempt is made then. Each attempt is appended to *attempts*. *total_at* is when
+        `timeouts.total` is over, by the event loop's clock, if it began before this call. Requests with the same
+        *sticky_key* go to the same endpoint. *transcode* belongs to a request that passes unchanged: it is called once,
+        before the first attempt at an endpoint that has not said that it reads binary; all attempts from then on use
+        its result.
         """
         now_s = self.deadlines.loop.time()
         self.recent_calls.count_call(now_s)
@@ -151,8 +152,8 @@ class Upstream:
     def pick(self, call: Call[Any], now_s: float) -> EndpointState:
         """The endpoint for the next attempt of *call*.
 
-        One that may not get what is passed on is only picked where no other is left that was not tried: then the call
-        is transcoded (protocol 11.5).
+        For a request that passes unchanged, an endpoint that may not get binary bodies is only picked if all others
+        were tried; the call is then transcoded (protocol 11.5).
         """
         states: Sequence[EndpointState] = self.endpoints.states
         if len(states) == 1:
@@ -191,7 +192,7 @@ class Upstream:
             )
 
     def note_success(self, state: EndpointState, trial: Trial) -> None:
-        """The *trial* has shown that the endpoint works."""
+        """End the endpoint's ejection, because its *trial* has succeeded."""
         if state.ejection.succeed(trial):
             state.note_ejection("a request to it has succeeded")
             log.info("backend %r: %s is back: a request to it has succeeded", self.name, state.url)

@@ -1,6 +1,6 @@
 """One connection to an endpoint: bytes out, an answer in, and how it ends.
 
-A connection is in one of these states, of which `Wire._answer` and `Wire.transport` tell:
+A connection is in one of these states, which follow from `Wire._answer` and `Wire.transport`:
 
     state        bytes that come                           leaves it
     CONNECTING   none                                      `connection_made`
@@ -8,10 +8,10 @@ A connection is in one of these states, of which `Wire._answer` and `Wire.transp
     BUSY         go to the answer (`arriving.State`)       `end`, after which it is IDLE again
     CLOSED       none
 
-From each of them `abort`, `cut`, the end of the backend's stream and errors lead to CLOSED.
+From each state `abort`, `cut`, the end of the backend's stream and errors lead to CLOSED.
 
-Not here: who may use the connection (`connections`), what a request or an answer says (`attempt`), how an answer is
-read (`arriving`), and what the kernel tells (`witness`).
+Not here: who may use the connection (`connections`), the meaning of a request or an answer (`attempt`), reading an
+answer (`arriving`), and the kernel's counters (`witness`).
 """
 
 import asyncio
@@ -34,41 +34,41 @@ if TYPE_CHECKING:
 class Wire(asyncio.Protocol):
     """A connection for one request at a time.
 
-    `begin` opens an exchange: the request's bytes go out with `send`, the answer is read from what `begin` gives.
-    Between exchanges, any byte that comes closes the connection (docs/architecture.md, "Connections to backends").
+    `begin` opens an exchange and returns the answer to read from; the request's bytes go out with `send`.
+    Any byte between two exchanges closes the connection (docs/architecture.md, "Connections to backends").
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: "Callable[[Wire], None]", sock: socket.socket) -> None:
-        """*on_lost* is called when the connection is gone. *sock* is connected, and the kernel is asked about it."""
+        """*on_lost* is called when the connection is gone. *sock* must be connected; its kernel counters are read."""
         self._loop = loop
         self._on_lost = on_lost
         self.transport: asyncio.Transport | None = None
-        """None before the connection is open, and when it is gone."""
+        """The transport; None before the connection is open, and when it is gone."""
         self.closed: asyncio.Future[None] = loop.create_future()
         """Done when the connection is gone."""
         self.pool: Pool | None = None
-        """Whose it is, once it was taken for a request."""
+        """The pool of the connection's endpoint, set when the connection is taken for a request."""
         self.idle_since = 0.0
         self.is_reused = False
         self.tls: TlsLayer | None = None
-        """Between this and the socket, where the endpoint speaks TLS."""
+        """The TLS between this protocol and the socket; None if the endpoint does not speak TLS."""
         self._heads = Heads(loop, MAX_HEAD_BYTES, is_for_requests=False)
         self._witness = Witness(sock)
         self._answer: ArrivingAnswer | None = None  # while an exchange is open
         self._is_discarded = False
-        self._is_premature = False  # bytes came in this exchange that the backend sent before it had the request
+        self._is_premature = False  # whether the backend sent bytes of this exchange before it had the request
         self._reset: BaseException | None = None
         self._room: asyncio.Future[None] | None = None  # done when more may be sent; None: it may
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is open, with TLS behind the handshake."""
+        """See asyncio; with TLS this is called after the handshake."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
     # Between exchanges
 
     def is_usable(self) -> bool:
-        """Whether an idle connection can carry another exchange: still open, and nothing has come on it."""
+        """Whether an idle connection can carry another exchange: it is open, and no bytes have come on it."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return False
@@ -77,7 +77,7 @@ class Wire(asyncio.Protocol):
         return self._witness.is_quiet()
 
     def begin(self, method: str) -> ArrivingAnswer:
-        """Open an exchange for a request of *method*; `send_first` must follow at once. The answer will come there."""
+        """Open an exchange for a request of *method*, and return its answer; `send_first` must follow at once."""
         assert self.transport is not None
         self._is_premature = False
         self._witness.begin(is_reused=self.is_reused)
@@ -87,9 +87,9 @@ class Wire(asyncio.Protocol):
         return answer
 
     def end(self) -> bool:
-        """Close the exchange; whether another may follow: all is sent, all is read, and nothing more has come.
+        """Close the exchange. True if another may follow: all is sent, all is read, and no more bytes have come.
 
-        Then the connection is idle from now on.
+        The connection is idle from then on.
         """
         transport, answer = self.transport, self._answer
         if (
@@ -117,13 +117,13 @@ class Wire(asyncio.Protocol):
 
     @property
     def received_bytes(self) -> int:
-        """How much has come in this exchange."""
+        """How many bytes have come in this exchange."""
         return 0 if self._answer is None else self._answer.received_bytes
 
     def send_first(self, data: bytes) -> None:
         """Hand the request's first bytes to the connection. Raises `LostError`.
 
-        On a used connection it is made sure, as far as that can be, that nothing came before these bytes left.
+        On a used connection the kernel is asked whether bytes came before these bytes left; if so, `LostError`, too.
         """
         if not self.is_reused:
             self.send(data)
@@ -157,13 +157,13 @@ class Wire(asyncio.Protocol):
     def was_reset(self) -> bool:
         """Whether the connection ended otherwise than by the end of the backend's stream.
 
-        With TLS a stream that is not ended by a `close_notify` may have been cut by whoever stands between (RFC 9112
-        section 9.8).
+        With TLS a stream that ends without `close_notify` may have been cut by somebody in between (RFC 9112 section
+        9.8).
         """
         return self._reset is not None or (self.tls is not None and not self.tls.has_ended)
 
     def data_received(self, data: bytes) -> None:
-        """Count, and give it to the answer. Bytes that come while no exchange is open close the connection."""
+        """Give *data* to the answer. Bytes that come while no exchange is open close the connection."""
         answer = self._answer
         if answer is None:
             self._discard()
@@ -176,17 +176,17 @@ class Wire(asyncio.Protocol):
         answer.feed(data)
 
     def eof_received(self) -> None:
-        """The backend's stream has ended: its transport closes, for which it would wait until all was sent."""
+        """See asyncio: the transport closes by itself, but only after all bytes were sent; here it need not wait."""
         transport = self.transport
         if transport is not None and transport.get_write_buffer_size():
-            transport.abort()  # a backend that reads no more would hold up its answer, which has come to its end
+            transport.abort()  # a backend that does not read any more would delay the end of its answer
 
     def pause_writing(self) -> None:
-        """Too much waits to be sent."""
+        """See asyncio: too many bytes wait to be sent."""
         self._room = self._loop.create_future()
 
     def resume_writing(self) -> None:
-        """Most of what waited was sent."""
+        """See asyncio: most of the waiting bytes were sent."""
         room, self._room = self._room, None
         if room is not None and not room.done():
             room.set_result(None)
@@ -205,38 +205,38 @@ class Wire(asyncio.Protocol):
         self.transport = None
         if self._answer is not None:
             self._answer.lose()
-        self.resume_writing()  # whoever waits for room finds out
+        self.resume_writing()  # a `drain` that waits for room raises `LostError` now
         if not self.closed.done():
             self.closed.set_result(None)
         self._on_lost(self)
 
     def socket_closes(self, exc: BaseException | None) -> None:
-        """The socket closes when this returns. With TLS that is before `connection_lost`."""
+        """Called before the socket closes, and with TLS before `connection_lost`: the last look at the kernel."""
         self._reset = exc
         if self._answer is None or self.transport is None:
             return
-        self._answer.wakes_at_once = False  # the reader shall find the connection closed
+        self._answer.wakes_at_once = False  # the reader goes on after the connection is closed
         if isinstance(exc, ConnectionError):
             has_ended = self._read_what_has_come(self._answer, self.transport)
-            if has_ended and isinstance(exc, BrokenPipeError):  # behind other errors every reading ends like that
+            if has_ended and isinstance(exc, BrokenPipeError):  # after any other error a read returns nothing, too
                 self._reset = None
         self._witness.end()
         if self._witness.is_unsent():
-            reset_on_close(self.transport)  # what the kernel holds of the request must not leave any more
+            reset_on_close(self.transport)  # bytes of the request in the kernel must not leave any more
 
     def _read_what_has_come(self, answer: ArrivingAnswer, transport: asyncio.Transport) -> bool:
-        """Take what the backend sent before it closed the connection, which asyncio leaves where writing fails.
+        """Read the bytes that the backend sent before it closed; asyncio does not read them if writing fails.
 
-        Whether the end of its stream was among that: it may have ended its stream before it reset the connection.
+        True if they ended with the end of the stream: a backend may end its stream before it resets the connection.
 
-        A backend may refuse a large request before it has read all of it, and close: the rest of the request is
-        answered by a reset, and the answer is still there to be read. What was sent before the request came is none.
+        A backend may refuse a large request before it has read all of it, and close. The rest of the request then
+        causes a reset, but the answer can still be read. Bytes sent before the request arrived are no answer.
         """
         if not answer.received_bytes and self._witness.is_too_early():
             return False
         descriptor = transport.get_extra_info("socket").fileno()
         left = READ_BYTES
-        with contextlib.suppress(OSError):  # nothing more is there, or the reset
+        with contextlib.suppress(OSError):  # no more bytes, or the reset
             while left > 0:
                 data = os.read(descriptor, left)
                 if not data:
@@ -256,15 +256,15 @@ class Wire(asyncio.Protocol):
             self.transport.abort()
 
     def cut(self) -> None:
-        """Close at once: the backend gets nothing more of what was sent, and learns that by a reset."""
+        """Close at once with a reset: the backend gets no more of the bytes that were sent."""
         if self.transport is not None:
             reset_on_close(self.transport)
         self.abort()
 
     def why_certificate_was_refused(self, where: str) -> str | None:
-        """In words why the backend refused the gateway's certificate on a new connection; None if it did not.
+        """Why the backend refused the gateway's certificate on a new connection, in words; None if it did not.
 
-        *where* is the path of the TLS settings. Then it has read nothing of the request, see `tls.why_refused`.
+        *where* is the path of the TLS settings. The backend has read nothing of the request, see `tls.why_refused`.
         """
         if self.tls is None or self.is_reused or self.received_bytes or self.tls.version != "TLSv1.3":
             return None
@@ -275,9 +275,9 @@ class Wire(asyncio.Protocol):
 
         See docs/architecture.md, "Connections to backends".
 
-        So it is only if none of its bytes left this machine. Once one has, nothing that is seen here is a proof: a
-        reset may have overtaken the acknowledgement of what was read. Nor is the end of the stream without an
-        acknowledgement one: a server that ends its side alone goes on reading, and on a network with latency its
-        acknowledgement comes after the end that it sent before.
+        It is certain only if no byte of the request left this machine. Once a byte has left, nothing here proves it: a
+        reset may have overtaken the acknowledgement of bytes that were read. The end of the stream without an
+        acknowledgement is no proof, either: a server that has ended only its own side goes on reading, and on a network
+        with latency its acknowledgement comes after that end.
         """
         return not self.received_bytes and not self._is_premature and self._witness.is_unsent()

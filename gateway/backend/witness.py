@@ -1,9 +1,9 @@
-"""What the kernel tells of a backend's connection: whether bytes have come too early, and whether a request has left.
+"""The kernel's counters of a backend's connection: whether bytes came too early, and whether a request has left.
 
-Linux counts, for each connection, what left this machine, what the backend's kernel has acknowledged and what has
-arrived (`sockets.TcpCounters`). Compared before and after an exchange, these counters show what no error shows.
+For each connection Linux counts the bytes that left this machine, that the backend's kernel has acknowledged, and that
+have arrived (`sockets.TcpCounters`). Compared before and after an exchange, they answer questions that no error does.
 
-Not here: what follows from it for a request (`attempt`), and the socket's options and calls (`sockets`).
+Not here: the consequences for a request (`attempt`), and the socket's options and calls (`sockets`).
 """
 
 import socket
@@ -17,38 +17,38 @@ class Witness:
     __slots__ = ("_after", "_before", "_is_acknowledged", "_socket", "has_unread", "received_bytes")
 
     def __init__(self, sock: socket.socket) -> None:
-        """*sock* is that of the connection, and open."""
+        """*sock* is the connection's socket, and must be open."""
         self._socket = Watched(sock)
         self.has_unread = self._socket.has_unread
-        """What it gives is true if bytes, or the end of the stream, have arrived and were not read yet."""
+        """Returns something true if bytes, or the end of the stream, have arrived and were not read yet."""
         self.received_bytes = 0
-        """Since the connection was opened, without the framing of TLS; whoever reads them counts them."""
-        self._before: TcpCounters | None = None  # any byte of the request left
-        self._after: TcpCounters | None = None  # the connection ended
-        self._is_acknowledged = False  # some of the request, as far as was asked
+        """The bytes read since the connection was opened, without the framing of TLS; the reader counts them here."""
+        self._before: TcpCounters | None = None  # before any byte of the request left
+        self._after: TcpCounters | None = None  # when the connection ended
+        self._is_acknowledged = False  # whether `was_crossed` has seen an acknowledgement of the request
 
     def is_quiet(self) -> bool:
         """Whether nothing has come on an idle connection, neither bytes nor the end of the stream.
 
-        The kernel is asked, because what has arrived since the event loop last looked is not known here yet. With TLS
-        that may be a session ticket, but servers send these before their first answer.
+        The kernel is asked, because bytes may have arrived since the event loop last looked. With TLS they might be a
+        session ticket, but servers send tickets before their first answer.
         """
         self._before = now = self._socket.counters()
         if now is not None and now[RECEIVED] == self.received_bytes and now[STATE] == ESTABLISHED:
-            return True  # all that has arrived was read; with TLS, where that counts otherwise, the next line tells
+            return True  # all that arrived was read; with TLS the counts differ, and the next line decides
         return not self.has_unread()
 
     def begin(self, *, is_reused: bool) -> None:
-        """A request follows; on a connection that *is_reused*, `is_quiet` was asked at this moment."""
+        """Note the counters before a request; on a connection that *is_reused*, `is_quiet` has just noted them."""
         self._after = None
         self._is_acknowledged = False
         if not is_reused:
             self._before = self._socket.counters()
 
     def was_crossed(self) -> bool:
-        """Whether bytes have arrived while the request left, and are no answer: that would acknowledge the request.
+        """Whether bytes have arrived while the request left that cannot be an answer: they acknowledge nothing of it.
 
-        To be asked when the first bytes were handed to the kernel.
+        To be called when the first bytes were handed to the kernel.
         """
         if self._before is None or not self.has_unread():
             return False
@@ -61,8 +61,8 @@ class Witness:
     def is_too_early(self) -> bool:
         """Whether the first bytes that came cannot be an answer: the backend had nothing of the request by then.
 
-        An answer acknowledges what was read of the request. Where the kernel has counted no acknowledgement, these
-        bytes were sent before the request arrived, such as the 408 of a server that tires of an idle connection.
+        An answer acknowledges the bytes of the request that were read. If the kernel has counted no acknowledgement,
+        the bytes were sent before the request arrived, as a 408 to an idle connection is.
         """
         if self._before is None or self._is_acknowledged:
             return False
@@ -70,7 +70,7 @@ class Witness:
         return now is not None and now[ACKED] == self._before[ACKED]
 
     def end(self) -> None:
-        """The socket closes when this returns."""
+        """Note the counters before the socket closes."""
         self._after = self._socket.counters()
 
     def is_unsent(self) -> bool:
