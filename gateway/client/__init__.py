@@ -1,1 +1,1 @@
-"""All of the clients' side: listeners, and what is read from a client and written to it."""
+"""The clients' side: listeners, connections, requests with their bodies, and replies."""

@@ -1,6 +1,6 @@
 """A client's body: admitted, invited, read, inflated, or dropped.
 
-Here: everything that reads from a client. Not here: what the bytes mean, and how aiohttp delivers them (`server`).
+Everything that reads a body from a client is here. Not here: the meaning of the bytes, and the connection (`served`).
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from gateway.policy.admission import LOOK_S, MAX_WAIT_S, SMALL_BYTES, Admission,
 
 DROP_BYTES = 256 * 1024
 DROP_S = 1.0
-"""How much of a refused body is read and dropped, and for how long, so that the client gets to see the reply."""
+"""How many bytes of a refused body are read and dropped, and for how long, so that the client can see the reply."""
 
 
 class ClientBody:
@@ -55,14 +55,14 @@ class ClientBody:
         self._coding: Coding | None = None
         self._is_invited = False
         self._answer_bytes = 0
-        self._answer_room = 0  # of what is reserved
-        self._beyond_bytes = 0  # that `reserve` took where there was no room
+        self._answer_room = 0  # reserved bytes that the request has left to its answer
+        self._beyond_bytes = 0  # bytes that `reserve` took without room for them
 
     async def admit(self, n_bytes: int) -> None:
-        """Reserve *n_bytes* for a body before it is read, and its slot as well if it is there.
+        """Reserve *n_bytes* for a body before it is read, and a slot as well if the body is complete.
 
-        What has not arrived gives way to others from now on if it comes slowly. Waits, as `_take` does. Raises
-        `GatewayError` (OVERLOADED) without room.
+        A body that is not complete is an upload from now on, and gives way to others if it is slow. Waits, as `_take`
+        does. Raises `GatewayError` (OVERLOADED) without room.
         """
         admission = self._admission
         if self._connection.has_arrived:
@@ -75,7 +75,7 @@ class ClientBody:
                 admission.begin(self._upload)
 
     async def take_slot(self) -> None:
-        """Take a slot of `limits.concurrent_requests` for an admitted body that is there, or goes on to a backend.
+        """Take a slot of `limits.concurrent_requests` for an admitted body that is complete, or that is relayed.
 
         Waits, as `_take` does. Raises `GatewayError` (OVERLOADED) without one.
         """
@@ -83,9 +83,9 @@ class ClientBody:
             await self._take(0, 1)
 
     def reserve(self, n_bytes: int) -> None:
-        """Reserve *n_bytes* more at once, for what the body's parsed header takes.
+        """Reserve *n_bytes* more at once, for the memory of the parsed header.
 
-        A request that is there is not refused for `SMALL_BYTES`. For more, slow uploads are ended, but nothing waits.
+        A complete request gets `SMALL_BYTES` in any case. For more, slow uploads are ended; the request never waits.
         Raises `GatewayError` (OVERLOADED) when there is no room.
         """
         admission, reservation = self._admission, self._reservation
@@ -106,7 +106,7 @@ class ClientBody:
     async def _take(self, n_bytes: int, n_slots: int) -> None:
         """Take *n_bytes* and *n_slots*; wait, at most `MAX_WAIT_S`, where ending slow uploads could make room for them.
 
-        How many wait is bounded by `limits.connections`: each keeps one. Raises `GatewayError` (OVERLOADED).
+        `limits.connections` bounds how many wait, since each has a connection. Raises `GatewayError` (OVERLOADED).
         """
         admission, reservation = self._admission, self._reservation
         assert reservation is not None
@@ -142,19 +142,19 @@ class ClientBody:
         return GatewayError(ErrorKind.OVERLOADED, f"too busy: {reason}; try again", headers=[("Retry-After", "1")])
 
     def _fail(self, words: str) -> None:
-        """End the upload, whose memory or slot is needed for others."""
+        """End the upload, because its memory or slot is needed for others; *words* say how slow it was."""
         words = f"the client sent its body too slowly: {words}"
         self._connection.fail(GatewayError(ErrorKind.SLOW_CLIENT, words))
 
     def hold_answer(self, n_bytes: int) -> None:
-        """Count the *n_bytes* that the answer has filled so far, beyond the room that the request has left to it."""
+        """Count the answer's *n_bytes* so far, as far as they exceed the room that the request has left to it."""
         if self._reservation is not None and n_bytes != self._answer_bytes:
             room = self._answer_room
             self._reservation.hold(max(n_bytes, room) - max(self._answer_bytes, room))
             self._answer_bytes = n_bytes
 
     def let_go(self) -> None:
-        """The request is not held any more: what was reserved for it is there for its answer."""
+        """Leave the request's reserved bytes to its answer, because the request is not held in memory any more."""
         if self._reservation is not None:
             self._answer_room = self._reservation.n_bytes
 
@@ -166,16 +166,16 @@ class ClientBody:
             self._reservation = None
 
     def _end_upload(self) -> None:
-        """The body is read, or not read any more."""
+        """End the upload: the body is complete, or will not be read any more."""
         if self._upload is not None:
             self._admission.end(self._upload)
             self._upload = None
 
     def read_arrived(self) -> memoryview | None:
-        """Admit the body and read it, if all of it has arrived; None if that is to be done by `read_rest`.
+        """Admit and read the body if all of it has arrived; else None, and `read_rest` does it.
 
-        That is where one that is compressed, or whose length is unknown, or for which there is no room at the moment,
-        is always read. Raises `GatewayError`.
+        It also returns None for a body that is compressed, that has no Content-Length, or for which there is no room at
+        the moment. Raises `GatewayError`.
         """
         request = self._request
         first = request.headers.first
@@ -196,7 +196,7 @@ class ClientBody:
         return memoryview(whole)
 
     def framing(self) -> Framing:
-        """Where the JSON of an inference ends, as the client says it. Raises `GatewayError`."""
+        """The framing of an inference by the client's headers: where its JSON ends. Raises `GatewayError`."""
         headers = self._request.headers
         try:
             return parse_framing(headers.all("inference-header-content-length"), headers.get("content-type"))
@@ -204,12 +204,12 @@ class ClientBody:
             raise blamed(error, ErrorKind.MALFORMED_REQUEST) from error
 
     async def read(self) -> memoryview:
-        """The whole body, as `read_arrived` or else `read_rest` gives it. Raises `GatewayError`."""
+        """Read the whole body, by `read_arrived` or `read_rest`. Raises `GatewayError`."""
         body = self.read_arrived()
         return await self.read_rest() if body is None else body
 
     def check_length(self) -> None:
-        """Raise `GatewayError` if the body is known by now to be larger than `limits.request_body`."""
+        """Raise `GatewayError` if the body's Content-Length or received bytes exceed `limits.request_body`."""
         length, received = self._request.content_length, self._exchange.client_request_bytes
         if length is not None and length > self._max_bytes:
             raise self._too_large(length)
@@ -292,7 +292,7 @@ class ClientBody:
             yield chunk
 
     async def read_first(self, n_bytes: int) -> bytes:
-        """Of a body that is relayed: wait until *n_bytes* or all of it have arrived, and read what is there.
+        """Wait until *n_bytes* or all bytes of a relayed body have arrived, and read all that have.
 
         That may be more than *n_bytes*: aiohttp stops reading from a client when more than 512 KiB of its body wait,
         and the last read from the socket may have brought up to 256 KiB. Raises as `chunks` does.
@@ -308,7 +308,7 @@ class ClientBody:
         return b"".join(pieces)
 
     async def _read(self) -> bytes:
-        """As `Served.read_more`, counted. The time in which the client is waited for is its upload's."""
+        """`Served.read_more`, with bytes counted in the exchange, and bytes and waiting time in the upload."""
         upload = self._upload
         if upload is None:
             chunk = await self._connection.read_more()
@@ -325,11 +325,11 @@ class ClientBody:
 
     @property
     def at_end(self) -> bool:
-        """Whether everything has arrived and was read."""
+        """Whether the whole body has arrived and was read."""
         return self._connection.is_read
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The rest of the body as it arrives, counted; others run in between, also while all of it is there.
+        """The rest of the body as it arrives, counted. Other requests run between chunks, even if all have arrived.
 
         Raises as `Served.read_more` does.
         """
@@ -346,22 +346,22 @@ class ClientBody:
             self._is_invited = True
 
     def _waits_for_invitation(self) -> bool:
-        """Whether the client sends its body only after `100 Continue`, which it was not sent."""
+        """Whether the client waits for `100 Continue` before it sends its body, and was not sent it."""
         request = self._request
         expects = request.headers.get("expect").strip().lower() == "100-continue"
         return expects and request.version >= (1, 1) and not self._is_invited
 
     def is_left_over(self) -> bool:
-        """Whether so much of the body is unread that the connection cannot go on to a next request."""
+        """Whether so much of the body is unread that the connection cannot serve another request."""
         if self._connection.has_arrived:
             return False
         left = (self._request.content_length or DROP_BYTES + 1) - self._exchange.client_request_bytes
         return left > DROP_BYTES or self._waits_for_invitation()
 
     async def drop_rest(self) -> None:
-        """Read and drop a bounded rest of a body that was refused, so that the client gets to see the reply.
+        """Read and drop the rest of a refused body, within bounds, so that the client can see the reply.
 
-        What is left after that ends with the connection.
+        If more is left after that, the connection is closed.
         """
         connection = self._connection
         if connection.has_arrived or connection.out.is_closing or self._waits_for_invitation():
@@ -374,7 +374,7 @@ class ClientBody:
 
 
 def _nobody_waits() -> None:
-    """For a claim that is decided at once."""
+    """The `wake` of a claim that is decided at once."""
 
 
 def _plan_look(admission: Admission, loop: asyncio.AbstractEventLoop) -> None:
@@ -385,9 +385,9 @@ def _plan_look(admission: Admission, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _begin_look(admission: Admission, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
-    """Look when all that clients have sent is counted.
+    """Call `_look` as soon as all bytes that clients have sent are counted.
 
-    That of this turn of the loop is counted in the next. Where the loop stood still, more waits in the kernel.
+    Bytes of this turn of the loop are counted in the next. If the loop stood still, more bytes wait in the kernel.
     """
     if loop.time() > due_s + LOOK_S:
         loop.call_later(LOOK_S, _look, admission, loop)

@@ -1,4 +1,4 @@
-"""A client's connection: what has come, which request is served, who may read and write, and how it ends.
+"""A client's connection: the bytes that arrive, the request that is served, and the end.
 
 `ClientConnection` is always in one of the states of `State`. This table is all of its transitions:
 
@@ -15,11 +15,11 @@
     any      the end of the connection           CLOSED: whatever is under way is cancelled
 
 One task serves the requests of a connection, one after the other. A client that only shuts down its sending side counts
-as gone, as it does with nginx: on the wire it cannot be told from a client that closed, whose request must not go on
-running at the backend.
+as gone, as it does with nginx: on the wire it looks the same as a client that has closed, whose request must not go on
+at the backend.
 
-Here: what is done with what comes, and the connection's end. Not here: accepting (`listeners`), all connections
-together (`server`), one request and what it may do with its connection (`served`), what waits to be sent (`outgoing`).
+Not here: accepting (`listeners`), all connections together (`server`), one request and its access to the connection
+(`served`), and bytes that wait to be sent (`outgoing`).
 """
 
 import asyncio
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
     from gateway.client.server import Server
 
 BEHIND_BYTES = 64 * 1024
-"""How much may wait behind the request that is served before nothing more is read from the client."""
+"""How many bytes behind the current request may wait before nothing more is read from the client."""
 
 UNREAD_BYTES = 256 * 1024
-"""How much of a body may wait to be read before nothing more is read from the client. One read may bring as much."""
+"""How many unread bytes of a body may wait before nothing more is read from the client. One read may bring as many."""
 
 UNCOUNTED_BYTES = 4 * 1024
 """A connection that holds no more than this is not counted: the head of an ordinary request, and a small body."""
 
 HEAD_TOO_LARGE = 431
-UNKNOWN_METHOD = "UNKNOWN"  # of what is no HTTP
+UNKNOWN_METHOD = "UNKNOWN"  # the method in the record of bytes that are no HTTP
 
 log = logging.getLogger("gateway")
 
@@ -68,7 +68,7 @@ class State(Enum):
     CLOSED = auto()
 
 
-# an attribute of an enum costs as much as a call
+# as globals, because looking up an enum's attribute costs as much as a call
 _IDLE, _HEAD, _SERVING = State.IDLE, State.HEAD, State.SERVING
 
 
@@ -79,26 +79,26 @@ class ClientConnection(Connection):
         """Must be made on a running event loop."""
         self._owner = owner
         self.transport: asyncio.Transport | None = None
-        """None before the connection is open, and when it has ended."""
+        """The transport; None before the connection is open, and when it has ended."""
         self.peer = Peer("unknown", "http")
         self.state = State.IDLE
         self.out = Outgoing()
         self.serving: Served | None = None
-        """The request that comes, from its first byte on, or is served."""
+        """The current request, from its first byte to the end of its reply."""
         self._is_first = True  # whether no request has been served yet
         self._heads = Heads(owner.loop, owner.limits.head, is_for_requests=True)
-        self._behind = bytearray()  # what has come behind the request that is served
+        self._behind = bytearray()  # bytes that have come behind the current request
         self.held_bytes = 0
-        """What the owner has counted of what has come and was not served yet; 0 for nearly all connections."""
-        self._next: ClientRequest | GatewayError | None = None  # what the task is to serve
-        self._awaited: Waiter | None = None  # ends when there is a next
+        """How many unserved bytes the owner has counted for this connection; 0 for nearly all connections."""
+        self._next: ClientRequest | GatewayError | None = None  # the request or refusal that the task serves next
+        self._awaited: Waiter | None = None  # ends when `_next` is set
         self._task: asyncio.Task[None] | None = None
-        # when the state became IDLE or HEAD; None: since the last look, and the next one takes its own time for it
+        # when the state became IDLE or HEAD; None: after the last look, and the next look sets it to its own time
         self._since_s: float | None = owner.watcher.time()
         self._dropped_bytes = 0  # in the state REFUSING
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is open, with TLS behind the handshake."""
+        """See asyncio; with TLS this is called after the handshake."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self.out.open(transport)
@@ -121,11 +121,11 @@ class ClientConnection(Connection):
             self._drop(data)
 
     def _wake(self, waiter: Waiter | None) -> None:
-        """Let the task that waits go on: at once where nothing stands between the connection and its bytes."""
+        """Let the waiting task go on: at once, or with TLS in the next turn of the loop (see `waiting`)."""
         (wake if self.peer.scheme == "http" else wake_soon)(waiter)
 
     def _take_head(self, data: bytes) -> None:
-        """Parse *data*, with which a head begins or goes on, and let the task serve the request if it ends there."""
+        """Parse *data* of a head, and let the task serve the request if the head is complete."""
         request = self.serving
         if request is None:
             limit = self._owner.limits.head
@@ -151,7 +151,7 @@ class ClientConnection(Connection):
         self._wake(self._awaited)
 
     def _take_body(self, data: bytes, request: Served) -> None:
-        """Keep *data* for whoever reads the body of *request*, and what is behind it for later."""
+        """Keep *data* for the reader of *request*'s body, and bytes behind the body for the next request."""
         behind = request.feed_body(data)
         if behind:
             self._behind += behind
@@ -162,7 +162,7 @@ class ClientConnection(Connection):
             self._pause()
 
     def count(self) -> None:
-        """Tell the owner what this connection holds by now of what has come and was not served yet."""
+        """Tell the owner how many bytes that were not served yet this connection holds now."""
         request = self.serving
         held_bytes = len(self._behind) + (0 if request is None else request.head_bytes + request.unread_bytes)
         if held_bytes <= UNCOUNTED_BYTES:
@@ -172,14 +172,14 @@ class ClientConnection(Connection):
             self.held_bytes = held_bytes
 
     def _pause(self) -> None:
-        """Read nothing more for now. asyncio does not notice then that a client leaves: `GoneCheck` does."""
+        """Stop reading for now. asyncio then does not notice when the client leaves, but `GoneCheck` does."""
         transport = self.transport
         if transport is not None and transport.is_reading():
             transport.pause_reading()
             self._owner.gone_check.watch(self)
 
     def read_on(self) -> None:
-        """Go on reading from the client, if that was paused and there is room again."""
+        """Go on reading from the client, if reading was paused and there is room again."""
         transport = self.transport
         if transport is None or transport.is_closing() or transport.is_reading() or len(self._behind) >= BEHIND_BYTES:
             return
@@ -188,14 +188,14 @@ class ClientConnection(Connection):
             self._owner.gone_check.unwatch(self)
 
     def _drop(self, data: bytes) -> None:
-        """Drop *data*, which comes behind what was refused; the connection closes when it is too much."""
+        """Drop *data* that comes after a refusal; above `DROP_BYTES` the connection is closed."""
         self._dropped_bytes += len(data)
         if self._dropped_bytes >= DROP_BYTES:
             self._pause()
             wake_soon(self._awaited)
 
     def _break(self, error: MalformedError) -> None:
-        """What has come is no head: let the task refuse it."""
+        """Let the task refuse bytes that are no head."""
         status = HEAD_TOO_LARGE if isinstance(error, HeadTooLargeError) else None
         words = f"{error} (limits.head)" if status is not None and "bytes" in str(error) else str(error)
         self.state = State.REFUSING
@@ -205,9 +205,9 @@ class ClientConnection(Connection):
     # What is served
 
     async def _serve(self) -> None:
-        """Serve the requests of this connection one after the other, to its end, where this task is cancelled.
+        """Serve the requests of this connection one after the other; its end cancels this task.
 
-        Between two of them nothing of the first is kept.
+        Between two requests nothing of the first is kept in memory.
         """
         owner = self._owner
         try:
@@ -235,24 +235,24 @@ class ClientConnection(Connection):
                 del request, served
                 if self._behind:
                     await asyncio.sleep(0)  # other connections come before the next request of a pipeline
-                    if self._has_left():  # nobody would read the replies to what is behind
+                    if self._has_left():  # nobody would read the replies to further requests
                         break
                 self._begin_next()
         except asyncio.CancelledError:
-            pass  # not raised again: the task ends here anyway, and the error that it would keep holds the request
+            pass  # not raised again: the task ends here, and would keep the error, which holds the request
         except Exception:
             log.exception("the connection of client %s failed", self.peer.address)
         self._close()
 
     def _has_left(self) -> bool:
-        """Whether the client is known to have left; of one that is not read the kernel has to be asked."""
+        """Whether the client has left. If nothing is read from it at the moment, the kernel is asked."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return True
         return not transport.is_reading() and bool(hung_up([transport]))
 
     async def _refuse(self, fault: GatewayError) -> None:
-        """Reply to what is no request, unless its client has left already."""
+        """Reply with *fault* to bytes that are no request, unless the client has left already."""
         served = self.serving
         assert served is not None
         self._dropped_bytes = served.head_bytes
@@ -260,7 +260,7 @@ class ClientConnection(Connection):
         await self._linger()
 
     async def _linger(self) -> None:
-        """Drop what the client still sends behind what was refused, so that it gets to see the reply.
+        """Drop bytes that the client still sends after a refusal, so that it can see the reply.
 
         A connection that is closed while bytes wait to be read is reset, which may overtake the reply.
         """
@@ -286,13 +286,13 @@ class ClientConnection(Connection):
         if served.is_answered:
             served.out.reset()
             return
-        if isinstance(error, ConnectionError):  # the client left, which its handler has recorded
+        if isinstance(error, ConnectionError):  # the client has left, and the handler has recorded this
             return
         log.error("a handler failed", exc_info=error)
         await self._owner.refuse(self.peer, served, request.method, GatewayError(ErrorKind.INTERNAL, "internal error"))
 
     def _begin_next(self) -> None:
-        """Be ready for the next request, of which a part may have come behind the one that was served."""
+        """Get ready for the next request, a part of which may have come already."""
         self.state = _IDLE
         self.serving = None
         self._is_first = False
@@ -308,7 +308,7 @@ class ClientConnection(Connection):
     # The end
 
     def end(self) -> None:
-        """Serve no other request: close the connection now if it is idle, else behind the reply."""
+        """Serve no other request: close the connection now if it is idle, else after the reply."""
         if self.state is State.SERVING:
             assert self.serving is not None
             self.serving.keeps_alive = False
@@ -316,21 +316,21 @@ class ClientConnection(Connection):
             self._close()
 
     def cancel(self) -> "asyncio.Task[None] | None":
-        """Cancel what is served; the task of the connection, which ends soon."""
+        """Cancel the current request, and return the connection's task, which ends soon."""
         if self._task is not None:
             self._task.cancel()
         return self._task
 
     def _close(self) -> None:
-        """Close the connection when all that was written is sent."""
+        """Close the connection once all written bytes are sent."""
         if self.transport is not None:
             self.state = State.CLOSING
-            # with TLS a client's end that has come behind unread bytes would never be taken note of
+            # with TLS the client's end of the stream would never be noticed behind unread bytes
             self.transport.resume_reading()
             self.transport.close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """The connection is gone: cancel what is under way."""
+        """See asyncio: the current request and the task are cancelled."""
         self.state = State.CLOSED
         self.out.close()
         if self.serving is not None:
@@ -357,12 +357,12 @@ class ClientConnection(Connection):
 
     @property
     def is_in_head(self) -> bool:
-        """Whether a part of a request's head has come, which is not served yet."""
+        """Whether the beginning of a request's head has come, and its end has not."""
         return self.state is State.HEAD
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing has come yet."""
+        """Whether no byte has come yet."""
         return self._is_first and self.state is State.IDLE
 
     def look(self, now_s: float, limits: Limits) -> None:

@@ -1,6 +1,6 @@
 """The listeners for clients: of HTTP/1.1, and of gRPC where that is configured.
 
-Here: which there are, and what a reload gives them. Not here: accepting (`listeners`), and what is spoken.
+A reload gives them new certificates and limits. Not here: accepting (`listeners`), and the protocols themselves.
 """
 
 import socket
@@ -18,7 +18,7 @@ from gateway.errors import ConfigError
 
 
 def grpc_problems(config: Config) -> Iterator[tuple[str, str]]:
-    """What keeps `grpc` from working: the path of the key, and the reason."""
+    """Why `grpc` cannot work: the path of the key, and the reason; nothing if it can."""
     if config.grpc is not None and not has_grpc():
         yield "grpc", "needs hpack and protobuf, which are not installed: pip install 'tensor-gateway[grpc]'"
 
@@ -37,7 +37,7 @@ class Fronts:
     def __init__(self, config: Config, server: Server) -> None:
         """Raises `ConfigError` for certificates that cannot be used, and where the extra `grpc` is missing."""
         self.urls: list[str] = []
-        """Of each listener, once it is open."""
+        """The URL of each listener, once it is open."""
         kinds: list[Callable[[Server], Connection]] = [ClientConnection]
         if config.grpc is not None:
             for key, reason in grpc_problems(config):
@@ -51,18 +51,18 @@ class Fronts:
     async def open(self, config: Config, sockets: Sequence[socket.socket]) -> None:
         """Listen on *sockets*, one a listener; without them, on the addresses of *config*.
 
-        Raises `OSError` if an address cannot be had.
+        Raises `OSError` if an address cannot be used.
         """
         for listener, address, bound in zip_longest(self._listeners, addresses(config), sockets):
             self.urls.append(await listener.open(address, bound))
 
     @property
     def tls(self) -> list[TlsContext | None]:
-        """The contexts of the listeners; None where connections are plain."""
+        """The contexts of the listeners; None for a listener without TLS."""
         return [listener.tls for listener in self._listeners]
 
     def following(self, config: Config) -> list[TlsContext | None]:
-        """The contexts that *config* wants, for a start or a reload. Raises `ConfigError`."""
+        """The contexts for *config*, at a start or a reload. Raises `ConfigError`."""
         if config.tls is None:
             return [None] * len(self._listeners)
         return [
@@ -71,14 +71,14 @@ class Fronts:
         ]
 
     def take(self, config: Config, contexts: Sequence[TlsContext | None]) -> None:
-        """Connections that come from now on get *contexts*, and the limits of *config*."""
+        """Give *contexts* and the limits of *config* to new connections."""
         for listener, context in zip(self._listeners, contexts, strict=True):
             listener.tls = context
             listener.handshake_timeout_s = config.limits.header_timeout
 
     @property
     def n_opening(self) -> int:
-        """Connections that were accepted and are not open yet."""
+        """How many connections were accepted and are not open yet."""
         return sum(listener.n_opening for listener in self._listeners)
 
     async def stop_accepting(self) -> None:
@@ -93,5 +93,5 @@ class Fronts:
 
 
 def addresses(config: Config) -> list[Address]:
-    """Where the listeners for clients listen."""
+    """The addresses of the listeners for clients: for HTTP/1.1, and for gRPC if it is configured."""
     return [config.listen] if config.grpc is None else [config.listen, config.grpc]

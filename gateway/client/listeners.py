@@ -1,4 +1,4 @@
-"""Sockets of listeners: binding, accepting, and how to reach them. Not here: what is spoken on them (`server`)."""
+"""Sockets of listeners: binding, accepting, and their URLs."""
 
 import asyncio
 import errno
@@ -22,13 +22,13 @@ BACKLOG = 128
 """The most connections that wait in the kernel to be accepted."""
 
 ACCEPTS_AT_ONCE = 32
-"""How many connections are accepted before others run."""
+"""How many connections are accepted in one turn of the event loop."""
 
 ACCEPT_PAUSE_S = 1.0
-"""How long nothing is accepted after the kernel has refused to, mostly for want of descriptors."""
+"""How long nothing is accepted after accepting has failed, mostly for want of file descriptors."""
 
 HANDSHAKE_S = 10.0
-"""How long a TLS handshake may take, unless the configuration says something else (limits.header_timeout)."""
+"""How long a TLS handshake may take, unless the configuration sets limits.header_timeout."""
 
 UNIX_MODE = 0o660
 """Who may connect to a `unix:` listener: the gateway's own user and group."""
@@ -39,8 +39,8 @@ log = logging.getLogger("gateway")
 class ClientListener:
     """The listener for clients: accepts connections, within `limits.connections`, and gives them to a `Server`.
 
-    It accepts by itself, because asyncio's own listener, when descriptors run out, logs a traceback for every place
-    of its backlog and tries again as often.
+    It does not use asyncio's listener: when descriptors run out, that one logs a traceback for every place of its
+    backlog, and tries again as often.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ClientListener:
     ) -> None:
         """*kind* makes a connection, of HTTP/1.1 or of gRPC."""
         self.tls = tls
-        """For connections that come from now on; None: they are plain."""
+        """The context for new connections; None: they have no TLS."""
         self.handshake_timeout_s = handshake_timeout_s
         self._server = server
         self._kind = kind
@@ -63,7 +63,7 @@ class ClientListener:
         self._warnings = OncePerInterval()
 
     async def open(self, address: Address, bound: socket.socket | None = None) -> str:
-        """Listen on *address*, or on a socket that is *bound* to it already; the URL.
+        """Listen on *address*, or on a socket that is *bound* to it already, and return the URL.
 
         Raises `OSError` that names the address.
         """
@@ -77,11 +77,11 @@ class ClientListener:
 
     @property
     def n_opening(self) -> int:
-        """Connections that were accepted and are not open yet: with TLS, their handshake goes on."""
+        """How many connections were accepted and are not open yet: with TLS, their handshake goes on."""
         return len(self._opening)
 
     async def stop_accepting(self) -> None:
-        """Accept what waits in the kernel, and nothing more; connections that are open go on."""
+        """Accept the connections that wait in the kernel, and then no more; open connections go on."""
         if self._socket is None:
             return
         asyncio.get_running_loop().remove_reader(self._socket)
@@ -92,7 +92,7 @@ class ClientListener:
         self._socket = None
 
     async def close(self) -> None:
-        """Stop accepting, and cut off what is still being served."""
+        """Stop accepting, and cut off all connections."""
         await self.stop_accepting()
         for task in self._opening:
             task.cancel()
@@ -100,7 +100,7 @@ class ClientListener:
         await self._server.close()
 
     def _accept(self, at_most: int) -> None:
-        """Accept what waits, up to *at_most*."""
+        """Accept waiting connections, *at_most* so many."""
         assert self._socket is not None
         for _ in range(at_most):
             try:
@@ -160,14 +160,14 @@ class _UnixSocket(socket.socket):
 
     path = ""
     file: tuple[int, int] = (0, 0)
-    """Device and inode of what is at *path*."""
+    """Device and inode of the socket at *path*, by which it is recognized before it is removed."""
 
 
 async def bind(address: Address, *, is_shared: bool = False) -> socket.socket:
     """A socket bound to *address*, for this process alone or *is_shared* with others; `release` it at the end.
 
-    It listens already, so that no other process can take the port; not if it is shared, nor if the kernel has chosen
-    the port, which is free then. Raises `OSError` that names the address.
+    The socket listens already, so that no other process can take the port; except if it is shared, or if the kernel
+    has chosen a free port. Raises `OSError` that names the address.
     """
     with _naming(address):
         if address.is_unix:
@@ -200,10 +200,10 @@ async def reserve(address: Address) -> socket.socket:
     For a `unix:` address it is a socket that listens, which all workers inherit. `release` it at the end. Raises
     `OSError` that names the address.
 
-    The kernel lets every process of the same user join a port that is shared (SO_REUSEPORT). So the port is taken the
-    way a single process takes it: bound and listened on without sharing, which fails if anybody else has it. Then
-    this socket allows sharing, which the workers ask for, and disallows SO_REUSEADDR, which is all that another
-    gateway would ask for, and stops listening, so that it gets no connections. At no moment is the port free.
+    The kernel lets every process of the same user join a shared port (SO_REUSEPORT). So the port is first taken as a
+    single process takes it: bound and listened on without sharing, which fails if another process has it. Then this
+    socket allows sharing, for which the workers ask; disallows SO_REUSEADDR, for which another gateway would ask; and
+    stops listening, so that it gets no connections. At no moment is the port free.
     """
     bound = await bind(address)
     if not address.is_unix:
@@ -226,7 +226,7 @@ def release(bound: socket.socket) -> None:
 
 @contextmanager
 def _naming(address: Address) -> Iterator[None]:
-    """Have an `OSError` name *address*."""
+    """Make an `OSError` name *address*."""
     try:
         yield
     except OSError as error:
@@ -279,7 +279,7 @@ def _remove_stale(path: str) -> None:
 
 
 def url_of(address: Address, port: int, scheme: str = "http") -> str:
-    """How to reach a listener on *address*, whose real port is *port*; for `unix:` that address."""
+    """The URL of a listener on *address*, whose real port is *port*; for `unix:` the address itself."""
     if address.is_unix:
         return str(address)
     host = f"[{address.host}]" if ":" in address.host else address.host

@@ -1,4 +1,4 @@
-"""The writing half of a client's connection. Not here: what is written (`reply`), and what comes (`connection`)."""
+"""The writing half of a client's connection. Not here: making replies (`reply`), and reading (`connection`)."""
 
 import asyncio
 
@@ -8,14 +8,14 @@ from gateway.waiting import Waiter, wake_soon
 
 
 def client_left() -> ConnectionResetError:
-    """What reading from a client that has left raises, and writing to it."""
+    """The error that reading from a client and writing to it raise when it has left."""
     return ConnectionResetError("the client closed the connection")
 
 
 class Outgoing:
-    """The writing half of a connection: what was written, what waits, and whether the client reads it in time.
+    """The writing half of a connection: counts bytes, waits for room, and judges whether the client reads in time.
 
-    One that was never opened is that of a client that has left.
+    Without `open` it behaves as if the client had left.
     """
 
     __slots__ = ("_backlog", "_transport", "_waiter", "cut_reason", "is_behind", "written_bytes")
@@ -29,7 +29,7 @@ class Outgoing:
         self.is_behind = False
         """Whether so much waits to be sent that nothing more should be written before `drain`."""
         self.written_bytes = 0
-        """Given to the connection so far."""
+        """How many bytes were given to the connection so far."""
 
     def open(self, transport: asyncio.Transport) -> None:
         """The connection is open."""
@@ -57,14 +57,14 @@ class Outgoing:
             await self._waiter
 
     def go_on(self) -> None:
-        """The client has taken so much that more may be written."""
+        """Let `drain` return, because the client has taken so much that more may be written."""
         self.is_behind = False
         wake_soon(self._waiter)
 
     def reset(self) -> None:
         """End the connection with a reset, so that the client sees that its reply is incomplete.
 
-        What waits to be sent is dropped.
+        Bytes that wait to be sent are dropped.
         """
         if self._transport is not None:
             reset_on_close(self._transport)  # also while it is closing, with what is unsent
@@ -76,13 +76,13 @@ class Outgoing:
         wake_soon(self._waiter)
 
     def is_read_too_slowly(self, now_s: float, limit_s: float) -> bool:
-        """Whether the client has been behind in reading for too long; `cut_reason` says it in words."""
+        """Whether the client has been behind in reading for too long; if so, `cut_reason` says why."""
         transport = self._transport
         unsent = 0 if transport is None else transport.get_write_buffer_size()
         if transport is None or not unsent:
             self._backlog = None
             return False
-        # what the kernel takes says little: it may take nothing for seconds from a client that reads all the time
+        # acknowledged bytes count: the kernel may take nothing for seconds though the client reads all the time
         taken = self.written_bytes - unsent - unacknowledged_bytes(transport)
         if self._backlog is None:
             self._backlog = Backlog(taken, now_s)
@@ -95,4 +95,4 @@ class Outgoing:
 
 
 NOBODY = Outgoing()
-"""The client that a request has whose time with its connection is over."""
+"""The `out` of a request that is over, and must not write to its connection any more."""

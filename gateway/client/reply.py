@@ -1,7 +1,7 @@
 """The reply to a client. Nothing else writes to one, except the invitation to send a body (`body`).
 
-Here: the head (which headers every reply carries, how its body is framed, whether the connection is kept), and the
-only places that set an exchange's status, error and reply bytes. Not here: what a reply says.
+The head says which headers every reply carries, how the body is framed, and whether the connection is kept. An
+exchange's status, error and reply bytes are set here alone. Not here: the content of replies.
 """
 
 import time
@@ -20,7 +20,7 @@ from gateway.headers import HeaderLines, Pairs
 from gateway.pacing import Pacer
 
 WRITE_BYTES = 256 * 1024
-"""How much is handed to a client's connection at once: Python 3.11 copies what the socket does not take."""
+"""How many bytes are handed to a connection at once: Python 3.11 copies the bytes that the socket does not take."""
 
 JOIN_BYTES = 64 * 1024
 """Up to this size the body of a whole reply is joined to its head and leaves in the same write."""
@@ -28,7 +28,7 @@ JOIN_BYTES = 64 * 1024
 _WRITTEN_HERE = frozenset({"connection", "content-length", "keep-alive", "transfer-encoding", "x-request-id"})
 
 _BODILESS = frozenset({204, 304})
-# Of these a header value that is sent may hold none (RFC 9110 section 5.5); a tab is allowed.
+# Control characters that no header value may hold (RFC 9110 section 5.5); a tab is allowed.
 _CONTROLS = bytes([*range(0x09), *range(0x0A, 0x20), 0x7F])
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
@@ -75,12 +75,12 @@ class Reply:
         self._is_bodiless = False
         self._pacer: Pacer | None = None
         self.has_begun = False
-        """From here on an error can only cut the reply off."""
+        """Whether a part of the reply was sent, so that an error can only cut it off."""
         self.is_complete = False
-        """The whole reply was handed to the socket: if the client leaves now, it was served."""
+        """Whether the whole reply was handed to the socket: a client that leaves then was served."""
 
     async def complete(self) -> None:
-        """Wait while too much of what was written waits to be sent. Raises `ConnectionError` when the client left."""
+        """Wait while too many written bytes wait to be sent. Raises `ConnectionError` when the client left."""
         await self._connection.out.drain()
         self.is_complete = True
 
@@ -178,7 +178,7 @@ class Reply:
     async def error(self, error: GatewayError) -> None:
         """Send *error* in the shape of the protocol; if a reply has begun, cut it off with a reset.
 
-        An error that comes after the last byte of a whole reply only leaves its words in the exchange.
+        After the last byte of a whole reply, only the error's words are put into the exchange.
         """
         exchange = self._exchange
         exchange.detail = error.message
@@ -199,7 +199,7 @@ class Reply:
     def client_left(self) -> None:
         """Record that the client went away, unless its whole reply had been handed to the socket (499).
 
-        So is recorded, too, that it was cut because it did not read.
+        The same is recorded if the gateway has cut the connection because the client did not read.
         """
         exchange = self._exchange
         if exchange.error is None and not self.is_complete:
@@ -228,11 +228,11 @@ class Reply:
         self.has_begun = connection.is_answered = True
         exchange.status = status
         if status >= 400 and exchange.error is None:
-            exchange.error = ErrorKind.BACKEND_ERROR  # errors of the gateway's own have set theirs before
+            exchange.error = ErrorKind.BACKEND_ERROR  # the gateway's own errors are set before
         return head
 
     def _add_framing(self, lines: list[str], length: int | None, *, is_old: bool) -> None:
-        """Add to *lines* where the body ends and whether the connection goes on (RFC 9112 sections 6 and 9)."""
+        """Add to *lines* the fields for the body's end and for the connection (RFC 9112 sections 6 and 9)."""
         if self._is_chunked:
             lines.append("Transfer-Encoding: chunked")
         elif length is not None:
@@ -249,9 +249,9 @@ class Reply:
             body is None
             or (not self._connection.has_arrived and body.is_left_over())
             or self._is_draining()
-            # what comes behind a chunked body is dropped with it, see `http1`
+            # bytes behind a chunked body are dropped with it, see `http1`
             or "transfer-encoding" in self._request.headers.first
-            # only the end of the connection ends such a body
+            # a body without length that is not chunked ends with the connection
             or (length is None and not self._is_chunked and not self._is_bodiless)
         )
 
@@ -275,12 +275,12 @@ class Reply:
 
 
 def _phrase(status: int, reason: str) -> str:
-    """The backend's words behind *status* where they can be sent on, else the usual ones."""
+    """The backend's *reason* if it can be sent, else the usual phrase of *status*."""
     return reason if reason and reason.isascii() and reason.isprintable() else _PHRASES.get(status, "")
 
 
 def _encoded(lines: list[str], n_lines: int) -> bytes:
-    """The head of *n_lines* that *lines* make, some of which may hold several. Raises `GatewayError`."""
+    """The bytes of a head with *n_lines*; an element of *lines* may hold several lines. Raises `GatewayError`."""
     try:
         head = ("\r\n".join(lines) + "\r\n\r\n").encode()
     except UnicodeEncodeError:
@@ -291,7 +291,7 @@ def _encoded(lines: list[str], n_lines: int) -> bytes:
 
 
 def _unsendable(lines: list[str]) -> GatewayError:
-    """What is said of *lines*, one of which holds a control character."""
+    """The error that names the line of *lines* that holds a control character."""
     line = next(each for each in lines if each.encode().translate(None, _CONTROLS) != each.encode())
     name = line.partition(":")[0]
     return GatewayError(ErrorKind.MALFORMED_RESPONSE, f"header {name[:64]!r} of the answer holds a control character")

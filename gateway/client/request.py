@@ -1,7 +1,7 @@
-"""One request of a client as a value of our own, and the connection that it came on.
+"""One request of a client as a value of the gateway's own, with a reference to its connection.
 
-Here: what the rest of the gateway knows of a client's request, and how it is made of a parsed head. Not here: the
-connection itself (`connection`), and what is read from it (`body`) or written to it (`reply`).
+`read_request` makes the value of a parsed head, and `find_fault` checks it. Not here: the connection itself
+(`connection`), reading from it (`body`) and writing to it (`reply`).
 """
 
 import asyncio
@@ -27,14 +27,14 @@ MAX_CONTENT_LENGTH = 2**63 - 1
 """The largest length of a body that is believed. aiohttp's parser takes 2**64 - 1 for no body at all."""
 
 MAX_DIGITS = 20
-"""The longest `Content-Length` that is read, in digits: longer ones are no length that anybody sends."""
+"""The longest `Content-Length` in digits: nobody sends so large a body."""
 
 MAX_REQUEST_ID = 128
 """The longest `X-Request-Id` of a client that is kept, in characters."""
 
 
 class Peer(NamedTuple):
-    """Who has connected."""
+    """The other end of a connection."""
 
     address: str
     """The client's address, or `UNIX_PEER`."""
@@ -43,7 +43,7 @@ class Peer(NamedTuple):
 
 
 def peer_of(transport: asyncio.BaseTransport) -> Peer:
-    """Who has opened the connection of *transport*."""
+    """The peer of *transport*."""
     peername = transport.get_extra_info("peername")
     address = "unknown"
     if isinstance(peername, tuple):
@@ -54,29 +54,29 @@ def peer_of(transport: asyncio.BaseTransport) -> Peer:
 
 
 class Incoming(Protocol):
-    """What a `ClientBody` reads from: a body while it comes."""
+    """A body while it arrives, from which a `ClientBody` reads."""
 
     out: Outgoing
 
     @property
     def has_arrived(self) -> bool:
-        """Whether all of it is there to be read, or was read."""
+        """Whether the whole body has arrived, read or not."""
 
     @property
     def is_read(self) -> bool:
-        """Whether all of it was read."""
+        """Whether the whole body was read."""
 
     def read_arrived(self) -> bytes:
-        """What has arrived of it, without waiting, possibly nothing. Raises as `read_more` does."""
+        """The bytes that have arrived, maybe none; does not wait. Raises as `read_more` does."""
 
     async def read_more(self) -> bytes:
-        """What has arrived of it; waits if that is nothing; empty at the end.
+        """The bytes that have arrived; waits if there are none. Empty at the body's end.
 
         Raises `GatewayError`, and `ConnectionError` if the client left.
         """
 
     def fail(self, error: Exception) -> None:
-        """Let whoever reads, now or next, get *error*."""
+        """Let the current read, or the next one, raise *error*."""
 
 
 class ClientRequest(msgspec.Struct, eq=False):
@@ -94,11 +94,11 @@ class ClientRequest(msgspec.Struct, eq=False):
     scheme: str
     version: tuple[int, int]
     content_length: int | None
-    """None if the client did not say, which with `has_body` means a chunked body."""
+    """The announced length in bytes; None without one: with `has_body` the body is chunked."""
     has_body: bool
     """Whether there is a body of at least one byte, or a chunked one."""
     connection: Any
-    """A `Served`, or what another front has in its place."""
+    """A `Served`, or another front's object in its place."""
     fault: GatewayError | None = None
     """Why the request must be refused whatever it asks for (`find_fault`); to be raised before routing."""
     is_from_proxy: bool = False
@@ -106,9 +106,9 @@ class ClientRequest(msgspec.Struct, eq=False):
     protocol: str = "http"
     """The front that the request came to: `http` or `grpc`."""
     front: Callable[..., tuple[Any, Any]] | None = None
-    """Makes what reads the body and what writes the reply; None: those of HTTP/1.1."""
+    """Makes the objects that read the body and write the reply; None: those of HTTP/1.1."""
     begin: Callable[[], Awaitable[None]] | None = None
-    """Reads what the request asks for where its body says that: to be awaited before it is routed."""
+    """Reads the path of a request that names it in its body, over gRPC; to be awaited before routing."""
     deadline_s: float | None = None
     """When the client gives up, by the event loop's clock, if it says so."""
 
@@ -116,7 +116,7 @@ class ClientRequest(msgspec.Struct, eq=False):
 def read_request(head: RawRequestMessage | RawResponseMessage, peer: Peer, connection: Served) -> ClientRequest:
     """The request that *head* begins.
 
-    Says to *connection* what body it has, and whether another request may follow.
+    *connection* is told how the body ends, and whether another request may follow.
     """
     assert isinstance(head, RawRequestMessage)
     method, path, version = head.method, head.path, head.version
@@ -125,7 +125,7 @@ def read_request(head: RawRequestMessage | RawResponseMessage, peer: Peer, conne
     first = headers.first
     given_length = first.get("content-length")
     length = None
-    if given_length:  # in digits, as the parser has proved
+    if given_length:  # the parser accepts digits alone
         length = int(given_length) if len(given_length) <= MAX_DIGITS else MAX_CONTENT_LENGTH + 1
     fault = find_fault(method, path, version, headers, length, is_ascii=connection.is_ascii)
     if fault is not None:
@@ -136,7 +136,7 @@ def read_request(head: RawRequestMessage | RawResponseMessage, peer: Peer, conne
             or method == "CONNECT"
             or (length is not None and length > MAX_CONTENT_LENGTH)
         ):
-            connection.keeps_alive = False  # where its body ends is not certain
+            connection.keeps_alive = False  # it is not certain where the body ends
     host = first.get("host", "")
     if not path.startswith("/"):
         absolute = ABSOLUTE.match(path)
@@ -164,9 +164,9 @@ def find_fault(
     *,
     is_ascii: bool,
 ) -> GatewayError | None:
-    """What makes a request unacceptable whatever it asks for; None if nothing does. *target* is as the client wrote it.
+    """Why a request must be refused whatever it asks for; None if it need not. *target* is as the client wrote it.
 
-    HTTP that aiohttp's parser lets pass, and on whose meaning a backend or a proxy before the gateway may not agree.
+    aiohttp's parser lets such requests pass, but a backend or a proxy before the gateway may read them differently.
     """
     if version not in ((1, 0), (1, 1)):
         return _fault(f"HTTP/{version[0]}.{version[1]} is not supported, only 1.0 and 1.1", status=505)
@@ -185,7 +185,7 @@ def find_fault(
 
 
 def _coding_fault(version: tuple[int, int], headers: Headers) -> GatewayError | None:
-    """What is wrong with the `Transfer-Encoding` that a request has."""
+    """Why a request with this `Transfer-Encoding` must be refused; None if it is 'chunked' and allowed."""
     codings = headers.all("transfer-encoding")
     if [coding.lower() for coding in codings] != ["chunked"]:
         quoted = ", ".join(codings).encode(errors="replace").decode()[:64]
@@ -198,7 +198,7 @@ def _coding_fault(version: tuple[int, int], headers: Headers) -> GatewayError | 
 
 
 def find_encoding_fault(target: str, headers: Headers) -> GatewayError | None:
-    """Which part of a head that is not ASCII is not UTF-8 either."""
+    """The error for a header value or target that is not UTF-8; None if all are."""
     for name, value in headers.pairs:
         if _is_undecodable(value):
             return _fault(f"header {name[:64]!r} holds bytes that are not UTF-8")

@@ -1,6 +1,6 @@
-"""A client's request while it comes and is served, and what it may do with its connection: read its body, and reply.
+"""A client's request while it arrives and is served, with limited access to its connection: read the body, and reply.
 
-Not here: when the connection is read, and what comes behind the request (`connection`); how it is cut (`http1`).
+Not here: when the connection is read, and bytes behind the request (`connection`); how a message is cut (`http1`).
 """
 
 import asyncio
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Served(Incoming):
-    """A request, with its connection for the time in which it is served: afterwards it can no longer touch that."""
+    """A request with its connection. When the request is over (`leave`), it cannot touch the connection any more."""
 
     __slots__ = (
         "_client",
@@ -36,41 +36,41 @@ class Served(Incoming):
         super().__init__(heads)
         self._client: ClientConnection | None = client
         self.out: Outgoing = client.out
-        """Where the reply is written. Not to be kept: it is another one when the request is over."""
+        """Where the reply is written. Must not be kept elsewhere: `leave` replaces it by `NOBODY`."""
         self.keeps_alive = False
-        """Whether the connection serves another request after this one. `Reply` sets it to False when it says so."""
+        """Whether the connection serves another request after this one; `Reply` may set it to False."""
         self.is_answered = False
         """Whether the head of a reply was written."""
         self.is_broken = False
-        """Whether the body is malformed, so that nobody knows where it ends."""
+        """Whether the body is malformed, so that its end is not known."""
         self._failure: Exception | None = None
         self._pacer: Pacer | None = None  # of a chunked body
         self._upload = Upload()
         self.waiter: Waiter | None = None
-        """Of `read_more`, while it waits for more to come."""
+        """The waiter of `read_more`, while it waits for bytes."""
 
     def leave(self) -> None:
-        """The request is over."""
+        """End the request's access to its connection."""
         if self.unread_bytes:
             self.drop()
         self._client = None
         self.out = NOBODY
 
     def fail(self, error: Exception) -> None:
-        """Let the read that waits at the moment, or else the next one, raise *error*; no other request may follow."""
+        """Let the current read, or the next one, raise *error*; no other request may follow on the connection."""
         self._failure = error
         self.keeps_alive = False
         wake_soon(self.waiter)
 
     async def read_more(self) -> bytes:
-        """What has arrived of the body; waits if that is nothing; empty at the end.
+        """The bytes of the body that have arrived; waits if there are none. Empty at the end.
 
         Raises `GatewayError`, MALFORMED_REQUEST for a body that breaks HTTP and SLOW_CLIENT for one that comes too
         slowly (`limits.body_timeout`); `ConnectionError` if the client left.
         """
         while True:
             if self.phase is Phase.CHUNKED and self.unread_bytes:
-                # decoding is work, and many tiny chunks are much of it
+                # decoding many tiny chunks is much work, so it is paced
                 if self._pacer is None:
                     self._pacer = Pacer()
                 await self._pacer.breathe()
@@ -80,7 +80,7 @@ class Served(Incoming):
                 await self._wait_for_more()
 
     def read_arrived(self) -> bytes:
-        """What has arrived of the body, without waiting, possibly nothing. Raises as `read_more` does."""
+        """The bytes of the body that have arrived, maybe none; does not wait. Raises as `read_more` does."""
         if self._failure is not None:
             raise self._failure.with_traceback(None)
         client = self._client
@@ -93,7 +93,7 @@ class Served(Incoming):
             self.fail(GatewayError(ErrorKind.MALFORMED_REQUEST, f"malformed HTTP body: {error}"))
             return self.read_arrived()
         self._upload.received_bytes += len(chunk)
-        if client.held_bytes:  # else nothing is counted, and nothing is paused
+        if client.held_bytes:  # without held bytes there is nothing to count, and reading is not paused
             client.count()
             client.read_on()
         return chunk
@@ -115,9 +115,9 @@ class Served(Incoming):
         return self._upload.is_awaited
 
     def fail_if_slow(self, now_s: float, limit_s: float) -> bool:
-        """Let the read that waits at the moment raise SLOW_CLIENT if the client takes too long; whether it does.
+        """Let the current read raise SLOW_CLIENT if the client is too slow; True if it is.
 
-        Only the time in which the gateway waits for the client counts, not that in which it does not read.
+        Only the time in which the gateway waits for the client counts.
         """
         words = self._upload.find_slowness(now_s, limit_s)
         if words is None:

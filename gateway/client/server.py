@@ -1,4 +1,4 @@
-"""All connections of clients together: their number, their limits, and what never became a request.
+"""All connections of clients together: their number, their limits, and refusals of bytes that are no request.
 
 Not here: one connection (`connection`), and how connections are accepted (`listeners`).
 """
@@ -19,7 +19,7 @@ from gateway.headers import Headers
 from gateway.policy.quiet import OncePerInterval
 
 CUT_S = 0.05
-"""How long handlers have to notice that they are cut off."""
+"""How long `close` waits for handlers that it has cancelled."""
 
 DEFAULT_LIMITS = Limits()
 
@@ -34,7 +34,7 @@ def _not_counted(n_bytes: int) -> None:
 
 
 class Server:
-    """What the connections of a process share."""
+    """The state that all connections of a process share."""
 
     def __init__(
         self,
@@ -45,35 +45,35 @@ class Server:
     ) -> None:
         """Must be made on a running event loop.
 
-        *record* is given the exchanges of what never became a request: bad HTTP. *hold_unread* is told how many bytes
-        more, or less, connections hold outside of what requests have reserved.
+        *record* takes the exchanges of bad HTTP, which never became a request. *hold_unread* takes the change of how
+        many unread bytes all connections hold beside the reservations of requests.
         """
         self.handler = handler
         self.hold_unread = hold_unread
         self._record = record
         self.limits = limits
-        """The limits that hold now: a reload replaces them as a whole, for connections that are open, too."""
+        """The current limits. A reload replaces them as a whole, also for open connections."""
         self.loop = asyncio.get_running_loop()
         self.open_connections = 0
-        """Connections of clients that are open now, also those that are still being opened."""
+        """How many connections of clients are open or being opened."""
         self.refused_connections = 0
         """Connections that were closed as soon as they were accepted, since the start."""
         self.slow_connections = dict.fromkeys(("header_timeout", "body_timeout", "client_idle"), 0)
         """Connections that were ended because their clients were too slow, by the limit's name, since the start."""
         self.watcher = Watcher(lambda: self.limits)
         self.gone_check = GoneCheck()
-        """Of the connections that are not read at the moment."""
+        """Watches the connections that are not read at the moment."""
         self._warnings = OncePerInterval()
         self._admitted: set[Connection] = set()
         self._open: set[Connection] = set()
 
     @property
     def connections(self) -> list[Connection]:
-        """Those that are open."""
+        """The open connections."""
         return list(self._open)
 
     def admit(self) -> bool:
-        """Take a slot for a new connection; False if there is none, which is counted and logged once a minute."""
+        """Take a slot for a new connection; False if there is none. Refusals are counted, and logged once a minute."""
         if self.open_connections < self.limits.connections:
             self.open_connections += 1
             return True
@@ -87,18 +87,18 @@ class Server:
         return False
 
     def new_connection(self, kind: "Callable[[Server], Connection]") -> Connection:
-        """A connection of *kind* that has a slot that `admit` has taken, and is still to be opened."""
+        """A new connection of *kind* for a slot that `admit` has taken; it is not open yet."""
         connection = kind(self)
         self._admitted.add(connection)
         return connection
 
     def opened(self, connection: Connection) -> None:
-        """*connection* is open."""
+        """Count *connection* as open, and watch it."""
         self._open.add(connection)
         self.watcher.watch(connection)
 
     def closed(self, connection: Connection) -> None:
-        """*connection* has ended, or was never opened; only the first time counts."""
+        """Forget *connection*, which has ended or was never opened, and free its slot; a second call does nothing."""
         if connection in self._admitted:
             self._admitted.discard(connection)
             self.open_connections -= 1
@@ -109,15 +109,15 @@ class Server:
         connection.held_bytes = 0
 
     def n_unfinished_heads(self) -> int:
-        """Connections on which the beginning of a request has come, and nothing is served yet."""
+        """How many connections have received a part of a head, and not its end."""
         return sum(each.is_in_head for each in self._open)
 
     def n_silent(self) -> int:
-        """Connections on which nothing has come since they were accepted."""
+        """How many connections have received nothing since they were accepted."""
         return sum(each.is_silent for each in self._open)
 
     async def refuse(self, peer: Peer, served: Served, method: str, fault: GatewayError) -> None:
-        """Reply to what never became a request, or whose handler failed, and record it."""
+        """Reply with *fault* to bytes that are no request, or after a handler has failed, and record it."""
         exchange = Exchange(peer.address, method, "", new_request_id(), self.loop.time())
         served.keeps_alive = False
         request = ClientRequest(method, "", Headers(), "", peer.address, peer.scheme, (1, 1), None, False, served)
@@ -129,12 +129,12 @@ class Server:
             self._record(exchange)
 
     def drain(self) -> None:
-        """Tell those clients whose connections would bring requests for as long as they are open."""
+        """Tell clients whose protocol needs it (HTTP/2) to send no more requests."""
         for connection in self.connections:
             connection.drain()
 
     async def close(self) -> None:
-        """End all connections: idle ones at once; what is still served is cut off."""
+        """End all connections; requests that are still being served are cut off after `CUT_S`."""
         connections = self.connections
         for connection in connections:
             connection.end()

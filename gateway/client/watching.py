@@ -1,7 +1,6 @@
-"""Timers that all connections of clients share: one for slow clients, one for clients that leave unnoticed.
+"""Timers that all connections of clients share: one for slow clients, one for clients that leave while not read.
 
-Here: when connections are looked at, and what happens to those of clients that have left. Not here: what makes a client
-too slow, and what is done about it (`server`).
+Connections of clients that have left are aborted here. Not here: when a client is too slow (`policy.slowness`).
 """
 
 import asyncio
@@ -14,7 +13,7 @@ from gateway.config import Limits
 from gateway.sockets import hung_up
 
 LOOK_S = 1.0
-"""How often each connection is looked at. A limit takes effect so much late at most, or a quarter of itself if less."""
+"""How often each connection is looked at. A limit takes effect this much late at most, or a quarter of the limit."""
 
 LOOK_AT_ONCE = 128
 """How many connections are looked at before others run: 0.3 ms at most, since each look costs 0.3 to 2.3 us."""
@@ -26,12 +25,12 @@ log = logging.getLogger("gateway")
 
 
 class Connection(asyncio.Protocol, ABC):
-    """What the server knows of a connection, whatever is spoken on it."""
+    """A connection as the server sees it, of any protocol."""
 
     transport: asyncio.Transport | None
-    """None before the connection is open, and when it has ended."""
+    """The transport; None before the connection is open, and when it has ended."""
     held_bytes: int
-    """What the server has counted of what has come and was not served yet."""
+    """How many bytes that were not served yet the server has counted."""
 
     @property
     @abstractmethod
@@ -48,7 +47,7 @@ class Connection(asyncio.Protocol, ABC):
         """End the connection if the client is too slow for *limits* (docs/configuration.md, "Limits")."""
 
     def drain(self) -> None:
-        """Take no other request where the client has to be told so beforehand."""
+        """Tell the client to send no more requests, if the protocol has a message for it."""
 
     @abstractmethod
     def end(self) -> None:
@@ -56,18 +55,18 @@ class Connection(asyncio.Protocol, ABC):
 
     @abstractmethod
     def cancel(self) -> "asyncio.Future[Any] | None":
-        """Cancel what is served; ends soon, when all of it has."""
+        """Cancel all current requests; the future is done when they have ended. None if there are none."""
 
 
 class Watcher:
     """Looks at every connection once per `LOOK_S`, without a task or timer of its own for any of them.
 
-    So requests cost nothing here: a limit of seconds needs no more than a look per second. A timer that was set and
+    A limit of seconds needs no more than a look per second, and requests cost nothing here. A timer that is set and
     cancelled for each phase of each request would cost more than the codec takes for a small tensor.
     """
 
     def __init__(self, limits: Callable[[], Limits]) -> None:
-        """*limits* gives those that hold at the moment. Must be made on a running event loop."""
+        """*limits* returns the current limits. Must be made on a running event loop."""
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._watched: set[Connection] = set()
@@ -77,10 +76,10 @@ class Watcher:
         self._lost_s = 0.0
 
     def time(self) -> float:
-        """The clock by which clients are judged: the event loop's, without the time in which that stood still.
+        """The clock by which clients are judged: the event loop's, without the time in which the loop stood still.
 
-        What clients sent meanwhile waits in the kernel. The loop stands still where the process is stopped or gets no
-        processor; that shows when the next look comes too late.
+        Bytes that clients sent meanwhile wait in the kernel. The loop stands still if the process is stopped or gets no
+        processor; this is measured by how late a look comes.
         """
         return self._loop.time() - self._lost_s
 
@@ -122,7 +121,7 @@ class Watcher:
             connection = left.pop()
             try:
                 connection.look(now_s, limits)
-            except Exception:  # the others are looked at all the same, and this one again
+            except Exception:  # must not end the looks at all other connections
                 log.exception("a connection could not be checked for a slow client")
         if left:
             self._next = self._loop.call_soon(self._go_on)
@@ -131,10 +130,10 @@ class Watcher:
 
 
 class GoneCheck:
-    """Aborts the connections of unread clients that have left, which cancels their handlers (protocol 10, case 25).
+    """Aborts connections that are not read and whose client has left; this cancels the handler (protocol 10, case 25).
 
-    asyncio does not watch a connection that is not read. So without this the call to the backend would go on until it
-    ends or times out.
+    asyncio does not watch a connection that is not read. Without this check the call to the backend would go on until
+    it ends or times out.
     """
 
     def __init__(self) -> None:
@@ -149,13 +148,13 @@ class GoneCheck:
         return self._next is not None
 
     def watch(self, connection: Connection) -> None:
-        """Notice within `GONE_CHECK_S` if the client of *connection* leaves, which is not read from now on."""
+        """Check *connection*, which is not read from now on, every `GONE_CHECK_S`."""
         self._unread.add(connection)
         if self._next is None:
             self._next = self._loop.call_later(GONE_CHECK_S, self._abort_gone)
 
     def unwatch(self, connection: Connection) -> None:
-        """*connection* is read again, or has ended."""
+        """Stop checking *connection*, because it is read again or has ended."""
         self._unread.discard(connection)
 
     def _abort_gone(self) -> None:
