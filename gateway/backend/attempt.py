@@ -245,8 +245,8 @@ class Answer:
         """Accept the answer as one to this request: if it was read to its end, the connection is kept.
 
         If the request is still being sent, the connection is closed. An answer that is not approved may be another
-        request's, so its connection is not used again (docs/configuration.md, "Answers that belong to another
-        request").
+        request's, so its connection is not used again
+        (docs/configuration.md, "Answers that belong to another request").
         """
         wire = self._wire
         if wire is None or not self.is_read:
