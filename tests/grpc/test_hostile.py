@@ -686,6 +686,21 @@ async def test_drain_lets_calls_finish_and_sends_clients_away(server: JsonServer
                 await draining
 
 
+async def test_a_second_farewell_names_no_higher_stream(server: JsonServer) -> None:
+    """RFC 9113 section 6.8; clients of Go take one that does for a broken connection."""
+    async with serving(server.url) as both, connected(address_of(both[0])) as raw:
+        await raw.send(fields(1) + frame(DATA, 1, message(BODY)[:-3]) + frame(PING, 0, bytes(8)))
+        await raw.until(PING)
+        draining = asyncio.ensure_future(both[0].gateway.drain())
+        assert (await raw.until(GOAWAY))[3][:4] == (1).to_bytes(4)
+        await raw.send(fields(3))
+        _, _, number, code = await raw.until(RST_STREAM)
+        assert (number, int.from_bytes(code)) == (3, REFUSED_STREAM)
+        await raw.send(frame(PING, 1, bytes(8)))  # breaks HTTP/2
+        assert (await raw.until(GOAWAY))[3][:8] == (1).to_bytes(4) + PROTOCOL.to_bytes(4)
+        await draining
+
+
 async def test_drain_lets_a_stream_of_messages_finish_that_is_between_two(server: JsonServer) -> None:
     streaming = [*FIELDS[:2], (":path", "/inference.GRPCInferenceService/ModelStreamInfer"), *FIELDS[3:]]
     async with serving(server.url) as both, connected(address_of(both[0])) as raw:

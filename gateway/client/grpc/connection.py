@@ -69,7 +69,7 @@ class GrpcConnection(Connection):
         self.patience = Patience(owner.watcher.time())
         self._idle_since_s = owner.watcher.time()
         self._later: asyncio.Task[None] | None = None  # goes on with the frames
-        self._is_ending = False  # no new stream is served
+        self._last: int | None = None  # the last stream that is served, once the client was told of an end
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is open, with TLS behind the handshake."""
@@ -225,8 +225,8 @@ class GrpcConnection(Connection):
         if number % 2 == 0:
             raise Http2Error(Code.PROTOCOL_ERROR, f"a client begins the stream {number}")
         self._highest = number
-        if self._is_ending or self._is_full or self._receiver.head_bytes + head.n_bytes > HEADS_BYTES:
-            if not self._is_ending:
+        if self._last is not None or self._is_full or self._receiver.head_bytes + head.n_bytes > HEADS_BYTES:
+            if self._last is None:
                 self._suffer()
             self.sender.add(frames.RST_STREAM, number=number, payload=Code.REFUSED_STREAM.to_bytes(4))
             return
@@ -254,7 +254,7 @@ class GrpcConnection(Connection):
         self.taken(len(stream.unread))  # nobody takes it any more
         if not self._streams:
             self._idle_since_s = self.time()
-            if self._is_ending:
+            if self._last is not None:
                 self._close()
 
     def _count(self) -> None:
@@ -356,10 +356,10 @@ class GrpcConnection(Connection):
 
     def drain(self) -> None:
         """Serve the calls that there are, and no others: the client opens another connection for these."""
-        if self.transport is None or self._is_ending:
+        if self.transport is None or self._last is not None:
             return
-        self._is_ending = True
-        self.out.write(frames.goaway(self._highest, Code.NO_ERROR))
+        self._last = self._highest
+        self.out.write(frames.goaway(self._last, Code.NO_ERROR))
         if not self._streams:
             self._close()
 
@@ -378,9 +378,10 @@ class GrpcConnection(Connection):
         """Say that the connection ends, and close it behind what was written."""
         if not self.is_open:
             return
-        self._is_ending = True
+        if self._last is None:  # else no higher one may be named (RFC 9113 section 6.8)
+            self._last = self._highest
         self.flush()
-        self.out.write(frames.goaway(self._highest, code, words))
+        self.out.write(frames.goaway(self._last, code, words))
         self._close()
 
     def _close(self) -> None:
