@@ -243,6 +243,27 @@ def longest_step(steps: Generator[None, None, Any]) -> tuple[float, BaseExceptio
         longest_s = max(longest_s, time.thread_time() - since_s)
 
 
+async def test_the_memory_of_fields_of_one_letter_is_counted(both: Both) -> None:
+    """It is the strings and pairs that take it, and not what they hold: 3 MB in the 128 calls that there may be."""
+    many = [*STREAMING, *((f"x{n:03}", "v") for n in range(120))]
+    admission = both[0].gateway.gateway.admission
+    async with connected(address_of(both[0])) as raw:
+        gc.collect()
+        tracemalloc.start()
+        try:
+            for n in range(45):
+                await raw.send(fields(2 * n + 1, many))
+                await raw.send(frame(PING, 0, bytes(8)))
+                await raw.until(PING)
+            gc.collect()
+            taken = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert admission.held_bytes > 500_000
+        assert taken < 2 * admission.held_bytes
+    await still_serves(both)
+
+
 SLOW_HEADS = {
     "a frame": fields(3)[:-1],
     "continuations": fields(3, flags=0),

@@ -19,8 +19,11 @@ from gateway.headers import Headers, Pairs
 MAX_FIELDS = 128
 """The most fields of a call, as of a request of HTTP/1.1."""
 
-KNOWN_HEADS, KNOWN_BYTES = 16, 1024
+KNOWN_HEADS, KNOWN_BYTES = 16, 4096
 """How many heads are remembered, and the most that the fields of one take."""
+
+FIELD_BYTES = 160
+"""What a field takes beside its letters: two strings and a pair of Python. One byte on the wire can name it."""
 
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])", re.ASCII)
 _LENGTH = re.compile(r"[0-9]{1,15}", re.ASCII)
@@ -41,7 +44,7 @@ class Head(NamedTuple):
     """The fields of a call."""
 
     n_bytes: int
-    """What they take."""
+    """What they take in memory."""
     method: str
     path: str
     authority: str
@@ -108,7 +111,7 @@ def read_head(fields: Iterable[tuple[bytes, bytes]]) -> Head:
     is_behind = False  # the fields whose names begin with a colon come first
     for name_bytes, value_bytes in fields:
         count += 1
-        n_bytes += len(name_bytes) + len(value_bytes)
+        n_bytes += FIELD_BYTES + len(name_bytes) + len(value_bytes)
         name = name_bytes.decode("ascii", "replace")
         value = value_bytes.decode("utf-8", "surrogateescape")
         if not _NAME.fullmatch(name_bytes) or not _VALUE.fullmatch(value_bytes):
