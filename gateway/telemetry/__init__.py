@@ -1,1 +1,1 @@
-"""What operators see of finished exchanges: metrics and log lines. Not here: any decision."""
+"""Finished exchanges as operators see them: metrics, log lines, spans and the numbers of the status page."""

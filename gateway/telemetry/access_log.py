@@ -1,6 +1,6 @@
 """The access log: one line per finished exchange, as JSON, as text or for people; without it, a line per failure.
 
-Lines of exchanges that went well are written together, because a log record, its lock and the writer's thread cost ten
+Lines of successful exchanges are written together, because a log record, its lock and the writer's thread cost ten
 times as much as the line itself. Not here: where lines go (`log_writer`).
 """
 
@@ -21,30 +21,30 @@ from gateway.exchange import Exchange
 from gateway.telemetry.log_writer import PIPE_BYTES
 
 LATE_S = 0.05
-"""How long the line of an exchange that went well may wait for others."""
+"""How long the line of a successful exchange may wait for others."""
 
 BATCH_BYTES = 64 * 1024
-"""How many bytes of lines wait for others at the most, but for the last line."""
+"""Lines are written once they have this many bytes together."""
 
 DETAIL_CHARACTERS = 512
-"""The longest `detail` that is written as it is; of longer ones the first and the last half."""
+"""How many characters of `detail` are written; of a longer text the beginning and the end, half of this each."""
 
 LINE_BYTES = PIPE_BYTES
-"""The most bytes of a line with its end. Several workers write to one pipe, where longer ones would be mixed up."""
+"""The most bytes of a line with its end. Several workers write to one pipe, which could mix up longer lines."""
 
 PREFIX_BYTES = 256
-"""More than stands before a failure in its line on standard error: time, level, process, and how many were left out."""
+"""Room for the beginning of a failure's line on standard error: time, level, process, and how many were left out."""
 
 TEXT_CHARACTERS = (1024, 256, 32)
 """How much is left of each text in a line that would be longer: the first of these with which it fits. The last always
 does, where each character takes the six bytes of an escape."""
 
 FAILURES_PER_S = 10
-"""The most failures that are written in one second where there is no access log, over all workers."""
+"""How many failures all workers together write in one second if there is no access log."""
 
 
 Line = dict[str, Any]
-"""The fields of one line by their names, in the order in which they are written."""
+"""The fields of one line by their names, in the order of the line."""
 
 
 class AccessLog:
@@ -56,7 +56,7 @@ class AccessLog:
     def __init__(self, style: Literal["json", "text"], sample: float = 1) -> None:
         """*style*: on a terminal, `text` is a short line for people.
 
-        *sample* is the share of exchanges without an error of which a line is written; errors always have one.
+        *sample* is the share of successful exchanges that get a line; errors always get one.
         """
         self._sample = sample
         self._encode = _json_line if style == "json" else _line_for_people if os.isatty(1) else _text_line
@@ -77,7 +77,7 @@ class AccessLog:
             self._timer = asyncio.get_running_loop().call_later(LATE_S, self._flush)
 
     def _flush(self) -> None:
-        """Write what waits."""
+        """Write the lines that wait."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -86,7 +86,7 @@ class AccessLog:
             self._log.info(lines.decode())
 
     def finish(self) -> None:
-        """Write what waits, and from now on each line at once: the event loop may end."""
+        """Write the lines that wait, and from now on each line at once, because the event loop may end."""
         self._max_bytes = 0
         self._flush()
 
@@ -103,9 +103,9 @@ class FailureLog:
         self._log = logging.getLogger("gateway")
 
     def record(self, exchange: Exchange) -> None:
-        """Write the line of a finished exchange if it failed, and if this second has not seen too many."""
+        """Write the line of a finished exchange if it failed, up to the limit of this second."""
         error = exchange.error
-        # internal errors have a line of their own
+        # `app` logs internal errors itself
         if error in (None, ErrorKind.INTERNAL) or blame_of(error, exchange.status) is Blame.CLIENT:
             return
         second = int(time.monotonic())
@@ -121,11 +121,11 @@ class FailureLog:
         self._log.warning("failed%s: %s", more, text)
 
     def finish(self) -> None:
-        """As of `AccessLog`; no line waits here."""
+        """As `AccessLog.finish`; does nothing, because no line waits here."""
 
 
 def line_of(exchange: Exchange) -> Line:
-    """What a finished exchange is told as; docs/operations.md, "Access log" has the meaning of each field."""
+    """The line of a finished exchange; docs/operations.md, "Access log" has the meaning of each field."""
     endpoint = connection = reason = blame = None
     n_attempts = request_bytes = response_bytes = 0
     upstream_s = 0.0
@@ -182,7 +182,7 @@ def _now() -> str:
 
 @lru_cache(maxsize=1)
 def _in_utc(second: int) -> str:
-    """*second* as text, which is made once, not for each line."""
+    """*second* as text; kept, because many lines have the same second."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
@@ -200,7 +200,7 @@ def shortened(text: str, n_characters: int) -> str:
 
 
 def _fitting(line: Line, encode: Callable[[Line], bytes], max_bytes: int) -> bytes:
-    """The *line* as text, whose fields are made so short that with its end it has *max_bytes* at most."""
+    """The encoded *line*; long fields are shortened until it has at most *max_bytes* with its end."""
     encoded = encode(line)
     for n_characters in TEXT_CHARACTERS:
         if len(encoded) < max_bytes:
@@ -214,7 +214,7 @@ _json_line = msgspec.json.Encoder().encode
 
 
 def _text_line(line: Line) -> bytes:
-    """`key=value` pairs of what has a value; those that could break a line or a pair are quoted as JSON strings."""
+    """`key=value` pairs of the fields with a value; a value that could break a line or a pair is a JSON string."""
     pairs = []
     for key, value in line.items():
         if value is None:
@@ -230,16 +230,16 @@ _PLAIN = re.compile('[^ "=]+').fullmatch
 
 
 PATH_CHARACTERS = 60
-"""How much of a path, and of a model's name, stands in a line for people."""
+"""How many characters of a path or a model's name a line for people has."""
 
 _SAID_CHARACTERS = 200
-"""How much of the reason of a failure stands in a line for people."""
+"""How many characters of a failure's reason a line for people has."""
 
 _GREEN, _YELLOW, _RED = 32, 33, 31
 
 
 def _line_for_people(line: Line) -> bytes:
-    """Short and in colour, for a terminal: time, status, what was asked for, duration, sizes, and why it failed."""
+    """A short line in colour, for a terminal: time, status, request, duration, sizes, and the reason of a failure."""
     status, reason, detail = line["status"], line["reason"], line["detail"]
     colour = _GREEN if status < 400 else _YELLOW if status < 500 else _RED
     parts = [time.strftime("%H:%M:%S"), _coloured(str(status), colour)]
@@ -257,7 +257,7 @@ def _coloured(text: str, colour: int) -> str:
 
 
 def _shown(text: str, n_characters: int) -> str:
-    """*text*, shortened, without what would move the cursor or end the line: parts of it are a stranger's."""
+    """*text*, shortened, without control characters: parts of it come from strangers, and a terminal obeys them."""
     text = shortened(text, n_characters)
     return text if text.isprintable() else repr(text)[1:-1]
 

@@ -1,8 +1,8 @@
-"""Counting: read from a finished exchange, never written in the middle of one.
+"""Counts finished exchanges.
 
-Finished exchanges wait to be counted together. Those of one kind are sorted out, so that their rows are looked up once.
-What was counted is delivered several times a second: to the metrics of this process, or by a worker to its supervisor.
-Not here: any decision, and what is made of the sums (`metrics`, `recent`).
+Finished exchanges wait to be counted together. They are grouped by kind, so that the rows of a kind are looked up once.
+The counts are delivered several times a second: to the metrics of this process, or by a worker to its supervisor. Not
+here: how the sums are used (`metrics`, `recent`).
 """
 
 import logging
@@ -24,7 +24,7 @@ from gateway.telemetry.recent import STEP, Group, step_of
 from gateway.telemetry.sums import BOUNDS, FAMILIES, Cells, Row, Table
 
 MAX_WAITING = 192
-"""The most exchanges that wait to be added up: with 200 models that holds the loop for 0.6 ms."""
+"""How many exchanges wait to be counted at most: with 200 models counting so many holds the loop for 0.6 ms."""
 
 MAX_MODELS = 200
 """The most models with a label of their own; the others share the label `other`."""
@@ -41,7 +41,7 @@ MAX_NEW_ENDPOINTS = 8
 _DIRECTIONS = "request", "response"
 
 _NO_ROUTE = "none"
-"""The route of requests that matched none."""
+"""The label `route` of requests that matched no route."""
 
 # Every error that a request can end with, by its labels `reason` and `blame`.
 _ERRORS = {(kind.label, blame_of(kind, status).value): kind for kind in ErrorKind for status in (400, 500)}
@@ -66,20 +66,20 @@ log = logging.getLogger("gateway")
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """What a process has counted since it was asked last."""
+    """The counts of a process since its last batch."""
 
     rows: list[tuple[Row, Cells]]
-    """Of metrics."""
+    """The rows of metrics."""
     moments: list[tuple[Group, list[tuple[Row, int]]]]
     """See `recent.Moments`."""
     failures: list[Failure]
 
 
 class Counting:
-    """Adds up what this process has served."""
+    """Adds up the exchanges of this process."""
 
     def __init__(self, deliver: Callable[[Batch], bool]) -> None:
-        """*deliver* takes what was counted; where it returns False, it is offered that again, with what comes."""
+        """*deliver* takes a batch; if it returns False, it gets the same counts again in the next batch."""
         self._deliver = deliver
         self._rows = Table()
         self._moments: defaultdict[Group, Counter[Row]] = defaultdict(Counter)
@@ -96,9 +96,9 @@ class Counting:
         self._let_be_zero(_zeros_of_route(_NO_ROUTE))
 
     def expect(self, routes: Iterable[str], backends: Iterable[str]) -> Iterator[None]:
-        """Make the rows of *routes* and *backends*, with 0: of one that begins with 1, `increase` misses the first.
+        """Make rows of 0 for *routes* and *backends*: of a series that begins with 1, `increase` misses the first.
 
-        Yields after every few rows that are new, which are delivered.
+        Yields after every few new rows, when they are delivered.
         """
         zeros = chain(
             chain.from_iterable(_zeros_of_route(route) for route in routes if self._is_new("route", route)),
@@ -112,28 +112,28 @@ class Counting:
             yield
 
     def expect_clients(self, names: Iterable[str]) -> None:
-        """Let there be zeros for the *names* of tokens."""
+        """Make rows of 0 for the *names* of tokens."""
         for name in names:
             self._let_be_zero(_zeros_of("client", self._client_label(name), code=[200]))
 
     def _client_label(self, name: str) -> str:
-        """The *name* of a token; `other` beyond `MAX_CLIENTS` of them."""
+        """The label for the token called *name*: the name, or `other` after `MAX_CLIENTS` names."""
         if name in self._clients or len(self._clients) < MAX_CLIENTS:
             self._clients.add(name)
             return name
         return "other"
 
     def expect_endpoints(self, endpoints: Iterable[tuple[str, str]]) -> None:
-        """Let there be zeros for *endpoints*, each a backend and a URL; at most for `MAX_NEW_ENDPOINTS` that are new.
+        """Make rows of 0 for *endpoints* (backend and URL), for `MAX_NEW_ENDPOINTS` new ones at most.
 
-        Names of hosts may bring many at a time, while requests are served.
+        A look-up of a host name may bring many new endpoints at once, while requests are served.
         """
         new = ((backend, url) for backend, url in endpoints if self._is_new("endpoint", backend, url))
         for backend, url in islice(new, MAX_NEW_ENDPOINTS):
             self._let_be_zero(_zeros_of("endpoint", url, backend=[backend], code=_CODES))
 
     def _is_new(self, *labels: str) -> bool:
-        """Whether zeros for these *labels* were not asked for before."""
+        """Whether no rows of 0 were made for these *labels* yet."""
         is_new = labels not in self._expected
         self._expected.add(labels)
         return is_new
@@ -143,7 +143,7 @@ class Counting:
             _ = self._rows[row]
 
     def note_connections(self, refused_total: int, slow_totals: Mapping[str, int]) -> None:
-        """Count the connections since the start that were refused, and by the limit's name those that were slow."""
+        """Take the totals since the start: refused connections, and slow ones by the name of the limit."""
         totals: dict[Row, int] = {("client_connections_refused",): refused_total}
         totals |= {("client_connections_slow", limit): total for limit, total in slow_totals.items()}
         for row, total in totals.items():
@@ -155,17 +155,17 @@ class Counting:
         self._observe(("event_loop_lag_seconds",), [seconds])
 
     def record(self, exchange: Exchange) -> None:
-        """Count a finished exchange, which nothing changes any more: `add_up` makes it visible."""
+        """Count a finished exchange, which must not change any more; `add_up` makes it visible."""
         self._waiting.append(exchange)
         if len(self._waiting) >= self._max_waiting:
             self.add_up()
 
     def add_up(self) -> None:
-        """Count what waits, and deliver it; to be called before each scrape, and several times a second."""
+        """Count the exchanges that wait, and deliver; to be called before each scrape, and several times a second."""
         waiting, self._waiting = self._waiting, []
         try:
             self._count(waiting)
-        except Exception:  # requests go on, and so does who calls this
+        except Exception:  # neither requests nor the caller's task may end because of it
             log.exception("some requests could not be counted")
         moments = [(group, list(counts.items())) for group, counts in self._moments.items()]
         if self._deliver(Batch(list(self._rows.items()), moments, self._failures.latest()[::-1])):
@@ -174,7 +174,7 @@ class Counting:
             self._failures = Failures()
 
     def finish(self) -> None:
-        """Add up what waits, and from now on each exchange at once: nobody will call `add_up` any more."""
+        """Count the exchanges that wait, and from now on each at once, since nobody calls `add_up` any more."""
         self._max_waiting = 1
         self.add_up()
 
@@ -200,7 +200,7 @@ class Counting:
             self._count_batched(route, backend, model, group)
 
     def _count_alike(self, group: list[Exchange]) -> None:
-        """Count exchanges of one kind, but for what depends on the model."""
+        """Count exchanges of one kind, except for the rows that depend on the model."""
         one, rows = group[0], self._rows
         reason = blame = ""
         if one.error is not None:
@@ -248,7 +248,7 @@ class Counting:
         moments["batch_rows", "", ""] += int(self._observe(("batch_rows", backend, model), n_rows))
 
     def _count_attempts(self, one: Exchange, attempts: list[Attempt]) -> float:
-        """Count the *attempts* of exchanges of the same kind as *one*; the seconds they took together."""
+        """Count the *attempts* of exchanges of the same kind as *one*, and return their sum of seconds."""
         rows, backend = self._rows, one.backend
         self._observe(("upstream_request_bytes", one.route, one.upstream_format), _each("request_bytes", attempts))
         self._observe(("upstream_response_bytes", one.route, one.upstream_format), _each("response_bytes", attempts))
@@ -264,7 +264,7 @@ class Counting:
         return self._observe(("upstream_seconds", backend), _each("seconds", attempts))
 
     def _count_codec(self, direction: str, datatypes: str, format_: Format, group: list[Exchange]) -> None:
-        """Count what the codec did in one *direction* for exchanges of one kind; of failed ones, for the request."""
+        """Count the codec's work in one *direction* for exchanges of one kind; if they failed, that on requests."""
         self._observe(("transcode_seconds", direction), _each(f"{direction}_codec_s", group))
         for datatype, n_tensors in Counter(chain.from_iterable(_each(datatypes, group))).items():
             self._rows["tensors", direction, datatype][0] += n_tensors
@@ -275,9 +275,9 @@ class Counting:
             self._rows["json_bytes_avoided", direction][0] += sum(n_bytes for n_bytes in saved if n_bytes > 0)
 
     def _observe(self, row: Row, amounts: Iterable[float]) -> float:
-        """Add *amounts*, of which none is NaN, to a histogram, where a bucket holds those up to its bound. Their sum.
+        """Add *amounts*, none of them NaN, to a histogram whose buckets include their upper bound; returns their sum.
 
-        For a hundred amounts, to sort them takes a third of the time of finding the bucket of each.
+        The amounts are sorted first: for a hundred this takes a third of the time of finding the bucket of each.
         """
         cells, bounds = self._rows[row], BOUNDS[str(row[0])]
         ordered = sorted(amounts)
@@ -304,7 +304,7 @@ class Counting:
 
 
 def _zeros_of(label: str, value: str, **known: Iterable[str | int]) -> Iterator[Row]:
-    """Rows of all metrics whose labels are *label*, which has this *value*, and some of *known* with any of theirs."""
+    """Rows of all metrics that have *label* and else only labels in *known*: with *value*, and all known values."""
     values = {label: [value], **known}
     for family in FAMILIES:
         if label in family.labels and values.keys() >= {*family.labels}:

@@ -1,6 +1,6 @@
-"""Metrics as a scrape gets them: rows become samples, and samples text, in pieces between which other work can run.
+"""Metrics as text for a scrape: rows become samples, and samples text, in pieces between which other work can run.
 
-Not here: which metrics there are (`sums`), and what their rows are at this moment (`metrics`).
+Not here: which metrics there are (`sums`), and their current rows (`metrics`).
 """
 
 from collections import defaultdict
@@ -22,13 +22,13 @@ PART_SAMPLES = 100
 which would hold the loop for 0.3 s."""
 
 _UPPER_BOUNDS = {name: [str(floatToGoString(bound)) for bound in bounds] for name, bounds in BOUNDS.items()}  # type: ignore[no-untyped-call]
-"""As the label `le` has them."""
+"""The upper bounds of buckets, as the label `le` has them."""
 
 
 def metrics_of(families: Iterable[Family], rows: Mapping[Row, Cells], type_: str = "counter") -> Iterator[Metric]:
     """The metrics of *families*, with a series for each of their *rows*, in parts of `PART_SAMPLES` or a few more.
 
-    There is at least one part of each. *type_* is that of families without buckets.
+    Each family has at least one part. *type_* is the type of families without buckets.
     """
     by_name: defaultdict[str, list[tuple[Row, Cells]]] = defaultdict(list)
     for row, cells in rows.items():
@@ -60,7 +60,7 @@ def _samples(family: Family, metric: Metric, labels: dict[str, str], cells: Cell
 
 
 class _One(Collector):
-    """Collects one metric that is there already."""
+    """Collects one metric that is already made."""
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
@@ -70,10 +70,10 @@ class _One(Collector):
 
 
 class Exposition:
-    """How metrics are written for one scrape."""
+    """Writes metrics for one scrape, in the format that the scraper accepts."""
 
     def __init__(self, accept: str) -> None:
-        """*accept* is the scrape's `Accept`."""
+        """*accept* is the `Accept` header of the scrape."""
         # only known words go to the library: it parses versions, and repeats them in the Content-Type
         accepted = {part.partition(";")[0].strip() for part in accept.split(",")}
         encoder: Callable[[Collector], bytes]
@@ -82,7 +82,7 @@ class Exposition:
         self._end = encoder(CollectorRegistry())  # nothing, or OpenMetrics' `# EOF`
 
     def pieces(self, parts: Iterable[Metric]) -> Iterator[bytes]:
-        """The text of *parts*. Those of one name, which follow each other, become one metric."""
+        """The text of *parts*; parts of the same name must follow each other, and become one metric."""
         name = None
         for part in parts:
             text = self._encode(_One(part)).removesuffix(self._end)
@@ -92,5 +92,5 @@ class Exposition:
 
 
 def _without_comments(text: bytes) -> bytes:
-    """*text* without its help and type: a line's end in a label is escaped, so what begins a line is a name or `#`."""
+    """*text* without help and type lines. Labels cannot fake one: they have their newlines escaped."""
     return b"".join(line + b"\n" for line in text.split(b"\n") if line and not line.startswith(b"#"))

@@ -1,7 +1,7 @@
 """The last requests that failed, for the status page.
 
-They are kept apart by who caused them, so that many errors of clients do not push the few of a backend out; nor do
-many of one backend those of another. Not here: how many have failed (`metrics`, `recent`), and every one of them
+They are kept apart by who caused them, so that many errors of clients do not push out the few of a backend; nor do the
+errors of one backend push out those of another. Not here: their number (`metrics`, `recent`), and a complete list
 (`access_log`).
 """
 
@@ -19,24 +19,24 @@ from gateway.exchange import Exchange
 from gateway.telemetry.access_log import line_of, shortened
 
 KEPT = 20
-"""How many are kept for each who may have caused them."""
+"""How many failures are kept for each `Blame`."""
 
 TEXT_CHARACTERS = 400
-"""The longest text that is kept as it is; of longer ones the beginning and the end: some of them come from clients."""
+"""How many characters of a text are kept; of a longer one the beginning and the end. Clients may send long ones."""
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
     """One request that failed, with fields of its line in the access log."""
 
     at_s: float
-    """When it ended, in seconds since 1970."""
+    """When the request ended, in seconds since 1970."""
     blame: str
     reason: str
     status: int
     detail: str
     request_id: str
     client: str
-    """The name of its token, or its address."""
+    """The name of the client's token, or the client's address."""
     method: str
     path: str
     model: str | None
@@ -53,13 +53,13 @@ class Failures:
         self._kept: dict[str, list[Failure]] = {blame.value: [] for blame in Blame}
 
     def add(self, group: Sequence[Exchange]) -> None:
-        """Keep the last of finished exchanges that failed. Their times are of the event loop's clock, the monotonic."""
+        """Keep the last failed exchanges of *group*; their times are of the event loop's (monotonic) clock."""
         offset_s = time.time() - time.monotonic()
         for exchange in group[-KEPT:]:
             self.keep(_failure(exchange, offset_s + exchange.started_s + exchange.seconds))
 
     def keep(self, failure: Failure) -> None:
-        """Keep *failure*; beyond `KEPT` of its blame the oldest goes of the backend that has the most."""
+        """Keep *failure*. Above `KEPT` for its blame, the backend with the most failures loses its oldest."""
         kept = self._kept[failure.blame]
         kept.append(failure)
         if len(kept) > KEPT:
@@ -68,7 +68,7 @@ class Failures:
             del kept[backends.index(most)]
 
     def latest(self) -> list[Failure]:
-        """Those that are kept, the last first."""
+        """All kept failures, the latest first."""
         return sorted(chain.from_iterable(self._kept.values()), key=lambda each: each.at_s, reverse=True)
 
 

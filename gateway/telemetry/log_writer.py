@@ -1,4 +1,4 @@
-"""Where log lines go: standard output and error, written by threads that may wait. Not here: what they say."""
+"""Writes log lines to standard output and standard error, by threads that may wait for a slow reader."""
 
 import logging
 import os
@@ -13,34 +13,34 @@ import msgspec
 from gateway.policy.quiet import OncePerInterval
 
 PIPE_BYTES = 4096
-"""The most bytes that Linux writes to a pipe in one step (PIPE_BUF). Of more, a part may be written before what another
-process writes to the same pipe, and the rest after it."""
+"""How many bytes Linux writes to a pipe in one step (PIPE_BUF). A longer write may be interrupted by that of another
+process to the same pipe."""
 
 LOG_QUEUE_LINES = 10_000
 LOG_QUEUE_BYTES = 8 * 1024 * 1024
-"""The most log lines, and bytes of them, that wait for a slow reader of each stream; more are dropped and counted.
+"""How many lines and bytes may wait for a slow reader of each stream; more are dropped and counted.
 
-A line of the access log has up to 4 KiB (`access_log.LINE_BYTES`), others can be longer. Of lines that came together
-all are dropped if they do not fit.
+A line of the access log has up to 4 KiB (`access_log.LINE_BYTES`), other lines can be longer. If lines that came
+together do not fit, all of them are dropped.
 """
 
 STOP_S = 2.0
-"""How long lines that wait may take to be written at the end."""
+"""How long the writing of waiting lines may take when the process ends."""
 
 FULL_S = 0.01
-"""How long a full pipe that does not wait by itself is left alone before it is tried again."""
+"""After how long a write to a full non-blocking pipe is tried again."""
 
 ACCESS = "gateway.access"
 """The logger whose bare messages, and nothing else, go to standard output."""
 
 ANNOUNCE = "gateway.announce"
-"""The logger whose messages go to standard error whatever the level: what is served where, and that draining began."""
+"""The logger whose messages always go to standard error: the addresses that are served, and the start of draining."""
 
 _SLOW = "nobody read them in time"
 
 
 class _JsonFormatter(logging.Formatter):
-    """Makes a line of JSON of a record: its time in UTC, its level, logger and message, and what else there is."""
+    """Makes a line of JSON of a record: its time in UTC, level, logger, message, process and traceback."""
 
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
@@ -61,17 +61,17 @@ class _JsonFormatter(logging.Formatter):
 
 
 class LogWriter(logging.Handler):
-    """Writes access lines to standard output and all else to standard error, each from a thread of its own.
+    """Writes access lines to standard output and all other lines to standard error, each from a thread of its own.
 
-    A reader that stalls or has gone away must not stall requests, nor what the other stream has to say: lines wait in
-    a queue of `LOG_QUEUE_LINES` and `LOG_QUEUE_BYTES`, and what does not fit or cannot be written is counted. While
-    lines of standard output are dropped, standard error says so once a minute.
+    A reader that stalls or has gone must not stall requests, nor the other stream. So lines wait in a queue of
+    `LOG_QUEUE_LINES` and `LOG_QUEUE_BYTES`; lines that do not fit, or cannot be written, are counted. While lines of
+    standard output are dropped, standard error says so once a minute.
     """
 
     def __init__(self, level: str, style: str = "text", process: str = "") -> None:
         """*level* and *style*, `text` or `json`, are those of standard error.
 
-        *process* is written beside the logger's name there, where several processes write to it.
+        *process* is written beside the logger's name if several processes write to standard error.
         """
         super().__init__()
         self._process = process
@@ -98,7 +98,7 @@ class LogWriter(logging.Handler):
         self._error.start()
 
     def change(self, level: str, style: str) -> None:
-        """Write from *level* on, and in *style*, from now on."""
+        """Set the lowest *level* that is written to standard error, and the *style*."""
         logging.getLogger().setLevel(level.upper())
         mark = f"[{self._process}]" if self._process else ""
         text = logging.Formatter(f"%(asctime)s %(levelname)s %(name)s{mark}: %(message)s")
@@ -111,7 +111,7 @@ class LogWriter(logging.Handler):
         (self._output if is_access else self._error).put(line.encode(errors="replace") + b"\n")
 
     def stop(self) -> None:
-        """Write what waits, as far as that is possible within `STOP_S`, and say how much was dropped."""
+        """Write the waiting lines for `STOP_S` at most, and say how many were dropped."""
         logging.captureWarnings(capture=False)
         logging.getLogger().handlers = []
         self._output.stop()
@@ -136,7 +136,7 @@ class _Stream:
         """*complain* is called with the reason whenever lines are dropped."""
         self.dropped = 0
         self.reason = ""
-        """Why lines were dropped, the last time."""
+        """Why lines were last dropped."""
         self._descriptor = descriptor
         self._complain = complain
         self._torn = b""  # the rest of a line whose beginning is written
@@ -144,7 +144,7 @@ class _Stream:
         # since the start; only changed by `put`, whose callers hold the handler's lock
         self._queued_lines = 0
         self._queued_bytes = 0
-        # of these those that are done with; only changed by the thread
+        # the part of these that was written or dropped; only changed by the thread
         self._taken_lines = 0
         self._taken_bytes = 0
         # a daemon, so that a pipe that nobody reads cannot keep the process from ending
@@ -166,7 +166,7 @@ class _Stream:
         self._waiting.put(lines)
 
     def stop(self) -> None:
-        """Write what waits; what cannot be written within `STOP_S` is dropped."""
+        """Write the waiting lines; those that cannot be written within `STOP_S` are dropped."""
         self._waiting.put(None)
         self._thread.join(STOP_S)
         if self._thread.is_alive():
@@ -191,14 +191,14 @@ class _Stream:
                 start = end
 
     def _write_piece(self, piece: bytes) -> None:
-        """Write whole lines, behind the rest of one of which only a part could be written."""
+        """Write whole lines, after the rest of a line that could only be written in part before."""
         data = left = self._torn + piece
         try:
             while left:
                 # not through sys.stdout: a blocked thread would hold its lock, and the interpreter waits for it at exit
                 try:
                     left = left[os.write(self._descriptor, left) :]
-                except BlockingIOError:  # it is full, and whoever else has it open has told it not to wait
+                except BlockingIOError:  # the pipe is full, and another process has made it non-blocking
                     time.sleep(FULL_S)
         except OSError as error:
             written = data[: len(data) - len(left)]
@@ -210,7 +210,7 @@ class _Stream:
 
 
 def _is_file(descriptor: int) -> bool:
-    """Whether *descriptor* is open on a regular file, where each write is one step however long it is."""
+    """Whether *descriptor* is a regular file, to which a write of any length is one step."""
     try:
         return stat.S_ISREG(os.fstat(descriptor).st_mode)
     except OSError:
@@ -218,14 +218,14 @@ def _is_file(descriptor: int) -> bool:
 
 
 def _end_of_piece(lines: bytes, start: int, max_bytes: int) -> int:
-    """The end of as many whole *lines* from *start* on as have *max_bytes*; of one line if that one is longer."""
+    """The end of the whole *lines* from *start* on that fit into *max_bytes*; at least of one line."""
     if len(lines) - start <= max_bytes:
         return len(lines)
     return lines.rfind(b"\n", start, start + max_bytes) + 1 or lines.find(b"\n", start) + 1
 
 
 def change_logging(level: str, style: str) -> None:
-    """See `LogWriter.change`; without a `LogWriter` that has taken over the root logger, nothing changes."""
+    """Change the `LogWriter` of the root logger, see its `change`; does nothing if there is none."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LogWriter):
             handler.change(level, style)

@@ -1,11 +1,10 @@
-"""Metrics: what all processes have counted and what they say of themselves, as Prometheus gets it.
+"""Metrics for Prometheus: the counts of all processes, and their current state.
 
-The rows of the table of sums become series here, and the moment of the scrape gives the gauges: endpoints come and go
-with reloads and names, and so do workers.
+The rows of the table of sums become series here. Gauges are made anew for each scrape, because endpoints come and go
+with reloads and look-ups of names, and so do workers.
 
-Histograms have classic buckets, and there are no exemplars: the usual text format cannot carry them, and the access log
-already leads from a number to its requests: it has their ids, with route, reason and seconds. Not here: what is counted
-(`counting`), and any decision.
+Histograms have classic buckets, and no exemplars: the usual text format cannot carry them, and the access log already
+leads from a number to its requests, with ids, route, reason and seconds. Not here: counting (`counting`).
 """
 
 import time
@@ -42,7 +41,7 @@ _LEVELS = {
 
 
 class Reload(msgspec.Struct, frozen=True):
-    """How a reload went."""
+    """The result of a reload."""
 
     at_s: float
     """In seconds since 1970."""
@@ -54,7 +53,7 @@ class Reload(msgspec.Struct, frozen=True):
 
 
 class Metrics:
-    """What the gateway's processes have counted together since the start, and in the last minute."""
+    """The counts of all of the gateway's processes together, since the start and in the last minute."""
 
     def __init__(
         self,
@@ -73,7 +72,7 @@ class Metrics:
         self._started_s = time.time()
 
     def add(self, batch: Batch) -> bool:
-        """Add what a process has counted. True: it was taken."""
+        """Add the counts of a process; always True, which tells `Counting` that they were taken."""
         self._table.add(batch.rows)
         self.recent.add(batch.moments)
         for failure in batch.failures:
@@ -105,7 +104,7 @@ class Metrics:
         yield from metrics_of(FAMILIES, self._table)
 
     def _moment(self) -> dict[Row, float]:
-        """The gauges. An endpoint is up if every process finds so, and ejected if one does."""
+        """The gauges. An endpoint is up if all processes find it up, and ejected if one has ejected it."""
         readings = list(self._readings())
         last = self.last_reload or Reload(self._started_s, True, "", self._started_s)
         rows: defaultdict[Row, float] = defaultdict(float)

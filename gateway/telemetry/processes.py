@@ -31,17 +31,17 @@ _UTIME, _STIME, _CUTIME, _CSTIME, _RSS = 11, 12, 13, 14, 21
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What the kernel says of one process."""
+    """The kernel's figures of one process."""
 
     resident_bytes: int
     cpu_s: float
-    """Of the process, and of those of its children that have ended: together they never decrease."""
+    """The processor time of the process and of its children that have ended; this sum never decreases."""
     open_fds: int
     max_fds: float
 
     @classmethod
     def of(cls, pid: int) -> "Usage | None":
-        """That of the process *pid*; None if there is no such process any more, or no `/proc`."""
+        """The usage of the process *pid*; None if it has ended, or if there is no `/proc`."""
         folder = PROC / str(pid)
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -60,14 +60,14 @@ class ProcessCollector(Collector):
     """Metrics of this process and of its workers."""
 
     def __init__(self, workers: Callable[[], Iterable[int]] = tuple) -> None:
-        """*workers* gives the ids of the processes that serve clients for this one; none: it serves them itself."""
+        """*workers* returns the ids of the processes that serve clients; empty if this process serves them itself."""
         self._workers = workers
         self._cpu_s = 0.0
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of now.
+        """The current metrics.
 
-        Memory that processes share counts for each. The supervisor of workers has its descriptors counted, but not its
+        Memory that processes share counts for each of them. The supervisor's descriptors are counted, but not its
         limit: it needs few, and with its limit in the sum the workers could run out below 70 %.
         """
         own = Usage.of(os.getpid())
@@ -89,7 +89,7 @@ class ProcessCollector(Collector):
 
 
 def _open_fds(folder: Path) -> int:
-    # Linux 6.2 and later tell the number at once; to list 4,000 descriptors takes 15 ms
+    # in Linux 6.2 and later the folder's size is the number; to list 4,000 descriptors takes 15 ms
     return os.stat(folder).st_size or len(os.listdir(folder))
 
 

@@ -1,6 +1,6 @@
-"""What one process that serves clients says of itself at one moment, for the metrics and the status page.
+"""The state of one process that serves clients, at one moment, for the metrics and the status page.
 
-Not here: what it has counted (`counting`), and what is made of the readings of several processes (`metrics`, and
+Not here: its counts (`counting`), and putting together the readings of several processes (`metrics`, and
 `process.status`).
 """
 
@@ -9,7 +9,7 @@ import time
 import msgspec
 
 STARTED_S = time.time()
-"""When this process was started, in seconds since 1970: when this was imported."""
+"""When this process was started, in seconds since 1970; the time at which this module was imported."""
 
 
 class Level(msgspec.Struct, frozen=True):
@@ -23,13 +23,13 @@ class Certificate(msgspec.Struct, frozen=True):
     """A certificate of the gateway's own that is in use."""
 
     where: str
-    """The path of its settings in the configuration: `tls`, or that of a backend."""
+    """The path of the certificate's settings in the configuration: `tls`, or `backends.NAME.tls`."""
     expires_s: float
     """In seconds since 1970."""
 
 
 class EndpointReading(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of one endpoint at this moment, by one process."""
+    """The state of one endpoint at this moment, in one process."""
 
     backend: str
     endpoint: str
@@ -37,29 +37,29 @@ class EndpointReading(msgspec.Struct, frozen=True, array_like=True):
     is_ejected: bool
     """Whether requests avoid it because some have failed."""
     busy: int
-    """Connections that are open, with a request on them."""
+    """How many open connections carry a request."""
     idle: int
-    """Connections that are open and kept for the next."""
+    """How many open connections are kept for the next request."""
     reason: str = ""
-    """Why it is in this state, in words; empty if its state has never changed."""
+    """Why the endpoint is in this state, in words; empty if the state has never changed."""
     since_s: float = 0.0
     """Since when, in seconds since 1970."""
     speaks: str = ""
     """What its backend speaks, in words; empty if the servers were not asked yet."""
     is_on_trial: bool = False
-    """Whether its ejection has lasted long enough, and a request has yet to show that it works."""
+    """Whether the ejection has lasted long enough, so that the next request to the endpoint is its trial."""
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """One process at one moment."""
+    """The state of one process at one moment."""
 
     pid: int
     started_s: float
     """In seconds since 1970."""
     in_flight: int
-    """Requests that are being served."""
+    """How many requests are being served."""
     requests: Level
-    """Of these, those that have a slot of `limits.concurrent_requests`."""
+    """The use of `limits.concurrent_requests`: requests with a slot."""
     body_bytes: Level
     """Of request bodies and decoded answers."""
     connections: Level

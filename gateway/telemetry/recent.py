@@ -1,4 +1,4 @@
-"""What the last minute was like: rates, times and sizes, for the status page.
+"""The last minute, for the status page: rates, times and sizes.
 
 The sums of a minute are kept as slices of some seconds, and a slice that is too old is subtracted. All these sums are
 whole numbers, so that subtracting leaves no rounding errors. Not here: what is counted (`counting`), counts since the
@@ -21,8 +21,8 @@ Group = tuple[str, str]
 """A route and a backend."""
 
 Moments = dict[Group, Counter[Row]]
-"""Sums of requests that have finished, all of them whole numbers. Rows have a name, a reason and a blame, both empty
-for what did not fail; and `STEP` with a step of the duration, for how many requests took that long.
+"""Sums of finished requests, all whole numbers. A row has a name, a reason and a blame; the last two are empty for
+requests that did not fail. Rows called `STEP` have a step of the duration, and count the requests that took so long.
 
 Names are `requests`, each of `PROTOCOLS` for those of its clients, `microseconds`, `codec_microseconds`,
 `upstream_microseconds`, which overlaps with the codec's because large bodies are encoded and decoded while they cross,
@@ -42,14 +42,14 @@ MAX_GROUPS = 200
 """The most pairs of route and backend with sums of their own; the others share those of `OTHER`."""
 
 OTHER = "other"
-"""The route and backend of what has no sums of its own."""
+"""The route and backend of all requests without sums of their own."""
 
 STEPS = 16
 """How many steps of durations there are in each doubling, so that the middle of a step is within 2.2 % of them."""
 
 
 def step_of(seconds: float) -> int:
-    """The step of a duration; 0 is that of no time at all."""
+    """The step of a duration in seconds; 0 for a duration of 0."""
     return round(STEPS * log2(1 + seconds * 1e9))
 
 
@@ -58,7 +58,7 @@ def _middle_of(step: int) -> float:
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """Requests of the last minute, as the status page has them."""
+    """Figures of the requests in the last minute, for the status page."""
 
     requests: int
     errors: int
@@ -73,7 +73,7 @@ class Stats(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, counts: Mapping[Row, int], seconds: float) -> "Stats":
-        """What *counts*, by rows of `Moments`, say of *seconds*."""
+        """The figures by *counts*, rows of `Moments` that were counted in *seconds*."""
         blames: Counter[str] = Counter()
         reasons: Counter[str] = Counter()
         for (name, reason, *blame), count in counts.items():
@@ -86,12 +86,12 @@ class Stats(msgspec.Struct, frozen=True):
 
 
 def total(counts: Mapping[Row, int], name: str) -> int:
-    """The sum that `Moments` calls *name*, of what failed and what did not."""
+    """The sum that `Moments` calls *name*, over failed and successful requests."""
     return sum(count for row, count in counts.items() if row[0] == name)
 
 
 def percentiles(counts: Mapping[Row, int], *shares: float) -> list[float | None]:
-    """The seconds within which each of *shares* of the requests were done, to 2.2 %; None if there were none."""
+    """The percentiles of the duration for *shares* of the requests, in seconds, to 2.2 %; None without requests."""
     steps = sorted((int(row[1]), count) for row, count in counts.items() if row[0] == STEP)
     if not steps:
         return [None] * len(shares)
@@ -103,7 +103,7 @@ class Minute(NamedTuple):
     """The last minute."""
 
     seconds: float
-    """How much of a minute it covers."""
+    """How many seconds are covered: fewer than a minute after the start."""
     slices: list[tuple[int, int]]
     """Requests and errors in each slice of the minute, the last first; the first is still being filled."""
     all: Counter[Row]
@@ -124,7 +124,7 @@ class Recent:
         """Of all slices but the last."""
 
     def add(self, moments: Iterable[tuple[Group, Iterable[tuple[Row, int]]]]) -> None:
-        """Add what has finished just now."""
+        """Add sums of requests that have just finished."""
         _, current = self._current()
         for group, counts in moments:
             is_known = group in self._total or len(self._total) < MAX_GROUPS
@@ -133,7 +133,7 @@ class Recent:
             current.setdefault(own, Counter()).update(dict(counts))
 
     def minute(self) -> Minute:
-        """What is known now."""
+        """The last minute, up to now."""
         now, current = self._current()
         now_s = self._clock()
         everything: Counter[Row] = Counter()
@@ -150,7 +150,7 @@ class Recent:
         return Minute(seconds, slices, everything, by_route, by_backend)
 
     def _current(self) -> tuple[int, Moments]:
-        """The slice of this moment; those that are too old are left out from now on."""
+        """The slice of this moment; slices that have become too old are subtracted and dropped."""
         number = int(self._clock() // SLICE_S)
         slices, total = self._slices, self._total
         if not slices or slices[-1][0] < number:

@@ -1,6 +1,6 @@
-"""The value of `Server-Timing` in a reply (`logging.server_timing`): where its time went until its head is written.
+"""The value of `Server-Timing` in a reply (`logging.server_timing`): the request's times until the head is written.
 
-Not here: when it is sent (`client.reply`), and what is measured (`exchange`).
+Not here: when it is sent (`client.reply`), and the measured times (`exchange`).
 """
 
 import asyncio
@@ -9,11 +9,11 @@ from gateway.exchange import Exchange
 
 
 def server_timing(exchange: Exchange) -> str:
-    """Milliseconds of the codec, of the backend, of waiting for it and for room, and since the request's head came.
+    """Milliseconds of the codec, of the backend, of waits for a connection or for room, and since the request's head.
 
-    `upstream` and `queue` are those of all attempts; `queue` has the wait until slow uploads made room, too. An attempt
-    that still goes on, as while its answer is passed on, counts as far as it has come. `first_byte` is the time to the
-    first byte of the last answer. What did not occur is absent.
+    `upstream` and `queue` are sums over all attempts; `queue` includes the wait until slow uploads made room. An
+    attempt that still goes on, because its answer is passed on, counts up to now. `first_byte` is the time to the first
+    byte of the last answer. Times of steps that did not occur are absent.
     """
     now_s = asyncio.get_running_loop().time()
     codec_s = exchange.request_codec_s + exchange.response_codec_s

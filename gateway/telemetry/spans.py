@@ -1,8 +1,8 @@
-"""The spans of a request, made of its finished exchange, and their way to a collector (OpenTelemetry, OTLP over HTTP).
+"""Makes the spans of a request from its finished exchange, and sends them to a collector (OTLP over HTTP).
 
-One span of kind server for the request; under it one of kind client for each attempt, and one for the codec's work on
-the request and on the answer. Names follow OpenTelemetry's conventions for HTTP, and for gRPC where the client speaks
-that; those that are our own begin with `tensor_gateway.`. Queries of URLs are left out, since they may hold secrets.
+The request has a span of kind server; below it each attempt has a span of kind client, and the codec's work on the
+request and on the answer one each. Names follow OpenTelemetry's conventions for HTTP, or for gRPC; names of the
+gateway's own begin with `tensor_gateway.`. Queries of URLs are left out, since they may hold secrets.
 Imported only where tracing is configured (`tracing`). Not here: ids, and which traces are sampled.
 """
 
@@ -34,16 +34,16 @@ SEND_EVERY_S = 1.0
 """How long spans wait for others."""
 
 EXPORT_S = 5.0
-"""How long the collector may take for a batch, with all that is tried again; beyond it the batch is dropped."""
+"""How long the collector may take for a batch, repeated tries included; after that the batch is dropped."""
 
 ANSWER_BYTES = 4096
-"""The most bytes that are read of the body of a collector's answer; after a longer one its connection is closed."""
+"""How many bytes of a collector's answer are read; after a longer answer the connection is closed."""
 
 DETAIL_CHARACTERS = 512
-"""How much of an error's text stands in a span's status."""
+"""How many characters of an error's text a span's status has."""
 
 PATH_CHARACTERS = 1024
-"""How much of a path stands in a span: those that wait for a collector that is gone take 50 MiB at most."""
+"""How many characters of a path a span has, so that spans that wait for a lost collector take 50 MiB at most."""
 
 _SCOPE = InstrumentationScope("tensor-gateway", __version__)
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
@@ -82,12 +82,12 @@ class SpanExport:
             self._processor.on_end(span)
 
     def close(self) -> None:
-        """Send what waits, and wait for that."""
+        """Send the spans that wait, and wait until they are sent."""
         self._processor.shutdown()  # type: ignore[no-untyped-call]
 
 
 def _take_answer(response: requests.Response, **_: object) -> None:
-    """Read what a collector answers, if it is short. Raises `HTTPError` for a redirect, which would be a success."""
+    """Read a collector's answer, if it is short. Raises `HTTPError` for a redirect, which would count as a success."""
     length = response.headers.get("Content-Length", "")
     if length.isdecimal() and int(length) <= ANSWER_BYTES:
         response.raw.read(ANSWER_BYTES)
@@ -98,7 +98,7 @@ def _take_answer(response: requests.Response, **_: object) -> None:
 
 
 class _Spans:
-    """Those of one exchange, made as `ReadableSpan`: a span that the SDK starts gets ids and times of its own."""
+    """The spans of one exchange, made as `ReadableSpan`: a span started by the SDK would get other ids and times."""
 
     def __init__(self, exchange: Exchange, trace: Trace, resource: Resource) -> None:
         self._exchange = exchange
@@ -107,7 +107,7 @@ class _Spans:
         self._state = TraceState.from_header([trace.state]) if trace.state else None
         self._own = self._context(trace.span_id)
         self._parent = self._context(trace.parent_id, is_remote=True) if trace.parent_id else None
-        # what leads from the two clocks of the exchange's times to the wall clock
+        # the differences between the wall clock and the two clocks of the exchange's times
         now_ns = time.time_ns()
         self._loop_ns = now_ns - time.monotonic_ns()
         self._codec_ns = now_ns - time.perf_counter_ns()
@@ -115,7 +115,7 @@ class _Spans:
         self._end_ns = self._at(exchange.started_s + exchange.seconds)
 
     def all(self) -> list[ReadableSpan]:
-        """All of them. The request's own is the last, so that a collector that has it has the others, too."""
+        """All spans. The request's own is the last, so that a collector that has it has the others, too."""
         exchange = self._exchange
         spans = []
         n_earlier = 0
@@ -155,7 +155,7 @@ class _Spans:
         return self._span(name, SpanKind.SERVER, attributes, self._start_ns, self._end_ns, status)
 
     def _of_http(self) -> tuple[str, Attributes]:
-        """The name of the request's span, and what only those of HTTP have."""
+        """The name of the request's span, and the attributes of requests over HTTP alone."""
         exchange = self._exchange
         path = exchange.path.partition("?")[0]
         route = _route_of(path) if exchange.route != "none" else None
@@ -168,7 +168,7 @@ class _Spans:
         }
 
     def _of_grpc(self) -> tuple[str, Attributes]:
-        """The name of the request's span, and what only those of gRPC have; `rpc.system` has its older name, too."""
+        """The name of the request's span, and the attributes for gRPC alone, with the older name of `rpc.system`."""
         exchange = self._exchange
         call = exchange.path.removeprefix("/") if exchange.route != "none" else "_OTHER"
         return call, {
@@ -250,7 +250,7 @@ def _failure(attempt: Attempt) -> str:
     """The status or the label of the error with which *attempt* failed; empty if it did not."""
     if attempt.repeated_for:
         return attempt.repeated_for
-    if attempt.code == "none":  # it was given up when the client left, for which the endpoint is not to blame
+    if attempt.code == "none":  # given up because the client has left, which is not the endpoint's fault
         return ErrorKind.CLIENT_CLOSED.label
     return "" if attempt.code.isdecimal() and attempt.code < "400" else attempt.code
 

@@ -11,13 +11,13 @@ from operator import add
 from typing import NamedTuple
 
 Row = tuple[str | int, ...]
-"""The name of what is summed, then the values of its labels."""
+"""The metric's name, then the values of its labels."""
 
 Cells = list[float]
 """A counter has one cell. A histogram has one for each bucket, then one for the sum of all amounts."""
 
 _SIZES = tuple(256.0 * 4**power for power in range(12))  # 256 B to 1 GiB
-# Neighbours differ by a factor of 2.5 at most, and no quantile is further off than that.
+# Neighbouring bounds differ by a factor of 2.5 at most, so a quantile is off by this factor at most.
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 _BATCH_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _LAG_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -25,13 +25,13 @@ _CODEC_SECONDS = (50e-6, 100e-6, 250e-6, 500e-6, 0.001, 0.0025, 0.005, 0.01, 0.0
 
 
 class Family(NamedTuple):
-    """One metric of the table; its name stands without prefix, and of a counter without `_total`."""
+    """One metric of the table; its name is without prefix, and without the `_total` of a counter."""
 
     name: str
     help: str
     labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] = ()
-    """The upper bounds of a histogram's buckets, without the last one, which has none; a counter has no buckets."""
+    """The upper bounds of a histogram's buckets; the last bucket has none. Empty for a counter."""
 
 
 FAMILIES = (
@@ -78,7 +78,7 @@ GAUGES = (
     Family("certificate_expiry_timestamp_seconds", "When the gateway's own certificate expires", ("use",)),
     Family("build_info", "1, labelled with the version", ("version",)),
 )
-"""The metrics that are of the moment of a scrape; those of the kernel are in `processes`."""
+"""The metrics whose values are those at the moment of a scrape; the kernel's metrics are in `processes`."""
 
 BOUNDS = {family.name: (*family.bounds, inf) for family in FAMILIES if family.bounds}
 """The upper bounds of the buckets of each histogram."""
@@ -94,6 +94,6 @@ class Table(dict[Row, Cells]):
         return cells
 
     def add(self, rows: Iterable[tuple[Row, Cells]]) -> None:
-        """Add *rows*."""
+        """Add *rows* to the sums, cell by cell."""
         for row, cells in rows:
             self[row] = list(map(add, self[row], cells))

@@ -20,7 +20,7 @@ from gateway.policy.quiet import OncePerInterval
 from gateway.policy.trace_context import NEW_TRACE_BITS, Trace, trace_of
 
 FLUSH_S = 3.0
-"""How long spans that wait may take to be sent at the end."""
+"""How long sending the waiting spans may take when the process ends."""
 
 REASON_CHARACTERS = 300
 """The longest reason that is logged when spans cannot be sent."""
@@ -31,7 +31,7 @@ log = logging.getLogger("gateway")
 
 
 def tracing_problems(configured: config.Config) -> Iterator[tuple[str, str]]:
-    """What keeps `tracing` from working: the path of the key, and the reason."""
+    """Why `tracing` cannot work: the path of the key, and the reason; nothing if it can."""
     if configured.tracing is not None and not _is_installed():
         yield "tracing", _MISSING
 
@@ -68,7 +68,7 @@ class Tracing:
             self._export.add(exchange)
 
     async def close(self) -> None:
-        """Send what waits, as far as that is possible within `FLUSH_S`."""
+        """Send the spans that wait, for `FLUSH_S` at most."""
         loop = asyncio.get_running_loop()
         flushed = asyncio.Event()
 
@@ -87,7 +87,7 @@ class Tracing:
 
 
 class _Complaints(logging.Handler):
-    """Makes one line a minute of what OpenTelemetry logs of every batch that fails and every span that is dropped."""
+    """Logs once a minute what OpenTelemetry would log for each failed batch and each dropped span."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(logging.WARNING)
@@ -95,7 +95,7 @@ class _Complaints(logging.Handler):
         self._once = OncePerInterval()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log the first of a minute; called with the handler's lock, by the thread that sends too."""
+        """Log the first record of a minute; called with the handler's lock, also by the thread that sends."""
         if self._once.allows("", record.created):
             error = record.exc_info[1] if record.exc_info is not None else None
             reason = " ".join(str(error or record.getMessage()).split())[:REASON_CHARACTERS]
