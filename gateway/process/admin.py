@@ -1,6 +1,6 @@
 """The admin listener: the status page, metrics, liveness, readiness, the effective configuration.
 
-Not here: anything for clients, and what the status page shows (`status`).
+Not here: the data of the status page (`status`).
 """
 
 import asyncio
@@ -33,8 +33,8 @@ FRESH_S = 0.5
 
 log = logging.getLogger("gateway")
 
-# What aiohttp says of bad requests, with a traceback for each: whoever scans ports could fill the log. A filter stays
-# where a program configures its logging anew, which takes back `disabled`.
+# aiohttp logs bad requests with a traceback each, with which a port scan could fill the log. A filter stays when a
+# program configures its logging anew, while `disabled` would be reset.
 _unheard = logging.getLogger("gateway.admin")
 _unheard.addFilter(lambda _: False)
 
@@ -44,8 +44,8 @@ _NEVER_KEPT = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 def _policy(page: str) -> str:
     """The Content-Security-Policy of *page*: its own style and script run, and it talks to this listener alone.
 
-    It shows texts that clients and backends have sent. With `require-trusted-types-for` the browser itself refuses
-    every use of the script that could make markup of them.
+    The page shows texts that clients and backends have sent. With `require-trusted-types-for` the browser refuses
+    every operation of the script that could turn such a text into markup.
     """
     (style,) = re.findall("<style>(.*?)</style>", page, re.DOTALL)
     (script,) = re.findall("<script>(.*?)</script>", page, re.DOTALL)
@@ -63,7 +63,7 @@ class _Server(web.Server):
     def __init__(self, answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
         super().__init__(answer, access_log=None, logger=_unheard)
         self._open: dict[object, asyncio.Transport] = {}
-        """The oldest first."""
+        """The open connections, the oldest first."""
 
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
@@ -88,10 +88,10 @@ class AdminListener:
         status: Callable[[], Awaitable[Status]],
         stalled: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """What is true at this moment: *config* is effective, *metrics* are collected, maybe in parts.
+        """The arguments return the current state: the effective *config*, *metrics* (maybe in parts), the *status*.
 
-        *not_ready* gives the reason why clients should not come, or None. *metrics* and *status* may wait for others.
-        *stalled* gives the reason why the gateway should be ended, or None.
+        *not_ready* returns the reason why clients should not come, or None; *stalled* the reason why the gateway
+        should be ended, or None. *metrics* and *status* may wait for other processes.
         """
         self._address = address
         self._config = config
@@ -100,7 +100,7 @@ class AdminListener:
         self._gather_status = status
         self._stalled = stalled
         self._scraping = asyncio.Lock()
-        """One scrape at a time: each turn of the event loop makes one piece, however many wait."""
+        """Held by one scrape at a time, so that each turn of the event loop makes one piece however many wait."""
         self._looking = asyncio.Lock()
         self._looked_s = -FRESH_S
         self._seen = b""
@@ -119,7 +119,7 @@ class AdminListener:
         self._listening: asyncio.Server | None = None
 
     async def start(self) -> str:
-        """Listen; the URL. Raises `OSError` if the address cannot be had."""
+        """Listen, and return the URL. Raises `OSError` if the address cannot be used."""
         bound = await listeners.bind(self._address)
         self._server = _Server(self._answer)
         self._listening = await asyncio.get_running_loop().create_server(self._server, sock=bound)
@@ -134,7 +134,7 @@ class AdminListener:
             await self._server.shutdown(CUT_S)
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
-        # not by aiohttp's router, whose refusals repeat odd bytes of the request and fail to encode them
+        # aiohttp's router is not used: its refusals repeat odd bytes of the request and fail to encode them
         handler = self._handlers.get(request.path)
         if handler is None:
             return web.Response(status=404, text=f"not found; known are {', '.join(self._handlers)}\n")
@@ -178,5 +178,5 @@ class AdminListener:
 
 
 def _said(word: str, reason: str | None) -> web.Response:
-    """200 with *word*, or 503 with the *reason* why that is not so."""
+    """200 with *word*; or 503 with the *reason*, if there is one."""
     return web.Response(status=200 if reason is None else 503, text=f"{reason or word}\n")

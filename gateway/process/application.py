@@ -29,7 +29,7 @@ class Application:
         self.gateway = self.data_plane.gateway
         self.listen_url = ""
         self.grpc_urls: list[str] = []
-        """Where gRPC is spoken; empty: nowhere."""
+        """The URLs for gRPC; empty if it is not configured."""
         self.admin_url = ""
         self._is_serving = False
         self._admin = AdminListener(
@@ -40,7 +40,7 @@ class Application:
     async def start(cls, config: Config) -> "Application":
         """Build everything, open both listeners and serve.
 
-        Raises `OSError` if an address cannot be had, and `ConfigError` for certificates that cannot be used.
+        Raises `OSError` if an address cannot be used, and `ConfigError` for certificates that cannot be used.
         """
         require_usable_files(config)
         application = cls(config)
@@ -64,7 +64,7 @@ class Application:
         return self.data_plane.not_usable() if self._is_serving else "starting"
 
     def stalled(self) -> str | None:
-        """See `Supervisor.stalled`. Always None: there is one event loop, and as long as this is called, it runs."""
+        """See `Supervisor.stalled`. Always None: the only event loop calls this, so it runs."""
         return None
 
     async def _status(self) -> Status:
@@ -80,7 +80,7 @@ class Application:
         return kept
 
     async def drain(self) -> None:
-        """See `DataPlane.drain`; the admin listener stays up and says not ready."""
+        """See `DataPlane.drain`; meanwhile the admin listener answers that the gateway is not ready."""
         await self.data_plane.drain()
 
     async def stop(self) -> None:

@@ -1,7 +1,7 @@
 """The messages between the supervisor and its workers, in frames, over a socket that is a worker's standard input.
 
-Down: the configuration to start with, and the two steps of a reload. Up: that the worker listens, how each step went,
-what it says of itself, and what it has counted. Not here: what either side does with a message.
+Down (to a worker): the configuration to start with, and the two steps of a reload. Up (to the supervisor): that the
+worker listens, the result of each step, the worker's state and its counts. Not here: how either side acts on a message.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from gateway.telemetry.counting import Batch
 from gateway.telemetry.reading import Reading
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""The longest message: a configuration, or what a worker says of itself or has counted."""
+"""The longest message in bytes: a configuration, or a worker's report."""
 
 _LENGTH_BYTES = 4
 
@@ -25,17 +25,17 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
-    """Down: do every step of a change to this configuration that can fail; answered by `Prepared`."""
+    """Down: do all steps of a change to this configuration that may fail; answered by `Prepared`."""
 
     config: msgspec.Raw
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
-    """Down: serve by what was prepared; answered by `Committed`."""
+    """Down: serve by the prepared configuration; answered by `Committed`."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Down: forget what was prepared. Has no answer."""
+    """Down: give up the prepared configuration. Has no answer."""
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):
@@ -46,7 +46,7 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     """Up: the answer to `Prepare`."""
 
     error: str | None = None
-    """Why it cannot be done; nothing has changed then."""
+    """Why the change is not possible, and nothing has changed; empty if it is prepared."""
 
 
 class Committed(msgspec.Struct, frozen=True, tag=True):
@@ -54,9 +54,9 @@ class Committed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """Up: what the worker says of itself, and has counted since the last report. Has no answer.
+    """Up: the worker's state, and its counts since the last report. Has no answer.
 
-    It comes several times a second, and so says that the worker's event loop runs.
+    Reports come several times a second, which shows that the worker's event loop runs.
     """
 
     reading: Reading
@@ -67,10 +67,10 @@ Down = Start | Prepare | Commit | Abort
 Up = Listening | Prepared | Committed | Report
 
 DOWN = msgspec.json.Decoder(Down)
-"""Of the messages to a worker."""
+"""The decoder of messages to a worker."""
 
 UP = msgspec.json.Decoder(Up)
-"""Of the messages from a worker."""
+"""The decoder of messages from a worker."""
 
 M = TypeVar("M")
 

@@ -1,7 +1,7 @@
 """File descriptors: how many a process may open, and how many connections of clients fit into them.
 
-Every connection is a descriptor. A process that runs out of them can accept nobody, reach no backend and answer no
-health check, so the clients' share is bounded before that happens. Not here: who counts the connections (`client`).
+Every connection is a descriptor. A process without free descriptors can accept no client, reach no backend and answer
+no health check, so the clients' share is bounded. Not here: counting the connections (`client.server`).
 """
 
 import bisect
@@ -25,7 +25,7 @@ log = logging.getLogger("gateway")
 
 
 def fit(config: Config, running: Config | None = None) -> Config:
-    """Raise the soft limit of descriptors to the hard one; *config* with as many client connections as fit then.
+    """Raise the soft limit of descriptors to the hard one; returns *config* with as many client connections as fit.
 
     With several workers each has its own descriptors and its share of the connections. Warns if it lowers
     `limits.connections`, unless *running*, which a reload replaces, was lowered to the same.
@@ -53,7 +53,7 @@ def fit(config: Config, running: Config | None = None) -> Config:
 
 
 def descriptors_needed(config: Config, connections: int) -> int:
-    """How many descriptors one process can come to hold with so many client connections.
+    """How many descriptors one process needs at most with so many client *connections*.
 
     A client connection carries one request at a time, so it occupies at most one connection to each backend. A health
     probe has a connection of its own; probes of one endpoint never overlap.
@@ -64,9 +64,9 @@ def descriptors_needed(config: Config, connections: int) -> int:
 
 
 def connections_that_fit(config: Config, descriptors: int) -> int:
-    """The most client connections, up to `limits.connections`, that one process can hold with so many descriptors.
+    """How many client connections, up to `limits.connections`, one process can hold with so many *descriptors*.
 
-    Never below `MIN_CONNECTIONS`, where the limit allows that many.
+    Never fewer than `MIN_CONNECTIONS`, unless the limit itself is lower.
     """
     limit = config.limits.connections
     counts = range(limit + 1)

@@ -1,7 +1,7 @@
-"""In words why an address cannot be listened on: who has it, and how to choose another.
+"""Explains in words why an address cannot be listened on: which process has it, and how to choose another address.
 
-Who has it is read from Linux's /proc, as far as this user may; elsewhere it stays unsaid. Not here: listening
-(`client.listeners`).
+The process is found in Linux's /proc, as far as this user may read it; on other systems it is not named. Not here:
+listening (`client.listeners`).
 """
 
 import errno
@@ -22,10 +22,10 @@ SEARCH_S = 1.0
 """How long the process that has an address is looked for; on a large machine there may be 100,000 descriptors."""
 
 TRIED_PORTS = 20
-"""How many ports after one that is taken are tried, to suggest one that is free."""
+"""How many ports after a taken one are tried, to suggest a free one."""
 
 MAX_NAME = 60
-"""The most characters of a process's name that are shown."""
+"""How many characters of a process's name are shown."""
 
 _PROC = Path("/proc")
 _LISTENS = "0A"  # of TCP, in /proc/net/tcp
@@ -35,11 +35,11 @@ _INTERPRETER = re.compile(r"(python|pypy|node|ruby|perl)[\d.]*")
 
 
 COMMAND_LINE, FILE = "--{} ", "{}: "
-"""How a user says where to listen: what comes before an address, on the command line and in a file."""
+"""The words before an address with which a user says where to listen, on the command line and in a file."""
 
 
 def explained(error: OSError, config: Config, said_by: str) -> OSError:
-    """*error* of a start with *config*, in more words if an address cannot be listened on: a line for each address.
+    """*error* of a start with *config*; if addresses cannot be listened on, with an explaining line for each.
 
     *said_by*: `COMMAND_LINE` or `FILE`.
     """
@@ -51,16 +51,16 @@ def explained(error: OSError, config: Config, said_by: str) -> OSError:
         said = f"cannot listen on {address}: "
         if (error.strerror or "").startswith(said):
             lines.insert(0, f"{error.strerror}{_hint(error.errno, address, said_by.format(key), suggested)}")
-        elif error.errno == errno.EADDRINUSE and user_of(address):  # the next start would fail at this one
+        elif error.errno == errno.EADDRINUSE and user_of(address):  # taken, too: the next start would fail here
             reason = os.strerror(errno.EADDRINUSE).lower()
             lines.append(f"{said}{reason}{_hint(error.errno, address, said_by.format(key), suggested)}")
     return OSError(error.errno, "\n".join(lines)) if lines and error.errno is not None else error
 
 
 def _hint(number: int | None, address: Address, flag: str, suggested: set[int]) -> str:
-    """What to say after the reason, errno *number*, for which *address* cannot be listened on.
+    """The hint after the reason, errno *number*, why *address* cannot be listened on.
 
-    Ports in *suggested* are those of other hints, to which this adds its own.
+    *suggested* has the ports of other hints; the port of this hint is added.
     """
     match number:
         case errno.EADDRINUSE:
@@ -99,7 +99,7 @@ def user_of(address: Address) -> str:
 
 
 def _tcp_sockets(address: Address) -> Iterator[tuple[int, int | None]]:
-    """Inode and user of the sockets that listen where *address* does."""
+    """Inode and user of the sockets that listen on *address*."""
     infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     wanted = {ipaddress.ip_address(str(info[4][0]).partition("%")[0]) for info in infos}
     for file in ("net/tcp", "net/tcp6"):
@@ -147,7 +147,7 @@ def _process_with(inodes: set[int]) -> tuple[int, str] | None:
 
 
 def _name(folder: Path) -> str:
-    """What a process is called: its program's name, of an interpreter also the script's; no other argument of it."""
+    """The name of a process: its program, and of an interpreter also the script; no other argument."""
     program = (folder / "comm").read_text().strip()
     words = (folder / "cmdline").read_text(errors="replace").split("\0")
     # arguments may hold secrets; the name of a module or of a script, and a command of this program, do not

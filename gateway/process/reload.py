@@ -1,7 +1,7 @@
 """Reload: the configuration's file is read again, by SIGHUP or because it has changed, and taken whole or not at all.
 
-Here: when it is read, what cannot change without a restart, and what is logged. Not here: how the data plane is
-changed (`app`), and how several workers agree on it (`supervisor`).
+Some keys cannot change without a restart (`keep_fixed`). Not here: how the data plane is changed (`app`), and how
+several workers agree on a change (`supervisor`).
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from gateway.telemetry.metrics import Metrics
 WATCH_S = 0.25
 """How often `serve --watch` reads the file: about 0.1 ms of a processor each time, 0.05 % of one.
 
-Its time and size are not asked for instead, because two writes within one tick of the file system's clock can leave
-them as they were, and reading a file of a few kilobytes costs no more than to open it.
+The file's time and size are not enough: two writes within one tick of the file system's clock can leave them unchanged.
+To read a few kilobytes costs no more than to open the file.
 """
 
 AGAIN_S = 10.0
-"""How often `serve --watch` tries a file again that it could not take: what was missing may be there by then.
+"""How often `serve --watch` tries a refused file again: other files that were missing may be there by then.
 
 Kubernetes updates a ConfigMap and the Secret with the tokens or certificates that it names at different times.
 """
@@ -42,16 +42,16 @@ announce = logging.getLogger(ANNOUNCE)
 
 
 def keep_fixed(config: Config, running: Config) -> tuple[Config, list[str]]:
-    """*config* with the values of *running* that only a restart can change, and the keys of those that differ.
+    """*config* with *running*'s values of keys that need a restart, and the names of such keys that have changed.
 
-    Raises `ConfigError` if the new values contradict those that stay.
+    Raises `ConfigError` if new values contradict those that stay.
     """
     fixed = {key: getattr(running, key) for key in FIXED if getattr(running, key) != getattr(config, key)}
     if (config.tls is None) != (running.tls is None):
         fixed["tls"] = running.tls
     if not fixed:
         return config, []
-    # what is hidden is so where the value comes from
+    # a value is hidden if it was hidden in the configuration from which it comes
     hidden = [path for path in config.hidden if path.partition(".")[0] not in fixed]
     hidden += [path for path in running.hidden if path.partition(".")[0] in fixed]
     kept = msgspec.structs.replace(config, **fixed, hidden=hidden)
@@ -69,12 +69,12 @@ class Reloadable(Protocol):
     async def replace(self, config: Config) -> list[str]:
         """Serve by *config* from now on. Returns the keys that need a restart and keep their old values.
 
-        Raises `ConfigError` or `OSError`, and nothing has changed then.
+        Raises `ConfigError` or `OSError`; the old configuration then stays in effect.
         """
 
 
 class Reloader:
-    """Reads one file again whenever it is asked to, once at a time."""
+    """Reloads one file on request, one reload at a time."""
 
     def __init__(self, file: Path | None, notifier: Notifier | None = None) -> None:
         """*file*: None if the configuration is from the command line. To be made before the file is loaded."""
@@ -86,7 +86,7 @@ class Reloader:
         self._refused = ""
         """Why it was not taken the last time; empty if it was."""
         self._is_silent = False
-        """Whether the next try is one that nobody has asked for: it says nothing if it fails as the one before."""
+        """Whether the next try repeats a failed one by itself: if it fails the same way, nothing is logged."""
         self._on_taken: Callable[[Config], None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -124,12 +124,12 @@ class Reloader:
             self._notifier.reloaded(self._refused)
 
     async def _reload(self, file: Path, running: Reloadable) -> None:
-        """Try once, and say in one line how it went."""
+        """Try once, and log the result in one line."""
         is_silent, self._is_silent = self._is_silent, False
         words = ""
         before, self._refused = self._refused, ""
         try:
-            # before it is loaded: a change in between is then noticed by `_watch`, and loaded once too often at most
+            # the digest is taken before loading: `_watch` notices a change in between, at worst it loads once too often
             self._tried = await asyncio.to_thread(_digest, file)
             config = await asyncio.to_thread(_load_again, file)
             kept = await running.replace(config)
@@ -148,10 +148,10 @@ class Reloader:
         running.metrics.reloaded(is_successful=not self._refused, words=self._refused or words)
 
     async def _watch(self) -> None:
-        """Request a reload when the content is another than that of the last try.
+        """Request a reload when the content differs from that of the last try.
 
-        It must be the same twice, so that a file is not read while it is being written. Links are followed each time:
-        Kubernetes swaps one in the folder of a ConfigMap. What was refused is tried again every `AGAIN_S`.
+        New content must be read twice, so that a file is not loaded while it is being written. Links are followed each
+        time: Kubernetes swaps one in the folder of a ConfigMap. Refused content is tried again every `AGAIN_S`.
         """
         assert self._file is not None
         loop = asyncio.get_running_loop()
@@ -177,14 +177,14 @@ class Reloader:
 
 
 def _load_again(file: Path) -> Config:
-    """As `load`, but not from a pipe: that has given all it had, or is waited for without end. Raises `ConfigError`."""
+    """`load`, but never from a pipe: it is empty by now, or would be waited for without end. Raises `ConfigError`."""
     if file.exists() and not file.is_file():
         raise ConfigError(f"{file}: not a regular file; only such a file can be read again")
     return load(file)
 
 
 def _digest(file: Path) -> bytes | None:
-    """Of the content of *file*; None if it cannot be read, or could not be read a second time, such as a pipe."""
+    """The digest of *file*'s content; None if it cannot be read, or not a second time, as with a pipe."""
     with contextlib.suppress(OSError):
         if file.is_file():
             with file.open("rb") as content:

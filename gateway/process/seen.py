@@ -1,6 +1,6 @@
-"""What all processes say of themselves and have counted, added up for the status page.
+"""The states and counts of all processes, added up for the status page.
 
-Not here: what of it is a problem, and all else that the page shows (`status`).
+Not here: which of them are problems, and the rest of the page (`status`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ class LastMinute(msgspec.Struct, frozen=True):
     """All requests of the last minute."""
 
     seconds: float
-    """How much of a minute is known."""
+    """How many seconds are covered: fewer than a minute after the start."""
     all: Stats
     slice_s: int
     slices: list[tuple[int, int]]
@@ -77,7 +77,7 @@ class RouteStatus(msgspec.Struct, frozen=True):
     path_prefix: str | None
     models: list[str] | None
     backends: dict[str, int]
-    """Where it leads, with relative weights."""
+    """The backends that the route leads to, with relative weights."""
     stats: Stats
 
 
@@ -88,7 +88,7 @@ def added(levels: Iterable[Level]) -> Level:
 
 
 def last_minute_of(minute: Minute) -> LastMinute:
-    """What all requests of *minute* were like."""
+    """The figures of all requests of *minute*."""
     microseconds = total(minute.all, "microseconds")
     return LastMinute(
         minute.seconds,
@@ -103,7 +103,7 @@ def last_minute_of(minute: Minute) -> LastMinute:
 
 
 def backends_of(config: Config, readings: Iterable[Reading], minute: Minute) -> list[BackendStatus]:
-    """The backends of *config*, with what *readings* know of their endpoints."""
+    """The backends of *config*, with the states of their endpoints in *readings*."""
     found: dict[str, dict[str, list[EndpointReading]]] = {name: {} for name in config.backends}
     for reading in readings:
         for each in reading.endpoints:
@@ -137,7 +137,7 @@ def _endpoint(url: str, readings: Sequence[EndpointReading]) -> EndpointStatus:
     for each in readings:
         by_state[_word(each)].append(each)
     state, alike = next((state, found) for state, found in by_state.items() if found)
-    # out of use since the first process found so, and up since the last did
+    # an endpoint is out of use since the first process found it so, and up since the last process did
     told = (max if state == "up" else min)(alike, key=lambda each: each.since_s)
     busy, idle = sum(each.busy for each in readings), sum(each.idle for each in readings)
     return EndpointStatus(url, state, told.since_s, told.reason, len(alike), busy, idle)
@@ -168,6 +168,6 @@ def routes_of(config: Config, minute: Minute) -> list[RouteStatus]:
 
 
 def soonest(certificates: Iterable[Certificate]) -> list[Certificate]:
-    """One for each place in the configuration; where processes differ for a moment, the one that expires first."""
+    """One certificate for each place in the configuration; if processes differ for a moment, the first to expire."""
     last_first = sorted(certificates, key=lambda each: each.expires_s, reverse=True)
     return list({each.where: each for each in last_first}.values())

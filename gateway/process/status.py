@@ -1,8 +1,8 @@
-"""The data of the status page, and what of it is a problem.
+"""The data of the status page, and the problems in them.
 
-An operator who looks at it at night asks first: is it healthy, and if not, who has to look at it? `Problem` answers
-that in words. Not here: the numbers behind it, of all processes together (`seen`), the page (`status.html`), and how it
-is served (`admin`).
+An operator who looks at the page at night asks first: is the gateway healthy, and if not, who has to act? A `Problem`
+answers this in words. Not here: the sums over all processes (`seen`), the page (`status.html`), and serving it
+(`admin`).
 """
 
 import os
@@ -66,7 +66,7 @@ class Listens(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """What a process has said of itself, and when it was heard of last, in seconds since 1970."""
+    """The reading of a process, and the time of its last message, in seconds since 1970."""
 
     reading: Reading
     answered_s: float
@@ -86,7 +86,7 @@ class Problem(msgspec.Struct, frozen=True):
     severity: Severity
     """Critical: requests fail, or soon will. Notice: good to know, and nothing to do about here."""
     about: Literal["backend", "gateway", "client", "configuration", "certificate"]
-    """Who has to look at it."""
+    """Who has to act."""
     text: str
     since_s: float | None = None
     """In seconds since 1970."""
@@ -99,11 +99,11 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     pid: int
     started_s: float
     answered_s: float
-    """When it said last how it was."""
+    """When its last message came."""
 
 
 class Status(msgspec.Struct, frozen=True):
-    """All that the page shows. Moments are seconds since 1970."""
+    """All data of the status page. Times are seconds since 1970."""
 
     version: str
     host: str
@@ -113,13 +113,13 @@ class Status(msgspec.Struct, frozen=True):
     listen: str
     admin: str
     grpc: list[str]
-    """Where clients of gRPC come; empty without that front."""
+    """The URL for clients of gRPC; empty if it is not configured."""
     n_workers: int
     """How many processes are configured to serve clients."""
     workers: list[WorkerStatus]
     last_minute: LastMinute
     in_flight: dict[str, Level]
-    """What is in use of the limits of the whole gateway: `requests`, `body_bytes`, `connections`."""
+    """The use of the whole gateway's limits: `requests`, `body_bytes`, `connections`."""
     backends: list[BackendStatus]
     routes: list[RouteStatus]
     failures: list[Failure]
@@ -130,7 +130,7 @@ class Status(msgspec.Struct, frozen=True):
     """The last one that was tried."""
     certificates: list[Certificate]
     problems: list[Problem] = []
-    """What of all that is a problem, the worst first."""
+    """The problems in these data, the worst first."""
     state: State = "ok"
     headline: str = ""
     """The worst problem, or that there is none."""
@@ -146,7 +146,7 @@ def status_of(
 ) -> Status:
     """The status of a gateway that serves by *config*, whose processes have *answered*.
 
-    *metrics* has what they have counted. *not_ready*: why clients should not come. *death*: the last of a worker.
+    *metrics* has their counts. *not_ready* is why clients should not come; *death* is the last death of a worker.
     """
     readings = [each.reading for each in answered]
     minute = metrics.recent.minute()
@@ -190,7 +190,7 @@ def status_of(
 
 
 def _all_is_well(backends: Iterable[BackendStatus]) -> str:
-    """That nothing is wrong; that backends answer only if something has asked them."""
+    """Words for a gateway without problems; that backends answer is only said if they were asked."""
     if all(backend.is_probed or backend.stats.requests for backend in backends):
         return "All backends answer"
     return "No backend is known to be down"
@@ -242,7 +242,7 @@ def _backend_problems(backend: BackendStatus, failures: Iterable[Failure]) -> It
     if n_failed:
         text = f"{name}: {_of(n_failed, n_requests)} failed in the last minute"
         yield Problem(_severity(n_failed, n_requests), "backend", text, None, _last_of(Blame.BACKEND, own))
-    # such as a model that the backend does not know any more: few are clients' own affair, most are not
+    # errors such as a model that the backend has lost: a few may be the clients' mistakes, a large share is not
     n_failed = backend.stats.blames.get(Blame.CLIENT.value, 0)
     if n_failed and n_failed >= MOST_FAIL * n_requests:
         text = f"{name}: {_of(n_failed, n_requests)} failed because of clients in the last minute"
@@ -268,7 +268,7 @@ def _uncounted(by_backend: Mapping[str, Mapping[Row, int]]) -> Iterator[Problem]
 
 
 def _last_of(blame: Blame, failures: Iterable[Failure]) -> str:
-    """The last of *failures* that *blame* has caused, in words; empty if it is not known any more."""
+    """The latest of *failures* with *blame*, in words; empty if none is kept any more."""
     last = next((failure for failure in failures if failure.blame == blame.value), None)
     return _sentence(f"the last: {last.reason}: {last.detail}") if last is not None else ""
 

@@ -1,8 +1,8 @@
 """The supervisor of several worker processes that listen on one port.
 
-It has the admin listener and serves no client. It reserves the port, starts the workers, replaces one that dies, adds
-up what they count, has all of them reload or none, and drains them together.
-Not here: what happens in a worker's process (`worker`), and how messages cross (`control`).
+The supervisor has the admin listener and serves no client. It reserves the port, starts the workers, replaces workers
+that die, adds up their counts, lets all of them reload or none, and drains them together.
+Not here: the worker's own process (`worker`), and the format of messages (`control`).
 """
 
 import asyncio
@@ -40,10 +40,10 @@ START_S = 30.0
 """How long a worker may take to listen."""
 
 PREPARE_S = 5.0
-"""How long a worker may take to prepare a reload, or to carry it out; beyond it, it is replaced."""
+"""How long a worker may take to prepare a reload, or to carry it out; a slower worker is replaced."""
 
 HANG_S = 5.0
-"""How much longer than twice `shutdown.grace` a worker may take to end; beyond it, it is killed."""
+"""How much longer than twice `shutdown.grace` a worker may take to end before it is killed."""
 
 SILENT_S = 3.0
 """How long after its last message a worker counts as hanging; it sends ten a second."""
@@ -63,7 +63,7 @@ class _WorkerProcess:
         tell: asyncio.StreamWriter,
         count: Callable[[Batch], bool],
     ) -> None:
-        """*count* takes what the worker has counted."""
+        """*count* takes the worker's batches of counts."""
         self.process = process
         self._told = told
         self._tell = tell
@@ -73,7 +73,7 @@ class _WorkerProcess:
         self.share: Config | None = None
         """The configuration that it is known to serve by."""
         self.reading: Reading | None = None
-        """What it said of itself the last time; None while it starts."""
+        """The worker's last reading; None while it starts."""
         self.heard_s = 0.0
         """When its last message came, by the loop's clock."""
         self._count = count
@@ -91,7 +91,7 @@ class _WorkerProcess:
                     self._count(message.batch)
                 else:
                     self._answers.put_nowait(message)
-        except ValueError as error:  # such as one of another version, which was installed meanwhile
+        except ValueError as error:  # for example a message of another version, installed meanwhile
             log.error("worker %d has sent an invalid message: %s", self.pid, error)
             self.kill()
         finally:
@@ -99,11 +99,11 @@ class _WorkerProcess:
             self._tell.close()
 
     def tell(self, message: control.Down) -> None:
-        """Write to the worker; it is not waited for."""
+        """Send *message* to the worker, without waiting."""
         self._tell.write(control.frame(message))
 
     async def answer(self, timeout_s: float) -> Listening | Prepared | Committed | None:
-        """Its next answer; None, and it is killed, if none comes within *timeout_s*."""
+        """The worker's next answer. If none comes within *timeout_s*, the worker is killed; then None."""
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._answers.get()
@@ -115,7 +115,7 @@ class _WorkerProcess:
         return answer
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the worker at once."""
         self.is_listening = False
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
@@ -131,7 +131,7 @@ class Supervisor:
         self.metrics = Metrics(lambda: [reading for _, reading in self._readings()], lambda: self._workers)
         self._config = config
         self.grpc_urls: list[str] = []
-        """Where gRPC is spoken; empty: nowhere."""
+        """The URLs for gRPC; empty if it is not configured."""
         self._admin = AdminListener(
             config.admin, lambda: self._config, self._collect, self._not_ready, self._status, self.stalled
         )
@@ -141,7 +141,7 @@ class Supervisor:
         self._workers: dict[int, _WorkerProcess] = {}
         self._minders: list[asyncio.Task[None]] = []
         self._changes = asyncio.Lock()
-        """Held while workers are brought to another configuration, or join those that are."""
+        """Held while workers change their configuration, or while a new worker joins them."""
         self._reserved: list[tuple[Address, socket.socket]] = []
         """Where the workers listen, with the real port, and what keeps it for them."""
 
@@ -149,7 +149,7 @@ class Supervisor:
     async def start(cls, config: Config) -> "Supervisor":
         """Open the admin listener and start all workers.
 
-        Raises `OSError` if an address or a worker cannot be had, and `ConfigError` for wrong certificates.
+        Raises `OSError` if an address cannot be used or a worker not started, `ConfigError` for wrong certificates.
         """
         require_usable_files(config)  # here once, and not in every worker
         supervisor = cls(config)
@@ -188,7 +188,7 @@ class Supervisor:
         finally:
             for each in given:
                 each.close()
-        # its end tells the worker that the supervisor is gone
+        # the end of this socket tells the worker that the supervisor is gone
         told, tell = await asyncio.open_connection(sock=own)
         worker = self._workers[process.pid] = _WorkerProcess(process, told, tell, self.metrics.add)
         worker.share = self._config.share()
@@ -202,8 +202,8 @@ class Supervisor:
         return worker
 
     async def _exec(self, told: int, *listening: int) -> asyncio.subprocess.Process:
-        """Start the process of a worker: the descriptors by which it is *told*, and on which it is *listening*."""
-        # until the worker ignores them: the terminal's signals go to all processes, and end those that do not
+        """Start the process of a worker, with the descriptor of its messages (*told*) and those of its listeners."""
+        # blocked until the worker ignores them: a terminal's signals go to all processes, and would end the worker
         signal.pthread_sigmask(signal.SIG_BLOCK, _OF_TERMINAL)
         try:
             return await asyncio.create_subprocess_exec(
@@ -215,7 +215,7 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_TERMINAL)
 
     async def _join(self, worker: _WorkerProcess) -> bool:
-        """Include *worker* in reloads, after it has caught up with any it missed; False if that fails."""
+        """Bring *worker* to the current configuration and include it in reloads; False if that fails."""
         async with self._changes:
             worker.is_listening = True
             try:
@@ -228,8 +228,8 @@ class Supervisor:
     async def replace(self, config: Config) -> list[str]:
         """See `Reloadable`. All workers change, or none.
 
-        A worker that dies or does not answer is replaced by one with the configuration that holds: the new one, if
-        another worker could prepare it, or if none serves at the moment: it may be what lets them start again.
+        A worker that dies or does not answer is replaced by one with the configuration in effect. This is the new one
+        if another worker could prepare it, or if no worker serves at the moment: it may let workers start again.
         """
         config, kept = keep_fixed(config, self._config)
         async with self._changes:
@@ -237,7 +237,7 @@ class Supervisor:
         return kept
 
     async def _bring(self, workers: list[_WorkerProcess], config: Config) -> None:
-        """Have *workers* serve by *config*, as do those that start later. Raises `ConfigError`: none of them does."""
+        """Let *workers*, and those that start later, serve by *config*. If one refuses: `ConfigError`, and none do."""
         share = config.share()
         prepare = Prepare(msgspec.Raw(encode(share)))
         for worker in workers:
@@ -257,7 +257,7 @@ class Supervisor:
         await asyncio.gather(*(worker.answer(PREPARE_S) for worker in prepared))
 
     def stalled(self) -> str | None:
-        """Which workers hang, so that a watchdog or a liveness probe shall end the gateway; None if none does."""
+        """Which workers hang, in words, for the watchdog and the liveness probe; None if none does."""
         latest_s = asyncio.get_running_loop().time() - SILENT_S
         hanging = [str(worker.pid) for worker in self._serving() if worker.heard_s < latest_s]
         return f"nothing was heard of worker {', '.join(hanging)} for {SILENT_S:g} s" if hanging else None
@@ -266,7 +266,7 @@ class Supervisor:
         return [worker for worker in self._workers.values() if worker.is_listening]
 
     def _readings(self) -> list[tuple[_WorkerProcess, Reading]]:
-        """What the workers that serve said of themselves the last time."""
+        """The last readings of the workers that serve."""
         return [(worker, worker.reading) for worker in self._serving() if worker.reading is not None]
 
     async def _mind(self, worker: _WorkerProcess) -> None:
@@ -274,7 +274,7 @@ class Supervisor:
         while True:
             code = await worker.process.wait()
             worker.is_listening = False
-            await asyncio.wait([worker.reader])  # what it has counted last
+            await asyncio.wait([worker.reader])  # its last counts are read
             self._workers.pop(worker.pid, None)
             if self._is_draining:
                 return
@@ -294,16 +294,16 @@ class Supervisor:
                     log.error("%s; trying again", error)
 
     async def drain(self) -> None:
-        """Let all workers finish what is in flight, up to `shutdown.grace`."""
+        """Let all workers finish their requests in flight, up to `shutdown.grace`."""
         self._is_draining = True
         for address, holder in self._reserved:
             if address.is_unix:
-                # closed here too, or it would go on listening: clients that come after the workers stop are refused
+                # else this socket would go on listening, and clients would wait instead of being refused
                 holder.close()
         for worker in list(self._workers.values()):
             with contextlib.suppress(ProcessLookupError):
                 worker.process.send_signal(signal.SIGTERM)
-        # each worker keeps the grace itself; twice that bounds the wait for one that hangs
+        # each worker keeps to the grace itself; twice the grace bounds the wait for a worker that hangs
         shutdown = self._config.shutdown
         if self._minders:
             await asyncio.wait(self._minders, timeout=shutdown.delay + 2 * shutdown.grace + HANG_S)
@@ -340,5 +340,5 @@ class Supervisor:
             return f"{len(serving)} of {self._config.workers} workers accept"
         if (reason := self.stalled()) is not None:
             return reason
-        # every worker, because the kernel decides which of them a client reaches
+        # all workers must be ready, because the kernel decides which of them a client reaches
         return next((reading.not_usable for _, reading in self._readings() if reading.not_usable is not None), None)

@@ -1,7 +1,7 @@
-"""What systemd is told of the gateway: that it is ready, reloads, stops, and is alive (sd_notify(3)).
+"""Tells systemd the state of the gateway: ready, reloading, stopping, and alive (sd_notify(3)).
 
 systemd names a datagram socket in the environment of a service that it waits for (`Type=notify`); without one, nothing
-is sent. Not here: when something is told (`cli`, `reload`), and how a worker is found to hang (`supervisor`).
+is sent. Not here: when a message is sent (`cli`, `reload`), and how a hanging worker is found (`supervisor`).
 """
 
 import asyncio
@@ -15,10 +15,10 @@ LOOKS = 4
 """How many proofs of life are sent in the time within which systemd expects one, so that one may be late."""
 
 SEND_S = 0.1
-"""How long a message may wait for room in systemd's socket, which holds the event loop; beyond it, it is lost."""
+"""How long a message may wait for room in systemd's socket, which holds the event loop, before it is dropped."""
 
 STATUS_CHARACTERS = 500
-"""Of the status that `systemctl status` shows; a longer one is cut."""
+"""The longest status for `systemctl status`; a longer one is cut."""
 
 log = logging.getLogger("gateway")
 
@@ -36,7 +36,7 @@ class Notifier:
 
     @classmethod
     def from_environment(cls) -> "Notifier":
-        """As systemd has set it up, and take that out of the environment: workers must not speak for the service."""
+        """Read systemd's variables, and remove them from the environment: workers must not speak for the service."""
         address = os.environ.pop("NOTIFY_SOCKET", "")
         watchdog_us = os.environ.pop("WATCHDOG_USEC", "")
         pid = os.environ.pop("WATCHDOG_PID", "")
@@ -44,24 +44,24 @@ class Notifier:
         return cls(address, int(watchdog_us) / 1e6 if is_meant else 0.0)
 
     def ready(self, serving: str) -> None:
-        """Clients are accepted; *serving* says where, and is the status until something else is told."""
+        """Tell that clients are accepted; *serving*, the status from now on, says at which addresses."""
         self._serving = serving
         self._tell("READY=1", serving)
 
     def reloading(self) -> None:
-        """A reload has begun; `reloaded` must follow."""
+        """Tell that a reload has begun; `reloaded` must follow."""
         self._tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}", "reloading")
 
     def reloaded(self, refused: str) -> None:
-        """It has ended; *refused* says why nothing has changed, and is empty if it took effect."""
+        """Tell that the reload has ended; *refused* says why nothing has changed, and is empty if it took effect."""
         self._tell("READY=1", f"{self._serving}; the last reload was refused: {refused}" if refused else self._serving)
 
     def stopping(self) -> None:
-        """No client is accepted any more."""
+        """Tell that the gateway is stopping."""
         self._tell("STOPPING=1", "draining: requests in flight are finished")
 
     def start_watchdog(self, stalled: Callable[[], str | None]) -> None:
-        """Prove again and again that the running event loop turns, while *stalled* gives no reason not to."""
+        """Send proofs of life from the running event loop, as long as *stalled* returns None."""
         if self._address and self._watchdog_s:
             self._watchdog = asyncio.create_task(self._prove_alive(stalled))
 

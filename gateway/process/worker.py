@@ -1,7 +1,7 @@
-"""One of several worker processes: it serves clients on the shared port, and carries out the supervisor's messages.
+"""One of several worker processes: it serves clients on the shared port, and obeys the supervisor's messages.
 
-Each worker has its own socket on the port, by SO_REUSEPORT, because a single socket that all inherit feeds them
-unevenly. Not here: who starts and replaces workers (`supervisor`), and how messages cross (`control`).
+Each worker has its own socket on the port, by SO_REUSEPORT, because the kernel spreads connections of one inherited
+socket unevenly. Not here: starting and replacing workers (`supervisor`), and the format of messages (`control`).
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class _Worker:
     """Serves clients, and carries out the supervisor's messages."""
 
     def __init__(self, config: Config, name: str, told: asyncio.StreamReader, tell: asyncio.StreamWriter) -> None:
-        """*name* is what all workers of the gateway call it in `Via`. Must be made on a running event loop."""
+        """*name* is the gateway's name in `Via`, the same in all workers. Must be made on a running event loop."""
         self._told = told
         self._tell = tell
         self.data_plane = DataPlane(config, name, self._deliver)
@@ -64,7 +64,7 @@ class _Worker:
                 elif isinstance(message, Abort) and prepared is not None:
                     await self.data_plane.abandon(prepared)
                     prepared = None
-        except Exception:  # which configuration holds here is uncertain: the supervisor starts another worker
+        except Exception:  # the configuration in effect here is uncertain: end, and be replaced
             log.exception("a reload failed after it had begun to take effect; this worker exits")
         finally:
             self.stopped.set()
@@ -79,7 +79,7 @@ class _Worker:
             return None, Prepared(f"internal error: {type(error).__name__}")
 
     def _deliver(self, batch: Batch) -> bool:
-        """Let the supervisor have what was counted; False if it has not read the report before."""
+        """Send the counts to the supervisor; False if it has not read the previous report yet."""
         if self._tell.transport.get_write_buffer_size():
             return False
         self._answer(Report(self.data_plane.reading(), batch))
@@ -90,7 +90,7 @@ class _Worker:
 
 
 def main() -> None:
-    """Run a worker's process, which gets its configuration by standard input."""
+    """Run a worker's process; its configuration comes as the first message on standard input."""
     for number in (signal.SIGHUP, signal.SIGINT):  # of a terminal they go to all processes; the supervisor decides
         signal.signal(number, signal.SIG_IGN)
     name, *inherited = sys.argv[1:]
