@@ -1,4 +1,4 @@
-"""`tensor-gateway doctor URL`: what a server speaks, what clients would miss, and the configuration to paste.
+"""`tensor-gateway doctor URL`: finds out what a server speaks, what clients would miss, and a configuration to paste.
 
 It asks in five groups: the way to the server (`reaching`), who it is (`recognizing`), a trial inference straight and
 what the server cannot take (`trials`), and the same through a gateway (`through`). Every question has a time limit.

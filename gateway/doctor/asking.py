@@ -1,7 +1,6 @@
 """One request of the doctor at a time: to the server, and to the gateway started for the trial.
 
-It asks as the gateway itself does (`backend.questions`), and waits longer. Not here: what is asked, and what the
-answers mean.
+It asks as the gateway itself does (`backend.questions`), but waits longer.
 """
 
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ TRIAL_S = 30.0
 """How long one trial inference may take: a model's first one often takes long."""
 
 MAX_ANSWER_BYTES = 64 * 1024**2
-"""How much of one answer is read; what is longer is no answer."""
+"""How many bytes of an answer are read; a longer answer counts as none."""
 
 CHUNK_BYTES = 1024
 """The size of the pieces of a body that is sent chunked."""
@@ -31,7 +30,7 @@ USER_AGENT = f"tensor-gateway/{__version__} (doctor)"
 
 
 class Asker(questions.Asker):
-    """Asks one server as a client that has time."""
+    """Asks one server, with long timeouts."""
 
     def __init__(self, endpoint: Endpoint, headers: Mapping[str, str] | None = None) -> None:
         """*headers* are sent with each question besides its own. Needs a running event loop."""
@@ -41,7 +40,7 @@ class Asker(questions.Asker):
         super().__init__(connections, endpoint, fields, within_s=ASK_S, max_bytes=MAX_ANSWER_BYTES)
 
     def why_unauthorized(self, answer: Answer) -> str:
-        """In words that *answer* refuses for the want of credentials, and what to do; empty if it does not."""
+        """Words that say that *answer* requires credentials, and what to do; empty if it does not."""
         if not answer.needs_credentials:
             return ""
         if not self.headers:

@@ -1,7 +1,7 @@
-"""Trial inferences at servers of other dialects than V2, as people write their JSON.
+"""Trial inferences at servers of other dialects than V2, in the JSON of their own clients.
 
-What such a server does not say of its model, it mostly says in its refusals, or shows in its answers; both are read
-here for the block `models` of the configuration. Not here: V2 (`trials`), and what is sent through the gateway.
+If such a server does not describe its model, its refusals and answers mostly show what the model takes and gives; both
+are read here for the block `models` of the configuration. Not here: V2 (`trials`).
 """
 
 import ast
@@ -79,7 +79,7 @@ def _columns(samples: Sequence[Sample]) -> Any:
 
 
 def _rows(samples: Sequence[Sample]) -> list[Any]:
-    """The same, row by row."""
+    """The inputs row by row, one element for each row."""
     columns = _columns(samples)
     if not isinstance(columns, dict):
         return list(columns)
@@ -98,14 +98,14 @@ _FORMS: Mapping[str, Callable[[Sequence[Sample]], dict[str, Any]]] = {
     "instances": lambda samples: {"instances": _rows(samples)},
     "dataframe_split": lambda samples: {"dataframe_split": _frame(samples)},
 }
-"""What a request consists of, by the `format` of the configuration."""
+"""The builders of request bodies, by the `format` of the configuration."""
 
 
 class DialectTrials(Trials):
     """The trials of a server of another dialect."""
 
     def __init__(self, asker: Asker, dialect: str, model: str, report: Report) -> None:
-        """*model* may be what clients call it."""
+        """*model* may be the clients' name of the model."""
         super().__init__(asker, Model(model), report)
         self._dialect = DIALECTS[dialect]
         path = self._dialect.infer_path(model, None)
@@ -126,7 +126,7 @@ class DialectTrials(Trials):
         return await self._asker.post(self._path, text, is_chunked=is_chunked)
 
     def outputs_of(self, answer: Answer) -> list[Output]:
-        """See `Trials`. Datatypes that the server does not say are guessed from the values."""
+        """See `Trials`. Datatypes that the server does not name are guessed from the values."""
         document = answer.json
         if not isinstance(document, dict):
             raise UnreadableError("something that is not a JSON object")
@@ -166,7 +166,7 @@ class DialectTrials(Trials):
                 yield samples
 
     def describe(self) -> None:
-        """Say what the model is, and set `models` to what the server does not say itself."""
+        """Report the model's inputs and outputs, and set `models` to those that the server does not describe."""
         if self._model.inputs:
             sides = filter(None, (self._model.inputs, self._model.outputs))
             self._report.ok(f"inputs: {'; outputs: '.join(', '.join(each.words for each in side) for side in sides)}")
@@ -185,7 +185,7 @@ class DialectTrials(Trials):
             self._report.note(
                 f"the model has no signature `{DEFAULT_SIGNATURE}`; its first one is `signature: {self._signature}`"
             )
-        if not self._model.outputs:  # else the gateway itself finds the description at the server
+        if not self._model.outputs:  # if the server describes the model, the gateway asks it
             # `inputs` is the only form in which an input may be without a name
             block["inputs"] = as_described(self.samples if self._form == "inputs" else self.by_client)
         said = {declared.name for declared in self._model.outputs}
@@ -206,7 +206,7 @@ class DialectTrials(Trials):
         )
 
     def describe_untried(self) -> None:
-        """Set `models` to what the gateway needs to know of a model that has answered no trial."""
+        """Set `models` for a model that has answered no trial, as a draft for the user to complete."""
         if self._model.outputs:
             return
         block: dict[str, Any] = {"format": "row"} if self._dialect.name == TENSORFLOW else {}
@@ -221,7 +221,7 @@ class DialectTrials(Trials):
         self._report.set("models", {pattern: block}, why, comments=comments)
 
     async def _ask_metadata(self) -> None:
-        """What TensorFlow Serving says of the model, if anything. Raises `RefusedError`."""
+        """Read TensorFlow Serving's description of the model, if it has one. Raises `RefusedError`."""
         path = self._dialect.description_path(self._model.name, None)
         answer = await self._asker.get(path) if path is not None else None
         if answer is None or answer.status != 200:
@@ -234,7 +234,7 @@ class DialectTrials(Trials):
         self._model = replace(self._model, inputs=_declared(model.inputs), outputs=_declared(model.outputs))
 
     async def _ask_signature(self) -> None:
-        """The inputs in the signature that MLflow repeats when it refuses a request, if the model has one."""
+        """Read the inputs from the signature that MLflow quotes when it refuses a request, if the model has one."""
         for question in (_WRONG_NAME, _WRONG_RANK):
             refusal = (await self._asker.post(self._path, question)).json
             schema = _SCHEMA.search(str(refusal.get("message"))) if isinstance(refusal, dict) else None
@@ -244,7 +244,7 @@ class DialectTrials(Trials):
 
 
 def _another_signature(metadata: Any) -> str:
-    """The signature to take of a model that lacks the usual one; empty if it has that, or none at all."""
+    """Another signature for a model without the usual one; empty if the model has the usual one, or none at all."""
     try:
         signatures = metadata["metadata"]["signature_def"]["signature_def"]
         usable = sorted(name for name, each in signatures.items() if each["inputs"] and each["outputs"])
@@ -254,7 +254,7 @@ def _another_signature(metadata: Any) -> str:
 
 
 def _declared(tensors: Sequence[TensorDescription]) -> tuple[Declared, ...]:
-    """*tensors*, if everything is known of them."""
+    """*tensors* as declarations, if all of their fields are known; else none."""
     return tuple(
         Declared(each.name, each.datatype.name, each.shape)
         for each in tensors
@@ -263,7 +263,7 @@ def _declared(tensors: Sequence[TensorDescription]) -> tuple[Declared, ...]:
 
 
 def _declared_in(schema: str) -> tuple[Declared, ...]:
-    """The inputs of MLflow's *schema*, in its words; none if one of them is of a type that V2 does not have."""
+    """The inputs in MLflow's *schema*, as MLflow writes it; none if one of them has a type that V2 does not have."""
     found = [
         (match["name"], match["type"], tuple(int(size) for size in re.findall(r"-?\d+", match["shape"])))
         for match in _TENSOR.finditer(schema)
@@ -284,7 +284,7 @@ def _by_name(value: Any, only: str) -> dict[str, Any]:
 
 
 def guessed(values: Sequence[Any], *, is_double: bool = False) -> str:
-    """The datatype that *values* of JSON could have: of those that lose nothing of them the likeliest.
+    """The likeliest datatype of *values* of JSON, among the datatypes that hold them exactly.
 
     *is_double*: floats are FP64 even if FP32 would hold them.
     """
@@ -300,6 +300,6 @@ def guessed(values: Sequence[Any], *, is_double: bool = False) -> str:
 
 
 def _is_single(value: float) -> bool:
-    """Whether *value* is an FP32; NaN is one. One that was printed short, as 0.1, is taken for an FP64, too."""
+    """Whether FP32 holds *value* exactly, as it does NaN; 0.1, printed short, counts as FP64."""
     single = np.float32(value)
     return float(single) == value or bool(np.isnan(single))

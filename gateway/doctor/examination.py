@@ -22,18 +22,18 @@ from gateway.doctor.trials import RefusedError, Trials, V2Trials, describe
 from gateway.errors import ConfigError, GatewayError
 
 WORKS, WORKS_WITH, UNUSABLE = 0, 1, 2
-"""Exit codes: as it is; with what was named; not reachable, or nothing that the gateway can stand in front of."""
+"""Exit codes: it works as it is; it works with the named settings; the server cannot be reached or used."""
 
 LISTEN_PORTS = (8080, 8090, 8070, 8060)
 ADMIN_PORTS = (9090, 9091, 9092, 9093)
-"""What the configuration may listen on: the first that is free, and is not beside the ports of the server."""
+"""Ports for the configuration: the first that is free and is none of the server's is used."""
 
 _PORTS_OF_ONE_SERVER = 3
-"""Servers that listen on 8080 have the next two as well, for gRPC and metrics."""
+"""How many ports in a row one server may use: servers on 8080 use the next two as well, for gRPC and metrics."""
 
 
 async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int:
-    """Examine the server at *url*, with *model* for the trials if it is not empty; the exit code.
+    """Examine the server at *url*, with *model* for the trials if it is not empty, and return the exit code.
 
     Findings go to standard output; with *only_yaml* to standard error, and the configuration alone to standard output.
     Raises `ConfigError` if *url* is not that of a server, or if what is *given* cannot be used.
@@ -64,7 +64,7 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
         report.problem(f"{error}, where it had answered before")
         return UNUSABLE
     report.table("What clients can do through the gateway", report.abilities)
-    endpoint_of(meant.url, report.settings)  # a file that `check` refuses must never be given out
+    endpoint_of(meant.url, report.settings)  # raises for a configuration that `check` would refuse
     file = _file(meant.url, server, report)
     if only_yaml:
         sys.stdout.write(file)
@@ -75,7 +75,7 @@ async def examine(url: str, model: str, given: Given, *, only_yaml: bool) -> int
 
 
 async def _examined_with(asker: Asker, url: str, model: str, path: str, document: Any, report: Report) -> Said:
-    """Try a server that speaks no protocol with the sample *document*, or the example that it has itself."""
+    """Try a server that speaks no protocol, with the sample *document*, or the example in its own description."""
     report.heading(f"POST {path}")
     try:
         document = await described_sample(asker, path) if document is None else document
@@ -91,7 +91,7 @@ async def _examined_with(asker: Asker, url: str, model: str, path: str, document
 
 
 async def _examined(asker: Asker, first: Answer, url: str, asked_for: str, report: Report) -> Said:
-    """Ask everything; which server it is. *first* is its answer to `GET /v2`."""
+    """Ask all questions, and return the kind of server. *first* is its answer to `GET /v2`."""
     server = await recognize(asker, first, asked_for, report)
     model = await choose_model(asker, server.dialect, asked_for, report)
     await _find_health(asker, model, server.dialect, report)
@@ -110,7 +110,7 @@ async def _examined(asker: Asker, first: Answer, url: str, asked_for: str, repor
 
 
 async def _find_health(asker: Asker, model: str, dialect: str, report: Report) -> None:
-    """Which path tells that the server is ready."""
+    """Find the path that tells whether the server is ready, and set `health.path` if need be."""
     usual = {V2: "/v2/health/ready", MLFLOW: "/ping"}.get(dialect, "")
     of_model = f"/v1/models/{quote(model, safe='')}" if model else "/v1/models"
     usual_of_others = ("/health", "/healthz", "/livez", "/") if dialect == TEMPLATE else (of_model,)
@@ -119,7 +119,7 @@ async def _find_health(asker: Asker, model: str, dialect: str, report: Report) -
         if answer.status == 200 and not answer.is_html:
             report.set("health", {} if path == usual else {"path": path}, _WHY_HEALTH, is_needed=False)
             return
-    if dialect == TENSORFLOW:  # it answers for any model that it has none, which tells that it runs
+    if dialect == TENSORFLOW:  # any model will do: the answer that there is no such model shows that the server runs
         report.set("health", {}, _WHY_HEALTH, is_needed=False)
 
 
@@ -162,7 +162,7 @@ async def _try_v2(asker: Asker, model: str, server: Said, report: Report) -> Tri
 
 
 def _set_binary(server: Said, report: Report) -> None:
-    """The server reads binary: it needs no conversion at all."""
+    """Set `binary` for a server that reads binary, which needs no conversion at all."""
     if server.is_binary:
         report.set("binary", "auto", "binary passes through as it is, as long as the server says that it reads it")
     else:
@@ -174,7 +174,7 @@ def _set_binary(server: Said, report: Report) -> None:
 
 
 async def _try_v1(asker: Asker, model: str, server: Said, report: Report) -> Trials | None:
-    """Find out whether *model* speaks the V1 protocol, where its server says V2; None if it does not."""
+    """Find out whether *model* speaks the V1 protocol although its server speaks V2; None if it does not."""
     is_kserve = (await asker.get(f"/v1/models/{quote(model, safe='')}")).member("ready") is not None
     if not is_kserve and server.title != TORCHSERVE:
         return None
@@ -212,7 +212,7 @@ async def _describe(trials: DialectTrials, report: Report) -> None:
 
 
 def _file(url: str, server: Said, report: Report) -> str:
-    """The configuration, which can be served at once."""
+    """The text of a configuration that can be served at once."""
     today = datetime.now(UTC)
     found = (
         f"In front of {server.title or 'a server'} at {url}, as `tensor-gateway doctor` found it on {today:%Y-%m-%d}"

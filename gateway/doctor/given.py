@@ -1,7 +1,7 @@
-"""What the doctor is given beside the URL, as keys of the backend: headers, such as credentials, and files for TLS.
+"""The doctor's options beside the URL, as keys of a backend: headers, such as credentials, and files for TLS.
 
-Values may come from outside, `${NAME}` and `${file:PATH}`, as in the configuration. No header's value that was typed
-is ever printed. Not here: what is asked with them.
+Values may come from outside, `${NAME}` and `${file:PATH}`, as in the configuration. The value of a header that was
+typed is never printed.
 """
 
 import re
@@ -22,7 +22,7 @@ _AT_KEY = re.compile(r"^backends\.default\.(?:headers\.set\.([^:]+)|tls\.(\w+))(
 
 
 class Given(NamedTuple):
-    """What stands on the command line."""
+    """The options on the command line."""
 
     headers: Sequence[str] = ()
     """Each `NAME: VALUE`."""
@@ -34,7 +34,7 @@ class Given(NamedTuple):
     """The file of a sample for `path`; None: the example in the server's `/openapi.json`."""
 
     def settings(self) -> dict[str, Setting]:
-        """The keys of the backend for it. Raises `ConfigError`."""
+        """The backend's keys for these options. Raises `ConfigError`."""
         found = {}
         if self.headers:
             found["headers"] = _headers(self.headers)
@@ -61,9 +61,9 @@ def _headers(lines: Sequence[str]) -> Setting:
 
 
 def endpoint_of(url: str, settings: Mapping[str, Setting]) -> tuple[Endpoint, Mapping[str, str]]:
-    """The server at *url*, and the headers for it, as *settings* say.
+    """The endpoint for *url* and the headers for it, by *settings*.
 
-    Raises `ConfigError` for what `check` would refuse, with the options in the place of keys.
+    Raises `ConfigError` where `check` would refuse the configuration, with options named in place of keys.
     """
     try:
         backend = parse(configuration(url, settings, "127.0.0.1:0", "127.0.0.1:0", "")).backends["default"]

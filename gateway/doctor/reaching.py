@@ -1,7 +1,7 @@
-"""The way to the server: what was meant by the URL, names, connection, TLS, and whether it is HTTP that answers.
+"""The way to the server: the meaning of the URL, names, connection, TLS, and whether the server answers in HTTP.
 
-What stops a request there is explained by `first_look`, in the words that the gateway's log has for it. Not here: what
-the server speaks (`recognizing`).
+If a request does not get through, `first_look` explains why, in the same words as the gateway's log. Not here: what the
+server speaks (`recognizing`).
 """
 
 import asyncio
@@ -28,24 +28,24 @@ from gateway.errors import ConfigError, ErrorKind
 from gateway.policy.paths import find_path_fault
 
 EXPIRES_SOON_DAYS = 30
-"""A certificate that expires earlier is pointed out."""
+"""A certificate that expires within this time is pointed out."""
 
 MAX_SHOWN = 4
-"""The most addresses that a line names."""
+"""How many addresses a line names."""
 
 _OF_A_SERVER = re.compile(r"(?P<base>.*?)/(?:v2(?=/|$)|v1/models(?=/|$)|invocations$|ping$|predictions(?=/|$)).*")
-"""A URL's path up to what belongs to a server's protocol and not to where the server is."""
+"""A URL's path that ends with a path of some protocol; `base` is the part before it, where the server is."""
 
 _MODEL = re.compile(r"/v[12]/models/([^/:]+)")
 
 _HOW_TO_TRUST = "--ca FILE gives the doctor the authority that has signed it, --server-name NAME the name that it has"
 
 _REFUSED_BY_A_GATEWAY = "/v2/models/a%2Fb"
-"""No other server refuses this path in the words of the gateway."""
+"""A path that the gateway refuses in its own words, by which a gateway is recognized."""
 
 
 class Meant(NamedTuple):
-    """What a URL that a user has typed stands for."""
+    """The meaning of a URL that a user has typed."""
 
     url: str
     """Scheme, host, port, and maybe a path."""
@@ -56,7 +56,7 @@ class Meant(NamedTuple):
 
 
 def meant_by(url: str) -> Meant:
-    """What *url* stands for. Raises `ConfigError` if that is not a server's URL."""
+    """The meaning of *url*. Raises `ConfigError` if it is not a server's URL."""
     if "://" not in url:
         url = f"http://{url}"
     try:
@@ -78,7 +78,7 @@ def meant_by(url: str) -> Meant:
 
 
 async def reach(url: str, endpoint: Endpoint, headers: Mapping[str, str], report: Report) -> tuple[Asker, Answer]:
-    """What asks the server at *url* from now on, and its answer to `GET /v2`; *headers* were given for it.
+    """Reach the server at *url*: returns an asker for it, which sends *headers*, and its answer to `GET /v2`.
 
     Raises `UnusableServerError`.
     """
@@ -118,14 +118,14 @@ async def reach(url: str, endpoint: Endpoint, headers: Mapping[str, str], report
 
 
 def _is_certificate(error: BaseException | None) -> bool:
-    """Whether *error* goes back to a server's certificate that was not accepted."""
+    """Whether *error* was caused by a server's certificate that was not accepted."""
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
         error = error.__context__
     return error is not None
 
 
 async def _looked_up(endpoint: Endpoint, report: Report) -> Endpoint:
-    """*endpoint* with its addresses, which are reported if it has a name. Raises `UnusableServerError`."""
+    """*endpoint* with the addresses of its name, which are reported. Raises `UnusableServerError`."""
     if endpoint.addresses:
         return endpoint
     host = endpoint.host
@@ -148,7 +148,7 @@ async def _looked_up(endpoint: Endpoint, report: Report) -> Endpoint:
         reasons = await asyncio.gather(*map(_why_unreachable, endpoints))
         for address, reason in zip(found.addresses, reasons, strict=True):
             dead.setdefault(reason, []).append(address)
-        if dead.pop("", None):  # with none that answers, the next question says why
+        if dead.pop("", None):  # if no address answers, the next question says why
             for reason, those in dead.items():
                 to = first_of(those, MAX_SHOWN)
                 report.problem(f"no connection to {to}: {reason}. As long as that lasts, the gateway asks the others")
@@ -175,6 +175,6 @@ async def _judge(asker: Asker, answer: Answer) -> None:
     if answer.status == 400 and asker.endpoint.tls is None and await speaks_tls(asker.endpoint):
         raise UnusableServerError(SPEAKS_TLS)
     finding = judge(answer, asker.endpoint.base_path)
-    # whatever else has status 200 may still be a server of another dialect
+    # any other server that answers 200 may still speak another dialect
     if finding is not None and finding.level is BAD and (answer.status != 200 or answer.is_html):
         raise UnusableServerError(f"it {finding.words}" if finding.words.startswith("answers") else finding.words)

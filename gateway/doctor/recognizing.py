@@ -1,6 +1,6 @@
 """Which server it is, what it speaks, and which models it has.
 
-Not here: whether it works (`trials`), and what `dialect: auto` concludes from the same answers (`backend.questions`).
+Not here: whether inferences work (`trials`), and the conclusions of `dialect: auto` (`backend.questions`).
 """
 
 import json
@@ -27,10 +27,10 @@ from gateway.doctor.report import Report, UnusableServerError
 from gateway.doctor.trials import Model
 
 MAX_MODELS = 1000
-"""The most models of a server that are looked at."""
+"""How many models of a server are looked at."""
 
 MAX_SHOWN = 10
-"""The most models that a line names."""
+"""How many models a line names."""
 
 TORCHSERVE = "TorchServe"
 """It says neither its version nor anything else below `/v2`."""
@@ -77,13 +77,13 @@ async def recognize(asker: Asker, first: Answer, model: str, report: Report) -> 
 
 
 async def _v2(asker: Asker, first: Answer) -> Said | None:
-    """What *first* or the health says of a V2 server; None if it is none."""
+    """The V2 server, recognized by *first* or by its health path; None if it is no V2 server."""
     said = said_of_v2(first)
     if said.dialect:
         return said
     if first.is_of_torchserve:
         return Said(V2, title=TORCHSERVE)
-    if first.status == 200:  # it may answer everything with 200
+    if first.status == 200:  # some servers answer every path with 200
         return None
     for path in ("/v2/health/live", "/v2/health/ready"):
         health = await asker.get(path)
@@ -93,7 +93,7 @@ async def _v2(asker: Asker, first: Answer) -> Said | None:
 
 
 async def _other(asker: Asker, first: Answer, model: str) -> Said:
-    """What a server is that has nothing below `/v2`. Raises `UnusableServerError` if it is none that is known."""
+    """The kind of a server without paths below `/v2`. Raises `UnusableServerError` if no known kind fits."""
     said = await said_after(first, asker.get)
     if said.dialect:
         return said
@@ -120,7 +120,7 @@ _WHAT_CAN_BE_DONE = (
 
 
 async def _takes_inferences(asker: Asker, model: str) -> str:
-    """The dialect in which a server that answers nothing else reads inferences of *model*; empty if there is none.
+    """The dialect in which the server takes inferences of *model*, if it answers nothing else; empty for none.
 
     Raises `UnusableServerError` if it needs credentials.
     """
@@ -142,7 +142,7 @@ async def _takes_inferences(asker: Asker, model: str) -> str:
 
 
 async def choose_model(asker: Asker, dialect: str, asked_for: str, report: Report) -> str:
-    """The model to try: *asked_for*, or the only one; empty, after words about it, if there is no such one."""
+    """The model to try: *asked_for*, or the server's only one; else empty, and the report says why."""
     if dialect == MLFLOW:
         return asked_for or THE_MODEL
     models: list[str] = []
@@ -165,7 +165,7 @@ async def choose_model(asker: Asker, dialect: str, asked_for: str, report: Repor
 
 
 async def _listed(asker: Asker, path: str) -> list[str]:
-    """The models in the answer to *path*, one of `_NAMES`; none if it has none."""
+    """The models in the answer to *path*, one of `_NAMES`; empty if the answer lists none."""
     try:
         answer = await (asker.post(path, b"{}") if path == _INDEX else asker.get(path))
         names = _NAMES[path](answer.json)

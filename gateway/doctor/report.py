@@ -1,6 +1,6 @@
-"""What the doctor has found, as it is printed: findings, the table of what clients can do, and the configuration.
+"""Prints the doctor's results: findings, the table of what clients can do, and the configuration.
 
-Not here: finding anything out.
+Not here: the questions.
 """
 
 import sys
@@ -15,7 +15,7 @@ WIDTH = 110
 """Longer lines are wrapped."""
 
 MAX_CHARACTERS = 2000
-"""The most that one finding has; more is some server's fault."""
+"""How many characters of a finding are printed; only quoted words of a server can make one longer."""
 
 
 class Setting(NamedTuple):
@@ -27,7 +27,7 @@ class Setting(NamedTuple):
     is_needed: bool = True
     """Whether clients would miss something without it."""
     printed: Any = None
-    """What stands in the file in the place of a value that is secret."""
+    """The text for the file in place of a secret value."""
     comments: Mapping[str, str] = {}
     """Of `models`: what is said beside the `inputs` and the `outputs`, above all that they are guessed."""
 
@@ -50,7 +50,7 @@ class Report:
     """Whether an inference has crossed the gateway."""
 
     def title(self, text: str) -> None:
-        """What this is about: the first line."""
+        """Print the title, the first line."""
         self._print(text)
 
     def heading(self, text: str) -> None:
@@ -58,31 +58,31 @@ class Report:
         self._print(f"\n{_shown(text)}")
 
     def ok(self, words: str) -> None:
-        """Something is as it should be."""
+        """Print a finding that is as it should be."""
         self._find("ok", words)
 
     def note(self, words: str) -> None:
-        """Something to know, that stops nothing."""
+        """Print a finding that is worth knowing, and no problem."""
         self._find("note", words)
 
     def problem(self, words: str) -> None:
-        """Something that does not work, or works only as the words say."""
+        """Print a finding that does not work, or works only in the way that *words* say."""
         self.has_problem = True
         self._find("problem", words)
 
     def set(
         self, key: str, value: Any, why: str, *, is_needed: bool = True, comments: Mapping[str, str] | None = None
     ) -> None:
-        """The backend's *key* should have *value*."""
+        """Note that the backend's *key* should have *value*."""
         self.settings[key] = Setting(value, why, is_needed, comments=comments or {})
 
     def advise(self, key: str, value: Any, why: str, more: str = "") -> None:
-        """Say what the server does, *why* the backend's *key* should have *value*, and set that."""
+        """Note that the backend's *key* should have *value*, and print *why*, which is what the server does."""
         self.note(f"{why}: `{key}: {as_yaml(value)}`{more}")
         self.set(key, value, why)
 
     def can(self, what: str, words: str) -> None:
-        """A row of the table."""
+        """Add a row to the table of what clients can do."""
         self.abilities.append((what, words))
 
     def table(self, heading: str, rows: Sequence[tuple[str, ...]]) -> None:
@@ -99,7 +99,7 @@ class Report:
 
     @property
     def works_as_it_is(self) -> bool:
-        """Whether it was tried, and nothing was found that needs anybody's hand."""
+        """Whether an inference has crossed the gateway, and no setting or problem was found."""
         return self.infers and not self.has_problem and not any(setting.is_needed for setting in self.settings.values())
 
     def _find(self, level: str, words: str) -> None:
@@ -152,7 +152,7 @@ def _scalar(text: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """*text* without what a terminal would obey, which is escaped as Python and YAML do it."""
+    """*text* with control characters, which a terminal would obey, escaped as in Python and YAML."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 

@@ -1,7 +1,7 @@
-"""Tensors for the doctor's trials, and what comes back for them, as JSON and in binary.
+"""Tensors for the doctor's trials and the outputs that come back, as JSON and in binary.
 
-This is written for tensors of a few numbers, and on purpose without the gateway's codec, whose work the trials are to
-judge. Not here: sending anything.
+Written for tensors of a few numbers, and on purpose without the gateway's codec, because the trials judge the codec's
+work. Not here: sending.
 """
 
 import base64
@@ -95,7 +95,7 @@ def _value(datatype: str, number: int) -> Any:
         return number % 2 == 0
     if row.kind is Kind.INTEGER:
         return number % 4
-    # tenths, which are no sums of powers of two, show whether values stay what they are
+    # tenths are no sums of powers of two, so they show whether a value is rounded on its way
     return number % 16 / 16 if row.item_bytes == 2 else number % 10 / 10
 
 
@@ -133,7 +133,7 @@ AS_TRIED = "what the trial sent, and the server took: put the model's names, dat
 
 
 def as_described(tensors: Iterable[Sample | Output]) -> dict[str, Any]:
-    """*tensors* as in a block of `models`; their first dimension is taken for variable, as of a batch."""
+    """*tensors* as in a block of `models`; their first dimension counts as variable, as in a batch."""
     shapes_of = ((each, [-1, *each.shape[1:]] if each.shape else []) for each in tensors)
     return {each.name: {"datatype": each.datatype, "shape": shape} for each, shape in shapes_of}
 
@@ -146,7 +146,7 @@ def flat(data: Any) -> list[Any]:
 
 
 def blob_of(datatype: str, values: Sequence[Any]) -> bytes:
-    """*values* as bytes on the wire. Raises `UnreadableError` where they are none of the datatype."""
+    """*values* as bytes on the wire. Raises `UnreadableError` if *datatype* cannot hold them."""
     row = DATATYPES[datatype]
     try:
         if row.kind is Kind.BYTES:

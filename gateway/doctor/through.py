@@ -1,7 +1,7 @@
-"""The same through a gateway that is started for it on a free port, with the configuration that was found.
+"""The trials once more, through a gateway that is started on a free port with the configuration that was found.
 
-What the doctor's table says that clients can do, was done here; the rows for gRPC follow from those for HTTP. Not here:
-what is sent straight to the server.
+Each row of the doctor's table was tried here; the rows for gRPC follow from those for HTTP. Not here: requests that go
+straight to the server (`trials`).
 """
 
 import logging
@@ -26,12 +26,12 @@ ROUNDS = 5
 
 @asynccontextmanager
 async def _gateway(endpoint: str, report: Report) -> AsyncIterator[Asker]:
-    """What asks a gateway in front of *endpoint* that has the settings of *report*."""
+    """An asker for a gateway in front of *endpoint*, with the settings of *report*."""
     report.heading("Through a gateway, started for this")
     text = configuration(endpoint, report.settings, "127.0.0.1:0", "127.0.0.1:0", "")
     log = logging.getLogger("gateway")
     quiet = logging.NullHandler()
-    log.addHandler(quiet)  # what it would log is said in the findings
+    log.addHandler(quiet)  # the findings say what the gateway would log
     plane = DataPlane(parse(f"{text}logging: {{access: none}}\n"), new_name())
     try:
         await plane.start()
@@ -60,7 +60,7 @@ async def try_through(url: str, straight: Trials | None, model: str, report: Rep
 
 
 async def _ask_calls(asker: Asker, model: str, report: Report) -> None:
-    """Ask what clients ask beside inferences, and report what they get."""
+    """Send the requests that clients send beside inferences, and report the answers."""
     paths = {"live": "/v2/health/live", "ready": "/v2/health/ready", "server metadata": "/v2"}
     if model:
         base = Model(model).path
@@ -84,7 +84,7 @@ async def _ask_calls(asker: Asker, model: str, report: Report) -> None:
 
 
 async def _cost(way: str, infer: Callable[[], Awaitable[Answer]]) -> tuple[str, ...]:
-    """A row that says what *infer* takes, which asks the same each time: the median, and the bytes each way."""
+    """A row of the table: the median time of *infer*, the same request each time, and the bytes each way."""
     answers = [await infer() for _ in range(1 + ROUNDS)]
     median_s = statistics.median(answer.seconds for answer in answers[1:])
     last = answers[-1]
@@ -92,7 +92,7 @@ async def _cost(way: str, infer: Callable[[], Awaitable[Answer]]) -> tuple[str, 
 
 
 async def _compare(crossing: V2Trials, straight: Trials, report: Report) -> bool:
-    """Whether the trial inference of *straight* crosses the gateway; says so, and if it gives the same."""
+    """Send the trial inference of *straight* through the gateway, and report whether the outputs are the same."""
     answer = await crossing.infer_binary(straight.by_client)
     if answer.status != 200:
         report.problem(f"in binary through the gateway it was refused: {answer.words}")
@@ -117,7 +117,7 @@ async def _compare(crossing: V2Trials, straight: Trials, report: Report) -> bool
 
 
 async def _try_requests(crossing: V2Trials, straight: Trials, report: Report) -> None:
-    """Try what else clients may want to send, and report it for the table."""
+    """Try the other requests that clients may want to send, and add them to the table."""
     samples = straight.by_client
 
     def outcome(answer: Answer, key: str = "") -> str:
@@ -139,7 +139,7 @@ async def _try_requests(crossing: V2Trials, straight: Trials, report: Report) ->
 
 
 def add_grpc(report: Report) -> None:
-    """Add what clients of gRPC can do: a call of theirs is served as the same call over HTTP."""
+    """Add the rows for gRPC: a call over gRPC is served as the same call over HTTP."""
     over_http = dict(report.abilities)
     refused = [what.removeprefix("ask for ") for what, words in report.abilities if words == "no"]
     infer = over_http.get("infer in binary", "not found out")

@@ -1,7 +1,8 @@
-"""Trial inferences at a V2 server, in JSON as the gateway sends it and in binary: whether it works, and what to set.
+"""Trial inferences at a V2 server, in the gateway's JSON and in binary: whether they work, and what to set.
 
-Each key is found out by sending what it is about: what is refused while the same request without it is taken, says
-what to set. Not here: what goes through the gateway (`through`), and servers of other dialects (`dialect_trials`).
+Each key is found out by a pair of requests, with and without the thing that the key is about: if only the request with
+it is refused, the key has to be set. Not here: requests through the gateway (`through`), and servers of other dialects
+(`dialect_trials`).
 """
 
 import base64
@@ -42,13 +43,13 @@ MAX_TRIES = 8
 """How many shapes are tried until the model takes one."""
 
 MAX_SIZES = 3
-"""How many numbers of one refusal are taken for sizes."""
+"""How many numbers of one refusal are tried as sizes."""
 
 _SIZE = re.compile(r"(?<![\w.:])[1-9]\d{0,3}(?![\w.:])")
 """What may be a size in the words of a refusal, as in `expecting 10 features`."""
 
 WITHOUT_METADATA = (Declared("x", "FP32", (1, 4)), Declared("INPUT0", "FP32", (1, 4)), Declared("x", "BYTES", (4,)))
-"""What is tried where a server does not say what a model takes."""
+"""The inputs that are tried if a server does not describe a model."""
 
 _NO_TEXT = b"\xff\x00"  # not UTF-8
 
@@ -72,12 +73,12 @@ class Model:
 
     @property
     def path(self) -> str:
-        """Where it is asked in V2."""
+        """The model's path in V2."""
         return f"/v2/models/{quote(self.name, safe='')}"
 
 
 async def describe(asker: Asker, name: str, report: Report) -> Model:
-    """What a V2 server says of model *name*."""
+    """Ask a V2 server to describe the model *name*."""
     answer = await asker.get(Model(name).path)
     metadata = answer.json
     if answer.status != 200 or not isinstance(metadata, dict):
@@ -93,7 +94,7 @@ async def describe(asker: Asker, name: str, report: Report) -> Model:
 
 
 def _declared(listed: Any) -> tuple[Declared, ...]:
-    """One side of a model's metadata; nothing if it is not what V2 says."""
+    """One side of a model's metadata, inputs or outputs; empty if it is not in V2's form."""
     try:
         found = msgspec.convert(listed, tuple[Declared, ...])
     except msgspec.ValidationError:
@@ -106,7 +107,7 @@ class RefusedError(Exception):
 
 
 class Trials(ABC):
-    """Asks one model of a server for inferences, in JSON. What depends on the dialect is in the two classes of it."""
+    """Asks one model of a server for inferences, in JSON. Its subclasses know the dialects."""
 
     def __init__(self, asker: Asker, model: Model, report: Report) -> None:
         """Findings and settings go to *report*."""
@@ -117,7 +118,7 @@ class Trials(ABC):
         self.outputs: tuple[Output, ...] = ()
         """An inference that the server has answered, once `first` has found one."""
         self.caveat = ""
-        """What has to be right besides, for clients to get right values."""
+        """What else must be right so that clients get right values, in words."""
 
     @property
     def by_client(self) -> tuple[Sample, ...]:
@@ -137,14 +138,14 @@ class Trials(ABC):
         """The outputs in an answer. Raises `UnreadableError`."""
 
     async def variants(self) -> list[Variant]:
-        """What clients may want to send besides, as far as the model may get it."""
+        """Other requests that clients may want to send, as far as the model's inputs allow."""
         samples = self.by_client
         with_nan = with_first_value(samples, Kind.FLOAT, math.nan)
         found = [] if with_nan is None else [Variant("send NaN", with_nan, "nonfinite")]
         return [*found, *_with_bytes(samples)]
 
     async def find_settings(self) -> None:
-        """Find out what the server cannot take, and set what makes up for it."""
+        """Find out what the server cannot take, and set the keys that make up for it."""
         self._report.heading("What it takes in JSON")
         if await self.is_taken(self.samples, is_chunked=True):
             self._report.ok("it reads bodies that are sent in chunks")
@@ -204,7 +205,7 @@ class Trials(ABC):
             return None
 
     async def _find_nonfinite(self) -> None:
-        """What stands for NaN: `null` wins, which is JSON, unless only the literal comes out as NaN again."""
+        """Find how to write NaN: as `null`, which is JSON, unless only the literal comes back as NaN."""
         comes_back = {}
         for policy, value in (("as_null", None), ("literal", math.nan)):
             samples = with_first_value(self.samples, Kind.FLOAT, value)
@@ -238,7 +239,7 @@ class V2Trials(Trials):
         return await self._asker.post(f"{self._model.path}/infer", body, header_length=header_length)
 
     async def infer_raw(self, one: Sample) -> Answer:
-        """The answer to a request of nothing but the bytes of its only input."""
+        """The answer to a raw request, which has only the bytes of its one input."""
         return await self._asker.post(f"{self._model.path}/infer", one.blob, header_length=0)
 
     def outputs_of(self, answer: Answer) -> list[Output]:
@@ -282,14 +283,14 @@ class V2Trials(Trials):
             self._report.ok("it takes `id`, `outputs` and `parameters`")
 
     async def _makes_ids(self) -> bool:
-        """Whether answers have another id than their requests, which the gateway takes for a mix-up (protocol 4.10)."""
+        """Whether answers have another id than their requests, which the gateway refuses (protocol 4.10)."""
         try:
             return (await self.infer(self.samples, id="doctor")).member("id") not in (None, "", "doctor")
         except NoAnswerError:
             return False
 
     async def _typed(self) -> dict[str, tuple[Sample, ...]]:
-        """The request with each of the datatypes that JSON carries badly, as far as the model may get it."""
+        """The request with each of the datatypes that JSON carries badly, as far as the model's inputs allow."""
         found = {datatype: await self._with_datatype(datatype) for datatype in ("FP16", "BF16", "BYTES")}
         return {datatype: samples for datatype, samples in found.items() if samples is not None}
 
@@ -314,14 +315,14 @@ class V2Trials(Trials):
         return wanted if await self.is_taken(control) else None
 
     async def _find_halves(self, typed: dict[str, tuple[Sample, ...]]) -> None:
-        """Whether FP16 and BF16 can go by their names, where the model may get them at all."""
+        """Find out whether the server knows FP16 and BF16 by their names, if the model may get them at all."""
         refused = [each for each in ("FP16", "BF16") if each in typed and not await self.is_taken(typed[each])]
         if refused:
             words = f"it refuses {' and '.join(refused)} in JSON"
             self._report.advise("half_precision", "promote", words, " sends FP32 instead")
 
     async def _find_bytes(self, samples: tuple[Sample, ...]) -> None:
-        """Whether the server decodes base64 that is marked as such."""
+        """Find out whether the server decodes base64 that is marked as such."""
         index = next(index for index, each in enumerate(samples) if each.datatype == "BYTES")
         coded = tuple(base64.b64encode(str(value).encode()).decode() for value in samples[index].values)
         marked = replaced(samples, index, replace(samples[index], values=coded, content_type="base64"))
