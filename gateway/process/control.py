@@ -46,7 +46,7 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     """Up: the answer to `Prepare`."""
 
     error: str | None = None
-    """Why the change is not possible, and nothing has changed; empty if it is prepared."""
+    """Why the change is not possible, in which case nothing has changed; None if it is prepared."""
 
 
 class Committed(msgspec.Struct, frozen=True, tag=True):
