@@ -232,6 +232,7 @@ BROKEN = {
     "a stream that begins twice": (fields(1) * 2, PROTOCOL),
     "a stream behind its successor": (fields(5) + fields(3), PROTOCOL),
     "a stream behind its successor, whose fields say nothing": (fields(5) + block(3, b"\x00\x01a\x01b"), PROTOCOL),
+    "trailers with a method": (fields(1) + block(1, b"\x83", END_HEADERS | END_STREAM), PROTOCOL),
     "window beyond 2^31": (frame(WINDOW_UPDATE, 0, b"\x7f\xff\xff\xff"), FLOW_CONTROL),
     "window of nothing": (frame(WINDOW_UPDATE, 0, bytes(4)), PROTOCOL),
     "windows beyond 2^31 by settings": (

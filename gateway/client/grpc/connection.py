@@ -216,7 +216,7 @@ class GrpcConnection(Connection):
             self._fail(stream, Code.STREAM_CLOSED)
             return
         if number <= self._highest:
-            if head.path or not is_end:
+            if head.path or head.method or not is_end:
                 raise Http2Error(Code.PROTOCOL_ERROR, f"stream {number} begins twice, or behind {self._highest}")
             self._suffer()
             if stream is not None:
