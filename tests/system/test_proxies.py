@@ -217,7 +217,7 @@ async def until_it_serves(gateway: GatewayProcess, session: aiohttp.ClientSessio
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 async def test_haproxy_takes_a_gateway_out_before_it_ends_and_nothing_is_lost(tmp_path: Path) -> None:
     front, *ports = free_ports(5)
     pairs = list(zip(ports[::2], ports[1::2], strict=True))
@@ -265,7 +265,7 @@ async def until_printed(log: Path, words: str) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 async def test_haproxy_takes_a_gateway_out_while_all_its_endpoints_are_down(tmp_path: Path) -> None:
     front, port, admin = free_ports(3)
     server = f"127.0.0.1:{port} check port {admin} inter 100ms fall 1 rise 1"
