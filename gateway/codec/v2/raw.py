@@ -148,7 +148,7 @@ def _solve(tensor: _Tensor, body_bytes: int) -> list[int]:
     shape = list(declared)
     label = f"{name} ({datatype.name}, shape {shape_text(shape)})"
     variable = [index for index, size in enumerate(shape) if size == -1]
-    n_fixed = math.prod(size for size in shape if size != -1)
+    n_fixed = abs(math.prod(shape))  # each variable dimension is -1, which changes the sign alone
     if datatype.kind is Kind.BYTES:
         if n_fixed != 1:
             raise CodecError(f"{label}: the body of a raw request is one element, the model wants more")
