@@ -53,11 +53,6 @@ class BackendPlan:
     """How many processes share the gateway's limits."""
     base_paths: tuple[str, ...] = ()
     """The paths in the endpoints' URLs, which go before every path."""
-    dialect: str = "v2"
-    """The backend's dialect, or `auto` if it has to be found out."""
-    binary: str = "never"
-    """Whether binary requests are passed on as they are: `never`, `always`, or `auto` (if the server says that it reads
-    them)."""
     models: Mapping[str, ModelDescription] = field(default_factory=dict)
     """The configuration's descriptions of the backend's models, by pattern."""
     batches: Mapping[str, BatchLimits | None] = field(default_factory=dict)
@@ -112,8 +107,6 @@ class Plan:
                 _fingerprint(backend, settings),
                 config.workers,
                 tuple({path for url in settings.endpoints if (path := urlsplit(url).path)}),
-                settings.dialect,
-                settings.binary,
                 {pattern: model.description for pattern, model in settings.models.items()},
                 _batches_of(settings),
             )

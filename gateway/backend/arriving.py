@@ -25,7 +25,7 @@ from aiohttp.http import RawResponseMessage
 
 from gateway.backend.heads import AnswerHead
 from gateway.http1 import PIECE_BYTES, Heads, Incoming, MalformedError, Phase
-from gateway.waiting import Waiter, wake_soon
+from gateway.waiting import Waiter, wake, wake_soon
 
 READ_BYTES = 256 * 1024
 """How many bytes on the wire may wait to be read before nothing more is read from the backend."""
@@ -179,14 +179,8 @@ class ArrivingAnswer:
         if message.unread_bytes > READ_BYTES and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
-        if self._waiter is None:
-            return
-        if not self.wakes_at_once:
-            self._wake()
-            return
-        self._on_held = None
-        waiter, self._waiter = self._waiter, None
-        waiter.wake()
+        if self._waiter is not None:
+            self._wake(wake if self.wakes_at_once else wake_soon)
 
     def _is_enough(self) -> bool:
         """Whether so much of the body has come that a held head is given to the reader."""
@@ -238,10 +232,11 @@ class ArrivingAnswer:
             self._decoded.clear()
             self._wake()
 
-    def _wake(self) -> None:
+    def _wake(self, let_go_on: Callable[[Waiter | None], None] = wake_soon) -> None:
+        """Let the reader go on, by default in the next turn of the event loop."""
         self._on_held = None  # breaks the cycle of references through the request
         waiter, self._waiter = self._waiter, None
-        wake_soon(waiter)
+        let_go_on(waiter)
 
     # The reader's side
 

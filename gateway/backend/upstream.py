@@ -72,7 +72,7 @@ class Upstream:
         self.connections: Connections = Connections(plan.name, self.names) if before is None else before.connections
         self.recent_calls: RecentCalls = RecentCalls() if before is None else before.recent_calls
         self.speaking: Speaking = Speaking(plan.name, self.endpoints) if before is None else before.speaking
-        self.configured = configured(plan.dialect, plan.binary)
+        self.configured = configured(settings.dialect, settings.binary)
         """What the backend speaks by its configuration; None if endpoints have to be asked."""
         if before is None:
             self.endpoints.on_replaced = self.connections.keep_only
@@ -90,9 +90,8 @@ class Upstream:
             connect_timeout_s=settings.timeouts.connect,
             keep_alive_s=settings.keep_alive,
         )
-        fields = self._plan.headers.probing(USER_AGENT)
-        plan, total_s = self._plan, settings.timeouts.total
-        self.speaking.configure(plan.dialect, plan.binary, fields, self.connections, total_s)
+        fields, total_s = self._plan.headers.probing(USER_AGENT), settings.timeouts.total
+        self.speaking.configure(settings.dialect, settings.binary, fields, self.connections, total_s)
         if not self.ejection_rules.failures:
             for state in self.endpoints.states:
                 if state.is_ejected:
@@ -102,8 +101,8 @@ class Upstream:
     async def start(self) -> None:
         """Take over from the previous `Upstream`, and start looking up names and probing."""
         self._take_over()
-        plan = self._plan
-        self.probes.start(plan.settings.health, plan.headers, self.connections, DIALECTS.get(plan.dialect))
+        settings, headers = self._plan.settings, self._plan.headers
+        self.probes.start(settings.health, headers, self.connections, DIALECTS.get(settings.dialect))
         await self.names.start()
 
     def retire(self) -> None:

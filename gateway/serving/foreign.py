@@ -49,8 +49,8 @@ log = logging.getLogger("gateway")
 
 async def dialect_of(upstream: Upstream, backend: BackendPlan) -> Dialect | None:
     """The dialect that *backend* speaks; None for V2. Raises `GatewayError`."""
-    name = backend.dialect if backend.dialect != "auto" else (await upstream.spoken()).dialect
-    return DIALECTS.get(name)
+    name = backend.settings.dialect
+    return DIALECTS.get(name if name != "auto" else (await upstream.spoken()).dialect)
 
 
 class Foreign:

@@ -181,7 +181,7 @@ async def _serve_other(call: Call) -> None:
     match, method = call.match, call.request.method
     upstream, backend = call.choose()
     dialect = None
-    if backend.dialect != "v2" and match.kind is not PathKind.OTHER:
+    if backend.settings.dialect != "v2" and match.kind is not PathKind.OTHER:
         dialect = await dialect_of(upstream, backend)
     if dialect is not None:
         await own_answers.answer(Foreign(call, upstream, backend, dialect))

@@ -43,7 +43,7 @@ async def infer(call: Call) -> None:
         body = await call.body.read()
         sequence_id = await call.pacer.run(find_sequence_id(body, framing.header_length))
     upstream, backend = call.choose(sequence_id)
-    if backend.binary != "never" and (upstream.configured or await upstream.spoken()).binary:
+    if backend.settings.binary != "never" and (upstream.configured or await upstream.spoken()).binary:
         transcode = partial(_transcoded, call, upstream, backend, framing)
         answered = await pass_through(call, upstream, backend, framing, body, transcode)
     else:
@@ -64,7 +64,7 @@ async def _served(
 
 async def _speech_to(call: Call, upstream: Upstream, backend: BackendPlan) -> Speech:
     """The `Speech` for the backend's dialect. Raises `GatewayError`."""
-    dialect = None if backend.dialect == "v2" else await dialect_of(upstream, backend)
+    dialect = None if backend.settings.dialect == "v2" else await dialect_of(upstream, backend)
     return V2(call, upstream, backend) if dialect is None else Foreign(call, upstream, backend, dialect)
 
 
