@@ -44,7 +44,7 @@ SET_BY_GATEWAY = frozenset({
 """Headers that `headers.set` may not name, in lower case: they frame the message, or the gateway relies on them."""
 
 _SERVER_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?\.?")
-_PATH = re.compile(r"/[!-~]*")
+_PATH = re.compile(r"/[!\"$-~]*")
 _PREFIX = re.compile(r"/[!\"$->@-~]*")
 _FIELD = re.compile(r"\{[^}]*\}?|\}")
 _HOST_PATTERN = re.compile(r"[!-.0-~]+")
@@ -279,7 +279,9 @@ ERRORS = (
     Rule(Model, "signature", lambda at: not at.value, "expected a name, such as serving_default"),
 
     Rule(Backend, "health.path models.*.request.path", lambda at: not _PATH.fullmatch(at.value),
-         "expected a path that starts with /, of printable ASCII characters without spaces"),
+         "expected a path that starts with /, of printable ASCII characters without spaces and #"),
+    Rule(Backend, "health.path models.*.request.path", lambda at: find_path_fault(at.value.partition("?")[0]),
+         "{found}"),
     Rule(Backend, "endpoints", lambda at: {f"[{index}]": True for index in _repeated(at.value)}, "duplicate endpoint"),
     Rule(Backend, "binary leave_out ids", *_ONLY_V2),
     Rule(Backend, "leave_out", lambda at: len(set(at.value)) < len(at.value), "duplicate member"),

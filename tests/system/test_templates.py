@@ -313,6 +313,8 @@ def test_mistakes_are_told_with_their_lines() -> None:
         ("dialect: template, models: {a: {request: {path: /x, body: 1}, "
          "outputs: {y: {datatype: FP32}, z: {datatype: FP32}}, answer: {y: $.a, z: $.a.b}}}",
          "a.answer: the paths of the outputs `y`, `z` do not fit together"),
+        ("dialect: template, models: {a: {request: {path: '/x#y', body: 1}}}", "without spaces and #"),
+        ("dialect: template, models: {a: {request: {path: '/x/../y?z', body: 1}}}", "a segment of the path is '.' or"),
         ("dialect: template, binary: auto, models: {a: {}}", "binary: this is for servers of V2"),
     ],
 )  # fmt: skip
