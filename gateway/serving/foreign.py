@@ -102,6 +102,12 @@ class Foreign:
         return self.dialect.live_path or configured or ""
 
     @property
+    def live_hint(self) -> str:
+        """Words for a server's refusal of `live_path`: what was asked, and which key names it."""
+        key = f", the path in `backends.{self.backend.name}.health`" if self.dialect.is_configured else ""
+        return f" (GET {self.live_path}{key})"
+
+    @property
     def is_usable(self) -> bool:
         """Whether an endpoint is not known to be down."""
         return self._upstream.is_usable
@@ -235,7 +241,7 @@ class Foreign:
 
         async def read(answer: Answer) -> bool:
             if answer.status >= 300:
-                raise await self.error(answer)
+                raise await self.error(answer, hint=self.live_hint if self.dialect.is_configured else "")
             answer.refuse_encoded()
             return self.dialect.is_ready(await answer.read_whole(METADATA_BYTES, "the model's status"))
 

@@ -52,7 +52,7 @@ async def _require_live(foreign: Foreign) -> None:
     async def read(answer: Answer) -> None:
         text = await answer.read_beginning(HEALTH_BYTES)
         if not foreign.dialect.is_live(answer.status, text):
-            raise await foreign.error(answer, text, hint=f" (GET {path})")
+            raise await foreign.error(answer, text, hint=foreign.live_hint)
 
     if path:
         await foreign.question(foreign.path.before + path, read)

@@ -253,6 +253,13 @@ async def test_large_tensors_stay_exact() -> None:
         assert np.array_equal(np.array(json.loads(stage.server.seen[0].body)["features"], np.float32), x)
 
 
+@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/models/iris/ready"])
+async def test_a_path_of_probes_that_the_server_does_not_have_is_named_with_its_key(path: str) -> None:
+    async with before(Legacy(), health="/pong") as stage:
+        words = error_of(await stage.client.request("GET", path), 404)
+        assert "(GET /pong, the path in `backends.main.health`)" in words
+
+
 # The configuration
 
 BAD = """
