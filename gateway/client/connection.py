@@ -29,10 +29,10 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from gateway.client.body import DROP_BYTES, DROP_S
-from gateway.client.outgoing import Outgoing, client_left
-from gateway.client.request import ClientRequest, Peer, peer_of, read_request
+from gateway.client.outgoing import client_left
+from gateway.client.request import ClientRequest, read_request
 from gateway.client.served import Served
-from gateway.client.watching import Connection
+from gateway.client.watching import UNCOUNTED_BYTES, Connection
 from gateway.config import Limits
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1 import Heads, HeadTooLargeError, MalformedError
@@ -47,9 +47,6 @@ BEHIND_BYTES = 64 * 1024
 
 UNREAD_BYTES = 256 * 1024
 """How many unread bytes of a body may wait before nothing more is read from the client. One read may bring as many."""
-
-UNCOUNTED_BYTES = 4 * 1024
-"""A connection that holds no more than this is not counted: the head of an ordinary request, and a small body."""
 
 HEAD_TOO_LARGE = 431
 UNKNOWN_METHOD = "UNKNOWN"  # the method in the record of bytes that are no HTTP
@@ -77,19 +74,13 @@ class ClientConnection(Connection):
 
     def __init__(self, owner: "Server") -> None:
         """Must be made on a running event loop."""
-        self._owner = owner
-        self.transport: asyncio.Transport | None = None
-        """The transport; None before the connection is open, and when it has ended."""
-        self.peer = Peer("unknown", "http")
+        super().__init__(owner)
         self.state = State.IDLE
-        self.out = Outgoing()
         self.serving: Served | None = None
         """The current request, from its first byte to the end of its reply."""
         self._is_first = True  # whether no request has been served yet
         self._heads = Heads(owner.loop, owner.limits.head, is_for_requests=True)
         self._behind = bytearray()  # bytes that have come behind the current request
-        self.held_bytes = 0
-        """How many unserved bytes the owner has counted for this connection; 0 for nearly all connections."""
         self._next: ClientRequest | GatewayError | None = None  # the request or refusal that the task serves next
         self._awaited: Waiter | None = None  # ends when `_next` is set
         self._task: asyncio.Task[None] | None = None
@@ -98,13 +89,9 @@ class ClientConnection(Connection):
         self._dropped_bytes = 0  # in the state REFUSING
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio; with TLS this is called after the handshake."""
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self.out.open(transport)
-        self.peer = peer_of(transport)
-        self._owner.opened(self)
-        self._task = self._owner.loop.create_task(self._serve())
+        """See `Connection`; one task serves all requests."""
+        super().connection_made(transport)
+        self._task = self.owner.loop.create_task(self._serve())
 
     # What comes
 
@@ -128,9 +115,9 @@ class ClientConnection(Connection):
         """Parse *data* of a head, and let the task serve the request if the head is complete."""
         request = self.serving
         if request is None:
-            limit = self._owner.limits.head
+            limit = self.owner.limits.head
             if limit != self._heads.max_bytes:  # a reload has changed it
-                self._heads = Heads(self._owner.loop, limit, is_for_requests=True)
+                self._heads = Heads(self.owner.loop, limit, is_for_requests=True)
             self.serving = request = Served(self, self._heads)
         try:
             found = request.feed_head(data)
@@ -159,24 +146,12 @@ class ClientConnection(Connection):
             return  # nearly all requests
         self.count()
         if request.unread_bytes >= UNREAD_BYTES or len(self._behind) >= BEHIND_BYTES:
-            self._pause()
+            self.pause_reading()
 
     def count(self) -> None:
         """Tell the owner how many bytes that were not served yet this connection holds now."""
         request = self.serving
-        held_bytes = len(self._behind) + (0 if request is None else request.head_bytes + request.unread_bytes)
-        if held_bytes <= UNCOUNTED_BYTES:
-            held_bytes = 0
-        if held_bytes != self.held_bytes:
-            self._owner.hold_unread(held_bytes - self.held_bytes)
-            self.held_bytes = held_bytes
-
-    def _pause(self) -> None:
-        """Stop reading for now. asyncio then does not notice when the client leaves, but `GoneCheck` does."""
-        transport = self.transport
-        if transport is not None and transport.is_reading():
-            transport.pause_reading()
-            self._owner.gone_check.watch(self)
+        self.hold(len(self._behind) + (0 if request is None else request.head_bytes + request.unread_bytes))
 
     def read_on(self) -> None:
         """Go on reading from the client, if reading was paused and there is room again."""
@@ -185,13 +160,13 @@ class ClientConnection(Connection):
             return
         if self.serving is None or self.serving.unread_bytes < UNREAD_BYTES:
             transport.resume_reading()
-            self._owner.gone_check.unwatch(self)
+            self.owner.gone_check.unwatch(self)
 
     def _drop(self, data: bytes) -> None:
         """Drop *data* that comes after a refusal; above `DROP_BYTES` the connection is closed."""
         self._dropped_bytes += len(data)
         if self._dropped_bytes >= DROP_BYTES:
-            self._pause()
+            self.pause_reading()
             wake_soon(self._awaited)
 
     def _break(self, error: MalformedError) -> None:
@@ -209,7 +184,7 @@ class ClientConnection(Connection):
 
         Between two requests nothing of the first is kept in memory.
         """
-        owner = self._owner
+        owner = self.owner
         try:
             while True:
                 request, self._next = self._next, None
@@ -256,7 +231,7 @@ class ClientConnection(Connection):
         served = self.serving
         assert served is not None
         self._dropped_bytes = served.head_bytes
-        await self._owner.refuse(self.peer, served, UNKNOWN_METHOD, fault)
+        await self.owner.refuse(self.peer, served, UNKNOWN_METHOD, fault)
         await self._linger()
 
     async def _linger(self) -> None:
@@ -275,7 +250,7 @@ class ClientConnection(Connection):
         with suppress(TimeoutError):
             async with asyncio.timeout(DROP_S):
                 while self._dropped_bytes < DROP_BYTES:
-                    self._awaited = Waiter(self._owner.loop)
+                    self._awaited = Waiter(self.owner.loop)
                     await self._awaited
 
     async def _fail(self, request: ClientRequest, served: Served, error: Exception) -> None:
@@ -289,7 +264,7 @@ class ClientConnection(Connection):
         if isinstance(error, ConnectionError):  # the client has left, and the handler has recorded this
             return
         log.error("a handler failed", exc_info=error)
-        await self._owner.refuse(self.peer, served, request.method, GatewayError(ErrorKind.INTERNAL, "internal error"))
+        await self.owner.refuse(self.peer, served, request.method, GatewayError(ErrorKind.INTERNAL, "internal error"))
 
     def _begin_next(self) -> None:
         """Get ready for the next request, a part of which may have come already."""
@@ -339,21 +314,9 @@ class ClientConnection(Connection):
             self._task.cancel()
             self._task = None
         self.transport = None
-        self._owner.closed(self)
+        self.owner.closed(self)
 
-    # Writing, and clients that are too slow
-
-    def pause_writing(self) -> None:
-        """See asyncio."""
-        self.out.is_behind = True
-
-    def resume_writing(self) -> None:
-        """See asyncio."""
-        self.out.go_on()
-
-    def time(self) -> float:
-        """The clock by which clients are judged, see `Watcher.time`."""
-        return self._owner.watcher.time()
+    # Clients that are too slow
 
     @property
     def is_in_head(self) -> bool:
@@ -376,14 +339,14 @@ class ClientConnection(Connection):
         if self._since_s is None:
             self._since_s = now_s
         if self.out.is_read_too_slowly(now_s, limits.client_idle):
-            self._owner.slow_connections["client_idle"] += 1
+            self.owner.slow_connections["client_idle"] += 1
             self.out.reset()
         elif transport.is_closing() or self.state is State.REFUSING:
             return
         elif self.state is State.SERVING:
             assert self.serving is not None
             if self.serving.fail_if_slow(now_s, limits.body_timeout):
-                self._owner.slow_connections["body_timeout"] += 1
+                self.owner.slow_connections["body_timeout"] += 1
         elif self.state is State.HEAD or self.is_silent:
             if now_s - self._since_s >= limits.header_timeout:
                 self._end_late_head(transport)
@@ -396,5 +359,5 @@ class ClientConnection(Connection):
 
     def _end_late_head(self, transport: asyncio.Transport) -> None:
         if not (self.is_silent and has_unread(transport)):
-            self._owner.slow_connections["header_timeout"] += 1
+            self.owner.slow_connections["header_timeout"] += 1
             transport.abort()

@@ -1,16 +1,22 @@
-"""Timers that all connections of clients share: one for slow clients, one for clients that leave while not read.
+"""What connections of clients have in common, whatever their protocol, and the timers that all of them share.
 
-Connections of clients that have left are aborted here. Not here: when a client is too slow (`policy.slowness`).
+One timer is for slow clients, and one for clients that leave while they are not read; their connections are aborted
+here. Not here: when a client is too slow (`policy.slowness`).
 """
 
 import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from gateway.client.outgoing import Outgoing
+from gateway.client.request import Peer, peer_of
 from gateway.config import Limits
 from gateway.sockets import hung_up
+
+if TYPE_CHECKING:
+    from gateway.client.server import Server
 
 LOOK_S = 1.0
 """How often each connection is looked at. A limit takes effect this much late at most, or a quarter of the limit."""
@@ -21,16 +27,59 @@ LOOK_AT_ONCE = 128
 GONE_CHECK_S = 1.0
 """How often the gateway looks whether clients from which it does not read at the moment have left."""
 
+UNCOUNTED_BYTES = 4 * 1024
+"""A connection that holds no more than this is not counted: the head of an ordinary request, and a small body."""
+
 log = logging.getLogger("gateway")
 
 
 class Connection(asyncio.Protocol, ABC):
     """A connection as the server sees it, of any protocol."""
 
-    transport: asyncio.Transport | None
-    """The transport; None before the connection is open, and when it has ended."""
-    held_bytes: int
-    """How many bytes that were not served yet the server has counted."""
+    def __init__(self, owner: "Server") -> None:
+        """Must be made on a running event loop."""
+        self.owner = owner
+        self.transport: asyncio.Transport | None = None
+        """The transport; None before the connection is open, and when it has ended."""
+        self.peer = Peer("unknown", "http")
+        self.out = Outgoing()
+        self.held_bytes = 0
+        """How many unserved bytes the owner has counted for this connection; 0 for nearly all connections."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio; with TLS this is called after the handshake."""
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.out.open(transport)
+        self.peer = peer_of(transport)
+        self.owner.opened(self)
+
+    def pause_writing(self) -> None:
+        """See asyncio."""
+        self.out.is_behind = True
+
+    def resume_writing(self) -> None:
+        """See asyncio."""
+        self.out.go_on()
+
+    def pause_reading(self) -> None:
+        """Stop reading for now. asyncio then does not notice when the client leaves, but `GoneCheck` does."""
+        transport = self.transport
+        if transport is not None and transport.is_reading():
+            transport.pause_reading()
+            self.owner.gone_check.watch(self)
+
+    def hold(self, n_bytes: int) -> None:
+        """Tell the owner that the connection holds *n_bytes* that were not served yet."""
+        if n_bytes <= UNCOUNTED_BYTES:
+            n_bytes = 0
+        if n_bytes != self.held_bytes and self.transport is not None:
+            self.owner.hold_unread(n_bytes - self.held_bytes)
+            self.held_bytes = n_bytes
+
+    def time(self) -> float:
+        """The clock by which clients are judged, see `Watcher.time`."""
+        return self.owner.watcher.time()
 
     @property
     @abstractmethod

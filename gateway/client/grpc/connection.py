@@ -26,8 +26,6 @@ from gateway.client.grpc.frames import Code, Frames, Http2Error, Patience, Recei
 from gateway.client.grpc.heads import Head, Heads
 from gateway.client.grpc.serving import serve
 from gateway.client.grpc.stream import Stream
-from gateway.client.outgoing import Outgoing
-from gateway.client.request import Peer, peer_of
 from gateway.client.watching import Connection
 from gateway.config import Limits
 from gateway.pacing import Pacer
@@ -42,9 +40,6 @@ TURN_S = 0.001
 HEADS_BYTES = 1024 * 1024
 """The most that the fields of all streams may take; a call beyond it is refused, and may be repeated."""
 
-UNCOUNTED_BYTES = 4 * 1024
-"""A connection that holds no more than this is not counted."""
-
 log = logging.getLogger("gateway")
 
 
@@ -53,14 +48,8 @@ class GrpcConnection(Connection):
 
     def __init__(self, owner: "Server") -> None:
         """Must be made on a running event loop."""
-        self.owner = owner
-        self.transport: asyncio.Transport | None = None
-        """None before the connection is open, and when it has ended."""
-        self.peer = Peer("unknown", "http")
-        self.out = Outgoing()
+        super().__init__(owner)
         self.sender = Sender()
-        self.held_bytes = 0
-        """What the owner has counted of what has come and was not taken yet."""
         self._streams: dict[int, Stream] = {}  # until their tasks have ended
         self._highest = 0  # the last stream that was begun
         self._frames = Frames(int(owner.limits.head))
@@ -70,14 +59,6 @@ class GrpcConnection(Connection):
         self._idle_since_s = owner.watcher.time()
         self._later: asyncio.Task[None] | None = None  # goes on with the frames
         self._last: int | None = None  # the last stream that is served, once the client was told of an end
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is open, with TLS behind the handshake."""
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self.out.open(transport)
-        self.peer = peer_of(transport)
-        self.owner.opened(self)
 
     # What comes
 
@@ -97,7 +78,7 @@ class GrpcConnection(Connection):
             while (frame := self._frames.next()) is not None:
                 self._take(*frame)
                 if time.perf_counter() > ends_s:
-                    self._pause()
+                    self.pause_reading()
                     self._later = self.owner.loop.create_task(self._go_on(pacer))
                     break
         except Http2Error as error:
@@ -259,12 +240,7 @@ class GrpcConnection(Connection):
 
     def _count(self) -> None:
         """Tell the owner what this connection holds by now of what has come and was not taken yet."""
-        held_bytes = self._receiver.message_bytes + self._receiver.head_bytes + self._frames.unread_bytes
-        if held_bytes <= UNCOUNTED_BYTES:
-            held_bytes = 0
-        if held_bytes != self.held_bytes and self.transport is not None:
-            self.owner.hold_unread(held_bytes - self.held_bytes)
-            self.held_bytes = held_bytes
+        self.hold(self._receiver.message_bytes + self._receiver.head_bytes + self._frames.unread_bytes)
 
     # For streams
 
@@ -291,28 +267,17 @@ class GrpcConnection(Connection):
         if self.is_open and (data := self.sender.taken()):
             self.out.write(data)
 
-    def time(self) -> float:
-        """The clock by which clients are judged, see `Watcher.time`."""
-        return self.owner.watcher.time()
-
     # Writing
 
     def pause_writing(self) -> None:
         """See asyncio. A client that does not read is not read from: its pings would be answered, and held."""
-        self.out.is_behind = True
-        self._pause()
+        super().pause_writing()
+        self.pause_reading()
 
     def resume_writing(self) -> None:
         """See asyncio."""
-        self.out.go_on()
+        super().resume_writing()
         self._read_on()
-
-    def _pause(self) -> None:
-        """Read nothing more for now. asyncio does not notice then that a client leaves: `GoneCheck` does."""
-        transport = self.transport
-        if transport is not None and transport.is_reading():
-            transport.pause_reading()
-            self.owner.gone_check.watch(self)
 
     def _read_on(self) -> None:
         transport = self.transport
