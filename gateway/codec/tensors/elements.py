@@ -56,6 +56,13 @@ _MARK = "\x7f___"  # as long as a length; few texts have a DEL character
 _WORTH_GUESSING = 512  # a guess costs as much as walking through so many elements
 
 
+def prefix_of(n_bytes: int, what: str) -> bytes:
+    """The length before an element of *n_bytes*. Raises `CodecError` naming *what* if a length cannot say so many."""
+    if n_bytes > MAX_ELEMENT_BYTES:
+        raise CodecError(f"{what} has {n_bytes} bytes, more than a BYTES element can have")
+    return LENGTH.pack(n_bytes)
+
+
 def check_elements(
     blob: memoryview, n_elements: int, label: object, *, utf8: bool, hint: str = BASE64_HINT
 ) -> Iterator[None]:

@@ -33,7 +33,6 @@ import orjson
 
 from gateway.codec.tensors.base64_reading import octets_of
 from gateway.codec.tensors.elements import (
-    MAX_ELEMENT_BYTES,
     PREFIX_BYTES,
     RUN_STEP_ELEMENTS,
     STEP_ELEMENTS,
@@ -41,6 +40,7 @@ from gateway.codec.tensors.elements import (
     append_marked,
     append_octets,
     append_strings,
+    prefix_of,
 )
 from gateway.codec.tensors.nesting import Layout, lists_in, occurrences
 from gateway.codec.tensors.pieces import PIECE_BYTES, beginning, string_part
@@ -338,9 +338,7 @@ class BytesSink:
         if not is_closed:
             return len(part)
         size = len(self._elements) - element_at - PREFIX_BYTES
-        if size > MAX_ELEMENT_BYTES:
-            raise CodecError(f"element {self._layout.count} has {size} bytes, more than a BYTES element can have")
-        self._elements[element_at : element_at + PREFIX_BYTES] = size.to_bytes(PREFIX_BYTES, "little")
+        self._elements[element_at : element_at + PREFIX_BYTES] = prefix_of(size, f"element {self._layout.count}")
         self._long_element_at = None
         self._wants_value = False
         self._layout.add(1)

@@ -47,24 +47,23 @@ def read_raw(
     header = raw_header(metadata, len(body), limits)
     blob = body
     if header.is_bytes:
-        if len(body) > elements.MAX_ELEMENT_BYTES:
-            raise CodecError(f"the body has {len(body)} bytes, more than a BYTES element can have")
+        prefix = elements.prefix_of(len(body), "the body")
         reserve(len(body) + len(header.text) * HELD_PER_BYTE)
         reserve = reserve_nothing
-        blob = yield from _prefixed(body)
+        blob = yield from _prefixed(prefix, body)
     text = yield from read_request(memoryview(header.text), len(header.text), limits, reserve)
     assert text is not None  # it is judged
     return msgspec.structs.replace(text, blobs=Cursor(blob), n_bytes=text.n_bytes + len(blob))
 
 
-def _prefixed(element: memoryview) -> Generator[None, None, memoryview]:
-    """A BYTES blob of one *element*: its length and a copy of it."""
+def _prefixed(prefix: bytes, element: memoryview) -> Generator[None, None, memoryview]:
+    """A BYTES blob of one *element*: its length, *prefix*, and a copy of it."""
     # np.empty leaves the pages alone until they are written; bytearray(n) would clear them all at once
-    blob: memoryview = np.empty(4 + len(element), np.uint8).data
-    blob[:4] = len(element).to_bytes(4, "little")
+    blob: memoryview = np.empty(len(prefix) + len(element), np.uint8).data
+    blob[: len(prefix)] = prefix
+    copied = blob[len(prefix) :]
     for start in range(0, len(element), _COPY_BYTES):
-        piece = element[start : start + _COPY_BYTES]
-        blob[4 + start : 4 + start + len(piece)] = piece
+        copied[start : start + _COPY_BYTES] = element[start : start + _COPY_BYTES]
         yield
     return blob
 

@@ -9,7 +9,7 @@ from types import FrameType
 import pytest
 
 from gateway.codec import BytesPolicy, TensorPolicy
-from gateway.codec.tensors.elements import RUN_STEP_ELEMENTS, WINDOW_BYTES, bounds_of, check_elements
+from gateway.codec.tensors.elements import RUN_STEP_ELEMENTS, WINDOW_BYTES, bounds_of, check_elements, prefix_of
 from gateway.codec.tensors.pieces import PIECE_BYTES
 from gateway.codec.tensors.string_printing import text_pieces
 from gateway.errors import CodecError
@@ -155,3 +155,9 @@ def test_bounds_are_those_that_walking_finds_also_in_damaged_windows(seed: int) 
                 break
             position = found[-1]
         assert found == walked
+
+
+def test_an_element_that_is_longer_than_a_length_can_say_is_refused() -> None:
+    assert prefix_of(2**32 - 1, "element 3") == b"\xff\xff\xff\xff"
+    with pytest.raises(CodecError, match=f"^element 3 has {2**32} bytes, more than a BYTES element can have"):
+        prefix_of(2**32, "element 3")

@@ -327,14 +327,6 @@ def test_broken_string_in_a_long_run_is_refused(odd: bytes, words: str) -> None:
         only_blob(one_output(data, "BYTES", f"[{len(MANY_TEXTS) + 1}]"), 100_000)
 
 
-def test_string_that_is_longer_than_a_length_can_say_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(string_reading, "MAX_ELEMENT_BYTES", 3 * WINDOW_BYTES)
-    data = f'["{"x" * 3 * WINDOW_BYTES}"]'
-    assert len(only_blob(one_output(data, "BYTES"))) == 3 * WINDOW_BYTES + 4
-    with pytest.raises(CodecError, match=f"output 'y'.*element 0 has {3 * WINDOW_BYTES + 1} bytes"):
-        only_blob(one_output(data.replace("x", "xx", 1), "BYTES"))
-
-
 def random_texts(dice: random.Random) -> list[str]:
     """Strings that are alike long or not, among them such that look like separators, marks and lengths."""
     alphabet = dice.choice(["ab c", 'ab",', "a\\\n", "a\x7f_", "é😀a", 'é\x7f"', ", :"])
