@@ -135,7 +135,7 @@ class V2Path(NamedTuple):
     """The rest of the path, `/infer` or `/health/live` for example; empty for the metadata."""
 
 
-class Match(msgspec.Struct, frozen=True):
+class Match(msgspec.Struct):
     """Where a route sends one request. A msgspec struct is made in a third of the time of a dataclass."""
 
     destination: Destination
@@ -147,6 +147,7 @@ class Match(msgspec.Struct, frozen=True):
     the model."""
     is_renamed: bool = False
     """Whether the backend knows the model under another name."""
+    _v2_path: V2Path | None = None  # once it was asked for; the plan keeps matches
 
     @property
     def path(self) -> str:
@@ -156,10 +157,13 @@ class Match(msgspec.Struct, frozen=True):
     @property
     def v2_path(self) -> V2Path:
         """The path for the backend, taken apart; only for paths whose `kind` is not OTHER."""
-        read = _V2_PATH.fullmatch(self.path)
-        assert read is not None, self.path
-        before, model, version, asked = read.groups()
-        return V2Path(before, model and unquote(model), version and unquote(version), (asked or "").rstrip("/"))
+        if self._v2_path is None:
+            read = _V2_PATH.fullmatch(self.path)
+            assert read is not None, self.path
+            before, model, version, asked = read.groups()
+            parts = before, model and unquote(model), version and unquote(version), (asked or "").rstrip("/")
+            self._v2_path = V2Path(*parts)
+        return self._v2_path
 
     def naming_key(self, method: str) -> str:
         """The top-level member of the answer that names the model: `name` in metadata, which GET asks for."""

@@ -67,6 +67,7 @@ class Foreign:
         self.model, self.version = self.path.model or "", self.path.version
         self._upstream = upstream
         self._configured = backend.described(self.model)
+        self._infer_path = dialect.infer_path(self.model, self.version, self._configured)
         if dialect.is_configured and self.path.model is not None:
             self._check_configured()
         described_at = dialect.description_path(self.model, self.version)
@@ -86,7 +87,7 @@ class Foreign:
         if self._configured.template is None:
             known = ", ".join(map(repr, list(models)[:MAX_NAMED]))
             words = f"model {model!r} is not configured: `backends.{name}.models` has {known}"
-        elif self.dialect.infer_path(model, self.version, self._configured) is not None:
+        elif self._infer_path is not None:
             return
         elif self.version is None:
             words = f"model {model!r} is asked for with a version: /v2/models/{model}/versions/VERSION"
@@ -114,7 +115,7 @@ class Foreign:
 
     async def prepare(self, body: memoryview, framing: Framing) -> Prepared:
         call, dialect, policy = self.call, self.dialect, self.backend.tensor_policy
-        path = self.path_of(dialect.infer_path(self.model, self.version, self._configured))
+        path = self.path_of(self._infer_path)
         query = call.match.target[len(call.match.path) :]
         self.target = path + (query if "?" not in path else query.replace("?", "&", 1))
         # a raw request is cut into values by the description

@@ -40,8 +40,10 @@ class TemplateDialect(Dialect):
         template = description.template
         if template is None or (VERSION in template.path) != (version is not None):
             return None
-        path = template.path.replace(MODEL, quote(model, safe=""))
-        return path.replace(VERSION, quote(version or "", safe=""))
+        path = template.path
+        if "{" in path:
+            path = path.replace(MODEL, quote(model, safe="")).replace(VERSION, quote(version or "", safe=""))
+        return path
 
     def writer(self, description: ModelDescription) -> Writer:
         """The template's."""
