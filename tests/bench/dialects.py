@@ -76,7 +76,7 @@ def rows(bench: Bench) -> Iterator[Result]:
                 yield result
 
 
-TARGETS = {True: 1.2, False: 1.6}
+TARGETS = {True: 1.2, False: 1.3}
 """Of an image: a tenth for lists that are printed, a tenth for those that are read. And of a small request."""
 
 _MODELS = "models: {'*': {outputs: {y: {datatype: FP32}}}}"

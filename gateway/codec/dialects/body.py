@@ -15,6 +15,7 @@ JSON never exists as a whole. Not here: where outputs stand in an answer (`paths
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from enum import Enum, auto
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -40,6 +41,9 @@ from gateway.errors import CodecError
 
 MAX_DEPTH = 64
 """How deep a body may be nested."""
+
+MAX_BODIES = 256
+"""How many templates of the gateway's own are kept, read: one for each signature and each form that is configured."""
 
 ROW_FORM, TABLE = "row form", "table"
 """How errors call what has rows in it, in templates of the gateway's own."""
@@ -77,51 +81,24 @@ def text_or_base64(encodings: Encodings) -> Strings:
     return form
 
 
-# Templates of the gateway's own, for the inputs that a request has
+class Every(Enum):
+    """All inputs of a request, in templates of the gateway's own, which do not know their names."""
 
-
-class Input(str):
-    """The input of this name, as `$x` for `x`. Its name may be any."""
-
-    __slots__ = ()
-
-
-def by_name(request: DialectRequest) -> dict[str, Any]:
-    """The inputs as an object."""
-    return {escaped(tensor.name): Input(tensor.name) for tensor in request.inputs}
-
-
-def instances(request: DialectRequest) -> dict[str, Any]:
-    """The inputs as rows: of values if there is only one, else of objects."""
-    named = by_name(request)
-    return rows(next(iter(named.values())) if len(named) == 1 else named, request, ROW_FORM)
-
-
-def rows(item: Any, request: DialectRequest, form: str) -> dict[str, Any]:
-    """A list of *item* for each row of the inputs. Raises `CodecError` if there are none."""
-    if not request.inputs:
-        raise CodecError(f"a request without inputs has no rows, which this backend's {form} needs")
-    return {"$each": item}
-
-
-def escaped(text: str) -> str:
-    """What stands in a template for *text*, which may begin with `$`."""
-    return f"${text}" if text.startswith("$") else text
-
-
-def write_own(
-    request: DialectRequest, value: Any, strings: Strings, form: str = ROW_FORM
-) -> Callable[[], Iterator[Piece]]:
-    """What makes the body of *request* from the template *value*; *form* is how errors call what has rows in it."""
-    known = {tensor.name: (tensor.datatype, tensor.shape) for tensor in request.inputs}
-    return Body(value, known, strings, form).write(request)
+    BY_NAME = auto()
+    """An object of all of them."""
+    IN_A_ROW = auto()
+    """The same; of only one input the value itself."""
+    VALUES = auto()
+    """A list of them."""
+    NAMES = auto()
+    """A list of their names."""
 
 
 # The language
 
 
 class Body:
-    """A body that was read from YAML."""
+    """A body that was read from YAML, or one of the gateway's own."""
 
     def __init__(self, value: Any, inputs: Inputs, strings: Strings, form: str = "`$each`") -> None:
         """*value* has text, numbers, lists and objects in it; *strings* tells how inputs of BYTES are written.
@@ -152,8 +129,8 @@ class Body:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             self.faults[at] = f"nested deeper than {MAX_DEPTH} levels"
-        elif isinstance(value, Input) and self._is_known(value):
-            yield partial(_Filling.place, operation="", name=value)
+        elif isinstance(value, Every):
+            yield partial(_Filling.every, how=value)
         elif isinstance(value, dict):
             yield from self._object(value, at)
         elif isinstance(value, list):
@@ -202,10 +179,11 @@ class Body:
     def _each(self, item: Any, at: str) -> "bytes | Part":
         if self._items:
             return self._fault(at, "expected no `$each` inside of another one")
-        inside: dict[str, None] = {}
-        self._items.append(inside)
+        self._items.append({})
         parts = list(self._read(item, at))
-        self._items.pop()
+        inside = self._items.pop()
+        if isinstance(item, Every):
+            return partial(_Filling.each, parts=parts, names=None, form=self._form)
         if not inside:
             return self._fault(at, self.faults.get(at, "expected an input in it, such as $x, for its rows"))
         first = {name: shape[0] for name in sorted(inside) if (shape := self._inputs[name][1])}
@@ -313,7 +291,13 @@ class _Filling(msgspec.Struct, frozen=True):
 
     def filled(self, parts: "Iterable[bytes | Part]") -> "list[Segment]":
         """All of *parts*."""
-        return [part if isinstance(part, bytes) else part(self) for part in parts]
+        segments: list[Segment] = []
+        for part in parts:
+            if isinstance(part, bytes):
+                segments.append(part)
+            else:
+                segments += part(self)
+        return segments
 
     def input(self, name: str) -> Tensor:
         """The input called *name*. Raises `CodecError` if there is none."""
@@ -322,9 +306,27 @@ class _Filling(msgspec.Struct, frozen=True):
             raise CodecError(f"{label_of('input', name)} is missing: the model's server needs all of its inputs")
         return tensor
 
-    def place(self, operation: str, name: str) -> "bytes | _Slot":
+    def every(self, how: Every) -> "Iterator[Segment]":
+        """All inputs, as *how* says."""
+        names = [orjson.dumps(name) for name in self.inputs]
+        if how is Every.NAMES:
+            yield b"[%b]" % b",".join(names)
+            return
+        is_value = how is Every.IN_A_ROW and len(names) == 1
+        opening, closing = (b"", b"") if is_value else (b"[", b"]") if how is Every.VALUES else (b"{", b"}")
+        before = opening
+        for name, tensor in zip(names, self.inputs.values(), strict=True):
+            yield before if is_value or how is Every.VALUES else b"%b%b:" % (before, name)
+            yield self.slot("", tensor)
+            before = b","
+        yield closing if names else opening + closing
+
+    def place(self, operation: str, name: str) -> "tuple[Segment]":
         """What an *operation* of `_PLACES`, or none, makes of an input."""
-        tensor = self.input(name)
+        return (self.slot(operation, self.input(name)),)
+
+    def slot(self, operation: str, tensor: Tensor) -> "bytes | _Slot":
+        """The same for an input that there is."""
         shape = tensor.shape[1:] if self.in_rows else tensor.shape
         if operation == "$shape":
             return orjson.dumps(shape)
@@ -343,25 +345,30 @@ class _Filling(msgspec.Struct, frozen=True):
         is_float = tensor.datatype.kind is Kind.FLOAT
         return _Slot(tensor, shape, strings, is_float and self.request.policy.nonfinite is NonFinite.LITERAL)
 
-    def each(self, parts: "Sequence[bytes | Part]", names: Collection[str], form: str) -> "_Slot | _Rows":
-        """A list of *parts* for each row of the inputs called *names*; *form* is how errors call it."""
-        for name in names:
+    def each(self, parts: "Sequence[bytes | Part]", names: Collection[str] | None, form: str) -> "tuple[Segment]":
+        """A list of *parts* for each row of the inputs called *names*, None: of all; *form* is how errors call it."""
+        for name in names or ():
             self.input(name)
-        n_rows = _same_rows([tensor for name, tensor in self.inputs.items() if name in names], form)
+        tensors = [tensor for name, tensor in self.inputs.items() if names is None or name in names]
+        if not tensors:
+            raise CodecError(f"a request without inputs has no rows, which this backend's {form} needs")
+        n_rows = _same_rows(tensors, form)
         item = msgspec.structs.replace(self, in_rows=True).filled(parts)
-        if len(item) == 1 and isinstance(item[0], _Slot):  # the rows of one tensor are its nested lists
-            return msgspec.structs.replace(item[0], shape=(n_rows, *item[0].shape))
-        return _Rows([segment for segment in item if not isinstance(segment, _Rows)], n_rows)
+        slots = [segment for segment in item if isinstance(segment, _Slot)]
+        if len(slots) == 1 and not any(segment for segment in item if segment is not slots[0]):
+            # the rows of one tensor are its nested lists
+            return (msgspec.structs.replace(slots[0], shape=(n_rows, *slots[0].shape)),)
+        return (_Rows([segment for segment in item if not isinstance(segment, _Rows)], n_rows),)
 
 
 Segment = bytes | _Slot | _Rows
 
-Part = Callable[[_Filling], Segment]
-"""Makes a value of the body. Raises `CodecError` for what it cannot say."""
+Part = Callable[[_Filling], Iterable[Segment]]
+"""Makes a value of the body, in segments. Raises `CodecError` for what it cannot say."""
 
 _OWN: Mapping[str, Part] = {
-    "$parameters": lambda filling: object_text(filling.request.parameters),
-    "$id": lambda filling: filling.request.id or b"null",
+    "$parameters": lambda filling: (object_text(filling.request.parameters),),
+    "$id": lambda filling: (filling.request.id or b"null",),
 }
 
 

@@ -4,22 +4,13 @@ Facts from the source of MLflow 3.17 (`mlflow.pyfunc.scoring_server`).
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from msgspec import structs
 
-from gateway.codec.dialects.body import (
-    ROW_FORM,
-    TABLE,
-    Input,
-    by_name,
-    escaped,
-    instances,
-    rows,
-    text_or_base64,
-    write_own,
-)
+from gateway.codec.dialects.body import MAX_BODIES, ROW_FORM, TABLE, Body, Every, text_or_base64
 from gateway.codec.dialects.description import NO_ENCODINGS, UNKNOWN, Encodings, ModelDescription, encodings_of
 from gateway.codec.dialects.dialect import Dialect, document_of
 from gateway.codec.dialects.paths import AnswerForm, find
@@ -74,41 +65,50 @@ class MLflow(Dialect):
 
 def mlflow_inputs(is_unnamed: bool, encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"inputs": {NAME: nested}, "params": ...}`; *is_unnamed*: the model's only input has no name."""
-    return _writer(_only if is_unnamed else lambda request: {"inputs": by_name(request)}, encodings)
+    return _only(_writer("nameless", encodings)) if is_unnamed else _writer("inputs", encodings)
 
 
 def mlflow_instances(encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"instances": [row, ...], "params": ...}`."""
-    return _writer(lambda request: {"instances": instances(request)}, encodings)
+    return _writer("instances", encodings)
 
 
 def mlflow_dataframe_split(encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"dataframe_split": {"columns": [NAME, ...], "data": [row, ...]}, "params": ...}`."""
-    write = _writer(_table, encodings, TABLE)
+    write = _writer("dataframe_split", encodings)
     return lambda request: write(structs.replace(request, inputs=list(map(_column, request.inputs))))
 
 
-def _writer(data: Callable[[DialectRequest], Any], encodings: Encodings, form: str = ROW_FORM) -> Writer:
+_TEMPLATES: Mapping[str, Any] = {
+    "inputs": {"inputs": Every.BY_NAME},
+    "nameless": {"inputs": Every.IN_A_ROW},
+    "instances": {"instances": {"$each": Every.IN_A_ROW}},
+    "dataframe_split": {"dataframe_split": {"columns": Every.NAMES, "data": {"$each": Every.VALUES}}},
+}
+
+
+def _writer(form: str, encodings: Encodings) -> Writer:
     """The body has `params` only if the request has parameters."""
-    strings = text_or_base64(encodings)
-
-    def write(request: DialectRequest) -> Callable[[], Iterator[Piece]]:
-        params = {"params": "$parameters"} if request.parameters else {}
-        return write_own(request, {**params, **data(request)}, strings, form)
-
-    return write
+    key = form, tuple(encodings.items())
+    return lambda request: _body(*key, bool(request.parameters)).write(request)
 
 
-def _only(request: DialectRequest) -> dict[str, Any]:
-    if len(request.inputs) != 1:
-        raise CodecError(f"the model has one input, which has no name; the request has {len(request.inputs)}")
-    return {"inputs": Input(request.inputs[0].name)}
+@lru_cache(MAX_BODIES)
+def _body(form: str, encodings: tuple[tuple[str, str], ...], has_params: bool) -> Body:
+    params = {"params": "$parameters"} if has_params else {}
+    strings = text_or_base64(dict(encodings))
+    return Body({**params, **_TEMPLATES[form]}, {}, strings, TABLE if form == "dataframe_split" else ROW_FORM)
 
 
-def _table(request: DialectRequest) -> dict[str, Any]:
-    names = [tensor.name for tensor in request.inputs]
-    data = rows(list(map(Input, names)), request, TABLE)
-    return {"dataframe_split": {"columns": list(map(escaped, names)), "data": data}}
+def _only(write: Writer) -> Writer:
+    """*write* for requests with one input. Raises `CodecError` for others."""
+
+    def write_one(request: DialectRequest) -> Callable[[], Iterator[Piece]]:
+        if len(request.inputs) != 1:
+            raise CodecError(f"the model has one input, which has no name; the request has {len(request.inputs)}")
+        return write(request)
+
+    return write_one
 
 
 def _column(tensor: Tensor) -> Tensor:

@@ -4,16 +4,15 @@ Facts from TensorFlow Serving's documentation and source (`api_rest.md`, `http_r
 and from KServe 0.21.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 import numpy as np
 
-from gateway.codec.dialects.body import by_name, escaped, instances, write_own
+from gateway.codec.dialects.body import MAX_BODIES, ROW_FORM, Body, Every
 from gateway.codec.dialects.description import (
     NO_ENCODINGS,
     OCTETS_SUFFIX,
@@ -148,18 +147,24 @@ class TensorFlow(Dialect):
 
 def tensorflow_columnar(signature: str, encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"signature_name": ..., "inputs": {NAME: nested}}`; no name for an empty *signature*."""
-    return _writer(signature, "inputs", by_name, encodings)
+    return _writer(signature, False, encodings)
 
 
 def tensorflow_row(signature: str, encodings: Encodings = NO_ENCODINGS) -> Writer:
     """`{"signature_name": ..., "instances": [row, ...]}`; no name for an empty *signature*."""
-    return _writer(signature, "instances", instances, encodings)
+    return _writer(signature, True, encodings)
 
 
-def _writer(signature: str, member: str, inputs: Callable[[DialectRequest], Any], encodings: Encodings) -> Writer:
-    named = {"signature_name": escaped(signature)} if signature else {}
-    strings = partial(_strings, encodings)
-    return lambda request: write_own(_for_tensorflow(request), {**named, member: inputs(request)}, strings)
+def _writer(signature: str, is_row: bool, encodings: Encodings) -> Writer:
+    body = _body(signature, is_row, tuple(encodings.items()))
+    return lambda request: body.write(_for_tensorflow(request))
+
+
+@lru_cache(MAX_BODIES)
+def _body(signature: str, is_row: bool, encodings: tuple[tuple[str, str], ...]) -> Body:
+    named = {"signature_name": f"${signature}" if signature.startswith("$") else signature} if signature else {}
+    inputs = {"instances": {"$each": Every.IN_A_ROW}} if is_row else {"inputs": Every.BY_NAME}
+    return Body({**named, **inputs}, {}, partial(_strings, dict(encodings)), ROW_FORM)
 
 
 def _for_tensorflow(request: DialectRequest) -> DialectRequest:
@@ -183,9 +188,9 @@ def _widen_largest(array: Array) -> Array:
     larger, and even the exact one, which its parser does not read exactly. 3.4028234e38 is rounded to it, too. It is
     no rare value: attention masks are made of it.
     """
-    is_largest = np.abs(array) == _FP32.highest
-    if b"\1" not in is_largest.tobytes():  # for few numbers, `any` takes twice as long
+    if b"\xff\xff\x7f" not in array.tobytes():  # as nearly always: the last bytes of the largest number
         return array
+    is_largest = np.abs(array) == _FP32.highest
     wide = array.astype("<f8")
     wide[is_largest] = np.copysign(3.4028234e38, wide[is_largest])
     return wide
