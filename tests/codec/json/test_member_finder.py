@@ -179,12 +179,13 @@ def replaced_at_once(text: str) -> str:
     return "".join(pieces) + text[copied:]
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(20))
 def test_any_document_in_any_pieces_differs_by_its_member_alone(seed: int) -> None:
     rng = random.Random(seed)
-    text = Writer(rng).object()
-    sent, wanted = text.encode(), replaced_at_once(text).encode()
-    assert replaced(sent, []) == wanted
-    assert replaced(sent, sorted(rng.sample(range(len(sent)), min(len(sent), 20)))) == wanted
-    if len(sent) < 2000:
-        assert replaced(sent, list(range(1, len(sent)))) == wanted
+    for _ in range(15):
+        text = Writer(rng).object()
+        sent, wanted = text.encode(), replaced_at_once(text).encode()
+        assert replaced(sent, []) == wanted
+        assert replaced(sent, sorted(rng.sample(range(len(sent)), min(len(sent), 20)))) == wanted
+        if len(sent) < 2000:
+            assert replaced(sent, list(range(1, len(sent)))) == wanted

@@ -100,10 +100,10 @@ LONG_BYTES = 2 * PIECE_BYTES + 100
     ],
 )
 @pytest.mark.parametrize("unit", [b"x", b"\\n", b"\\u00e9", b'\\\\\\"', "é".encode(), "\U0001f600".encode(), b"]},"])
-@pytest.mark.parametrize("shift", range(6))
-def test_strings_longer_than_a_piece_are_kept_as_they_came(data: bytes, unit: bytes, shift: int) -> None:
-    text = data.replace(b"%b", b"y" * shift + unit * (LONG_BYTES // len(unit)))
-    assert Walked(b'{"outputs":[{"data":%b}]}' % text, 100_000).texts == [text]
+def test_strings_longer_than_a_piece_are_kept_as_they_came(data: bytes, unit: bytes) -> None:
+    for shift in range(6):
+        text = data.replace(b"%b", b"y" * shift + unit * (LONG_BYTES // len(unit)))
+        assert Walked(b'{"outputs":[{"data":%b}]}' % text, 100_000).texts == [text]
 
 
 @pytest.mark.parametrize(

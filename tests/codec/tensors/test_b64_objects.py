@@ -112,16 +112,14 @@ def test_something_else_inside_long_base64_is_refused(broken: bytes, place: int)
 
 
 @pytest.mark.parametrize("size", [PIECE_BYTES // 4 * 3 + change for change in range(-20, 4)] + [1_000_000, 1_000_001])
-@pytest.mark.parametrize("way", ["plain", "blanks", "escaped"])
-def test_long_objects_are_decoded(size: int, way: str) -> None:
+def test_long_objects_are_decoded(size: int) -> None:
     octets = random.Random(size).randbytes(size)
     text = base64.b64encode(octets)
-    if way == "escaped":
-        text = text.replace(b"/", rb"\/").replace(b"A", rb"\u0041")
-    element = b'{ "b\\u00364" : "%b" \n }' % text if way == "blanks" else b'{"b64":"%b"}' % text
-    data = b'["a",%b,%b,"b"]' % (element, element)
-    for chunk_bytes in (None, 4096, PIECE_BYTES):
-        assert read(cut(data, chunk_bytes), None, b64_objects=True) == ((4,), blob_of([b"a", octets, octets, b"b"]))
+    escaped = text.replace(b"/", rb"\/").replace(b"A", rb"\u0041")
+    for element in (b'{"b64":"%b"}' % text, b'{ "b\\u00364" : "%b" \n }' % text, b'{"b64":"%b"}' % escaped):
+        data = b'["a",%b,%b,"b"]' % (element, element)
+        for chunk_bytes in (None, 4096, PIECE_BYTES):
+            assert read(cut(data, chunk_bytes), None, b64_objects=True) == ((4,), blob_of([b"a", octets, octets, b"b"]))
 
 
 def test_long_object_is_decoded_while_it_arrives() -> None:

@@ -132,29 +132,30 @@ def random_elements(dice: random.Random) -> list[bytes]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(400))
+@pytest.mark.parametrize("seed", range(20))
 def test_bounds_are_those_that_walking_finds_also_in_damaged_windows(seed: int) -> None:
     dice = random.Random(seed)
-    elements = random_elements(dice)
-    whole = bytearray(b"".join(struct.pack("<I", len(element)) + element for element in elements))
-    for n_damages in (0, 0, 1, 3):
-        window = bytearray(whole)
-        for _ in range(n_damages if window else 0):
-            window[dice.randrange(len(window))] = dice.choice([0, 1, 255, dice.randrange(256)])
-        if dice.random() < 0.5:
-            del window[dice.randrange(len(window) + 1) :]
-        walked = bounds_by_walking(bytes(window))
-        position, found = 0, [0]
-        while True:
-            most = dice.choice([1, 40, 10_000])
-            bounds = bounds_of(bytes(window[position:]), most).tolist()
-            assert bounds[0] == 0
-            assert len(bounds) <= most + 1
-            found += [position + bound for bound in bounds[1:]]
-            if len(bounds) == 1:
-                break
-            position = found[-1]
-        assert found == walked
+    for _ in range(20):
+        elements = random_elements(dice)
+        whole = bytearray(b"".join(struct.pack("<I", len(element)) + element for element in elements))
+        for n_damages in (0, 0, 1, 3):
+            window = bytearray(whole)
+            for _ in range(n_damages if window else 0):
+                window[dice.randrange(len(window))] = dice.choice([0, 1, 255, dice.randrange(256)])
+            if dice.random() < 0.5:
+                del window[dice.randrange(len(window) + 1) :]
+            walked = bounds_by_walking(bytes(window))
+            position, found = 0, [0]
+            while True:
+                most = dice.choice([1, 40, 10_000])
+                bounds = bounds_of(bytes(window[position:]), most).tolist()
+                assert bounds[0] == 0
+                assert len(bounds) <= most + 1
+                found += [position + bound for bound in bounds[1:]]
+                if len(bounds) == 1:
+                    break
+                position = found[-1]
+            assert found == walked
 
 
 def test_an_element_that_is_longer_than_a_length_can_say_is_refused() -> None:

@@ -105,32 +105,33 @@ def as_json_reads(text: bytes) -> Any:
     return data
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(20))
 def test_damaged_lists_are_read_as_by_another_parser(seed: int) -> None:
     dice = random.Random(seed)
-    shape = dice.choice([[400, 1], [25, 16], [10, 2, 20], [3, 130], [100, 2, 2], [2, 2]])
-    whole = written(nested(texts_of(math.prod(shape), dice), shape), dice).encode()
-    for n_damages in (0, 1, 1, 2):
-        text = bytearray(whole)
-        for _ in range(n_damages):
-            damage = dice.choice(
-                [b'"', b",", b"\\", b" ", b"", b"\0", b"\xc3", b"a", b"[", b"]", b"],[", b'","', b'"],["']
-            )
-            place = dice.randrange(len(text))
-            text[place : place + dice.choice([0, 1, 1, 3])] = damage
-        data = as_json_reads(bytes(text))
-        expected = shape_and_texts(data) if data is not None else None
-        try:
-            found = read(cut(bytes(text), dice.choice([None, 100, 1000])), None)
-        except (CodecError, EOFError):
-            found = None
-        assert found == (expected and (expected[0], blob_of(expected[1])))
-        try:
-            found = read(cut(bytes(text), dice.choice([None, 100, 1000])), tuple(shape))
-        except (CodecError, EOFError):
-            assert expected is None or expected[0] != tuple(shape)
-        else:  # lists may be left out where the shape is known
-            assert found == (tuple(shape), blob_of(leaves(data)))
+    for _ in range(10):
+        shape = dice.choice([[400, 1], [25, 16], [10, 2, 20], [3, 130], [100, 2, 2], [2, 2]])
+        whole = written(nested(texts_of(math.prod(shape), dice), shape), dice).encode()
+        for n_damages in (0, 1, 1, 2):
+            text = bytearray(whole)
+            for _ in range(n_damages):
+                damage = dice.choice(
+                    [b'"', b",", b"\\", b" ", b"", b"\0", b"\xc3", b"a", b"[", b"]", b"],[", b'","', b'"],["']
+                )
+                place = dice.randrange(len(text))
+                text[place : place + dice.choice([0, 1, 1, 3])] = damage
+            data = as_json_reads(bytes(text))
+            expected = shape_and_texts(data) if data is not None else None
+            try:
+                found = read(cut(bytes(text), dice.choice([None, 100, 1000])), None)
+            except (CodecError, EOFError):
+                found = None
+            assert found == (expected and (expected[0], blob_of(expected[1])))
+            try:
+                found = read(cut(bytes(text), dice.choice([None, 100, 1000])), tuple(shape))
+            except (CodecError, EOFError):
+                assert expected is None or expected[0] != tuple(shape)
+            else:  # lists may be left out where the shape is known
+                assert found == (tuple(shape), blob_of(leaves(data)))
 
 
 @pytest.mark.parametrize("odd", ["[", "]", "[[]]", '["a"]', '"a"', "[],", "", "{}"])

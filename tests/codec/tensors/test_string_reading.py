@@ -72,13 +72,13 @@ def test_one_very_long_string_crosses_back(n_bytes: int, unit: str) -> None:
     assert only_blob(one_output(data, "BYTES"), 65536) == blob_of(json.loads(data))
 
 
-@pytest.mark.parametrize("shift", range(14))
 @pytest.mark.parametrize("unit", ["\\ud83d\\ude00", "\\u00e9\\\\", '\\"]', "😀", "é", "],[,"])
-def test_escapes_and_characters_are_cut_at_every_place(unit: str, shift: int) -> None:
+def test_escapes_and_characters_are_cut_at_every_place(unit: str) -> None:
     """The end of a piece falls on every byte of the unit, in long strings and between short ones."""
-    for strings in ([unit * (PIECE_BYTES // 3)], [unit] * (PIECE_BYTES // 6)):
-        data = "[" + ",".join(f'"{"a" * shift}{string}"' for string in strings) + "]"
-        assert only_blob(one_output(data, "BYTES", f"[{len(strings)}]"), 50_001) == blob_of(json.loads(data))
+    for shift in range(14):
+        for strings in ([unit * (PIECE_BYTES // 3)], [unit] * (PIECE_BYTES // 6)):
+            data = "[" + ",".join(f'"{"a" * shift}{string}"' for string in strings) + "]"
+            assert only_blob(one_output(data, "BYTES", f"[{len(strings)}]"), 50_001) == blob_of(json.loads(data))
 
 
 def test_every_cut_in_two_of_strings_with_escapes_reads_the_same() -> None:
@@ -158,11 +158,11 @@ def test_strings_behind_the_array_are_refused(data: bytes) -> None:
         b'\\ud83d"]',
     ],
 )
-@pytest.mark.parametrize("shift", range(0, 14, 2))
-def test_broken_end_of_a_long_string_is_refused_like_that_of_a_short_one(tail: bytes, shift: int) -> None:
-    for n_bytes in (PIECE_BYTES - 7, 2 * PIECE_BYTES):
-        with pytest.raises(CodecError, match="output 'y'"):
-            only_blob(one_output(b'["' + b"x" * (n_bytes + shift) + tail, "BYTES"), 65536)
+def test_broken_end_of_a_long_string_is_refused_like_that_of_a_short_one(tail: bytes) -> None:
+    for shift in range(0, 14, 2):
+        for n_bytes in (PIECE_BYTES - 7, 2 * PIECE_BYTES):
+            with pytest.raises(CodecError, match="output 'y'"):
+                only_blob(one_output(b'["' + b"x" * (n_bytes + shift) + tail, "BYTES"), 65536)
 
 
 @pytest.mark.parametrize(
@@ -286,13 +286,13 @@ def test_large_tensor_is_several_blobs_of_whole_elements(sizes: list[int]) -> No
     assert not blobs
 
 
-@pytest.mark.parametrize("separator", [",", ", ", ",\n", " ,", ",\n  "])
 @pytest.mark.parametrize("odd", ODD_TEXTS)
 @pytest.mark.parametrize("is_ascii", [True, False])
-def test_run_of_strings_with_an_odd_one_is_read_like_others(odd: str, separator: str, is_ascii: bool) -> None:
-    elements = with_odd_text(odd)
-    data = "[" + separator.join(json.dumps(element, ensure_ascii=is_ascii) for element in elements) + "]"
-    assert only_blob(one_output(data, "BYTES", f"[{len(elements)}]"), 100_000) == blob_of(elements)
+def test_run_of_strings_with_an_odd_one_is_read_like_others(odd: str, is_ascii: bool) -> None:
+    for separator in (",", ", ", ",\n", " ,", ",\n  "):
+        elements = with_odd_text(odd)
+        data = "[" + separator.join(json.dumps(element, ensure_ascii=is_ascii) for element in elements) + "]"
+        assert only_blob(one_output(data, "BYTES", f"[{len(elements)}]"), 100_000) == blob_of(elements)
 
 
 @pytest.mark.parametrize("odd", ODD_TEXTS)
@@ -356,30 +356,31 @@ def as_json_reads(text: bytes) -> list[str] | None:
     return data
 
 
-@pytest.mark.parametrize("seed", range(600))
+@pytest.mark.parametrize("seed", range(20))
 def test_strings_are_read_as_by_another_parser_also_when_damaged(seed: int) -> None:
     dice = random.Random(seed)
-    texts = random_texts(dice)
-    separator = dice.choice([",", ",", ", ", ",\n", " , "])
-    is_ascii = dice.random() < 0.5
-    whole = ("[" + separator.join(json.dumps(text, ensure_ascii=is_ascii) for text in texts) + "]").encode()
-    for n_damages in (0, 1, 1, 2):
-        data = bytearray(whole)
-        for _ in range(n_damages):
-            place = dice.randrange(len(data))
-            damage = dice.choice([b'"', b'"', b",", b"\\", b" ", b"", b"\0", b"\x7f", b"\xc3", b"a", b'",', b'","'])
-            data[place : place + dice.choice([0, 1, 1, 3])] = damage
-        expected = as_json_reads(bytes(data))
-        sink = BytesSink("y", (len(texts) if expected is None else len(expected),))
-        buffer = bytearray()
-        try:
-            for chunk in cut(bytes(data), dice.choice([None, 100, 1000])):
-                buffer += chunk
-                while buffer and not sink.done and (taken := sink.step(buffer)):
-                    del buffer[:taken]
-        except CodecError:
-            assert expected is None
-        else:
-            assert (sink.done and not bytes(buffer).strip()) == (expected is not None)
-            if expected is not None:
-                assert b"".join(sink.blobs()) == blob_of(expected)
+    for _ in range(30):
+        texts = random_texts(dice)
+        separator = dice.choice([",", ",", ", ", ",\n", " , "])
+        is_ascii = dice.random() < 0.5
+        whole = ("[" + separator.join(json.dumps(text, ensure_ascii=is_ascii) for text in texts) + "]").encode()
+        for n_damages in (0, 1, 1, 2):
+            data = bytearray(whole)
+            for _ in range(n_damages):
+                place = dice.randrange(len(data))
+                damage = dice.choice([b'"', b'"', b",", b"\\", b" ", b"", b"\0", b"\x7f", b"\xc3", b"a", b'",', b'","'])
+                data[place : place + dice.choice([0, 1, 1, 3])] = damage
+            expected = as_json_reads(bytes(data))
+            sink = BytesSink("y", (len(texts) if expected is None else len(expected),))
+            buffer = bytearray()
+            try:
+                for chunk in cut(bytes(data), dice.choice([None, 100, 1000])):
+                    buffer += chunk
+                    while buffer and not sink.done and (taken := sink.step(buffer)):
+                        del buffer[:taken]
+            except CodecError:
+                assert expected is None
+            else:
+                assert (sink.done and not bytes(buffer).strip()) == (expected is not None)
+                if expected is not None:
+                    assert b"".join(sink.blobs()) == blob_of(expected)

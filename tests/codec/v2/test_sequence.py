@@ -105,7 +105,7 @@ def test_parameters_behind_more_steps_than_the_limit_are_not_looked_for() -> Non
         assert found(with_lists(int(100_000 * share * sequence.MAX_STEPS / n_steps))) == wanted
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(10))
 def test_what_is_found_is_what_a_parser_finds(seed: int) -> None:
     rng = random.Random(seed)
     words = ["parameters", "sequence_id", "x", "inputs", '"sequence_id":3']
@@ -116,8 +116,9 @@ def test_what_is_found_is_what_a_parser_finds(seed: int) -> None:
         items = [value(depth + 1) for _ in range(rng.randrange(5))]
         return items if rng.random() < 0.2 else dict(zip(rng.sample(words, len(items)), items, strict=True))
 
-    document = {"x": value(1), "parameters": value(1), "inputs": value(1)}
-    parameters = document["parameters"]
-    wanted = parameters.get("sequence_id") if isinstance(parameters, dict) else None
-    wanted = str(wanted) if isinstance(wanted, (str, int)) and wanted != 0 else None
-    assert found(json.dumps(document, indent=rng.choice([None, 30])).encode()) == wanted
+    for _ in range(20):
+        document = {"x": value(1), "parameters": value(1), "inputs": value(1)}
+        parameters = document["parameters"]
+        wanted = parameters.get("sequence_id") if isinstance(parameters, dict) else None
+        wanted = str(wanted) if isinstance(wanted, (str, int)) and wanted != 0 else None
+        assert found(json.dumps(document, indent=rng.choice([None, 30])).encode()) == wanted
