@@ -295,8 +295,32 @@ def test_an_address_in_use_is_named() -> None:
     assert "Traceback" not in result.stderr
 
 
+_WITH_PORTS = """
+import sys
+from gateway import demo
+demo.PORTS = demo.Ports(*map(int, sys.argv[1:5]))
+sys.argv[1:] = ["demo", *sys.argv[5:]]
+from gateway.__main__ import main
+sys.exit(main())
+"""
+"""The demonstration on other ports than a user's: servers of others come to them and go while tests run."""
+
+
+def demo_on(ports: Sequence[int], *options: str) -> list[str]:
+    """The command of a demonstration that wants *ports*."""
+    assert len(ports) == len(PORTS)
+    return [sys.executable, "-c", _WITH_PORTS, *map(str, ports), *options]
+
+
+def free_ports() -> list[int]:
+    """Ports that are free, as many as the demonstration wants."""
+    with contextlib.ExitStack() as taken:
+        listeners = [taken.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
+        return [listener.getsockname()[1] for listener in listeners]
+
+
 def test_demo_once_is_bit_exact_and_ends() -> None:
-    result = run("demo", "--once")
+    result = subprocess.run(demo_on(free_ports(), "--once"), capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     assert "bit-exact: yes" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80, "a terminal as narrow as most begin"
@@ -369,7 +393,7 @@ def pasted(text: str, beginning: str) -> str:
 
 async def test_demo_keeps_serving_and_what_it_suggests_works(tmp_path: Path) -> None:
     curl = require_tool("curl", "apt-get install curl")
-    async with process("demo") as demo:
+    async with process(command=demo_on(free_ports())) as demo:
         text = await demonstration(demo)
         code = pasted(text, "import numpy")
         printed = await asyncio.to_thread(subprocess.check_output, [sys.executable, "-c", code], text=True)
@@ -394,22 +418,11 @@ def test_the_demos_program_is_the_readmes() -> None:
     assert program[1] == EXAMPLE
 
 
-_WITH_PORTS = """
-import sys
-from gateway import demo
-demo.PORTS = demo.Ports(*map(int, sys.argv[1:]))
-sys.argv[1:] = ["demo"]
-from gateway.__main__ import main
-sys.exit(main())
-"""
-"""The demonstration on other ports than a user's: servers of others come to them and go while tests run."""
-
-
 async def test_demo_takes_free_ports_where_its_own_are_taken_and_says_which() -> None:
     with contextlib.ExitStack() as taken:
         listeners = [taken.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
         own = [listener.getsockname()[1] for listener in listeners]
-        async with process(command=(sys.executable, "-c", _WITH_PORTS, *map(str, own))) as demo:
+        async with process(command=demo_on(own)) as demo:
             text = await demonstration(demo)
             moved = re.findall(r"^Port (\d+) is taken by .+: .+ is on http://127\.0\.0\.1:(\d+)$", text, re.MULTILINE)
             assert [int(port) for port, _ in moved] == own
