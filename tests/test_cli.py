@@ -391,6 +391,7 @@ def pasted(text: str, beginning: str) -> str:
     return found[0]
 
 
+@pytest.mark.slow
 async def test_demo_keeps_serving_and_what_it_suggests_works(tmp_path: Path) -> None:
     curl = require_tool("curl", "apt-get install curl")
     async with process(command=demo_on(free_ports())) as demo:

@@ -219,6 +219,7 @@ def test_two_taken_ports_side_by_side_get_two_others_suggested() -> None:
     assert len(set(suggested)) == 2
 
 
+@pytest.mark.slow
 async def test_a_port_that_workers_have_is_named_too_and_the_key_of_the_file(
     tmp_path: Path, server: JsonServer
 ) -> None:

@@ -62,6 +62,7 @@ async def test_a_reader_of_standard_output_that_is_gone_does_not_end_requests() 
         assert b"Traceback" not in errors
 
 
+@pytest.mark.slow
 async def test_a_reader_of_standard_output_that_stalls_stops_neither_requests_nor_the_end() -> None:
     async with lying(answering(b"ok")) as liar:
         ours, theirs = os.pipe()
@@ -83,6 +84,7 @@ async def test_a_reader_of_standard_output_that_stalls_stops_neither_requests_no
         os.close(ours)
 
 
+@pytest.mark.slow
 async def test_a_reader_of_standard_output_that_stalls_does_not_silence_standard_error() -> None:
     async with lying(answering(b"ok")) as liar:
         ours, theirs = os.pipe()
@@ -109,6 +111,7 @@ async def test_a_reader_of_standard_output_that_stalls_does_not_silence_standard
         os.close(ours)
 
 
+@pytest.mark.slow
 async def test_log_lines_that_nobody_reads_do_not_hold_up_the_end() -> None:
     async with lying(answering(b"ok")) as liar:
         ours, theirs = os.pipe()
@@ -463,7 +466,8 @@ async def test_without_an_access_log_standard_output_is_empty_and_failures_are_o
     assert line.endswith('request_id="id /gone"')
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 async def test_a_share_of_good_requests_is_logged_and_every_error(tmp_path: Path, workers: int) -> None:
     n_requests = 2000
     file = tmp_path / "gateway.yaml"

@@ -81,6 +81,7 @@ def test_shares_are_those_of_counts_that_are_there_from_the_start(alert: dict[st
     assert "_requests_total" not in alert["expr"]
 
 
+@pytest.mark.slow
 def test_alerts_fire_when_they_should_and_only_then() -> None:
     assert "SUCCESS" in promtool("test", "rules", PROMETHEUS / "alerts.test.yml")
 

@@ -109,10 +109,6 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.02)
 
 
-with_both = pytest.mark.parametrize("workers", ["workers: 1\n", "workers: 2\n"], ids=["one process", "two workers"])
-"""For what is tested with two workers each time: their three processes take more than two seconds to begin."""
-
-
 @pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["one process", "two workers"])
 def workers(request: pytest.FixtureRequest) -> str:
     return f"workers: {request.param}\n"
@@ -149,7 +145,6 @@ def test_what_stays_is_hidden_as_it_was_and_what_is_new_as_the_file_says(monkeyp
     assert masked(kept)["listen"] == "127.0.0.1:2"
 
 
-@with_both
 async def test_sighup_takes_the_new_file_whole_and_says_so_in_one_line(tmp_path: Path, workers: str) -> None:
     async with lying(A) as a, lying(B) as b, serving(tmp_path, a.url, extra=workers) as gateway:
         before = await gateway.client.metrics()
@@ -430,6 +425,7 @@ async def test_fifty_reloads_leave_nothing_behind_in_processes(tmp_path: Path, w
 # --watch
 
 
+@pytest.mark.slow
 async def test_a_changed_file_is_taken_without_a_signal(tmp_path: Path, workers: str) -> None:
     async with lying(A) as a, lying(B) as b, serving(tmp_path, a.url, extra=workers, watch=True) as gateway:
         gateway.configure(b.url, extra=workers)
@@ -468,6 +464,7 @@ async def test_a_folder_that_kubernetes_swaps_is_noticed(tmp_path: Path) -> None
                 assert await response.json() == {"from": "b"}
 
 
+@pytest.mark.slow
 async def test_a_file_that_vanishes_is_said_once_and_taken_when_it_is_back(tmp_path: Path) -> None:
     async with lying(A) as a, lying(B) as b, serving(tmp_path, a.url, watch=True) as gateway:
         gateway.file.unlink()
@@ -603,6 +600,7 @@ async def answers_of(supervisor: Supervisor, count: int = 12) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 async def test_if_the_workers_cannot_prepare_it_none_of_them_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     async with lying(A) as a, lying(B) as b:
         supervisor = await Supervisor.start(configuration(a.url))
@@ -619,6 +617,7 @@ async def test_if_the_workers_cannot_prepare_it_none_of_them_changes(monkeypatch
             await supervisor.stop()
 
 
+@pytest.mark.slow
 async def test_if_one_worker_cannot_prepare_it_the_other_does_not_change_either() -> None:
     async with lying(A) as a, lying(B) as b:
         supervisor = await Supervisor.start(configuration(a.url))
@@ -665,6 +664,7 @@ async def test_a_worker_that_hangs_or_dies_is_replaced_by_one_with_the_new_file(
     assert any("it is replaced" in message for message in caplog.messages)
 
 
+@pytest.mark.slow
 async def test_a_worker_that_started_meanwhile_gets_what_it_has_missed() -> None:
     async with lying(A) as a, lying(B) as b:
         supervisor = await Supervisor.start(configuration(a.url))
@@ -680,6 +680,7 @@ async def test_a_worker_that_started_meanwhile_gets_what_it_has_missed() -> None
             await supervisor.stop()
 
 
+@pytest.mark.slow
 async def test_where_no_worker_serves_the_new_file_is_what_they_start_with() -> None:
     async with lying(A) as a, lying(B) as b:
         supervisor = await Supervisor.start(configuration(a.url))
@@ -706,6 +707,7 @@ async def test_messages_cross_a_pipe_and_one_that_is_too_long_is_refused() -> No
     assert await read(cut, UP) is None
 
 
+@pytest.mark.slow
 async def test_workers_are_ready_when_each_of_them_has_a_usable_backend(server: JsonServer) -> None:
     supervisor = await Supervisor.start(configuration(server.url))
     try:
@@ -766,7 +768,6 @@ async def test_workers_tell_their_supervisor_what_their_probes_find(tmp_path: Pa
             await until(is_up)
 
 
-@with_both
 async def test_certificates_are_read_again_and_a_pair_that_does_not_fit_changes_nothing(
     tmp_path: Path, workers: str
 ) -> None:

@@ -474,7 +474,8 @@ async def answer_get_alone(connection: Connection) -> None:
         await connection.read_request()
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 async def test_a_gateway_tells_what_all_its_workers_do(tmp_path: Path, server: JsonServer, workers: int) -> None:
     started_s = time.time()
     async with lying(refuse_all) as liar, JsonServer.on_port(0) as gone:
@@ -625,7 +626,8 @@ async def test_an_endpoint_whose_ejection_is_over_is_on_trial_until_a_request_ha
                 assert series in await metrics.text()
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 async def test_a_probe_ends_an_ejection_that_is_over_in_every_worker(tmp_path: Path, workers: int) -> None:
     """No request comes meanwhile; and until it is over, probes that succeed end nothing."""
     async with lying(answer_get_alone) as one, lying(answer_get_alone) as other:
@@ -689,6 +691,7 @@ async def test_a_worker_that_hangs_or_dies_does_not_hide_the_others(
         await supervisor.stop()
 
 
+@pytest.mark.slow
 async def test_many_open_pages_cost_no_more_than_one(server: JsonServer, monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
 

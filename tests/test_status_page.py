@@ -20,6 +20,8 @@ from tests.chromium import DEADLINE_S, Page, chromium
 from tests.conftest import Client, Connection, lying, tensor
 from tests.system.gateway_process import GatewayProcess, gateway_process
 
+pytestmark = pytest.mark.slow  # a browser takes a second to begin
+
 X = np.linspace(0, 1, 4096, dtype=np.float32)
 HEADER = {"inputs": [tensor("x", X, "FP32")], "parameters": {"binary_data_output": True}}
 
@@ -282,7 +284,6 @@ async def test_addresses_and_times_break_between_their_parts_and_no_card_is_empt
         assert [title.partition(",")[0] for title in titles] == CARDS
 
 
-@pytest.mark.slow
 async def test_the_page_in_trouble_and_in_health_fits_every_screen(
     tmp_path: Path, new_page: Callable[[], Awaitable[Page]], server: JsonServer, shots: Path
 ) -> None:

@@ -234,6 +234,7 @@ async def test_an_answer_of_a_collector_is_not_read_to_its_end_if_it_is_long(
     assert n_sent < 50  # what the kernel's buffers hold
 
 
+@pytest.mark.slow
 async def test_the_connection_to_a_collector_is_kept(opentelemetry_logger: logging.Logger) -> None:
     async with collecting() as collector:
         traced = Tracing(config.Tracing(endpoint=Endpoint(collector.url)))

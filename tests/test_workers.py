@@ -43,6 +43,7 @@ async def infer_afresh(client: Client, count: int) -> None:
         assert (reply.status, reply.binary) == (200, X.tobytes())
 
 
+@pytest.mark.slow
 async def test_workers_share_the_port_and_their_metrics_are_summed(tmp_path: Path, server: JsonServer) -> None:
     async with process("serve", "--config", configuration(tmp_path, server)) as serve:
         url, admin = await url_in_line(serve.stderr), await url_in_line(serve.stderr)
@@ -149,6 +150,7 @@ async def test_a_worker_that_dies_just_before_the_end_is_not_waited_for(tmp_path
         assert await asyncio.wait_for(serve.wait(), 30) == 0
 
 
+@pytest.mark.slow
 async def test_workers_drain_together(tmp_path: Path, server: JsonServer) -> None:
     async with process("serve", "--config", configuration(tmp_path, server)) as serve:
         url, admin = await url_in_line(serve.stderr), await url_in_line(serve.stderr)
@@ -175,6 +177,7 @@ async def test_workers_drain_together(tmp_path: Path, server: JsonServer) -> Non
         assert await asyncio.wait_for(serve.wait(), 20) == 0
 
 
+@pytest.mark.slow
 async def test_workers_end_when_their_supervisor_is_gone_and_leave_no_files(
     tmp_path: Path, server: JsonServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +194,7 @@ async def test_workers_end_when_their_supervisor_is_gone_and_leave_no_files(
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 async def test_what_a_worker_finds_is_logged_with_its_number(tmp_path: Path, server: JsonServer) -> None:
     file = Path(configuration(tmp_path, server))
     health = "health: {interval: 100ms, unhealthy_after: 1}"

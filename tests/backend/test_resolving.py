@@ -339,6 +339,7 @@ async def test_the_start_neither_fails_nor_hangs_when_no_name_server_answers(
     await upstream.close()
 
 
+@pytest.mark.slow
 async def test_a_name_that_cannot_be_resolved_is_503_with_the_resolvers_words_and_heals_without_requests(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -33,6 +33,7 @@ from tests.grpc.frames import (
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
+    Raw,
     connected,
     fields,
     frame,
@@ -264,28 +265,32 @@ async def test_the_memory_of_fields_of_one_letter_is_counted(both: Both) -> None
     await still_serves(both)
 
 
-SLOW_HEADS = {
-    "a frame": fields(3)[:-1],
-    "continuations": fields(3, flags=0),
-    "half a frame of its continuations": fields(3, flags=0) + b"\0\0\x10",
-}
+SLOW_HEADS = [
+    fields(3)[:-1],  # a frame without its end
+    fields(3, flags=0),  # without its continuation
+    fields(3, flags=0) + b"\0\0\x10",  # with half a frame of it
+]
 
 
-@pytest.mark.parametrize("beginning", SLOW_HEADS)
 @pytest.mark.parametrize("is_serving", [False, True])
-async def test_a_head_that_does_not_end(server: JsonServer, beginning: str, is_serving: bool) -> None:
+async def test_a_head_that_does_not_end(server: JsonServer, is_serving: bool) -> None:
     """It has `limits.header_timeout`, also beside a stream of messages that may take its time."""
-    async with serving(server.url, "limits: {header_timeout: 1s}") as both:
-        async with connected(address_of(both[0])) as raw:
-            if is_serving:
-                await raw.send(fields(1, STREAMING) + frame(DATA, 1, message(BODY)))
-                await raw.until(DATA)
-            await raw.send(SLOW_HEADS[beginning])
-            assert await raw.goaway() == -1
-        assert both[0].gateway.data_plane.server.slow_connections["header_timeout"] == 1
+
+    async def last_stream(raw: Raw, beginning: bytes) -> int:
+        if is_serving:
+            await raw.send(fields(1, STREAMING) + frame(DATA, 1, message(BODY)))
+            await raw.until(DATA)
+        await raw.send(beginning)
+        return await raw.goaway()
+
+    async with serving(server.url, "limits: {header_timeout: 1s}") as both, AsyncExitStack() as connections:
+        raws = [await connections.enter_async_context(connected(address_of(both[0]))) for _ in SLOW_HEADS]
+        assert await asyncio.gather(*map(last_stream, raws, SLOW_HEADS)) == [-1] * len(raws)
+        assert both[0].gateway.data_plane.server.slow_connections["header_timeout"] == len(raws)
         await still_serves(both)
 
 
+@pytest.mark.slow
 async def test_heads_that_come_slowly_one_after_the_other(server: JsonServer) -> None:
     """Each has its own time, and there is one at any moment."""
     async with serving(server.url, "limits: {header_timeout: 2s}") as both, connected(address_of(both[0])) as raw:

@@ -598,6 +598,7 @@ async def test_a_deadline_of_the_clients_own() -> None:
     assert "grpc-timeout" in got["grpc-message"]
 
 
+@pytest.mark.slow
 async def test_a_connection_that_says_nothing_or_asks_for_nothing_ends(server: JsonServer) -> None:
     async with serving(server.url, "limits: {header_timeout: 1s, client_keep_alive: 1s}") as both:
         async with connected(address_of(both[0]), begins=False) as raw:

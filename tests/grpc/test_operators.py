@@ -24,6 +24,7 @@ X = np.arange(4, dtype="f4")
 SERVICE = "inference.GRPCInferenceService"
 
 
+@pytest.mark.slow
 async def test_a_call_is_one_trace_whose_names_are_those_of_grpc(server: JsonServer) -> None:
     async with (
         collecting() as collector,

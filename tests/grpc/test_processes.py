@@ -37,6 +37,7 @@ async def infer(address: str, **options: Any) -> None:
         assert result.as_numpy("x").tobytes() == ARRAY.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["port", "unix"])
 async def test_two_workers_share_the_listener(server: JsonServer, tmp_path: Path, kind: str) -> None:
     address = "127.0.0.1:0" if kind == "port" else f"unix:{tmp_path}/grpc.sock"

@@ -143,6 +143,7 @@ async def test_what_stands_beside_a_chunks_size_counts_too(form: str) -> None:
         assert not backend.executed
 
 
+@pytest.mark.slow
 @FORMS
 async def test_chunks_that_come_over_tls_are_judged_alike_and_none_is_waited_for_in_vain(
     form: str, authority: Authority, tmp_path: Path

@@ -882,6 +882,7 @@ async def test_an_endpoint_that_comes_back_from_ejection_gets_no_binary_unless_i
     assert servers[1].inferences[0].values(HEADER_LENGTH) == []
 
 
+@pytest.mark.slow
 async def test_a_detection_that_hangs_delays_one_request_and_then_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speaking, "ASK_S", 2.0)
     monkeypatch.setattr(speaking, "AGAIN_S", 0.0)

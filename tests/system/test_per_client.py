@@ -113,6 +113,7 @@ async def test_a_reload_changes_the_limits_and_keeps_what_was_used_up(server: Js
             assert (await client.request("GET", "/v2")).status == status
 
 
+@pytest.mark.slow
 async def test_workers_share_the_limits_and_their_counts_are_added_up(server: JsonServer, tmp_path: Path) -> None:
     text = f"backends: {{a: {{endpoints: ['{server.url}']}}}}\nlogging: {{access: none}}\n" + tokens(tmp_path)
     text += "workers: 2\nlisten: 127.0.0.1:0\nadmin: 127.0.0.1:0\nlimits: {per_client: {rate: 0.01, burst: 4}}\n"

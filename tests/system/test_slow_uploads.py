@@ -209,6 +209,7 @@ async def test_slow_uploads_that_send_a_little_at_once_do_not_shut_others_out(
             assert_served(await others(client, 5))
 
 
+@pytest.mark.slow
 async def test_an_upload_that_is_ended_reads_why_and_is_counted(
     server: JsonServer, caplog: pytest.LogCaptureFixture
 ) -> None:

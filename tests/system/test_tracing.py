@@ -131,6 +131,7 @@ async def test_an_inference_of_tritonclient_is_one_trace_from_the_client_to_the_
             assert "secret" not in await shown.text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_elements", [16, 300_000])
 async def test_each_request_has_its_own_trace_where_heads_are_known_too(tmp_path: Path, n_elements: int) -> None:
     array = np.arange(n_elements, dtype=np.float32)
@@ -269,6 +270,7 @@ async def test_a_reload_changes_where_spans_go_and_whether_there_are_any(tmp_pat
         assert [len(each.of_kind("SERVER")) for each in (first, second)] == [1, 1]
 
 
+@pytest.mark.slow
 async def test_a_collector_that_is_gone_costs_one_warning(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     async with counting() as backend:
@@ -309,6 +311,7 @@ async def test_what_the_configuration_removes_is_not_passed_on(tmp_path: Path) -
         assert seen.values("tracestate") == []
 
 
+@pytest.mark.slow
 async def test_a_collector_that_never_answers_does_not_hold_up_the_end(tmp_path: Path) -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

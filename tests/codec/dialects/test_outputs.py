@@ -141,16 +141,16 @@ def test_nothing_of_a_finished_or_an_abandoned_answer_waits_for_the_garbage_coll
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        (wide_rows(1000, "1", 100), {f"o{number}": "INT8" for number in range(1000)}),
-        (rows_of_lists(1000, "1", 200), {f"o{number}": "INT8" for number in range(1000)}),
-        (rows_of_lists(2, "1", 60_000), {"o0": "FP32", "o1": "INT8"}),
-        (rows_of_lists(2, "NaN", 60_000), {"o0": "FP32", "o1": "FP64"}),
+        (wide_rows(1000, "1", 30), {f"o{number}": "INT8" for number in range(1000)}),
+        (rows_of_lists(1000, "1", 60), {f"o{number}": "INT8" for number in range(1000)}),
+        (rows_of_lists(2, "1", 20_000), {"o0": "FP32", "o1": "INT8"}),
+        (rows_of_lists(2, "NaN", 20_000), {"o0": "FP32", "o1": "FP64"}),
         (b'{"outputs":[%b]}' % b",".join([b"[%b1]" % (b"1," * 2100)] * 1000), {f"o{n}": "INT8" for n in range(1000)}),
         (b'{"outputs":[%b]}' % b",".join([b"1"] * 1000), {f"o{n}": "INT8" for n in range(1000)}),
         (b'{"predictions":[%b[1,nul]]}' % (b"[1,2]," * 1000), {"o0": "INT8", "y": "FP32"}),
-        (b'{"predictions":[%b]}' % b",".join([b'{"y":1}'] * 60_000), {"y": "FP32"}),
-        (b'{"predictions":[%b]}' % b",".join([b'{"y":NaN}'] * 60_000), {"y": "FP32"}),
-        (b'{"predictions":[%b]}' % b",".join([b"{}"] * 150_000), {"y": "FP32"}),
+        (b'{"predictions":[%b]}' % b",".join([b'{"y":1}'] * 20_000), {"y": "FP32"}),
+        (b'{"predictions":[%b]}' % b",".join([b'{"y":NaN}'] * 20_000), {"y": "FP32"}),
+        (b'{"predictions":[%b]}' % b",".join([b"{}"] * 60_000), {"y": "FP32"}),
         (
             b'{"outputs":{%b}}' % b",".join(b'"o%d":[%b1]' % (number, b"1," * 2100) for number in range(1000)),
             {f"o{n}": "INT8" for n in range(1000)},
