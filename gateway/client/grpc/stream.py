@@ -35,7 +35,8 @@ WRITE_BYTES = 64 * 1024
 FLUSH_BYTES = 16 * 1024
 """A shorter piece at the end of a reply goes out with its trailers, in one write."""
 
-DEADLINE_WORDS = "the client's deadline (grpc-timeout) is over"
+DEADLINE_WORDS = "Deadline Exceeded: the client's deadline (grpc-timeout) is over"
+"""They begin as those of gRPC's own clients, which programs look for: either side may be the first to notice."""
 
 
 class State(IntEnum):
