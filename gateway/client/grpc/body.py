@@ -34,7 +34,7 @@ class HeaderTooLargeError(GatewayError):
 class GrpcBody(ClientBody):
     """The body of one call."""
 
-    __slots__ = ("_asked", "_call", "_encoding", "_limits", "deadline_s", "infer", "message")
+    __slots__ = ("_asked", "_before", "_call", "_encoding", "_limits", "deadline_s", "infer", "message")
 
     def __init__(
         self,
@@ -46,14 +46,19 @@ class GrpcBody(ClientBody):
         *,
         call: Call | None,
         encoding: str,
+        before: asyncio.Task[None] | None,
     ) -> None:
-        """*call* is None for an inference. *encoding* is that of compressed messages (`grpc-encoding`)."""
+        """*call* is None for an inference. *encoding* is that of compressed messages (`grpc-encoding`).
+
+        *before* serves the message before in the same stream, if there is one.
+        """
         super().__init__(request, exchange, admission, plan.limits.request_body, pacer)
         assert isinstance(request.connection, Message)
         self.message = request.connection
         self._call = call
         self._limits = plan.header_limits
         self._encoding = encoding
+        self._before = before
         self._asked = b""
         self.infer: InferMessage | None = None
         """What an inference asks for, once it was read."""
@@ -105,6 +110,8 @@ class GrpcBody(ClientBody):
         except TooLargeError as error:
             raise HeaderTooLargeError(ErrorKind.BODY_TOO_LARGE, str(error)) from error
         self._request.path = infer.target
+        if infer.is_of_sequence and self._before is not None:
+            await asyncio.wait((self._before,))  # two connections to the server would not keep their order
 
     def _parse_coding(self) -> Coding | None:
         encoding = self._encoding

@@ -70,6 +70,9 @@ _TENSORS = {_INPUTS: "inputs", _OUTPUTS: "outputs", _RAW_INPUTS: "raw_input_cont
 
 _TAG_BYTES, _NUMBER_BYTES = 5, 10  # the longest that protobuf reads
 
+_ASKS_FOR_FINAL = "triton_enable_empty_final_response"
+"""A parameter that asks this front for `triton_final_response`; over HTTP, Triton refuses names like this one."""
+
 Reserve = Callable[[int], None]
 """Asks for so many bytes of memory; may raise to refuse the request."""
 
@@ -85,6 +88,8 @@ class InferMessage(NamedTuple):
     """The values of each input that is not in shared memory."""
     is_typed: bool
     """Whether the values came in fields of their datatype, so that the answer's are to go there too."""
+    is_of_sequence: bool
+    """Whether the server keeps a state from one request to the next (`sequence_id`), so that their order counts."""
 
 
 def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) -> Generator[None, None, InferMessage]:
@@ -127,10 +132,11 @@ def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) ->
             yield
     if left:
         raise _wrong_count(request, raw)
-    header = _header(request, entries)
+    of_request = _to_json(request.parameters, "the request")
+    header = _header(request, of_request, entries)
     if len(header) > limits.max_header_bytes:
         raise _too_large(len(header), limits)
-    return InferMessage(infer_path(request), header, blobs, is_typed)
+    return InferMessage(infer_path(request), header, blobs, is_typed, bool(of_request.get("sequence_id")))
 
 
 def infer_path(request: Message) -> str:
@@ -139,9 +145,9 @@ def infer_path(request: Message) -> str:
     return f"/v2/models/{quote(request.model_name, safe='')}{version}/infer"
 
 
-def _header(request: Message, inputs: list[dict[str, Any]]) -> bytes:
-    """The JSON of *request*, with these entries of *inputs*; it asks for all outputs in binary."""
-    parameters = _to_json(request.parameters, "the request")
+def _header(request: Message, parameters: dict[str, Any], inputs: list[dict[str, Any]]) -> bytes:
+    """The JSON of *request*, with its *parameters* and these entries of *inputs*; it asks for all outputs in binary."""
+    parameters.pop(_ASKS_FOR_FINAL, None)
     parameters["binary_data_output"] = True
     header: dict[str, Any] = {"parameters": parameters, "inputs": inputs}
     if request.id:

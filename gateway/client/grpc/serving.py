@@ -91,7 +91,7 @@ class _Call:
         """Serve a call of one message; *call* is None for an inference."""
         reply = partial(GrpcReply, self._stream, call=call)
         message = Message(self._stream, content_length=self._head.content_length)
-        await self._connection.owner.handler(self._request(message, call, fault, reply))
+        await self._connection.owner.handler(self._request(message, call, fault, None, reply))
 
     async def _serve_many(self) -> None:
         """Serve inferences as they come, several at once; their replies go out in the order of the requests."""
@@ -130,22 +130,25 @@ class _Call:
         head = self._head
         reply = partial(StreamedReply, self._stream, before=before, ends_with_errors=head.ends_with_errors)
         with suppress(ConnectionError):  # the client left, which its handler has recorded
-            await self._connection.owner.handler(self._request(message, None, head.fault, reply))
+            await self._connection.owner.handler(self._request(message, None, head.fault, before, reply))
 
     def _request(
         self,
         message: Message,
         call: Call | None,
         fault: GatewayError | None,
+        before: asyncio.Task[None] | None,
         reply: Callable[[Exchange, GrpcBody, Plan], GrpcReply],
     ) -> ClientRequest:
-        """The request that *message* becomes, and whose reply is made by *reply*."""
+        """The request that *message* becomes, and whose reply is made by *reply*; *before* as `GrpcBody` has it."""
         head, peer = self._head, self._connection.peer
 
         def front(
             request: ClientRequest, exchange: Exchange, shared: HasAdmission, plan: Plan, pacer: Pacer
         ) -> tuple[GrpcBody, GrpcReply]:
-            body = GrpcBody(request, exchange, shared.admission, plan, pacer, call=call, encoding=head.encoding)
+            body = GrpcBody(
+                request, exchange, shared.admission, plan, pacer, call=call, encoding=head.encoding, before=before
+            )
             request.begin = body.find_target
             return body, reply(exchange, body, plan)
 
