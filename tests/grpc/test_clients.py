@@ -82,6 +82,14 @@ async def test_every_datatype_crosses_exactly(grpc_client: triton.InferenceServe
 
 
 @pytest.mark.rule("12.1")
+async def test_empty_contents_beside_raw_ones_are_none(both: Both) -> None:
+    message = in_message(np.ones(2, "f4"), "FP32", is_typed=False)
+    message.inputs[0].contents.SetInParent()  # as MLServer's converter leaves them
+    answer = await ask(both[0], message)
+    assert list(answer.raw_output_contents) == [np.ones(2, "f4").tobytes()]
+
+
+@pytest.mark.rule("12.1")
 @pytest.mark.parametrize("datatype", sorted(VALUES.keys() & TYPED.keys()))
 async def test_typed_contents_come_back_typed(both: Both, datatype: str) -> None:
     array = VALUES[datatype]

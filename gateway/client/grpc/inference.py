@@ -111,7 +111,8 @@ def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) ->
         entries.append(
             {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype, "parameters": parameters}
         )
-        if tensor.HasField("contents") or index in long:
+        # MLServer's converter leaves `contents` without a value beside the raw ones
+        if index in long or (tensor.HasField("contents") and (not raw or tensor.contents.ByteSize())):
             if raw:
                 raise CodecError(
                     f"{label_of('input', tensor.name)}: has `contents`, but there are `raw_input_contents` too"
