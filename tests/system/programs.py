@@ -41,19 +41,22 @@ def free_ports(count: int) -> list[int]:
 class MlServer:
     """An MLServer with the identity model, which can be killed and started again on the same port."""
 
-    def __init__(self, parent: Path) -> None:
-        """Put its files into *parent*."""
+    def __init__(self, parent: Path, models: Path = RUNTIME, awaited: str = "identity") -> None:
+        """Put its files into *parent*. *models* is a folder with others; it is ready when it serves *awaited*."""
         self._command = os.environ.get("MLSERVER") or require_tool(
             "mlserver", "install it into a virtual environment of its own, and set MLSERVER to its command"
         )
-        self._folder = parent / "identity"
+        self.python = Path(self._command).with_name("python")
+        self._folder = parent / "models"
+        self._awaited = awaited
         parent.mkdir(exist_ok=True)
-        shutil.copytree(RUNTIME, self._folder)
+        shutil.copytree(models, self._folder)
         settings = self._folder / "settings.json"
         ports = dict(zip(("http_port", "grpc_port", "metrics_port"), free_ports(3), strict=True))
         settings.write_text(json.dumps({**json.loads(settings.read_text()), "host": "127.0.0.1", **ports}))
         self._log = parent / "mlserver.log"
         self.url = f"http://127.0.0.1:{ports['http_port']}"
+        self.grpc = f"127.0.0.1:{ports['grpc_port']}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -62,15 +65,15 @@ class MlServer:
             self._process = subprocess.Popen([self._command, "start", self._folder], stdout=output, stderr=output)
 
     def is_ready(self) -> bool:
-        """Whether it serves the model."""
+        """Whether it serves the awaited model."""
         try:
-            with urllib.request.urlopen(f"{self.url}/v2/models/identity/ready", timeout=1) as response:
+            with urllib.request.urlopen(f"{self.url}/v2/models/{self._awaited}/ready", timeout=1) as response:
                 return bool(response.status == 200)
         except OSError:
             return False
 
     def wait_until_ready(self) -> None:
-        """Wait until it serves the model."""
+        """Wait until it serves the awaited model."""
         deadline = time.monotonic() + MLSERVER_START_S
         while not self.is_ready():
             assert self._process is not None
