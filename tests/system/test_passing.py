@@ -612,10 +612,12 @@ def is_right(reply: Reply, array: Any) -> bool:
 
 
 @pytest.mark.rule("11.5")
-async def test_no_octets_reach_an_endpoint_that_has_not_said_that_it_reads_them() -> None:
+@pytest.mark.parametrize("n_read", [1, 2, 4, 6, 8])
+async def test_no_octets_reach_an_endpoint_that_has_not_said_that_it_reads_them(n_read: int) -> None:
+    """It dies at any moment. Two retries of each of so few requests are always within the budget (`RETRIES_PER_S`)."""
     async with one_of_two_passing() as (client, binary, other, _):
-        binary.dies_at = len(binary.inferences) + 12
-        arrays = [ARRAY, ARRAY, IMAGE, ARRAY, LARGE] * 12
+        binary.dies_at = len(binary.inferences) + n_read
+        arrays = [ARRAY, ARRAY, IMAGE, LARGE] * 3
         headers = [request(array) for array in arrays]
         asked = (
             client.infer(header + array.tobytes(), len(header)) for header, array in zip(headers, arrays, strict=True)
@@ -623,15 +625,14 @@ async def test_no_octets_reach_an_endpoint_that_has_not_said_that_it_reads_them(
         replies = await asyncio.gather(*asked)
         metrics = await client.metrics()
     assert binary.is_dead
-    assert len(other.inferences) > 20
+    assert len(other.inferences) >= sum(array is not LARGE for array in arrays) - (n_read - 1)
     assert [asked.head for asked in other.inferences if asked.values(HEADER_LENGTH)] == []
     wrong = [
         (reply.status, reply.body[:200])
         for reply, array in zip(replies, arrays, strict=True)
-        if reply.status != 503 and not is_right(reply, array)
+        if not is_right(reply, array) and not (array is LARGE and reply.status == 503)  # its upload was under way
     ]
     assert wrong == []
-    assert sum(reply.status == 503 for reply in replies) <= 12  # uploads that were under way
     errors = {name: value for name, value in metrics.items() if "errors_total" in name and value}
     assert set(errors) <= {'tensor_gateway_errors_total{blame="backend",reason="unreachable",route="main"}'}
 
