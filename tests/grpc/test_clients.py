@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -566,6 +567,28 @@ async def test_an_error_in_a_stream(grpc_client: triton.InferenceServerClient, e
     else:
         assert "expected 12, got 1" in got[1]
         assert got[2] == [1, 1, 1]
+
+
+@pytest.mark.rule("12.4")
+async def test_an_error_in_a_stream_has_the_id_of_its_request(both: Both) -> None:
+    def requests() -> Iterator[pb.ModelInferRequest]:
+        for id_, model, values in (
+            ("short", "identity", b"1"),
+            ("unknown", "nobody", bytes(4)),
+            ("lost", "", bytes(4)),
+        ):
+            message = pb.ModelInferRequest(id=id_, model_name=model, raw_input_contents=[values])
+            message.inputs.add(name="x", datatype="FP32", shape=[1])
+            yield message
+
+    async with grpc.aio.insecure_channel(address_of(both[0])) as channel:
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(requests())
+        answers = [(answer.error_message, answer.infer_response) async for answer in call]
+    assert ["expected 4, got 1" in answers[0][0], "nobody" in answers[1][0], "model_name" in answers[2][0]] == [
+        True
+    ] * 3
+    # what cannot be read has no id
+    assert [answer for _, answer in answers] == [pb.ModelInferResponse(id=id_) for id_ in ("short", "unknown", "")]
 
 
 async def test_tokens_and_denied_paths_are_those_of_http(server: JsonServer, tmp_path: Any) -> None:

@@ -80,6 +80,8 @@ Reserve = Callable[[int], None]
 class InferMessage(NamedTuple):
     """A `ModelInfer` request as the binary extension has it."""
 
+    id: str
+    """The client's; empty if it has none."""
     target: str
     """The path of the inference."""
     header: bytes
@@ -137,7 +139,7 @@ def read_request(message: memoryview, limits: HeaderLimits, reserve: Reserve) ->
     header = _header(request, of_request, entries)
     if len(header) > limits.max_header_bytes:
         raise _too_large(len(header), limits)
-    return InferMessage(infer_path(request), header, blobs, is_typed, bool(of_request.get("sequence_id")))
+    return InferMessage(request.id, infer_path(request), header, blobs, is_typed, bool(of_request.get("sequence_id")))
 
 
 def infer_path(request: Message) -> str:

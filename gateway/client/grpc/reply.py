@@ -254,7 +254,10 @@ class StreamedReply(GrpcReply):
     async def send_status(self, status: Status, words: str, headers: Pairs) -> None:
         """Send *words* as one message of the stream, or end it with *status*."""
         if not self._ends_with_errors:
-            await self._send_next(headers, [_StreamAnswer(error_message=words).SerializeToString()])
+            answer = _StreamAnswer(error_message=words)
+            if self._body.infer is not None:  # as Triton does it, so that the client knows which request it was
+                answer.infer_response.id = self._body.infer.id
+            await self._send_next(headers, [answer.SerializeToString()])
             return
         await self._turn()
         if not self._stream.is_closed:
