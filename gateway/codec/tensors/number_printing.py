@@ -39,15 +39,9 @@ def text_pieces(values: Array, datatype: Datatype) -> Iterator[bytes]:
     Every number is the shortest text that reads back to the same bits (protocol 3.3). NaN comes out as
     `null`, as do infinities: the caller has refused what it does not want, or uses `literal_pieces`.
     """
-    table = TABLES.get(datatype.name)
     for start in range(0, len(values), PIECE_ELEMENTS):
-        piece = values[start : start + PIECE_ELEMENTS]
-        if table is None:
-            text = orjson.dumps(datatype.widen(piece), option=_OPTIONS)
-            yield b"".join((b"," if start else b"", memoryview(text)[1:-1]))
-        else:
-            text = table.take(piece.view(datatype.bits)).tobytes().translate(None, b"\0")
-            yield text if start else text[1:]
+        text = array_text(values[start : start + PIECE_ELEMENTS], datatype)
+        yield b"".join((b"," if start else b"", memoryview(text)[1:-1]))
 
 
 def text_table(datatype: Datatype, fill: bytes) -> npt.NDArray[np.bytes_]:
@@ -86,4 +80,5 @@ def array_text(values: Array, datatype: Datatype) -> bytes:
     table = TABLES.get(datatype.name)
     if table is None:
         return orjson.dumps(datatype.widen(values), option=_OPTIONS)
-    return b"[%b]" % table.take(values.view(datatype.bits)).tobytes().translate(None, b"\0")[1:]
+    text = table.take(values.view(datatype.bits)).tobytes().translate(None, b"\0")
+    return b"".join((b"[", memoryview(text)[1:], b"]"))
